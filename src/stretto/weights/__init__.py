@@ -1,0 +1,1 @@
+"""Model files: the GGUF container, its quantised formats, models by name."""
