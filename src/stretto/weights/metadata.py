@@ -1,0 +1,176 @@
+"""The key-value table at the head of a GGUF file, with typed access and errors that name the key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from struct import Struct
+from typing import Any, TypeVar, Union, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.errors import ModelError
+
+T = TypeVar("T")
+
+
+class ValueType(IntEnum):
+    """The type codes of the file."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
+
+SCALARS: dict[ValueType, tuple[Struct, np.dtype[Any]]] = {
+    ValueType.UINT8: (Struct("<B"), np.dtype("u1")),
+    ValueType.INT8: (Struct("<b"), np.dtype("i1")),
+    ValueType.UINT16: (Struct("<H"), np.dtype("<u2")),
+    ValueType.INT16: (Struct("<h"), np.dtype("<i2")),
+    ValueType.UINT32: (Struct("<I"), np.dtype("<u4")),
+    ValueType.INT32: (Struct("<i"), np.dtype("<i4")),
+    ValueType.FLOAT32: (Struct("<f"), np.dtype("<f4")),
+    ValueType.BOOL: (Struct("<B"), np.dtype("?")),
+    ValueType.UINT64: (Struct("<Q"), np.dtype("<u8")),
+    ValueType.INT64: (Struct("<q"), np.dtype("<i8")),
+    ValueType.FLOAT64: (Struct("<d"), np.dtype("<f8")),
+}
+LENGTH = Struct("<Q")
+
+
+class Strings(Sequence[str]):
+    """An array of strings in the file: found to be whole when the file is opened, decoded when first read."""
+
+    def __init__(self, buffer: memoryview, offset: int, count: int, field: str) -> None:
+        self._buffer: memoryview | None = buffer
+        self._offset = offset
+        self._count = count
+        self._field = field
+        self._decoded: list[str] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return self.decoded()[index]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.decoded())
+
+    def __repr__(self) -> str:
+        return f"<{self._count} strings>"
+
+    def decoded(self) -> list[str]:
+        """All of them as a list, made once."""
+        if self._buffer is not None:
+            buffer, offset, strings = self._buffer, self._offset, []
+            unpack = LENGTH.unpack_from
+            try:
+                for _ in range(self._count):
+                    start = offset + 8
+                    offset = start + unpack(buffer, offset)[0]
+                    strings.append(str(buffer[start:offset], "utf-8"))
+            except UnicodeDecodeError as error:
+                field = f"{self._field}[{len(strings)}]"
+                raise ModelError(f"not UTF-8: {error}", offset=start, field=field) from None
+            self._decoded, self._buffer = strings, None
+        return self._decoded
+
+
+Value = Union[int, float, bool, str, Strings, "NDArray[Any]", "list[Any]"]
+
+
+class Metadata(Mapping[str, Value]):
+    """The file's keys and values, in file order.
+
+    Read it as a mapping, or through the typed getters, which raise `ModelError` for a missing key
+    (unless a default is given) and for a value of the wrong type:
+
+        file.metadata.integer("llama.block_count")
+        file.metadata.text("general.name", "unnamed")
+    """
+
+    def __init__(self, values: dict[str, Value], types: dict[str, ValueType], path: str) -> None:
+        self._values = values
+        self._path = path
+        self.types = types
+
+    def __getitem__(self, key: str) -> Value:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"<Metadata of {len(self)} keys>"
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """The integer at `key`."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(key, "an integer")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """The integer or float at `key`, as a float."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self._wrong(key, "a number")
+        return float(value)
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """The boolean at `key`."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "a boolean")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """The string at `key`."""
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a string")
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        """The array of strings at `key`."""
+        value = self._get(key, None)
+        if not isinstance(value, Strings):
+            raise self._wrong(key, "an array of strings")
+        return value.decoded()
+
+    def array(self, key: str) -> NDArray[Any]:
+        """The array of numbers at `key`: a view into the file."""
+        value = self._get(key, None)
+        if not isinstance(value, np.ndarray):
+            raise self._wrong(key, "an array of numbers")
+        return value
+
+    def _get(self, key: str, default: T | None) -> Value | T:
+        if key in self._values:
+            return self._values[key]
+        if default is None:
+            raise ModelError("the key is missing; is this a complete model file?", path=self._path, field=key)
+        return default
+
+    def _wrong(self, key: str, wanted: str) -> ModelError:
+        found = self.types[key].name.lower()
+        return ModelError(f"must be {wanted}, found {found}", path=self._path, field=key)
