@@ -1,0 +1,40 @@
+// The number formats of GGUF tensors: how a block of bytes becomes floats, and back for some.
+//
+// A format is a row of the table in formats.cpp. The file's codes are used as they are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace stretto {
+
+// Turns one block into floats: `bytes` may lie at any address, `out` has room for `block` numbers.
+using Dequantize = void (*)(const uint8_t* bytes, float* out);
+// Turns `block` numbers, all finite, into the bytes of one block.
+using Quantize = void (*)(const float* values, uint8_t* out);
+
+struct Format {
+    int code;               // as in the file
+    size_t block;           // numbers in a block
+    size_t size;            // bytes of a block
+    Dequantize dequantize;
+    Quantize quantize;      // null where we only read
+};
+
+// The table, and how many rows it has.
+const Format* formats(size_t* count);
+// The row for `code`, or null.
+const Format* find_format(int code);
+
+// Blocks of 256 numbers, in kquants.cpp.
+void dequantize_q2_k(const uint8_t* bytes, float* out);
+void dequantize_q3_k(const uint8_t* bytes, float* out);
+void dequantize_q4_k(const uint8_t* bytes, float* out);
+void dequantize_q5_k(const uint8_t* bytes, float* out);
+void dequantize_q6_k(const uint8_t* bytes, float* out);
+void dequantize_iq4_xs(const uint8_t* bytes, float* out);
+
+// The sixteen levels of IQ4_NL and IQ4_XS.
+extern const int8_t kIq4Levels[16];
+
+}  // namespace stretto
