@@ -68,7 +68,7 @@ class Format(IntEnum):
     NVFP4 = 40, 64, 36
     Q1_0 = 41, 128, 18
 
-    def __new__(cls, code: int, block: int, size: int) -> Format:
+    def __new__(cls, code: int, block: int = 0, size: int = 0) -> Format:  # noqa: D102
         member = int.__new__(cls, code)
         member._value_ = code
         member.block = block

@@ -15,6 +15,7 @@ from __future__ import annotations
 import mmap
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from struct import Struct
@@ -41,14 +42,14 @@ MAX_STRINGS = 1 << 24  # in all arrays together
 MAX_DEPTH = 8  # arrays of arrays
 MAX_DIMENSIONS = 4
 
-_HEADER = Struct("<4sIQQ")
+HEADER = Struct("<4sIQQ")
 _U32 = Struct("<I")
 _ARRAY = Struct("<IQ")
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor in the file. `shape` is in NumPy's order, rows first; `offset` counts from the file's start."""
+    """A tensor in the file. `shape` is in NumPy's order, rows first; `offset` is that of its first byte."""
 
     name: str
     shape: tuple[int, ...]
@@ -156,9 +157,8 @@ class _Parser:
         """Step over `nbytes` bytes, and say where they began."""
         start = self.offset
         if nbytes > self.size - start:
-            raise self.error(
-                f"{nbytes} bytes are announced and {self.size - start} are left; the file is cut off or damaged"
-            )
+            left = self.size - start
+            raise self.error(f"{nbytes} bytes are announced, {max(left, 0)} are left: cut off or damaged")
         self.offset = start + nbytes
         return start
 
@@ -190,7 +190,7 @@ class _Parser:
         magic = bytes(self.buffer[:4])
         if magic != MAGIC:
             raise self.error(f"not a GGUF file: it begins with {magic!r}, not {MAGIC!r}{_guess(magic)}")
-        _, version, n_tensors, n_keys = self.unpack(_HEADER)
+        _, version, n_tensors, n_keys = self.unpack(HEADER)
         if version not in VERSIONS:
             raise self.error(_version_message(version), offset=4)
         self.file.version = version
@@ -327,7 +327,7 @@ class _Parser:
             tensors[name] = Tensor(name, shape, fmt, first, view)
             ends.append((first, first + nbytes, name))
         ends.sort()
-        for (_, end, name), (first, _, other) in zip(ends, ends[1:], strict=False):
+        for (_, end, name), (first, _, other) in pairwise(ends):
             if first < end:
                 self.field, self.offset = f"tensor {other!r}", first
                 raise self.error(f"its bytes overlap those of {name!r}")
