@@ -26,7 +26,8 @@ from stretto.errors import InvalidRequest
 from stretto.weights import formats
 from stretto.weights.files import atomic_write
 from stretto.weights.formats import Format
-from stretto.weights.gguf import (
+from stretto.weights.metadata import LENGTH, SCALARS, Strings, ValueType
+from stretto.weights.parser import (
     ALIGNMENT,
     HEADER,
     MAGIC,
@@ -34,9 +35,8 @@ from stretto.weights.gguf import (
     MAX_DIMENSIONS,
     MAX_NAME,
     VERSIONS,
-    Tensor,
 )
-from stretto.weights.metadata import LENGTH, SCALARS, Strings, ValueType
+from stretto.weights.tensor import Tensor
 
 _BY_DTYPE = {dtype: kind for kind, (_, dtype) in SCALARS.items()}
 _PLAIN = {np.dtype("<f4"): Format.F32, np.dtype("<f2"): Format.F16, np.dtype("<f8"): Format.F64}

@@ -1,0 +1,111 @@
+"""Formats against `gguf.quants`, bit for bit, on random blocks."""
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import dequantize as gguf_dequantize
+from gguf.quants import quantize as gguf_quantize
+
+from stretto import _native
+from stretto.errors import InvalidRequest, ModelError
+from stretto.weights.formats import READABLE, WRITABLE, Format, dequantize, quantize
+
+PROMISED = "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS".split()  # noqa: SIM905
+
+
+def test_promised_formats_are_there():
+    assert {f.name for f in READABLE} == set(PROMISED)
+    assert {f.name for f in WRITABLE} == {"Q8_0", "Q4_0", "Q4_1"}
+
+
+def test_table_agrees_with_gguf():
+    for kind, (block, size) in gguf.GGML_QUANT_SIZES.items():
+        fmt = Format(kind.value)
+        assert (fmt.name, fmt.block, fmt.size) == (kind.name, block, size)
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", PROMISED)
+def test_dequantize_equals_gguf(name):
+    fmt = Format[name]
+    columns = 4096
+    raw = np.random.default_rng(7).integers(0, 256, (256, fmt.row_bytes(columns)), dtype=np.uint8)
+    ours = dequantize(raw, fmt)
+    with np.errstate(all="ignore"):  # random scales include NaN and infinity
+        theirs = gguf_dequantize(raw, gguf.GGMLQuantizationType(fmt.value)).astype(np.float32)
+    assert ours.shape == (256, columns)
+    # As bits, so that NaN and −0 count too; only the payload of a NaN that went through arithmetic is free.
+    same = (ours.view(np.uint32) == theirs.view(np.uint32)) | (np.isnan(ours) & np.isnan(theirs))
+    assert same.all()
+    assert np.isfinite(ours).mean() > 0.5  # or the comparison would say little
+
+
+def test_every_half_is_converted_exactly():
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    ours = dequantize(halves.view(np.uint8), Format.F16)
+    theirs = halves.view(np.float16).astype(np.float32)
+    nan = np.isnan(theirs)
+    assert np.array_equal(np.isnan(ours), nan)
+    assert np.array_equal(ours[~nan].view(np.uint32), theirs[~nan].view(np.uint32))
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1"])
+def test_quantize_equals_gguf(name):
+    fmt = Format[name]
+    rng = np.random.default_rng(3)
+    values = rng.standard_normal((512, 256)).astype(np.float32) * np.logspace(-6, 4, 512)[:, None]
+    values = values.astype(np.float32)
+    values[0] = 0
+    values[1] = 1.5
+    values[2, ::2] = 0
+    values[3] = -values[3]
+    assert np.array_equal(quantize(values, fmt), gguf_quantize(values, gguf.GGMLQuantizationType(fmt.value)))
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("scale", [1e-45, 1e-38, 1.0, 6e4, 3e38])
+def test_quantize_survives_any_magnitude(name, scale):
+    fmt = Format[name]
+    values = np.clip(np.random.default_rng(5).standard_normal((4, 64)), -1, 1).astype(np.float64) * scale
+    data = quantize(values.astype(np.float32), fmt)
+    assert data.shape == (4, fmt.row_bytes(64))
+    if 1e-3 < scale < 65504:
+        error = np.abs(dequantize(data, fmt) - values).max() / scale
+        assert error < {"Q8_0": 0.006, "Q4_0": 0.13, "Q4_1": 0.07}[name]
+
+
+def test_wrong_arguments_raise():
+    good = quantize(np.ones((2, 64), np.float32), Format.Q8_0)
+    with pytest.raises(ModelError, match=r"IQ2_XXS are not supported; supported are F32"):
+        dequantize(np.zeros((1, 66), np.uint8), Format.IQ2_XXS)
+    with pytest.raises(InvalidRequest, match="whole blocks of 34"):
+        dequantize(good[:, :-1], Format.Q8_0)
+    with pytest.raises(InvalidRequest, match="uint8"):
+        dequantize(good.astype(np.int16), Format.Q8_0)
+    with pytest.raises(InvalidRequest, match="cannot quantise to Q4_K; use one of Q4_0, Q4_1, Q8_0"):
+        quantize(np.ones(256, np.float32), Format.Q4_K)
+    with pytest.raises(InvalidRequest, match="33 numbers cannot be Q4_0: it comes in blocks of 32"):
+        quantize(np.ones(33, np.float32), Format.Q4_0)
+    with pytest.raises(InvalidRequest, match="NaN or infinity"):
+        quantize(np.full(32, np.nan, np.float32), Format.Q4_0)
+
+
+def test_native_code_checks_for_itself():
+    with pytest.raises(ValueError, match="format 99 is not known"):
+        _native.dequantize(99, np.zeros(34, np.uint8))
+    with pytest.raises(ValueError, match="33 bytes are not whole blocks of 34"):
+        _native.dequantize(Format.Q8_0, np.zeros(33, np.uint8))
+    with pytest.raises(ValueError, match="only be read"):
+        _native.quantize(Format.Q6_K, np.zeros(256, np.float32))
+    with pytest.raises(TypeError):
+        _native.dequantize(Format.Q8_0, np.zeros(34, np.int8))
+
+
+def test_unaligned_and_strided_bytes():
+    data = quantize(np.linspace(-1, 1, 64, dtype=np.float32), Format.Q4_1)
+    odd = np.zeros(len(data) + 1, np.uint8)
+    odd[1:] = data
+    assert np.array_equal(dequantize(odd[1:], Format.Q4_1), dequantize(data, Format.Q4_1))
+    strided = np.repeat(data, 2)[::2]
+    assert np.array_equal(dequantize(strided, Format.Q4_1), dequantize(data, Format.Q4_1))
