@@ -14,14 +14,15 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python scripts/check_imports.py
+	$(BIN)/python -m pytest --quiet tests/test_imports.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.test
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/open_gguf.py
+	$(BIN)/python benchmarks/tokenizer.py
 
 clean:
 	rm -rf $(VENV) build dist

@@ -1,0 +1,63 @@
+"""Dependencies point one way: which part of the package may import which."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src" / "stretto"
+
+# What each part may use beside itself. Everyone may use `errors` and the native core.
+ALLOWED = {
+    "errors": set(),
+    "text": {"weights"},
+    "weights": set(),
+    "cli": {"text", "weights"},
+    "__init__": {"*"},
+}
+EVERYONE = {"errors", "_native"}
+
+
+def part_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path):
+    """(line, part) for each import of one of our own modules, also those inside functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write imports in full"
+            base = node.module or ""
+            names = [f"{base}.{alias.name}" for alias in node.names] if base == "stretto" else [base]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "stretto" and len(parts) > 1 and parts[1] != "__version__":
+                yield node.lineno, parts[1]
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    part = part_of(path)
+    assert part in ALLOWED, f"{part} is new: say in this test what it may import"
+    allowed = ALLOWED[part] | EVERYONE | {part}
+    if "*" not in allowed:
+        wrong = [
+            f"line {line}: {part} must not import {name}"
+            for line, name in imported(path)
+            if name not in allowed
+        ]
+        assert wrong == []
+
+
+def test_the_check_sees_imports(tmp_path):
+    sample = tmp_path / "sample.py"
+    sample.write_text(
+        "import stretto.cli\ndef f():\n    from stretto import weights\n    from stretto.text.bpe import x\n"
+    )
+    assert [name for _, name in imported(sample)] == ["cli", "weights", "text"]
