@@ -1,0 +1,68 @@
+"""The process that talks to the Hugging Face Hub: `python -m stretto.weights.hf_client '{"repo": …}'`.
+
+It writes `info.json` into its folder as soon as the size is known, then the files, then one line of JSON on
+its output: the hash that the server has published, and where the licence terms are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+_NOTICE = re.compile(r"(LICEN[SC]E|NOTICE|TERMS|COPYING|USE_POLICY)[A-Za-z0-9._-]{0,40}", re.IGNORECASE)
+_MAX_NOTICES = 4
+
+
+def main() -> None:
+    """Fetch what the first argument describes; exit code 1 and a line of JSON say what went wrong."""
+    request = json.loads(sys.argv[1])
+    try:
+        result = _fetch(request["repo"], request["file"], request["revision"], Path(request["folder"]))
+    except Exception as error:  # whatever a version of the client may raise, the parent explains
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        print(json.dumps({"kinds": kinds, "message": str(error), "errno": getattr(error, "errno", None)}))
+        sys.exit(1)
+    print(json.dumps(result))
+
+
+def _fetch(repo: str, file: str, revision: str | None, folder: Path) -> dict[str, Any]:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+    # A token that the user has stored is used, as the client does by itself for the download.
+    metadata = get_hf_file_metadata(hf_hub_url(repo, file, revision=revision))
+    commit = metadata.commit_hash or revision
+    (folder / "info.tmp").write_text(json.dumps({"size": metadata.size}))
+    (folder / "info.tmp").rename(folder / "info.json")
+    path = hf_hub_download(repo, file, revision=commit, local_dir=folder)
+    name, notices = _terms(repo, commit, folder)
+    return {
+        "path": path,
+        "size": metadata.size,
+        "etag": metadata.etag,
+        "commit": commit,
+        "license": name,
+        "notices": notices,
+    }
+
+
+def _terms(repo: str, revision: str | None, folder: Path) -> tuple[str, list[str]]:
+    """The licence's name and its text, where the repository has them; a model without is no error."""
+    from huggingface_hub import HfApi, hf_hub_download
+
+    try:
+        info = HfApi().model_info(repo, revision=revision)
+        card = info.card_data
+        name = (card.get("license_name") or card.get("license")) if card else None
+        files = [sibling.rfilename for sibling in info.siblings or []]
+        wanted = [file for file in files if _NOTICE.fullmatch(file)][:_MAX_NOTICES]
+        paths = [hf_hub_download(repo, file, revision=revision, local_dir=folder) for file in wanted]
+    except Exception:
+        return "", []
+    return str(name or ""), [str(path) for path in paths]
+
+
+if __name__ == "__main__":
+    main()

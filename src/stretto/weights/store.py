@@ -1,0 +1,195 @@
+"""Where models are kept on this machine. A model is there whole or not at all.
+
+    home/models/<folder>/   the .gguf, its licence terms, model.json
+    home/staging/<folder>/  what is being fetched; moved to models/ by one rename when it is complete
+    home/locks/             one file a model, so that two processes do not fetch the same one at once
+
+`home` is $STRETTO_HOME, or `stretto` in $XDG_CACHE_HOME, or ~/.cache/stretto.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from stretto.errors import InvalidRequest, PullError
+from stretto.weights.disk import discard, explained, sync
+from stretto.weights.names import folder
+
+RECORD = "model.json"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model in the store.
+
+    `verified` says whether its SHA-256 was compared with one that the source had published; `notices` are
+    the licence terms kept beside it.
+    """
+
+    name: str
+    path: Path
+    source: str
+    nbytes: int
+    sha256: str
+    verified: bool
+    license: str = ""
+    license_url: str = ""
+    notices: tuple[Path, ...] = ()
+
+
+class Store:
+    """The models under one folder.
+
+    >>> Store("/tmp/models-of-mine").models()
+    []
+    """
+
+    def __init__(self, home: str | os.PathLike[str]) -> None:
+        self.home = Path(home).absolute()
+
+    @classmethod
+    def default(cls) -> Store:
+        """The store that the environment asks for."""
+        home, cache = os.environ.get("STRETTO_HOME"), os.environ.get("XDG_CACHE_HOME", "")
+        try:
+            if home:
+                return cls(Path(home).expanduser())
+            # A relative XDG_CACHE_HOME is to be ignored, says its specification.
+            return cls((Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "stretto")
+        except RuntimeError:
+            raise PullError("there is no home directory to keep models in; set STRETTO_HOME") from None
+
+    # -- reading --
+
+    def find(self, name: str) -> Model | None:
+        """The model of that name, if it is here and its file has the size it had when it was stored."""
+        return self._read(self.home / "models" / folder(name), name)
+
+    def models(self) -> list[Model]:
+        """All models, by name."""
+        found: list[Model] = []
+        with explained(self.home), suppress(FileNotFoundError, NotADirectoryError):
+            for path in sorted((self.home / "models").iterdir()):
+                if model := self._read(path):
+                    found.append(model)
+        return sorted(found, key=lambda model: model.name)
+
+    def _read(self, path: Path, name: str | None = None) -> Model | None:
+        """The model in `path`; None for what is damaged, so that pulling again replaces it."""
+        try:
+            record = json.loads((path / RECORD).read_text("utf-8"))
+            file = path / Path(record["file"]).name
+            notices = tuple(path / Path(notice).name for notice in record["notices"])
+            model = Model(
+                name=str(record["name"]),
+                path=file,
+                source=str(record["source"]),
+                nbytes=int(record["nbytes"]),
+                sha256=str(record["sha256"]),
+                verified=record["verified"] is True,
+                license=str(record["license"]),
+                license_url=str(record["license_url"]),
+                notices=tuple(notice for notice in notices if notice.is_file()),
+            )
+            whole = file.is_file() and file.stat().st_size == model.nbytes
+            return model if whole and folder(model.name) == path.name and name in (None, model.name) else None
+        except (OSError, ValueError, KeyError, TypeError, InvalidRequest):
+            return None
+
+    # -- writing --
+
+    @contextmanager
+    def fetching(self, name: str, waiting: Callable[[], None] = lambda: None) -> Iterator[Path]:
+        """An empty folder to fetch `name` into, for this process alone; gone when the block ends.
+
+        If another process is fetching the same model, call `waiting` and wait for it.
+        """
+        staging = self.home / "staging" / folder(name)
+        with explained(self.home):
+            for place in ("locks", "models", "staging"):
+                (self.home / place).mkdir(parents=True, exist_ok=True)
+            with self._lock(folder(name), waiting):
+                discard(staging)
+                self._sweep()
+                try:
+                    staging.mkdir(exist_ok=True)
+                    # The name is new each time: a download that outlived its killed parent cannot meddle.
+                    yield Path(tempfile.mkdtemp(dir=staging))
+                finally:
+                    discard(staging)
+
+    def publish(self, model: Model, staged: Path) -> Model:
+        """Make the files in `staged` the model, by one rename. Only within `fetching`."""
+        record = {
+            "name": model.name,
+            "file": model.path.name,
+            "source": model.source,
+            "nbytes": model.nbytes,
+            "sha256": model.sha256,
+            "verified": model.verified,
+            "license": model.license,
+            "license_url": model.license_url,
+            "notices": [notice.name for notice in model.notices],
+        }
+        (staged / RECORD).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
+        for path in (*staged.iterdir(), staged):
+            sync(path)
+        target = self.home / "models" / folder(model.name)
+        old = staged.with_name("replaced")
+        if os.path.lexists(target):
+            target.rename(old)
+        try:
+            staged.rename(target)
+        except BaseException:
+            if os.path.lexists(old):
+                old.rename(target)
+            raise
+        sync(target.parent)
+        published = self._read(target, model.name)
+        if published is None:
+            raise PullError("the model was changed while it was stored; pull it again", path=target)
+        return published
+
+    def remove(self, name: str) -> None:
+        """Take a model away: first out of sight in one step, then from the disk."""
+        target = self.home / "models" / folder(name)
+        with explained(self.home):
+            if not os.path.lexists(target):
+                here = ", ".join(model.name for model in self.models()) or "none"
+                raise InvalidRequest(f"there is no model {name!r} in {self.home}; here are: {here}")
+            with self.fetching(name) as staging, suppress(FileNotFoundError):
+                if target.is_symlink():  # what it points to is not ours
+                    target.unlink()
+                else:
+                    target.rename(staging / "removed")
+
+    @contextmanager
+    def _lock(self, name: str, waiting: Callable[[], None]) -> Iterator[None]:
+        """Hold the model's lock file; if somebody else does, call `waiting`, then wait.
+
+        The file stays when all is done: deleting it would let two processes in.
+        """
+        with (self.home / "locks" / f"{name}.lock").open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _sweep(self) -> None:
+        """Clear away what killed processes left of other models; whatever is locked is at work."""
+        for path in (self.home / "staging").iterdir():
+            with suppress(BlockingIOError), self._lock(path.name, _busy):
+                discard(path)
+
+
+def _busy() -> None:
+    raise BlockingIOError
