@@ -43,19 +43,15 @@ def parse_reference(name: str) -> Reference:
     Reference(repo='org/repo', file='sub/model.gguf', revision='v2')
     """
     location, at, revision = name.removeprefix(HF_PREFIX).partition("@")
-    org, repo, *folders, file = (
-        [*location.split("/"), "", ""] if location.count("/") < 2 else location.split("/")
-    )
-    good = all(_PART.fullmatch(part) for part in (org, repo, *folders)) and _FILE.fullmatch(file)
-    if at:
-        good = good and all(_PART.fullmatch(part) for part in revision.split("/"))
-    reference = Reference(f"{org}/{repo}", "/".join((*folders, file)), revision or None)
-    if not good or not name.startswith(HF_PREFIX) or len(str(reference)) > _MAX_FOLDER:
+    *folders, file = location.split("/")
+    parts = folders + (revision.split("/") if at else [])
+    good = len(folders) >= 2 and all(map(_PART.fullmatch, parts)) and _FILE.fullmatch(file)
+    if not good or not name.startswith(HF_PREFIX) or len(name) > _MAX_FOLDER:
         raise InvalidRequest(
             f"{name!r} does not name a file on the Hub; write hf:org/repo/file.gguf, "
             "with @revision at the end if you want a certain one"
         )
-    return reference
+    return Reference("/".join(folders[:2]), "/".join([*folders[2:], file]), revision or None)
 
 
 def is_name(name: str) -> bool:

