@@ -1,1 +1,135 @@
-"""The command line."""
+"""The command line: `stretto COMMAND …`, one file a command.
+
+Commands import what they need when they run, so that `stretto --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from stretto.cli.inspect import inspect
+from stretto.cli.models import models
+from stretto.cli.output import clean
+from stretto.cli.pull import pull
+from stretto.cli.rm import rm
+from stretto.cli.tokenize import tokenize
+from stretto.errors import StrettoError
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+
+app = typer.Typer(
+    name="stretto",
+    help="Language models on your own machine.",
+    epilog="Errors are one line and exit code 2. A model is a name (stretto models), a path, "
+    "or hf:org/repo/file.gguf.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (pull, models, rm, inspect, tokenize):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Language models on your own machine."""
+    if version:
+        from stretto import __version__
+
+        typer.echo(f"stretto {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and exit.
+
+    >>> main(["models", "--json"])
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in _options(given)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError):  # whatever a test or a notebook has put there
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    with _terminable():
+        code = _run(_without_debug(given), debug)
+    sys.exit(code)
+
+
+def _run(arguments: list[str], debug: bool) -> int:
+    """The exit code of a command; its error, if it has one, is told on stderr."""
+    try:
+        result = app(arguments, prog_name="stretto", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except BrokenPipeError:
+        # The reader has seen enough, as in `stretto models | head -1`. Python's own flush at exit is to
+        # find nothing to complain about.
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        print("\ninterrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        if debug:
+            import traceback
+
+            traceback.print_exc()
+        print(f"error: {clean(_message(error))}", file=sys.stderr)
+        return EXIT_ERROR
+
+
+def _message(error: Exception) -> str:
+    """What to tell: our own words, those of the command-line parser, or that this is a bug."""
+    if isinstance(error, StrettoError):
+        return str(error)
+    # The parser's exceptions live in click or inside typer, depending on typer's version.
+    if hasattr(error, "format_message"):
+        return f"{error.format_message()} (stretto --help shows more)"
+    if isinstance(error, OSError):
+        return str(error)
+    return f"{type(error).__name__}: {error} (a bug in Stretto; --debug shows where)"
+
+
+def _options(arguments: list[str]) -> list[str]:
+    """What stands before `--`: behind it, everything is text."""
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
+def _without_debug(arguments: list[str]) -> list[str]:
+    """`--debug` may stand anywhere, before or after the command; it is ours, not the command's."""
+    options = _options(arguments)
+    return [word for word in options if word != "--debug"] + arguments[len(options) :]
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the command as an exception does, so that it clears up behind itself."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    try:
+        previous = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not in the main thread, where signals do not arrive anyway
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,152 @@
+"""`stretto inspect`: what is in a model file, and what loading it will need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from stretto.weights.gguf import GGUF
+    from stretto.weights.memory import Memory
+    from stretto.weights.metadata import Value
+
+_TEXT = 60  # characters of a string that are shown
+_ITEMS = 6  # elements of an array that are shown
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A GGUF file, or a model that is here.")],
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, nothing cut.")] = False,
+) -> None:
+    """Show a model's metadata, tensors, formats, and the memory that loading it needs."""
+    from stretto.cli.output import print_json
+    from stretto.weights import hub
+    from stretto.weights.gguf import GGUF
+
+    with GGUF(hub.resolve(model, pull=False)) as file:
+        if as_json:
+            print_json(_document(file))
+        else:
+            _show(file, tensors)
+
+
+def _document(file: GGUF) -> dict[str, Any]:
+    from stretto.weights.memory import CACHE_TYPES, memory
+
+    need = memory(file)
+    return {
+        "path": str(file.path),
+        "bytes": file.nbytes,
+        "version": file.version,
+        "metadata": {
+            key: {"type": file.metadata.types[key].name.lower(), "value": _plain(value)}
+            for key, value in file.metadata.items()
+        },
+        "tensors": [
+            {
+                "name": tensor.name,
+                "shape": list(tensor.shape),
+                "format": tensor.format.name,
+                "offset": tensor.offset,
+                "bytes": tensor.nbytes,
+            }
+            for tensor in file.tensors.values()
+        ],
+        "memory": {
+            "weights": need.weight_bytes,
+            "weights_by_format": dict(need.weights),
+            "context_length": need.context_length,
+            "cache": {
+                kind: {str(length): need.cache_bytes(kind, length) for length in need.lengths}
+                for kind in CACHE_TYPES
+            },
+        },
+    }
+
+
+def _plain(value: Value) -> Any:
+    """As JSON has it. Strings that are not UTF-8 are found only now; they do not spoil the rest."""
+    import numpy as np
+
+    from stretto.errors import ModelError
+    from stretto.weights.metadata import Strings
+
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Strings):
+        try:
+            return list(value)
+        except ModelError as error:
+            return f"<{error}>"
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _show(file: GGUF, tensors: bool) -> None:
+    from stretto.cli.output import clean, console, size, table
+    from stretto.weights.memory import memory
+
+    screen = console()
+    named = [file.metadata.get(f"general.{key}") for key in ("name", "architecture")]
+    title = [*(clean(text)[:_TEXT] for text in named if isinstance(text, str) and text), size(file.nbytes)]
+    screen.print(" · ".join([*title, f"GGUF {file.version}"]), style="bold")
+    screen.print(clean(str(file.path)), style="dim", soft_wrap=True)
+
+    keys = table("key", "type", "value")
+    for key, value in file.metadata.items():
+        keys.add_row(clean(key), file.metadata.types[key].name.lower(), _short(value))
+    screen.print(keys)
+
+    if tensors:
+        listing = table("tensor", "shape", "format", "size", right=("shape", "size"))
+        for tensor in file.tensors.values():
+            shape = " × ".join(map(str, tensor.shape))
+            listing.add_row(clean(tensor.name), shape, tensor.format.name, size(tensor.nbytes))
+        screen.print(listing)
+    need = memory(file)
+    screen.print(_formats(file, need))
+    screen.print(_cache(need))
+
+
+def _formats(file: GGUF, need: Memory) -> Any:
+    from stretto.cli.output import size, table
+
+    made = table("format", "tensors", "weights", "share", right=("tensors", "weights", "share"))
+    total = need.weight_bytes
+    for name, nbytes in need.weights.items():
+        count = sum(tensor.format.name == name for tensor in file.tensors.values())
+        made.add_row(name, str(count), size(nbytes), f"{nbytes / total:.1%}" if total else "")
+    made.add_row("all", str(len(file.tensors)), size(total), "", style="bold")
+    return made
+
+
+def _cache(need: Memory) -> Any:
+    from stretto.cli.output import size, table
+    from stretto.weights.memory import CACHE_TYPES
+
+    columns = [f"{kind} cache" for kind in CACHE_TYPES]
+    totals = [f"weights + {kind}" for kind in CACHE_TYPES]
+    made = table("tokens", *columns, *totals, right=("tokens", *columns, *totals))
+    for length in need.lengths:
+        sizes = [need.cache_bytes(kind, length) for kind in CACHE_TYPES]
+        cells = ["unknown" if n is None else size(n) for n in sizes]
+        cells += ["unknown" if n is None else size(n + need.weight_bytes) for n in sizes]
+        made.add_row(f"{length:,}", *cells)
+    return made
+
+
+def _short(value: Value) -> str:
+    """A value on one line: long strings and arrays by their beginning and their length."""
+    from stretto.cli.output import clean
+
+    if isinstance(value, str):
+        more = f"… ({len(value):,} characters)" if len(value) > _TEXT else ""
+        return clean(value[:_TEXT]) + more
+    if isinstance(value, (bool, int, float)):
+        return str(value)
+    plain = _plain(value[:_ITEMS]) if not hasattr(value, "decoded") else _plain(value)
+    if isinstance(plain, str):
+        return clean(plain)
+    shown = ", ".join(_short(item) for item in plain[:_ITEMS])
+    return f"[{shown}{', …' if len(value) > _ITEMS else ''}] ({len(value):,})"

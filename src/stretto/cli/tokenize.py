@@ -1,0 +1,67 @@
+"""`stretto tokenize`: text as the model sees it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from stretto.errors import InvalidRequest
+
+_COLOURS = ("black on cyan", "black on yellow", "black on green", "black on magenta")
+
+
+def tokenize(
+    model: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A GGUF file, or a model that is here.")],
+    text: Annotated[str | None, typer.Argument(help="The text; without it, or with -, stdin.")] = None,
+    special: Annotated[
+        bool, typer.Option("--special", help="Parse special tokens, and add those the model asks for.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: ids and pieces.")] = False,
+) -> None:
+    """Show the tokens of a text: their ids and pieces."""
+    from stretto.cli.output import clean, console, print_json
+
+    # The facade does not exist yet; when it does, this goes through `llm.tokenizer`.
+    from stretto.text.tokenizer import load_tokenizer
+    from stretto.weights import hub
+    from stretto.weights.gguf import GGUF
+
+    with GGUF(hub.resolve(model, pull=False)) as file:
+        tokenizer = load_tokenizer(file.metadata)
+    ids = tokenizer.encode(_text(text), special=special)
+    pieces = [_readable(tokenizer.piece(token)) for token in ids]
+    if as_json:
+        print_json({"count": len(ids), "ids": ids, "pieces": pieces})
+        return
+    from rich.text import Text
+
+    screen = console()
+    if screen.is_terminal:
+        coloured = Text()
+        for index, piece in enumerate(pieces):
+            coloured.append(clean(piece), style=_COLOURS[index % len(_COLOURS)])
+        screen.print(coloured)
+    width = max((len(str(token)) for token in ids), default=0)
+    for index, (token, piece) in enumerate(zip(ids, pieces, strict=True)):
+        line = Text(f"{token:>{width}}  ")
+        line.append(clean(piece), style=_COLOURS[index % len(_COLOURS)])
+        screen.print(line, soft_wrap=True)
+    print(f"{len(ids)} tokens", file=sys.stderr)
+
+
+def _text(argument: str | None) -> str:
+    """The text that was given, which has to be real text: a shell can pass any bytes."""
+    try:
+        if argument is None or argument == "-":
+            return sys.stdin.buffer.read().decode("utf-8")
+        argument.encode("utf-8")
+    except UnicodeError as error:
+        raise InvalidRequest(f"the text is not UTF-8: {error}") from None
+    return argument
+
+
+def _readable(piece: str | bytes) -> str:
+    """A piece may be a part of a character; its bytes are shown then."""
+    return piece.decode("utf-8", "backslashreplace") if isinstance(piece, bytes) else piece
