@@ -20,7 +20,10 @@ def tokenize(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: ids and pieces.")] = False,
 ) -> None:
-    """Show the tokens of a text: their ids and pieces."""
+    """Show the tokens of a text: their ids, and their pieces as the vocabulary spells them.
+
+    In a terminal the text itself comes first, coloured by token.
+    """
     from stretto.cli.output import clean, console, print_json
 
     # The facade does not exist yet; when it does, this goes through `llm.tokenizer`.
@@ -31,7 +34,7 @@ def tokenize(
     with GGUF(hub.resolve(model, pull=False)) as file:
         tokenizer = load_tokenizer(file.metadata)
     ids = tokenizer.encode(_text(text), special=special)
-    pieces = [_readable(tokenizer.piece(token)) for token in ids]
+    pieces = [tokenizer.piece(token) for token in ids]
     if as_json:
         print_json({"count": len(ids), "ids": ids, "pieces": pieces})
         return
@@ -40,8 +43,11 @@ def tokenize(
     screen = console()
     if screen.is_terminal:
         coloured = Text()
-        for index, piece in enumerate(pieces):
-            coloured.append(clean(piece), style=_COLOURS[index % len(_COLOURS)])
+        for index, piece in enumerate(tokenizer.pieces(ids, special=True)):
+            # A token may hold a part of a character; its bytes are shown then.
+            coloured.append(
+                clean(piece.decode("utf-8", "backslashreplace")), style=_COLOURS[index % len(_COLOURS)]
+            )
         screen.print(coloured)
     width = max((len(str(token)) for token in ids), default=0)
     for index, (token, piece) in enumerate(zip(ids, pieces, strict=True)):
@@ -60,8 +66,3 @@ def _text(argument: str | None) -> str:
     except UnicodeError as error:
         raise InvalidRequest(f"the text is not UTF-8: {error}") from None
     return argument
-
-
-def _readable(piece: str | bytes) -> str:
-    """A piece may be a part of a character; its bytes are shown then."""
-    return piece.decode("utf-8", "backslashreplace") if isinstance(piece, bytes) else piece

@@ -1,0 +1,77 @@
+"""Fixtures for all tests: real models, a store of each test's own, and the count of golden tests."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from stretto.errors import PullError
+from stretto.weights import hub
+
+IN_CI = os.environ.get("CI") == "true"
+ORDINARY_STORE = (
+    hub.Store.default()
+)  # where models stay between runs; found before any test changes the environment
+
+golden = pytest.StashKey[Counter]()
+
+
+def fetched(name) -> Path:
+    """A real model, from the ordinary store; without one, tests are skipped here and fail in CI."""
+    try:
+        return hub.pull(name, store=ORDINARY_STORE).path
+    except PullError as error:
+        (pytest.fail if IN_CI else pytest.skip)(f"{name} cannot be had: {error}")
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2 135M Instruct, Q4_1."""
+    return fetched("smollm2")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma 3 270M, Q4_K_M."""
+    return fetched("gemma3-270m")
+
+
+@pytest.fixture(autouse=True)
+def store_home(tmp_path, monkeypatch) -> Path:
+    """Every test has a store of its own, so that none can harm the user's."""
+    home = tmp_path / "stretto-home"
+    monkeypatch.setenv("STRETTO_HOME", str(home))
+    return home
+
+
+def pytest_configure(config):
+    config.stash[golden] = Counter()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if item.get_closest_marker("golden"):
+        counts = item.config.stash[golden]
+        if report.when == "call" or report.outcome != "passed":
+            counts[report.outcome] += 1
+    return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    # An answer that nobody compared is no answer: in CI, skipping one fails the run.
+    if IN_CI and session.config.stash[golden]["skipped"] and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    counts = config.stash[golden]
+    if counts:
+        ran = counts["passed"] + counts["failed"]
+        line = f"golden tests: {ran} ran, {counts['passed']} passed, {counts['skipped']} skipped"
+        bad = counts["failed"] or (IN_CI and counts["skipped"])
+        terminalreporter.write_line(line, red=bool(bad), green=not bad)
+        if IN_CI and counts["skipped"]:
+            terminalreporter.write_line("golden tests must not be skipped in CI", red=True)
