@@ -1,0 +1,94 @@
+"""Byte-level BPE (GPT-2, Llama 3, Qwen, …): the text is cut into words, then bytes are merged by rank.
+
+The merging is done by the `tokenizers` library. Special tokens are taken out of the text before it comes
+here, and are not in the vocabulary that the library gets: no plain text can turn into one.
+"""
+
+from __future__ import annotations
+
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from stretto.errors import InvalidRequest, ModelError
+from stretto.text.pretokenizers import KEY, PreTokenizer, pretokenizer
+from stretto.text.tokenizer import CHUNK, Tokenizer, chunks
+from stretto.text.vocabulary import PREFIX, Vocabulary, read_flag, read_vocabulary
+from stretto.weights.metadata import Metadata
+
+MERGES = PREFIX + "merges"
+
+
+def _alphabet() -> dict[str, int]:
+    """The character that stands for each byte: itself if it is printable, else one from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
+
+
+ALPHABET = _alphabet()
+
+
+class BPETokenizer(Tokenizer):
+    """A byte-level BPE vocabulary from a file's metadata."""
+
+    kind = "bpe"
+
+    def __init__(self, metadata: Metadata) -> None:
+        self.name = metadata.text(KEY, "default")
+        words = pretokenizer(self.name)
+        vocabulary = read_vocabulary(metadata, bos=None, eos=None, unknown=None)
+        super().__init__(
+            vocabulary,
+            add_bos=read_flag(metadata, "add_bos_token", words.add_bos),
+            add_eos=read_flag(metadata, "add_eos_token", False),
+        )
+        self._engine = _engine(vocabulary, metadata.strings(MERGES), words, frozenset(self.specials))
+        self._present = bytes(byte for character, byte in ALPHABET.items() if character in vocabulary.ids)
+
+    def _encode_plain(self, text: str) -> list[int]:
+        self._check_bytes(text)
+        if len(text) <= 2 * CHUNK:
+            ids: list[int] = self._engine.encode(text, add_special_tokens=False).ids
+            return ids
+        batch = self._engine.encode_batch_fast(list(chunks(text)), add_special_tokens=False)
+        return [token for encoding in batch for token in encoding.ids]
+
+    def _check_bytes(self, text: str) -> None:
+        """Refuse what the vocabulary cannot express; the library would drop it without a word."""
+        if len(self._present) == 256 or not (missing := text.encode().translate(None, self._present)):
+            return
+        at = next(i for i, character in enumerate(text) if missing[0] in character.encode())
+        raise InvalidRequest(
+            f"the vocabulary has no token for byte 0x{missing[0]:02X} of character U+{ord(text[at]):04X} "
+            f"at {at} of {text[max(0, at - 10) : at + 10]!r}; remove or replace it"
+        )
+
+    def _plain_bytes(self, text: str) -> bytes:
+        try:
+            return bytes([ALPHABET[character] for character in text])
+        except KeyError:  # a token that was added to the vocabulary later, spelled as it is
+            return text.encode()
+
+
+def _engine(
+    vocabulary: Vocabulary, lines: list[str], words: PreTokenizer, specials: frozenset[str]
+) -> tokenizers.Tokenizer:
+    ids = {text: token for text, token in vocabulary.ids.items() if text not in specials}
+    merges: list[tuple[str, str]] = []
+    for rank, line in enumerate(lines):
+        left, space, right = line.partition(" ")
+        if not (left and space and right) or " " in right:
+            raise ModelError(f"merge {rank} is {line!r}, not two tokens with a space between", field=MERGES)
+        if left in ids and right in ids and left + right in ids:
+            merges.append((left, right))
+        else:
+            for text in (left, right, left + right):
+                if text not in vocabulary.ids:
+                    raise ModelError(
+                        f"merge {rank}, {line!r}, needs {text!r}, which is no token", field=MERGES
+                    )
+    engine = tokenizers.Tokenizer(models.BPE(ids, merges, ignore_merges=words.ignore_merges))
+    splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in words.patterns]
+    bytelevel = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    engine.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytelevel])
+    return engine

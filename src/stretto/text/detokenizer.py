@@ -1,0 +1,46 @@
+"""From tokens to text one token at a time, without ever showing half a character."""
+
+from __future__ import annotations
+
+import codecs
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stretto.text.tokenizer import Tokenizer
+
+_utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """Turns tokens into text as they come; bytes that are not yet a whole character wait for the next ones.
+
+    What all `push` calls and `flush` return, joined, is what `Tokenizer.decode` gives for all the tokens.
+
+        detokenizer = tokenizer.detokenizer()
+        for token in tokens:
+            print(detokenizer.push(token), end="")
+        print(detokenizer.flush())
+    """
+
+    def __init__(self, tokenizer: Tokenizer, special: bool = False, after: int | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._after = after
+        self._decoder = _utf8("replace")
+        self._fresh = tokenizer.starts_fragment(after)
+
+    def push(self, token: int | bytes) -> str:
+        """The text that this token, or these bytes, complete; often a word, sometimes nothing yet."""
+        if isinstance(token, (bytes, bytearray)):
+            self._fresh = False
+            return self._decoder.decode(token)
+        (piece,) = self._tokenizer.pieces((token,), self._special, self._fresh)
+        self._fresh = self._tokenizer.starts_fragment(token)
+        return self._decoder.decode(piece)
+
+    def flush(self) -> str:
+        """What is left: U+FFFD for a character that was never finished. Begins anew afterwards."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        self._fresh = self._tokenizer.starts_fragment(self._after)
+        return rest

@@ -1,0 +1,146 @@
+"""How the text of a BPE model is cut into words before merging, by the name in `tokenizer.ggml.pre`.
+
+A pre-tokenizer is a sequence of regular expressions. The first cuts the text into its matches and what lies
+between them; each further one cuts those pieces again. A wrong cut gives other token ids without any error,
+so a name that is not in this table is refused. The patterns give the ids of llama.cpp. Where its pattern
+differs from the model's original one, a comment says so.
+
+    >>> pretokenizer("qwen2").ignore_merges
+    False
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stretto.errors import ModelError
+
+KEY = "tokenizer.ggml.pre"
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """Patterns to cut by, in order, and what the name says about the rest of the tokenizer."""
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False  # a word that is itself a token is taken whole
+    add_bos: bool = False  # where the file does not say
+
+
+# -- the recurring parts --
+
+_CONTRACTION = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_SPACES = r"\s+(?!\S)|\s+"  # the last space before a word belongs to the word
+_BREAKS = r"\s*[\r\n]+|" + _SPACES
+_PUNCTUATION = r" ?[^\s\p{L}\p{N}]+"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_ASCII_PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
+
+_GPT2 = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+| ?\p{{N}}+|{_PUNCTUATION}|{_SPACES}"
+_TAIL = rf"{_PUNCTUATION}[\r\n]*|{_BREAKS}"
+_LLAMA3 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_TAIL}"
+_QWEN2 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_TAIL}"
+_QWEN35 = (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_BREAKS}"
+)
+
+# The originals tell upper from lower case in every script (\p{Lu}, \p{Ll}) and count marks as letters;
+# llama.cpp does so for a-z only: any other letter is both, and a mark is none.
+_UPPER, _LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+"
+_CAPS = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+_CASED_TAIL = rf"{_PUNCTUATION}[\r\n/]*|{_BREAKS}"
+_TEKKEN = rf"{_CASED}|{_CAPS}|\p{{N}}|{_CASED_TAIL}"
+_GPT4O = rf"{_CASED}{_CONTRACTION}?|{_CAPS}{_CONTRACTION}?|\p{{N}}{{1,3}}|{_CASED_TAIL}"
+
+_KANA_HAN = r"[一-龥぀-ゟ゠-ヿ]+"
+_DEEPSEEK_CJK = r"[一-龥ࠀ-一가-퟿]+"
+_DEEPSEEK_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝ"
+    "Ὗ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇ"
+    "Ꞌ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_DEEPSEEK3_WORDS = (
+    rf"{_ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BREAKS}"
+)
+_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+_JAIS2_SPACES = "|".join(
+    rf"\s{{{n}}}(?!\S)" for n in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2")
+)
+
+# -- the families --
+
+_DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
+_LLAMA3_TYPE = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
+_FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
+    ("default", _DEFAULT),
+    ("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano", _LLAMA3_TYPE),
+    ("dbrx smaug-bpe glm4 chatglm-bpe", PreTokenizer((_LLAMA3,))),
+    (
+        "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum modern-bert "
+        "jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe",
+        PreTokenizer((_GPT2,)),
+    ),
+    (
+        "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
+        PreTokenizer((r"\p{N}", _GPT2)),
+    ),
+    (
+        "qwen2 deepseek-r1-qwen megrez hunyuan stablelm2 solar-open grok-2 kormo f2llmv2",
+        PreTokenizer((_QWEN2,)),
+    ),
+    ("qwen35", PreTokenizer((_QWEN35,))),
+    ("falcon", PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"))),
+    (
+        "deepseek-llm",
+        PreTokenizer(
+            (
+                r"[\r\n]",
+                rf"\s?[{_DEEPSEEK_LETTERS}]+",
+                "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+",
+                r"\s+$",
+                _DEEPSEEK_CJK,
+                r"\p{N}+",
+            )
+        ),
+    ),
+    ("deepseek-coder", PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}"))),
+    (
+        "deepseek-v3 hunyuan-dense joyai-llm hy_v4",
+        PreTokenizer((r"\p{N}{1,3}", _KANA_HAN, _DEEPSEEK3_WORDS)),
+    ),
+    ("tekken", PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True)),
+    ("gpt-4o llama4 kanana2 minimax-m2", PreTokenizer((_GPT4O,))),
+    ("bloom poro-chat gpt3-finnish", PreTokenizer((_BLOOM,))),
+    ("viking", PreTokenizer((_BLOOM, r"\p{N}"))),
+    (
+        "jais-2",
+        PreTokenizer(
+            (rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_PUNCTUATION}[\r\n]*|\s*[\r\n]+|{_JAIS2_SPACES}|\s",)
+        ),
+    ),
+    (
+        "bailingmoe bailingmoe2 llada-moe",
+        PreTokenizer(
+            (
+                rf"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|{_WORD}|\p{{N}}"
+                rf"|{_PUNCTUATION}[\r\n]*|\s*[\r\n]|{_SPACES}",
+            )
+        ),
+    ),
+    ("seed-coder", PreTokenizer((rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BREAKS}",))),
+)
+PRETOKENIZERS = {name: pre for names, pre in _FAMILIES for name in names.split()}
+
+
+def pretokenizer(name: str) -> PreTokenizer:
+    """The pre-tokenizer called `name`; an unknown name raises `ModelError`, because a guess would do harm."""
+    if name in PRETOKENIZERS:
+        return PRETOKENIZERS[name]
+    raise ModelError(
+        f"the pre-tokenizer {name!r} is not known; known are {', '.join(sorted(PRETOKENIZERS))}. "
+        "The file may be newer than this version of Stretto",
+        field=KEY,
+    )

@@ -1,0 +1,117 @@
+"""SentencePiece BPE (Llama 2, Mistral, Gemma, …): characters are merged by score, spaces spelled U+2581.
+
+The merging is done by the `sentencepiece` library, which is given the vocabulary as the protobuf message it
+reads from its own files. A character without a token becomes its bytes, as in <0xF0><0x9F><0x98><0x80>.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import sentencepiece
+
+from stretto.errors import InvalidRequest, ModelError
+from stretto.text.tokenizer import CHUNK, Tokenizer, chunks
+from stretto.text.vocabulary import TOKENS, TokenType, Vocabulary, read_flag, read_scores, read_vocabulary
+from stretto.weights.metadata import Metadata
+
+SPACE = "\u2581"
+_NOBODY = "\U0010ffff"  # no character, and never will be: a name that no token has
+_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+
+
+class SPMTokenizer(Tokenizer):
+    """A SentencePiece vocabulary from a file's metadata."""
+
+    kind = "sentencepiece"
+    name = "llama"
+
+    def __init__(self, metadata: Metadata) -> None:
+        vocabulary = read_vocabulary(metadata, bos=1, eos=2, unknown=0)
+        for text, token in vocabulary.of_type(TokenType.USER_DEFINED).items():
+            if SPACE in text:  # spelled as it is after spaces were replaced, so found by merging
+                vocabulary.types[token] = TokenType.NORMAL
+        super().__init__(
+            vocabulary,
+            add_bos=read_flag(metadata, "add_bos_token", True),
+            add_eos=read_flag(metadata, "add_eos_token", False),
+        )
+        self.space_prefix = read_flag(metadata, "add_space_prefix", True)
+        self._byte_fallback = vocabulary.types.count(TokenType.BYTE) == 256
+        scores = read_scores(metadata, self.n_vocab).astype("<f4").tobytes()
+        self._engine = sentencepiece.SentencePieceProcessor()
+        try:
+            self._engine.LoadFromSerializedProto(_model(vocabulary, scores, self._byte_fallback))
+        except RuntimeError as error:
+            raise ModelError(f"sentencepiece does not accept the vocabulary: {error}", field=TOKENS) from None
+
+    def _encode_plain(self, text: str) -> list[int]:
+        if len(text) <= 2 * CHUNK or not self._has_seams:
+            return self._known(self._engine.EncodeAsIds(text), text)
+        return self._known([i for chunk in chunks(text) for i in self._engine.EncodeAsIds(chunk)], text)
+
+    def _known(self, ids: list[int], text: str) -> list[int]:
+        """Put the vocabulary's own unknown token where sentencepiece found nothing."""
+        if self._byte_fallback or self.n_vocab not in ids:
+            return ids
+        unknown = self.vocabulary.unknown_id
+        if unknown is None:
+            wrong = next(c for c in text if self.n_vocab in self._engine.EncodeAsIds(c))
+            raise InvalidRequest(f"the vocabulary has no token for {wrong!r}; remove or replace it")
+        return [unknown if token == self.n_vocab else token for token in ids]
+
+    @cached_property
+    def _has_seams(self) -> bool:
+        """Whether no token reaches across the seams of `chunks`, so that a text may be cut there."""
+        texts = "\0".join(self.vocabulary.tokens)
+        return not any(before[-1:] in _LETTERS for before in texts.split(SPACE)[:-1]) and not any(
+            after[:1].isalpha() for after in texts.split("\n")[1:]
+        )
+
+    def _plain_bytes(self, text: str) -> bytes:
+        return text.replace(SPACE, " ").encode()
+
+
+# -- the message: fields are a tag (number << 3 | wire type), then a varint, a float or a length and bytes --
+
+_NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # sentencepiece's types of pieces
+
+
+def _model(vocabulary: Vocabulary, scores: bytes, byte_fallback: bool) -> bytes:
+    """The vocabulary as sentencepiece's ModelProto.
+
+    The library insists on exactly one unknown piece, so it gets one of its own, behind all others. It sees
+    special tokens as control pieces, which keep their ids and are never found in a text.
+    """
+    types = [_NORMAL] * len(TokenType)
+    types[TokenType.UNKNOWN] = types[TokenType.CONTROL] = types[TokenType.USER_DEFINED] = _CONTROL
+    types[TokenType.BYTE] = _BYTE if byte_fallback else _CONTROL
+    message = [
+        _piece(text or f"{_NOBODY}{i}", scores[4 * i : 4 * i + 4], types[kind])
+        for i, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+    ]
+    unknown = _NOBODY
+    while unknown in vocabulary.ids:
+        unknown += _NOBODY
+    message.append(_piece(unknown, bytes(4), _UNKNOWN))
+    trainer = b"\x18\x02" + b"\x98\x02" + bytes([byte_fallback])  # 3: model type BPE; 35: byte fallback
+    # 1: name; 3: no space in front; 4: keep all spaces; 5: spell them U+2581
+    normalizer = b"\x0a" + _sized(b"identity") + b"\x18\x00" + b"\x20\x00" + b"\x28\x01"
+    message += [b"\x12", _sized(trainer), b"\x1a", _sized(normalizer)]
+    return b"".join(message)
+
+
+def _piece(text: str, score: bytes, kind: int) -> bytes:
+    encoded = text.encode()
+    size = len(encoded)
+    if size < 119:  # nearly always: both lengths fit into one byte
+        return b"\x0a%c\x0a%c%b\x15%b\x18%c" % (size + 9, size, encoded, score, kind)
+    return b"\x0a" + _sized(b"\x0a" + _sized(encoded) + b"\x15" + score + b"\x18" + bytes([kind]))
+
+
+def _sized(data: bytes) -> bytes:
+    length, size = len(data), bytearray()
+    while length > 0x7F:
+        size.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes(size) + bytes([length]) + data

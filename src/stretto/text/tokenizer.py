@@ -1,0 +1,218 @@
+"""What all tokenizers share: special tokens, BOS and EOS, bytes and text.
+
+    tokenizer = load_tokenizer(file.metadata)
+    ids = tokenizer.encode("Hello world")
+    tokenizer.decode(ids)                                    # 'Hello world'
+    tokenizer.encode("<|im_start|>user", special=True)       # special tokens parsed, BOS if the model asks
+
+The subclasses turn plain text into ids: `bpe` by merges over bytes, `spm` by scores over characters.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from operator import index
+from types import MappingProxyType
+
+from stretto.errors import InvalidRequest, ModelError
+from stretto.text.detokenizer import Detokenizer
+from stretto.text.matcher import Matcher
+from stretto.text.vocabulary import BYTE_TEXT, PREFIX, TokenType, Vocabulary
+from stretto.weights.metadata import Metadata
+
+CHUNK = 8192  # characters; long texts are encoded in chunks of about this size
+
+# Between two words, and where a line begins with a letter, no pre-tokenizer looks across. A line break after
+# white space is no such place: whether it stands alone depends on what follows.
+_SEAM = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=[^\W\d_])")
+
+
+class Tokenizer(ABC):
+    """Text to token ids and back. Safe to use from several threads.
+
+    `bos_id` and `eos_id` are ids or None; `end_ids` holds every token that ends a generation; `specials`
+    maps the text of each control token to its id; `add_bos` and `add_eos` say what the model asks for.
+    """
+
+    kind: str  # "bpe" or "sentencepiece"
+    name: str  # the pre-tokenizer of a BPE model, "llama" for SentencePiece
+    space_prefix = False  # a space is put before each plain fragment
+
+    def __init__(self, vocabulary: Vocabulary, *, add_bos: bool, add_eos: bool) -> None:
+        self.vocabulary = vocabulary
+        self.n_vocab = len(vocabulary.tokens)
+        self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
+        self.end_ids = vocabulary.end_ids
+        self.add_bos = add_bos and self.bos_id is not None
+        self.add_eos = add_eos and self.eos_id is not None
+        specials = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
+        always = vocabulary.of_type(TokenType.USER_DEFINED)
+        self.specials: Mapping[str, int] = MappingProxyType(specials)
+        self._matched = frozenset(specials.values()) | frozenset(always.values())
+        self._match_always = Matcher(always)
+        self._match_all = Matcher({**always, **specials})
+        self._bytes = _Bytes(self, special=False)
+        self._bytes_special = _Bytes(self, special=True)
+
+    def encode(self, text: str, special: bool = False, bos: bool | None = None) -> list[int]:
+        """The ids of `text`.
+
+        `special=True` finds special tokens in the text, and adds BOS and EOS as the model asks. With
+        `bos=False` it only finds them; `bos=True` puts BOS in front whatever the model asks.
+
+            tokenizer.encode("Hello")                                   # plain: nothing in it is special
+            tokenizer.encode("<|im_end|>", special=True, bos=False)     # one token
+        """
+        _check_text(text)
+        ids: list[int] = []
+        if bos or (bos is None and special and self.add_bos):
+            if self.bos_id is None:
+                raise InvalidRequest("bos=True, but this vocabulary has no BOS token; leave it out")
+            ids.append(self.bos_id)
+        fresh = True
+        for part in (self._match_all if special else self._match_always).split(text):
+            if isinstance(part, int):
+                ids.append(part)
+                fresh = True
+            else:
+                ids += self._encode_plain(f" {part}" if fresh and self.space_prefix else part)
+                fresh = False
+        if self.add_eos and self.eos_id is not None and (special if bos is None else bos):
+            ids.append(self.eos_id)
+        return ids
+
+    def decode(self, ids: Iterable[int], special: bool = False) -> str:
+        """The text of `ids`; control tokens show with `special=True` only, bytes that are no text as U+FFFD."""
+        return b"".join(self.pieces(ids, special)).decode("utf-8", "replace")
+
+    def detokenizer(self, special: bool = False, after: int | None = None) -> Detokenizer:
+        """Decodes token by token. `after` is the token before the first one, where a text is continued.
+
+        detokenizer = tokenizer.detokenizer(after=prompt[-1])
+        """
+        return Detokenizer(self, special, after)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token stands for; none for control tokens."""
+        return self._bytes[self._check_id(token)]
+
+    def piece(self, token: int) -> str:
+        """The token as the vocabulary spells it, for display."""
+        return self.vocabulary.tokens[self._check_id(token)]
+
+    def pieces(self, ids: Iterable[int], special: bool = False, fresh: bool = True) -> list[bytes]:
+        """The bytes of each token. `fresh`: the first one begins a fragment (see `starts_fragment`)."""
+        ids = self._check_ids(ids)
+        table = self._bytes_special if special else self._bytes
+        pieces = [table[token] for token in ids]
+        if self.space_prefix and ids:
+            # Take away the space that `encode` put before each fragment.
+            at = [0] if fresh else []
+            if not self._matched.isdisjoint(ids):
+                at += [i for i, token in enumerate(ids[:-1], 1) if token in self._matched]
+            for i in at:
+                if ids[i] not in self._matched:
+                    pieces[i] = pieces[i].removeprefix(b" ")
+        return pieces
+
+    def starts_fragment(self, after: int | None) -> bool:
+        """Whether the token after this one begins a fragment: at the start, and behind a special token."""
+        return after is None or self._check_id(after) in self._matched
+
+    @abstractmethod
+    def _encode_plain(self, text: str) -> list[int]:
+        """The ids of a fragment that contains no special token."""
+
+    def _plain_bytes(self, text: str) -> bytes:
+        """The bytes a normal token spelled `text` stands for."""
+        return text.encode()
+
+    def _check_id(self, token: int) -> int:
+        try:
+            number = index(token)
+        except TypeError:
+            number = -1
+        if not 0 <= number < self.n_vocab or isinstance(token, bool):
+            raise InvalidRequest(f"{token!r} is no token; ids are integers from 0 to {self.n_vocab - 1}")
+        return number
+
+    def _check_ids(self, ids: Iterable[int]) -> list[int]:
+        try:
+            ids = list(ids)
+        except TypeError:
+            raise InvalidRequest(f"ids must be a list of integers, not {ids!r}") from None
+        if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self.n_vocab:
+            return ids
+        return [self._check_id(token) for token in ids]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}: {self.n_vocab} tokens>"
+
+
+class _Bytes(dict[int, bytes]):
+    """The bytes of each token, worked out when first asked for."""
+
+    def __init__(self, tokenizer: Tokenizer, special: bool) -> None:
+        self._tokenizer, self._special = tokenizer, special
+
+    def __missing__(self, token: int) -> bytes:
+        vocabulary = self._tokenizer.vocabulary
+        text, kind = vocabulary.tokens[token], vocabulary.types[token]
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+            value = text.encode() if self._special else b""
+        elif kind == TokenType.BYTE and (byte := BYTE_TEXT.fullmatch(text)):
+            value = bytes.fromhex(byte[1])
+        elif kind == TokenType.USER_DEFINED:
+            value = text.encode()
+        else:
+            value = self._tokenizer._plain_bytes(text)
+        self[token] = value
+        return value
+
+
+def chunks(text: str, size: int = CHUNK) -> Iterator[str]:
+    """The text in pieces of about `size` characters that can be encoded one by one.
+
+    >>> list(chunks("one two three", 4))
+    ['one two', ' three']
+    """
+    begin = 0
+    while len(text) - begin > size and (seam := _SEAM.search(text, begin + size)):
+        yield text[begin : seam.start()]
+        begin = seam.start()
+    yield text[begin:]
+
+
+def load_tokenizer(metadata: Metadata) -> Tokenizer:
+    """The tokenizer that a GGUF file describes; `ModelError` where it is damaged or of an unsupported kind.
+
+    load_tokenizer(GGUF("model.gguf").metadata).encode("Hello")
+    """
+    model = metadata.text(PREFIX + "model")
+    if model == "gpt2":
+        from stretto.text.bpe import BPETokenizer
+
+        return BPETokenizer(metadata)
+    if model == "llama":
+        from stretto.text.spm import SPMTokenizer
+
+        return SPMTokenizer(metadata)
+    raise ModelError(
+        f"tokenizers of kind {model!r} are not supported, only 'gpt2' (BPE) and 'llama' (SentencePiece)",
+        field=PREFIX + "model",
+    )
+
+
+def _check_text(text: str) -> None:
+    if not isinstance(text, str):
+        raise InvalidRequest(f"text must be a str, not {type(text).__name__}; decode bytes first")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"text has a lone surrogate, {text[error.start]!r} at character {error.start}; "
+                "it is no Unicode text. Decode it with errors='replace'"
+            ) from None

@@ -1,0 +1,153 @@
+"""The vocabulary in a model file: its tokens, what kind each is, and which of them have a part to play.
+
+Read once, and checked against itself: the libraries that do the work later are given nothing that does not
+fit together.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from stretto.errors import ModelError
+from stretto.weights.metadata import Metadata
+
+PREFIX = "tokenizer.ggml."
+TOKENS = PREFIX + "tokens"
+SCORES = PREFIX + "scores"
+TYPES = PREFIX + "token_type"
+
+BYTE_TEXT = re.compile("<0x([0-9A-F]{2})>")
+
+
+class TokenType(IntEnum):
+    """What a token is, by the codes of the file."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2  # stands for what the vocabulary cannot express
+    CONTROL = 3  # gives no text, and is found in a text only on request
+    USER_DEFINED = 4  # found in every text before anything else
+    UNUSED = 5
+    BYTE = 6  # <0x0A>
+
+
+# Many files do not say, or say wrongly, which tokens end a turn. They are known by their text, as llama.cpp
+# knows them, and they are control tokens whatever the file says: a text must not end its own turn.
+_END_TEXTS = (
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> "
+    "<|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> "
+    "<｜end▁of▁sentence｜> "
+    # what follows a finished file when a model fills in code
+    "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> "
+    "<|file_sep|>"
+)
+_FILL_TEXTS = (
+    "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> "
+    "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> "
+    "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|>"
+)
+_ENDS = frozenset(_END_TEXTS.split())
+_CONTROLS = _ENDS | frozenset(_FILL_TEXTS.split())
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens with their types, and the ids that have a meaning."""
+
+    tokens: list[str]
+    ids: dict[str, int]  # without empty tokens, which no text can contain
+    types: list[int]  # TokenType of each token
+    bos_id: int | None
+    eos_id: int | None
+    unknown_id: int | None
+    end_ids: frozenset[int]
+
+    def of_type(self, *types: TokenType) -> dict[str, int]:
+        """Text and id of the tokens of these types."""
+        return {text: token for text, token in self.ids.items() if self.types[token] in types}
+
+
+def read_vocabulary(metadata: Metadata, bos: int | None, eos: int | None, unknown: int | None) -> Vocabulary:
+    """The file's vocabulary; `bos`, `eos` and `unknown` are the family's ids where the file gives none."""
+    tokens = metadata.strings(TOKENS)
+    if not tokens:
+        raise ModelError("the vocabulary is empty; is this a complete model file?", field=TOKENS)
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    empty = tokens.count("") if ids.pop("", None) is not None else 0
+    if len(ids) + empty != len(tokens):
+        raise ModelError(_first_duplicate(tokens), field=TOKENS)
+    bos = _id(metadata, "bos_token_id", len(tokens), bos)
+    eos = _id(metadata, "eos_token_id", len(tokens), eos)
+    unknown = _id(metadata, "unknown_token_id", len(tokens), unknown)
+    types = _types(metadata, tokens, unknown)
+    for text in _CONTROLS & ids.keys():
+        types[ids[text]] = TokenType.CONTROL
+    ends = {ids[text] for text in _ENDS & ids.keys()}
+    if {"<|return|>", "<|call|>"} <= ids.keys() or {"<|flush|>", "<|calls|>"} <= ids.keys():
+        ends.discard(ids.get("<|end|>", -1))  # there it only ends a part of the answer
+    named = (eos, *(_id(metadata, f"{key}_token_id", len(tokens), None) for key in ("eot", "eom")))
+    ends.update(token for token in named if token is not None)
+    return Vocabulary(tokens, ids, types, bos, eos, unknown, frozenset(ends))
+
+
+def read_scores(metadata: Metadata, n_tokens: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """The score of each token; pairs with a higher one are merged first."""
+    scores = metadata.array(SCORES)
+    _same_length(SCORES, len(scores), n_tokens)
+    if scores.dtype.kind not in "fi":
+        raise ModelError(f"must be an array of numbers, found {scores.dtype}", field=SCORES)
+    scores = scores.astype(np.float32)
+    if (wrong := np.flatnonzero(np.isnan(scores))).size:
+        raise ModelError(f"the score of token {wrong[0]} is not a number", field=SCORES)
+    return scores
+
+
+def read_flag(metadata: Metadata, name: str, default: bool) -> bool:
+    """The boolean at `tokenizer.ggml.<name>`."""
+    return metadata.flag(PREFIX + name, default)
+
+
+def _types(metadata: Metadata, tokens: list[str], unknown: int | None) -> list[int]:
+    if TYPES not in metadata:
+        types = [int(TokenType.BYTE if BYTE_TEXT.fullmatch(text) else TokenType.NORMAL) for text in tokens]
+        if unknown is not None:
+            types[unknown] = TokenType.UNKNOWN
+        return types
+    array = metadata.array(TYPES)
+    _same_length(TYPES, len(array), len(tokens))
+    if array.dtype.kind not in "iu":
+        raise ModelError(f"must be an array of integers, found {array.dtype}", field=TYPES)
+    if (wrong := np.flatnonzero((array < 0) | (array > max(TokenType)))).size:
+        raise ModelError(f"token {wrong[0]} has type {array[wrong[0]]}; 0 to 6 are known", field=TYPES)
+    types = array.tolist()
+    for index in np.flatnonzero(array == TokenType.BYTE).tolist():
+        if not BYTE_TEXT.fullmatch(tokens[index]):
+            raise ModelError(f"byte token {index} reads {tokens[index]!r}, not like <0x0A>", field=TYPES)
+    return types
+
+
+def _same_length(key: str, length: int, n_tokens: int) -> None:
+    if length != n_tokens:
+        raise ModelError(f"has {length} entries for a vocabulary of {n_tokens} tokens", field=key)
+
+
+def _id(metadata: Metadata, name: str, n_tokens: int, default: int | None) -> int | None:
+    key = PREFIX + name
+    if key not in metadata:
+        return default if default is not None and default < n_tokens else None
+    value = metadata.integer(key)
+    if not 0 <= value < n_tokens:
+        raise ModelError(f"is {value}, outside the vocabulary of {n_tokens} tokens", field=key)
+    return value
+
+
+def _first_duplicate(tokens: list[str]) -> str:
+    seen: dict[str, int] = {}
+    for index, text in enumerate(tokens):
+        if text and seen.setdefault(text, index) != index:
+            return f"token {text!r} stands in the vocabulary twice, as {seen[text]} and {index}"
+    raise AssertionError("there is a duplicate")
