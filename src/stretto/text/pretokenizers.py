@@ -55,7 +55,9 @@ _TEKKEN = rf"{_CASED}|{_CAPS}|\p{{N}}|{_CASED_TAIL}"
 _GPT4O = rf"{_CASED}{_CONTRACTION}?|{_CAPS}{_CONTRACTION}?|\p{{N}}{{1,3}}|{_CASED_TAIL}"
 
 _KANA_HAN = r"[一-龥぀-ゟ゠-ヿ]+"
-_DEEPSEEK_CJK = r"[一-龥ࠀ-一가-퟿]+"
+# In llama.cpp the ranges of the two DeepSeek patterns never match white space, in the originals they do.
+_DEEPSEEK_CJK = r"[一-龥ࠀ-一가-퟿&&[^\s]]+"
+_DEEPSEEK_PUNCTUATION = "\\s?[!-/:-~！-／：-～‘-‟\u3000-。&&[^\\s]]+"
 _DEEPSEEK_LETTERS = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝ"
     "Ὗ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇ"
@@ -77,7 +79,8 @@ _LLAMA3_TYPE = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
 _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ("default", _DEFAULT),
     ("llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano", _LLAMA3_TYPE),
-    ("dbrx smaug-bpe glm4 chatglm-bpe", PreTokenizer((_LLAMA3,))),
+    ("dbrx smaug-bpe chatglm-bpe", PreTokenizer((_LLAMA3,))),
+    ("glm4", PreTokenizer((_LLAMA3,), ignore_merges=True)),
     (
         "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum modern-bert "
         "jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe",
@@ -99,7 +102,7 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
             (
                 r"[\r\n]",
                 rf"\s?[{_DEEPSEEK_LETTERS}]+",
-                "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+",
+                _DEEPSEEK_PUNCTUATION,
                 r"\s+$",
                 _DEEPSEEK_CJK,
                 r"\p{N}+",

@@ -84,7 +84,7 @@ class Tokenizer(ABC):
         return ids
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
-        """The text of `ids`; control tokens show with `special=True` only, bytes that are no text as U+FFFD."""
+        """The text of `ids`; control tokens show if `special=True`, bytes that are no text as U+FFFD."""
         return b"".join(self.pieces(ids, special)).decode("utf-8", "replace")
 
     def detokenizer(self, special: bool = False, after: int | None = None) -> Detokenizer:

@@ -113,7 +113,8 @@ def read_flag(metadata: Metadata, name: str, default: bool) -> bool:
 
 def _types(metadata: Metadata, tokens: list[str], unknown: int | None) -> list[int]:
     if TYPES not in metadata:
-        types = [int(TokenType.BYTE if BYTE_TEXT.fullmatch(text) else TokenType.NORMAL) for text in tokens]
+        guesses = (TokenType.BYTE if BYTE_TEXT.fullmatch(text) else TokenType.NORMAL for text in tokens)
+        types: list[int] = [*guesses]
         if unknown is not None:
             types[unknown] = TokenType.UNKNOWN
         return types
