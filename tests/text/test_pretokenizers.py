@@ -1,0 +1,63 @@
+"""Every pre-tokenizer against llama.cpp, which made tests/data/pretokenizers.json."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stretto.errors import ModelError
+from stretto.text.pretokenizers import PRETOKENIZERS, pretokenizer
+from stretto.text.tokenizer import chunks, load_tokenizer
+from vocabularies import bpe, metadata
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "pretokenizers.json").read_text("utf-8"))
+REQUIRED = "default smollm gpt-2 llama3 llama-bpe qwen2 deepseek-llm deepseek-coder falcon starcoder tekken"
+
+
+def tokenizer(name):
+    values = bpe(name, GOLDEN["merges"], token_type=None, bos_token_id=0, eos_token_id=0)
+    values["tokens"] = list(dict.fromkeys(values["tokens"]))  # several merges may give one token
+    return load_tokenizer(metadata(values))
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    """Names with the same definition share a tokenizer: making one takes longer than the test."""
+    names = {definition: name for name, definition in PRETOKENIZERS.items()}
+    made = {definition: tokenizer(name) for definition, name in names.items()}
+    return {name: made[definition] for name, definition in PRETOKENIZERS.items()}
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", sorted(PRETOKENIZERS))
+def test_ids_are_those_of_llama_cpp(tokenizers, name):
+    for text, ids in zip(GOLDEN["texts"], GOLDEN["ids"][GOLDEN["names"][name]], strict=True):
+        assert tokenizers[name].encode(text) == ids, text
+
+
+@pytest.mark.parametrize("name", sorted(PRETOKENIZERS))
+def test_bos_is_added_where_llama_cpp_does(tokenizers, name):
+    assert tokenizers[name].add_bos is (name in GOLDEN["add_bos"])
+
+
+def test_families_are_told_apart():
+    """The texts and the vocabulary are sharp enough to tell the families that must be known."""
+    families = {GOLDEN["names"][name] for name in REQUIRED.split()}
+    assert len(families) == len(REQUIRED.split()) - 2  # llama3 is llama-bpe, starcoder is smollm
+
+
+@pytest.mark.parametrize("name", sorted(PRETOKENIZERS))
+def test_long_texts_may_be_cut_at_seams(tokenizers, name):
+    text = " and so\non ".join(GOLDEN["texts"])
+    whole = tokenizers[name].encode(text)
+    assert len(text) < 8192  # so that it is encoded in one piece
+    cuts = list(chunks(text, 20))
+    assert len(cuts) > 40
+    assert [token for cut in cuts for token in tokenizers[name].encode(cut)] == whole
+
+
+def test_an_unknown_name_is_refused_and_named():
+    with pytest.raises(ModelError, match=r"tokenizer.ggml.pre.*'brand-new'.*known are.*qwen2"):
+        pretokenizer("brand-new")
+    with pytest.raises(ModelError, match="brand-new"):
+        load_tokenizer(metadata(bpe("brand-new")))
