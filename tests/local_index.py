@@ -29,7 +29,7 @@ PIP_SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_N
 
 
 def tiny_gguf(folder: Path) -> bytes:
-    """A complete file of a few kilobytes."""
+    """A complete file of a megabyte that does not compress, so that it is fetched in several pieces."""
     path = folder / "tiny.gguf"
     metadata = {
         "general.architecture": "llama",
@@ -40,7 +40,8 @@ def tiny_gguf(folder: Path) -> bytes:
         "llama.attention.head_count": 4,
         "llama.attention.head_count_kv": 2,
     }
-    write_gguf(path, metadata, {"token_embd.weight": np.zeros((64, 64), np.float32)})
+    weights = np.random.default_rng(0).random((4096, 64), np.float32)
+    write_gguf(path, metadata, {"token_embd.weight": weights})
     return path.read_bytes()
 
 

@@ -73,9 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _run(arguments: list[str], debug: bool) -> int:
     """The exit code of a command; its error, if it has one, is told on stderr."""
     try:
-        result = app(arguments, prog_name="stretto", standalone_mode=False)
+        code = app(arguments, prog_name="stretto", standalone_mode=False)
         sys.stdout.flush()
-        return result if isinstance(result, int) else 0
+        if code == EXIT_INTERRUPTED:  # some versions of typer catch Ctrl-C and say so in this way
+            raise KeyboardInterrupt
+        return code if isinstance(code, int) else 0
     except BrokenPipeError:
         # The reader has seen enough, as in `stretto models | head -1`. Python's own flush at exit is to
         # find nothing to complain about.
