@@ -1,0 +1,285 @@
+"""What a chat template may do: operators, methods and functions, each within the budget.
+
+`METHODS` and `GLOBALS`, with `FILTERS` and `TESTS` in `stretto.text.filters`, are lists of what is allowed.
+A name that stands in none of them does not exist for a template.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Undefined
+from jinja2.utils import Namespace
+
+from stretto.errors import InvalidRequest
+from stretto.text.budget import current, size_of
+
+NUMBERS = (bool, int, float)
+_RANGE = 100_000
+_WORD_MAX = 2**64
+
+
+class Function:
+    """Something a template may call. Nothing else is callable, and nothing about it can be inspected."""
+
+    __slots__ = ("name", "run")
+
+    def __init__(self, name: str, run: Callable[..., Any]) -> None:
+        self.name = name
+        self.run = run
+
+
+def text_of(value: object) -> str:
+    """Return what printing a value gives; only plain data can be printed."""
+    if type(value) is str:
+        return value
+    if not isinstance(value, Undefined):
+        size = size_of(value)
+        current.get().expect(size.characters + size.items)
+    return str(current.get().keep(str(value)))
+
+
+def each(values: Iterable[Any]) -> Iterator[Any]:
+    """Iterate over what a template loops over, counting every item."""
+    return current.get().each(values)
+
+
+def pack(value: Any) -> Any:
+    """Count a list, tuple or dict that the template wrote down."""
+    current.get().tick()
+    return current.get().keep(value)
+
+
+# Operators
+
+
+def binary(symbol: str, left: Any, right: Any) -> Any:
+    """Apply one of `+ - * / // % **`, having looked at what it would make."""
+    budget = current.get()
+    budget.tick()
+    if isinstance(left, NUMBERS) and isinstance(right, NUMBERS):
+        if symbol == "**" and (abs(right) > 64 or abs(left) > _WORD_MAX):
+            raise SecurityError("a power too large")
+        return word(_OPERATORS[symbol](left, right))
+    if isinstance(left, Undefined) or isinstance(right, Undefined):
+        return _OPERATORS[symbol](left, right)  # says what is undefined
+    if symbol == "%" and isinstance(left, str):
+        raise SecurityError("'%' formatting is not for templates")
+    if symbol == "*" and isinstance(left, int):
+        left, right = right, left
+    sizes = [size_of(left), size_of(right)]
+    if symbol == "*" and isinstance(right, int):
+        budget.expect(max(sizes[0].characters, sizes[0].items) * max(right, 0))
+    else:
+        budget.expect(max(sum(s.characters for s in sizes), sum(s.items for s in sizes)))
+    return budget.keep(_OPERATORS[symbol](left, right))
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+}
+
+
+def word(value: Any) -> Any:
+    """Refuse a number of more than 64 bits."""
+    if isinstance(value, int) and abs(value) > _WORD_MAX:
+        raise SecurityError("a number of more than 64 bits")
+    return value
+
+
+def compare(left: Any, symbol: str, right: Any) -> bool:
+    """Compare two values; a stand-in counts as the text for which it stands."""
+    budget = current.get()
+    budget.tick()
+    if isinstance(left, str) and isinstance(right, str):
+        if symbol in ("in", "notin"):
+            left = _needle(left, right)
+        elif not (left.isascii() and right.isascii()):
+            left, right = budget.spell(left), budget.spell(right)
+    return bool(_COMPARISONS[symbol](left, right))
+
+
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "lteq": operator.le,
+    "gt": operator.gt,
+    "gteq": operator.ge,
+    "in": lambda left, right: left in right,
+    "notin": lambda left, right: left not in right,
+}
+
+
+def concat(first: Any, *rest: Any) -> str:
+    """Join what stands around `~`."""
+    current.get().tick()
+    return join_all("", [text_of(first), *map(text_of, rest)])
+
+
+def join_all(separator: str, pieces: list[str]) -> str:
+    """Join, having added up the lengths first."""
+    budget = current.get()
+    budget.expect(sum(map(len, pieces)) + len(separator) * len(pieces))
+    return str(budget.keep(separator.join(pieces)))
+
+
+def cut(value: Any, start: Any, stop: Any, step: Any) -> Any:
+    """Take a slice."""
+    current.get().tick()
+    if isinstance(value, (str, list, tuple)):
+        return current.get().keep(value[start:stop:step])
+    if isinstance(value, Undefined):
+        return value[start:stop:step]
+    raise TypeError(f"a {type(value).__name__} cannot be sliced")
+
+
+# Methods
+
+
+def _needle(wanted: str, subject: str) -> str:
+    """Return what to look for: a message holds the text of a special token, never its stand-in."""
+    return wanted if wanted.isascii() or wanted in subject else current.get().spell(wanted)
+
+
+def _seeking(name: str) -> Callable[..., Any]:
+    method = getattr(str, name)
+
+    def run(subject: str, wanted: Any = None, *rest: Any, **options: Any) -> Any:
+        if isinstance(wanted, str):
+            wanted = _needle(wanted, subject)
+        elif isinstance(wanted, tuple):
+            wanted = tuple(_needle(w, subject) if isinstance(w, str) else w for w in wanted)
+        return method(subject, wanted, *rest, **options)
+
+    return run
+
+
+def replace(subject: str, old: str, new: str, count: int = -1) -> str:
+    """Replace, having worked out the length first."""
+    old = _needle(old, subject)
+    new = current.get().spell(new)  # what takes the place of a message's words is words
+    found = subject.count(old)
+    found = found if count < 0 else min(found, count)
+    current.get().expect(len(subject) + found * max(0, len(new) - len(old)))
+    return subject.replace(old, new, count)
+
+
+def _join(separator: str, values: Iterable[Any]) -> str:
+    pieces = list(each(values))
+    if not all(isinstance(piece, str) for piece in pieces):
+        raise TypeError("join() takes strings only")
+    return join_all(separator, pieces)
+
+
+_FIELD = re.compile(r"\{\{|\}\}|\{(\w*)\}|[{}]")
+
+
+def _format(pattern: str, *args: Any, **named: Any) -> str:
+    """`str.format` with bare fields only: `{}`, `{0}`, `{name}`."""
+    pieces, last, automatic = [], 0, 0
+    for match in _FIELD.finditer(pattern):
+        pieces.append(pattern[last : match.start()])
+        last = match.end()
+        if match[0] in ("{{", "}}"):
+            pieces.append(match[0][0])
+        elif match[1] is None:
+            raise SecurityError("format() fields other than {}, {0} and {name}")
+        elif match[1] == "" or match[1].isdecimal():
+            pieces.append(text_of(args[int(match[1] or automatic)]))
+            automatic += 1
+        else:
+            pieces.append(text_of(named[match[1]]))
+    return join_all("", [*pieces, pattern[last:]])
+
+
+_PLAIN = """
+    strip lstrip rstrip upper lower title capitalize casefold swapcase splitlines isalpha isdigit isalnum
+    isspace isupper islower isnumeric isdecimal isidentifier istitle isascii
+"""
+_SEEKING = """
+    startswith endswith split rsplit partition rpartition find rfind index rindex count removeprefix
+    removesuffix
+"""
+METHODS: dict[type, dict[str, Callable[..., Any]]] = {
+    str: {
+        **{name: getattr(str, name) for name in _PLAIN.split()},
+        **{name: _seeking(name) for name in _SEEKING.split()},
+        "replace": replace,
+        "join": _join,
+        "format": _format,
+    },
+    dict: {
+        "get": dict.get,
+        "keys": lambda mapping: list(mapping),
+        "values": lambda mapping: list(mapping.values()),
+        "items": lambda mapping: list(mapping.items()),
+    },
+    list: {"index": list.index, "count": list.count},
+    tuple: {"index": tuple.index, "count": tuple.count},
+}
+
+
+def bound(subject: object, kind: type, name: str) -> Function | None:
+    """Return an allowed method of a value, or None."""
+    run = METHODS.get(kind, {}).get(name)
+    return None if run is None else Function(name, partial(run, subject))
+
+
+# Functions
+
+
+def _range(*args: int) -> range:
+    values = range(*args)
+    if len(values) > _RANGE:
+        raise SecurityError(f"a range of more than {_RANGE} numbers")
+    return values
+
+
+def _namespace(*args: Any, **attributes: Any) -> Namespace:
+    values = dict(*args, **attributes)
+    if any(not isinstance(name, str) or name.startswith("_") for name in values):
+        raise SecurityError("namespace attributes that start with an underscore")
+    return Namespace(values)
+
+
+def _raise_exception(message: Any = "") -> None:
+    reason = current.get().spell(text_of(message))[:500]
+    raise InvalidRequest(f"messages: the model's chat template does not take them: {reason}")
+
+
+def _strftime_now(pattern: str) -> str:
+    # Bare directives only: some C libraries take a width, and fill gigabytes with zeros.
+    if len(pattern) > 100 or not re.fullmatch(r"(?:[^%\0]|%-?[A-Za-z%])*", pattern):
+        raise SecurityError(f"the date format {pattern[:100]!r}")
+    return datetime.now().strftime(pattern)
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def run(*args: Any, **options: Any) -> Any:
+        raise SecurityError(f"{name}() is not for chat templates")
+
+    return run
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "dict": dict,
+    "namespace": _namespace,
+    "raise_exception": _raise_exception,
+    "range": _range,
+    "strftime_now": _strftime_now,
+    **{name: _refused(name) for name in ("cycler", "joiner", "lipsum")},
+}
+GLOBALS = {name: Function(name, run) for name, run in _FUNCTIONS.items()}
