@@ -44,3 +44,10 @@ class Detokenizer:
         self._decoder.reset()
         self._fresh = self._tokenizer.starts_fragment(self._after)
         return rest
+
+    def fork(self) -> Detokenizer:
+        """Another one that goes on from here by itself."""
+        twin = Detokenizer(self._tokenizer, self._special, self._after)
+        twin._decoder.setstate(self._decoder.getstate())
+        twin._fresh = self._fresh
+        return twin

@@ -1,0 +1,70 @@
+"""The protocol between engine and backends: a flat batch goes in, logits come out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.batch import Batch
+from stretto.errors import Unsupported
+from stretto.models.spec import ModelSpec
+
+__all__ = ["Backend", "Batch", "Capabilities"]
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend can do beyond computing logits."""
+
+    fork: bool = True  # cells may belong to several sequences
+    merge: bool = True  # several cells at one position of one sequence
+    shift: bool = True  # K can be turned to another position
+    embeddings: bool = True  # batches may hold vectors instead of tokens
+    hidden: bool = True  # final hidden states can be had
+    attention: bool = False  # attention weights can be had
+    same_bits: bool = False  # results do not depend on what else is in the batch
+
+    def require(self, name: str, backend: str) -> None:
+        """Raise `Unsupported` unless the capability is there."""
+        if name not in {field.name for field in fields(self)}:
+            raise ValueError(f"no capability is called {name!r}")
+        if not getattr(self, name):
+            raise Unsupported(f"the {backend} backend cannot do {name!r}; backend='reference' can")
+
+
+class Backend(Protocol):
+    """Runs one model with a fixed number of cells. One thread at a time calls it."""
+
+    name: str
+    spec: ModelSpec
+    capabilities: Capabilities
+    n_cells: int
+
+    def forward(self, batch: Batch) -> Floats:
+        """Compute all tokens of a placed batch, write their K and V into their cells.
+
+        Returns float32[n_wanted, n_vocab], writable, valid until the next call.
+        """
+        ...
+
+    def hidden(self, batch: Batch) -> Floats:
+        """As `forward`, but the final hidden states, after the last norm: float32[n_wanted, n_embd]."""
+        ...
+
+    def copy_cells(self, source: Ints, target: Ints) -> None:
+        """Copy K and V of cells `source` to cells `target`, in order."""
+        ...
+
+    def turn_cells(self, cells: Ints, delta: int) -> None:
+        """Turn the K of `cells` by `delta` positions."""
+        ...
+
+    def close(self) -> None:
+        """Free everything; the backend is not used again."""
+        ...

@@ -1,0 +1,162 @@
+"""A batch: tokens of any number of sequences, side by side, each with its own position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stretto.cache.cells import Cells
+from stretto.errors import InvalidRequest
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a batch's tokens went, and what each may see.
+
+    Row i writes cell `cells[i]` and attends to the first `lengths[i]` entries of `views[view_of[i]]`
+    (in layers with a window: to those of them whose positions are near enough).
+    """
+
+    cells: Ints  # int32[n]
+    views: list[Ints]
+    view_of: Ints  # int32[n]
+    lengths: Ints  # int32[n]
+    table: Ints  # int32[n_cells], the position of every cell
+
+
+class Batch:
+    """Tokens (or vectors) to run in one forward pass.
+
+        batch = Batch()
+        batch.add(token, position=5, sequences=[0], logits=True)
+        logits = llm.forward(batch)         # float32[1, n_vocab]
+
+    A token is put into all its `sequences`; it attends to the cells of the first of them, up to its
+    own position. Rows of `forward`'s result belong to the tokens with `logits=True`, in order.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._positions: list[int] = []
+        self._sequences: list[tuple[int, ...]] = []
+        self._wanted: list[int] = []
+        self._vectors: dict[int, Floats] = {}
+        self.placement: Placement | None = None
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add(self, token: int, position: int, sequences: Iterable[int], *, logits: bool = False) -> int:
+        """Add a token; return its row."""
+        row = len(self._tokens)
+        self._tokens.append(_integer("token", token))
+        self._positions.append(_integer("position", position))
+        self._sequences.append(tuple(sequences))
+        if logits:
+            self._wanted.append(row)
+        return row
+
+    def extend(
+        self, tokens: Iterable[int], position: int, sequences: Iterable[int], *, logits: bool = False
+    ) -> None:
+        """Add tokens at `position`, `position` + 1, …; `logits` is for the last of them."""
+        sequences = tuple(sequences)
+        for offset, token in enumerate(tokens):
+            self.add(token, position + offset, sequences)
+        if logits and self._tokens:
+            self._wanted.append(len(self._tokens) - 1)
+
+    def add_vector(
+        self,
+        vector: ArrayLike,
+        position: int,
+        sequences: Iterable[int],
+        *,
+        token: int = 0,
+        logits: bool = False,
+    ) -> int:
+        """Add a vector in place of a token's embedding; `token` orders cells within one position."""
+        row = self.add(token, position, sequences, logits=logits)
+        self._vectors[row] = np.asarray(vector, np.float32)
+        return row
+
+    # -- what a backend reads --
+
+    @property
+    def tokens(self) -> Ints:
+        """int32[n]; where a row has a vector, its token is not looked up."""
+        return np.array(self._tokens, np.int32)
+
+    @property
+    def positions(self) -> Ints:
+        """int32[n]."""
+        return np.array(self._positions, np.int32)
+
+    @property
+    def wanted(self) -> Ints:
+        """int32[n_wanted]: the rows whose logits are asked for."""
+        return np.array(self._wanted, np.int32)
+
+    @property
+    def vectors(self) -> dict[int, Floats]:
+        """Row → float32[n_embd], for rows given as vectors."""
+        return self._vectors
+
+    # -- placing --
+
+    def check(self, n_vocab: int, n_embd: int, context_length: int) -> None:
+        """Raise `InvalidRequest` for anything a backend could not compute."""
+        if not self._tokens:
+            raise InvalidRequest("the batch is empty; add a token first")
+        if not 0 <= min(self._positions) <= max(self._positions) < context_length:
+            raise InvalidRequest(
+                f"positions must lie from 0 to {context_length - 1}, "
+                f"not {min(self._positions)} to {max(self._positions)}"
+            )
+        for row, token in enumerate(self._tokens):
+            if not 0 <= token < n_vocab:
+                raise InvalidRequest(
+                    f"row {row}: token {token} is not in the vocabulary (0 to {n_vocab - 1})"
+                )
+        for row, vector in self._vectors.items():
+            if vector.shape != (n_embd,) or not np.isfinite(vector).all():
+                raise InvalidRequest(
+                    f"row {row}: a vector of {n_embd} finite numbers is needed, not {vector.shape}"
+                )
+
+    def place(self, cells: Cells) -> None:
+        """Take cells for all tokens, or raise `CacheFull` and take none."""
+        if self.placement is not None:
+            raise InvalidRequest("the batch has been run already; build a new one")
+        taken = cells.place(self._tokens, self._positions, self._sequences)
+        order: dict[int, int] = {}
+        view_of = np.array([order.setdefault(s[0], len(order)) for s in self._sequences], np.int32)
+        views = [cells.view(sequence) for sequence in order]
+        lengths = np.array([len(views[index]) for index in view_of], np.int32)
+        positions = self.positions
+        for index, view in enumerate(views):
+            rows = np.flatnonzero(view_of == index)
+            # A row in front of its sequence's last position, as in a prompt, sees a part of the view.
+            if positions[rows].min() < cells.positions[view[-1]]:
+                lengths[rows] = np.searchsorted(cells.positions[view], positions[rows], side="right")
+        self.placement = Placement(taken, views, view_of, lengths, cells.positions)
+
+    def unplace(self, cells: Cells) -> None:
+        """Give the cells back, when the forward pass failed."""
+        if self.placement is not None:
+            for cell, sequences in zip(self.placement.cells.tolist(), self._sequences, strict=True):
+                for sequence in set(sequences):
+                    cells.remove_cells(sequence, [cell])
+            self.placement = None
+
+
+def _integer(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InvalidRequest(f"{name} must be an integer, not {value!r}")
+    return int(value)

@@ -1,0 +1,200 @@
+"""The oracle: a decoder in NumPy, float32, weights dequantised. Slow, short, and meant to be read.
+
+One forward serves everything: any batch, any positions, any views. What a row may attend to is a dense
+mask here, made from the views or given by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.base import Batch, Capabilities
+from stretto.errors import InvalidRequest
+from stretto.models.spec import Layer, ModelSpec, Rope
+from stretto.weights.gguf import GGUF
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+Mask = NDArray[np.bool_]
+
+
+@dataclass
+class Computed:
+    """All that one forward pass can tell."""
+
+    hidden: Floats  # float32[n, n_embd], after the last norm
+    attention: list[Floats]  # a layer each: float32[n_head, n, n_cells]; empty unless asked for
+
+
+class ReferenceBackend:
+    """Runs a model in NumPy. `forward` is the protocol's; `compute` shows what happens within."""
+
+    name = "reference"
+    capabilities = Capabilities(attention=True)
+
+    def __init__(self, file: GGUF, spec: ModelSpec, n_cells: int) -> None:
+        self.spec = spec
+        self.n_cells = n_cells
+        self.weights = {name: file.tensors[name].dequantize() for name in spec.tensors()}
+        shape = (spec.n_layer, n_cells, spec.n_kv_head, spec.head_size)
+        self.keys = np.zeros(shape, np.float32)
+        self.values = np.zeros(shape, np.float32)
+
+    def forward(self, batch: Batch) -> Floats:
+        """float32[n_wanted, n_vocab]."""
+        return self.logits(self.hidden(batch))
+
+    def hidden(self, batch: Batch) -> Floats:
+        """float32[n_wanted, n_embd]."""
+        return self.compute(batch).hidden[batch.wanted]
+
+    def logits(self, hidden: Floats) -> Floats:
+        """The output matrix applied to final hidden states."""
+        output = self.weights["token_embd.weight" if self.spec.tied else "output.weight"]
+        logits: Floats = hidden @ output.T
+        return logits
+
+    def compute(self, batch: Batch, mask: Mask | None = None, attention: bool = False) -> Computed:
+        """Run a placed batch. `mask`, bool[n, n_cells], says by hand which row sees which cell."""
+        spec, placement = self.spec, batch.placement
+        if placement is None:
+            raise InvalidRequest("the batch has no cells yet; call batch.place(cells) first")
+        if mask is None:
+            mask = np.zeros((len(batch), self.n_cells), bool)
+            for row, (view, length) in enumerate(zip(placement.view_of, placement.lengths, strict=True)):
+                mask[row, placement.views[view][:length]] = True
+
+        x = self.weights["token_embd.weight"][batch.tokens] * np.float32(spec.embedding_scale)  # [n, n_embd]
+        for row, vector in batch.vectors.items():
+            x[row] = vector
+        positions = batch.positions
+        seen: list[Floats] = []
+        for i, layer in enumerate(spec.layers):
+            near = mask
+            if layer.window is not None:
+                near = mask & (placement.table[None, :] > positions[:, None] - layer.window)
+            keys, values = self.keys[i], self.values[i]
+            queries, keys[placement.cells], values[placement.cells] = self._project(i, layer, x, positions)
+            mixed, weights = attend(queries, keys, values, near, spec.attention_scale)
+            x = x + self._norm_if(
+                spec.post_norm, i, "post_attention_norm", self._matmul(mixed, i, "attn_output")
+            )
+            x = x + self._norm_if(spec.post_norm, i, "post_ffw_norm", self._feed_forward(i, x))
+            if attention:
+                seen.append(weights)
+        return Computed(rms_norm(x, self.weights["output_norm.weight"], spec.norm_eps), seen)
+
+    def copy_cells(self, source: Ints, target: Ints) -> None:
+        """K and V of `source` become those of `target`."""
+        self.keys[:, target] = self.keys[:, source]
+        self.values[:, target] = self.values[:, source]
+
+    def turn_cells(self, cells: Ints, delta: int) -> None:
+        """Turn K by `delta` positions: rotations add up, once the magnitude is taken out."""
+        turns = np.full(len(cells), delta)
+        for i, layer in enumerate(self.spec.layers):
+            self.keys[i, cells] = rotate(self.keys[i, cells], turns, layer.rope) / np.float32(
+                layer.rope.magnitude
+            )
+
+    def close(self) -> None:
+        """Let go of the weights and the cache."""
+        self.weights = {}
+        self.keys = self.values = np.zeros((0, 0, 0, 0), np.float32)
+
+    # -- the pieces of a layer --
+
+    def _project(self, i: int, layer: Layer, x: Floats, positions: Ints) -> tuple[Floats, Floats, Floats]:
+        """Queries, keys and values of each row: float32[n, heads, head_size], rotated."""
+        spec = self.spec
+        x = self._norm(i, "attn_norm", x)
+        q, k, v = (
+            self._matmul(x, i, name).reshape(len(x), -1, spec.head_size)
+            for name in ("attn_q", "attn_k", "attn_v")
+        )
+        q, k = (
+            self._norm_if(spec.qk_norm, i, "attn_q_norm", q),
+            self._norm_if(spec.qk_norm, i, "attn_k_norm", k),
+        )
+        return rotate(q, positions, layer.rope), rotate(k, positions, layer.rope), v
+
+    def _feed_forward(self, i: int, x: Floats) -> Floats:
+        x = self._norm(i, "ffn_norm", x)
+        gate, up = self._matmul(x, i, "ffn_gate"), self._matmul(x, i, "ffn_up")
+        return self._matmul(ACTIVATIONS[self.spec.activation](gate) * up, i, "ffn_down")
+
+    def _matmul(self, x: Floats, i: int, name: str) -> Floats:
+        """x times a layer's matrix, plus its bias if it has one."""
+        out: Floats = x @ self.weights[f"blk.{i}.{name}.weight"].T
+        bias = self.weights.get(f"blk.{i}.{name}.bias")
+        return out if bias is None else out + bias
+
+    def _norm(self, i: int, name: str, x: Floats) -> Floats:
+        return rms_norm(x, self.weights[f"blk.{i}.{name}.weight"], self.spec.norm_eps)
+
+    def _norm_if(self, wanted: bool, i: int, name: str, x: Floats) -> Floats:
+        return self._norm(i, name, x) if wanted else x
+
+
+def attend(queries: Floats, keys: Floats, values: Floats, mask: Mask, scale: float) -> tuple[Floats, Floats]:
+    """Attention of each row to the cells its mask allows, each K/V head shared by a group of heads.
+
+    queries [n, n_head, size], keys and values [n_cells, n_kv_head, size], mask [n, n_cells]
+    → float32[n, n_head × size] and the weights float32[n_head, n, n_cells]
+    """
+    n, n_head, size = queries.shape
+    cells = np.flatnonzero(mask.any(axis=0))
+    group = n_head // keys.shape[1]
+    weights = np.zeros((n_head, n, len(keys)), np.float32)
+    mixed = np.empty((n, n_head, size), np.float32)
+    for head in range(n_head):
+        scores = queries[:, head] @ keys[cells, head // group].T * np.float32(scale)  # [n, cells]
+        scores = np.where(mask[:, cells], scores, -np.inf)
+        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+        scores /= scores.sum(axis=1, keepdims=True)
+        weights[head][:, cells] = scores
+        mixed[:, head] = scores @ values[cells, head // group]
+    return mixed.reshape(n, -1), weights
+
+
+def rotate(x: Floats, positions: NDArray[np.integer], rope: Rope) -> Floats:
+    """Turn the pairs of each head by their position: x [n, heads, size]."""
+    angles = rope.angles(positions)[:, None, :]  # [n, 1, pairs]
+    cos = (np.cos(angles) * rope.magnitude).astype(np.float32)
+    sin = (np.sin(angles) * rope.magnitude).astype(np.float32)
+    pairs = len(rope.frequencies)
+    if rope.pairs == "adjacent":
+        first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+    else:
+        first, second = slice(0, pairs), slice(pairs, 2 * pairs)
+    a, b = x[..., first], x[..., second]
+    out = x.copy()
+    out[..., first] = a * cos - b * sin
+    out[..., second] = a * sin + b * cos
+    return out
+
+
+def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+    """x divided by the root of its mean square, times `weight`."""
+    root: Floats = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(eps))
+    return x / root * weight
+
+
+def silu(x: Floats) -> Floats:
+    """x × sigmoid(x)."""
+    with np.errstate(over="ignore"):  # exp(−x) may be infinite; the quotient is then 0, as it should be
+        out: Floats = x / (1 + np.exp(-x))
+    return out
+
+
+def gelu(x: Floats) -> Floats:
+    """The tanh form of GELU."""
+    cubed = x + np.float32(0.044715) * x * x * x
+    out: Floats = np.float32(0.5) * x * (1 + np.tanh(np.float32((2 / np.pi) ** 0.5) * cubed))
+    return out
+
+
+ACTIVATIONS = {"silu": silu, "gelu": gelu}

@@ -1,0 +1,274 @@
+"""The table of cells: for each cell its position, its token, and the sequences that share it.
+
+    cells = Cells(8192)
+    cells.place([token], [0], [(7,)])       # one cell at position 0, in sequence 7
+    cells.copy(7, 8)                        # sequence 8 now shares all of 7's cells; no tensor moves
+    cells.remove(8, 10, 20)                 # 8 forgets positions 10 to 19; 7 keeps them
+    cells.view(7)                           # indices of 7's cells, in position order
+
+Ranges are half-open and of positions. A sequence exists while it has cells. A cell whose set is empty is
+free. What may attend to what follows from the table: a token of a sequence sees the sequence's cells with
+positions up to its own, so the backend gets a *view* (the sequence's cells in position order, within one
+position in order of token) and how many of them. Views are kept up to date by every operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stretto.cache.views import View
+from stretto.errors import CacheFull, InvalidRequest
+
+Ints = NDArray[np.int32]
+
+MAX_POSITION = (1 << 31) - 1
+
+
+class Cells:
+    """A fixed number of cells and who uses them.
+
+    `positions` and `tokens` have an entry for every cell (−1 where it is free).
+    """
+
+    def __init__(self, n_cells: int) -> None:
+        if isinstance(n_cells, bool) or not isinstance(n_cells, int) or not 1 <= n_cells <= 1 << 30:
+            raise InvalidRequest(f"cells must be an integer from 1 to 2^30, not {n_cells!r}")
+        self.n_cells = n_cells
+        self.positions = np.full(n_cells, -1, np.int32)
+        self.tokens = np.full(n_cells, -1, np.int32)
+        self._shares = np.zeros(n_cells, np.int32)  # in how many sequences a cell is
+        self._views: dict[int, View] = {}
+        self._free = list(range(n_cells - 1, -1, -1))  # a stack; low cells are handed out first
+
+    def __len__(self) -> int:
+        return self.n_cells
+
+    def __repr__(self) -> str:
+        return f"<Cells: {self.n_used} of {self.n_cells} used by {len(self._views)} sequences>"
+
+    @property
+    def n_free(self) -> int:
+        """How many cells are free."""
+        return len(self._free)
+
+    @property
+    def n_used(self) -> int:
+        """How many cells belong to at least one sequence."""
+        return self.n_cells - len(self._free)
+
+    @property
+    def sequences(self) -> list[int]:
+        """The ids of the sequences that have cells."""
+        return list(self._views)
+
+    # -- reading --
+
+    def view(self, sequence: int) -> Ints:
+        """int32[n]: the sequence's cells in position order; read-only, valid until the next change."""
+        view = self._views.get(_id(sequence))
+        return view.cells if view else np.empty(0, np.int32)
+
+    def sequence_positions(self, sequence: int) -> Ints:
+        """int32[n]: the positions of `view(sequence)`."""
+        return self.positions[self.view(sequence)]
+
+    def end(self, sequence: int) -> int:
+        """The position after the sequence's last, 0 for one without cells."""
+        view = self._views.get(_id(sequence))
+        return int(self.positions[view.cells[-1]]) + 1 if view else 0
+
+    def members(self, cell: int) -> set[int]:
+        """The sequences that a cell belongs to."""
+        return {sequence for sequence, view in self._views.items() if (view.cells == cell).any()}
+
+    def is_shared(self, cells: ArrayLike) -> NDArray[np.bool_]:
+        """For each cell, whether more than one sequence uses it."""
+        return self._shares[self._cells(cells)] > 1
+
+    # -- changing --
+
+    def place(self, tokens: ArrayLike, positions: ArrayLike, sequences: Sequence[Collection[int]]) -> Ints:
+        """Take a free cell for each token and put it into its set of sequences; return the cells.
+
+        All or nothing: without enough free cells nothing changes and `CacheFull` is raised.
+        """
+        tokens, positions = _ints(tokens, "tokens", -1), _ints(positions, "positions", 0)
+        n = len(tokens)
+        if len(positions) != n or len(sequences) != n:
+            raise InvalidRequest(
+                f"{n} tokens, {len(positions)} positions and {len(sequences)} sets of sequences"
+            )
+        ids = [{_id(sequence) for sequence in members} for members in sequences]
+        if not all(ids):
+            raise InvalidRequest("a token must belong to at least one sequence")
+        if n > len(self._free):
+            raise CacheFull(
+                f"{n} cells are needed and {len(self._free)} of {self.n_cells} are free; "
+                "close sequences, or load the model with more cells"
+            )
+        cells = np.array(self._free[: -n - 1 : -1], np.int32)
+        del self._free[len(self._free) - n :]
+        self.positions[cells] = positions
+        self.tokens[cells] = tokens
+        self._shares[cells] = [len(members) for members in ids]
+        rows: dict[int, list[int]] = {}
+        for row, members in enumerate(ids):
+            for sequence in members:
+                rows.setdefault(sequence, []).append(row)
+        for sequence, mine in rows.items():
+            self._add(sequence, cells if len(mine) == n else cells[mine])
+        return cells
+
+    def copy(self, source: int, target: int, start: int = 0, stop: int | None = None) -> int:
+        """Put the cells of `source` at positions start ≤ p < stop also into `target`; return how many."""
+        chosen = self._range(source, start, stop)
+        if _id(source) == _id(target):
+            return len(chosen)
+        held = self._views.get(target)
+        if held:
+            chosen = chosen[~np.isin(chosen, held.cells)]
+        if len(chosen):
+            self._shares[chosen] += 1
+            self._add(target, chosen)
+        return len(chosen)
+
+    def remove(self, sequence: int, start: int = 0, stop: int | None = None) -> int:
+        """Take the sequence out of its cells at start ≤ p < stop; return how many cells became free."""
+        return self._drop(sequence, self._range(sequence, start, stop))
+
+    def remove_cells(self, sequence: int, cells: ArrayLike) -> int:
+        """Take the sequence out of these cells, which must be its own; return how many became free."""
+        chosen = np.unique(self._cells(cells))
+        foreign = chosen[~np.isin(chosen, self.view(sequence))]
+        if len(foreign):
+            raise InvalidRequest(f"cells {foreign[:8].tolist()} do not belong to sequence {sequence}")
+        return self._drop(sequence, chosen)
+
+    def keep(self, sequence: int) -> int:
+        """Remove all other sequences; return how many cells became free."""
+        return sum(self.remove(other) for other in self.sequences if other != _id(sequence))
+
+    def clear(self) -> None:
+        """Remove all sequences."""
+        self.__init__(self.n_cells)  # type: ignore[misc]  # back to the state after construction
+
+    def shift(self, sequence: int, start: int, stop: int | None, delta: int) -> Ints:
+        """Move the sequence's cells at start ≤ p < stop by `delta` positions; return those cells.
+
+        Their K must then be turned by `delta`. A cell has one position for all who share it, so shared
+        cells are refused: give the sequence cells of its own first (`unshare`).
+        """
+        chosen = self._range(sequence, start, stop).copy()
+        if isinstance(delta, bool) or not isinstance(delta, (int, np.integer)):
+            raise InvalidRequest(f"delta must be an integer, not {delta!r}")
+        if not len(chosen) or delta == 0:
+            return chosen[:0]
+        moved = self.positions[chosen].astype(np.int64) + delta
+        if moved.min() < 0 or moved.max() > MAX_POSITION:
+            raise InvalidRequest(
+                f"a shift by {delta} would give positions from {moved.min()} to {moved.max()}"
+            )
+        if (self._shares[chosen] > 1).any():
+            raise InvalidRequest(f"cells of sequence {sequence} in this range are shared; unshare them first")
+        self.positions[chosen] = moved
+        self._views[sequence].sort(self.positions, self.tokens)
+        return chosen
+
+    def unshare(self, sequence: int, start: int = 0, stop: int | None = None) -> tuple[Ints, Ints]:
+        """Give the sequence cells of its own where it shares; return (old, new): K and V must be copied."""
+        chosen = self._range(sequence, start, stop)
+        old = chosen[self._shares[chosen] > 1].copy()
+        new = self.place(self.tokens[old], self.positions[old], [(sequence,)] * len(old))
+        self._drop(sequence, old)
+        return old, new
+
+    # -- the truth about itself --
+
+    def check(self) -> None:
+        """Raise `RuntimeError` if the table contradicts itself anywhere."""
+        shares = np.zeros(self.n_cells, np.int32)
+        for sequence, view in self._views.items():
+            if not len(view.cells):
+                raise RuntimeError(f"sequence {sequence} has an empty view")
+            if len(np.unique(view.cells)) != len(view.cells):
+                raise RuntimeError(f"sequence {sequence} has a cell twice")
+            order = np.lexsort((self.tokens[view.cells], self.positions[view.cells]))
+            keys = np.stack((self.positions[view.cells], self.tokens[view.cells]))
+            if not np.array_equal(keys, keys[:, order]):
+                raise RuntimeError(f"the view of sequence {sequence} is out of order")
+            shares[view.cells] += 1
+        if not np.array_equal(shares, self._shares):
+            raise RuntimeError("the counts of sharing sequences are wrong")
+        free = np.zeros(self.n_cells, bool)
+        free[self._free] = True
+        if free.sum() != len(self._free) or not np.array_equal(free, shares == 0):
+            raise RuntimeError("the free cells are not those without a sequence")
+        if (self.positions[free] != -1).any() or (self.positions[~free] < 0).any():
+            raise RuntimeError("positions must be −1 in free cells and only there")
+
+    # -- within --
+
+    def _add(self, sequence: int, cells: Ints) -> None:
+        view = self._views.get(sequence)
+        if view is None:
+            view = self._views[sequence] = View()
+        view.add(cells, self.positions, self.tokens)
+
+    def _drop(self, sequence: int, cells: Ints) -> int:
+        if not len(cells):
+            return 0
+        cells = cells.copy()  # it may be a part of the view that is about to change
+        view = self._views[sequence]
+        view.drop(cells, self.positions, self.tokens)
+        if not len(view.cells):
+            del self._views[sequence]
+        self._shares[cells] -= 1
+        freed = cells[self._shares[cells] == 0]
+        self.positions[freed] = -1
+        self.tokens[freed] = -1
+        self._free.extend(np.sort(freed)[::-1].tolist())
+        return len(freed)
+
+    def _range(self, sequence: int, start: int, stop: int | None) -> Ints:
+        """The part of a sequence's view with positions in a range: a contiguous piece."""
+        for name, value in (("start", start), ("stop", stop)):
+            if value is None and name == "stop":
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+                raise InvalidRequest(f"{name} must be a position, 0 or more, not {value!r}")
+        if stop is not None and stop < start:
+            raise InvalidRequest(f"start {start} lies behind stop {stop}; ranges are start ≤ position < stop")
+        cells = self.view(sequence)
+        if start == 0 and stop is None:
+            return cells
+        positions = self.positions[cells]
+        first = np.searchsorted(positions, start)
+        last = len(cells) if stop is None else np.searchsorted(positions, stop)
+        return cells[first:last]
+
+    def _cells(self, cells: ArrayLike) -> Ints:
+        chosen = _ints(cells, "cells", 0)
+        if len(chosen) and chosen.max() >= self.n_cells:
+            raise InvalidRequest(f"cell {chosen.max()} does not exist; there are {self.n_cells}")
+        return chosen
+
+
+def _id(sequence: int) -> int:
+    if isinstance(sequence, bool) or not isinstance(sequence, (int, np.integer)) or sequence < 0:
+        raise InvalidRequest(f"a sequence id must be an integer, 0 or more, not {sequence!r}")
+    return int(sequence)
+
+
+def _ints(values: ArrayLike, name: str, least: int) -> Ints:
+    """A one-dimensional int32 array of `values`, none of them below `least`."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+        raise InvalidRequest(f"{name} must be a list of integers, not {array.dtype} of shape {array.shape}")
+    if array.size and (array.min() < least or array.max() > MAX_POSITION):
+        raise InvalidRequest(
+            f"{name} must lie from {least} to {MAX_POSITION}, not {array.min()} to {array.max()}"
+        )
+    return array.astype(np.int32)

@@ -1,0 +1,151 @@
+"""The options of a request: their names, their types, their defaults, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.engine.types import Token
+from stretto.errors import InvalidRequest, Unsupported
+from stretto.sampling.params import SamplingParams, check_integer, check_number
+
+Hook = Callable[[NDArray[np.float32], list[int]], None]
+Callback = Callable[[Token], Any]
+Stop = str | Callable[[str], bool]
+
+MAX_STOPS = 64
+MAX_LOGPROBS = 1000
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Keyword arguments of everything that samples; `SamplingParams` says what they mean."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
+
+
+class Options(SamplingOptions, total=False):
+    """Keyword arguments of `generate`, `stream` and `chat`; `RequestParams` says what they mean."""
+
+    max_tokens: int | None
+    seed: int | None
+    stop: Stop | Iterable[Stop]
+    stop_tokens: Iterable[int]
+    ignore_eos: bool
+    timeout: float | None
+    logprobs: int
+    hooks: Iterable[Hook]
+    grammar: Any
+    callback: Callback | None
+    loop: Literal["auto", "python", "fused"]
+
+
+@dataclass(frozen=True)
+class RequestParams:
+    """A request's options, checked.
+
+    - `max_tokens`: how many to generate; None: to the end of the context
+    - `seed`: for the same tokens again; None: a fresh one, told in the result
+    - `stop`: strings that end the text and are not part of it, and functions that get the text so far
+      and return True to end it
+    - `stop_tokens`: ids that end it, as the model's own end tokens do unless `ignore_eos`
+    - `timeout`: seconds after which what is there is returned
+    - `logprobs`: 0 for none, n for each token's own log-probability and the n best
+    - `hooks`: functions that get (logits, tokens) before each token and may change logits in place
+    - `callback`: gets each `Token`; returning False ends the generation
+    """
+
+    sampling: SamplingParams
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_functions: tuple[Callable[[str], bool], ...] = ()
+    stop_tokens: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    timeout: float | None = None
+    logprobs: int = 0
+    hooks: tuple[Hook, ...] = ()
+    callback: Callback | None = None
+
+
+SAMPLING_NAMES = tuple(field.name for field in fields(SamplingParams))
+NAMES = (*SAMPLING_NAMES, *Options.__annotations__)
+
+
+def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
+    """Check the options of a single sampling."""
+    _known(options, SAMPLING_NAMES)
+    return SamplingParams(**options)
+
+
+def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
+    """Check the options of a request."""
+    _known(options, NAMES)
+    rest = dict(options)
+    sampling = SamplingParams(**{name: rest.pop(name) for name in SAMPLING_NAMES if name in rest})
+    if rest.pop("grammar", None) is not None:
+        raise Unsupported("grammar is not supported yet; use hooks to constrain tokens")
+    loop = rest.pop("loop", "auto")
+    if loop not in ("auto", "python", "fused"):
+        raise InvalidRequest(f"loop must be 'auto', 'python' or 'fused', not {loop!r}")
+    if loop == "fused":
+        raise Unsupported("loop='fused' needs the native backend; use loop='auto'")
+    if rest.get("max_tokens") is not None:
+        check_integer("max_tokens", rest["max_tokens"], 1, 1 << 31)
+    if rest.get("timeout") is not None:
+        check_number("timeout", rest["timeout"], 0.0, 1e9, open_low=True)
+    if rest.get("seed") is not None:
+        check_integer("seed", rest["seed"], 0, (1 << 64) - 1)
+    check_integer("logprobs", rest.get("logprobs", 0), 0, MAX_LOGPROBS)
+    if not isinstance(rest.get("ignore_eos", False), bool):
+        raise InvalidRequest(f"ignore_eos must be True or False, not {rest['ignore_eos']!r}")
+    if rest.get("callback") is not None and not callable(rest["callback"]):
+        raise InvalidRequest(f"callback must be a function, not {rest['callback']!r}")
+    rest["hooks"] = _all("hooks", rest.get("hooks", ()), callable, "functions")
+    stops = rest.pop("stop", ())
+    stops = (stops,) if isinstance(stops, str) or callable(stops) else stops
+    stops = _all(
+        "stop", stops, lambda stop: callable(stop) or (isinstance(stop, str) and stop), "strings or functions"
+    )
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequest(f"stop has {len(stops)} entries; at most {MAX_STOPS} are allowed")
+    rest["stop"] = tuple(stop for stop in stops if isinstance(stop, str))
+    rest["stop_functions"] = tuple(stop for stop in stops if not isinstance(stop, str))
+    tokens = _all(
+        "stop_tokens", rest.get("stop_tokens", ()), lambda t: isinstance(t, (int, np.integer)), "token ids"
+    )
+    for token in tokens:
+        check_integer("a token of stop_tokens", token, 0, n_vocab - 1)
+    rest["stop_tokens"] = frozenset(int(token) for token in tokens)
+    for token in sampling.logit_bias or ():
+        check_integer("a token of logit_bias", token, 0, n_vocab - 1)
+    return RequestParams(sampling, **rest)
+
+
+def _known(options: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    for name in options:
+        if name not in names:
+            near = get_close_matches(name, names, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}"
+            raise InvalidRequest(f"there is no parameter {name!r}{hint}")
+
+
+def _all(name: str, values: Any, test: Callable[[Any], Any], what: str) -> tuple[Any, ...]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise InvalidRequest(f"{name} must be a list of {what}, not {values!r}")
+    found = tuple(values)
+    for value in found:
+        if not test(value):
+            raise InvalidRequest(f"{name} must hold {what}, not {value!r}")
+    return found

@@ -1,0 +1,184 @@
+"""A request: a sequence that samples itself until something stops it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stretto.engine.params import RequestParams
+from stretto.engine.sequence import Row, Sequence
+from stretto.engine.types import FinishReason, Logprob, Result, Timings, Token, Usage
+from stretto.errors import ContextOverflow, InvalidRequest
+from stretto.sampling.rng import RandomStream
+from stretto.sampling.transforms import log_softmax
+from stretto.text.stops import StopMatcher
+
+if TYPE_CHECKING:
+    from stretto.engine.engine import Engine
+
+
+class Request:
+    """One generation from prompt to result. `events` holds the tokens nobody has taken yet."""
+
+    def __init__(self, engine: Engine, prompt: list[int], params: RequestParams, index: int = 0) -> None:
+        if not prompt:
+            raise InvalidRequest("the prompt is empty; give at least one token")
+        if len(prompt) >= engine.context_length:
+            raise ContextOverflow(
+                f"the prompt has {len(prompt)} tokens and the context {engine.context_length}; "
+                "shorten it, leaving room for an answer"
+            )
+        self.params = params
+        self.sequence = Sequence(engine, prompt, RandomStream(params.seed, index))
+        self.tokens: list[int] = []
+        self.events: deque[Token] = deque()
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.error: BaseException | None = None
+        self.busy = False
+        self._engine = engine
+        self._end_ids = params.stop_tokens | (frozenset() if params.ignore_eos else engine.tokenizer.end_ids)
+        self._n_prompt = len(prompt)
+        self._matcher = StopMatcher(params.stop)
+        self._detokenizer = engine.tokenizer.detokenizer(after=prompt[-1])
+        self._text: list[str] = []
+        self._logprobs: list[Token] = []
+        self._started = time.monotonic()
+        self._first: float | None = None
+        self._last = self._started
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.finish_reason is not None or self.error is not None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._text)
+
+    # -- forward --
+
+    def advance(self) -> None:
+        """Sample the next token and see whether it is the last.
+
+        What goes wrong here, in a hook or a callback say, ends this request and no other.
+        """
+        self.busy = True  # a callback may use the engine, and so step it
+        try:
+            if self._timed_out():
+                self.finish("timeout")
+                return
+            row = self.sequence.logits
+            for hook in self.params.hooks:
+                hook(row, self.sequence.history)
+            token = self.sequence.choose(row, self.params.sampling)
+            self._accept(token, *self._measure(token, row))
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self.busy = False
+
+    def _accept(self, token: int, logprob: float | None, top: tuple[Logprob, ...]) -> None:
+        self._last = time.monotonic()
+        self._first = self._last if self._first is None else self._first
+        text = ""
+        reason: FinishReason | None = None
+        why: str | int | None = None
+        if token in self._end_ids:
+            reason, why = "stop", token
+        else:
+            self.tokens.append(token)
+            text = self._matcher.push(self._detokenizer.push(token))
+            if self._matcher.matched is not None:
+                reason, why = "stop", self._matcher.matched
+            elif any(stop(self.text + text) for stop in self.params.stop_functions):
+                reason, why = "stop", "stop function"
+            elif self._exhausted():
+                reason = "length"
+            else:
+                self.sequence.append(token)
+        if reason is not None:
+            text += self._held()
+        go_on = self._emit(Token(token, text, logprob, top, reason))
+        if reason is not None:
+            self._end(reason, why)
+        elif not go_on:
+            self.finish("stop", "callback")
+
+    def _exhausted(self) -> bool:
+        most = self.params.max_tokens
+        full = self.sequence.position >= self._engine.context_length
+        return full or (most is not None and len(self.tokens) >= most)
+
+    def _timed_out(self) -> bool:
+        limit = self.params.timeout
+        return limit is not None and time.monotonic() - self._started >= limit
+
+    def _measure(self, token: int, row: Row) -> tuple[float | None, tuple[Logprob, ...]]:
+        if not self.params.logprobs:
+            return None, ()
+        logs = log_softmax(row)
+        n = min(self.params.logprobs, len(logs))
+        best = np.argpartition(-logs, n - 1)[:n]
+        best = best[np.lexsort((best, -logs[best]))]
+        return float(logs[token]), tuple(Logprob(int(i), float(logs[i])) for i in best)
+
+    def _emit(self, event: Token) -> bool:
+        """Hand out an event; False if the callback wants no more."""
+        self._text.append(event.text)
+        if self.params.logprobs and event.id is not None:
+            self._logprobs.append(event)
+        self.events.append(event)
+        return self.params.callback is None or self.params.callback(event) is not False
+
+    def _held(self) -> str:
+        """Text that was held back and now will not become a stop string."""
+        if self._matcher.matched is not None:
+            return ""
+        return self._matcher.push(self._detokenizer.flush()) + self._matcher.flush()
+
+    # -- the end --
+
+    def finish(self, reason: FinishReason, why: str | int | None = None) -> None:
+        """End it from outside; what is there stays."""
+        if not self.finished:
+            text = self._held()
+            self._text.append(text)
+            self.events.append(Token(None, text, finish_reason=reason))
+            self._end(reason, why)
+
+    def _end(self, reason: FinishReason, why: str | int | None) -> None:
+        self.finish_reason, self.stop_reason = reason, why
+        self.sequence.close()
+
+    def fail(self, error: BaseException) -> None:
+        """End it with an exception, which whoever waits for it gets."""
+        if not self.finished:
+            self.error = error
+            self.sequence.close()
+
+    def cancel(self) -> None:
+        """End it because nobody wants it any more."""
+        self.finish("cancelled")
+
+    def result(self) -> Result:
+        """What came of it, once it has finished."""
+        if self.error is not None:
+            raise self.error
+        if self.finish_reason is None:
+            raise InvalidRequest("the generation has not finished; iterate the stream to its end first")
+        first = self._started if self._first is None else self._first
+        return Result(
+            text=self.text,
+            tokens=list(self.tokens),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            usage=Usage(self._n_prompt, len(self.tokens)),
+            timings=Timings(first - self._started, self._last - first, max(0, len(self.tokens) - 1)),
+            seed=self.sequence.random.seed,
+            logprobs=list(self._logprobs) if self.params.logprobs else None,
+        )

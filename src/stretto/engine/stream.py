@@ -1,0 +1,74 @@
+"""A generation as an iterator: whoever takes the next token steps the engine for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+
+from stretto.engine.engine import Engine
+from stretto.engine.request import Request
+from stretto.engine.types import Result, Token
+
+
+class TextStream:
+    """Iterate it for `Token`s; `result` is the whole when it has ended, `cancel()` ends it.
+
+    stream = llm.stream("Once upon a time")
+    for token in stream:
+        print(token.text, end="", flush=True)
+    stream.result.timings.tokens_per_second
+    """
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self._engine = engine
+        self._request = request
+        engine.add(request)
+
+    def __iter__(self) -> Iterator[Token]:
+        return self
+
+    def __next__(self) -> Token:
+        request = self._request
+        try:
+            while not request.events:
+                if request.error is not None:
+                    raise request.error
+                if request.finished:
+                    raise StopIteration
+                self._engine.step()
+        except StopIteration:
+            raise
+        except BaseException:  # Ctrl-C in the middle of a step: the cells are given back at once
+            self.cancel()
+            raise
+        return request.events.popleft()
+
+    @property
+    def result(self) -> Result:
+        """The whole result; runs what is left of the generation first."""
+        for _ in self:
+            pass
+        return self._request.result()
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return self._request.text
+
+    def cancel(self) -> None:
+        """End the generation; its cells are free afterwards. What is there stays readable."""
+        with self._engine.lock:
+            self._request.cancel()
+
+    def __enter__(self) -> TextStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        # A stream that nobody holds any more would keep its cells for ever.
+        if not self._request.finished and not self._engine.closed:
+            self.cancel()

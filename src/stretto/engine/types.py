@@ -1,0 +1,91 @@
+"""What comes out of the engine: tokens, steps, results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "timeout", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """A token and its log-probability in the model's own distribution."""
+
+    token: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Token:
+    """One event of a stream.
+
+    `text` is what may be shown now: text that could begin a stop string, or half a character, is held
+    back and comes with a later token. The last event has a `finish_reason`. An end token has no text; when
+    the end comes from outside (timeout, cancellation, callback), the last event has no token: `id` is None.
+    """
+
+    id: int | None
+    text: str
+    logprob: float | None = None  # with logprobs=n only, as `top`
+    top: tuple[Logprob, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What `Sequence.step` did: the token it sampled, its text, and whether it is an end token."""
+
+    token: int
+    text: str
+    is_end: bool
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens counted: of the prompt, of those the ones found in the cache, and generated."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds: from the request to its first token, and from there to its last."""
+
+    first_token: float
+    decode: float
+    n_decoded: int  # tokens after the first
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The speed of decoding, 0 where nothing was decoded."""
+        return self.n_decoded / self.decode if self.decode > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished generation.
+
+    `tokens` are those generated, without the end token. `stop_reason` says what stopped it: the stop
+    string, the id of the end or stop token, "callback", "stop function", "cache full", or None. With
+    `logprobs=n`, `logprobs` has an entry for each event of a token.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    usage: Usage
+    timings: Timings
+    seed: int
+    logprobs: list[Token] | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return self.text

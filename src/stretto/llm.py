@@ -1,0 +1,222 @@
+"""The facade: a loaded model and everything one does with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.base import Backend, Batch
+from stretto.cache.cells import Cells
+from stretto.engine import Engine, Request, Result, Sequence, Step
+from stretto.engine.params import request_params, sampling_params
+from stretto.engine.stream import TextStream
+from stretto.errors import InvalidRequest, Unsupported
+from stretto.models import ModelSpec
+from stretto.router import open_model
+from stretto.sampling.rng import RandomStream
+from stretto.sampling.transforms import log_softmax
+from stretto.text.template import ChatTemplate
+from stretto.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from stretto.engine.params import Options, SamplingOptions
+
+Prompt = str | Seq[int]
+Message = Mapping[str, Any]
+Floats = NDArray[np.float32]
+
+
+def load(
+    model: str | os.PathLike[str],
+    *,
+    backend: str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    cells: int = 8192,
+    kv: str = "f16",
+) -> LLM:
+    """Load a model by name (`"smollm2"`), path, or `"hf:org/repo/file.gguf"`.
+
+    `cells` is the size of the cache in tokens, shared by all sequences.
+
+    >>> llm = stretto.load("smollm2")
+    >>> llm.generate("Once upon a time").text
+    """
+    opened = open_model(model, backend=backend, device=device, threads=threads, cells=cells, kv=kv)
+    return LLM(opened.backend, opened.tokenizer, opened.template)
+
+
+class LLM:
+    """A model, ready to generate. Make one with `stretto.load`; close it, or use it in a `with`."""
+
+    def __init__(self, backend: Backend, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> None:
+        self._engine = Engine(backend, tokenizer)
+        self._template = template
+        self.tokenizer = tokenizer
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's shape."""
+        return self._engine.spec
+
+    @property
+    def backend(self) -> Backend:
+        """What runs the model."""
+        return self._engine.backend
+
+    @property
+    def context_length(self) -> int:
+        """How many tokens a sequence can have: the model's limit, or the cells if they are fewer."""
+        return self._engine.context_length
+
+    @property
+    def cells(self) -> Cells:
+        """The table of cells: copy, remove, keep, clear by `seq.id`."""
+        return self._engine.cells
+
+    # -- text --
+
+    @overload
+    def generate(self, prompt: str | list[int], **options: Unpack[Options]) -> Result: ...
+    @overload
+    def generate(self, prompt: list[str] | list[list[int]], **options: Unpack[Options]) -> list[Result]: ...
+    def generate(
+        self, prompt: str | list[int] | list[str] | list[list[int]], **options: Unpack[Options]
+    ) -> Result | list[Result]:
+        """Generate from a prompt, or from each of a list of prompts in one batch, results in order.
+
+        A prompt is text or a list of token ids. `RequestParams` documents the options.
+
+        >>> llm.generate("The capital of France is", max_tokens=8, temperature=0).text
+        """
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], (int, np.integer)):
+            return self._run([self._request(one, options) for one in prompt])
+        return self._run([self._request(cast(Prompt, prompt), options)])[0]
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:
+        """Generate token by token: iterate the stream, then read its `result`."""
+        return TextStream(self._engine, self._request(prompt, options))
+
+    def chat_prompt(self, messages: Seq[Message], **variables: Any) -> list[int]:
+        """The ids of a conversation in the model's own format, up to where its answer begins.
+
+        The text of a message can never become a special token.
+        """
+        if self._template is None:
+            raise Unsupported("this model has no chat template; use generate with a prompt of your own")
+        ids: list[int] = []
+        for part in self._template.parts(messages, **variables):
+            ids += [part] if isinstance(part, int) else self.tokenizer.encode(part)
+        return ids
+
+    @overload
+    def chat(
+        self, messages: Seq[Message], *, stream: Literal[False] = False, **options: Unpack[Options]
+    ) -> Result: ...
+    @overload
+    def chat(
+        self, messages: Seq[Message], *, stream: bool, **options: Unpack[Options]
+    ) -> Result | TextStream: ...
+    def chat(
+        self, messages: Seq[Message], *, stream: bool = False, **options: Unpack[Options]
+    ) -> Result | TextStream:
+        """Answer a conversation: a list of messages, each with a role and a content.
+
+        >>> llm.chat([{"role": "user", "content": "Hi"}]).text
+        """
+        prompt = self.chat_prompt(messages)
+        return self.stream(prompt, **options) if stream else self.generate(prompt, **options)
+
+    def score(self, ids: Seq[int] | str) -> Floats:
+        """float32[n-1]: the log-probability of each token after the first, given those before it."""
+        tokens = self._ids(ids)
+        if len(tokens) < 2:
+            raise InvalidRequest(f"a text of at least 2 tokens can be scored, not of {len(tokens)}")
+        scores = np.empty(len(tokens) - 1, np.float32)
+        chunk = self._engine.chunk
+        with self.sequence([]) as sequence:
+            for start in range(0, len(tokens) - 1, chunk):
+                batch = Batch()
+                for i, token in enumerate(tokens[start : min(start + chunk, len(tokens) - 1)], start):
+                    batch.add(token, i, (sequence.id,), logits=True)
+                for i, row in enumerate(self._engine.forward(batch), start):
+                    scores[i] = log_softmax(row)[tokens[i + 1]]
+        return scores
+
+    # -- tokens --
+
+    def sequence(self, prompt: Prompt = (), seed: int | None = None) -> Sequence:
+        """A sequence in your own hands: logits, sample, step, append, fork, truncate, remove."""
+        return Sequence(self._engine, self._ids(prompt), RandomStream(seed))
+
+    def step(self, sequences: Iterable[Sequence], **options: Unpack[SamplingOptions]) -> list[Step]:
+        """Move several sequences on by one token each, with one forward pass for all."""
+        params = sampling_params(options)
+        several = list(sequences)
+        for sequence in several:
+            if not isinstance(sequence, Sequence) or sequence._engine is not self._engine:
+                raise InvalidRequest(f"{sequence!r} is not a sequence of this model")
+        if len({sequence.id for sequence in several}) != len(several):
+            raise InvalidRequest("a sequence stands in the list twice; fork it to go two ways")
+        for sequence in several:
+            sequence.prepare()
+        self._engine.compute(several)
+        return [sequence.take(sequence.choose(sequence.logits, params)) for sequence in several]
+
+    def forward(self, batch: Batch) -> Floats:
+        """Run a batch you built: float32[n_wanted, n_vocab], a row for each token that wanted logits."""
+        if not isinstance(batch, Batch):
+            raise InvalidRequest(f"forward takes a stretto.Batch, not {type(batch).__name__}")
+        return self._engine.forward(batch)
+
+    # -- the end --
+
+    def close(self) -> None:
+        """Cancel what runs and free everything."""
+        self._engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<LLM {self.spec.architecture}, {self.spec.n_layer} layers, backend {self.backend.name!r}>"
+
+    # -- within --
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt; text gets the BOS token if the model asks for one."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, special=True)
+        if isinstance(prompt, tuple) and prompt:
+            raise Unsupported("prompts of several parts are not supported yet; give text or token ids")
+        return self._engine.check_tokens(prompt)
+
+    def _request(self, prompt: Prompt, options: Mapping[str, Any]) -> Request:
+        params = request_params(options, self.spec.n_vocab)
+        return Request(self._engine, self._ids(prompt), params)
+
+    def _run(self, requests: list[Request]) -> list[Result]:
+        """Step the engine until these requests have finished."""
+        try:
+            for request in requests:
+                self._engine.add(request)
+            while not all(request.finished for request in requests):
+                self._engine.step()
+            return [request.result() for request in requests]
+        finally:
+            with self._engine.lock:  # after an error or Ctrl-C the others give their cells back
+                for request in requests:
+                    request.cancel()

@@ -1,0 +1,42 @@
+"""Architectures as data: each file here reads a model file's metadata and returns a `ModelSpec`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stretto.errors import ModelError
+from stretto.models import gemma3, llama, qwen2, qwen3
+from stretto.models.spec import Layer, ModelSpec, Rope
+from stretto.weights.gguf import GGUF
+
+__all__ = ["ARCHITECTURES", "Layer", "ModelSpec", "Rope", "read_spec"]
+
+ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
+    "gemma3": gemma3.read,
+    "llama": llama.read,
+    "qwen2": qwen2.read,
+    "qwen3": qwen3.read,
+}
+
+
+def read_spec(file: GGUF) -> ModelSpec:
+    """The spec of the model in `file`, once all its tensors are known to be there and to fit.
+
+    >>> read_spec(GGUF("smollm2.gguf")).architecture
+    'llama'
+    """
+    name = file.metadata.text("general.architecture")
+    if name not in ARCHITECTURES:
+        raise ModelError(
+            f"the architecture {name!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}",
+            path=file.path,
+            field="general.architecture",
+        )
+    spec = ARCHITECTURES[name](file)
+    for tensor, shape in spec.tensors().items():
+        if tensor not in file.tensors:
+            raise ModelError("the tensor is missing; is the file complete?", path=file.path, field=tensor)
+        found = file.tensors[tensor].shape
+        if found != shape:
+            raise ModelError(f"the shape is {found}, not {shape}", path=file.path, field=f"tensor {tensor!r}")
+    return spec

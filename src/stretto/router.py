@@ -1,0 +1,79 @@
+"""Which backend serves which model here, and how a model is opened."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from stretto.backends.base import Backend
+from stretto.backends.reference import ReferenceBackend
+from stretto.errors import InvalidRequest, ModelError
+from stretto.models import ModelSpec, read_spec
+from stretto.sampling.params import check_integer
+from stretto.text.template import ChatTemplate
+from stretto.text.tokenizer import Tokenizer, load_tokenizer
+from stretto.weights import hub
+from stretto.weights.gguf import GGUF
+
+BACKENDS = ("reference",)
+CACHE_TYPES = ("f32", "f16", "q8")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model that is ready to run."""
+
+    backend: Backend
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+
+def open_model(
+    model: str | os.PathLike[str],
+    *,
+    backend: str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    cells: int = 8192,
+    kv: str = "f16",
+) -> Opened:
+    """Find a model's file, fetch it if need be, and open it with a backend."""
+    _one_of("backend", backend, ("auto", *BACKENDS))
+    _one_of("device", device, ("auto", "cpu"))
+    _one_of("kv", kv, CACHE_TYPES)
+    if threads is not None:
+        check_integer("threads", threads, 1, 1024)
+    check_integer("cells", cells, 1, 1 << 24)
+    with GGUF(hub.resolve(model)) as file:
+        spec = read_spec(file)
+        tokenizer = load_tokenizer(file.metadata)
+        if tokenizer.n_vocab > spec.n_vocab:
+            raise ModelError(
+                f"{tokenizer.n_vocab} tokens, but embeddings for {spec.n_vocab}",
+                path=file.path,
+                field="tokenizer.ggml.tokens",
+            )
+        template = _template(file, tokenizer)
+        return Opened(_backend(file, spec, min(cells, spec.context_length * 64)), tokenizer, template)
+
+
+def _backend(file: GGUF, spec: ModelSpec, cells: int) -> Backend:
+    return ReferenceBackend(file, spec, cells)
+
+
+def _template(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:
+    source = file.metadata.text("tokenizer.chat_template", "")
+    if not source:
+        return None
+
+    def text_of(token: int | None) -> str:
+        return "" if token is None else tokenizer.piece(token)
+
+    return ChatTemplate(
+        source, tokenizer.specials, bos=text_of(tokenizer.bos_id), eos=text_of(tokenizer.eos_id)
+    )
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidRequest(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")

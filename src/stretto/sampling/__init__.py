@@ -1,0 +1,7 @@
+"""From logits to a token: parameters, plain functions on rows, the seeded stream."""
+
+from stretto.sampling.params import SamplingParams
+from stretto.sampling.rng import RandomStream
+from stretto.sampling.sampler import sample
+
+__all__ = ["RandomStream", "SamplingParams", "sample"]

@@ -1,0 +1,76 @@
+"""What a request says about sampling, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from types import MappingProxyType
+
+import numpy as np
+
+from stretto.errors import InvalidRequest
+
+NO_BIAS: Mapping[int, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is chosen.
+
+    `temperature=0` takes the most probable token. `top_k=0`, `top_p=1` and `min_p=0` keep everything.
+    `repetition_penalty` is for all tokens so far, `presence_penalty` and `frequency_penalty` for the
+    generated ones. `logit_bias` maps token ids to what is added to their logits (−inf excludes).
+
+    >>> SamplingParams(temperature=0.7, top_p=0.9).top_k
+    40
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        check_number("temperature", self.temperature, 0.0, 100.0)
+        check_integer("top_k", self.top_k, 0, 1 << 31)
+        check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        check_number("min_p", self.min_p, 0.0, 1.0)
+        check_number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        check_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        check_number("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        bias = NO_BIAS if self.logit_bias is None else self.logit_bias
+        if not isinstance(bias, Mapping):
+            raise InvalidRequest(f"logit_bias must map token ids to numbers, not be {bias!r}")
+        for token, value in bias.items():
+            check_integer("a token of logit_bias", token, 0, 1 << 31)
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or value != value
+                or value == np.inf
+            ):
+                raise InvalidRequest(f"logit_bias of token {token} must be a number or −inf, not {value!r}")
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether any penalty is in force."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+def check_number(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    """Raise `InvalidRequest` unless `value` is a finite number in [low, high], or (low, high]."""
+    fine = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not fine or not isfinite(value) or not low <= value <= high or (open_low and value == low):
+        above = f"above {low:g}" if open_low else f"from {low:g}"
+        raise InvalidRequest(f"{name} must be a number {above} to {high:g}, not {value!r}")
+
+
+def check_integer(name: str, value: int, low: int, high: int) -> None:
+    """Raise `InvalidRequest` unless `value` is an integer in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
+        raise InvalidRequest(f"{name} must be an integer from {low} to {high}, not {value!r}")

@@ -1,0 +1,114 @@
+"""The chain: logits → penalties → bias → temperature → top-k → top-p → min-p → one token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stretto.errors import InvalidRequest
+from stretto.sampling import transforms
+from stretto.sampling.params import SamplingParams
+from stretto.sampling.rng import RandomStream
+
+Row = NDArray[np.float32]
+
+
+def sample(
+    logits: ArrayLike,
+    *,
+    temperature: float = 0.8,
+    top_k: int = 40,
+    top_p: float = 0.95,
+    min_p: float = 0.05,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    tokens: Sequence[int] = (),
+    n_prompt: int = 0,
+    rng: np.random.Generator | RandomStream | int | None = None,
+) -> int:
+    """A token drawn from `logits`; the sampler of `generate`, alone.
+
+    `tokens` are those so far (for penalties), the first `n_prompt` of them the prompt. `rng` is a seed, a
+    generator of NumPy's, or nothing for fresh randomness.
+
+    >>> sample([0.0, 1.0, 5.0], temperature=0)
+    2
+    """
+    params = SamplingParams(
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        repetition_penalty,
+        presence_penalty,
+        frequency_penalty,
+        logit_bias,
+    )
+    row = np.asarray(logits)
+    if row.ndim != 1 or not row.size or not np.issubdtype(row.dtype, np.number):
+        raise InvalidRequest(f"logits must be one row of numbers, not {row.dtype} of shape {row.shape}")
+    for token in tokens:
+        if not 0 <= token < row.size:
+            raise InvalidRequest(f"token {token} in tokens is not one of the {row.size} that have logits")
+    if isinstance(rng, np.random.Generator):
+        uniform = rng.random()
+    elif isinstance(rng, RandomStream):
+        uniform = rng.uniform()
+    elif rng is None or (isinstance(rng, (int, np.integer)) and not isinstance(rng, bool)):
+        uniform = RandomStream(rng).uniform()
+    else:
+        raise InvalidRequest(f"rng must be a seed, a numpy Generator or None, not {rng!r}")
+    return choose(row.astype(np.float32), params, tokens, n_prompt, uniform)
+
+
+def choose(logits: Row, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float) -> int:
+    """The chain itself; `uniform` is the random number it may use."""
+    row = adjusted(logits, params, tokens, n_prompt)
+    if params.temperature == 0:
+        return int(row.argmax())
+    for function, argument in filters(params):
+        row = function(row, argument)
+    return transforms.draw(row, uniform)
+
+
+def adjusted(logits: Row, params: SamplingParams, tokens: Sequence[int], n_prompt: int) -> Row:
+    """Penalties and bias applied, and known to leave something to choose from."""
+    row = logits
+    if params.penalizes:
+        row = transforms.penalize(
+            row,
+            tokens,
+            n_prompt,
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+        )
+    if params.logit_bias:
+        worst = max(params.logit_bias)
+        if worst >= len(row):
+            raise InvalidRequest(f"logit_bias names token {worst}; the vocabulary ends at {len(row) - 1}")
+        row = transforms.add_bias(row, params.logit_bias)
+    best = row.max()
+    if np.isnan(best):
+        raise InvalidRequest("logits hold NaN; a hook, a bias or the model file is broken")
+    if best == -np.inf:
+        raise InvalidRequest("every token is excluded (all logits are −inf); relax logit_bias or the hook")
+    if best == np.inf:
+        raise InvalidRequest("logits hold +inf; to force a token, set the others to −inf")
+    return row
+
+
+def filters(params: SamplingParams) -> list[tuple[Any, Any]]:
+    """The steps between adjusted logits and the draw that do something, with their argument."""
+    steps: list[tuple[Any, Any, bool]] = [
+        (transforms.temper, params.temperature, params.temperature != 1.0),
+        (transforms.keep_top_k, params.top_k, params.top_k > 0),
+        (transforms.keep_top_p, params.top_p, params.top_p < 1.0),
+        (transforms.keep_min_p, params.min_p, params.min_p > 0.0),
+    ]
+    return [(function, argument) for function, argument, active in steps if active]
