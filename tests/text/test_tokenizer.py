@@ -97,9 +97,9 @@ def test_gemma3_round_trip(gemma3, text):
 
 
 def test_gemma3_loads_quickly(gemma3_path):
-    begin = time.perf_counter()
+    begin = time.process_time()  # one thread's work, whatever else the machine does
     load_tokenizer(GGUF(gemma3_path).metadata)
-    assert time.perf_counter() - begin < 1.5
+    assert time.process_time() - begin < 1.5
 
 
 def test_long_texts_are_cut_where_it_does_not_matter(gemma3, smollm2):
@@ -119,9 +119,9 @@ def test_time_is_linear_on_monotonous_text(smollm2, gemma3, unit):
 
         def seconds(length, tokenizer=tokenizer):
             text = unit * (length // len(unit))
-            begin = time.perf_counter()
+            begin = time.process_time()
             ids = tokenizer.encode(text, special=True, bos=False)
-            taken = time.perf_counter() - begin
+            taken = time.process_time() - begin
             assert tokenizer.decode(ids) == text
             return taken
 

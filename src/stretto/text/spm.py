@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import numpy as np
 import sentencepiece
+from numpy.typing import NDArray
 
 from stretto.errors import InvalidRequest, ModelError
 from stretto.text.tokenizer import CHUNK, Tokenizer, chunks
@@ -37,8 +39,8 @@ class SPMTokenizer(Tokenizer):
             add_eos=read_flag(metadata, "add_eos_token", False),
         )
         self.space_prefix = read_flag(metadata, "add_space_prefix", True)
-        self._byte_fallback = vocabulary.types.count(TokenType.BYTE) == 256
-        scores = read_scores(metadata, self.n_vocab).astype("<f4").tobytes()
+        self._byte_fallback = bool(np.count_nonzero(vocabulary.types == TokenType.BYTE) == 256)
+        scores = read_scores(metadata, self.n_vocab)
         self._engine = sentencepiece.SentencePieceProcessor()
         try:
             self._engine.LoadFromSerializedProto(_model(vocabulary, scores, self._byte_fallback))
@@ -76,42 +78,50 @@ class SPMTokenizer(Tokenizer):
 
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # sentencepiece's types of pieces
 
+# What follows the text of a piece: field 2, the score, and field 3, the type.
+_TAIL = np.dtype([("tag2", "u1"), ("score", "<f4"), ("tag3", "u1"), ("type", "u1")])
 
-def _model(vocabulary: Vocabulary, scores: bytes, byte_fallback: bool) -> bytes:
+
+def _model(vocabulary: Vocabulary, scores: NDArray[np.float32], byte_fallback: bool) -> bytes:
     """The vocabulary as sentencepiece's ModelProto.
 
     The library insists on exactly one unknown piece, so it gets one of its own, behind all others. It sees
     special tokens as control pieces, which keep their ids and are never found in a text.
     """
-    types = [_NORMAL] * len(TokenType)
-    types[TokenType.UNKNOWN] = types[TokenType.CONTROL] = types[TokenType.USER_DEFINED] = _CONTROL
+    types = np.full(len(TokenType), _NORMAL, np.uint8)
+    types[[TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED]] = _CONTROL
     types[TokenType.BYTE] = _BYTE if byte_fallback else _CONTROL
-    message = [
-        _piece(text or f"{_NOBODY}{i}", scores[4 * i : 4 * i + 4], types[kind])
-        for i, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-    ]
+    texts = [text.encode() for text in vocabulary.tokens]
+    for empty in (i for i, text in enumerate(texts) if not text):
+        texts[empty] = f"{_NOBODY}{empty}".encode()
     unknown = _NOBODY
     while unknown in vocabulary.ids:
         unknown += _NOBODY
-    message.append(_piece(unknown, bytes(4), _UNKNOWN))
+    texts.append(unknown.encode())
+    tails = np.zeros(len(texts), _TAIL)
+    tails["tag2"], tails["tag3"] = 0x15, 0x18
+    tails["score"][:-1] = scores
+    tails["type"] = np.append(types[vocabulary.types], _UNKNOWN)
+
+    heads = {size: _piece_head(size) for size in {len(text) for text in texts}}
+    tail, step = tails.tobytes(), _TAIL.itemsize
+    pieces = [heads[len(text)] + text + tail[i * step : (i + 1) * step] for i, text in enumerate(texts)]
     trainer = b"\x18\x02" + b"\x98\x02" + bytes([byte_fallback])  # 3: model type BPE; 35: byte fallback
     # 1: name; 3: no space in front; 4: keep all spaces; 5: spell them U+2581
-    normalizer = b"\x0a" + _sized(b"identity") + b"\x18\x00" + b"\x20\x00" + b"\x28\x01"
-    message += [b"\x12", _sized(trainer), b"\x1a", _sized(normalizer)]
-    return b"".join(message)
+    normalizer = b"\x0a\x08identity" + b"\x18\x00" + b"\x20\x00" + b"\x28\x01"
+    pieces += [b"\x12", _varint(len(trainer)), trainer, b"\x1a", _varint(len(normalizer)), normalizer]
+    return b"".join(pieces)
 
 
-def _piece(text: str, score: bytes, kind: int) -> bytes:
-    encoded = text.encode()
-    size = len(encoded)
-    if size < 119:  # nearly always: both lengths fit into one byte
-        return b"\x0a%c\x0a%c%b\x15%b\x18%c" % (size + 9, size, encoded, score, kind)
-    return b"\x0a" + _sized(b"\x0a" + _sized(encoded) + b"\x15" + score + b"\x18" + bytes([kind]))
+def _piece_head(size: int) -> bytes:
+    """What precedes a piece's text of `size` bytes."""
+    text = b"\x0a" + _varint(size)
+    return b"\x0a" + _varint(len(text) + size + _TAIL.itemsize) + text
 
 
-def _sized(data: bytes) -> bytes:
-    length, size = len(data), bytearray()
-    while length > 0x7F:
-        size.append(length & 0x7F | 0x80)
-        length >>= 7
-    return bytes(size) + bytes([length]) + data
+def _varint(number: int) -> bytes:
+    digits = bytearray()
+    while number > 0x7F:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*digits, number])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stretto.errors import ModelError
 from stretto.weights.metadata import Metadata
@@ -60,7 +61,7 @@ class Vocabulary:
 
     tokens: list[str]
     ids: dict[str, int]  # without empty tokens, which no text can contain
-    types: list[int]  # TokenType of each token
+    types: NDArray[np.int8]  # int8[n_vocab], the TokenType of each token
     bos_id: int | None
     eos_id: int | None
     unknown_id: int | None
@@ -68,7 +69,8 @@ class Vocabulary:
 
     def of_type(self, *types: TokenType) -> dict[str, int]:
         """Text and id of the tokens of these types."""
-        return {text: token for text, token in self.ids.items() if self.types[token] in types}
+        found = np.flatnonzero(np.isin(self.types, types)).tolist()
+        return {self.tokens[token]: token for token in found if self.tokens[token]}
 
 
 def read_vocabulary(metadata: Metadata, bos: int | None, eos: int | None, unknown: int | None) -> Vocabulary:
@@ -94,7 +96,7 @@ def read_vocabulary(metadata: Metadata, bos: int | None, eos: int | None, unknow
     return Vocabulary(tokens, ids, types, bos, eos, unknown, frozenset(ends))
 
 
-def read_scores(metadata: Metadata, n_tokens: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def read_scores(metadata: Metadata, n_tokens: int) -> NDArray[np.float32]:
     """The score of each token; pairs with a higher one are merged first."""
     scores = metadata.array(SCORES)
     _same_length(SCORES, len(scores), n_tokens)
@@ -111,10 +113,10 @@ def read_flag(metadata: Metadata, name: str, default: bool) -> bool:
     return metadata.flag(PREFIX + name, default)
 
 
-def _types(metadata: Metadata, tokens: list[str], unknown: int | None) -> list[int]:
+def _types(metadata: Metadata, tokens: list[str], unknown: int | None) -> NDArray[np.int8]:
     if TYPES not in metadata:
         guesses = (TokenType.BYTE if BYTE_TEXT.fullmatch(text) else TokenType.NORMAL for text in tokens)
-        types: list[int] = [*guesses]
+        types = np.fromiter(guesses, np.int8, len(tokens))
         if unknown is not None:
             types[unknown] = TokenType.UNKNOWN
         return types
@@ -124,11 +126,10 @@ def _types(metadata: Metadata, tokens: list[str], unknown: int | None) -> list[i
         raise ModelError(f"must be an array of integers, found {array.dtype}", field=TYPES)
     if (wrong := np.flatnonzero((array < 0) | (array > max(TokenType)))).size:
         raise ModelError(f"token {wrong[0]} has type {array[wrong[0]]}; 0 to 6 are known", field=TYPES)
-    types = array.tolist()
     for index in np.flatnonzero(array == TokenType.BYTE).tolist():
         if not BYTE_TEXT.fullmatch(tokens[index]):
             raise ModelError(f"byte token {index} reads {tokens[index]!r}, not like <0x0A>", field=TYPES)
-    return types
+    return array.astype(np.int8)
 
 
 def _same_length(key: str, length: int, n_tokens: int) -> None:
