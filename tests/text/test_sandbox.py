@@ -249,7 +249,13 @@ def test_the_callers_data_is_not_changed() -> None:
 
 
 def test_errors_in_the_data_are_the_requests() -> None:
-    for source in ("{{ none + 'a' }}", "{{ nowhere.x }}", "{% for x in none %}{% endfor %}", "{{ 1 / 0 }}"):
+    for source in (
+        "{{ none + 'a' }}",
+        "{{ nowhere.x }}",
+        "{{ nowhere[0] }}",
+        "{% for x in none %}{% endfor %}",
+        "{{ 1 / 0 }}",
+    ):
         with pytest.raises(InvalidRequest):
             run(source)
 
@@ -317,6 +323,7 @@ SAME = [
         "{{ messages[0].get('role') }}{{ messages[0]['items']() | list }}{{ messages[0].keys()|list }}"
         "{{ 'role' in messages[0] }}"
     ),
+    "{{ none[0] }}{{ none.a }}{{ none['a'] }}{{ 1[0] }}{{ messages['x'] }}{{ messages.x }}{{ 'a'[5] }}",
     "  {% if true %}\n  a\n  {%- endif %}\n\n{{ 'x' }}\n",
 ]
 

@@ -63,6 +63,9 @@ def binary(symbol: str, left: Any, right: Any) -> Any:
     """Apply one of `+ - * / // % **`, having looked at what it would make."""
     budget = current.get()
     budget.tick()
+    if symbol == "+" and type(left) is str and type(right) is str:  # the usual case
+        budget.expect(len(left) + len(right))
+        return budget.keep(left + right)
     if isinstance(left, NUMBERS) and isinstance(right, NUMBERS):
         if symbol == "**" and (abs(right) > 64 or abs(left) > _WORD_MAX):
             raise SecurityError("a power too large")

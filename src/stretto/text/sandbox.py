@@ -30,6 +30,7 @@ MAX_NODES = 20_000  # and 1,300 of these
 
 _LOOP = "index index0 first last length revindex revindex0 depth depth0 previtem nextitem"
 _KINDS: tuple[type, ...] = (str, dict, list, tuple, bool, int, float, type(None))
+_INDEXED = (*_KINDS, range, Undefined)
 
 
 class _Generation(Extension):
@@ -70,9 +71,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Look up `obj[argument]`: an item, else an allowed method."""
         current.get().tick()
-        if isinstance(obj, (dict, list, tuple, str, range)):
+        if isinstance(obj, _INDEXED):
             try:
-                return obj[argument]
+                return obj[argument]  # type: ignore[index]  # of an undefined value, this says what is undefined
             except (TypeError, LookupError):
                 if not isinstance(argument, str):
                     return self.undefined(obj=obj, name=argument)
