@@ -87,8 +87,8 @@ NB_MODULE(_native, m) {
     m.doc() = "The native core of Stretto.";
     m.attr("dequantizable") = codes(false);
     m.attr("quantizable") = codes(true);
-    m.def("dequantize", &dequantize, nb::arg("format"), nb::arg("data").noconvert(),
+    m.def("dequantize", &dequantize, nb::arg("code"), nb::arg("data").noconvert(),
           "The numbers in whole blocks of bytes, as float32.");
-    m.def("quantize", &quantize, nb::arg("format"), nb::arg("values").noconvert(),
+    m.def("quantize", &quantize, nb::arg("code"), nb::arg("values").noconvert(),
           "The bytes of finite numbers, which must fill whole blocks.");
 }

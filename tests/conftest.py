@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from stretto.errors import PullError
-from stretto.weights import catalog, hub
+from stretto.weights import hub
+from stretto.weights.hub import catalog
 
 sys.path.insert(0, str(Path(__file__).parent))  # for what several tests share
 import local_index

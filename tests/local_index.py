@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stretto.weights import catalog
-from stretto.weights.catalog import Entry, Wheel
+from stretto.weights.hub import catalog
+from stretto.weights.hub.catalog import Entry, Wheel
 from stretto.weights.writer import write_gguf
 
 # What a command needs to find the server and nothing else, whatever the machine is set up to use.

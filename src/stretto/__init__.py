@@ -1,30 +1,90 @@
-"""Language models on your own machine, fast, with every token in your hands."""
+"""Language models on your own machine, fast, with every token in your hands.
 
-from importlib.metadata import version
+    import stretto
 
-from stretto.errors import (
-    CacheFull,
-    Cancelled,
-    ContextOverflow,
-    InvalidRequest,
-    ModelError,
-    PullError,
-    StrettoError,
-    Timeout,
-    Unsupported,
-)
+    llm = stretto.load("smollm2")
+    print(llm.generate("Once upon a time", max_tokens=64).text)
 
-__version__ = version("stretto")
+Names are imported when they are first used, so that `import stretto` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stretto.backends.base import Batch
+    from stretto.engine import Result, Sequence, Step, Token
+    from stretto.errors import (
+        CacheFull,
+        Cancelled,
+        ContextOverflow,
+        InvalidRequest,
+        ModelError,
+        PullError,
+        StrettoError,
+        Timeout,
+        Unsupported,
+    )
+    from stretto.llm import LLM, load
+    from stretto.sampling import SamplingParams, sample
+
+    __version__: str
+
+_HOMES = {
+    "stretto.backends.base": ("Batch",),
+    "stretto.engine": ("Result", "Sequence", "Step", "Token"),
+    "stretto.errors": (
+        "CacheFull",
+        "Cancelled",
+        "ContextOverflow",
+        "InvalidRequest",
+        "ModelError",
+        "PullError",
+        "StrettoError",
+        "Timeout",
+        "Unsupported",
+    ),
+    "stretto.llm": ("LLM", "load"),
+    "stretto.sampling": ("SamplingParams", "sample"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "LLM",
+    "Batch",
     "CacheFull",
     "Cancelled",
     "ContextOverflow",
     "InvalidRequest",
     "ModelError",
     "PullError",
+    "Result",
+    "SamplingParams",
+    "Sequence",
+    "Step",
     "StrettoError",
     "Timeout",
+    "Token",
     "Unsupported",
     "__version__",
+    "load",
+    "sample",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("stretto")
+    if name not in _HOME:
+        raise AttributeError(f"module 'stretto' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

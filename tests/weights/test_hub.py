@@ -13,9 +13,10 @@ import pytest
 
 import local_index
 from stretto.errors import InvalidRequest, ModelError, PullError
-from stretto.weights import catalog, fetch, hub, pypi
+from stretto.weights import hub
 from stretto.weights.gguf import GGUF
-from stretto.weights.store import Store
+from stretto.weights.hub import catalog, fetch, pypi
+from stretto.weights.hub.store import Store
 
 UNSAFE = [
     "",

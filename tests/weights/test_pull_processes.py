@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from stretto.weights import fetch, hub
-from stretto.weights.store import Store
+from stretto.weights import hub
+from stretto.weights.hub import fetch
+from stretto.weights.hub.store import Store
 
 TESTS = Path(__file__).parent.parent
 

@@ -12,7 +12,8 @@ def models(
 ) -> None:
     """List the models that are here, and the names that can be pulled."""
     from stretto.cli.output import clean, console, print_json, size, table
-    from stretto.weights import catalog, hub
+    from stretto.weights import hub
+    from stretto.weights.hub import catalog
 
     rows: list[dict[str, Any]] = [
         {

@@ -22,7 +22,8 @@ def pull(
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     from stretto.cli.output import clean, console, size
-    from stretto.weights import catalog, hub
+    from stretto.weights import hub
+    from stretto.weights.hub import catalog
 
     screen = console(stderr=True)
     entry = catalog.CATALOG.get(model)

@@ -38,9 +38,7 @@ class Sequence:
     the K and V of later tokens stays done.
     """
 
-    def __init__(
-        self, engine: Engine, tokens: Iterable[int] = (), random: RandomStream | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, tokens: Iterable[int], random: RandomStream) -> None:
         self._engine = engine
         self.id = engine.new_id()
         self.closed = False

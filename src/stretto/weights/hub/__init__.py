@@ -17,11 +17,11 @@ import os
 from pathlib import Path
 
 from stretto.errors import InvalidRequest, ModelError
-from stretto.weights import catalog, huggingface, pypi
-from stretto.weights.catalog import Entry
-from stretto.weights.fetch import Progress
-from stretto.weights.names import HF_PREFIX, is_name, parse_reference
-from stretto.weights.store import Model, Store
+from stretto.weights.hub import catalog, huggingface, pypi
+from stretto.weights.hub.catalog import Entry
+from stretto.weights.hub.fetch import Progress
+from stretto.weights.hub.names import HF_PREFIX, is_name, parse_reference
+from stretto.weights.hub.store import Model, Store
 
 __all__ = ["Model", "Progress", "Store", "models", "pull", "remove", "resolve"]
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stretto.errors import InvalidRequest, PullError
-from stretto.weights.disk import discard, explained, sync
-from stretto.weights.names import folder
+from stretto.weights.hub.disk import discard, explained, sync
+from stretto.weights.hub.names import folder
 
 RECORD = "model.json"
 

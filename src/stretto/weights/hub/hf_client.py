@@ -1,4 +1,4 @@
-"""The process that talks to the Hugging Face Hub: `python -m stretto.weights.hf_client '{"repo": …}'`.
+"""The process that talks to the Hugging Face Hub: `python -m stretto.weights.hub.hf_client '{"repo": …}'`.
 
 It writes `info.json` into its folder as soon as the size is known, then the files, then one line of JSON on
 its output: the hash that the server has published, and where the licence terms are.

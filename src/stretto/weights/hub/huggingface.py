@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import PullError, Unsupported
-from stretto.weights import fetch as program
-from stretto.weights.disk import require_space
-from stretto.weights.fetch import Progress
-from stretto.weights.names import Reference
-from stretto.weights.store import Model
+from stretto.weights.hub import fetch as program
+from stretto.weights.hub.disk import require_space
+from stretto.weights.hub.fetch import Progress
+from stretto.weights.hub.names import Reference
+from stretto.weights.hub.store import Model
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
@@ -59,7 +59,7 @@ def fetch(reference: Reference, work: Path, progress: Progress) -> tuple[Model, 
     }
     progress(0, 0, "fetching")
     outcome = program.run(
-        [sys.executable, "-m", "stretto.weights.hf_client", json.dumps(request)],
+        [sys.executable, "-m", "stretto.weights.hub.hf_client", json.dumps(request)],
         folder=folder,
         tick=lambda nbytes: _tick(nbytes, folder, progress),
         env={"HF_HUB_DISABLE_PROGRESS_BARS": "1"},

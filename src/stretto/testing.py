@@ -1,0 +1,146 @@
+"""For tests, ours and yours: a model that says what it is told to.
+
+    llm = mock_llm("Hello world")
+    assert llm.generate("Say it", temperature=0).text == "Hello world"
+
+`MockBackend` takes a script instead of weights; `byte_tokenizer` makes a token of every byte, so that ids can
+be read off a text. Cells, batches, sampling and stopping are the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stretto.backends.base import Batch, Capabilities
+from stretto.errors import InvalidRequest
+from stretto.llm import LLM
+from stretto.models.spec import Layer, ModelSpec, Rope
+from stretto.text.bpe import ALPHABET, BPETokenizer
+from stretto.text.template import ChatTemplate
+from stretto.text.tokenizer import Tokenizer
+from stretto.weights.metadata import LENGTH, Metadata, Strings, Value, ValueType
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+Script = Sequence[int] | Callable[[list[int]], int | ArrayLike]
+
+END = "<|end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+HIGH = 20.0  # the logit of a scripted token; the others have 0
+
+
+class MockBackend:
+    """A backend whose logits follow a script.
+
+    The script is a list of token ids, which it says one after the other whatever the prompt, or a function
+    that gets the tokens a row can see and returns the next token or a row of logits. `batches` records
+    the tokens of every forward pass.
+
+    >>> MockBackend([1, 2, 3], n_vocab=10).spec.n_vocab
+    10
+    """
+
+    name = "mock"
+    capabilities = Capabilities(hidden=False)
+
+    def __init__(self, script: Script, n_vocab: int, n_cells: int = 1024, context_length: int = 1024) -> None:
+        layer = Layer(Rope((1.0,), "halves"))
+        self.spec = ModelSpec(
+            architecture="mock",
+            n_vocab=n_vocab,
+            n_embd=2,
+            n_ff=2,
+            n_head=1,
+            n_kv_head=1,
+            head_size=2,
+            context_length=context_length,
+            layers=(layer,),
+            norm_eps=1e-5,
+            attention_scale=1.0,
+        )
+        self.n_cells = n_cells
+        self.script = script
+        self.batches: list[list[int]] = []
+        self.tokens = np.full(n_cells, -1, np.int32)  # what the cells hold
+
+    def forward(self, batch: Batch) -> Floats:
+        """float32[n_wanted, n_vocab], as the script says."""
+        placement = batch.placement
+        if placement is None:
+            raise InvalidRequest("the batch has no cells yet; call batch.place(cells) first")
+        self.batches.append(batch.tokens.tolist())
+        self.tokens[placement.cells] = batch.tokens
+        rows = np.zeros((len(batch.wanted), self.spec.n_vocab), np.float32)
+        for row, index in zip(rows, batch.wanted, strict=True):
+            view = placement.views[placement.view_of[index]][: placement.lengths[index]]
+            said = self._next(self.tokens[view].tolist())
+            if isinstance(said, (int, np.integer)):
+                row[said] = HIGH
+            else:
+                row[:] = said
+        return rows
+
+    def _next(self, seen: list[int]) -> int | ArrayLike:
+        if callable(self.script):
+            return self.script(seen)
+        # How much of the script stands at the end of what was seen already?
+        script = list(self.script)
+        said = next(n for n in range(len(script) - 1, -1, -1) if seen[len(seen) - n :] == script[:n])
+        return script[said]
+
+    def hidden(self, batch: Batch) -> Floats:
+        """A script has no hidden states."""
+        self.capabilities.require("hidden", self.name)
+        raise AssertionError  # the line above has raised
+
+    def copy_cells(self, source: Ints, target: Ints) -> None:
+        """Copy what cells hold."""
+        self.tokens[target] = self.tokens[source]
+
+    def turn_cells(self, cells: Ints, delta: int) -> None:
+        """A token is the same at every position."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def byte_tokenizer(specials: Sequence[str] = ("<|start|>", END)) -> Tokenizer:
+    """A tokenizer whose token n is byte n; control tokens follow from 256 on. `<|end|>` ends a text.
+
+    >>> byte_tokenizer().encode("AB")
+    [65, 66]
+    """
+    tokens = [*ALPHABET, *specials]
+    types = np.array([1] * 256 + [3] * len(specials), np.int32)
+    packed = b"".join(LENGTH.pack(len(token.encode())) + token.encode() for token in tokens)
+    values: dict[str, Value] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": Strings(memoryview(packed), 0, len(tokens), "byte tokenizer"),
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": Strings(memoryview(b""), 0, 0, "byte tokenizer"),
+    }
+    if END in specials:
+        values["tokenizer.ggml.eos_token_id"] = tokens.index(END)
+    kinds = {int: ValueType.UINT32, str: ValueType.STRING}
+    types_of = {key: kinds.get(type(value), ValueType.ARRAY) for key, value in values.items()}
+    return BPETokenizer(Metadata(values, types_of, "byte tokenizer"))
+
+
+def mock_llm(script: str | Script, *, cells: int = 1024, context_length: int = 1024) -> LLM:
+    """An `LLM` on a `MockBackend` with a byte tokenizer; a text as script is said and then ended.
+
+    >>> mock_llm("Hi").generate("?", temperature=0).text
+    'Hi'
+    """
+    tokenizer = byte_tokenizer()
+    if isinstance(script, str):
+        script = [*tokenizer.encode(script), tokenizer.eos_id or 0]
+    backend = MockBackend(script, tokenizer.n_vocab, cells, context_length)
+    return LLM(backend, tokenizer, ChatTemplate(CHAT_TEMPLATE, tokenizer.specials))
