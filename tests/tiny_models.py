@@ -1,0 +1,55 @@
+"""The tiny random models of tests/data/tiny (scripts/make_tiny_models.py) and short ways to run them."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from stretto.backends.batch import Batch
+from stretto.backends.reference import ReferenceBackend
+from stretto.cache.cells import Cells
+from stretto.models import read_spec
+from stretto.weights.gguf import GGUF
+
+FOLDER = Path(__file__).parent / "data" / "tiny"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.gguf"))
+TEXTS = 0, 1
+
+
+@cache
+def tiny_file(name):
+    return GGUF(FOLDER / f"{name}.gguf")
+
+
+@cache
+def answers():
+    with np.load(FOLDER / "golden.npz", allow_pickle=False) as stored:
+        return dict(stored)
+
+
+def answer(name, key):
+    """What transformers computed for a model: tokens.I, logits.I, frequencies, …"""
+    return answers()[f"{name}/{key}"]
+
+
+def tiny_spec(name):
+    return read_spec(tiny_file(name))
+
+
+def tiny_backend(name, n_cells=64, spec=None):
+    return ReferenceBackend(tiny_file(name), spec or tiny_spec(name), n_cells)
+
+
+def text_batch(tokens, position=0, sequences=(0,)):
+    """A batch that asks for the logits of every token."""
+    batch = Batch()
+    for offset, token in enumerate(tokens):
+        batch.add(int(token), position + offset, sequences, logits=True)
+    return batch
+
+
+def text_logits(backend, tokens, position=0):
+    """float32[n, n_vocab] of a text alone in a new table of cells."""
+    batch = text_batch(tokens, position)
+    batch.place(Cells(backend.n_cells))
+    return backend.forward(batch)
