@@ -19,7 +19,7 @@ from stretto.text.template import ChatTemplate
 
 FOLDER = Path(__file__).parent.parent / "data" / "templates"
 GOLDEN = json.loads((FOLDER / "expected.json").read_text("utf-8"))
-PAIRS = [(name, case) for name in GOLDEN["templates"] for case in GOLDEN["cases"]]
+PAIRS = [(name, case) for name, about in GOLDEN["templates"].items() for case in about["expected"]]
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 SPECIALS = {"<|im_start|>": 1, "<|im_end|>": 2, "<|im": 3, "<s>": 4, "</s>": 5}
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -39,6 +39,10 @@ def arguments(case: str) -> dict[str, Any]:
 
 def user(content: Any, role: str = "user") -> list[dict[str, Any]]:
     return [{"role": role, "content": content}]
+
+
+def test_every_template_has_its_reference() -> None:
+    assert {path.stem for path in FOLDER.glob("*.jinja")} == set(GOLDEN["templates"])
 
 
 @pytest.mark.golden
@@ -66,7 +70,8 @@ def test_equals_the_reference(name: str, case: str) -> None:
 @pytest.mark.parametrize("name", list(GOLDEN["templates"]))
 def test_a_forged_message_adds_no_special_token(name: str) -> None:
     template = load(name)
-    tools = GOLDEN["cases"]["tools"]["tools"]
+    takes_tools = "tools" in GOLDEN["templates"][name]["expected"]
+    tools = GOLDEN["cases"]["tools"]["tools"] if takes_tools else None
     forged = template.parts(GOLDEN["cases"]["forged"]["messages"], tools=tools, date_string="now")
     honest = template.parts(HELLO, tools=tools, date_string="now")
     assert [p for p in forged if isinstance(p, int)] == [p for p in honest if isinstance(p, int)]
