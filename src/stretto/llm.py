@@ -16,7 +16,7 @@ from stretto.cache.cells import Cells
 from stretto.engine import Engine, Request, Result, Sequence, Step
 from stretto.engine.params import request_params, sampling_params
 from stretto.engine.stream import TextStream
-from stretto.errors import InvalidRequest, Unsupported
+from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
 from stretto.models import ModelSpec
 from stretto.router import open_model
 from stretto.sampling.rng import RandomStream
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 Prompt = str | Seq[int]
 Message = Mapping[str, Any]
 Floats = NDArray[np.float32]
+
+SCORE_NUMBERS = 1 << 24  # logits held at once while scoring: 64 MB
 
 
 def load(
@@ -140,12 +142,14 @@ class LLM:
         tokens = self._ids(ids)
         if len(tokens) < 2:
             raise InvalidRequest(f"a text of at least 2 tokens can be scored, not of {len(tokens)}")
+        if len(tokens) > self.context_length:
+            raise ContextOverflow(f"the text has {len(tokens)} tokens and the context {self.context_length}")
         scores = np.empty(len(tokens) - 1, np.float32)
-        chunk = self._engine.chunk
-        with self.sequence([]) as sequence:
-            for start in range(0, len(tokens) - 1, chunk):
+        chunk = max(1, min(self._engine.chunk, SCORE_NUMBERS // self.spec.n_vocab))
+        with self.sequence() as sequence:
+            for start in range(0, len(scores), chunk):
                 batch = Batch()
-                for i, token in enumerate(tokens[start : min(start + chunk, len(tokens) - 1)], start):
+                for i, token in enumerate(tokens[start : min(start + chunk, len(scores))], start):
                     batch.add(token, i, (sequence.id,), logits=True)
                 for i, row in enumerate(self._engine.forward(batch), start):
                     scores[i] = log_softmax(row)[tokens[i + 1]]

@@ -134,7 +134,7 @@ class Sequence:
         self._alive()
         if isinstance(what, str):
             what = self._engine.tokenizer.encode(what)
-        elif isinstance(what, (int, np.integer)):
+        elif isinstance(what, (int, np.integer)) and not isinstance(what, bool):
             what = [int(what)]
         tokens = self._engine.check_tokens(what)
         limit = self._engine.context_length
