@@ -18,6 +18,9 @@ ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
     "qwen3": qwen3.read,
 }
 
+# Tensors of a layer that say again what the metadata say; some old files have them.
+DERIVED = ("rope_freqs.weight", "attn_rot_embd.weight")
+
 
 def read_spec(file: GGUF) -> ModelSpec:
     """The spec of the model in `file`, once all its tensors are known to be there and to fit.
@@ -33,10 +36,18 @@ def read_spec(file: GGUF) -> ModelSpec:
             field="general.architecture",
         )
     spec = ARCHITECTURES[name](file)
-    for tensor, shape in spec.tensors().items():
+    needed = spec.tensors()
+    for tensor, shape in needed.items():
         if tensor not in file.tensors:
             raise ModelError("the tensor is missing; is the file complete?", path=file.path, field=tensor)
         found = file.tensors[tensor].shape
         if found != shape:
             raise ModelError(f"the shape is {found}, not {shape}", path=file.path, field=f"tensor {tensor!r}")
+    for tensor in file.tensors.keys() - needed.keys():
+        if tensor.startswith(("blk.", "output")) and not tensor.endswith(DERIVED):
+            raise ModelError(
+                f"the tensor has no place in a {name} model of {spec.n_layer} layers",
+                path=file.path,
+                field=tensor,
+            )
     return spec

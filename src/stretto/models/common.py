@@ -8,7 +8,9 @@ from stretto.errors import ModelError
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.weights.gguf import GGUF
 
-MAX_LAYERS = 1024  # far above any model; a damaged count should not cost memory
+# Far above any model; a damaged count should not cost memory.
+MAX_LAYERS = 1024
+MAX_HEAD_SIZE = 1 << 16
 
 
 def positive(file: GGUF, key: str, default: int | None = None, most: int = 1 << 31) -> int:
@@ -22,9 +24,8 @@ def positive(file: GGUF, key: str, default: int | None = None, most: int = 1 << 
 def head_size(file: GGUF, arch: str) -> int:
     """The size of a head: as given, or the embedding divided among the heads."""
     heads = positive(file, f"{arch}.attention.head_count")
-    size = positive(
-        file, f"{arch}.attention.key_length", positive(file, f"{arch}.embedding_length") // heads or 1
-    )
+    share = positive(file, f"{arch}.embedding_length") // heads or 1
+    size = positive(file, f"{arch}.attention.key_length", share, most=MAX_HEAD_SIZE)
     if positive(file, f"{arch}.attention.value_length", size) != size:
         raise ModelError(
             "keys and values of different sizes are not supported",
@@ -34,20 +35,20 @@ def head_size(file: GGUF, arch: str) -> int:
     return size
 
 
-def refuse_experts(file: GGUF, arch: str) -> None:
-    """Mixtures of experts share an architecture's name and little else."""
-    key = f"{arch}.expert_count"
-    if file.metadata.integer(key, 0):
-        raise ModelError(
-            "mixtures of experts are not supported; use a dense model", path=file.path, field=key
-        )
+def refuse(file: GGUF, key: str, what: str, harmless: float = 0.0) -> None:
+    """Raise for a piece of a model that would be ignored otherwise: `key` with a value that matters."""
+    value = file.metadata.number(key, harmless)
+    if value != harmless:
+        raise ModelError(f"{what} ({value:g}) is not supported", path=file.path, field=key)
 
 
 def decoder(
     file: GGUF, arch: str, rope: Rope, layers: tuple[Layer, ...] | None = None, **pieces: Any
 ) -> ModelSpec:
     """A spec from the keys that every architecture has; `pieces` are the fields that differ."""
-    refuse_experts(file, arch)
+    refuse(file, f"{arch}.expert_count", "a mixture of experts")
+    refuse(file, f"{arch}.attn_logit_softcapping", "a cap on attention scores")
+    refuse(file, f"{arch}.final_logit_softcapping", "a cap on logits")
     size = head_size(file, arch)
     n_head = positive(file, f"{arch}.attention.head_count")
     n_kv_head = positive(file, f"{arch}.attention.head_count_kv", n_head)

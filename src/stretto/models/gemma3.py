@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from stretto.models.common import MAX_LAYERS, decoder, head_size, positive
-from stretto.models.rope import plain_frequencies, read_rope
+from stretto.models.rope import plain_frequencies, read_base, read_rope
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.weights.gguf import GGUF
 
-PERIOD = 6  # every sixth layer is global
+PERIOD = 6  # every sixth layer is global, unless the file says otherwise
 LOCAL_BASE = 10_000.0  # of the rope in windowed layers
 LAYERS_27B = 62  # the one size that scales attention by the embedding's share of a head
 
@@ -18,12 +18,13 @@ def read(file: GGUF) -> ModelSpec:
     n_embd = positive(file, "gemma3.embedding_length")
     n_layer = positive(file, "gemma3.block_count", most=MAX_LAYERS)
     wide = read_rope(file, "gemma3", size, "halves")
-    base = file.metadata.number("gemma3.rope.freq_base_swa", LOCAL_BASE)
+    base = read_base(file, "gemma3.rope.freq_base_swa", LOCAL_BASE)
+    period = positive(file, "gemma3.attention.sliding_window_pattern", PERIOD)
     near = Layer(
         Rope(tuple(plain_frequencies(base, size).tolist()), "halves"),
         positive(file, "gemma3.attention.sliding_window"),
     )
-    layers = tuple(Layer(wide) if i % PERIOD == PERIOD - 1 else near for i in range(n_layer))
+    layers = tuple(Layer(wide) if i % period == period - 1 else near for i in range(n_layer))
     scale = size**-0.5
     if n_layer == LAYERS_27B:
         scale = (n_embd / positive(file, "gemma3.attention.head_count")) ** -0.5

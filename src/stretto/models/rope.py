@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.errors import ModelError
+from stretto.models.common import positive, refuse
 from stretto.models.spec import Rope
 from stretto.weights.gguf import GGUF
 
@@ -19,26 +20,32 @@ def plain_frequencies(base: float, size: int) -> NDArray[np.float64]:
     return base ** (-np.arange(0, size, 2, dtype=np.float64) / size)
 
 
+def read_base(file: GGUF, key: str, default: float = 10_000.0) -> float:
+    """The base of a rope's frequencies."""
+    base = file.metadata.number(key, default)
+    if not 1.0 < base < 1e12:
+        raise ModelError(f"a base of {base}", path=file.path, field=key)
+    return base
+
+
 def read_rope(file: GGUF, arch: str, head_size: int, pairs: Pairs) -> Rope:
     """The rope of a model's (global) layers, from its metadata."""
-    meta = file.metadata
-    size = meta.integer(f"{arch}.rope.dimension_count", head_size)
-    base = meta.number(f"{arch}.rope.freq_base", 10_000.0)
+    size = file.metadata.integer(f"{arch}.rope.dimension_count", head_size)
+    base = read_base(file, f"{arch}.rope.freq_base")
     if not 2 <= size <= head_size or size % 2:
         raise ModelError(
             f"{size} rotated numbers in heads of {head_size}; an even number up to that is needed",
             path=file.path,
             field=f"{arch}.rope.dimension_count",
         )
-    if not 1.0 < base < 1e12:
-        raise ModelError(f"a base of {base}", path=file.path, field=f"{arch}.rope.freq_base")
     frequencies = plain_frequencies(base, size)
     # Llama 3 stores what it divides the frequencies by as a tensor.
     if "rope_freqs.weight" in file.tensors:
-        factors = file.tensors["rope_freqs.weight"].dequantize().astype(np.float64)
-        if factors.shape != frequencies.shape or not (np.isfinite(factors) & (factors > 0)).all():
+        tensor = file.tensors["rope_freqs.weight"]
+        factors = tensor.dequantize().astype(np.float64) if tensor.shape == frequencies.shape else None
+        if factors is None or not (np.isfinite(factors) & (factors > 0)).all():
             raise ModelError(
-                f"{size // 2} positive factors are needed, found shape {factors.shape}",
+                f"{size // 2} positive factors are needed, found shape {tensor.shape}",
                 path=file.path,
                 field="tensor 'rope_freqs.weight'",
             )
@@ -48,20 +55,21 @@ def read_rope(file: GGUF, arch: str, head_size: int, pairs: Pairs) -> Rope:
 
 def _scaled(file: GGUF, arch: str, frequencies: NDArray[np.float64], base: float, pairs: Pairs) -> Rope:
     meta, key = file.metadata, f"{arch}.rope.scaling"
-    # Files from before 2024 have only a linear scale.
-    kind = meta.text(f"{key}.type", "linear" if f"{arch}.rope.scale_linear" in meta else "none")
-    factor = meta.number(f"{key}.factor", meta.number(f"{arch}.rope.scale_linear", 1.0))
-    if not 0.0 < factor < 1e6:
-        raise ModelError(f"a factor of {factor}", path=file.path, field=f"{key}.factor")
-    magnitude = 1.0
+    # Files from before 2024 have only a linear scale, under a name of its own.
+    kind = meta.text(f"{key}.type", "linear")
+    factor = _factor(file, f"{key}.factor", _factor(file, f"{arch}.rope.scale_linear", 1.0))
+    magnitude = _factor(file, f"{key}.attn_factor", 1.0)
     if kind == "linear":
         frequencies = frequencies / factor
     elif kind == "yarn":
-        original = meta.integer(f"{key}.original_context_length", meta.integer(f"{arch}.context_length"))
-        fast = meta.number(f"{key}.yarn_beta_fast", 32.0)
-        slow = meta.number(f"{key}.yarn_beta_slow", 1.0)
+        refuse(file, f"{key}.yarn_ext_factor", "an extrapolation factor", harmless=1.0)
+        refuse(file, f"{key}.yarn_attn_factor", "a magnitude of its own", harmless=1.0)
+        refuse(file, f"{key}.yarn_log_multiplier", "a magnitude of its own")
+        original = positive(file, f"{key}.original_context_length", positive(file, f"{arch}.context_length"))
+        fast = _factor(file, f"{key}.yarn_beta_fast", 32.0)
+        slow = _factor(file, f"{key}.yarn_beta_slow", 1.0)
         frequencies = yarn(frequencies, base, factor, original, fast, slow)
-        magnitude = meta.number(f"{key}.attn_factor", 1.0) * (0.1 * log(max(factor, 1.0)) + 1.0)
+        magnitude *= 0.1 * log(max(factor, 1.0)) + 1.0
     elif kind != "none":
         raise ModelError(
             f"rope scaling {kind!r} is not supported; supported are none, linear, yarn and Llama 3's",
@@ -69,6 +77,13 @@ def _scaled(file: GGUF, arch: str, frequencies: NDArray[np.float64], base: float
             field=f"{key}.type",
         )
     return Rope(tuple(frequencies.tolist()), "halves" if pairs == "halves" else "adjacent", magnitude)
+
+
+def _factor(file: GGUF, key: str, default: float) -> float:
+    value = file.metadata.number(key, default)
+    if not 1e-6 <= value <= 1e6:
+        raise ModelError(f"{value}, but 1e-6 to 1e6 is possible", path=file.path, field=key)
+    return value
 
 
 def yarn(

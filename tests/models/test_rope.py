@@ -1,0 +1,154 @@
+"""Rotary frequencies: against transformers, and against the formulas written down a second time."""
+
+import math
+
+import numpy as np
+import pytest
+
+from stretto.models import read_spec
+from stretto.models.rope import plain_frequencies, yarn
+from stretto.models.spec import Rope
+from stretto.weights.gguf import GGUF
+from stretto.weights.writer import write_gguf
+from tiny_models import NAMES, answer, tiny_file, tiny_spec
+
+
+@pytest.fixture
+def rope_with(tmp_path):
+    """The rope of the plain tiny llama (base 5000, heads of 16) with more keys or tensors in its file."""
+
+    def rope(keys, tensors=None):
+        file, path = tiny_file("llama"), tmp_path / "changed.gguf"
+        keys = {f"llama.rope.{key}": value for key, value in keys.items()}
+        write_gguf(path, {**file.metadata, **keys}, {**file.tensors, **(tensors or {})})
+        return read_spec(GGUF(path)).layers[0].rope
+
+    return rope
+
+
+PLAIN = [5000 ** (-i / 8) for i in range(8)]
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", NAMES)
+def test_as_in_transformers(name):
+    layers = tiny_spec(name).layers
+    wide = next(layer.rope for layer in layers if layer.window is None)
+    np.testing.assert_allclose(wide.frequencies, answer(name, "frequencies"), rtol=1e-6)  # float32 there
+    assert wide.magnitude == pytest.approx(float(answer(name, "magnitude")), rel=1e-12)
+    near = [layer.rope for layer in layers if layer.window is not None]
+    for rope in near:
+        np.testing.assert_allclose(rope.frequencies, answer(name, "local_frequencies"), rtol=1e-6)
+        assert rope.magnitude == 1.0
+    assert bool(near) == name.startswith("gemma3")
+
+
+def test_plain():
+    np.testing.assert_allclose(plain_frequencies(5000.0, 16), PLAIN, rtol=1e-14)
+    assert plain_frequencies(1e6, 2).tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"scaling.type": "linear", "scaling.factor": 4.0},
+        {"scaling.factor": 4.0},  # linear is what a file means that does not say
+        {"scale_linear": 4.0},
+        {"scaling.type": "linear", "scale_linear": 4.0},
+    ],
+)
+def test_linear(rope_with, keys):
+    rope = rope_with(keys)
+    np.testing.assert_allclose(rope.frequencies, np.array(PLAIN) / 4, rtol=1e-14)
+    assert rope.magnitude == 1.0
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"scaling.type": "none"}, {"scaling.type": "none", "scaling.factor": 4.0}]
+)
+def test_none(rope_with, keys):
+    np.testing.assert_allclose(rope_with(keys).frequencies, PLAIN, rtol=1e-14)
+
+
+def test_llama3_divides_by_a_tensor(rope_with):
+    # As Llama 3.2 is: short waves stay, long ones are stretched, between them a mixture.
+    original, factor, low, high = 32, 8.0, 1.0, 4.0
+    expected = []
+    for frequency in PLAIN:
+        wave = 2 * math.pi / frequency
+        smooth = (original / wave - low) / (high - low)
+        if wave < original / high:
+            expected.append(frequency)
+        elif wave > original / low:
+            expected.append(frequency / factor)
+        else:
+            expected.append((1 - smooth) * frequency / factor + smooth * frequency)
+    factors = (np.array(PLAIN) / expected).astype(np.float32)
+    assert factors[0] == 1.0  # all three kinds are there
+    assert 1.0 < factors[1] < 8.0
+    assert factors[2:].tolist() == [8.0] * 6
+    rope = rope_with({}, {"rope_freqs.weight": factors})
+    np.testing.assert_allclose(rope.frequencies, expected, rtol=1e-7)
+    stored = tiny_file("llama-llama3").tensors["rope_freqs.weight"].dequantize()
+    np.testing.assert_allclose(stored, factors, rtol=1e-6)
+
+
+def yarn_by_hand(base, size, factor, original, fast, slow):
+    def pair(turns):  # the pair, not whole, that turns this often in the original context
+        return size / 2 * math.log(original / (2 * math.pi * turns), base)
+
+    low, high = max(math.floor(pair(fast)), 0), min(math.ceil(pair(slow)), size - 1)
+    found = []
+    for i in range(size // 2):
+        frequency = base ** (-2 * i / size)
+        stretched = min(max((i - low) / (high - low or 0.001), 0.0), 1.0)
+        found.append(frequency * ((1 - stretched) + stretched / factor))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("base", "size", "factor", "original", "fast", "slow"),
+    [
+        (10_000.0, 128, 16.0, 4096, 32.0, 1.0),  # Llama 2 stretched to 64k
+        (1_000_000.0, 128, 4.0, 32768, 32.0, 1.0),  # Qwen 2.5 and 3 as their cards say
+        (5000.0, 16, 4.0, 32, 32.0, 1.0),
+        (5000.0, 16, 4.0, 32, 4.0, 0.25),
+        (10_000.0, 64, 8.0, 2048, 1.0, 1.0),  # a step instead of a ramp
+    ],
+)
+def test_yarn(base, size, factor, original, fast, slow):
+    found = yarn(plain_frequencies(base, size), base, factor, original, fast, slow)
+    np.testing.assert_allclose(found, yarn_by_hand(base, size, factor, original, fast, slow), rtol=1e-12)
+
+
+def test_yarn_keeps_short_waves_and_stretches_long_ones():
+    plain = plain_frequencies(10_000.0, 128)
+    kept = yarn(plain, 10_000.0, 16.0, 4096, 32.0, 1.0) / plain
+    assert kept[0] == 1.0
+    assert kept[-1] == pytest.approx(1 / 16)
+    assert (np.diff(kept) <= 0).all()
+
+
+def test_yarn_in_a_file(rope_with):
+    keys = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 32}
+    rope = rope_with(keys)
+    np.testing.assert_allclose(rope.frequencies, yarn_by_hand(5000, 16, 4, 32, 32, 1), rtol=1e-12)
+    assert rope.magnitude == pytest.approx(1 + 0.1 * math.log(4))
+    rope = rope_with(keys | {"scaling.yarn_beta_fast": 4.0, "scaling.yarn_beta_slow": 0.25})
+    np.testing.assert_allclose(rope.frequencies, yarn_by_hand(5000, 16, 4, 32, 4, 0.25), rtol=1e-12)
+    assert rope_with(keys | {"scaling.attn_factor": 0.5}).magnitude == pytest.approx(
+        0.5 * (1 + 0.1 * math.log(4))
+    )
+    # Without an original context, the file's own is meant (here 128).
+    del keys["scaling.original_context_length"]
+    np.testing.assert_allclose(rope_with(keys).frequencies, yarn_by_hand(5000, 16, 4, 128, 32, 1), rtol=1e-12)
+
+
+def test_a_part_of_a_head_is_rotated(rope_with):
+    rope = rope_with({"dimension_count": 8})
+    np.testing.assert_allclose(rope.frequencies, [5000 ** (-i / 4) for i in range(4)], rtol=1e-14)
+
+
+def test_angles():
+    rope = Rope((1.0, 0.5), "halves")
+    assert rope.angles(np.array([0, 3])).tolist() == [[0.0, 0.0], [3.0, 1.5]]
