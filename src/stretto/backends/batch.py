@@ -119,11 +119,9 @@ class Batch:
                 f"positions must lie from 0 to {context_length - 1}, "
                 f"not {min(self._positions)} to {max(self._positions)}"
             )
-        for row, token in enumerate(self._tokens):
-            if not 0 <= token < n_vocab:
-                raise InvalidRequest(
-                    f"row {row}: token {token} is not in the vocabulary (0 to {n_vocab - 1})"
-                )
+        if not 0 <= min(self._tokens) <= max(self._tokens) < n_vocab:
+            row, token = next((r, t) for r, t in enumerate(self._tokens) if not 0 <= t < n_vocab)
+            raise InvalidRequest(f"row {row}: token {token} is not in the vocabulary (0 to {n_vocab - 1})")
         for row, vector in self._vectors.items():
             if vector.shape != (n_embd,) or not np.isfinite(vector).all():
                 raise InvalidRequest(
@@ -136,16 +134,20 @@ class Batch:
             raise InvalidRequest("the batch has been run already; build a new one")
         taken = cells.place(self._tokens, self._positions, self._sequences)
         order: dict[int, int] = {}
-        view_of = np.array([order.setdefault(s[0], len(order)) for s in self._sequences], np.int32)
+        view_of = [order.setdefault(members[0], len(order)) for members in self._sequences]
         views = [cells.view(sequence) for sequence in order]
-        lengths = np.array([len(views[index]) for index in view_of], np.int32)
-        positions = self.positions
-        for index, view in enumerate(views):
-            rows = np.flatnonzero(view_of == index)
-            # A row in front of its sequence's last position, as in a prompt, sees a part of the view.
-            if positions[rows].min() < cells.positions[view[-1]]:
-                lengths[rows] = np.searchsorted(cells.positions[view], positions[rows], side="right")
-        self.placement = Placement(taken, views, view_of, lengths, cells.positions)
+        ends = [cells.end(sequence) for sequence in order]
+        lengths = [len(views[index]) for index in view_of]
+        # A row in front of its sequence's last position, as in a prompt, sees a part of the view.
+        parts: dict[int, list[int]] = {}
+        for row, (index, position) in enumerate(zip(view_of, self._positions, strict=True)):
+            if position < ends[index] - 1:
+                parts.setdefault(index, []).append(row)
+        seen = np.array(lengths, np.int32)
+        for index, rows in parts.items():
+            wanted = [self._positions[row] for row in rows]
+            seen[rows] = np.searchsorted(cells.positions[views[index]], wanted, side="right")
+        self.placement = Placement(taken, views, np.array(view_of, np.int32), seen, cells.positions)
 
     def unplace(self, cells: Cells) -> None:
         """Give the cells back, when the forward pass failed."""
@@ -157,6 +159,8 @@ class Batch:
 
 
 def _integer(name: str, value: int) -> int:
+    if type(value) is int:  # the usual case, at once
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise InvalidRequest(f"{name} must be an integer, not {value!r}")
     return int(value)

@@ -6,7 +6,7 @@ mask here, made from the views or given by hand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,10 @@ class ReferenceBackend:
             mask = np.zeros((len(batch), self.n_cells), bool)
             for row, (view, length) in enumerate(zip(placement.view_of, placement.lengths, strict=True)):
                 mask[row, placement.views[view][:length]] = True
+        elif mask.shape != (len(batch), self.n_cells) or mask.dtype != bool:
+            raise InvalidRequest(
+                f"mask must be bool[{len(batch)}, {self.n_cells}], not {mask.dtype}{list(mask.shape)}"
+            )
 
         x = self.weights["token_embd.weight"][batch.tokens] * np.float32(spec.embedding_scale)  # [n, n_embd]
         for row, vector in batch.vectors.items():
@@ -93,12 +97,10 @@ class ReferenceBackend:
         self.values[:, target] = self.values[:, source]
 
     def turn_cells(self, cells: Ints, delta: int) -> None:
-        """Turn K by `delta` positions: rotations add up, once the magnitude is taken out."""
+        """Turn K by `delta` positions: rotations add up; the magnitude is in K already."""
         turns = np.full(len(cells), delta)
         for i, layer in enumerate(self.spec.layers):
-            self.keys[i, cells] = rotate(self.keys[i, cells], turns, layer.rope) / np.float32(
-                layer.rope.magnitude
-            )
+            self.keys[i, cells] = rotate(self.keys[i, cells], turns, replace(layer.rope, magnitude=1.0))
 
     def close(self) -> None:
         """Let go of the weights and the cache."""

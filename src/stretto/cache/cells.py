@@ -78,7 +78,7 @@ class Cells:
     def end(self, sequence: int) -> int:
         """The position after the sequence's last, 0 for one without cells."""
         view = self._views.get(_id(sequence))
-        return int(self.positions[view.cells[-1]]) + 1 if view else 0
+        return view.last[0] + 1 if view else 0
 
     def members(self, cell: int) -> set[int]:
         """The sequences that a cell belongs to."""
@@ -101,25 +101,33 @@ class Cells:
             raise InvalidRequest(
                 f"{n} tokens, {len(positions)} positions and {len(sequences)} sets of sequences"
             )
-        ids = [{_id(sequence) for sequence in members} for members in sequences]
-        if not all(ids):
-            raise InvalidRequest("a token must belong to at least one sequence")
+        known: dict[tuple[int, ...], list[int]] = {}
+        sets = [known.get(key) or known.setdefault(key, _ids(key)) for key in map(tuple, sequences)]
         if n > len(self._free):
             raise CacheFull(
                 f"{n} cells are needed and {len(self._free)} of {self.n_cells} are free; "
                 "close sequences, or load the model with more cells"
             )
-        cells = np.array(self._free[: -n - 1 : -1], np.int32)
+        taken = self._free[: -n - 1 : -1]
         del self._free[len(self._free) - n :]
+        cells = np.array(taken, np.int32)
         self.positions[cells] = positions
         self.tokens[cells] = tokens
-        self._shares[cells] = [len(members) for members in ids]
-        rows: dict[int, list[int]] = {}
-        for row, members in enumerate(ids):
-            for sequence in members:
-                rows.setdefault(sequence, []).append(row)
-        for sequence, mine in rows.items():
-            self._add(sequence, cells if len(mine) == n else cells[mine])
+        self._shares[cells] = [len(members) for members in sets]
+        # Rows come in runs of one set: a prompt is a long one, a decoding sequence a single row.
+        start = 0
+        while start < n:
+            stop = start + 1
+            while stop < n and sets[stop] is sets[start]:
+                stop += 1
+            for sequence in sets[start]:
+                view = self._view(sequence)
+                if stop - start == 1:
+                    where, what = int(positions[start]), int(tokens[start])
+                    view.append(taken[start], where, what, self.positions, self.tokens)
+                else:
+                    view.extend(cells[start:stop], self.positions, self.tokens)
+            start = stop
         return cells
 
     def copy(self, source: int, target: int, start: int = 0, stop: int | None = None) -> int:
@@ -132,7 +140,7 @@ class Cells:
             chosen = chosen[~np.isin(chosen, held.cells)]
         if len(chosen):
             self._shares[chosen] += 1
-            self._add(target, chosen)
+            self._view(target).extend(chosen, self.positions, self.tokens)
         return len(chosen)
 
     def remove(self, sequence: int, start: int = 0, stop: int | None = None) -> int:
@@ -191,7 +199,7 @@ class Cells:
         """Raise `RuntimeError` if the table contradicts itself anywhere."""
         shares = np.zeros(self.n_cells, np.int32)
         for sequence, view in self._views.items():
-            if not len(view.cells):
+            if not view:
                 raise RuntimeError(f"sequence {sequence} has an empty view")
             if len(np.unique(view.cells)) != len(view.cells):
                 raise RuntimeError(f"sequence {sequence} has a cell twice")
@@ -211,11 +219,11 @@ class Cells:
 
     # -- within --
 
-    def _add(self, sequence: int, cells: Ints) -> None:
+    def _view(self, sequence: int) -> View:
         view = self._views.get(sequence)
         if view is None:
             view = self._views[sequence] = View()
-        view.add(cells, self.positions, self.tokens)
+        return view
 
     def _drop(self, sequence: int, cells: Ints) -> int:
         if not len(cells):
@@ -223,7 +231,7 @@ class Cells:
         cells = cells.copy()  # it may be a part of the view that is about to change
         view = self._views[sequence]
         view.drop(cells, self.positions, self.tokens)
-        if not len(view.cells):
+        if not view:
             del self._views[sequence]
         self._shares[cells] -= 1
         freed = cells[self._shares[cells] == 0]
@@ -241,13 +249,12 @@ class Cells:
                 raise InvalidRequest(f"{name} must be a position, 0 or more, not {value!r}")
         if stop is not None and stop < start:
             raise InvalidRequest(f"start {start} lies behind stop {stop}; ranges are start ≤ position < stop")
-        cells = self.view(sequence)
-        if start == 0 and stop is None:
-            return cells
-        positions = self.positions[cells]
-        first = np.searchsorted(positions, start)
-        last = len(cells) if stop is None else np.searchsorted(positions, stop)
-        return cells[first:last]
+        view = self._views.get(_id(sequence))
+        if view is None:
+            return np.empty(0, np.int32)
+        first = view.index(start, self.positions) if start else 0
+        last = len(view) if stop is None else view.index(stop, self.positions)
+        return view.cells[first:last]
 
     def _cells(self, cells: ArrayLike) -> Ints:
         chosen = _ints(cells, "cells", 0)
@@ -257,9 +264,18 @@ class Cells:
 
 
 def _id(sequence: int) -> int:
+    if type(sequence) is int and sequence >= 0:  # the usual case, at once
+        return sequence
     if isinstance(sequence, bool) or not isinstance(sequence, (int, np.integer)) or sequence < 0:
         raise InvalidRequest(f"a sequence id must be an integer, 0 or more, not {sequence!r}")
     return int(sequence)
+
+
+def _ids(members: tuple[int, ...]) -> list[int]:
+    """The ids of a set, each once."""
+    if not members:
+        raise InvalidRequest("a token must belong to at least one sequence")
+    return list(dict.fromkeys(map(_id, members)))
 
 
 def _ints(values: ArrayLike, name: str, least: int) -> Ints:

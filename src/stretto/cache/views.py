@@ -1,70 +1,98 @@
 """A sequence's cells in position order, kept incrementally.
 
 Generating appends at the end, which costs a store into a growing array; only tokens placed out of order
-(parallel tokens, merged forks) cost an insertion.
+(parallel tokens, merged forks) cost a sort.
 """
 
 from __future__ import annotations
+
+from bisect import bisect_left
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
 
+NOTHING = (-1, -1)
+
 
 class View:
-    """A growing, ordered array of cells; `cells` shows what is in it."""
+    """A growing array of cells in order of (position, token)."""
+
+    __slots__ = ("_n", "_shown", "_store", "last")
 
     def __init__(self) -> None:
         self._store = np.empty(16, np.int32)
         self._n = 0
-        self._last = (-1, -1)  # position and token of the last cell
-        self._show()
+        self._shown: Ints | None = None
+        self.last = NOTHING  # position and token of the last cell
 
-    cells: Ints  # int32[n], read-only
+    def __len__(self) -> int:
+        return self._n
 
-    def add(self, cells: Ints, positions: Ints, tokens: Ints) -> None:
-        """Add `cells`, whose positions and tokens stand in the table's columns."""
+    @property
+    def cells(self) -> Ints:
+        """int32[n], read-only; valid until the next change."""
+        if self._shown is None:
+            self._shown = self._store[: self._n]
+            self._shown.flags.writeable = False
+        return self._shown
+
+    def append(self, cell: int, position: int, token: int, positions: Ints, tokens: Ints) -> None:
+        """Add one cell: the step of a generating sequence."""
+        if self._n == len(self._store):
+            self._grow(self._n + 1)
+        self._store[self._n] = cell
+        self._n += 1
+        self._shown = None
+        if self.last < (position, token):
+            self.last = (position, token)
+        else:
+            self.sort(positions, tokens)
+
+    def extend(self, cells: Ints, positions: Ints, tokens: Ints) -> None:
+        """Add several cells, whose positions and tokens stand in the table's columns."""
         n = self._n + len(cells)
         if n > len(self._store):
-            grown = np.empty(max(n, 2 * len(self._store)), np.int32)
-            grown[: self._n] = self._store[: self._n]
-            self._store = grown
+            self._grow(n)
         self._store[self._n : n] = cells
-        if len(cells) == 1:  # the step of a generating sequence: no NumPy beyond the store
-            first = last = (int(positions[cells[0]]), int(tokens[cells[0]]))
-            ordered = True
-        else:
-            where, what = positions[cells], tokens[cells]
-            first, last = (int(where[0]), int(what[0])), (int(where[-1]), int(what[-1]))
-            ordered = bool((np.diff(where) > 0).all())
-        in_order = ordered and self._last < first
         self._n = n
-        self._last = last
-        self._show()
-        if not in_order:
+        self._shown = None
+        where = positions[cells]
+        first = (int(where[0]), int(tokens[cells[0]]))
+        if self.last < first and bool((where[1:] > where[:-1]).all()):
+            self.last = (int(where[-1]), int(tokens[cells[-1]]))
+        else:
             self.sort(positions, tokens)
 
     def drop(self, cells: Ints, positions: Ints, tokens: Ints) -> None:
         """Take `cells` out; the others keep their order."""
-        if len(cells) == self._n:
-            kept = cells[:0]
-        elif np.array_equal(cells, self.cells[-len(cells) :]):  # the end was cut off
-            kept = self.cells[: -len(cells)]
-        else:
-            kept = self.cells[~np.isin(self.cells, cells)]
-        self._store = kept.copy() if len(kept) > 16 else np.resize(kept, 16).astype(np.int32)
-        self._n = len(kept)
-        self._last = (int(positions[kept[-1]]), int(tokens[kept[-1]])) if self._n else (-1, -1)
-        self._show()
+        n = self._n - len(cells)
+        if not np.array_equal(cells, self._store[n : self._n]):  # or else the end is cut off
+            kept = self._store[: self._n]
+            kept = kept[~np.isin(kept, cells)]
+            self._store[: len(kept)] = kept
+        self._n = n
+        self._shown = None
+        self._find_last(positions, tokens)
 
     def sort(self, positions: Ints, tokens: Ints) -> None:
         """Put the cells into order again."""
         cells = self._store[: self._n]
         cells[:] = cells[np.lexsort((tokens[cells], positions[cells]))]
-        if self._n:
-            self._last = (int(positions[cells[-1]]), int(tokens[cells[-1]]))
+        self._find_last(positions, tokens)
 
-    def _show(self) -> None:
-        self.cells = self._store[: self._n]
-        self.cells.flags.writeable = False
+    def index(self, position: int, positions: Ints) -> int:
+        """How many cells stand at positions below `position`."""
+        if position > self.last[0]:
+            return self._n
+        return bisect_left(self._store, position, 0, self._n, key=positions.__getitem__)
+
+    def _find_last(self, positions: Ints, tokens: Ints) -> None:
+        cell = self._store[self._n - 1]
+        self.last = (int(positions[cell]), int(tokens[cell])) if self._n else NOTHING
+
+    def _grow(self, n: int) -> None:
+        grown = np.empty(max(n, 2 * len(self._store)), np.int32)
+        grown[: self._n] = self._store[: self._n]
+        self._store = grown

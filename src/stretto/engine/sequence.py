@@ -134,9 +134,8 @@ class Sequence:
         self._alive()
         if isinstance(what, str):
             what = self._engine.tokenizer.encode(what)
-        elif isinstance(what, (int, np.integer)) and not isinstance(what, bool):
-            what = [int(what)]
-        tokens = self._engine.check_tokens(what)
+        several = [what] if isinstance(what, (int, np.integer)) else what
+        tokens = self._engine.check_tokens(several)
         limit = self._engine.context_length
         if self.position + len(tokens) > limit:
             raise ContextOverflow(
