@@ -15,11 +15,13 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from stretto.cli.chat import chat
 from stretto.cli.inspect import inspect
 from stretto.cli.models import models
 from stretto.cli.output import clean
 from stretto.cli.pull import pull
 from stretto.cli.rm import rm
+from stretto.cli.run import run
 from stretto.cli.tokenize import tokenize
 from stretto.errors import StrettoError
 
@@ -35,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (pull, models, rm, inspect, tokenize):
+for command in (chat, run, pull, models, rm, inspect, tokenize):
     app.command()(command)
 
 

@@ -1,0 +1,144 @@
+"""What `stretto run` and `stretto chat` share: opening a model, and showing its words as they come."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from stretto.cli.output import clean, console
+from stretto.errors import InvalidRequest, ModelError
+
+if TYPE_CHECKING:
+    from stretto.llm import LLM
+
+# A terminal obeys control characters; format characters reverse the direction of text. Lines and tabs may
+# stay, and the joiners that emoji, Persian and Indic scripts are written with.
+_OBEYED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_HARMLESS = frozenset("\n\t\u200c\u200d")
+
+_ENDS = {"length": "cut at the limit", "timeout": "cut by the timeout", "cancelled": "stopped"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model said, and how fast."""
+
+    text: str
+    n_tokens: int
+    first_token: float  # seconds
+    tokens_per_second: float  # 0 where there is too little to measure
+    finish_reason: str
+
+    def __str__(self) -> str:
+        facts = [f"{self.n_tokens:,} token{'' if self.n_tokens == 1 else 's'}"]
+        if self.tokens_per_second:
+            facts.append(f"{self.tokens_per_second:.1f} tok/s")
+        if self.first_token:
+            facts.append(f"first token after {self.first_token:.2f} s")
+        if self.finish_reason in _ENDS:
+            facts.append(_ENDS[self.finish_reason])
+        return ", ".join(facts)
+
+
+def open_llm(model: str, *, backend: str, threads: int | None, cells: int) -> LLM:
+    """Load a model; one that is not here is fetched first. Both are shown on stderr."""
+    from rich.text import Text
+
+    from stretto import llm
+    from stretto.cli.pull import pull
+    from stretto.weights import hub
+
+    try:
+        hub.resolve(model, pull=False)
+    except ModelError:
+        with redirect_stdout(sys.stderr):  # what is fetched is no part of the answer
+            pull(model)
+    screen = console(stderr=True)
+    with screen.status(Text(f"loading {clean(model)}")) if screen.is_terminal else nullcontext():
+        return llm.load(model, backend=backend, threads=threads, cells=cells)
+
+
+def say(
+    llm: LLM, prompt: str | list[int], options: dict[str, Any], stop: Callable[[], bool] = lambda: False
+) -> Answer:
+    """Generate, and write the text to stdout as it comes; `stop()` is asked after each token."""
+    last = "\n"
+    with llm.stream(prompt, **options) as stream:
+        try:
+            for token in stream:
+                if token.text:
+                    sys.stdout.write(last := printable(token.text))
+                    sys.stdout.flush()
+                if stop():
+                    stream.cancel()
+        finally:
+            if not last.endswith("\n"):
+                sys.stdout.write("\n")
+                sys.stdout.flush()
+        result = stream.result
+    return Answer(
+        text=result.text,
+        n_tokens=result.usage.completion_tokens,
+        first_token=result.timings.first_token,
+        tokens_per_second=result.timings.tokens_per_second,
+        finish_reason=result.finish_reason,
+    )
+
+
+@contextmanager
+def stopped_by_ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C is noted and can be asked for, so that no step is torn; a second one interrupts as usual."""
+    pressed = False
+
+    def press(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    try:
+        previous = signal.signal(signal.SIGINT, press)
+    except ValueError:  # not in the main thread, where signals do not arrive anyway
+        yield lambda: False
+        return
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def printable(text: str) -> str:
+    r"""`text` with its lines and tabs, and everything else escaped that a terminal might obey.
+
+    >>> printable("a\tb\n\x1b[2J")
+    'a\tb\n\\x1b[2J'
+    """
+    return "".join(
+        clean(char) if unicodedata.category(char) in _OBEYED and char not in _HARMLESS else char
+        for char in text
+    )
+
+
+def check_text(text: str) -> str:
+    """`text`, which has to be real text: a shell or a file can hold any bytes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeError as error:
+        raise InvalidRequest(f"the text is not UTF-8: {error}") from None
+    return text
+
+
+def note(text: str) -> None:
+    """A line of ours on stderr, set off from the model's words."""
+    console(stderr=True).print(text, style="dim", soft_wrap=True)
+
+
+def wants_stats(asked: bool | None) -> bool:
+    """Whether to tell the speed: as asked, else if somebody is looking."""
+    return sys.stderr.isatty() if asked is None else asked

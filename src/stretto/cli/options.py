@@ -1,0 +1,65 @@
+"""The options that `stretto run` and `stretto chat` share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+_SAMPLING = "How tokens are chosen"
+_LIMITS = "When it ends"
+_MACHINE = "How the model runs"
+
+DEFAULT_MODEL = "smollm2"
+
+Model = Annotated[
+    str, typer.Option("--model", "-m", metavar="MODEL", help="A name, a path, or hf:org/repo/file.gguf.")
+]
+System = Annotated[
+    str | None, typer.Option("--system", metavar="TEXT", help="What the model is told before all else.")
+]
+Stats = Annotated[
+    bool | None,
+    typer.Option("--stats/--no-stats", help="Tell the speed on stderr (default: in a terminal)."),
+]
+
+Temperature = Annotated[
+    float, typer.Option(help="0 always takes the most probable token.", rich_help_panel=_SAMPLING)
+]
+TopK = Annotated[int, typer.Option(help="Only the k most probable; 0 for all.", rich_help_panel=_SAMPLING)]
+TopP = Annotated[
+    float,
+    typer.Option(help="Only the fewest that reach this probability together.", rich_help_panel=_SAMPLING),
+]
+MinP = Annotated[
+    float,
+    typer.Option(help="Only those with this share of the best one's probability.", rich_help_panel=_SAMPLING),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="For the same tokens again (default: a fresh one).", rich_help_panel=_SAMPLING),
+]
+
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        "-n",
+        help="At most so many tokens (default: to the end of the context).",
+        rich_help_panel=_LIMITS,
+    ),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="End where this text comes; may be repeated.", rich_help_panel=_LIMITS),
+]
+Timeout = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="End after so long.", rich_help_panel=_LIMITS)
+]
+
+Cells = Annotated[int, typer.Option(help="The size of the cache in tokens.", rich_help_panel=_MACHINE)]
+Backend = Annotated[str, typer.Option(help="What runs the model.", rich_help_panel=_MACHINE)]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="How many threads (default: as suits the machine).", rich_help_panel=_MACHINE),
+]

@@ -1,0 +1,102 @@
+"""`stretto run`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stretto.cli import options as o
+from stretto.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from stretto.llm import LLM
+
+
+def run(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, or with -, stdin.")] = None,
+    model: o.Model = o.DEFAULT_MODEL,
+    chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="Ask the prompt as a user would, or continue it as it is.")
+    ] = False,
+    system: o.System = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object, at the end.")] = False,
+    stats: o.Stats = None,
+    temperature: o.Temperature = 0.8,
+    top_k: o.TopK = 40,
+    top_p: o.TopP = 0.95,
+    min_p: o.MinP = 0.05,
+    seed: o.Seed = None,
+    max_tokens: o.MaxTokens = None,
+    stop: o.Stop = None,
+    timeout: o.Timeout = None,
+    cells: o.Cells = 8192,
+    backend: o.Backend = "auto",
+    threads: o.Threads = None,
+) -> None:
+    """Answer one prompt, and show the text as it comes.
+
+    The prompt is continued as it is; --chat asks it in the model's own chat format instead.
+    """
+    from stretto.cli.generation import note, open_llm, say, wants_stats
+
+    if system is not None and not chat:
+        raise InvalidRequest("--system is for --chat; without it the prompt is all the model sees")
+    text = _text(prompt)
+    settings: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "max_tokens": max_tokens,
+        "stop": stop or (),
+        "timeout": timeout,
+    }
+    with open_llm(model, backend=backend, threads=threads, cells=cells) as llm:
+        asked = _asked(llm, text, system) if chat else text
+        if as_json:
+            _print(llm, asked, settings, model)
+        else:
+            answer = say(llm, asked, settings)
+            if wants_stats(stats):
+                note(str(answer))
+
+
+def _asked(llm: LLM, text: str, system: str | None) -> list[int]:
+    messages = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return llm.chat_prompt(messages)
+
+
+def _print(llm: LLM, prompt: str | list[int], settings: dict[str, Any], model: str) -> None:
+    from dataclasses import asdict
+
+    from stretto.cli.output import print_json
+
+    result = llm.generate(prompt, **settings)
+    document = {
+        "text": result.text,
+        "tokens": result.tokens,
+        "finish_reason": result.finish_reason,
+        "stop_reason": result.stop_reason,
+        "usage": {**asdict(result.usage), "total_tokens": result.usage.total_tokens},
+        "timings": {**asdict(result.timings), "tokens_per_second": result.timings.tokens_per_second},
+        "seed": result.seed,
+        "model": model,
+    }
+    print_json(document)
+
+
+def _text(argument: str | None) -> str:
+    """The prompt that was given. From stdin its last line break is left off, as a shell's `$(…)` does."""
+    from stretto.cli.generation import check_text, note
+
+    if argument is not None and argument != "-":
+        return check_text(argument)
+    if sys.stdin.isatty():
+        note("Type the prompt; Ctrl-D on a line of its own ends it.")
+    text = check_text(sys.stdin.buffer.read().decode("utf-8", "surrogateescape"))
+    return text.removesuffix("\n")
