@@ -1,11 +1,27 @@
-# The commands of the README. `make test` and `make check` set up everything they need in .venv.
+# The commands of the README. Each sets up what it needs in .venv.
+#
+#   make chat                       a chat with the default model
+#   make chat PROMPT="What is 2+2?" one answer
+#   make chat MODEL=./mine.gguf     another model
+#   make test                       all tests
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 NATIVE := CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: test check format bench clean
+# These reach the command as they were typed: no shell and no make looks for $ or quotes in them.
+unexport PROMPT MODEL
+chat: export STRETTO_PROMPT := $(value PROMPT)
+chat: export STRETTO_MODEL  := $(or $(value MODEL),smollm2)
+
+.PHONY: chat test check format bench clean
+
+chat: $(VENV)/.installed
+	@if [ -n "$$STRETTO_PROMPT" ]; \
+	then printf '%s\n' "$$STRETTO_PROMPT" | $(BIN)/stretto run --chat --model "$$STRETTO_MODEL"; \
+	else exec $(BIN)/stretto chat --model "$$STRETTO_MODEL"; \
+	fi
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest
@@ -31,10 +47,15 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
+$(VENV)/.installed: $(BIN)/python pyproject.toml $(NATIVE)
+	@echo 'installing into $(VENV)' >&2
+	@$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
 $(VENV)/.test: $(BIN)/python pyproject.toml $(NATIVE)
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
-	@touch $@
+	@touch $@ $(VENV)/.installed
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[test,dev]'
-	@touch $@ $(VENV)/.test
+	@touch $@ $(VENV)/.test $(VENV)/.installed
