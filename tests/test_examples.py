@@ -1,0 +1,93 @@
+"""Every example runs as it stands, with the real model, and shows what it promises."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stretto.weights.hub import Store
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+ORDINARY_HOME = str(Store.default().home)  # found before a test gets a store of its own
+
+
+@pytest.fixture
+def output_of(smollm2_path):
+    """Runs an example as a user would: its output."""
+
+    def run(name):
+        environment = {**os.environ, "STRETTO_HOME": ORDINARY_HOME, "PYTHONIOENCODING": "utf-8"}
+        command = [sys.executable, "-W", "error", str(EXAMPLES / name)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8")
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    return run
+
+
+def test_hello(output_of):
+    lines = output_of("hello.py").splitlines()
+    assert lines[0] == " Paris."
+    assert "8 tokens, ended by 'length'" in lines
+    assert re.fullmatch(r"first token after [\d.]+ s", lines[-2])
+    assert re.fullmatch(r"then [\d.]+ tokens a second", lines[-1])
+
+
+def test_streaming(output_of):
+    text, end = output_of("streaming.py").rsplit("\n", 2)[:2]
+    assert len(text.split()) > 8
+    assert end == "16 tokens, ended by 'cancelled'"
+
+
+def test_sampling(output_of):
+    lines = output_of("sampling.py").splitlines()
+    assert [line.split(":")[0].strip() for line in lines] == ["greedy", "careful", "default", "wild"]
+    assert len({line.split("…")[1] for line in lines}) == 4
+
+
+def test_chat(output_of):
+    lines = output_of("chat.py").splitlines()
+    assert [line.split(":")[0].strip() for line in lines] == ["system", *["user", "assistant"] * 2]
+    assert "Paris" in lines[2]
+    assert "Rome" in lines[4]
+
+
+def test_own_loop(output_of):
+    output = output_of("own_loop.py")
+    for prompt in ("The sun is", "A cat can", "Two plus two is"):
+        assert re.search(rf"^{prompt} \w+", output, re.MULTILINE)
+
+
+def test_edit_logits(output_of):
+    wanted, instead, without = output_of("edit_logits.py").splitlines()
+    assert wanted == "it would say: [' Paris', ' the', ' London']"
+    assert re.match(r"instead: 'The capital of France is (?!Paris)\w+", instead)
+    said = without.removeprefix("without an e:")
+    assert re.search(r"\w", said)
+    assert "e" not in said.lower()
+
+
+def test_fork(output_of):
+    output = output_of("fork.py")
+    before, forked, after = map(int, re.findall(r"(\d+) cells", output))
+    assert before == forked
+    assert after > forked
+    branches = re.findall(r"^- In the old lighthouse there lived a .+", output, re.MULTILINE)
+    assert len(set(branches)) == 4
+
+
+def test_every_example_is_tested():
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    examples = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert examples
+    assert examples <= tested
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_examples_are_short(path):
+    source = path.read_text("utf-8")
+    assert source.count("\n") <= 30
+    assert source.startswith('"""')
