@@ -66,9 +66,10 @@ class ReferenceBackend:
             mask = np.zeros((len(batch), self.n_cells), bool)
             for row, (view, length) in enumerate(zip(placement.view_of, placement.lengths, strict=True)):
                 mask[row, placement.views[view][:length]] = True
-        elif mask.shape != (len(batch), self.n_cells) or mask.dtype != bool:
+        elif mask.shape != (len(batch), self.n_cells) or mask.dtype != bool or not mask.any(axis=1).all():
             raise InvalidRequest(
-                f"mask must be bool[{len(batch)}, {self.n_cells}], not {mask.dtype}{list(mask.shape)}"
+                f"mask must be bool[{len(batch)}, {self.n_cells}] with a cell for each row to see, "
+                f"not {mask.dtype}{list(mask.shape)}"
             )
 
         x = self.weights["token_embd.weight"][batch.tokens] * np.float32(spec.embedding_scale)  # [n, n_embd]
