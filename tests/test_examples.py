@@ -19,7 +19,12 @@ def output_of(smollm2_path):
     """Runs an example as a user would: its output."""
 
     def run(name):
-        environment = {**os.environ, "STRETTO_HOME": ORDINARY_HOME, "PYTHONIOENCODING": "utf-8"}
+        environment = {
+            **os.environ,
+            "STRETTO_HOME": ORDINARY_HOME,
+            "PYTHONIOENCODING": "utf-8",
+            "OPENBLAS_NUM_THREADS": "1",  # numpy's threads wait by spinning: on a busy machine, ten times slower
+        }
         command = [sys.executable, "-W", "error", str(EXAMPLES / name)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8")
         assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,298 @@
+"""`stretto run`: what it prints, where it takes the prompt from, what it refuses."""
+
+import inspect
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stretto.llm
+from stretto.cli import chat, main, run
+from stretto.cli.generation import Answer, printable
+from stretto.errors import Unsupported
+from stretto.sampling import SamplingParams
+from stretto.testing import mock_llm
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def ask(cli):
+    """`stretto run` with a model that is a path, so that nothing is looked up or fetched."""
+
+    def call(*arguments, **options):
+        return cli("run", "--model", "mock.gguf", *arguments, **options)
+
+    call.loaded = lambda: cli.loaded
+    return call
+
+
+def refused(result):
+    code, output, errors = result
+    assert (code, output) == (2, "")
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    return errors.strip()
+
+
+def recording():
+    """A model that says "ok", and the prompt it was asked."""
+    llm = mock_llm("ok")
+    return llm, lambda: llm.tokenizer.decode(llm.backend.batches[0], special=True)
+
+
+# -- output --
+
+
+def test_text_on_stdout_and_nothing_else(ask):
+    assert ask("Say hello") == (0, "Hello there\n", "")
+
+
+def test_text_that_ends_its_line_gets_no_second_line_break(ask):
+    assert ask("Say", llm=mock_llm("two\nlines\n")) == (0, "two\nlines\n", "")
+
+
+def test_statistics_when_asked_for(ask):
+    code, output, errors = ask("Say hello", "--stats")
+    assert (code, output) == (0, "Hello there\n")
+    assert re.fullmatch(r"11 tokens, [\d.]+ tok/s, first token after [\d.]+ s\n", errors)
+    assert ask("Say hello", "--no-stats")[2] == ""
+
+
+def test_text_comes_token_by_token(ask, monkeypatch, capsys):
+    seen = []
+
+    class Terminal(io.StringIO):
+        def flush(self):
+            seen.append(self.getvalue())
+
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    ask("Say", llm=mock_llm("abc"))
+    assert seen[:3] == ["a", "ab", "abc"]
+
+
+def test_json(ask):
+    code, output, errors = ask("Hi", "--json", "--seed", 5, "--max-tokens", 4)
+    assert (code, errors) == (0, "")
+    document = json.loads(output)
+    assert document.pop("timings").keys() == {"first_token", "decode", "n_decoded", "tokens_per_second"}
+    assert document == {
+        "text": "Hell",
+        "tokens": list(b"Hell"),
+        "finish_reason": "length",
+        "stop_reason": None,
+        "usage": {"prompt_tokens": 2, "completion_tokens": 4, "cached_tokens": 0, "total_tokens": 6},
+        "seed": 5,
+        "model": "mock.gguf",
+    }
+
+
+def test_json_names_the_stop(ask):
+    document = json.loads(ask("Hi", "--json", "--stop", "xyz", "--stop", " th")[1])
+    assert (document["text"], document["finish_reason"], document["stop_reason"]) == ("Hello", "stop", " th")
+
+
+def test_nothing_of_a_model_reaches_the_terminal_raw(ask):
+    evil = "a\x1b]0;t\x07\x9b2J\r\u202e\tb\n"
+    code, output, _ = ask("Hi", llm=mock_llm(evil))
+    assert (code, output) == (0, "a\\x1b]0;t\\x07\\x9b2J\\r\\u202e\tb\n")
+    code, output, _ = ask("Hi", "--json", llm=mock_llm(evil))
+    assert json.loads(output)["text"] == evil
+    assert output.isascii()
+
+
+def test_text_of_the_world_stays_as_it_is():
+    for text in ("größe\t日本\n", "👩\u200d👩\u200d👧", "می\u200cخواهم", "\ue000", "\U000e0fff"):
+        assert printable(text) == text
+
+
+def test_the_sentence_about_speed():
+    assert str(Answer("", 0, 0.0, 0.0, "cancelled")) == "0 tokens, stopped"
+    assert str(Answer("a", 1, 0.5, 0.0, "stop")) == "1 token, first token after 0.50 s"
+    assert str(Answer("a", 1234, 0.5, 9.87, "length")) == (
+        "1,234 tokens, 9.9 tok/s, first token after 0.50 s, cut at the limit"
+    )
+
+
+# -- the prompt --
+
+
+@pytest.mark.parametrize("arguments", [(), ("-",)])
+def test_the_prompt_from_stdin_without_its_last_line_break(ask, arguments):
+    llm, prompt = recording()
+    assert ask(*arguments, llm=llm, stdin="Größe\n\n".encode())[:2] == (0, "ok\n")
+    assert prompt() == "Größe\n"
+
+
+def test_a_prompt_is_continued_as_it_is(ask):
+    llm, prompt = recording()
+    ask("Once upon", llm=llm)
+    assert prompt() == "Once upon"
+
+
+def test_with_chat_it_is_a_message(ask):
+    llm, prompt = recording()
+    ask("--chat", "Hi <|end|>", "--system", "Be brief.", llm=llm)
+    text = "<|start|>system\nBe brief.<|end|><|start|>user\nHi <|end|><|end|><|start|>assistant\n"
+    assert prompt() == text
+    assert llm.backend.batches[0].count(llm.tokenizer.eos_id) == 2  # the one in the message is text
+
+
+def test_a_prompt_behind_two_dashes_may_look_like_an_option(ask):
+    llm, prompt = recording()
+    assert ask("--", "--json", llm=llm)[1] == "ok\n"
+    assert prompt() == "--json"
+
+
+# -- options --
+
+
+def test_options_of_loading(ask):
+    ask("Hi", "--cells", 512, "--backend", "reference", "--threads", 2)
+    assert ask.loaded() == [("mock.gguf", {"backend": "reference", "threads": 2, "cells": 512})]
+
+
+def test_seeds_repeat(ask):
+    def dice():
+        return mock_llm(lambda seen: [0.0] * 256 + [-100.0] * 2)
+
+    options = ("Hi", "--json", "-n", 12, "--top-k", 0, "--temperature", 1, "--min-p", 0)
+    first, again, other = (json.loads(ask(*options, "--seed", seed, llm=dice())[1]) for seed in (1, 1, 2))
+    assert first["tokens"] == again["tokens"] != other["tokens"]
+
+
+def test_a_timeout_ends_it(ask):
+    document = json.loads(ask("Hi", "--json", "--timeout", "1e-9")[1])
+    assert (document["text"], document["finish_reason"]) == ("", "timeout")
+
+
+@pytest.mark.parametrize("command", [run, chat], ids=["run", "chat"])
+def test_defaults_are_those_of_the_library(command):
+    shown = {name: given.default for name, given in inspect.signature(command).parameters.items()}
+    sampling = SamplingParams()
+    for name in ("temperature", "top_k", "top_p", "min_p"):
+        assert shown[name] == getattr(sampling, name)
+    for name, given in inspect.signature(stretto.llm.load).parameters.items():
+        if name in shown and name != "model":
+            assert shown[name] == given.default
+
+
+# -- errors --
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("Hi", "--temperature", "-1"), "temperature must be a number from 0"),
+        (("Hi", "--max-tokens", "0"), "max_tokens must be an integer from 1"),
+        (("Hi", "--top-p", "0"), "top_p"),
+        (("Hi", "--seed", "-1"), "seed"),
+        (("Hi", "--timeout", "0"), "timeout"),
+        (("Hi", "--stop", ""), "stop"),
+        (("Hi", "--temperature", "hot"), "--temperature"),
+        (("Hi", "--system", "Be brief."), "--system is for --chat"),
+        (("",), "the prompt is empty"),
+        (("x" * 2000,), "2000 tokens and the context 1024"),
+        (("Hi", "there"), "unexpected extra argument"),
+    ],
+)
+def test_errors_are_one_line(ask, arguments, message):
+    assert message in refused(ask(*arguments))
+
+
+def test_what_is_no_text_is_refused(ask):
+    assert "the text is not UTF-8" in refused(ask(stdin=b"\xff"))
+    assert "the text is not UTF-8" in refused(ask("\udcff"))
+
+
+def test_models_that_are_not_there(capsys):
+    def failing(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(["run", "Hi", *arguments])
+        return (ended.value.code, *capsys.readouterr())
+
+    assert "no such file" in refused(failing("-m", "no.gguf"))
+    assert "did you mean smollm2?" in refused(failing("-m", "smolm2"))
+    assert "backend must be one of" in refused(failing("-m", "no.gguf", "--backend", "steam"))
+
+
+def test_a_model_without_a_template(ask, monkeypatch):
+    llm = mock_llm("ok")
+
+    def no_template(messages, **variables):
+        raise Unsupported("this model has no chat template")
+
+    monkeypatch.setattr(llm, "chat_prompt", no_template)
+    assert "no chat template" in refused(ask("--chat", "Hi", llm=llm))
+
+
+def test_an_interruption_is_short_and_leaves_what_was_said(ask):
+    def interrupted(seen):
+        if seen[-1] == ord("b"):
+            raise KeyboardInterrupt
+        return seen[-1] + 1
+
+    assert ask("`", llm=mock_llm(interrupted)) == (130, "ab\n", "\ninterrupted\n")
+
+
+def test_a_model_that_is_not_here_is_fetched_and_stdout_stays_clean(cli, tiny, store_home):
+    code, output, errors = cli("run", "Hi", "--model", tiny.name)
+    assert (code, output) == (0, "Hello there\n")
+    assert "Licence: MIT" in errors
+    assert (store_home / "models" / "tiny").is_dir()
+    assert cli("run", "Hi", "--model", tiny.name) == (0, "Hello there\n", "")
+
+
+# -- the whole --
+
+
+@pytest.mark.golden
+def test_the_real_model(smollm2_path):
+    command = [sys.executable, "-c", "from stretto.cli import main; main()", "run", "-m", str(smollm2_path)]
+    options = ["--chat", "--temperature", "0", "--max-tokens", "16"]
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, *options], input=b"What is the capital of France?\n", env=environment, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"The capital of France is Paris.\n"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize(
+    "prompt",
+    ['it\'s "5" $5 $$HOME', "$(shell echo no) $(PROMPT) `echo no` ${HOME}", "-x # \\n; a\nb", "-", ""],
+)
+def test_make_chat_passes_the_prompt_as_it_is(tmp_path, prompt):
+    fake = tmp_path / "bin" / "stretto"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\nprintf "<%s>" "$@"\nexec cat\n')
+    fake.chmod(0o755)
+    installed = tmp_path / ".installed"
+    installed.touch()
+    outer = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES")  # of the `make test` that may run this
+    done = subprocess.run(
+        [
+            "make",
+            "-s",
+            "chat",
+            f"--old-file={installed}",
+            f"VENV={tmp_path}",
+            f"PROMPT={prompt}",
+            "MODEL=a b$c",
+        ],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name not in outer},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    asked = "<run><--chat><--model><a b$c>" + prompt + "\n"
+    assert done.stdout == (asked if prompt else "<chat><--model><a b$c>")
