@@ -1,5 +1,7 @@
 """Types of the native core; the code is in csrc/."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,3 +10,31 @@ quantizable: tuple[int, ...]
 
 def dequantize(code: int, data: NDArray[np.uint8]) -> NDArray[np.float32]: ...
 def quantize(code: int, values: NDArray[np.float32]) -> NDArray[np.uint8]: ...
+def kernel_names() -> list[str]: ...
+
+class Decoder:
+    kernels: str
+    threads: int
+    weight_bytes: int
+    cache_bytes: int
+
+    def __init__(self, spec: dict[str, Any], n_cells: int, kv: str, threads: int, kernels: str) -> None: ...
+    def set_matrix(
+        self, name: str, code: int, rows: int, columns: int, data: NDArray[np.uint8]
+    ) -> None: ...
+    def set_vector(self, name: str, data: NDArray[np.float32]) -> None: ...
+    def forward(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        cells: NDArray[np.int32],
+        views: list[NDArray[np.int32]],
+        view_of: NDArray[np.int32],
+        lengths: NDArray[np.int32],
+        table: NDArray[np.int32],
+        wanted: NDArray[np.int32],
+        vectors: dict[int, NDArray[np.float32]],
+        hidden: bool,
+    ) -> NDArray[np.float32]: ...
+    def copy_cells(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None: ...
+    def turn_cells(self, cells: NDArray[np.int32], delta: int) -> None: ...

@@ -1,0 +1,196 @@
+// The decoder as a Python class.
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+#include "bindings.h"
+#include "decoder.h"
+#include "formats.h"
+
+namespace stretto {
+
+namespace {
+
+constexpr size_t kMost = size_t{1} << 31;
+
+size_t size_in(const nb::dict& spec, const char* name) {
+    const auto value = nb::cast<int64_t>(spec[name]);
+    if (value < 1 || value > static_cast<int64_t>(kMost)) fail(std::string(name) + " is out of range");
+    return static_cast<size_t>(value);
+}
+
+Config config_of(const nb::dict& spec) {
+    Config c;
+    c.n_vocab = size_in(spec, "n_vocab");
+    c.n_embd = size_in(spec, "n_embd");
+    c.n_ff = size_in(spec, "n_ff");
+    c.n_head = size_in(spec, "n_head");
+    c.n_kv_head = size_in(spec, "n_kv_head");
+    c.head_size = size_in(spec, "head_size");
+    c.norm_eps = nb::cast<float>(spec["norm_eps"]);
+    c.attention_scale = nb::cast<float>(spec["attention_scale"]);
+    c.embedding_scale = nb::cast<float>(spec["embedding_scale"]);
+    c.gelu = nb::cast<std::string>(spec["activation"]) == "gelu";
+    c.qkv_bias = nb::cast<bool>(spec["qkv_bias"]);
+    c.qk_norm = nb::cast<bool>(spec["qk_norm"]);
+    c.post_norm = nb::cast<bool>(spec["post_norm"]);
+    c.tied = nb::cast<bool>(spec["tied"]);
+    if (c.n_head % c.n_kv_head) fail("n_head is not a multiple of n_kv_head");
+    for (nb::handle item : nb::cast<nb::list>(spec["ropes"])) {
+        const nb::dict rope = nb::cast<nb::dict>(item);
+        Rope r;
+        r.frequencies = nb::cast<std::vector<double>>(rope["frequencies"]);
+        r.adjacent = nb::cast<std::string>(rope["pairs"]) == "adjacent";
+        r.magnitude = nb::cast<double>(rope["magnitude"]);
+        if (2 * r.frequencies.size() > c.head_size) fail("more rotated numbers than a head has");
+        c.ropes.push_back(std::move(r));
+    }
+    for (nb::handle item : nb::cast<nb::list>(spec["layers"])) {
+        const auto [rope, window] = nb::cast<std::pair<int, int>>(item);
+        if (rope < 0 || static_cast<size_t>(rope) >= c.ropes.size() || window < 0) fail("a layer is out of range");
+        c.layers.push_back({rope, window});
+    }
+    return c;
+}
+
+void set_matrix(Decoder& decoder, const std::string& name, int code, size_t rows, size_t columns,
+                Input1<uint8_t> data) {
+    const Format* format = find_format(code);
+    if (!format) fail("format " + std::to_string(code) + " is not known");
+    if (rows < 1 || rows > kMost || columns < 1 || columns > kMost || columns % format->block) {
+        fail("a matrix of this shape cannot be");
+    }
+    if (data.shape(0) != rows * (columns / format->block * format->size)) fail("the bytes do not fit the shape");
+    nb::gil_scoped_release release;
+    decoder.set_matrix(name, code, rows, columns, data.data());
+}
+
+void check_range(const int32_t* values, size_t n, int64_t end, const char* what) {
+    int32_t least = 0, most = -1;
+    for (size_t i = 0; i < n; ++i) {
+        least = std::min(least, values[i]);
+        most = std::max(most, values[i]);
+    }
+    if (least < 0 || most >= end) fail(std::string(what) + " out of range");
+}
+
+Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> positions, Input1<int32_t> cells,
+                      const std::vector<Input1<int32_t>>& views, Input1<int32_t> view_of, Input1<int32_t> lengths,
+                      Input1<int32_t> table, Input1<int32_t> wanted, const nb::dict& vectors, bool hidden) {
+    const Config& config = decoder.config();
+    const std::string missing = decoder.missing();
+    if (!missing.empty()) fail("the model is incomplete: " + missing);
+    Input input;
+    input.n = tokens.shape(0);
+    if (!input.n || positions.shape(0) != input.n || cells.shape(0) != input.n || view_of.shape(0) != input.n ||
+        lengths.shape(0) != input.n || table.shape(0) != decoder.n_cells()) {
+        fail("the arrays of a batch have different lengths");
+    }
+    check_range(tokens.data(), input.n, config.n_vocab, "tokens");
+    check_range(positions.data(), input.n, kMost, "positions");
+    check_range(cells.data(), input.n, decoder.n_cells(), "cells");
+    check_range(view_of.data(), input.n, views.size(), "view_of");
+    for (const auto& view : views) {
+        check_range(view.data(), view.shape(0), decoder.n_cells(), "a view");
+        input.views.push_back(view.data());
+    }
+    for (size_t i = 0; i < input.n; ++i) {
+        const int32_t length = lengths.data()[i];
+        if (length < 1 || static_cast<size_t>(length) > views[view_of.data()[i]].shape(0)) fail("lengths out of range");
+    }
+    for (size_t i = 0; i < wanted.shape(0); ++i) {
+        const int32_t row = wanted.data()[i];
+        if (row < 0 || static_cast<size_t>(row) >= input.n || (i && row <= wanted.data()[i - 1])) {
+            fail("wanted rows must be in the batch, in order, each once");
+        }
+        input.wanted.push_back(row);
+    }
+    std::vector<Input1<float>> held;
+    if (vectors.size()) input.vectors.assign(input.n, nullptr);
+    for (auto [key, value] : vectors) {
+        const auto row = nb::cast<int64_t>(key);
+        held.push_back(nb::cast<Input1<float>>(value));
+        if (row < 0 || static_cast<size_t>(row) >= input.n || held.back().shape(0) != config.n_embd) {
+            fail("a vector does not fit the batch");
+        }
+        input.vectors[row] = held.back().data();
+    }
+    input.tokens = tokens.data();
+    input.positions = positions.data();
+    input.cells = cells.data();
+    input.view_of = view_of.data();
+    input.lengths = lengths.data();
+    input.table = table.data();
+
+    const size_t columns = hidden ? config.n_embd : config.n_vocab;
+    std::unique_ptr<float[]> out(new float[input.wanted.size() * columns]);
+    {
+        nb::gil_scoped_release release;
+        decoder.forward(input, out.get(), hidden);
+    }
+    float* raw = out.release();
+    return Array2<float>(raw, {input.wanted.size(), columns}, owner_of(raw));
+}
+
+void copy_cells(Decoder& decoder, Input1<int32_t> source, Input1<int32_t> target) {
+    if (source.shape(0) != target.shape(0)) fail("as many targets as sources are needed");
+    check_range(source.data(), source.shape(0), decoder.n_cells(), "source");
+    check_range(target.data(), target.shape(0), decoder.n_cells(), "target");
+    nb::gil_scoped_release release;
+    decoder.copy_cells(source.data(), target.data(), source.shape(0));
+}
+
+void turn_cells(Decoder& decoder, Input1<int32_t> cells, int delta) {
+    check_range(cells.data(), cells.shape(0), decoder.n_cells(), "cells");
+    nb::gil_scoped_release release;
+    decoder.turn_cells(cells.data(), cells.shape(0), delta);
+}
+
+std::vector<std::string> kernel_names() {
+    std::vector<std::string> names;
+    for (const char* name : {"avx512", "avx2", "neon", "portable"}) {
+        if (kernels_named(name)) names.emplace_back(name);
+    }
+    return names;
+}
+
+}  // namespace
+
+void bind_decoder(nb::module_& m) {
+    m.def("kernel_names", &kernel_names, "The kernel sets that this machine can run, the best first.");
+    nb::class_<Decoder>(m, "Decoder", "A model that is ready to run.")
+        .def("__init__",
+             [](Decoder* self, const nb::dict& spec, size_t n_cells, const std::string& kv, int threads,
+                const std::string& kernels) {
+                 const Kernels* table = kernels.empty() ? best_kernels() : kernels_named(kernels.c_str());
+                 if (!table) fail("this machine cannot run the kernels '" + kernels + "'");
+                 if (threads < 1 || threads > 1024) fail("threads must be from 1 to 1024");
+                 if (n_cells < 1 || n_cells > kMost) fail("n_cells is out of range");
+                 if (kv != "f16" && kv != "q8") fail("kv must be 'f16' or 'q8'");
+                 const CacheType type = kv == "q8" ? CacheType::kQ8 : CacheType::kHalf;
+                 new (self) Decoder(config_of(spec), n_cells, type, threads, table);
+             },
+             nb::arg("spec"), nb::arg("n_cells"), nb::arg("kv"), nb::arg("threads"), nb::arg("kernels"))
+        .def("set_matrix", &set_matrix, nb::arg("name"), nb::arg("code"), nb::arg("rows"), nb::arg("columns"),
+             nb::arg("data").noconvert())
+        .def("set_vector",
+             [](Decoder& decoder, const std::string& name, Input1<float> data) {
+                 decoder.set_vector(name, data.data(), data.shape(0));
+             },
+             nb::arg("name"), nb::arg("data").noconvert())
+        .def("forward", &forward, nb::arg("tokens").noconvert(), nb::arg("positions").noconvert(),
+             nb::arg("cells").noconvert(), nb::arg("views"), nb::arg("view_of").noconvert(),
+             nb::arg("lengths").noconvert(), nb::arg("table").noconvert(), nb::arg("wanted").noconvert(),
+             nb::arg("vectors"), nb::arg("hidden"))
+        .def("copy_cells", &copy_cells, nb::arg("source").noconvert(), nb::arg("target").noconvert())
+        .def("turn_cells", &turn_cells, nb::arg("cells").noconvert(), nb::arg("delta"))
+        .def_prop_ro("kernels", [](const Decoder& decoder) { return std::string(decoder.kernels().name); })
+        .def_prop_ro("threads", &Decoder::threads)
+        .def_prop_ro("weight_bytes", &Decoder::weight_bytes)
+        .def_prop_ro("cache_bytes", &Decoder::cache_bytes);
+}
+
+}  // namespace stretto

@@ -1,0 +1,82 @@
+// Dequantising and quantising whole arrays.
+
+#include <string>
+
+#include "bindings.h"
+#include "formats.h"
+
+namespace stretto {
+
+namespace {
+
+const Format& format_of(int code) {
+    const Format* format = find_format(code);
+    if (!format) fail("format " + std::to_string(code) + " is not known");
+    return *format;
+}
+
+size_t whole_blocks(size_t length, size_t block, const char* what) {
+    if (length % block) {
+        fail(std::to_string(length) + " " + what + " are not whole blocks of " + std::to_string(block));
+    }
+    return length / block;
+}
+
+template <typename T>
+Array1<T> give(std::unique_ptr<T[]> data, size_t length) {
+    T* raw = data.release();
+    return Array1<T>(raw, {length}, owner_of(raw));
+}
+
+Array1<float> dequantize(int code, Input1<uint8_t> data) {
+    const Format& format = format_of(code);
+    const size_t blocks = whole_blocks(data.shape(0), format.size, "bytes");
+    std::unique_ptr<float[]> out(new float[blocks * format.block]);
+    {
+        nb::gil_scoped_release release;
+        const uint8_t* bytes = data.data();
+        for (size_t i = 0; i < blocks; ++i) {
+            format.dequantize(bytes + i * format.size, out.get() + i * format.block);
+        }
+    }
+    return give(std::move(out), blocks * format.block);
+}
+
+Array1<uint8_t> quantize(int code, Input1<float> values) {
+    const Format& format = format_of(code);
+    if (!format.quantize) fail("this format can only be read");
+    const size_t blocks = whole_blocks(values.shape(0), format.block, "numbers");
+    std::unique_ptr<uint8_t[]> out(new uint8_t[blocks * format.size]);
+    {
+        nb::gil_scoped_release release;
+        const float* numbers = values.data();
+        for (size_t i = 0; i < blocks; ++i) {
+            format.quantize(numbers + i * format.block, out.get() + i * format.size);
+        }
+    }
+    return give(std::move(out), blocks * format.size);
+}
+
+// The codes of the formats that can be read, or of those that can be written.
+nb::tuple codes(bool writable) {
+    size_t count;
+    const Format* table = formats(&count);
+    nb::list list;
+    for (size_t i = 0; i < count; ++i) {
+        if (!writable || table[i].quantize) list.append(table[i].code);
+    }
+    return nb::tuple(list);
+}
+
+}  // namespace
+
+void bind_formats(nb::module_& m) {
+    m.attr("dequantizable") = codes(false);
+    m.attr("quantizable") = codes(true);
+    m.def("dequantize", &dequantize, nb::arg("code"), nb::arg("data").noconvert(),
+          "The numbers in whole blocks of bytes, as float32.");
+    m.def("quantize", &quantize, nb::arg("code"), nb::arg("values").noconvert(),
+          "The bytes of finite numbers, which must fill whole blocks.");
+}
+
+}  // namespace stretto

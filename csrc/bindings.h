@@ -1,0 +1,33 @@
+// What the binding files share.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <memory>
+
+namespace stretto {
+
+namespace nb = nanobind;
+
+template <typename T>
+using Input1 = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Input2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <typename T>
+using Array1 = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+template <typename T>
+using Array2 = nb::ndarray<nb::numpy, T, nb::ndim<2>>;
+
+// An owner that frees `data` when Python lets go of the array.
+template <typename T>
+nb::capsule owner_of(T* data) {
+    return nb::capsule(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+}
+
+[[noreturn]] inline void fail(const std::string& message) { throw nb::value_error(message.c_str()); }
+
+void bind_formats(nb::module_& m);
+void bind_decoder(nb::module_& m);
+
+}  // namespace stretto

@@ -1,0 +1,191 @@
+// Loading a model into a decoder, and what can be done with its cells.
+
+#include "decoder.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace stretto {
+
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+}  // namespace
+
+Buffer::Buffer(size_t bytes) : bytes_(bytes) {
+    if (!bytes) return;
+    const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
+    void* data = nullptr;
+    if (posix_memalign(&data, alignment, (bytes + 63) / 64 * 64)) throw std::bad_alloc();
+#if defined(__linux__)
+    if (bytes >= kHugePage) madvise(data, bytes, MADV_HUGEPAGE);  // a wish; nothing depends on it
+#endif
+    data_ = static_cast<uint8_t*>(data);
+}
+
+Buffer::~Buffer() { std::free(data_); }
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+}
+
+uint8_t* Buffer::reserve(size_t bytes) {
+    if (bytes > bytes_) {
+        *this = Buffer();  // first let go, then take
+        *this = Buffer(bytes);
+    }
+    return data_;
+}
+
+Decoder::Decoder(Config config, size_t n_cells, CacheType cache, int threads, const Kernels* kernels)
+    : config_(std::move(config)),
+      n_cells_(n_cells),
+      cache_type_(cache),
+      kernels_(kernels),
+      pool_(threads),
+      layers_(config_.layers.size()) {
+    cell_bytes_ = 2 * config_.n_kv_head * head_bytes(cache, config_.head_size);
+    cache_ = Buffer(layers_.size() * n_cells * cell_bytes_);
+}
+
+size_t Decoder::weight_bytes() const {
+    size_t sum = 0;
+    for (const Buffer& buffer : weights_) sum += buffer.size();
+    return sum;
+}
+
+Matrix* Decoder::matrix_named(const std::string& name) {
+    if (name == "token_embd") return &embedding_;
+    if (name == "output" && !config_.tied) return &output_;
+    unsigned layer = 0;
+    char part[32] = {};
+    if (std::sscanf(name.c_str(), "blk.%u.%31s", &layer, part) != 2 || layer >= layers_.size()) return nullptr;
+    Layer& l = layers_[layer];
+    const struct { const char* name; Matrix* matrix; } table[] = {
+        {"attn_q", &l.q}, {"attn_k", &l.k}, {"attn_v", &l.v}, {"attn_output", &l.o},
+        {"ffn_gate", &l.gate}, {"ffn_up", &l.up}, {"ffn_down", &l.down},
+    };
+    for (const auto& entry : table) {
+        if (!std::strcmp(entry.name, part)) return entry.matrix;
+    }
+    return nullptr;
+}
+
+std::vector<float>* Decoder::vector_named(const std::string& name) {
+    if (name == "output_norm.weight") return &output_norm_;
+    unsigned layer = 0;
+    char part[48] = {};
+    if (std::sscanf(name.c_str(), "blk.%u.%47s", &layer, part) != 2 || layer >= layers_.size()) return nullptr;
+    Layer& l = layers_[layer];
+    const struct { const char* name; std::vector<float>* vector; bool wanted; } table[] = {
+        {"attn_norm.weight", &l.attn_norm, true},
+        {"ffn_norm.weight", &l.ffn_norm, true},
+        {"attn_q_norm.weight", &l.q_norm, config_.qk_norm},
+        {"attn_k_norm.weight", &l.k_norm, config_.qk_norm},
+        {"post_attention_norm.weight", &l.post_attn, config_.post_norm},
+        {"post_ffw_norm.weight", &l.post_ffn, config_.post_norm},
+        {"attn_q.bias", &l.q_bias, config_.qkv_bias},
+        {"attn_k.bias", &l.k_bias, config_.qkv_bias},
+        {"attn_v.bias", &l.v_bias, config_.qkv_bias},
+    };
+    for (const auto& entry : table) {
+        if (entry.wanted && !std::strcmp(entry.name, part)) return entry.vector;
+    }
+    return nullptr;
+}
+
+void Decoder::set_matrix(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data) {
+    Matrix* matrix = matrix_named(name);
+    Layout layout;
+    if (!matrix || !layout_of(format, &layout)) throw std::invalid_argument("no use for the matrix " + name);
+    Matrix packed = matrix_for(layout, rows, columns);
+    weights_.emplace_back(packed.bytes());
+    uint8_t* out = weights_.back().data();
+    const size_t panels = packed.panels();
+    pool_.run([&](int thread) {
+        const size_t begin = panels * thread / pool_.size(), end = panels * (thread + 1) / pool_.size();
+        pack_panels(format, data, packed, begin, end, out + begin * packed.panel_bytes);
+    });
+    packed.data = out;
+    *matrix = packed;
+}
+
+void Decoder::set_vector(const std::string& name, const float* data, size_t n) {
+    std::vector<float>* vector = vector_named(name);
+    if (!vector) throw std::invalid_argument("no use for the vector " + name);
+    vector->assign(data, data + n);
+}
+
+std::string Decoder::missing() const {
+    const Config& c = config_;
+    const size_t q = c.n_head * c.head_size, kv = c.n_kv_head * c.head_size;
+    auto is = [](const Matrix& m, size_t rows, size_t columns) {
+        return m.data && m.rows == rows && m.columns == columns;
+    };
+    if (!is(embedding_, c.n_vocab, c.n_embd)) return "token_embd.weight";
+    if (!c.tied && !is(output_, c.n_vocab, c.n_embd)) return "output.weight";
+    if (output_norm_.size() != c.n_embd) return "output_norm.weight";
+    for (size_t i = 0; i < layers_.size(); ++i) {
+        const Layer& l = layers_[i];
+        const bool fine = is(l.q, q, c.n_embd) && is(l.k, kv, c.n_embd) && is(l.v, kv, c.n_embd) &&
+                          is(l.o, c.n_embd, q) && is(l.gate, c.n_ff, c.n_embd) && is(l.up, c.n_ff, c.n_embd) &&
+                          is(l.down, c.n_embd, c.n_ff) && l.attn_norm.size() == c.n_embd &&
+                          l.ffn_norm.size() == c.n_embd &&
+                          (!c.qk_norm || (l.q_norm.size() == c.head_size && l.k_norm.size() == c.head_size)) &&
+                          (!c.post_norm || (l.post_attn.size() == c.n_embd && l.post_ffn.size() == c.n_embd)) &&
+                          (!c.qkv_bias || (l.q_bias.size() == q && l.k_bias.size() == kv && l.v_bias.size() == kv));
+        if (!fine) return "a tensor of blk." + std::to_string(i);
+    }
+    return "";
+}
+
+uint8_t* Decoder::head_of(size_t layer, size_t cell, bool value, size_t head) const {
+    const size_t bytes = head_bytes(cache_type_, config_.head_size);
+    const size_t index = (value ? config_.n_kv_head : 0) + head;
+    return cache_.data() + (layer * n_cells_ + cell) * cell_bytes_ + index * bytes;
+}
+
+void Decoder::copy_cells(const int32_t* source, const int32_t* target, size_t n) {
+    for (size_t layer = 0; layer < layers_.size(); ++layer) {
+        uint8_t* base = cache_.data() + layer * n_cells_ * cell_bytes_;
+        for (size_t i = 0; i < n; ++i) {
+            std::memcpy(base + target[i] * cell_bytes_, base + source[i] * cell_bytes_, cell_bytes_);
+        }
+    }
+}
+
+void Decoder::turn_cells(const int32_t* cells, size_t n, int delta) {
+    std::vector<float> head(padded(config_.head_size));
+    for (size_t layer = 0; layer < layers_.size(); ++layer) {
+        const Rope& rope = config_.ropes[config_.layers[layer].rope];
+        const size_t pairs = rope.frequencies.size();
+        for (size_t i = 0; i < n; ++i) {
+            for (size_t kv = 0; kv < config_.n_kv_head; ++kv) {
+                uint8_t* at = head_of(layer, cells[i], false, kv);
+                kernels_->load_head(cache_type_, at, config_.head_size, head.data());
+                for (size_t p = 0; p < pairs; ++p) {
+                    float& a = head[rope.adjacent ? 2 * p : p];
+                    float& b = head[rope.adjacent ? 2 * p + 1 : p + pairs];
+                    const double angle = delta * rope.frequencies[p];
+                    const float c = static_cast<float>(std::cos(angle)), s = static_cast<float>(std::sin(angle));
+                    const float turned = a * c - b * s;
+                    b = a * s + b * c;
+                    a = turned;
+                }
+                kernels_->store_head(cache_type_, head.data(), config_.head_size, at);
+            }
+        }
+    }
+}
+
+}  // namespace stretto

@@ -1,0 +1,119 @@
+// The decoder: one forward pass for any batch of any model that a Config describes.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "threads.h"
+
+namespace stretto {
+
+struct Rope {
+    std::vector<double> frequencies;
+    bool adjacent = false;  // pairs (2i, 2i+1), else (i, i + d/2)
+    double magnitude = 1.0;
+};
+
+struct LayerConfig {
+    int rope = 0;     // which of Config::ropes
+    int window = 0;   // 0: none
+};
+
+struct Config {
+    size_t n_vocab, n_embd, n_ff, n_head, n_kv_head, head_size;
+    float norm_eps, attention_scale, embedding_scale;
+    bool gelu, qkv_bias, qk_norm, post_norm, tied;
+    std::vector<Rope> ropes;
+    std::vector<LayerConfig> layers;
+};
+
+// Memory on whole cache lines; large ones on huge pages where the system has them.
+class Buffer {
+public:
+    Buffer() = default;
+    explicit Buffer(size_t bytes);
+    ~Buffer();
+    Buffer(Buffer&& other) noexcept : data_(other.data_), bytes_(other.bytes_) { other.data_ = nullptr; }
+    Buffer& operator=(Buffer&& other) noexcept;
+    uint8_t* data() const { return data_; }
+    size_t size() const { return bytes_; }
+    // At least `bytes` of it; what was in it is gone if it has to grow.
+    uint8_t* reserve(size_t bytes);
+
+private:
+    uint8_t* data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+// A batch as the engine placed it. All arrays belong to the caller, and have been checked.
+struct Input {
+    size_t n;
+    const int32_t* tokens;
+    const int32_t* positions;
+    const int32_t* cells;
+    std::vector<const int32_t*> views;
+    const int32_t* view_of;
+    const int32_t* lengths;
+    const int32_t* table;                 // the position of every cell
+    std::vector<const float*> vectors;    // empty, or for each row a vector or null
+    std::vector<size_t> wanted;           // rows
+};
+
+class Decoder {
+public:
+    Decoder(Config config, size_t n_cells, CacheType cache, int threads, const Kernels* kernels);
+
+    const Config& config() const { return config_; }
+    const Kernels& kernels() const { return *kernels_; }
+    size_t n_cells() const { return n_cells_; }
+    int threads() const { return pool_.size(); }
+    size_t weight_bytes() const;
+    size_t cache_bytes() const { return cache_.size(); }
+
+    // Packs a matrix from the file's bytes.
+    void set_matrix(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data);
+    // A norm's weights or a bias.
+    void set_vector(const std::string& name, const float* data, size_t n);
+    // Whether all that the config asks for has been set; the name of what is missing, or "".
+    std::string missing() const;
+
+    // Runs a batch: logits [n_wanted][n_vocab], or with `hidden` the final states [n_wanted][n_embd].
+    void forward(const Input& input, float* out, bool hidden);
+    void copy_cells(const int32_t* source, const int32_t* target, size_t n);
+    void turn_cells(const int32_t* cells, size_t n, int delta);
+
+private:
+    struct Layer {
+        Matrix q, k, v, o, gate, up, down;
+        std::vector<float> attn_norm, ffn_norm, q_norm, k_norm, post_attn, post_ffn, q_bias, k_bias, v_bias;
+    };
+    struct Plan;    // what one forward pass works on, in forward.cpp
+    struct Thread;  // what each thread has of its own
+
+    Matrix* matrix_named(const std::string& name);
+    std::vector<float>* vector_named(const std::string& name);
+    uint8_t* head_of(size_t layer, size_t cell, bool value, size_t head) const;
+
+    void run(Plan& plan, int thread);
+    void attention(Plan& plan, int thread, size_t layer);
+    void heads(Plan& plan, size_t layer, size_t row, size_t kv);
+
+    Config config_;
+    size_t n_cells_;
+    CacheType cache_type_;
+    const Kernels* kernels_;
+    Pool pool_;
+    std::vector<Layer> layers_;
+    Matrix embedding_, output_;
+    std::vector<float> output_norm_;
+    std::vector<Buffer> weights_;
+    Buffer cache_;      // [layer][cell][K heads, V heads]
+    size_t cell_bytes_;
+    Buffer scratch_;    // grows to what the largest batch needed
+};
+
+}  // namespace stretto

@@ -1,0 +1,93 @@
+// The kernels of one instruction set, as a table of functions. All tables do the same things; within one
+// table a result does not depend on how work was cut into tiles, batches or threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "packed.h"
+
+namespace stretto {
+
+// Activations as the integer kernels read them: int8 in blocks of 32 with a float scale.
+struct Quantized {
+    int8_t* q;       // [n][columns]
+    float* scale;    // [n][columns / 32]
+    float* scaled;   // [n][columns / 32], scale × sum of the block
+    int32_t* sums;   // [n][columns / 16], sums of 16
+};
+
+enum class CacheType { kHalf, kQ8 };
+
+// Bytes that one head's K or V of one cell takes.
+inline size_t head_bytes(CacheType type, size_t head_size) {
+    return type == CacheType::kHalf ? 2 * head_size : (head_size + 31) / 32 * 34;
+}
+
+constexpr size_t kChunk = 32;   // cells that attention takes at a time
+constexpr size_t kSpan = 512;   // cells whose partial result is one unit of work
+
+// Attention of some rows with one view, for one K/V head and the heads that share it.
+struct Attention {
+    CacheType type;
+    const uint8_t* keys;      // of the first cell, this head
+    const uint8_t* values;
+    size_t cell_stride;       // bytes from one cell to the next
+    const int32_t* view;      // indices of cells
+    size_t head_size;
+    size_t group;             // heads that share K and V
+    float scale;
+    const float* queries;     // [rows][query_stride], the group's heads first
+    size_t query_stride;
+    const int32_t* begins;    // [rows]: the first entry of the view a row sees
+    const int32_t* ends;      // [rows]: behind the last
+    size_t rows;
+    float* scratch;           // attention_scratch() floats
+};
+
+// A partial result: for each row and head the largest score, the sum of weights and the weighted values.
+struct Partial {
+    float* max;    // [rows][group]
+    float* sum;    // [rows][group]
+    float* out;    // [rows][group][padded head size]
+};
+
+inline size_t padded(size_t head_size) { return (head_size + 15) / 16 * 16; }
+inline size_t attention_scratch(size_t head_size) { return 2 * kChunk * padded(head_size) + 4 * padded(head_size); }
+
+struct Kernels {
+    const char* name;
+    // One row of `columns` floats, a multiple of 32, to int8.
+    void (*quantize)(const float* x, size_t columns, int8_t* q, float* scale, float* scaled, int32_t* sums);
+    // out[c][r] = row r of the matrix · column c, for the rows of panels [begin, end) and n columns. Quantised
+    // layouts read `a`, float layouts `x` ([n][columns]).
+    void (*matmul)(const Matrix& w, const Quantized& a, const float* x, size_t n, size_t begin, size_t end,
+                   float* out, size_t out_stride);
+    void (*rms_norm)(const float* x, const float* weight, size_t n, float eps, float* out);
+    void (*add)(float* x, const float* y, size_t n);
+    // gate = activation(gate) × up
+    void (*silu)(float* gate, const float* up, size_t n);
+    void (*gelu)(float* gate, const float* up, size_t n);
+    // The K or V of one head of one cell.
+    void (*store_head)(CacheType type, const float* x, size_t head_size, uint8_t* out);
+    void (*load_head)(CacheType type, const uint8_t* x, size_t head_size, float* out);
+    // The partial result of view entries [first, last), one span at most.
+    void (*attend)(const Attention& a, size_t first, size_t last, const Partial& out);
+    // total = total merged with part, which comes after it.
+    void (*merge)(size_t count, size_t head_size, const Partial& total, const Partial& part);
+};
+
+// The table by name ("portable", "avx2", "avx512", "neon"), or null if this machine cannot run it.
+const Kernels* kernels_named(const char* name);
+// The best table for this machine.
+const Kernels* best_kernels();
+
+extern const Kernels kPortable;
+#if defined(__x86_64__)
+extern const Kernels kAvx2;
+extern const Kernels kAvx512;
+#elif defined(__aarch64__)
+extern const Kernels kNeon;
+#endif
+
+}  // namespace stretto

@@ -1,0 +1,8 @@
+#define STRETTO_ISA neon
+#include "kernels/vec_neon.h"
+#include "half.h"
+#include "kernels/impl.h"
+
+namespace stretto {
+const Kernels kNeon = neon::table("neon");
+}

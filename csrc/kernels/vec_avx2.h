@@ -1,0 +1,117 @@
+// Sixteen lanes in two AVX2 registers, with FMA and F16C.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace stretto {
+namespace STRETTO_ISA {
+
+constexpr int kPanelsOne = 2;
+constexpr int kPanels = 1;
+constexpr int kColumns = 2;
+constexpr int kWideBias = 0;
+
+struct Floats { __m256 a, b; };
+struct Ints { __m256i a, b; };
+struct Bytes { __m256i a, b; };
+using Quad = __m256i;
+
+inline Floats splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, Floats x) {
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+inline Floats load_half(const uint16_t* p) {
+    return {_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 8))};
+}
+inline void store_half(uint16_t* p, Floats x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
+inline __m256 bf16_eight(__m128i x) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+inline Floats load_bf16(const uint16_t* p) { return {bf16_eight(load128(p)), bf16_eight(load128(p + 8))}; }
+inline Floats add(Floats x, Floats y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline Floats sub(Floats x, Floats y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline Floats mul(Floats x, Floats y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline Floats div(Floats x, Floats y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline Floats fma(Floats x, Floats y, Floats z) {
+    return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+inline Floats max(Floats x, Floats y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline Floats min(Floats x, Floats y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline Floats abs(Floats x) {
+    const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    return {_mm256_and_ps(x.a, mask), _mm256_and_ps(x.b, mask)};
+}
+inline Floats to_float(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline Ints round_to_int(Floats x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+inline __m256 pow2_eight(__m256i n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+inline Floats pow2(Ints n) { return {pow2_eight(n.a), pow2_eight(n.b)}; }
+inline float reduce_add(Floats x) {
+    const __m256 eight = _mm256_add_ps(x.a, x.b);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+inline float reduce_max(Floats x) {
+    const __m256 eight = _mm256_max_ps(x.a, x.b);
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+inline Ints splat_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline int32_t reduce_add_int(Ints x) {
+    const __m256i eight = _mm256_add_epi32(x.a, x.b);
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+inline void store_int8(int8_t* p, Ints x) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+    const __m128i low = _mm256_castsi256_si128(words), high = _mm256_extracti128_si256(words, 1);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(low, high));
+}
+inline Floats load_int8(const int8_t* p) {
+    const __m128i bytes = load128(p);
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+
+inline __m256i load256(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline Bytes load_bytes(const uint8_t* p) { return {load256(p), load256(p + 32)}; }
+inline Bytes low_half(Bytes x) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+}
+inline Bytes high_half(Bytes x) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), mask)};
+}
+inline Quad quad(const int8_t* p) {
+    int32_t four;
+    std::memcpy(&four, p, 4);
+    return _mm256_set1_epi32(four);
+}
+// 15 × 127 × 2 fits into the 16 bits of the intermediate sums.
+inline __m256i dot_eight(__m256i s, __m256i w, __m256i a) {
+    return _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
+}
+inline Ints dot_small(Ints s, Bytes w, Quad a) { return {dot_eight(s.a, w.a, a), dot_eight(s.b, w.b, a)}; }
+// Signed weights: |w| × (a with w's sign). 128 × 127 × 2 = 32512 still fits.
+inline __m256i dot_signed(__m256i s, __m256i w, __m256i a) {
+    w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+    return dot_eight(s, _mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
+}
+inline Ints dot_wide(Ints s, Bytes w, Quad a) { return {dot_signed(s.a, w.a, a), dot_signed(s.b, w.b, a)}; }
+
+}  // namespace STRETTO_ISA
+}  // namespace stretto

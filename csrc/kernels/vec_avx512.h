@@ -1,0 +1,93 @@
+// Sixteen lanes in one AVX-512 register, integer products by VNNI.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace stretto {
+namespace STRETTO_ISA {
+
+constexpr int kPanelsOne = 4;
+constexpr int kPanels = 2;
+constexpr int kColumns = 6;
+constexpr int kWideBias = 128;  // vpdpbusd takes bytes as unsigned, so 128 × the activations' sum stays in
+
+using Floats = __m512;
+using Ints = __m512i;
+using Bytes = __m512i;
+using Quad = __m512i;
+
+inline Floats splat(float x) { return _mm512_set1_ps(x); }
+inline Floats load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, Floats a) { _mm512_storeu_ps(p, a); }
+inline Floats load_half(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline void store_half(uint16_t* p, Floats a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+inline Floats load_bf16(const uint16_t* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+inline Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+inline Floats abs(Floats a) { return _mm512_abs_ps(a); }
+inline Floats to_float(Ints a) { return _mm512_cvtepi32_ps(a); }
+inline Ints round_to_int(Floats a) { return _mm512_cvtps_epi32(a); }
+inline Floats pow2(Ints n) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+}
+inline float reduce_add(Floats a) {
+    const __m256 high = _mm512_extractf32x8_ps(a, 1);
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), high);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+inline float reduce_max(Floats a) { return _mm512_reduce_max_ps(a); }
+inline Ints splat_int(int32_t x) { return _mm512_set1_epi32(x); }
+inline int32_t reduce_add_int(Ints a) { return _mm512_reduce_add_epi32(a); }
+inline void store_int8(int8_t* p, Ints a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a));
+}
+inline Floats load_int8(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+
+inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline Bytes low_half(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+inline Bytes high_half(Bytes a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
+inline Quad quad(const int8_t* p) {
+    int32_t four;
+    std::memcpy(&four, p, 4);
+    return _mm512_set1_epi32(four);
+}
+#define STRETTO_HAS_SUMS16
+// Lane j of the result is the sum of a[j]'s lanes: the vectors are folded pairwise, four times.
+inline Floats sums16(const Floats* a) {
+    Floats four[4];
+    for (int i = 0; i < 4; ++i) {
+        const Floats* x = a + 4 * i;
+        const Floats left = add(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+        const Floats right = add(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+        const __m512d l = _mm512_castps_pd(left), r = _mm512_castps_pd(right);
+        four[i] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(l, r)), _mm512_castpd_ps(_mm512_unpackhi_pd(l, r)));
+    }
+    const Floats low = add(_mm512_shuffle_f32x4(four[0], four[1], 0x88), _mm512_shuffle_f32x4(four[0], four[1], 0xdd));
+    const Floats high = add(_mm512_shuffle_f32x4(four[2], four[3], 0x88), _mm512_shuffle_f32x4(four[2], four[3], 0xdd));
+    return add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+}
+
+inline Ints dot_small(Ints s, Bytes w, Quad a) { return _mm512_dpbusd_epi32(s, w, a); }
+inline Ints dot_wide(Ints s, Bytes w, Quad a) { return _mm512_dpbusd_epi32(s, w, a); }
+
+}  // namespace STRETTO_ISA
+}  // namespace stretto

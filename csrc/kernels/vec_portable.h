@@ -1,0 +1,81 @@
+// Sixteen lanes in plain C++: the path that exists everywhere, and what the others are tested against.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "half.h"
+
+namespace stretto {
+namespace STRETTO_ISA {
+
+constexpr int kPanelsOne = 1;   // panels at once for a single column
+constexpr int kPanels = 1;      // panels at once for several columns
+constexpr int kColumns = 2;     // columns at once
+constexpr int kWideBias = 0;    // what dot_wide leaves in: nothing
+
+struct Floats { float v[16]; };
+struct Ints { int32_t v[16]; };
+struct Bytes { uint8_t v[64]; };
+struct Quad { int8_t v[4]; };
+
+#define EACH_LANE for (int i = 0; i < 16; ++i)
+
+inline Floats splat(float x) { Floats r; EACH_LANE r.v[i] = x; return r; }
+inline Floats load(const float* p) { Floats r; std::memcpy(r.v, p, sizeof r.v); return r; }
+inline void store(float* p, Floats a) { std::memcpy(p, a.v, sizeof a.v); }
+inline Floats load_half(const uint16_t* p) { Floats r; EACH_LANE r.v[i] = half_to_float(p[i]); return r; }
+inline void store_half(uint16_t* p, Floats a) { EACH_LANE p[i] = float_to_half(a.v[i]); }
+inline Floats load_bf16(const uint16_t* p) { Floats r; EACH_LANE r.v[i] = bf16_to_float(p[i]); return r; }
+inline Floats add(Floats a, Floats b) { EACH_LANE a.v[i] += b.v[i]; return a; }
+inline Floats sub(Floats a, Floats b) { EACH_LANE a.v[i] -= b.v[i]; return a; }
+inline Floats mul(Floats a, Floats b) { EACH_LANE a.v[i] *= b.v[i]; return a; }
+inline Floats div(Floats a, Floats b) { EACH_LANE a.v[i] /= b.v[i]; return a; }
+// Not fused here: a fused one without an instruction for it would be very slow.
+inline Floats fma(Floats a, Floats b, Floats c) { EACH_LANE c.v[i] += a.v[i] * b.v[i]; return c; }
+inline Floats max(Floats a, Floats b) { EACH_LANE a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
+inline Floats min(Floats a, Floats b) { EACH_LANE a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
+inline Floats abs(Floats a) { EACH_LANE a.v[i] = std::fabs(a.v[i]); return a; }
+inline Floats to_float(Ints a) { Floats r; EACH_LANE r.v[i] = static_cast<float>(a.v[i]); return r; }
+inline Ints round_to_int(Floats a) { Ints r; EACH_LANE r.v[i] = static_cast<int32_t>(std::nearbyint(a.v[i])); return r; }
+// 2^n for n from -126 to 127
+inline Floats pow2(Ints n) {
+    Floats r;
+    EACH_LANE r.v[i] = float_of_bits(static_cast<uint32_t>(n.v[i] + 127) << 23);
+    return r;
+}
+inline float reduce_add(Floats a) {
+    for (int step = 8; step; step /= 2) for (int i = 0; i < step; ++i) a.v[i] += a.v[i + step];
+    return a.v[0];
+}
+inline float reduce_max(Floats a) {
+    float m = a.v[0];
+    EACH_LANE m = a.v[i] > m ? a.v[i] : m;
+    return m;
+}
+inline Ints splat_int(int32_t x) { Ints r; EACH_LANE r.v[i] = x; return r; }
+inline int32_t reduce_add_int(Ints a) { int32_t s = 0; EACH_LANE s += a.v[i]; return s; }
+// The low bytes of 16 integers from -127 to 127.
+inline void store_int8(int8_t* p, Ints a) { EACH_LANE p[i] = static_cast<int8_t>(a.v[i]); }
+inline Floats load_int8(const int8_t* p) { Floats r; EACH_LANE r.v[i] = p[i]; return r; }
+
+inline Bytes load_bytes(const uint8_t* p) { Bytes r; std::memcpy(r.v, p, sizeof r.v); return r; }
+inline Bytes low_half(Bytes a) { for (uint8_t& x : a.v) x &= 15; return a; }
+inline Bytes high_half(Bytes a) { for (uint8_t& x : a.v) x >>= 4; return a; }
+inline Quad quad(const int8_t* p) { Quad r; std::memcpy(r.v, p, 4); return r; }
+// Lane i gains the products of its four bytes with the four activations; bytes from 0 to 15.
+inline Ints dot_small(Ints s, Bytes w, Quad a) {
+    EACH_LANE for (int j = 0; j < 4; ++j) s.v[i] += w.v[4 * i + j] * a.v[j];
+    return s;
+}
+// The same for bytes that stand for (byte - 128).
+inline Ints dot_wide(Ints s, Bytes w, Quad a) {
+    EACH_LANE for (int j = 0; j < 4; ++j) s.v[i] += (w.v[4 * i + j] - 128) * a.v[j];
+    return s;
+}
+
+#undef EACH_LANE
+
+}  // namespace STRETTO_ISA
+}  // namespace stretto

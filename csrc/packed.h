@@ -1,0 +1,73 @@
+// Weights in the layouts the kernels want.
+//
+// A matrix is cut into panels of 16 rows. In a panel the numbers of the 16 rows stand interleaved, so that
+// one vector instruction works on all of them: quantised layouts in blocks of 32 columns, each
+//
+//     scales, minima     16 numbers each (one per row), for each group of the block
+//     quants             for each four columns: 16 rows × 4 bytes
+//
+// where the nibble layouts keep columns 4g…4g+3 in the low halves and 16+4g… in the high halves of the
+// same bytes. A number is scale × (quant − offset) + minimum. Float layouts have 16 numbers a column.
+//
+// A format of the file costs a reader in pack.cpp, not a kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace stretto {
+
+constexpr size_t kPanelRows = 16;
+constexpr size_t kBlock = 32;
+
+enum class Layout {
+    kNibbles,       // half scales, offset 8                          Q4_0
+    kNibblesMin,    // half scales and minima                         Q4_1
+    kNibblesMinF,   // float scales and minima                        Q4_K
+    kBytes,         // half scales, offset 128                        Q8_0 Q5_0 IQ4_NL
+    kBytesMinF,     // float scales and minima, offset 128            Q5_1 Q5_K
+    kBytes16F,      // float scales for 16 columns, offset 128        Q6_K Q3_K IQ4_XS
+    kBytes16MinF,   // the same with minima                           Q2_K
+    kF32,
+    kF16,
+    kBF16,
+};
+
+// What is particular to a quantised layout.
+struct Shape {
+    int bits;           // 4 or 8
+    bool half;          // scales are half floats, else floats
+    size_t groups;      // of a block, each with a scale
+    bool min;
+    int offset;
+
+    size_t scale_bytes() const { return groups * kPanelRows * (half ? 2 : 4); }
+    size_t head_bytes() const { return scale_bytes() * (min ? 2 : 1); }
+    size_t block_bytes() const { return head_bytes() + kPanelRows * kBlock * bits / 8; }
+};
+
+bool is_float(Layout layout);
+Shape shape_of(Layout layout);  // of a quantised layout
+
+struct Matrix {
+    Layout layout = Layout::kF32;
+    size_t rows = 0;
+    size_t columns = 0;
+    size_t panel_bytes = 0;
+    const uint8_t* data = nullptr;
+
+    size_t panels() const { return (rows + kPanelRows - 1) / kPanelRows; }
+    size_t bytes() const { return panels() * panel_bytes; }
+};
+
+// The layout for a format of the file; false if there is none.
+bool layout_of(int format_code, Layout* layout);
+// A matrix of that layout and size, without data.
+Matrix matrix_for(Layout layout, size_t rows, size_t columns);
+// Packs panels [begin, end) of a matrix from the file's bytes into `out`, the start of panel `begin`.
+void pack_panels(int format_code, const uint8_t* source, const Matrix& matrix, size_t begin, size_t end,
+                 uint8_t* out);
+// A row as floats, exactly as the file's format means it.
+void read_row(const Matrix& matrix, size_t row, float* out);
+
+}  // namespace stretto

@@ -1,0 +1,147 @@
+"""The native backend: the decoder in csrc/, driven with one flat batch a step.
+
+Weights are packed on loading into the layout the kernels want, tensor by tensor, without losing a bit; K and
+V are stored as half floats or in 8 bits. Within one kernel set a sequence's logits are the same bits whatever
+else is in the batch, in however many chunks and with however many threads they are computed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto import _native
+from stretto.backends.base import Batch, Capabilities
+from stretto.errors import InvalidRequest, ModelError
+from stretto.models.spec import ModelSpec
+from stretto.weights.formats import Format
+from stretto.weights.gguf import GGUF
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+
+KERNELS_VARIABLE = "STRETTO_KERNELS"
+
+
+class NativeBackend:
+    """Runs a model on the CPU."""
+
+    name = "native"
+    capabilities = Capabilities(same_bits=True)
+
+    def __init__(self, file: GGUF, spec: ModelSpec, n_cells: int, threads: int, kv: str = "f16") -> None:
+        self.spec = spec
+        self.n_cells = n_cells
+        self._decoder: _native.Decoder | None = _native.Decoder(
+            _plain(spec), n_cells, kv, threads, chosen_kernels()
+        )
+        for name, shape in spec.tensors().items():
+            tensor = file.tensors[name]
+            if len(shape) == 1:
+                self._decoder.set_vector(name, np.ascontiguousarray(tensor.dequantize()))
+            elif tensor.format not in PACKABLE:
+                raise ModelError(
+                    f"{tensor.format.name} is not supported; backend='reference' may read it",
+                    path=file.path,
+                    field=f"tensor {name!r}",
+                )
+            else:
+                rows, columns = shape
+                data = tensor.data.reshape(-1)
+                self._decoder.set_matrix(
+                    name.removesuffix(".weight"), tensor.format.value, rows, columns, data
+                )
+
+    @property
+    def kernels(self) -> str:
+        """The kernel set in use."""
+        return self._open.kernels
+
+    @property
+    def threads(self) -> int:
+        """How many threads compute."""
+        return self._open.threads
+
+    def forward(self, batch: Batch) -> Floats:
+        """float32[n_wanted, n_vocab]."""
+        return self._run(batch, hidden=False)
+
+    def hidden(self, batch: Batch) -> Floats:
+        """float32[n_wanted, n_embd]."""
+        return self._run(batch, hidden=True)
+
+    def copy_cells(self, source: Ints, target: Ints) -> None:
+        """K and V of `source` become those of `target`."""
+        self._open.copy_cells(source, target)
+
+    def turn_cells(self, cells: Ints, delta: int) -> None:
+        """Turn K by `delta` positions."""
+        self._open.turn_cells(cells, delta)
+
+    def close(self) -> None:
+        """Free weights, cache and threads."""
+        self._decoder = None
+
+    @property
+    def _open(self) -> _native.Decoder:
+        if self._decoder is None:
+            raise InvalidRequest("the model is closed; load it again")
+        return self._decoder
+
+    def _run(self, batch: Batch, hidden: bool) -> Floats:
+        placement = batch.placement
+        if placement is None:
+            raise InvalidRequest("the batch has no cells yet; call batch.place(cells) first")
+        return self._open.forward(
+            batch.tokens,
+            batch.positions,
+            placement.cells,
+            placement.views,
+            placement.view_of,
+            placement.lengths,
+            placement.table,
+            batch.wanted,
+            batch.vectors,
+            hidden,
+        )
+
+
+PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
+
+
+def chosen_kernels() -> str:
+    """The kernel set that the environment asks for; "" for the best one."""
+    wanted = os.environ.get(KERNELS_VARIABLE, "")
+    if wanted and wanted not in _native.kernel_names():
+        raise InvalidRequest(
+            f"{KERNELS_VARIABLE}={wanted!r} cannot run here; this machine has {', '.join(_native.kernel_names())}"
+        )
+    return wanted
+
+
+def _plain(spec: ModelSpec) -> dict[str, Any]:
+    """The spec as the native code reads it: each distinct rope once."""
+    ropes = list(dict.fromkeys(layer.rope for layer in spec.layers))
+    return {
+        "n_vocab": spec.n_vocab,
+        "n_embd": spec.n_embd,
+        "n_ff": spec.n_ff,
+        "n_head": spec.n_head,
+        "n_kv_head": spec.n_kv_head,
+        "head_size": spec.head_size,
+        "norm_eps": spec.norm_eps,
+        "attention_scale": spec.attention_scale,
+        "embedding_scale": spec.embedding_scale,
+        "activation": spec.activation,
+        "qkv_bias": spec.qkv_bias,
+        "qk_norm": spec.qk_norm,
+        "post_norm": spec.post_norm,
+        "tied": spec.tied,
+        "ropes": [
+            {"frequencies": list(r.frequencies), "pairs": r.pairs, "magnitude": r.magnitude} for r in ropes
+        ],
+        "layers": [(ropes.index(layer.rope), layer.window or 0) for layer in spec.layers],
+    }
