@@ -10,6 +10,8 @@
 
 #include "probe.h"
 
+namespace nb = nanobind;
+
 namespace {
 
 constexpr int kMostThreads = 4096;
@@ -42,7 +44,7 @@ double integer_peak(const std::string& instruction, int threads, double seconds)
 
 }  // namespace
 
-void bind_probe(nb::module_& m) {
+void stretto::bind_probe(nb::module_& m) {
     m.def("cpu_features", [] { return names(stretto::cpu_feature_names()); },
           "The instruction sets that this process may use.");
     m.def("dot_instructions", [] { return names(stretto::dot_instructions()); },

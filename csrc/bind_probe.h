@@ -3,6 +3,8 @@
 
 #include <nanobind/nanobind.h>
 
-namespace nb = nanobind;
+namespace stretto {
 
-void bind_probe(nb::module_& m);
+void bind_probe(nanobind::module_& m);
+
+}  // namespace stretto

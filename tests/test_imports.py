@@ -19,8 +19,9 @@ ALLOWED = {
     "engine": {"backends.base", "cache", "sampling", "text"},
     "router": {"backends", "models", "sampling", "text", "weights"},
     "llm": {"backends.base", "cache", "engine", "models", "router", "sampling", "text"},
+    "hardware": {"weights"},
     "testing": {"*"},
-    "cli": {"llm", "text", "weights"},
+    "cli": {"hardware", "llm", "text", "weights"},
     "__init__": {"*"},
 }
 EVERYONE = {"errors", "_native"}

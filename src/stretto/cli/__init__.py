@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from stretto.cli.chat import chat
+from stretto.cli.devices import devices
 from stretto.cli.inspect import inspect
 from stretto.cli.models import models
 from stretto.cli.output import clean
@@ -37,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, run, pull, models, rm, inspect, tokenize):
+for command in (chat, run, pull, models, rm, inspect, tokenize, devices):
     app.command()(command)
 
 

@@ -1,0 +1,137 @@
+"""What this machine has, and how much of it this process may use.
+
+    from stretto import hardware
+
+    hardware.usable_cores()        # what `threads=` is by default
+    found = hardware.probe()       # measures for a second, the first time
+    found.memory_free, found.bandwidth, found.integer_peak
+
+Limits of containers count: two of sixty-four cores are two cores. Nothing here fails; what cannot be found
+out is None.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.hardware import cpu, gpus, limits, mac, speed
+from stretto.hardware.cpu import Cache
+from stretto.hardware.files import ROOT
+from stretto.hardware.gpus import Gpu
+from stretto.hardware.speed import Bandwidth, IntegerPeak, Rate, Speed
+
+__all__ = ["Bandwidth", "Cache", "Gpu", "Hardware", "IntegerPeak", "Rate", "probe", "usable_cores"]
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What `probe` found. Sizes are in bytes.
+
+    `cores_physical` and `cores_logical` are the machine's (None: not told); `cores_usable` is what this
+    process should use, `cpu_quota` the share of processor time it is granted, as in 1.5 processors.
+    `memory_total` and `memory_free` are what it can have, within its limits. `instruction_sets` are those
+    that both the processor and the operating system allow; `kernels` names the native kernels in use.
+    """
+
+    cpu: str
+    vendor: str | None
+    architecture: str
+    cores_physical: int | None
+    cores_logical: int
+    cores_usable: int
+    cpu_quota: float | None
+    instruction_sets: tuple[str, ...]
+    kernels: str
+    caches: tuple[Cache, ...]
+    memory_total: int | None
+    memory_free: int | None
+    bandwidth: Bandwidth | None
+    integer_peak: IntegerPeak | None
+    gpus: tuple[Gpu, ...]
+
+
+def usable_cores() -> int:
+    """How many threads are worth starting: the cores that this process may use, hyperthreads not counted.
+
+    >>> usable_cores()
+    2
+    """
+    if _is_mac():
+        return mac.usable_cores(mac.facts()) or cpu.read().threads
+    return _usable_cores(ROOT, limits.allowed_cpus())
+
+
+def probe(measure: bool = True, *, refresh: bool = False) -> Hardware:
+    """Look at the machine.
+
+    Speeds are measured once, for about a second, and remembered in the folder where models are kept.
+    With `measure=False` only remembered ones are told; `refresh=True` measures again.
+
+    >>> probe().instruction_sets
+    ('avx2', 'fma', 'f16c')
+    """
+    native = _native()
+    if _is_mac():
+        facts = mac.facts()
+        found, memory, quota = mac.cpu(facts), mac.memory(facts), None
+        usable = mac.usable_cores(facts) or found.threads
+    else:
+        found, memory, quota = cpu.read(ROOT), limits.memory(ROOT), limits.quota(ROOT)
+        usable = _usable_cores(ROOT, limits.allowed_cpus())
+    known = _speed(native, found, usable, memory[1], measure, refresh)
+    return Hardware(
+        cpu=found.name,
+        vendor=found.vendor,
+        architecture=found.architecture,
+        cores_physical=found.cores,
+        cores_logical=found.threads,
+        cores_usable=usable,
+        cpu_quota=quota,
+        instruction_sets=tuple(native.cpu_features()) if hasattr(native, "cpu_features") else found.flags,
+        kernels=str(native.kernels()) if hasattr(native, "kernels") else "portable",
+        caches=found.caches,
+        memory_total=memory[0],
+        memory_free=memory[1],
+        bandwidth=known.bandwidth,
+        integer_peak=known.integer_peak,
+        gpus=gpus.find(),
+    )
+
+
+def _usable_cores(root: Path, allowed: frozenset[int] | None) -> int:
+    """The cores among the allowed processors, and no more than the granted time can keep busy."""
+    cores = cpu.cores_among(allowed, root) or len(allowed or ()) or cpu.read(root).threads
+    return min(cores, limits.whole_cpus(limits.quota(root)) or cores)
+
+
+def _speed(
+    native: Any, found: cpu.Cpu, usable: int, memory_free: int | None, measure: bool, refresh: bool
+) -> Speed:
+    """The remembered speeds, or new ones if they are wanted."""
+    from stretto import __version__
+
+    key = f"{found.name}, {found.architecture}, {usable} cores, stretto {__version__}"
+    known = None if refresh else speed.recall(key)
+    if known or not (measure or refresh):
+        return known or Speed()
+    last = found.caches[-1] if found.caches else None
+    known = speed.measure(native, usable, last.nbytes * last.count if last else 0, memory_free)
+    if known.bandwidth and known.integer_peak:  # a failure is tried again next time
+        speed.remember(key, known)
+    return known
+
+
+def _native() -> Any:
+    """The native core, which an older build may have without the probe, or None."""
+    try:
+        from stretto import _native
+    except ImportError:
+        return None
+    return _native
+
+
+def _is_mac() -> bool:
+    return platform.system() == "Darwin"

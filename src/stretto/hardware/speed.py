@@ -1,0 +1,147 @@
+"""How fast this machine is, measured in about a second and kept in a file beside the models."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import StrettoError
+
+FILE = "hardware.json"
+_SECONDS = 0.12  # for each of the six figures
+_MODEL = 100_000_000  # bytes of a small model, which a large cache may hold
+_LEAST = 2**24  # bytes: with less there is nothing to measure
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A figure with one thread, and with one on each usable core."""
+
+    one: float
+    all: float
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """GB/s of reading memory: `memory` from a buffer larger than the caches, `model` from one of 100 MB.
+
+    How large the buffers really were stands beside it: they take no more than a quarter of the free memory.
+    """
+
+    memory: Rate
+    memory_nbytes: int
+    model: Rate
+    model_nbytes: int
+
+
+@dataclass(frozen=True)
+class IntegerPeak:
+    """GMAC/s of int8 multiply-accumulates, by the fastest instruction there is for them."""
+
+    instruction: str
+    rate: Rate
+
+
+@dataclass(frozen=True)
+class Speed:
+    """All that is measured."""
+
+    bandwidth: Bandwidth | None = None
+    integer_peak: IntegerPeak | None = None
+
+
+def measure(native: Any, threads: int, cache_bytes: int, memory_free: int | None) -> Speed:
+    """Measure, by a native core that can; what it cannot, or what there is no room for, is None.
+
+    `cache_bytes` is the size of the last caches together.
+    """
+    bandwidth = peak = None
+    nbytes = min(2**30, (memory_free or 2**30) // 4, max(2**28, 2 * cache_bytes))
+    # No threads, no memory, an older native core: not worth failing for.
+    with suppress(AttributeError, MemoryError, RuntimeError, ValueError):
+        if nbytes >= _LEAST:
+            memory = native.read_bandwidth(nbytes, [1, threads], _SECONDS)
+            model_nbytes = min(_MODEL, nbytes)
+            model = native.read_bandwidth(model_nbytes, [1, threads], _SECONDS)
+            bandwidth = Bandwidth(Rate(*memory), nbytes, Rate(*model), model_nbytes)
+    with suppress(AttributeError, MemoryError, RuntimeError, ValueError):
+        best = native.dot_instructions()[0]
+        rates = [native.integer_peak(best, count, _SECONDS) for count in (1, threads)]
+        peak = IntegerPeak(best, Rate(*rates))
+    return Speed(bandwidth, peak)
+
+
+def recall(key: str, path: Path | None = None) -> Speed | None:
+    """What was measured earlier under this key; None if nothing was, or the file is damaged."""
+    try:
+        entry = _load(path or _default())[key]
+        return Speed(_bandwidth(entry["bandwidth"]), _integer_peak(entry["integer_peak"]))
+    except (OSError, StrettoError, KeyError, OverflowError, TypeError, ValueError):
+        return None
+
+
+def remember(key: str, speed: Speed, path: Path | None = None) -> None:
+    """Keep it for `recall`, beside what other machines have measured; where that cannot be, do without."""
+    from stretto.weights.files import atomic_write
+
+    with suppress(OSError, StrettoError):
+        path = path or _default()
+        try:
+            known = _load(path)
+        except (OSError, ValueError):
+            known = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(json.dumps({**known, key: asdict(speed)}, indent=2).encode() + b"\n")
+
+
+def _default() -> Path:
+    from stretto.weights.hub import Store
+
+    return Store.default().home / FILE
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """The entries of the file; ValueError if it is not one of ours."""
+    try:
+        entries = json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(entries, dict):
+        raise ValueError("no JSON object")
+    return entries
+
+
+def _bandwidth(entry: Any) -> Bandwidth | None:
+    if entry is None:
+        return None
+    return Bandwidth(
+        memory=_rate(entry["memory"]),
+        memory_nbytes=int(_figure(entry["memory_nbytes"])),
+        model=_rate(entry["model"]),
+        model_nbytes=int(_figure(entry["model_nbytes"])),
+    )
+
+
+def _integer_peak(entry: Any) -> IntegerPeak | None:
+    if entry is None:
+        return None
+    if not isinstance(entry["instruction"], str):
+        raise TypeError("no name")
+    return IntegerPeak(entry["instruction"], _rate(entry["rate"]))
+
+
+def _rate(entry: Any) -> Rate:
+    return Rate(_figure(entry["one"]), _figure(entry["all"]))
+
+
+def _figure(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError("no number")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError("no speed")
+    return value

@@ -1,0 +1,116 @@
+"""`stretto devices`: a table for people, JSON for programs."""
+
+import json
+from dataclasses import asdict, fields, replace
+
+import pytest
+
+from stretto import hardware
+from stretto.cli import main
+from stretto.hardware import Bandwidth, Cache, Gpu, Hardware, IntegerPeak, Rate
+
+FOUND = Hardware(
+    cpu="EPYC 32",
+    vendor="AuthenticAMD",
+    architecture="x86_64",
+    cores_physical=32,
+    cores_logical=64,
+    cores_usable=2,
+    cpu_quota=1.5,
+    instruction_sets=("avx2", "fma"),
+    kernels="avx2",
+    caches=(Cache("L1d", 48 * 1024, 32), Cache("L3", 32 * 2**20, 4)),
+    memory_total=4_000_000_000,
+    memory_free=3_000_000_000,
+    bandwidth=Bandwidth(Rate(10.04, 20.5), 268_435_456, Rate(30.0, 60.0), 100_000_000),
+    integer_peak=IntegerPeak("avx2", Rate(83.3, 1666.6)),
+    gpus=(Gpu("NVIDIA H200", 150_000_000_000, 149_000_000_000, "570.1"),),
+)
+NOTHING = replace(
+    FOUND,
+    vendor=None,
+    cores_physical=None,
+    cpu_quota=None,
+    instruction_sets=(),
+    caches=(),
+    memory_total=None,
+    memory_free=None,
+    bandwidth=None,
+    integer_peak=None,
+    gpus=(),
+)
+
+
+@pytest.fixture
+def devices(capsys, monkeypatch):
+    """Runs the command on a machine that is given: its output."""
+
+    def run(found, *arguments):
+        asked = []
+        monkeypatch.setattr(hardware, "probe", lambda **options: asked.append(options) or found)
+        with pytest.raises(SystemExit) as ended:
+            main(("devices", *arguments))
+        captured = capsys.readouterr()
+        assert (ended.value.code, captured.err) == (0, "")
+        assert asked == [{"refresh": "--refresh" in arguments}]
+        return captured.out
+
+    return run
+
+
+def test_the_table(devices):
+    output = " ".join(devices(FOUND).split())
+    for words in (
+        "cpu EPYC 32 (x86_64)",
+        "cores 2 usable (the machine: 32 cores, 64 threads, limited to the time of 1.5)",
+        "instruction sets avx2, fma",
+        "kernels avx2",
+        "caches L1d 32 × 48 KiB, L3 4 × 32 MiB",
+        "memory 4.0 GB, 3.0 GB free",
+        "read 10.0 GB/s one core, 20.5 GB/s all, from 268.4 MB",
+        "30.0 GB/s one core, 60.0 GB/s all, from 100.0 MB",
+        "int8 83 GMAC/s one core, 1,667 GMAC/s all, by avx2",
+        "gpu NVIDIA H200, 150.0 GB, 149.0 GB free, driver 570.1",
+    ):
+        assert words in output
+
+
+def test_a_machine_that_tells_nothing(devices):
+    output = " ".join(devices(NOTHING).split())
+    for words in (
+        "cores 2 usable (the machine: 64 threads)",
+        "none beyond the basic ones",
+        "caches not known",
+        "memory not known",
+        "read not measured",
+        "int8 not measured",
+        "gpu none found",
+    ):
+        assert words in output
+
+
+@pytest.mark.parametrize("found", [FOUND, NOTHING])
+def test_json_is_complete(devices, found):
+    document = json.loads(devices(found, "--json"))
+    assert document == json.loads(json.dumps(asdict(found)))
+    assert set(document) == {field.name for field in fields(Hardware)}
+
+
+def test_refresh_is_passed_on(devices):
+    assert devices(FOUND, "--refresh", "--json") == devices(FOUND, "--json")
+
+
+def test_names_reach_no_terminal_raw(devices):
+    output = devices(replace(FOUND, cpu="\x1b[2J[red]", gpus=(Gpu("\x07", None, None, "\r"),)))
+    assert not set("\x1b\x07\r") & set(output)
+    assert "[red]" in output
+
+
+def test_on_this_machine(capsys, monkeypatch):
+    probe = hardware.probe
+    monkeypatch.setattr(hardware, "probe", lambda **options: probe(measure=False))  # quick
+    with pytest.raises(SystemExit) as ended:
+        main(("devices", "--json"))
+    document = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 0
+    assert document["cores_usable"] >= 1

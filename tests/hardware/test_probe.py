@@ -1,0 +1,132 @@
+"""The whole probe: on a container made of files, and here."""
+
+import json
+import math
+
+import pytest
+from machines import GIB, MEASURED
+
+from stretto import _native, hardware
+from stretto.errors import PullError
+from stretto.hardware import cpu
+from stretto.hardware.speed import Rate
+from stretto.weights.hub import Store
+
+
+def test_probe(machine, native):
+    found = hardware.probe()
+    assert (found.cores_physical, found.cores_logical, found.cores_usable, found.cpu_quota) == (8, 16, 2, 2.0)
+    assert (found.memory_total, found.memory_free) == (4 * GIB, 2 * GIB)
+    assert (found.instruction_sets, found.kernels) == (("avx2",), "avx2")
+    assert (found.bandwidth, found.integer_peak) == (MEASURED.bandwidth, MEASURED.integer_peak)
+    assert hardware.usable_cores() == 2
+
+
+def test_it_measures_once(machine, native, store_home):
+    assert hardware.probe(measure=False).bandwidth is None
+    assert native.asked == []
+    first = hardware.probe()
+    asked = list(native.asked)
+    assert hardware.probe() == first == hardware.probe(measure=False)
+    assert native.asked == asked
+    hardware.probe(refresh=True)
+    assert native.asked == asked * 2
+    (key,) = json.loads((store_home / "hardware.json").read_text())
+    assert key.startswith("EPYC 8, ")
+    assert ", 2 cores, stretto " in key
+
+
+def test_other_machines_keep_their_figures(machine, tree):
+    hardware.probe()
+    tree({"sys/fs/cgroup/cpu.max": "400000 100000"})
+    assert hardware.probe().integer_peak.rate == Rate(100.0, 400.0)
+    tree({"sys/fs/cgroup/cpu.max": "200000 100000"})
+    assert hardware.probe(measure=False).integer_peak.rate == Rate(100.0, 200.0)
+
+
+def test_nowhere_to_remember(machine, store_home, monkeypatch):
+    store_home.write_text("a file where the folder should be")
+    assert hardware.probe().bandwidth == MEASURED.bandwidth
+
+    def homeless():
+        raise PullError("there is no home directory")
+
+    monkeypatch.setattr(Store, "default", homeless)
+    assert hardware.probe().bandwidth == MEASURED.bandwidth
+
+
+def test_an_older_native_core(machine, monkeypatch, store_home):
+    monkeypatch.setattr(hardware, "_native", lambda: object())
+    found = hardware.probe()
+    assert (found.bandwidth, found.integer_peak, found.kernels) == (None, None, "portable")
+    assert found.instruction_sets == ("avx2", "fma", "avx512vnni", "amx-int8")  # from the kernel's list
+    assert not store_home.exists()
+
+
+@pytest.mark.parametrize("error", [MemoryError, RuntimeError])
+def test_a_failure_is_not_remembered(machine, native, monkeypatch, store_home, error):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr(native, "read_bandwidth", fail)
+    found = hardware.probe()
+    assert (found.bandwidth, found.integer_peak) == (None, MEASURED.integer_peak)
+    assert not (store_home / "hardware.json").exists()
+
+
+# -- this machine --
+
+
+def test_this_machine():
+    found = hardware.probe(measure=False)
+    assert found.cpu
+    assert 1 <= found.cores_usable <= found.cores_logical
+    assert found.cores_usable == hardware.usable_cores()
+    assert 0 < found.memory_free <= found.memory_total
+
+
+needs_probe = pytest.mark.skipif(not hasattr(_native, "read_bandwidth"), reason="built without the probe")
+
+
+@needs_probe
+def test_the_processor_agrees_with_the_kernel():
+    names = _native.cpu_features()
+    assert names == _native.cpu_features()
+    known = set(cpu._FLAGS.values())
+    assert set(names) <= known
+    told = cpu.read().flags
+    if told:  # what the kernel does not list cannot be used; tiles also need a permission
+        assert set(names) <= set(told)
+        assert {name for name in told if not name.startswith("amx")} <= set(names)
+
+
+@needs_probe
+def test_every_way_to_multiply_runs():
+    ways = _native.dot_instructions()
+    assert ways[-1] == "portable"
+    for way in ways:
+        for threads in (1, 3):
+            assert 0 < _native.integer_peak(way, threads, 0.001) < 1e9
+
+
+@needs_probe
+def test_reading_runs():
+    rates = _native.read_bandwidth(2**20 + 77, [1, 2, 4], 0.001)
+    assert len(rates) == 3
+    assert all(0 < rate < 1e6 for rate in rates)
+    assert _native.read_bandwidth(2**20, [], 0.001) == []
+
+
+@needs_probe
+def test_measuring_refuses_what_it_cannot_do():
+    for threads, seconds in [(0, 0.1), (-1, 0.1), (10**6, 0.1), (1, 0.0), (1, -1.0), (1, math.nan), (1, 1e9)]:
+        with pytest.raises(ValueError, match=r"threads|seconds"):
+            _native.integer_peak("portable", threads, seconds)
+        with pytest.raises(ValueError, match=r"threads|seconds"):
+            _native.read_bandwidth(2**20, [threads], seconds)
+    with pytest.raises(ValueError, match="no instruction 'abacus'"):
+        _native.integer_peak("abacus", 1, 0.001)
+    with pytest.raises(ValueError, match="too small"):
+        _native.read_bandwidth(2**20, [5], 0.001)
+    with pytest.raises(MemoryError):
+        _native.read_bandwidth(2**62, [1], 0.001)
