@@ -21,7 +21,9 @@ void check(int threads, double seconds) {
     if (threads < 1 || threads > kMostThreads) {
         throw nb::value_error(("threads must be 1 to " + std::to_string(kMostThreads)).c_str());
     }
-    if (!(seconds > 0.0 && seconds <= kMostSeconds)) throw nb::value_error("seconds must be above 0, at most 60");
+    if (!(seconds > 0.0 && seconds <= kMostSeconds)) {
+        throw nb::value_error("seconds must be above 0, at most 60");
+    }
 }
 
 nb::tuple names(const std::vector<std::string>& words) {
@@ -30,13 +32,13 @@ nb::tuple names(const std::vector<std::string>& words) {
     return nb::tuple(list);
 }
 
-std::vector<double> read_bandwidth(size_t nbytes, const std::vector<int>& threads, double seconds) {
+std::vector<double> checked_read_bandwidth(size_t nbytes, const std::vector<int>& threads, double seconds) {
     for (const int n : threads) check(n, seconds);
     nb::gil_scoped_release release;
     return stretto::read_bandwidth(nbytes, threads, seconds);
 }
 
-double integer_peak(const std::string& instruction, int threads, double seconds) {
+double checked_integer_peak(const std::string& instruction, int threads, double seconds) {
     check(threads, seconds);
     nb::gil_scoped_release release;
     return stretto::integer_peak(instruction, threads, seconds);
@@ -49,8 +51,10 @@ void stretto::bind_probe(nb::module_& m) {
           "The instruction sets that this process may use.");
     m.def("dot_instructions", [] { return names(stretto::dot_instructions()); },
           "The ways to multiply int8 that work here, the fastest first.");
-    m.def("read_bandwidth", &read_bandwidth, nb::arg("nbytes"), nb::arg("threads"), nb::arg("seconds"),
+    m.def("read_bandwidth", &checked_read_bandwidth, nb::arg("nbytes"), nb::arg("threads"),
+          nb::arg("seconds"),
           "GB/s of reading a buffer, one figure for each number of threads, in about `seconds` each.");
-    m.def("integer_peak", &integer_peak, nb::arg("instruction"), nb::arg("threads"), nb::arg("seconds"),
+    m.def("integer_peak", &checked_integer_peak, nb::arg("instruction"), nb::arg("threads"),
+          nb::arg("seconds"),
           "GMAC/s of int8 multiply-accumulates, in about `seconds`.");
 }
