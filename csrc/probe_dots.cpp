@@ -15,8 +15,8 @@
 #endif
 #if defined(__aarch64__)
 #include <arm_neon.h>
-// Older Clang has these intrinsics only where the whole file is compiled for them.
-#if !defined(__clang__) || __clang_major__ >= 16
+// Older compilers lack these intrinsics, or have them only where the whole file is compiled for them.
+#if defined(__clang__) ? __clang_major__ >= 16 : defined(__GNUC__) && __GNUC__ >= 10
 #define STRETTO_ARM_DOTS 1
 #endif
 #endif
