@@ -23,7 +23,7 @@ def output_of(smollm2_path):
             **os.environ,
             "STRETTO_HOME": ORDINARY_HOME,
             "PYTHONIOENCODING": "utf-8",
-            "OPENBLAS_NUM_THREADS": "1",  # numpy's threads wait by spinning: on a busy machine, ten times slower
+            "OPENBLAS_NUM_THREADS": "1",  # its threads spin while they wait, which a busy machine pays for
         }
         command = [sys.executable, "-W", "error", str(EXAMPLES / name)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8")

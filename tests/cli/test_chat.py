@@ -336,6 +336,15 @@ class Terminal:
     def type(self, keys):
         os.write(self.ours, keys.encode())
 
+    def interrupt(self):
+        """Ctrl-C at the prompt, by somebody who has seen it.
+
+        Between showing the prompt and waiting for keys there is a moment when the line editor would notice
+        the signal only at the next key.
+        """
+        time.sleep(0.3)
+        self.type("\x03")
+
     def end(self):
         """Its exit code."""
         try:
@@ -376,15 +385,15 @@ def test_ctrl_c_stops_a_real_answer():
     assert "stopped" in terminal.until("> ")
     terminal.type("/stats\n")
     assert "1 turn in" in terminal.until("\n> ")
-    terminal.type("\x03")
+    terminal.interrupt()
     assert "Ctrl-C again or Ctrl-D ends the chat" in terminal.until("\n> ")
     terminal.type("/stats\n")  # whoever goes on has not meant it
     terminal.until("1 turn in")
     terminal.until("\n> ")
-    terminal.type("\x03")
+    terminal.interrupt()
     terminal.until("ends the chat")
     terminal.until("\n> ")
-    terminal.type("\x03")
+    terminal.interrupt()
     assert terminal.end() == 0
 
 
