@@ -160,6 +160,7 @@ std::vector<std::string> kernel_names() {
 }  // namespace
 
 void bind_decoder(nb::module_& m) {
+    m.def("kernels", [] { return std::string(best_kernels()->name); }, "The kernel set that is used by default.");
     m.def("kernel_names", &kernel_names, "The kernel sets that this machine can run, the best first.");
     nb::class_<Decoder>(m, "Decoder", "A model that is ready to run.")
         .def("__init__",

@@ -2,8 +2,11 @@
 
 #include "bindings.h"
 
+#include "bind_probe.h"
+
 NB_MODULE(_native, m) {
     m.doc() = "The native core of Stretto.";
     stretto::bind_formats(m);
     stretto::bind_decoder(m);
+    stretto::bind_probe(m);
 }

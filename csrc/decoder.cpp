@@ -54,8 +54,8 @@ Decoder::Decoder(Config config, size_t n_cells, CacheType cache, int threads, co
       kernels_(kernels),
       pool_(threads),
       layers_(config_.layers.size()) {
-    cell_bytes_ = 2 * config_.n_kv_head * head_bytes(cache, config_.head_size);
-    cache_ = Buffer(layers_.size() * n_cells * cell_bytes_);
+    head_bytes_ = head_bytes(cache, config_.head_size);
+    cache_ = Buffer(layers_.size() * 2 * config_.n_kv_head * n_cells * head_bytes_);
 }
 
 size_t Decoder::weight_bytes() const {
@@ -149,17 +149,17 @@ std::string Decoder::missing() const {
     return "";
 }
 
+// A head's K of all cells stand behind each other, so that attention reads them in a stream.
 uint8_t* Decoder::head_of(size_t layer, size_t cell, bool value, size_t head) const {
-    const size_t bytes = head_bytes(cache_type_, config_.head_size);
-    const size_t index = (value ? config_.n_kv_head : 0) + head;
-    return cache_.data() + (layer * n_cells_ + cell) * cell_bytes_ + index * bytes;
+    const size_t plane = (layer * 2 + value) * config_.n_kv_head + head;
+    return cache_.data() + (plane * n_cells_ + cell) * head_bytes_;
 }
 
 void Decoder::copy_cells(const int32_t* source, const int32_t* target, size_t n) {
-    for (size_t layer = 0; layer < layers_.size(); ++layer) {
-        uint8_t* base = cache_.data() + layer * n_cells_ * cell_bytes_;
+    for (size_t plane = 0; plane < layers_.size() * 2 * config_.n_kv_head; ++plane) {
+        uint8_t* base = cache_.data() + plane * n_cells_ * head_bytes_;
         for (size_t i = 0; i < n; ++i) {
-            std::memcpy(base + target[i] * cell_bytes_, base + source[i] * cell_bytes_, cell_bytes_);
+            std::memcpy(base + target[i] * head_bytes_, base + source[i] * head_bytes_, head_bytes_);
         }
     }
 }

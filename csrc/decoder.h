@@ -111,8 +111,8 @@ private:
     Matrix embedding_, output_;
     std::vector<float> output_norm_;
     std::vector<Buffer> weights_;
-    Buffer cache_;      // [layer][cell][K heads, V heads]
-    size_t cell_bytes_;
+    Buffer cache_;      // [layer][K, V][head][cell]
+    size_t head_bytes_; // of one head's K or V in one cell
     Buffer scratch_;    // grows to what the largest batch needed
 };
 

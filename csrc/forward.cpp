@@ -392,7 +392,7 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
         a.type = cache_type_;
         a.keys = head_of(layer, 0, false, kv);
         a.values = head_of(layer, 0, true, kv);
-        a.cell_stride = cell_bytes_;
+        a.cell_stride = head_bytes_;
         a.view = input.views[input.view_of[block.row]];
         a.head_size = c.head_size;
         a.group = group;

@@ -87,6 +87,13 @@ inline Floats load_int8(const int8_t* p) {
 }
 
 inline __m256i load256(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+#define STRETTO_HAS_SPLAT_HALF
+inline Floats splat_half(const uint8_t* p) {
+    uint16_t half;
+    std::memcpy(&half, p, 2);
+    return splat(_cvtsh_ss(half));
+}
+
 inline Bytes load_bytes(const uint8_t* p) { return {load256(p), load256(p + 32)}; }
 inline Bytes low_half(Bytes x) {
     const __m256i mask = _mm256_set1_epi8(15);

@@ -62,6 +62,13 @@ inline Floats load_int8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 
+#define STRETTO_HAS_SPLAT_HALF
+inline Floats splat_half(const uint8_t* p) {
+    uint16_t half;
+    std::memcpy(&half, p, 2);
+    return splat(_cvtsh_ss(half));
+}
+
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Bytes low_half(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline Bytes high_half(Bytes a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
