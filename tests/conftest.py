@@ -1,6 +1,10 @@
 """Fixtures for all tests: real models, a store of each test's own, and the count of golden tests."""
 
 import os
+
+# Before NumPy is imported: its threads would fight with other processes for the cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import sys
 from collections import Counter
 from pathlib import Path

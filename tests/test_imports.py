@@ -17,7 +17,7 @@ ALLOWED = {
     "sampling": set(),
     "backends": {"cache", "models", "weights"},
     "engine": {"backends.base", "cache", "sampling", "text"},
-    "router": {"backends", "models", "sampling", "text", "weights"},
+    "router": {"backends", "hardware", "models", "sampling", "text", "weights"},
     "llm": {"backends.base", "cache", "engine", "models", "router", "sampling", "text"},
     "hardware": {"weights"},
     "testing": {"*"},

@@ -6,8 +6,10 @@ import os
 from dataclasses import dataclass
 
 from stretto.backends.base import Backend
+from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
-from stretto.errors import InvalidRequest, ModelError
+from stretto.errors import InvalidRequest, ModelError, Unsupported
+from stretto.hardware import usable_cores
 from stretto.models import ModelSpec, read_spec
 from stretto.sampling.params import check_integer
 from stretto.text.template import ChatTemplate
@@ -15,8 +17,8 @@ from stretto.text.tokenizer import Tokenizer, load_tokenizer
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
 
-BACKENDS = ("reference",)
-CACHE_TYPES = ("f32", "f16", "q8")
+BACKENDS = ("native", "reference")
+CACHE_TYPES = ("f16", "q8")
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,17 @@ def open_model(
                 field="tokenizer.ggml.tokens",
             )
         template = _template(file, tokenizer)
-        return Opened(_backend(file, spec, min(cells, spec.context_length * 64)), tokenizer, template)
+        return Opened(_backend(file, spec, backend, threads, cells, kv), tokenizer, template)
 
 
-def _backend(file: GGUF, spec: ModelSpec, cells: int) -> Backend:
-    return ReferenceBackend(file, spec, cells)
+def _backend(file: GGUF, spec: ModelSpec, name: str, threads: int | None, cells: int, kv: str) -> Backend:
+    if name == "reference":
+        if kv != "f16":
+            raise Unsupported(
+                "the reference backend keeps K and V as float32; kv='q8' needs backend='native'"
+            )
+        return ReferenceBackend(file, spec, cells)
+    return NativeBackend(file, spec, cells, threads or usable_cores(), kv)
 
 
 def _template(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vocabularies import bpe, metadata, spm
 
 from stretto.errors import InvalidRequest
 from stretto.text.tokenizer import load_tokenizer
+from vocabularies import bpe, metadata, spm
 
 BPE = load_tokenizer(metadata(bpe(specials=["<|end|>"], user=["<tool>"])))
 SPM = load_tokenizer(metadata(spm()))

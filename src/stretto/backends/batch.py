@@ -66,10 +66,10 @@ class Batch:
         self, tokens: Iterable[int], position: int, sequences: Iterable[int], *, logits: bool = False
     ) -> None:
         """Add tokens at `position`, `position` + 1, …; `logits` is for the last of them."""
-        sequences = tuple(sequences)
+        sequences, before = tuple(sequences), len(self._tokens)
         for offset, token in enumerate(tokens):
             self.add(token, position + offset, sequences)
-        if logits and self._tokens:
+        if logits and len(self._tokens) > before:
             self._wanted.append(len(self._tokens) - 1)
 
     def add_vector(

@@ -116,9 +116,8 @@ def chosen_kernels() -> str:
     """The kernel set that the environment asks for; "" for the best one."""
     wanted = os.environ.get(KERNELS_VARIABLE, "")
     if wanted and wanted not in _native.kernel_names():
-        raise InvalidRequest(
-            f"{KERNELS_VARIABLE}={wanted!r} cannot run here; this machine has {', '.join(_native.kernel_names())}"
-        )
+        here = ", ".join(_native.kernel_names())
+        raise InvalidRequest(f"{KERNELS_VARIABLE}={wanted!r} cannot run here; this machine has {here}")
     return wanted
 
 

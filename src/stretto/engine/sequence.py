@@ -33,9 +33,9 @@ class Sequence:
         step = seq.step(temperature=0)          # sample and append
         other = seq.fork()                      # shares all cells, costs none
 
-    Tokens are computed when their logits are first needed, so appending is free and several sequences
-    can be computed together (`llm.step`). Removing tokens frees their cells; what they already did to
-    the K and V of later tokens stays done.
+    Tokens are computed when their logits are first needed, or before a fork, so appending is free and
+    several sequences can be computed together (`llm.step`). Removing tokens frees their cells; what they
+    already did to the K and V of later tokens stays done.
     """
 
     def __init__(self, engine: Engine, tokens: Iterable[int], random: RandomStream) -> None:
@@ -155,6 +155,7 @@ class Sequence:
         """
         self._alive()
         random = self.random.fork() if seed is None else RandomStream(seed)
+        self._engine.compute([self])  # so that there are cells to share
         twin = Sequence(self._engine, (), random)
         self._engine.cells.copy(self.id, twin.id)
         twin._tokens = list(self._tokens)
