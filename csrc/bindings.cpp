@@ -8,5 +8,6 @@ NB_MODULE(_native, m) {
     m.doc() = "The native core of Stretto.";
     stretto::bind_formats(m);
     stretto::bind_decoder(m);
+    stretto::bind_sampler(m);
     stretto::bind_probe(m);
 }

@@ -5,6 +5,7 @@
 #include <nanobind/ndarray.h>
 
 #include <memory>
+#include <string>
 
 namespace stretto {
 
@@ -29,5 +30,6 @@ nb::capsule owner_of(T* data) {
 
 void bind_formats(nb::module_& m);
 void bind_decoder(nb::module_& m);
+void bind_sampler(nb::module_& m);
 
 }  // namespace stretto

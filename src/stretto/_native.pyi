@@ -17,6 +17,22 @@ def dot_instructions() -> tuple[str, ...]: ...
 def read_bandwidth(nbytes: int, threads: list[int], seconds: float) -> list[float]: ...
 def integer_peak(instruction: str, threads: int, seconds: float) -> float: ...
 
+def sample(
+    logits: NDArray[np.float32],
+    uniform: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition: float,
+    presence: float,
+    frequency: float,
+    tokens: NDArray[np.int32],
+    n_prompt: int,
+    biased: NDArray[np.int32],
+    bias: NDArray[np.float32],
+) -> int: ...
+
 class Decoder:
     kernels: str
     threads: int

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from stretto import _native
 from stretto.errors import InvalidRequest
 from stretto.sampling import transforms
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
 
 Row = NDArray[np.float32]
+
+NO_TOKENS = np.empty(0, np.int32)
+NO_FLOATS = np.empty(0, np.float32)
+WRONG = {
+    -1: "logits hold NaN; a hook, a bias or the model file is broken",
+    -2: "every token is excluded (all logits are −inf); relax logit_bias or the hook",
+    -3: "logits hold +inf; to force a token, set the others to −inf",
+}
 
 
 def sample(
@@ -67,17 +75,38 @@ def sample(
 
 
 def choose(logits: Row, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float) -> int:
-    """The chain itself; `uniform` is the random number it may use."""
-    row = adjusted(logits, params, tokens, n_prompt)
-    if params.temperature == 0:
-        return int(row.argmax())
-    for function, argument in filters(params):
-        row = function(row, argument)
-    return transforms.draw(row, uniform)
+    """The chain in native code; `uniform` is the random number it may use."""
+    biased, bias = NO_TOKENS, NO_FLOATS
+    if params.logit_bias:
+        worst = max(params.logit_bias)
+        if worst >= len(logits):
+            raise InvalidRequest(f"logit_bias names token {worst}; the vocabulary ends at {len(logits) - 1}")
+        biased = np.fromiter(params.logit_bias.keys(), np.int32)
+        bias = np.fromiter(params.logit_bias.values(), np.float32)
+    token = _native.sample(
+        logits,
+        uniform,
+        params.temperature,
+        params.top_k,
+        params.top_p,
+        params.min_p,
+        params.repetition_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+        np.asarray(tokens, np.int32) if params.penalizes else NO_TOKENS,
+        n_prompt,
+        biased,
+        bias,
+    )
+    if token < 0:
+        raise InvalidRequest(WRONG[token])
+    return token
 
 
-def adjusted(logits: Row, params: SamplingParams, tokens: Sequence[int], n_prompt: int) -> Row:
-    """Penalties and bias applied, and known to leave something to choose from."""
+def choose_by_definition(
+    logits: Row, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float
+) -> int:
+    """The same from the plain functions of `transforms`: slow, and what `choose` is tested against."""
     row = logits
     if params.penalizes:
         row = transforms.penalize(
@@ -89,26 +118,15 @@ def adjusted(logits: Row, params: SamplingParams, tokens: Sequence[int], n_promp
             params.frequency_penalty,
         )
     if params.logit_bias:
-        worst = max(params.logit_bias)
-        if worst >= len(row):
-            raise InvalidRequest(f"logit_bias names token {worst}; the vocabulary ends at {len(row) - 1}")
         row = transforms.add_bias(row, params.logit_bias)
-    best = row.max()
-    if np.isnan(best):
-        raise InvalidRequest("logits hold NaN; a hook, a bias or the model file is broken")
-    if best == -np.inf:
-        raise InvalidRequest("every token is excluded (all logits are −inf); relax logit_bias or the hook")
-    if best == np.inf:
-        raise InvalidRequest("logits hold +inf; to force a token, set the others to −inf")
-    return row
-
-
-def filters(params: SamplingParams) -> list[tuple[Any, Any]]:
-    """The steps between adjusted logits and the draw that do something, with their argument."""
-    steps: list[tuple[Any, Any, bool]] = [
-        (transforms.temper, params.temperature, params.temperature != 1.0),
-        (transforms.keep_top_k, params.top_k, params.top_k > 0),
-        (transforms.keep_top_p, params.top_p, params.top_p < 1.0),
-        (transforms.keep_min_p, params.min_p, params.min_p > 0.0),
-    ]
-    return [(function, argument) for function, argument, active in steps if active]
+    if params.temperature == 0:
+        return int(row.argmax())
+    if params.temperature != 1.0:
+        row = transforms.temper(row, params.temperature)
+    if params.top_k > 0:
+        row = transforms.keep_top_k(row, params.top_k)
+    if params.top_p < 1.0:
+        row = transforms.keep_top_p(row, params.top_p)
+    if params.min_p > 0.0:
+        row = transforms.keep_min_p(row, params.min_p)
+    return transforms.draw(row, uniform)

@@ -1,0 +1,57 @@
+// The sampler as a Python function.
+
+#include "bindings.h"
+#include "sampler.h"
+
+namespace stretto {
+
+namespace {
+
+void check_tokens(const Input1<int32_t>& tokens, size_t n, const char* what) {
+    for (size_t i = 0; i < tokens.shape(0); ++i) {
+        const int32_t token = tokens.data()[i];
+        if (token < 0 || static_cast<size_t>(token) >= n) fail(std::string(what) + " out of range");
+    }
+}
+
+int sample_row(Input1<float> logits, double uniform, float temperature, size_t top_k, double top_p, double min_p,
+               float repetition, float presence, float frequency, Input1<int32_t> tokens, size_t n_prompt,
+               Input1<int32_t> biased, Input1<float> bias) {
+    const size_t n = logits.shape(0);
+    if (n < 1 || n > (size_t{1} << 31) - 1) fail("logits must have at least one entry");
+    if (!(temperature >= 0.0f) || !(top_p > 0.0) || !(min_p >= 0.0) || !(repetition > 0.0f)) {
+        fail("a sampling parameter is out of range");
+    }
+    if (biased.shape(0) != bias.shape(0)) fail("as many biases as biased tokens are needed");
+    check_tokens(tokens, n, "tokens");
+    check_tokens(biased, n, "biased tokens");
+    SamplerParams params;
+    params.temperature = temperature;
+    params.top_k = top_k;
+    params.top_p = top_p;
+    params.min_p = min_p;
+    params.repetition = repetition;
+    params.presence = presence;
+    params.frequency = frequency;
+    SamplerHistory history;
+    history.tokens = tokens.data();
+    history.n = tokens.shape(0);
+    history.n_prompt = n_prompt;
+    history.biased = biased.data();
+    history.bias = bias.data();
+    history.n_bias = bias.shape(0);
+    nb::gil_scoped_release release;
+    return sample(logits.data(), n, params, history, uniform);
+}
+
+}  // namespace
+
+void bind_sampler(nb::module_& m) {
+    m.def("sample", &sample_row, nb::arg("logits").noconvert(), nb::arg("uniform"), nb::arg("temperature"),
+          nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"), nb::arg("repetition"), nb::arg("presence"),
+          nb::arg("frequency"), nb::arg("tokens").noconvert(), nb::arg("n_prompt"), nb::arg("biased").noconvert(),
+          nb::arg("bias").noconvert(),
+          "A token drawn from a row, or -1 (NaN), -2 (everything excluded), -3 (infinity).");
+}
+
+}  // namespace stretto

@@ -1,0 +1,36 @@
+// From a row of logits to a token: the chain of stretto/sampling/sampler.py, which defines it, in native code.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace stretto {
+
+struct SamplerParams {
+    float temperature = 1.0f;   // 0: the best token
+    size_t top_k = 0;           // 0: all
+    double top_p = 1.0;
+    double min_p = 0.0;
+    float repetition = 1.0f;
+    float presence = 0.0f;
+    float frequency = 0.0f;
+};
+
+// Tokens so far, the first n_prompt of them the prompt; and what is added to single logits.
+struct SamplerHistory {
+    const int32_t* tokens = nullptr;
+    size_t n = 0;
+    size_t n_prompt = 0;
+    const int32_t* biased = nullptr;
+    const float* bias = nullptr;
+    size_t n_bias = 0;
+};
+
+// What is wrong with a row.
+enum : int { kHasNaN = -1, kNothingLeft = -2, kHasInfinity = -3 };
+
+// The token that `uniform` (from 0 up to 1) picks, or one of the codes above. `history` has been checked.
+int sample(const float* logits, size_t n, const SamplerParams& params, const SamplerHistory& history,
+           double uniform);
+
+}  // namespace stretto
