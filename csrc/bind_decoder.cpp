@@ -56,16 +56,27 @@ Config config_of(const nb::dict& spec) {
     return c;
 }
 
-void set_matrix(Decoder& decoder, const std::string& name, int code, size_t rows, size_t columns,
-                Input1<uint8_t> data) {
+// Checks a matrix of which `data` holds `count` rows.
+void check_matrix(int code, size_t rows, size_t columns, size_t count, const Input1<uint8_t>& data) {
     const Format* format = find_format(code);
     if (!format) fail("format " + std::to_string(code) + " is not known");
-    if (rows < 1 || rows > kMost || columns < 1 || columns > kMost || columns % format->block) {
+    if (rows < 1 || rows > kMost || columns < 1 || columns > kMost || columns % format->block || count > rows) {
         fail("a matrix of this shape cannot be");
     }
-    if (data.shape(0) != rows * (columns / format->block * format->size)) fail("the bytes do not fit the shape");
+    if (data.shape(0) != count * (columns / format->block * format->size)) fail("the bytes do not fit the shape");
+}
+
+void set_unpacked(Decoder& decoder, const std::string& name, int code, size_t rows, size_t columns,
+                  Input1<uint8_t> data) {
+    check_matrix(code, rows, columns, rows, data);
+    decoder.set_unpacked(name, code, rows, columns, data.data());
+}
+
+void pack_rows(Decoder& decoder, const std::string& name, int code, size_t rows, size_t columns,
+               Input1<uint8_t> data, size_t count) {
+    check_matrix(code, rows, columns, count, data);
     nb::gil_scoped_release release;
-    decoder.set_matrix(name, code, rows, columns, data.data());
+    decoder.pack_rows(name, code, rows, columns, data.data(), count);
 }
 
 void check_range(const int32_t* values, size_t n, int64_t end, const char* what) {
@@ -175,8 +186,10 @@ void bind_decoder(nb::module_& m) {
                  new (self) Decoder(config_of(spec), n_cells, type, threads, table);
              },
              nb::arg("spec"), nb::arg("n_cells"), nb::arg("kv"), nb::arg("threads"), nb::arg("kernels"))
-        .def("set_matrix", &set_matrix, nb::arg("name"), nb::arg("code"), nb::arg("rows"), nb::arg("columns"),
-             nb::arg("data").noconvert())
+        .def("set_unpacked", &set_unpacked, nb::arg("name"), nb::arg("code"), nb::arg("rows"), nb::arg("columns"),
+             nb::arg("data").noconvert(), nb::keep_alive<1, 6>())
+        .def("pack_rows", &pack_rows, nb::arg("name"), nb::arg("code"), nb::arg("rows"), nb::arg("columns"),
+             nb::arg("data").noconvert(), nb::arg("count"))
         .def("set_vector",
              [](Decoder& decoder, const std::string& name, Input1<float> data) {
                  decoder.set_vector(name, data.data(), data.shape(0));

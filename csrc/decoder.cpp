@@ -20,13 +20,14 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 }  // namespace
 
-Buffer::Buffer(size_t bytes) : bytes_(bytes) {
+Buffer::Buffer(size_t bytes, bool sparse) : bytes_(bytes) {
     if (!bytes) return;
     const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
     void* data = nullptr;
     if (posix_memalign(&data, alignment, (bytes + 63) / 64 * 64)) throw std::bad_alloc();
 #if defined(__linux__)
-    if (bytes >= kHugePage) madvise(data, bytes, MADV_HUGEPAGE);  // a wish; nothing depends on it
+    // A wish; nothing depends on it.
+    if (bytes >= kHugePage) madvise(data, bytes, sparse ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
 #endif
     data_ = static_cast<uint8_t*>(data);
 }
@@ -55,7 +56,7 @@ Decoder::Decoder(Config config, size_t n_cells, CacheType cache, int threads, co
       pool_(threads),
       layers_(config_.layers.size()) {
     head_bytes_ = head_bytes(cache, config_.head_size);
-    cache_ = Buffer(layers_.size() * 2 * config_.n_kv_head * n_cells * head_bytes_);
+    cache_ = Buffer(layers_.size() * 2 * config_.n_kv_head * n_cells * head_bytes_, true);
 }
 
 size_t Decoder::weight_bytes() const {
@@ -104,20 +105,41 @@ std::vector<float>* Decoder::vector_named(const std::string& name) {
     return nullptr;
 }
 
-void Decoder::set_matrix(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data) {
+void Decoder::set_unpacked(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data) {
     Matrix* matrix = matrix_named(name);
     Layout layout;
     if (!matrix || !layout_of(format, &layout)) throw std::invalid_argument("no use for the matrix " + name);
-    Matrix packed = matrix_for(layout, rows, columns);
-    weights_.emplace_back(packed.bytes());
-    uint8_t* out = weights_.back().data();
-    const size_t panels = packed.panels();
+    *matrix = matrix_for(layout, rows, columns);
+    matrix->source = data;
+    matrix->format = format;
+    matrix->ready = rows;
+}
+
+void Decoder::pack_rows(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data,
+                        size_t count) {
+    Matrix* matrix = matrix_named(name);
+    Layout layout;
+    if (!matrix || !layout_of(format, &layout)) throw std::invalid_argument("no use for the matrix " + name);
+    if (!matrix->data) {
+        *matrix = matrix_for(layout, rows, columns);
+        weights_.emplace_back(matrix->bytes());
+        matrix->data = weights_.back().data();
+        matrix->format = format;
+    }
+    const bool last = matrix->ready + count == rows;
+    if (matrix->rows != rows || matrix->columns != columns || matrix->format != format ||
+        matrix->ready + count > rows || (count % kPanelRows && !last)) {
+        throw std::invalid_argument("these rows do not follow what is there of " + name);
+    }
+    Matrix part = *matrix;
+    part.rows = count;
+    uint8_t* out = const_cast<uint8_t*>(matrix->data) + matrix->ready / kPanelRows * matrix->panel_bytes;
+    const size_t panels = part.panels();
     pool_.run([&](int thread) {
         const size_t begin = panels * thread / pool_.size(), end = panels * (thread + 1) / pool_.size();
-        pack_panels(format, data, packed, begin, end, out + begin * packed.panel_bytes);
+        pack_panels(format, data, part, begin, end, out + begin * part.panel_bytes);
     });
-    packed.data = out;
-    *matrix = packed;
+    matrix->ready += count;
 }
 
 void Decoder::set_vector(const std::string& name, const float* data, size_t n) {
@@ -130,7 +152,7 @@ std::string Decoder::missing() const {
     const Config& c = config_;
     const size_t q = c.n_head * c.head_size, kv = c.n_kv_head * c.head_size;
     auto is = [](const Matrix& m, size_t rows, size_t columns) {
-        return m.data && m.rows == rows && m.columns == columns;
+        return m.ready == rows && m.rows == rows && m.columns == columns;
     };
     if (!is(embedding_, c.n_vocab, c.n_embd)) return "token_embd.weight";
     if (!c.tied && !is(output_, c.n_vocab, c.n_embd)) return "output.weight";

@@ -35,7 +35,8 @@ struct Config {
 class Buffer {
 public:
     Buffer() = default;
-    explicit Buffer(size_t bytes);
+    // `sparse`: only parts of it may ever be used, so they should not drag whole huge pages in.
+    explicit Buffer(size_t bytes, bool sparse = false);
     ~Buffer();
     Buffer(Buffer&& other) noexcept : data_(other.data_), bytes_(other.bytes_) { other.data_ = nullptr; }
     Buffer& operator=(Buffer&& other) noexcept;
@@ -74,8 +75,10 @@ public:
     size_t weight_bytes() const;
     size_t cache_bytes() const { return cache_.size(); }
 
-    // Packs a matrix from the file's bytes.
-    void set_matrix(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data);
+    // A matrix as a whole, left in the file's format; the bytes must stay.
+    void set_unpacked(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data);
+    // Packs the next `count` rows of a matrix, a multiple of 16 unless they are the last.
+    void pack_rows(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data, size_t count);
     // A norm's weights or a bias.
     void set_vector(const std::string& name, const float* data, size_t n);
     // Whether all that the config asks for has been set; the name of what is missing, or "".
@@ -94,6 +97,8 @@ private:
     struct Plan;    // what one forward pass works on, in forward.cpp
     struct Thread;  // what each thread has of its own
 
+    void multiply(const Matrix& w, const Quantized& a, const float* x, size_t n, size_t begin, size_t end, float* out,
+                  uint8_t* tile) const;
     Matrix* matrix_named(const std::string& name);
     std::vector<float>* vector_named(const std::string& name);
     uint8_t* head_of(size_t layer, size_t cell, bool value, size_t head) const;

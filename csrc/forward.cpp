@@ -39,6 +39,7 @@ private:
 };
 
 constexpr size_t kRowsAtOnce = 16;  // rows of one view that attention takes together
+constexpr size_t kTilePanels = 4;   // panels of a matrix that are packed on the spot
 
 }  // namespace
 
@@ -55,6 +56,7 @@ struct Decoder::Thread {
     Quantized quantized;
     float* attention;
     Partial partial, total;
+    uint8_t* tile;  // kTilePanels of the widest matrix, for weights that were not packed
 };
 
 struct Decoder::Plan {
@@ -147,6 +149,17 @@ void Decoder::forward(const Input& input, float* out, bool hidden) {
         plan.begins.push_back(std::move(begins));
     }
 
+    // Room for tiles, if any matrix was not packed.
+    size_t tile_bytes = 0;
+    auto needs_tile = [&](const Matrix& m) {
+        if (m.source) tile_bytes = std::max(tile_bytes, kTilePanels * m.panel_bytes);
+    };
+    needs_tile(embedding_);
+    needs_tile(output_);
+    for (const Layer& l : layers_) {
+        for (const Matrix* m : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down}) needs_tile(*m);
+    }
+
     const size_t n_partials = plan.split ? plan.blocks.size() * c.n_kv_head * plan.spans * kRowsAtOnce * group : 0;
     auto carve = [&](uint8_t* base) {
         Carver carver(base);
@@ -180,6 +193,7 @@ void Decoder::forward(const Input& input, float* out, bool hidden) {
             thread.attention = carver.take<float>(attention_scratch(c.head_size));
             thread.partial = partial(kRowsAtOnce * group);
             thread.total = partial(kRowsAtOnce * group);
+            thread.tile = carver.take<uint8_t>(tile_bytes);
             plan.threads.push_back(thread);
         }
         return carver.used();
@@ -202,6 +216,21 @@ void Decoder::forward(const Input& input, float* out, bool hidden) {
     for (size_t i = 0; i < n_counters; ++i) plan.counters[i].store(0, std::memory_order_relaxed);
 
     pool_.run([&](int thread) { run(plan, thread); });
+}
+
+// Panels [begin, end) of a product. Weights that were not packed are packed a few panels at a time, into memory
+// that stays in the cache: the same kernels, the same bits.
+void Decoder::multiply(const Matrix& w, const Quantized& a, const float* x, size_t n, size_t begin, size_t end,
+                       float* out, uint8_t* tile) const {
+    if (w.data) return kernels_->matmul(w, a, x, n, begin, end, out, w.rows);
+    for (size_t at = begin; at < end; at += kTilePanels) {
+        const size_t count = std::min(kTilePanels, end - at);
+        pack_panels(w.format, w.source, w, at, at + count, tile);
+        Matrix part = w;
+        part.data = tile;
+        part.rows = w.rows - at * kPanelRows;
+        kernels_->matmul(part, a, x, n, 0, count, out + at * kPanelRows, w.rows);
+    }
 }
 
 void Decoder::run(Plan& plan, int thread) {
@@ -253,7 +282,7 @@ void Decoder::run(Plan& plan, int thread) {
         const size_t panels = w.panels();
         const size_t piece = std::max<size_t>(4, (panels + 4 * n_threads - 1) / (4 * n_threads));
         for (size_t begin, end; next_piece(shared, panels, piece, &begin, &end);) {
-            kernel.matmul(w, in, floats, columns_n, begin, end, out, w.rows);
+            multiply(w, in, floats, columns_n, begin, end, out, mine.tile);
         }
     };
 
@@ -283,8 +312,7 @@ void Decoder::run(Plan& plan, int thread) {
                 const size_t count = parts[part]->panels();
                 const size_t from = std::max(begin, before), to = std::min(end, before + count);
                 if (from < to) {
-                    kernel.matmul(*parts[part], quantized, normed, n, from - before, to - before, outs[part],
-                                  parts[part]->rows);
+                    multiply(*parts[part], quantized, normed, n, from - before, to - before, outs[part], mine.tile);
                 }
                 before += count;
             }
@@ -302,8 +330,8 @@ void Decoder::run(Plan& plan, int thread) {
         const size_t ff_panels = layer.gate.panels();
         const size_t ff_piece = std::max<size_t>(4, (ff_panels + 4 * n_threads - 1) / (4 * n_threads));
         for (size_t begin, end; next_piece(counter[3], ff_panels, ff_piece, &begin, &end);) {
-            kernel.matmul(layer.gate, quantized, normed, n, begin, end, plan.gate, c.n_ff);
-            kernel.matmul(layer.up, quantized, normed, n, begin, end, plan.up, c.n_ff);
+            multiply(layer.gate, quantized, normed, n, begin, end, plan.gate, mine.tile);
+            multiply(layer.up, quantized, normed, n, begin, end, plan.up, mine.tile);
             const size_t from = begin * kPanelRows, to = std::min(end * kPanelRows, c.n_ff);
             for (size_t row = 0; row < n; ++row) {
                 float* gate = plan.gate + row * c.n_ff + from;

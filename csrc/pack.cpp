@@ -289,6 +289,14 @@ void pack_panels(int format_code, const uint8_t* source, const Matrix& matrix, s
 }
 
 void read_row(const Matrix& matrix, size_t row, float* out) {
+    if (!matrix.data) {
+        const Format& format = *find_format(matrix.format);
+        const uint8_t* bytes = matrix.source + row * (matrix.columns / format.block * format.size);
+        for (size_t k = 0; k < matrix.columns; k += format.block, bytes += format.size) {
+            format.dequantize(bytes, out + k);
+        }
+        return;
+    }
     const uint8_t* panel = matrix.data + row / kPanelRows * matrix.panel_bytes;
     const size_t lane = row % kPanelRows;
     if (is_float(matrix.layout)) {

@@ -54,7 +54,10 @@ struct Matrix {
     size_t rows = 0;
     size_t columns = 0;
     size_t panel_bytes = 0;
-    const uint8_t* data = nullptr;
+    const uint8_t* data = nullptr;     // packed, or null:
+    const uint8_t* source = nullptr;   // the file's bytes, packed panel by panel when they are used
+    int format = 0;                    // of `source`
+    size_t ready = 0;                  // rows that have been packed so far
 
     size_t panels() const { return (rows + kPanelRows - 1) / kPanelRows; }
     size_t bytes() const { return panels() * panel_bytes; }

@@ -44,15 +44,19 @@ def load(
     threads: int | None = None,
     cells: int = 8192,
     kv: str = "f16",
+    repack: bool = True,
 ) -> LLM:
     """Load a model by name (`"smollm2"`), path, or `"hf:org/repo/file.gguf"`.
 
-    `cells` is the size of the cache in tokens, shared by all sequences.
+    `cells` is the size of the cache in tokens, shared by all sequences; `kv="q8"` halves what it takes.
+    `repack=False` leaves the weights in the file, for one larger than memory: slower, the same results.
 
     >>> llm = stretto.load("smollm2")
     >>> llm.generate("Once upon a time").text
     """
-    opened = open_model(model, backend=backend, device=device, threads=threads, cells=cells, kv=kv)
+    opened = open_model(
+        model, backend=backend, device=device, threads=threads, cells=cells, kv=kv, repack=repack
+    )
     return LLM(opened.backend, opened.tokenizer, opened.template)
 
 

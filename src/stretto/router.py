@@ -38,11 +38,14 @@ def open_model(
     threads: int | None = None,
     cells: int = 8192,
     kv: str = "f16",
+    repack: bool = True,
 ) -> Opened:
     """Find a model's file, fetch it if need be, and open it with a backend."""
     _one_of("backend", backend, ("auto", *BACKENDS))
     _one_of("device", device, ("auto", "cpu"))
     _one_of("kv", kv, CACHE_TYPES)
+    if not isinstance(repack, bool):
+        raise InvalidRequest(f"repack must be True or False, not {repack!r}")
     if threads is not None:
         check_integer("threads", threads, 1, 1024)
     check_integer("cells", cells, 1, 1 << 24)
@@ -56,17 +59,19 @@ def open_model(
                 field="tokenizer.ggml.tokens",
             )
         template = _template(file, tokenizer)
-        return Opened(_backend(file, spec, backend, threads, cells, kv), tokenizer, template)
+        return Opened(_backend(file, spec, backend, threads, cells, kv, repack), tokenizer, template)
 
 
-def _backend(file: GGUF, spec: ModelSpec, name: str, threads: int | None, cells: int, kv: str) -> Backend:
+def _backend(
+    file: GGUF, spec: ModelSpec, name: str, threads: int | None, cells: int, kv: str, repack: bool
+) -> Backend:
     if name == "reference":
         if kv != "f16":
             raise Unsupported(
                 "the reference backend keeps K and V as float32; kv='q8' needs backend='native'"
             )
         return ReferenceBackend(file, spec, cells)
-    return NativeBackend(file, spec, cells, threads or usable_cores(), kv)
+    return NativeBackend(file, spec, cells, threads or usable_cores(), kv, repack)
 
 
 def _template(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -1,8 +1,10 @@
 """The native backend: the decoder in csrc/, driven with one flat batch a step.
 
-Weights are packed on loading into the layout the kernels want, tensor by tensor, without losing a bit; K and
-V are stored as half floats or in 8 bits. Within one kernel set a sequence's logits are the same bits whatever
-else is in the batch, in however many chunks and with however many threads they are computed.
+Weights are packed on loading into the layout the kernels want, a piece at a time, without losing a bit; K and
+V are stored as half floats or in 8 bits. With `repack=False` the file's own bytes are packed tile by tile
+while they are used: slower, the same bits, for files larger than memory. Within one kernel set a sequence's
+logits are the same bits whatever else is in the batch, in however many chunks and with however many threads
+they are computed.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from stretto.backends.base import Batch, Capabilities
 from stretto.errors import InvalidRequest, ModelError
 from stretto.models.spec import ModelSpec
 from stretto.weights.formats import Format
-from stretto.weights.gguf import GGUF
+from stretto.weights.gguf import GGUF, Tensor
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
 KERNELS_VARIABLE = "STRETTO_KERNELS"
+PANEL = 16  # rows that are packed together
+PIECE = 8 << 20  # bytes of a matrix that are packed at a time
 
 
 class NativeBackend:
@@ -32,7 +36,15 @@ class NativeBackend:
     name = "native"
     capabilities = Capabilities(same_bits=True)
 
-    def __init__(self, file: GGUF, spec: ModelSpec, n_cells: int, threads: int, kv: str = "f16") -> None:
+    def __init__(
+        self,
+        file: GGUF,
+        spec: ModelSpec,
+        n_cells: int,
+        threads: int,
+        kv: str = "f16",
+        repack: bool = True,
+    ) -> None:
         self.spec = spec
         self.n_cells = n_cells
         self._decoder: _native.Decoder | None = _native.Decoder(
@@ -48,12 +60,24 @@ class NativeBackend:
                     path=file.path,
                     field=f"tensor {name!r}",
                 )
+            elif repack:
+                self._pack(self._decoder, file, tensor)
             else:
-                rows, columns = shape
                 data = tensor.data.reshape(-1)
-                self._decoder.set_matrix(
-                    name.removesuffix(".weight"), tensor.format.value, rows, columns, data
-                )
+                rows, columns = tensor.shape
+                self._decoder.set_unpacked(_plain_name(tensor), tensor.format.value, rows, columns, data)
+
+    @staticmethod
+    def _pack(decoder: _native.Decoder, file: GGUF, tensor: Tensor) -> None:
+        """Pack a matrix piece by piece, and let each piece go: the file is never in memory twice."""
+        rows, columns = tensor.shape
+        step = max(PANEL, PIECE // tensor.data.shape[1] // PANEL * PANEL)
+        for first in range(0, rows, step):
+            piece = tensor.data[first : first + step]
+            decoder.pack_rows(
+                _plain_name(tensor), tensor.format.value, rows, columns, piece.reshape(-1), len(piece)
+            )
+            file.forget(tensor, end=(first + len(piece)) * tensor.data.shape[1])
 
     @property
     def kernels(self) -> str:
@@ -119,6 +143,10 @@ def chosen_kernels() -> str:
         here = ", ".join(_native.kernel_names())
         raise InvalidRequest(f"{KERNELS_VARIABLE}={wanted!r} cannot run here; this machine has {here}")
     return wanted
+
+
+def _plain_name(tensor: Tensor) -> str:
+    return tensor.name.removesuffix(".weight")
 
 
 def _plain(spec: ModelSpec) -> dict[str, Any]:

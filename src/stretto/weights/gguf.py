@@ -32,7 +32,7 @@ class GGUF:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._buffer = _map(self.path)
+        self._map, self._buffer = _map(self.path)
         parser = Parser(self._buffer, self.path)
         parser.parse()
         self.version: int = parser.version
@@ -44,6 +44,15 @@ class GGUF:
     def nbytes(self) -> int:
         """The size of the file."""
         return self._buffer.nbytes
+
+    def forget(self, tensor: Tensor, end: int | None = None) -> None:
+        """Let the system drop a tensor's pages, up to byte `end` of it; reading brings them back."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            page = mmap.PAGESIZE
+            first = -(-tensor.offset // page) * page
+            last = (tensor.offset + (tensor.nbytes if end is None else end)) // page * page
+            if last > first:
+                self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def close(self) -> None:
         """Let go of the file; views that are still referenced keep their mapping."""
@@ -62,7 +71,7 @@ class GGUF:
         return f"<GGUF {str(self.path)!r}: {len(self.metadata)} keys, {len(self.tensors)} tensors>"
 
 
-def _map(path: Path) -> memoryview:
+def _map(path: Path) -> tuple[mmap.mmap, memoryview]:
     """The file's bytes, read-only, without reading them."""
     try:
         mode = path.stat().st_mode
@@ -71,7 +80,8 @@ def _map(path: Path) -> memoryview:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise ModelError("the file is empty; fetch it again", path=path)
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mapped, memoryview(mapped)
     except FileNotFoundError:
         raise ModelError("no such file", path=path) from None
     except IsADirectoryError:
