@@ -21,7 +21,8 @@ ALLOWED = {
     "llm": {"backends.base", "cache", "engine", "models", "router", "sampling", "text"},
     "hardware": {"weights"},
     "testing": {"*"},
-    "cli": {"hardware", "llm", "text", "weights"},
+    "bench": {"backends.base", "hardware", "llm", "sampling", "weights"},
+    "cli": {"bench", "hardware", "llm", "text", "weights"},
     "__init__": {"*"},
 }
 EVERYONE = {"errors", "_native"}

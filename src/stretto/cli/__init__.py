@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from stretto.cli.bench import bench
 from stretto.cli.chat import chat
 from stretto.cli.devices import devices
 from stretto.cli.inspect import inspect
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 for command in (chat, run, pull, models, rm, inspect, tokenize, devices):
     app.command()(command)
+app.add_typer(bench, name="bench")
 
 
 @app.callback(invoke_without_command=True)

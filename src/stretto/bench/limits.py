@@ -1,0 +1,123 @@
+"""The limits of a machine, and what a forward pass of a model costs of them.
+
+A pass reads every matrix once and the K and V that its tokens see, and multiplies every token with every
+matrix. It cannot take less time than the reading at the measured bandwidth, nor than the multiplying at the
+measured peak of the instruction that the kernels use. Attention, which is multiplied in float, does not count,
+nor is what is written: the limit is one that no program reaches.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from stretto import _native, hardware
+from stretto.llm import LLM
+from stretto.weights import hub
+from stretto.weights.gguf import GGUF
+
+# What the kernels of each set multiply int8 with, as the probe names it.
+INSTRUCTIONS = {
+    "amx": "amx-int8",
+    "avx512": "avx512vnni",
+    "avx2": "avx2",
+    "i8mm": "i8mm",
+    "neon": "dotprod",
+    "portable": "portable",
+}
+_LEAST = 2**20  # bytes of a buffer whose reading can be measured
+_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a pass costs: bytes it reads, and multiply-accumulates a token, in layers and for its logits."""
+
+    weight_bytes: int
+    layer_macs: int
+    output_macs: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was measured, with as many threads as the model has. GB/s and GMAC/s."""
+
+    cpu: str
+    threads: int
+    kernels: str
+    bandwidth: float
+    bandwidth_nbytes: int  # of the buffer that was read
+    instruction: str
+    integer_peak: float
+
+    def best(self, other: Machine) -> Machine:
+        """The higher figure of each: a busy neighbour can only make them lower."""
+        return Machine(
+            self.cpu,
+            self.threads,
+            self.kernels,
+            max(self.bandwidth, other.bandwidth),
+            self.bandwidth_nbytes,
+            self.instruction,
+            max(self.integer_peak, other.integer_peak),
+        )
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Tokens a second that cannot be exceeded, and by what."""
+
+    tokens_per_second: float
+    bound: Literal["memory", "compute"]
+
+
+def file_cost(model: str | os.PathLike[str], llm: LLM) -> Cost:
+    """The cost of a model's passes, from the sizes of its matrices in the file.
+
+    >>> file_cost("smollm2", llm).layer_macs
+    106168320
+    """
+    spec = llm.spec
+    output = "token_embd.weight" if spec.tied else "output.weight"
+    matrices = {name: shape for name, shape in spec.tensors().items() if len(shape) == 2}
+    if not spec.tied:
+        del matrices["token_embd.weight"]  # only a row of it is read
+    macs = {name: rows * columns for name, (rows, columns) in matrices.items()}
+    with GGUF(hub.resolve(model)) as file:
+        nbytes = sum(file.tensors[name].nbytes for name in matrices)
+    return Cost(nbytes, sum(macs.values()) - macs[output], macs[output])
+
+
+def cache_bytes(llm: LLM, kv: str, depth: int) -> int:
+    """The bytes of K and V that a token sees with `depth` tokens before it."""
+    spec = llm.spec
+    head = 2 * spec.head_size if kv == "f16" else -(-spec.head_size // 32) * 34
+    seen = sum(min(depth, layer.window or depth) for layer in spec.layers)
+    return 2 * seen * spec.n_kv_head * head
+
+
+def measure_machine(llm: LLM, threads: int | None, nbytes: int, seconds: float = _SECONDS) -> Machine | None:
+    """Measure for a model of `nbytes`; None if it does not run on our kernels, whose limits these are."""
+    if llm.backend.name != "native":
+        return None
+    found = hardware.probe(measure=False)
+    # Only this backend has a choice of kernels, and the environment may have made it.
+    kernels = str(getattr(llm.backend, "kernels", found.kernels))
+    instruction = INSTRUCTIONS.get(kernels, "")
+    if instruction not in _native.dot_instructions():
+        instruction = _native.dot_instructions()[-1]
+    n = threads or found.cores_usable
+    size = max(_LEAST, min(nbytes, (found.memory_free or nbytes) // 4))
+    (bandwidth,) = _native.read_bandwidth(size, [n], seconds)
+    peak = _native.integer_peak(instruction, n, seconds)
+    return Machine(found.cpu, n, kernels, bandwidth, size, instruction, peak)
+
+
+def limit(cost: Cost, machine: Machine, *, tokens: int, wanted: int, seen_bytes: int) -> Limit:
+    """The limit of passes over `tokens` tokens, of which `wanted` want logits, that see `seen_bytes`."""
+    reading = (cost.weight_bytes + seen_bytes) / (1e9 * machine.bandwidth)
+    macs = tokens * cost.layer_macs + wanted * cost.output_macs
+    multiplying = macs / (1e9 * machine.integer_peak)
+    bound: Literal["memory", "compute"] = "memory" if reading >= multiplying else "compute"
+    return Limit(tokens / max(reading, multiplying), bound)

@@ -1,0 +1,179 @@
+"""`stretto bench`: how fast a model runs here, and how near that is to what the machine can do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stretto.cli import options as o
+from stretto.errors import ModelError
+
+if TYPE_CHECKING:
+    from stretto.bench import Loop, Machine, Row
+    from stretto.llm import LLM
+
+bench = typer.Typer(invoke_without_command=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, every sample in it.")]
+Tokens = Annotated[int, typer.Option(help="How many tokens to decode.")]
+Rounds = Annotated[int, typer.Option(help="How often; the median counts.")]
+
+
+@bench.callback()
+def speed(
+    context: typer.Context,
+    model: o.Model = o.DEFAULT_MODEL,
+    prompt: Annotated[int, typer.Option(help="Tokens of the prompt that is timed.")] = 512,
+    tokens: Tokens = 128,
+    depth: Annotated[int, typer.Option(help="Also decode behind so many tokens; 0: do not.")] = 2048,
+    sequences: Annotated[int, typer.Option(help="Also decode so many together; 0: do not.")] = 16,
+    rounds: Rounds = 5,
+    kv: Annotated[str, typer.Option(help="How K and V are kept: f16 or q8.")] = "f16",
+    backend: o.Backend = "auto",
+    threads: o.Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Measure prefill and decoding, alone, at depth and batched, beside the machine's limits.
+
+    Tokens a second, sampling included: greedy, or with the default sampler.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from stretto import bench as benchmarks
+    from stretto.cli.output import print_json
+
+    plan = benchmarks.Plan(prompt, tokens, depth, sequences, rounds)
+    with _told() as note, _opened(note, model, plan.cells, backend, threads, kv) as llm:
+        cost = benchmarks.file_cost(model, llm)
+        note("measuring the machine")
+        machine = benchmarks.measure_machine(llm, threads, cost.weight_bytes)
+        rows = benchmarks.speed(llm, plan, note)
+        again = benchmarks.measure_machine(llm, threads, cost.weight_bytes)
+        if machine and again:  # before and after: what else the machine did can only have made it slower
+            machine = machine.best(again)
+            benchmarks.set_limits(rows, llm, cost, machine, kv)
+        name = llm.backend.name
+    if as_json:
+        print_json(_document(model, name, kv, machine, cost.weight_bytes, rows))
+    else:
+        _print(model, name, kv, machine, rows)
+
+
+@bench.command()
+def loops(
+    models: Annotated[list[str] | None, typer.Argument(help="Models (default: smollm2 gemma3-270m).")] = None,
+    tokens: Tokens = 128,
+    rounds: Rounds = 5,
+    backend: o.Backend = "auto",
+    threads: o.Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Compare llm.stream with seq.step(), and show where a step's time goes."""
+    from stretto import bench as benchmarks
+    from stretto.cli.output import print_json
+
+    documents = []
+    for model in models or ("smollm2", "gemma3-270m"):
+        with _told() as note, _opened(note, model, tokens + 16, backend, threads, "f16") as llm:
+            found = benchmarks.loops(llm, tokens=tokens, rounds=rounds, note=note)
+            n_vocab = llm.spec.n_vocab
+        if as_json:
+            documents.append({"model": model, "n_vocab": n_vocab, "loops": [_loop(each) for each in found]})
+        else:
+            _print_loops(model, n_vocab, found)
+    if as_json:
+        print_json(documents)
+
+
+@contextmanager
+def _told() -> Iterator[Callable[[str], None]]:
+    """What tells on stderr what is being done, if that is a terminal."""
+    from rich.text import Text
+
+    from stretto.cli.output import clean, console
+
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield lambda text: None
+        return
+    with screen.status("") as status:
+        yield lambda text: status.update(Text(clean(text)))
+
+
+def _opened(
+    note: Callable[[str], None], model: str, cells: int, backend: str, threads: int | None, kv: str
+) -> LLM:
+    from stretto import llm
+    from stretto.cli.pull import pull
+    from stretto.weights import hub
+
+    note(f"loading {model}")
+    try:
+        hub.resolve(model, pull=False)
+    except ModelError:
+        with redirect_stdout(sys.stderr):
+            pull(model)
+    return llm.load(model, backend=backend, threads=threads, cells=cells, kv=kv)
+
+
+def _document(
+    model: str, backend: str, kv: str, machine: Machine | None, nbytes: int, rows: list[Row]
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "model": model,
+        "weight_bytes": nbytes,
+        "backend": backend,
+        "kv": kv,
+        "machine": asdict(machine) if machine else None,
+        "rows": [{**asdict(row), "median": row.median, "share": row.share} for row in rows],
+    }
+
+
+def _print(model: str, backend: str, kv: str, machine: Machine | None, rows: list[Row]) -> None:
+    from stretto.cli.output import clean, console, size, table
+
+    listing = table("test", "sampling", "call", "tok/s", "spread", "limit", "share", right=_FIGURES)
+    for row in rows:
+        spread = f"{min(row.samples):.1f} – {max(row.samples):.1f}"
+        bound = (f"{row.limit.tokens_per_second:,.0f} {row.limit.bound}",) if row.limit else ("–",)
+        share = f"{row.share:.0%}" if row.share is not None else "–"
+        listing.add_row(row.test, row.sampling, row.call, f"{row.median:.1f}", spread, *bound, share)
+    screen = console()
+    screen.print(f"{clean(model)}, backend {backend}, K/V {kv}")
+    if machine:
+        screen.print(
+            f"{clean(machine.cpu)}, {machine.threads} threads, kernels {machine.kernels}: "
+            f"{machine.bandwidth:.1f} GB/s from {size(machine.bandwidth_nbytes)}, "
+            f"{machine.integer_peak:,.0f} GMAC/s by {machine.instruction}"
+        )
+    screen.print(listing)
+
+
+_FIGURES = ("tok/s", "spread", "limit", "share")
+
+
+def _loop(each: Loop) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    figures = {"median": each.median, "python": each.python, "sampling_share": each.sampling_share}
+    return {**asdict(each), **figures}
+
+
+def _print_loops(model: str, n_vocab: int, found: list[Loop]) -> None:
+    from stretto.cli.output import clean, console, table
+
+    parts = tuple(found[0].parts)
+    figures = ("tok/s", *parts, "sampling / forward")
+    listing = table("loop", "sampling", *figures, right=figures)
+    for each in found:
+        times = [f"{each.part(name):,.1f}" for name in parts]
+        listing.add_row(each.loop, each.sampling, f"{each.median:.1f}", *times, f"{each.sampling_share:.2%}")
+    screen = console()
+    screen.print(f"{clean(model)}, {n_vocab:,} tokens in the vocabulary; parts in µs a step")
+    screen.print(listing)
