@@ -9,6 +9,7 @@
 #include "bindings.h"
 #include "decoder.h"
 #include "formats.h"
+#include "loop.h"
 
 namespace stretto {
 
@@ -146,6 +147,60 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
     return Array2<float>(raw, {input.wanted.size(), columns}, owner_of(raw));
 }
 
+// (tokens, logits after them, code of the sampler's error or 0)
+nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, int32_t position, Input1<int32_t> view,
+               Input1<int32_t> table, const nb::tuple& sampling, Input1<int32_t> tokens, size_t n_prompt,
+               Input1<int32_t> biased, Input1<float> bias, uint64_t seed, uint64_t index, uint64_t draws,
+               std::vector<int32_t> ends, bool last) {
+    const std::string missing = decoder.missing();
+    if (!missing.empty()) fail("the model is incomplete: " + missing);
+    const size_t n_vocab = decoder.config().n_vocab;
+    Loop loop;
+    loop.most = cells.shape(0);
+    if (logits.shape(0) != n_vocab || !loop.most || view.shape(0) <= loop.most || table.shape(0) != decoder.n_cells() ||
+        biased.shape(0) != bias.shape(0) || position < 0 || sampling.size() != 7) {
+        fail("the arrays of a loop do not fit together");
+    }
+    check_range(cells.data(), loop.most, decoder.n_cells(), "cells");
+    check_range(view.data(), view.shape(0), decoder.n_cells(), "the view");
+    check_range(tokens.data(), tokens.shape(0), n_vocab, "tokens");
+    check_range(biased.data(), biased.shape(0), n_vocab, "biased tokens");
+    loop.logits = logits.data();
+    loop.cells = cells.data();
+    loop.position = position;
+    loop.view = view.data();
+    loop.length = view.shape(0) - loop.most;
+    loop.table = table.data();
+    loop.params.temperature = nb::cast<float>(sampling[0]);
+    loop.params.top_k = nb::cast<size_t>(sampling[1]);
+    loop.params.top_p = nb::cast<double>(sampling[2]);
+    loop.params.min_p = nb::cast<double>(sampling[3]);
+    loop.params.repetition = nb::cast<float>(sampling[4]);
+    loop.params.presence = nb::cast<float>(sampling[5]);
+    loop.params.frequency = nb::cast<float>(sampling[6]);
+    if (!(loop.params.temperature >= 0.0f) || !(loop.params.top_p > 0.0) || !(loop.params.repetition > 0.0f)) {
+        fail("a sampling parameter is out of range");
+    }
+    loop.history.tokens = tokens.data();
+    loop.history.n = tokens.shape(0);
+    loop.history.n_prompt = n_prompt;
+    loop.history.biased = biased.data();
+    loop.history.bias = bias.data();
+    loop.history.n_bias = bias.shape(0);
+    loop.seed = seed;
+    loop.index = index;
+    loop.draws = draws;
+    loop.ends = std::move(ends);
+    loop.last = last;
+    std::unique_ptr<float[]> out(new float[n_vocab]());
+    {
+        nb::gil_scoped_release release;
+        run_loop(decoder, loop, out.get());
+    }
+    float* raw = out.release();
+    return nb::make_tuple(loop.tokens, Array1<float>(raw, {n_vocab}, owner_of(raw)), loop.error);
+}
+
 void copy_cells(Decoder& decoder, Input1<int32_t> source, Input1<int32_t> target) {
     if (source.shape(0) != target.shape(0)) fail("as many targets as sources are needed");
     check_range(source.data(), source.shape(0), decoder.n_cells(), "source");
@@ -172,6 +227,8 @@ std::vector<std::string> kernel_names() {
 
 void bind_decoder(nb::module_& m) {
     m.def("kernels", [] { return std::string(best_kernels()->name); }, "The kernel set that is used by default.");
+    m.def("uniform", &uniform, nb::arg("seed"), nb::arg("index"), nb::arg("draw"),
+          "Number `draw` of a request's random stream.");
     m.def("kernel_names", &kernel_names, "The kernel sets that this machine can run, the best first.");
     nb::class_<Decoder>(m, "Decoder", "A model that is ready to run.")
         .def("__init__",
@@ -199,6 +256,11 @@ void bind_decoder(nb::module_& m) {
              nb::arg("cells").noconvert(), nb::arg("views"), nb::arg("view_of").noconvert(),
              nb::arg("lengths").noconvert(), nb::arg("table").noconvert(), nb::arg("wanted").noconvert(),
              nb::arg("vectors"), nb::arg("hidden"))
+        .def("loop", &loop, nb::arg("logits").noconvert(), nb::arg("cells").noconvert(), nb::arg("position"),
+             nb::arg("view").noconvert(), nb::arg("table").noconvert(), nb::arg("sampling"),
+             nb::arg("tokens").noconvert(), nb::arg("n_prompt"), nb::arg("biased").noconvert(),
+             nb::arg("bias").noconvert(), nb::arg("seed"), nb::arg("index"), nb::arg("draws"), nb::arg("ends"),
+             nb::arg("last"))
         .def("copy_cells", &copy_cells, nb::arg("source").noconvert(), nb::arg("target").noconvert())
         .def("turn_cells", &turn_cells, nb::arg("cells").noconvert(), nb::arg("delta"))
         .def_prop_ro("kernels", [](const Decoder& decoder) { return std::string(decoder.kernels().name); })

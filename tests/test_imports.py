@@ -15,7 +15,7 @@ ALLOWED = {
     "models": {"weights"},
     "cache": set(),
     "sampling": set(),
-    "backends": {"cache", "models", "weights"},
+    "backends": {"cache", "models", "sampling", "weights"},
     "engine": {"backends.base", "cache", "sampling", "text"},
     "router": {"backends", "hardware", "models", "sampling", "text", "weights"},
     "llm": {"backends.base", "cache", "engine", "models", "router", "sampling", "text"},

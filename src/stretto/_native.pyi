@@ -32,6 +32,8 @@ def sample(
     bias: NDArray[np.float32],
 ) -> int: ...
 
+def uniform(seed: int, index: int, draw: int) -> float: ...
+
 class Decoder:
     kernels: str
     threads: int
@@ -59,5 +61,23 @@ class Decoder:
         vectors: dict[int, NDArray[np.float32]],
         hidden: bool,
     ) -> NDArray[np.float32]: ...
+    def loop(
+        self,
+        logits: NDArray[np.float32],
+        cells: NDArray[np.int32],
+        position: int,
+        view: NDArray[np.int32],
+        table: NDArray[np.int32],
+        sampling: tuple[float, ...],
+        tokens: NDArray[np.int32],
+        n_prompt: int,
+        biased: NDArray[np.int32],
+        bias: NDArray[np.float32],
+        seed: int,
+        index: int,
+        draws: int,
+        ends: list[int],
+        last: bool,
+    ) -> tuple[list[int], NDArray[np.float32], int]: ...
     def copy_cells(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None: ...
     def turn_cells(self, cells: NDArray[np.int32], delta: int) -> None: ...

@@ -214,6 +214,8 @@ class LLM:
 
     def _request(self, prompt: Prompt, options: Mapping[str, Any]) -> Request:
         params = request_params(options, self.spec.n_vocab)
+        if params.fused:
+            self.backend.capabilities.require("fused", self.backend.name)
         return Request(self._engine, self._ids(prompt), params)
 
     def _run(self, requests: list[Request]) -> list[Result]:

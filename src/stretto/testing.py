@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stretto.backends.base import Batch, Capabilities
-from stretto.errors import InvalidRequest
+from stretto.backends.base import Batch, Capabilities, FusedRun
+from stretto.errors import InvalidRequest, Unsupported
 from stretto.llm import LLM
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.text.bpe import ALPHABET, BPETokenizer
@@ -98,6 +98,10 @@ class MockBackend:
         """A script has no hidden states."""
         self.capabilities.require("hidden", self.name)
         raise AssertionError  # the line above has raised
+
+    def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
+        """Only the native backend has a loop of its own."""
+        raise Unsupported(f"the {self.name} backend has no fused loop; backend='native' has")
 
     def copy_cells(self, source: Ints, target: Ints) -> None:
         """Copy what cells hold."""

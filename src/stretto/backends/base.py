@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from stretto.backends.batch import Batch
 from stretto.errors import Unsupported
 from stretto.models.spec import ModelSpec
+from stretto.sampling.params import SamplingParams
+from stretto.sampling.rng import RandomStream
 
-__all__ = ["Backend", "Batch", "Capabilities"]
+__all__ = ["Backend", "Batch", "Capabilities", "FusedRun"]
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -29,13 +31,32 @@ class Capabilities:
     hidden: bool = True  # final hidden states can be had
     attention: bool = False  # attention weights can be had
     same_bits: bool = False  # results do not depend on what else is in the batch
+    fused: bool = False  # several tokens without going back to Python
 
     def require(self, name: str, backend: str) -> None:
         """Raise `Unsupported` unless the capability is there."""
         if name not in {field.name for field in fields(self)}:
             raise ValueError(f"no capability is called {name!r}")
         if not getattr(self, name):
-            raise Unsupported(f"the {backend} backend cannot do {name!r}; backend='reference' can")
+            able = "native" if name in ("same_bits", "fused") else "reference"
+            raise Unsupported(f"the {backend} backend cannot do {name!r}; backend={able!r} can")
+
+
+@dataclass
+class FusedRun:
+    """What the fused loop needs of a sequence: up to len(cells) tokens from `logits` on."""
+
+    logits: Floats  # float32[n_vocab], of the last token
+    cells: Ints  # taken for the tokens to come
+    position: int  # of the first of them
+    view: Ints  # the sequence's cells, those of `cells` last
+    table: Ints  # the position of every cell
+    params: SamplingParams
+    tokens: list[int]  # so far
+    n_prompt: int
+    random: RandomStream
+    ends: list[int]  # tokens that end it
+    last: bool  # nothing comes after these tokens
 
 
 class Backend(Protocol):
@@ -55,6 +76,13 @@ class Backend(Protocol):
 
     def hidden(self, batch: Batch) -> Floats:
         """As `forward`, but the final hidden states, after the last norm: float32[n_wanted, n_embd]."""
+        ...
+
+    def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
+        """Sample and run tokens until one ends it or the cells are used up; return them and the next logits.
+
+        With the capability "fused" only. Takes from `run.random` what the Python loop would.
+        """
         ...
 
     def copy_cells(self, source: Ints, target: Ints) -> None:

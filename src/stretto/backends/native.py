@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto import _native
-from stretto.backends.base import Batch, Capabilities
+from stretto.backends.base import Batch, Capabilities, FusedRun
 from stretto.errors import InvalidRequest, ModelError
 from stretto.models.spec import ModelSpec
+from stretto.sampling.sampler import WRONG, bias_arrays, history, native_params
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF, Tensor
 
@@ -34,7 +35,7 @@ class NativeBackend:
     """Runs a model on the CPU."""
 
     name = "native"
-    capabilities = Capabilities(same_bits=True)
+    capabilities = Capabilities(same_bits=True, fused=True)
 
     def __init__(
         self,
@@ -96,6 +97,32 @@ class NativeBackend:
     def hidden(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_embd]."""
         return self._run(batch, hidden=True)
+
+    def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
+        """Several tokens of one sequence in native code."""
+        biased, bias = bias_arrays(run.params, self.spec.n_vocab)
+        tokens, logits, error = self._open.loop(
+            run.logits,
+            run.cells,
+            run.position,
+            run.view,
+            run.table,
+            native_params(run.params),
+            history(run.params, run.tokens),
+            run.n_prompt,
+            biased,
+            bias,
+            run.random.seed,
+            run.random.index,
+            run.random.draws,
+            run.ends,
+            run.last,
+        )
+        if run.params.temperature != 0:
+            run.random.skip(len(tokens) + (1 if error else 0))
+        if error:
+            raise InvalidRequest(WRONG[error])
+        return tokens, logits
 
     def copy_cells(self, source: Ints, target: Ints) -> None:
         """K and V of `source` become those of `target`."""

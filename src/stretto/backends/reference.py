@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Batch, Capabilities
-from stretto.errors import InvalidRequest
+from stretto.backends.base import Batch, Capabilities, FusedRun
+from stretto.errors import InvalidRequest, Unsupported
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.weights.gguf import GGUF
 
@@ -91,6 +91,10 @@ class ReferenceBackend:
             if attention:
                 seen.append(weights)
         return Computed(rms_norm(x, self.weights["output_norm.weight"], spec.norm_eps), seen)
+
+    def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
+        """Only the native backend has a loop of its own."""
+        raise Unsupported(f"the {self.name} backend has no fused loop; backend='native' has")
 
     def copy_cells(self, source: Ints, target: Ints) -> None:
         """K and V of `source` become those of `target`."""

@@ -130,6 +130,14 @@ class Cells:
             start = stop
         return cells
 
+    def rename(self, sequence: int, cells: ArrayLike, tokens: ArrayLike) -> None:
+        """Say which tokens cells hold that were placed before their tokens were known."""
+        chosen = self._cells(cells)
+        self.tokens[chosen] = _ints(tokens, "tokens", -1)
+        view = self._views.get(_id(sequence))
+        if view:
+            view.sort(self.positions, self.tokens)
+
     def copy(self, source: int, target: int, start: int = 0, stop: int | None = None) -> int:
         """Put the cells of `source` at positions start ≤ p < stop also into `target`; return how many."""
         chosen = self._range(source, start, stop)

@@ -58,8 +58,12 @@ class Engine:
             except CacheFull as error:
                 self.scheduler.make_room(error)
                 return
-            for request in self.scheduler.ready():
-                request.advance()
+            ready = self.scheduler.ready()
+            for request in ready:
+                if request.params.fused and len(ready) == 1:
+                    request.advance_fused()
+                else:
+                    request.advance()
             self.scheduler.sweep()
 
     # -- sequences --

@@ -64,6 +64,7 @@ class RequestParams:
     - `logprobs`: 0 for none, n for each token's own log-probability and the n best
     - `hooks`: functions that get (logits, tokens) before each token and may change logits in place
     - `callback`: gets each `Token`; returning False ends the generation
+    - `fused`: several tokens at a time in native code, the same ones (`loop="fused"`)
     """
 
     sampling: SamplingParams
@@ -77,6 +78,7 @@ class RequestParams:
     logprobs: int = 0
     hooks: tuple[Hook, ...] = ()
     callback: Callback | None = None
+    fused: bool = False
 
 
 SAMPLING_NAMES = tuple(field.name for field in fields(SamplingParams))
@@ -99,8 +101,9 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     loop = rest.pop("loop", "auto")
     if loop not in ("auto", "python", "fused"):
         raise InvalidRequest(f"loop must be 'auto', 'python' or 'fused', not {loop!r}")
-    if loop == "fused":
-        raise Unsupported("loop='fused' needs the native backend; use loop='auto'")
+    rest["fused"] = loop == "fused"
+    if rest["fused"] and (rest.get("hooks") or rest.get("logprobs")):
+        raise InvalidRequest("loop='fused' runs no hooks and gives no logprobs; use loop='python' for them")
     if rest.get("max_tokens") is not None:
         check_integer("max_tokens", rest["max_tokens"], 1, 1 << 31)
     if rest.get("timeout") is not None:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from stretto.engine.engine import Engine
 
 
+FUSED_TOKENS = 32  # at a time: long enough to hide Python, short enough for a stream
+
+
 class Request:
     """One generation from prompt to result. `events` holds the tokens nobody has taken yet."""
 
@@ -82,7 +85,31 @@ class Request:
         finally:
             self.busy = False
 
-    def _accept(self, token: int, logprob: float | None, top: tuple[Logprob, ...]) -> None:
+    def advance_fused(self) -> None:
+        """Sample several tokens in native code; they are the ones that `advance` would sample."""
+        most = self.params.max_tokens
+        left = FUSED_TOKENS if most is None else most - len(self.tokens)
+        cells = min(self._engine.cells.n_free, self._engine.context_length - self.sequence.position)
+        n = min(FUSED_TOKENS, left, cells)
+        if n < 2 or self._timed_out():
+            self.advance()
+            return
+        self.busy = True
+        try:
+            last = most is not None and n == left
+            for token in self.sequence.run_ahead(n, self.params.sampling, self._end_ids, last):
+                self._accept(token, None, (), placed=True)
+                if self.finished:
+                    return
+            self.sequence.settle()
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self.busy = False
+
+    def _accept(
+        self, token: int, logprob: float | None, top: tuple[Logprob, ...], placed: bool = False
+    ) -> None:
         self._last = time.monotonic()
         self._first = self._last if self._first is None else self._first
         text = ""
@@ -99,6 +126,8 @@ class Request:
                 reason, why = "stop", "stop function"
             elif self._exhausted():
                 reason = "length"
+            elif placed:
+                self.sequence.adopt(token)
             else:
                 self.sequence.append(token)
         if reason is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from stretto.backends.base import FusedRun
 from stretto.engine.params import sampling_params
 from stretto.engine.types import Step
 from stretto.errors import ContextOverflow, InvalidRequest
@@ -46,6 +47,7 @@ class Sequence:
         self._tokens: list[int] = []  # all, in order; the first len(view) of them have cells
         self._resume: int | None = None  # where the first token without a cell goes, if not at the end
         self._logits: Row | None = None  # of the last token, while they are true
+        self._ahead: Row | None = None  # of the last token of `run_ahead`
         self._detokenizer = engine.tokenizer.detokenizer()
         self.n_prompt = 0
         self.append(tokens)
@@ -236,6 +238,39 @@ class Sequence:
         """Some pending tokens now have cells; `row` are the logits of the last, if it was among them."""
         self._resume = None
         self._logits = row
+
+    def run_ahead(self, n: int, params: SamplingParams, ends: Iterable[int], last: bool) -> list[int]:
+        """Sample up to `n` tokens in the backend's own loop. `adopt` those that count, then `settle`."""
+        row, cells, start = self.logits, self._engine.cells, self.position
+        placed = cells.place([0] * n, range(start, start + n), [(self.id,)] * n)
+        run = FusedRun(
+            logits=row,
+            cells=placed,
+            position=start,
+            view=cells.view(self.id),
+            table=cells.positions,
+            params=params,
+            tokens=self._tokens,
+            n_prompt=self.n_prompt,
+            random=self.random,
+            ends=list(ends),
+            last=last,
+        )
+        try:
+            tokens, self._ahead = self._engine.backend.loop(run)
+        except BaseException:
+            cells.remove(self.id, start)
+            raise
+        cells.rename(self.id, placed[: len(tokens)], tokens)
+        return tokens
+
+    def adopt(self, token: int) -> None:
+        """Append a token whose cell `run_ahead` has filled."""
+        self._tokens.append(token)
+
+    def settle(self) -> None:
+        """All tokens of `run_ahead` have been adopted: its logits are this sequence's."""
+        self._logits, self._ahead = self._ahead, None
 
     def release(self) -> None:
         """Give the cells back and keep the tokens: they will be computed again."""

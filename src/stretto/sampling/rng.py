@@ -32,6 +32,11 @@ class RandomStream:
         self.draws += 1
         return self._generator.random()
 
+    def skip(self, draws: int) -> None:
+        """Go past numbers that the native loop has taken."""
+        for _ in range(draws):
+            self.uniform()
+
     def fork(self) -> RandomStream:
         """A stream that goes on from here with the same numbers."""
         twin = RandomStream(self.seed, self.index)

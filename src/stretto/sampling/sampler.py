@@ -76,16 +76,18 @@ def sample(
 
 def choose(logits: Row, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float) -> int:
     """The chain in native code; `uniform` is the random number it may use."""
-    biased, bias = NO_TOKENS, NO_FLOATS
-    if params.logit_bias:
-        worst = max(params.logit_bias)
-        if worst >= len(logits):
-            raise InvalidRequest(f"logit_bias names token {worst}; the vocabulary ends at {len(logits) - 1}")
-        biased = np.fromiter(params.logit_bias.keys(), np.int32)
-        bias = np.fromiter(params.logit_bias.values(), np.float32)
+    biased, bias = bias_arrays(params, len(logits))
     token = _native.sample(
-        logits,
-        uniform,
+        logits, uniform, *native_params(params), history(params, tokens), n_prompt, biased, bias
+    )
+    if token < 0:
+        raise InvalidRequest(WRONG[token])
+    return token
+
+
+def native_params(params: SamplingParams) -> tuple[float, int, float, float, float, float, float]:
+    """The numbers of the chain, in the order of the native code."""
+    return (
         params.temperature,
         params.top_k,
         params.top_p,
@@ -93,14 +95,23 @@ def choose(logits: Row, params: SamplingParams, tokens: Sequence[int], n_prompt:
         params.repetition_penalty,
         params.presence_penalty,
         params.frequency_penalty,
-        np.asarray(tokens, np.int32) if params.penalizes else NO_TOKENS,
-        n_prompt,
-        biased,
-        bias,
     )
-    if token < 0:
-        raise InvalidRequest(WRONG[token])
-    return token
+
+
+def history(params: SamplingParams, tokens: Sequence[int]) -> NDArray[np.int32]:
+    """The tokens so far, if any penalty asks for them."""
+    return np.asarray(tokens, np.int32) if params.penalizes else NO_TOKENS
+
+
+def bias_arrays(params: SamplingParams, n_vocab: int) -> tuple[NDArray[np.int32], Row]:
+    """The biased tokens, and what is added to their logits."""
+    if not params.logit_bias:
+        return NO_TOKENS, NO_FLOATS
+    worst = max(params.logit_bias)
+    if worst >= n_vocab:
+        raise InvalidRequest(f"logit_bias names token {worst}; the vocabulary ends at {n_vocab - 1}")
+    tokens = np.fromiter(params.logit_bias.keys(), np.int32)
+    return tokens, np.fromiter(params.logit_bias.values(), np.float32)
 
 
 def choose_by_definition(

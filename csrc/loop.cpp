@@ -1,0 +1,74 @@
+#include "loop.h"
+
+#include <algorithm>
+
+namespace stretto {
+
+namespace {
+
+struct Product {
+    uint64_t high, low;
+};
+
+Product multiply(uint64_t a, uint64_t b) {
+    const uint64_t a0 = a & 0xffffffff, a1 = a >> 32, b0 = b & 0xffffffff, b1 = b >> 32;
+    const uint64_t low = a0 * b0;
+    const uint64_t middle = a1 * b0 + (low >> 32);
+    const uint64_t cross = a0 * b1 + (middle & 0xffffffff);
+    return {a1 * b1 + (middle >> 32) + (cross >> 32), a * b};
+}
+
+}  // namespace
+
+double uniform(uint64_t seed, uint64_t index, uint64_t draw) {
+    // Philox 4×64 with ten rounds; every counter gives four numbers, and NumPy counts from one.
+    uint64_t counter[4] = {draw / 4 + 1, 0, 0, 0};
+    uint64_t key[2] = {seed, index};
+    for (int round = 0; round < 10; ++round) {
+        const Product a = multiply(0xD2E7470EE14C6C93u, counter[0]);
+        const Product b = multiply(0xCA5A826395121157u, counter[2]);
+        const uint64_t next[4] = {b.high ^ counter[1] ^ key[0], b.low, a.high ^ counter[3] ^ key[1], a.low};
+        std::copy(next, next + 4, counter);
+        key[0] += 0x9E3779B97F4A7C15u;
+        key[1] += 0xBB67AE8584CAA73Bu;
+    }
+    return static_cast<double>(counter[draw % 4] >> 11) * 0x1p-53;
+}
+
+void run_loop(Decoder& decoder, Loop& loop, float* out) {
+    std::vector<int32_t> history(loop.history.tokens, loop.history.tokens + loop.history.n);
+    const float* logits = loop.logits;
+    const int32_t view_of = 0;
+    Input input;
+    input.n = 1;
+    input.views = {loop.view};
+    input.view_of = &view_of;
+    input.table = loop.table;
+    input.wanted = {0};
+    for (size_t i = 0; i < loop.most; ++i) {
+        SamplerHistory past = loop.history;
+        past.tokens = history.data();
+        past.n = history.size();
+        // Greedy sampling draws nothing, as in Python.
+        const double u = loop.params.temperature == 0.0f ? 0.0 : uniform(loop.seed, loop.index, loop.draws++);
+        const int token = sample(logits, decoder.config().n_vocab, loop.params, past, u);
+        if (token < 0) {
+            loop.error = token;
+            return;
+        }
+        loop.tokens.push_back(token);
+        if (std::find(loop.ends.begin(), loop.ends.end(), token) != loop.ends.end()) return;
+        if (loop.last && i + 1 == loop.most) return;
+        history.push_back(token);
+        const int32_t position = loop.position + static_cast<int32_t>(i);
+        const int32_t length = static_cast<int32_t>(loop.length + i + 1);
+        input.tokens = &loop.tokens.back();
+        input.positions = &position;
+        input.cells = loop.cells + i;
+        input.lengths = &length;
+        decoder.forward(input, out, false);
+        logits = out;
+    }
+}
+
+}  // namespace stretto

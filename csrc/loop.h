@@ -1,0 +1,36 @@
+// Several tokens of one sequence without going back to Python: sample, run, sample, run …
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "decoder.h"
+#include "sampler.h"
+
+namespace stretto {
+
+// Number `draw` (from 0) of a request's random stream: NumPy's Philox with the key (seed, index).
+double uniform(uint64_t seed, uint64_t index, uint64_t draw);
+
+struct Loop {
+    const float* logits;            // of the last token so far
+    const int32_t* cells;           // [most], taken beforehand
+    size_t most;                    // tokens
+    int32_t position;               // of the first
+    const int32_t* view;            // the sequence's cells with those of `cells` at its end
+    size_t length;                  // entries of the view before them
+    const int32_t* table;
+    SamplerParams params;
+    SamplerHistory history;         // its tokens are copied, and grow
+    uint64_t seed, index, draws;
+    std::vector<int32_t> ends;      // tokens that end it
+    bool last;                      // nothing comes after these tokens, so the last one need not be run
+
+    std::vector<int32_t> tokens;    // what was sampled, an end token included
+    int error = 0;                  // a code of the sampler
+};
+
+// Fills `loop.tokens` and, unless the end was reached, `out` with the logits after them.
+void run_loop(Decoder& decoder, Loop& loop, float* out);
+
+}  // namespace stretto

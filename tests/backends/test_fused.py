@@ -1,0 +1,134 @@
+"""The fused loop gives the tokens, texts and ends of the Python loop."""
+
+import numpy as np
+import pytest
+
+import stretto
+from stretto import _native
+from stretto.errors import InvalidRequest, Unsupported
+from stretto.sampling import RandomStream
+from stretto.testing import mock_llm
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path):
+    with stretto.load(smollm2_path, cells=1024) as llm:
+        yield llm
+
+
+def both(llm, prompt, **options):
+    """The same request by both loops; afterwards nothing is held."""
+    results = [llm.generate(prompt, loop=loop, **options) for loop in ("python", "fused")]
+    assert llm.cells.n_used == 0
+    llm.cells.check()
+    return results
+
+
+def same(a, b):
+    assert (a.text, a.tokens, a.finish_reason, a.stop_reason) == (
+        b.text,
+        b.tokens,
+        b.finish_reason,
+        b.stop_reason,
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0},
+        {"seed": 5},
+        {"seed": 6, "temperature": 1.3, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {"seed": 7, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+        {"seed": 8, "logit_bias": {198: -np.inf, 260: 2.0}},
+        {"seed": 9, "stop": [" the"]},
+        {"seed": 9, "stop": lambda text: len(text) > 60},
+        {"seed": 10, "stop_tokens": [260, 284, 28]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("max_tokens", [1, 2, 31, 32, 33, 70])
+def test_the_same_result(llm, options, max_tokens):
+    same(*both(llm, "Once upon a time, there was", max_tokens=max_tokens, ignore_eos=True, **options))
+
+
+def test_the_same_end(llm):
+    prompt = llm.chat_prompt([{"role": "user", "content": "Say hello."}])
+    python, fused = both(llm, prompt, temperature=0, max_tokens=200)
+    same(python, fused)
+    assert python.finish_reason == "stop"
+    assert isinstance(python.stop_reason, int)
+
+
+def test_to_the_end_of_the_context(smollm2_path):
+    with stretto.load(smollm2_path, cells=64) as llm:
+        python, fused = both(llm, "Once upon a time", temperature=0, ignore_eos=True)
+        same(python, fused)
+        assert fused.finish_reason == "length"
+        assert fused.usage.total_tokens == 65  # the last token needs no cell
+
+
+def test_streams_and_callbacks(llm):
+    python = list(llm.stream("The sea", seed=3, max_tokens=40))
+    fused = list(llm.stream("The sea", seed=3, max_tokens=40, loop="fused"))
+    assert [(t.id, t.text, t.finish_reason) for t in python] == [
+        (t.id, t.text, t.finish_reason) for t in fused
+    ]
+    seen = []
+
+    def callback(token):
+        seen.append(token.id)
+        return len(seen) < 5
+
+    result = llm.generate("The sea", seed=3, max_tokens=40, loop="fused", callback=callback)
+    assert (result.stop_reason, result.tokens) == ("callback", [t.id for t in python[:5]])
+    assert llm.cells.n_used == 0
+
+
+def test_an_exception_in_a_callback(llm):
+    def callback(token):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        llm.generate("The sea", loop="fused", callback=callback)
+    assert llm.cells.n_used == 0
+
+
+def test_beside_other_requests_it_is_the_python_loop(llm):
+    alone = [llm.generate(p, seed=4, max_tokens=20) for p in ("One", "Two")]
+    together = llm.generate(["One", "Two"], seed=4, max_tokens=20, loop="fused")
+    for a, b in zip(alone, together, strict=True):
+        same(a, b)
+
+
+def test_sequences_go_on_after_it(llm):
+    """The cells that the loop filled are as good as any."""
+    with llm.sequence("Once upon a time") as seq:
+        first = [seq.step(temperature=0).token for _ in range(12)]
+    with llm.sequence("Once upon a time") as seq:
+        tokens = seq.run_ahead(6, stretto.SamplingParams(temperature=0), [], False)
+        for token in tokens:
+            seq.adopt(token)
+        seq.settle()
+        llm.cells.check()
+        tokens += [seq.step(temperature=0).token for _ in range(6)]
+        assert seq.positions == list(range(len(seq)))
+    assert tokens == first
+
+
+def test_numpys_random_numbers():
+    for seed, index in ((0, 0), (7, 0), (2**64 - 1, 3), (12345678901234567890, 1)):
+        stream = RandomStream(seed, index)
+        assert [_native.uniform(seed, index, i) for i in range(100)] == [stream.uniform() for _ in range(100)]
+
+
+def test_what_it_cannot_do():
+    llm = mock_llm("Hi")
+    with pytest.raises(Unsupported, match="the mock backend cannot do 'fused'; backend='native' can"):
+        llm.generate("p", loop="fused")
+
+
+def test_hooks_and_logprobs_need_python(llm):
+    for options in ({"hooks": [lambda logits, tokens: None]}, {"logprobs": 1}):
+        with pytest.raises(InvalidRequest, match="loop='python'"):
+            llm.generate("p", loop="fused", **options)
