@@ -8,7 +8,6 @@
 
 #include "bindings.h"
 #include "decoder.h"
-#include "formats.h"
 #include "loop.h"
 
 namespace stretto {
@@ -57,25 +56,15 @@ Config config_of(const nb::dict& spec) {
     return c;
 }
 
-// Checks a matrix of which `data` holds `count` rows.
-void check_matrix(int code, size_t rows, size_t columns, size_t count, const Input1<uint8_t>& data) {
-    const Format* format = find_format(code);
-    if (!format) fail("format " + std::to_string(code) + " is not known");
-    if (rows < 1 || rows > kMost || columns < 1 || columns > kMost || columns % format->block || count > rows) {
-        fail("a matrix of this shape cannot be");
-    }
-    if (data.shape(0) != count * (columns / format->block * format->size)) fail("the bytes do not fit the shape");
-}
-
 void set_unpacked(Decoder& decoder, const std::string& name, int code, size_t rows, size_t columns,
                   Input1<uint8_t> data) {
-    check_matrix(code, rows, columns, rows, data);
+    check_matrix(code, rows, columns, rows, data.shape(0));
     decoder.set_unpacked(name, code, rows, columns, data.data());
 }
 
 void pack_rows(Decoder& decoder, const std::string& name, int code, size_t rows, size_t columns,
                Input1<uint8_t> data, size_t count) {
-    check_matrix(code, rows, columns, count, data);
+    check_matrix(code, rows, columns, count, data.shape(0));
     nb::gil_scoped_release release;
     decoder.pack_rows(name, code, rows, columns, data.data(), count);
 }

@@ -70,6 +70,16 @@ nb::tuple codes(bool writable) {
 
 }  // namespace
 
+void check_matrix(int code, size_t rows, size_t columns, size_t count, size_t bytes) {
+    constexpr size_t kMost = size_t{1} << 31, kMostNumbers = size_t{1} << 40;  // so that no product overflows
+    const Format& format = format_of(code);
+    if (rows < 1 || rows > kMost || columns < 1 || columns > kMost || rows > kMostNumbers / columns ||
+        columns % format.block || count > rows) {
+        fail("a matrix of this shape cannot be");
+    }
+    if (bytes != count * (columns / format.block * format.size)) fail("the bytes do not fit the shape");
+}
+
 void bind_formats(nb::module_& m) {
     m.attr("dequantizable") = codes(false);
     m.attr("quantizable") = codes(true);

@@ -9,5 +9,6 @@ NB_MODULE(_native, m) {
     stretto::bind_formats(m);
     stretto::bind_decoder(m);
     stretto::bind_sampler(m);
+    stretto::bind_ops(m);
     stretto::bind_probe(m);
 }

@@ -28,8 +28,12 @@ nb::capsule owner_of(T* data) {
 
 [[noreturn]] inline void fail(const std::string& message) { throw nb::value_error(message.c_str()); }
 
+// That a matrix of this format and shape can be, and that `count` of its rows fill `bytes`; else fails.
+void check_matrix(int code, size_t rows, size_t columns, size_t count, size_t bytes);
+
 void bind_formats(nb::module_& m);
 void bind_decoder(nb::module_& m);
 void bind_sampler(nb::module_& m);
+void bind_ops(nb::module_& m);
 
 }  // namespace stretto

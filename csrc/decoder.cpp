@@ -2,7 +2,7 @@
 
 #include "decoder.h"
 
-#include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -11,6 +11,8 @@
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
+
+#include "rope.h"
 
 namespace stretto {
 
@@ -191,19 +193,13 @@ void Decoder::turn_cells(const int32_t* cells, size_t n, int delta) {
     for (size_t layer = 0; layer < layers_.size(); ++layer) {
         const Rope& rope = config_.ropes[config_.layers[layer].rope];
         const size_t pairs = rope.frequencies.size();
+        std::vector<float> cos(pairs), sin(pairs);
+        angles(delta, rope.frequencies.data(), pairs, 1.0, cos.data(), sin.data());
         for (size_t i = 0; i < n; ++i) {
             for (size_t kv = 0; kv < config_.n_kv_head; ++kv) {
                 uint8_t* at = head_of(layer, cells[i], false, kv);
                 kernels_->load_head(cache_type_, at, config_.head_size, head.data());
-                for (size_t p = 0; p < pairs; ++p) {
-                    float& a = head[rope.adjacent ? 2 * p : p];
-                    float& b = head[rope.adjacent ? 2 * p + 1 : p + pairs];
-                    const double angle = delta * rope.frequencies[p];
-                    const float c = static_cast<float>(std::cos(angle)), s = static_cast<float>(std::sin(angle));
-                    const float turned = a * c - b * s;
-                    b = a * s + b * c;
-                    a = turned;
-                }
+                rotate(head.data(), cos.data(), sin.data(), pairs, rope.adjacent);
                 kernels_->store_head(cache_type_, head.data(), config_.head_size, at);
             }
         }

@@ -4,10 +4,10 @@
 // a microsecond and saves a barrier; with more rows they share them.
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "decoder.h"
+#include "rope.h"
 
 namespace stretto {
 
@@ -19,7 +19,7 @@ public:
     explicit Carver(uint8_t* base) : base_(base) {}
     template <typename T>
     T* take(size_t n) {
-        T* at = reinterpret_cast<T*>(base_ + used_);
+        T* at = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
         used_ += (n * sizeof(T) + 63) / 64 * 64;
         return at;
     }
@@ -90,16 +90,6 @@ bool next_piece(std::atomic<size_t>& counter, size_t n, size_t piece, size_t* be
     *begin = counter.fetch_add(piece, std::memory_order_relaxed);
     *end = std::min(*begin + piece, n);
     return *begin < n;
-}
-
-void rotate(float* x, const float* cos, const float* sin, size_t pairs, bool adjacent) {
-    for (size_t p = 0; p < pairs; ++p) {
-        float& a = x[adjacent ? 2 * p : p];
-        float& b = x[adjacent ? 2 * p + 1 : p + pairs];
-        const float turned = a * cos[p] - b * sin[p];
-        b = a * sin[p] + b * cos[p];
-        a = turned;
-    }
 }
 
 }  // namespace
@@ -204,11 +194,8 @@ void Decoder::forward(const Input& input, float* out, bool hidden) {
         const Rope& rope = c.ropes[r];
         const size_t pairs = rope.frequencies.size();
         for (size_t row = 0; row < n; ++row) {
-            for (size_t p = 0; p < pairs; ++p) {
-                const double angle = input.positions[row] * rope.frequencies[p];
-                plan.cos[r][row * pairs + p] = static_cast<float>(std::cos(angle) * rope.magnitude);
-                plan.sin[r][row * pairs + p] = static_cast<float>(std::sin(angle) * rope.magnitude);
-            }
+            angles(input.positions[row], rope.frequencies.data(), pairs, rope.magnitude, plan.cos[r] + row * pairs,
+                   plan.sin[r] + row * pairs);
         }
     }
     const size_t n_counters = layers_.size() * 6 + 2;

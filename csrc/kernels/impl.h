@@ -4,6 +4,7 @@
 // block, exact integers within a block, then one multiplication and one fused addition; in attention
 // chunk after chunk. Tiles only decide which of these run side by side.
 
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 
@@ -28,9 +29,10 @@ inline Floats load_scales(const uint8_t* p) {
     return load(reinterpret_cast<const float*>(p));
 }
 
-// e^x for x ≤ 88. Below −87 it stays at e^−87: who needs a zero puts it there.
+// e^x for x ≤ 88. Below −87 it stays at e^−87: who needs a zero puts it there. NaN stays NaN, as `max`
+// answers with its second operand then.
 inline Floats exponential(Floats x) {
-    x = max(x, splat(-87.0f));
+    x = max(splat(-87.0f), x);
     const Floats n = to_float(round_to_int(mul(x, splat(1.44269504f))));
     Floats r = fma(n, splat(-0.693359375f), x);
     r = fma(n, splat(2.12194440e-4f), r);
@@ -70,10 +72,17 @@ inline void store_some(float* p, Floats x, size_t n) {
 void quantize(const float* x, size_t columns, int8_t* q, float* scale, float* scaled, int32_t* sums) {
     for (size_t block = 0; block < columns / kBlock; ++block, x += kBlock, q += kBlock) {
         const Floats a = load(x), b = load(x + 16);
-        const float largest = reduce_max(max(abs(a), abs(b)));
+        const float largest = largest_magnitude(a, b), inverse = 127.0f / largest;
+        if (!(largest <= FLT_MAX && inverse <= FLT_MAX)) {
+            // Zeros and what is next to them; or the scale says that there was an infinity or NaN.
+            std::memset(q, 0, kBlock);
+            sums[2 * block] = sums[2 * block + 1] = 0;
+            scale[block] = largest <= FLT_MAX ? 0.0f : largest;
+            scaled[block] = scale[block] * 0.0f;
+            continue;
+        }
         const float d = largest / 127.0f;
-        const Floats inverse = splat(largest > 0.0f ? 127.0f / largest : 0.0f);
-        const Ints first = round_to_int(mul(a, inverse)), second = round_to_int(mul(b, inverse));
+        const Ints first = round_to_int(mul(a, splat(inverse))), second = round_to_int(mul(b, splat(inverse)));
         store_int8(q, first);
         store_int8(q + 16, second);
         sums[2 * block] = reduce_add_int(first);
@@ -311,7 +320,7 @@ void store_head(CacheType type, const float* x, size_t head_size, uint8_t* out) 
         const size_t m = head_size - i < 32 ? head_size - i : 32;
         float block[32] = {};
         std::memcpy(block, x + i, m * sizeof(float));
-        const float largest = reduce_max(max(abs(load(block)), abs(load(block + 16))));
+        const float largest = largest_magnitude(load(block), load(block + 16));
         const uint16_t d = float_to_half(largest / 127.0f);
         std::memcpy(out, &d, 2);
         const float stored = half_to_float(d);

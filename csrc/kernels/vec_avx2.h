@@ -68,6 +68,15 @@ inline float reduce_max(Floats x) {
     four = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
+inline float largest_magnitude(Floats x, Floats y) {
+    const Floats p = abs(x), q = abs(y);
+    const __m256i first = _mm256_max_epi32(_mm256_castps_si256(p.a), _mm256_castps_si256(p.b));
+    const __m256i second = _mm256_max_epi32(_mm256_castps_si256(q.a), _mm256_castps_si256(q.b));
+    const __m256i eight = _mm256_max_epi32(first, second);
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1))));
+}
 inline Ints splat_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline int32_t reduce_add_int(Ints x) {
     const __m256i eight = _mm256_add_epi32(x.a, x.b);

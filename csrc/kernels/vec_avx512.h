@@ -53,6 +53,11 @@ inline float reduce_add(Floats a) {
     return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 }
 inline float reduce_max(Floats a) { return _mm512_reduce_max_ps(a); }
+inline float largest_magnitude(Floats a, Floats b) {
+    const __m512i mask = _mm512_set1_epi32(0x7fffffff);
+    const __m512i x = _mm512_and_si512(_mm512_castps_si512(a), mask), y = _mm512_and_si512(_mm512_castps_si512(b), mask);
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(_mm512_max_epi32(x, y)))));
+}
 inline Ints splat_int(int32_t x) { return _mm512_set1_epi32(x); }
 inline int32_t reduce_add_int(Ints a) { return _mm512_reduce_add_epi32(a); }
 inline void store_int8(int8_t* p, Ints a) {

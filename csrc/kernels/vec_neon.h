@@ -70,6 +70,17 @@ inline float reduce_add(Floats x) {
     return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
 }
 inline float reduce_max(Floats x) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(x.v[0], x.v[1]), vmaxq_f32(x.v[2], x.v[3]))); }
+inline float largest_magnitude(Floats x, Floats y) {
+    const Floats p = abs(x), q = abs(y);
+    int32x4_t four = vdupq_n_s32(0);
+    for (int i = 0; i < 4; ++i) {
+        four = vmaxq_s32(four, vmaxq_s32(vreinterpretq_s32_f32(p.v[i]), vreinterpretq_s32_f32(q.v[i])));
+    }
+    const int32_t bits = vmaxvq_s32(four);
+    float largest;
+    std::memcpy(&largest, &bits, sizeof largest);
+    return largest;
+}
 inline Ints splat_int(int32_t x) { const int32x4_t v = vdupq_n_s32(x); return {{v, v, v, v}}; }
 inline int32_t reduce_add_int(Ints x) { return vaddvq_s32(vaddq_s32(vaddq_s32(x.v[0], x.v[1]), vaddq_s32(x.v[2], x.v[3]))); }
 inline void store_int8(int8_t* p, Ints x) {

@@ -38,7 +38,11 @@ inline Floats max(Floats a, Floats b) { EACH_LANE a.v[i] = a.v[i] > b.v[i] ? a.v
 inline Floats min(Floats a, Floats b) { EACH_LANE a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
 inline Floats abs(Floats a) { EACH_LANE a.v[i] = std::fabs(a.v[i]); return a; }
 inline Floats to_float(Ints a) { Floats r; EACH_LANE r.v[i] = static_cast<float>(a.v[i]); return r; }
-inline Ints round_to_int(Floats a) { Ints r; EACH_LANE r.v[i] = static_cast<int32_t>(std::nearbyint(a.v[i])); return r; }
+// To even at the half. What no integer is, NaN too, becomes the lowest one.
+inline int32_t round_one(float x) {
+    return x >= -0x1p31f && x < 0x1p31f ? static_cast<int32_t>(std::nearbyint(x)) : INT32_MIN;
+}
+inline Ints round_to_int(Floats a) { Ints r; EACH_LANE r.v[i] = round_one(a.v[i]); return r; }
 // 2^n for n from -126 to 127
 inline Floats pow2(Ints n) {
     Floats r;
@@ -53,6 +57,16 @@ inline float reduce_max(Floats a) {
     float m = a.v[0];
     EACH_LANE m = a.v[i] > m ? a.v[i] : m;
     return m;
+}
+// The largest magnitude of 32 numbers; NaN is larger than all. As bits, magnitudes have the order of integers.
+inline float largest_magnitude(Floats a, Floats b) {
+    uint32_t m = 0;
+    EACH_LANE {
+        const uint32_t x = bits_of_float(a.v[i]) & 0x7fffffff, y = bits_of_float(b.v[i]) & 0x7fffffff;
+        m = x > m ? x : m;
+        m = y > m ? y : m;
+    }
+    return float_of_bits(m);
 }
 inline Ints splat_int(int32_t x) { Ints r; EACH_LANE r.v[i] = x; return r; }
 inline int32_t reduce_add_int(Ints a) { int32_t s = 0; EACH_LANE s += a.v[i]; return s; }

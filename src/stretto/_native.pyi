@@ -81,3 +81,69 @@ class Decoder:
     ) -> tuple[list[int], NDArray[np.float32], int]: ...
     def copy_cells(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None: ...
     def turn_cells(self, cells: NDArray[np.int32], delta: int) -> None: ...
+
+class _Operators:
+    """The submodule `ops`: the operators of the decoder, each alone; `kernels=""` are the best."""
+
+    def quantize_rows(
+        self, x: NDArray[np.float32], kernels: str = ""
+    ) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]]: ...
+    def matmul(
+        self,
+        code: int,
+        data: NDArray[np.uint8],
+        rows: int,
+        columns: int,
+        x: NDArray[np.float32],
+        kernels: str = "",
+    ) -> NDArray[np.float32]: ...
+    def unpack(self, code: int, data: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.float32]: ...
+    def rms_norm(
+        self, x: NDArray[np.float32], weight: NDArray[np.float32], eps: float, kernels: str = ""
+    ) -> NDArray[np.float32]: ...
+    def add(
+        self, x: NDArray[np.float32], y: NDArray[np.float32], kernels: str = ""
+    ) -> NDArray[np.float32]: ...
+    def silu(
+        self, gate: NDArray[np.float32], up: NDArray[np.float32], kernels: str = ""
+    ) -> NDArray[np.float32]: ...
+    def gelu(
+        self, gate: NDArray[np.float32], up: NDArray[np.float32], kernels: str = ""
+    ) -> NDArray[np.float32]: ...
+    def ffn(
+        self,
+        code: int,
+        gate: NDArray[np.uint8],
+        up: NDArray[np.uint8],
+        down: NDArray[np.uint8],
+        n_ff: int,
+        x: NDArray[np.float32],
+        activation: str = "silu",
+        kernels: str = "",
+    ) -> NDArray[np.float32]: ...
+    def rope(
+        self,
+        x: NDArray[np.float32],
+        positions: NDArray[np.int32],
+        frequencies: NDArray[np.float64],
+        pairs: str,
+        magnitude: float = 1.0,
+    ) -> NDArray[np.float32]: ...
+    def store_heads(self, x: NDArray[np.float32], kv: str, kernels: str = "") -> NDArray[np.uint8]: ...
+    def load_heads(
+        self, data: NDArray[np.uint8], head_size: int, kv: str, kernels: str = ""
+    ) -> NDArray[np.float32]: ...
+    def attention(
+        self,
+        queries: NDArray[np.float32],
+        keys: NDArray[np.float32],
+        values: NDArray[np.float32],
+        view: NDArray[np.int32],
+        begins: NDArray[np.int32],
+        ends: NDArray[np.int32],
+        scale: float,
+        kv: str = "f16",
+        kernels: str = "",
+    ) -> NDArray[np.float32]: ...
+
+ops: _Operators
