@@ -2,8 +2,8 @@
 
 A pass reads every matrix once and the K and V that its tokens see, and multiplies every token with every
 matrix. It cannot take less time than the reading at the measured bandwidth, nor than the multiplying at the
-measured peak of the instruction that the kernels use. Attention, which is multiplied in float, does not count,
-nor is what is written: the limit is one that no program reaches.
+measured peak of the instruction that the kernels use. Attention, multiplied in float, does not count,
+nor does what is written: the limit is one that no program reaches.
 """
 
 from __future__ import annotations

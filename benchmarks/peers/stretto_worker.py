@@ -1,0 +1,99 @@
+"""Measures Stretto through its public calls, greedy sampling included; `vs_llamacpp.py` starts it."""
+
+import platform
+import random
+from contextlib import ExitStack
+from functools import cache
+
+from lines import Stopwatch, serve
+
+import stretto
+
+opened = ExitStack()  # models and sequences that stay for the next round
+
+
+@cache
+def load(model, threads, kv, cells):
+    return opened.enter_context(stretto.load(model, threads=threads, kv=kv, cells=cells))
+
+
+@cache
+def prefixes(model, threads, kv, cells, count, length):
+    """Sequences of random tokens, computed: rounds fork them."""
+    llm = load(model, threads, kv, cells)
+    made = [opened.enter_context(llm.sequence(ids(llm, length, seed))) for seed in range(count)]
+    for sequence in made:
+        sequence.fork().close()
+    return made
+
+
+def ids(llm, count, seed):
+    return random.Random(seed).choices(range(min(llm.spec.n_vocab, llm.tokenizer.n_vocab)), k=count)
+
+
+def about():
+    return {"version": f"stretto {stretto.__version__}, Python {platform.python_version()}"}
+
+
+def prefill(model, threads, prompt, seed, kv="f16", warm=False):
+    llm = load(model, threads, kv, 2 * prompt)
+    tokens = ids(llm, prompt, seed)
+    with Stopwatch() as watch:
+        llm.generate(tokens, max_tokens=1, temperature=0, ignore_eos=True)
+    return watch.answer
+
+
+def decode(model, threads, tokens, seed, depth=0, kv="f16", warm=False):
+    tokens = min(4, tokens) if warm else tokens
+    if depth:
+        return behind(model, threads, kv, 1, depth, tokens)
+    llm = load(model, threads, kv, 2 * tokens + 64)
+    start = ids(llm, 1, seed)
+    with Stopwatch() as watch:
+        for _ in llm.stream(start, max_tokens=tokens, temperature=0, ignore_eos=True):
+            pass
+    return watch.answer
+
+
+def batch(model, threads, sequences, prompt, tokens, seed, kv="f16", warm=False):
+    return behind(model, threads, kv, sequences, prompt, min(4, tokens) if warm else tokens)
+
+
+def behind(model, threads, kv, count, length, tokens):
+    """Decode behind prefixes: `tokens` steps, each a pass over all sequences."""
+    cells = count * (length + 1024)
+    llm = load(model, threads, kv, cells)
+    with ExitStack() as closing:
+        found = prefixes(model, threads, kv, cells, count, length)
+        sequences = [closing.enter_context(sequence.fork()) for sequence in found]
+        step(llm, sequences)  # takes the logits of the prefixes
+        with Stopwatch() as watch:
+            for _ in range(tokens):
+                step(llm, sequences)
+    return watch.answer
+
+
+def step(llm, sequences):
+    for sequence, done in zip(sequences, llm.step(sequences, temperature=0), strict=True):
+        if done.is_end:
+            sequence.append(done.token)
+
+
+def first_token(model, threads, text, seed, warm=False):
+    """From nothing to the first token, in a process that has loaded nothing before."""
+    with Stopwatch() as watch:
+        llm = stretto.load(model, threads=threads)
+        next(iter(llm.stream(text, temperature=0, ignore_eos=True)))
+    llm.close()
+    return watch.answer
+
+
+def close():
+    opened.close()
+    prefixes.cache_clear()
+    load.cache_clear()
+    return {}
+
+
+if __name__ == "__main__":
+    serve({function.__name__: function for function in (about, prefill, decode, batch, first_token, close)})
