@@ -44,31 +44,30 @@ def prefill(model, threads, prompt, seed, kv="f16", warm=False):
 
 
 def decode(model, threads, tokens, seed, depth=0, kv="f16", warm=False):
-    tokens = min(4, tokens) if warm else tokens
     if depth:
-        return behind(model, threads, kv, 1, depth, tokens)
-    llm = load(model, threads, kv, 2 * tokens + 64)
-    start = ids(llm, 1, seed)
+        return behind(model, threads, kv, 1, depth, tokens, warm)
+    llm = load(model, threads, kv, tokens + 1)
+    start, most = ids(llm, 1, seed), min(4, tokens) if warm else tokens
     with Stopwatch() as watch:
-        for _ in llm.stream(start, max_tokens=tokens, temperature=0, ignore_eos=True):
+        for _ in llm.stream(start, max_tokens=most, temperature=0, ignore_eos=True):
             pass
     return watch.answer
 
 
 def batch(model, threads, sequences, prompt, tokens, seed, kv="f16", warm=False):
-    return behind(model, threads, kv, sequences, prompt, min(4, tokens) if warm else tokens)
+    return behind(model, threads, kv, sequences, prompt, tokens, warm)
 
 
-def behind(model, threads, kv, count, length, tokens):
+def behind(model, threads, kv, count, length, tokens, warm):
     """Decode behind prefixes: `tokens` steps, each a pass over all sequences."""
-    cells = count * (length + 1024)
+    cells = count * (length + tokens + 2)
     llm = load(model, threads, kv, cells)
     with ExitStack() as closing:
         found = prefixes(model, threads, kv, cells, count, length)
         sequences = [closing.enter_context(sequence.fork()) for sequence in found]
         step(llm, sequences)  # takes the logits of the prefixes
         with Stopwatch() as watch:
-            for _ in range(tokens):
+            for _ in range(min(4, tokens) if warm else tokens):
                 step(llm, sequences)
     return watch.answer
 
