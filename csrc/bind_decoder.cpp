@@ -33,6 +33,8 @@ Config config_of(const nb::dict& spec) {
     c.norm_eps = nb::cast<float>(spec["norm_eps"]);
     c.attention_scale = nb::cast<float>(spec["attention_scale"]);
     c.embedding_scale = nb::cast<float>(spec["embedding_scale"]);
+    c.attention_cap = nb::cast<float>(spec["attention_cap"]);
+    c.logit_cap = nb::cast<float>(spec["logit_cap"]);
     c.gelu = nb::cast<std::string>(spec["activation"]) == "gelu";
     c.qkv_bias = nb::cast<bool>(spec["qkv_bias"]);
     c.qk_norm = nb::cast<bool>(spec["qk_norm"]);
@@ -80,7 +82,8 @@ void check_range(const int32_t* values, size_t n, int64_t end, const char* what)
 
 Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> positions, Input1<int32_t> cells,
                       const std::vector<Input1<int32_t>>& views, Input1<int32_t> view_of, Input1<int32_t> lengths,
-                      Input1<int32_t> table, Input1<int32_t> wanted, const nb::dict& vectors, bool hidden) {
+                      Input1<int32_t> table, Input1<int32_t> wanted, const nb::dict& vectors, bool hidden,
+                      Input1<int32_t> probes) {
     const Config& config = decoder.config();
     const std::string missing = decoder.missing();
     if (!missing.empty()) fail("the model is incomplete: " + missing);
@@ -119,6 +122,8 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
         }
         input.vectors[row] = held.back().data();
     }
+    check_range(probes.data(), probes.shape(0), decoder.n_cells(), "probes");
+    input.probes.assign(probes.data(), probes.data() + probes.shape(0));
     input.tokens = tokens.data();
     input.positions = positions.data();
     input.cells = cells.data();
@@ -244,7 +249,14 @@ void bind_decoder(nb::module_& m) {
         .def("forward", &forward, nb::arg("tokens").noconvert(), nb::arg("positions").noconvert(),
              nb::arg("cells").noconvert(), nb::arg("views"), nb::arg("view_of").noconvert(),
              nb::arg("lengths").noconvert(), nb::arg("table").noconvert(), nb::arg("wanted").noconvert(),
-             nb::arg("vectors"), nb::arg("hidden"))
+             nb::arg("vectors"), nb::arg("hidden"), nb::arg("probes").noconvert())
+        .def("received",
+             [](const Decoder& decoder) {
+                 const size_t n = decoder.received().size();
+                 float* copy = new float[n];
+                 std::copy(decoder.received().begin(), decoder.received().end(), copy);
+                 return Array1<float>(copy, {n}, owner_of(copy));
+             })
         .def("loop", &loop, nb::arg("logits").noconvert(), nb::arg("cells").noconvert(), nb::arg("position"),
              nb::arg("view").noconvert(), nb::arg("table").noconvert(), nb::arg("sampling"),
              nb::arg("tokens").noconvert(), nb::arg("n_prompt"), nb::arg("biased").noconvert(),

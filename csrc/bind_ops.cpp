@@ -306,7 +306,8 @@ Array3<float> attention(Input3<float> queries, Input2<float> keys, Input2<float>
         a.view = view.data();
         a.head_size = size;
         a.group = group;
-        a.scale = scale;
+        a.cap = 0.0f;
+    a.scale = scale;
         a.queries = queries.data();
         a.query_stride = group * size;
         a.begins = begins.data();

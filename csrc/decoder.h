@@ -26,6 +26,7 @@ struct LayerConfig {
 struct Config {
     size_t n_vocab, n_embd, n_ff, n_head, n_kv_head, head_size;
     float norm_eps, attention_scale, embedding_scale;
+    float attention_cap, logit_cap;  // 0: none
     bool gelu, qkv_bias, qk_norm, post_norm, tied;
     std::vector<Rope> ropes;
     std::vector<LayerConfig> layers;
@@ -62,6 +63,7 @@ struct Input {
     const int32_t* table;                 // the position of every cell
     std::vector<const float*> vectors;    // empty, or for each row a vector or null
     std::vector<size_t> wanted;           // rows
+    std::vector<int32_t> probes;          // cells whose share of attention is asked for
 };
 
 class Decoder {
@@ -86,6 +88,8 @@ public:
 
     // Runs a batch: logits [n_wanted][n_vocab], or with `hidden` the final states [n_wanted][n_embd].
     void forward(const Input& input, float* out, bool hidden);
+    // What the probed cells received in the last pass: [n][probes], the mean over layers and heads.
+    const std::vector<float>& received() const { return received_; }
     void copy_cells(const int32_t* source, const int32_t* target, size_t n);
     void turn_cells(const int32_t* cells, size_t n, int delta);
 
@@ -106,6 +110,8 @@ private:
     void run(Plan& plan, int thread);
     void attention(Plan& plan, int thread, size_t layer);
     void heads(Plan& plan, size_t layer, size_t row, size_t kv);
+    void measure(Plan& plan, size_t layer, size_t row, size_t kv, const Partial& total, size_t at,
+                 float* scratch) const;
 
     Config config_;
     size_t n_cells_;
@@ -118,6 +124,7 @@ private:
     std::vector<Buffer> weights_;
     Buffer cache_;      // [layer][K, V][head][cell]
     size_t head_bytes_; // of one head's K or V in one cell
+    std::vector<float> received_;
     Buffer scratch_;    // grows to what the largest batch needed
 };
 

@@ -4,9 +4,10 @@
 // a microsecond and saves a barrier; with more rows they share them.
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
-#include "decoder.h"
+#include "plan.h"
 #include "rope.h"
 
 namespace stretto {
@@ -37,60 +38,6 @@ private:
     uint8_t* base_;
     size_t used_ = 0;
 };
-
-constexpr size_t kRowsAtOnce = 16;  // rows of one view that attention takes together
-constexpr size_t kTilePanels = 4;   // panels of a matrix that are packed on the spot
-
-}  // namespace
-
-// Rows that follow each other and have the same view.
-struct RowBlock {
-    size_t row, rows;
-    size_t last;   // the end of the longest row's part of the view
-};
-
-// What each thread has for itself: its copy of a single row, and room for attention.
-struct Decoder::Thread {
-    float* x;
-    float* normed;
-    Quantized quantized;
-    float* attention;
-    Partial partial, total;
-    uint8_t* tile;  // kTilePanels of the widest matrix, for weights that were not packed
-};
-
-struct Decoder::Plan {
-    const Input* input;
-    bool alone;               // a single row
-    bool split;               // attention's spans are work of their own
-    float* x;                 // [n][n_embd], the residual stream
-    float* normed;            // [n][n_embd]
-    float *q, *k, *v;         // [n][heads × size]
-    float* mixed;             // [n][n_head × size], attention's result
-    float* added;             // [n][n_embd], what comes to the residual next
-    float *gate, *up;         // [n][n_ff]
-    Quantized quantized;      // [n][widest]
-    float* states;            // [n_wanted][n_embd]
-    std::vector<float*> cos, sin;             // by rope: [n][pairs]
-    std::vector<std::vector<int32_t>> begins; // by layer's window: [n]
-    std::vector<size_t> window_of;            // layer → entry of begins
-    std::vector<RowBlock> blocks;
-    size_t spans;             // at most, of any block
-    Partial partials;         // [block][kv head][span], if split
-    std::vector<Thread> threads;
-    std::unique_ptr<std::atomic<size_t>[]> counters;
-    float* out;
-    bool hidden;
-};
-
-namespace {
-
-// The next piece [begin, end) of n things, shared out by a counter.
-bool next_piece(std::atomic<size_t>& counter, size_t n, size_t piece, size_t* begin, size_t* end) {
-    *begin = counter.fetch_add(piece, std::memory_order_relaxed);
-    *end = std::min(*begin + piece, n);
-    return *begin < n;
-}
 
 }  // namespace
 
@@ -137,6 +84,17 @@ void Decoder::forward(const Input& input, float* out, bool hidden) {
             begins[row] = static_cast<int32_t>(first - view);
         }
         plan.begins.push_back(std::move(begins));
+    }
+
+    const size_t n_probes = input.probes.size();
+    plan.probed.assign(n * n_probes, -1);
+    plan.received.assign(n * c.n_head * n_probes, 0.0f);
+    for (size_t row = 0; row < n; ++row) {
+        const int32_t* view = input.views[input.view_of[row]];
+        for (size_t p = 0; p < n_probes; ++p) {
+            const int32_t* found = std::find(view, view + input.lengths[row], input.probes[p]);
+            if (found != view + input.lengths[row]) plan.probed[row * n_probes + p] = static_cast<int32_t>(found - view);
+        }
     }
 
     // Room for tiles, if any matrix was not packed.
@@ -203,6 +161,19 @@ void Decoder::forward(const Input& input, float* out, bool hidden) {
     for (size_t i = 0; i < n_counters; ++i) plan.counters[i].store(0, std::memory_order_relaxed);
 
     pool_.run([&](int thread) { run(plan, thread); });
+
+    if (c.logit_cap > 0.0f && !hidden) {
+        for (size_t i = 0; i < input.wanted.size() * c.n_vocab; ++i) out[i] = c.logit_cap * std::tanh(out[i] / c.logit_cap);
+    }
+    received_.assign(n * n_probes, 0.0f);
+    for (size_t row = 0; row < n; ++row) {
+        for (size_t head = 0; head < c.n_head; ++head) {
+            for (size_t p = 0; p < n_probes; ++p) {
+                received_[row * n_probes + p] += plan.received[(row * c.n_head + head) * n_probes + p];
+            }
+        }
+    }
+    for (float& sum : received_) sum /= static_cast<float>(c.n_head * layers_.size());
 }
 
 // Panels [begin, end) of a product. Weights that were not packed are packed a few panels at a time, into memory
@@ -351,131 +322,6 @@ void Decoder::run(Plan& plan, int thread) {
     if (plan.hidden || !n_wanted) return;
     meet_if_shared();
     product(c.tied ? embedding_ : output_, own, n_wanted, plan.out, quantized, counter[0]);
-}
-
-// Bias, norm and rotation of one row's heads that belong to a K/V head; K and V go into the row's cell.
-void Decoder::heads(Plan& plan, size_t layer, size_t row, size_t kv) {
-    const Config& c = config_;
-    const Kernels& kernel = *kernels_;
-    const Layer& l = layers_[layer];
-    const size_t size = c.head_size, group = c.n_head / c.n_kv_head;
-    const int r = c.layers[layer].rope;
-    const Rope& rope = c.ropes[r];
-    const size_t pairs = rope.frequencies.size();
-    const float* cos = plan.cos[r] + row * pairs;
-    const float* sin = plan.sin[r] + row * pairs;
-    auto prepare = [&](float* x, const std::vector<float>& bias, const std::vector<float>& norm, size_t head) {
-        if (c.qkv_bias) kernel.add(x, bias.data() + head * size, size);
-        if (c.qk_norm) kernel.rms_norm(x, norm.data(), size, c.norm_eps, x);
-        rotate(x, cos, sin, pairs, rope.adjacent);
-    };
-    for (size_t h = kv * group; h < (kv + 1) * group; ++h) {
-        prepare(plan.q + (row * c.n_head + h) * size, l.q_bias, l.q_norm, h);
-    }
-    float* k = plan.k + (row * c.n_kv_head + kv) * size;
-    float* v = plan.v + (row * c.n_kv_head + kv) * size;
-    prepare(k, l.k_bias, l.k_norm, kv);
-    if (c.qkv_bias) kernel.add(v, l.v_bias.data() + kv * size, size);
-    const size_t cell = plan.input->cells[row];
-    kernel.store_head(cache_type_, k, size, head_of(layer, cell, false, kv));
-    kernel.store_head(cache_type_, v, size, head_of(layer, cell, true, kv));
-}
-
-void Decoder::attention(Plan& plan, int thread, size_t layer) {
-    const Config& c = config_;
-    const Kernels& kernel = *kernels_;
-    const Input& input = *plan.input;
-    Thread& mine = plan.threads[thread];
-    const size_t group = c.n_head / c.n_kv_head, size = padded(c.head_size), n_threads = pool_.size();
-    std::atomic<size_t>* counter = plan.counters.get() + layer * 6;
-    const std::vector<int32_t>& begins = plan.begins[plan.window_of[layer]];
-
-    // Every K and V of the batch is in the cache, as it is stored, before anyone reads it. A single row
-    // without spans to share needs no meeting: whoever makes a head also attends with it.
-    const size_t items = input.n * c.n_kv_head;
-    const bool together = plan.alone && !plan.split;
-    if (!together) {
-        const size_t piece = std::max<size_t>(1, items / (4 * n_threads));
-        for (size_t begin, end; next_piece(counter[1], items, piece, &begin, &end);) {
-            for (size_t item = begin; item < end; ++item) heads(plan, layer, item / c.n_kv_head, item % c.n_kv_head);
-        }
-        pool_.barrier();
-    }
-
-    auto task = [&](const RowBlock& block, size_t kv) {
-        Attention a;
-        a.type = cache_type_;
-        a.keys = head_of(layer, 0, false, kv);
-        a.values = head_of(layer, 0, true, kv);
-        a.cell_stride = head_bytes_;
-        a.view = input.views[input.view_of[block.row]];
-        a.head_size = c.head_size;
-        a.group = group;
-        a.scale = c.attention_scale;
-        a.queries = plan.q + (block.row * c.n_head + kv * group) * c.head_size;
-        a.query_stride = c.n_head * c.head_size;
-        a.begins = begins.data() + block.row;
-        a.ends = input.lengths + block.row;
-        a.rows = block.rows;
-        a.scratch = mine.attention;
-        return a;
-    };
-    auto finish = [&](const RowBlock& block, size_t kv, const Partial& total) {
-        for (size_t row = 0; row < block.rows; ++row) {
-            for (size_t h = 0; h < group; ++h) {
-                const float inverse = 1.0f / total.sum[row * group + h];
-                const float* from = total.out + (row * group + h) * size;
-                float* to = plan.mixed + ((block.row + row) * c.n_head + kv * group + h) * c.head_size;
-                for (size_t i = 0; i < c.head_size; ++i) to[i] = from[i] * inverse;
-            }
-        }
-    };
-    // The first view entry that any row of the block sees, at the start of its span.
-    auto first_span = [&](const RowBlock& block) {
-        int32_t least = begins[block.row];
-        for (size_t row = 1; row < block.rows; ++row) least = std::min(least, begins[block.row + row]);
-        return static_cast<size_t>(least) / kSpan;
-    };
-    auto part_of = [&](size_t block, size_t kv, size_t span) {
-        const size_t at = ((block * c.n_kv_head + kv) * plan.spans + span) * kRowsAtOnce * group;
-        return Partial{plan.partials.max + at, plan.partials.sum + at, plan.partials.out + at * size};
-    };
-
-    const size_t n_tasks = plan.blocks.size() * c.n_kv_head;
-    if (!plan.split) {
-        for (size_t begin, end; next_piece(counter[5], n_tasks, 1, &begin, &end);) {
-            const RowBlock& block = plan.blocks[begin / c.n_kv_head];
-            const size_t kv = begin % c.n_kv_head;
-            if (together) heads(plan, layer, 0, kv);
-            const Attention a = task(block, kv);
-            const size_t from = first_span(block);
-            kernel.attend(a, from * kSpan, std::min((from + 1) * kSpan, block.last), mine.total);
-            for (size_t at = (from + 1) * kSpan; at < block.last; at += kSpan) {
-                kernel.attend(a, at, std::min(at + kSpan, block.last), mine.partial);
-                kernel.merge(block.rows * group, c.head_size, mine.total, mine.partial);
-            }
-            finish(block, kv, mine.total);
-        }
-        return;
-    }
-    for (size_t begin, end; next_piece(counter[5], n_tasks * plan.spans, 1, &begin, &end);) {
-        const size_t span = begin % plan.spans, which = begin / plan.spans;
-        const RowBlock& block = plan.blocks[which / c.n_kv_head];
-        if (span < first_span(block) || span * kSpan >= block.last) continue;
-        const Attention a = task(block, which % c.n_kv_head);
-        kernel.attend(a, span * kSpan, std::min((span + 1) * kSpan, block.last),
-                      part_of(which / c.n_kv_head, which % c.n_kv_head, span));
-    }
-    pool_.barrier();
-    for (size_t which = thread; which < n_tasks; which += n_threads) {
-        const RowBlock& block = plan.blocks[which / c.n_kv_head];
-        const size_t kv = which % c.n_kv_head, from = first_span(block);
-        const Partial total = part_of(which / c.n_kv_head, kv, from);
-        for (size_t span = from + 1; span * kSpan < block.last; ++span) {
-            kernel.merge(block.rows * group, c.head_size, total, part_of(which / c.n_kv_head, kv, span));
-        }
-        finish(block, kv, total);
-    }
 }
 
 }  // namespace stretto

@@ -37,6 +37,7 @@ struct Attention {
     size_t head_size;
     size_t group;             // heads that share K and V
     float scale;
+    float cap;                // scores become cap × tanh(score / cap); 0: as they are
     const float* queries;     // [rows][query_stride], the group's heads first
     size_t query_stride;
     const int32_t* begins;    // [rows]: the first entry of the view a row sees

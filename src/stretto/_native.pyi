@@ -60,7 +60,9 @@ class Decoder:
         wanted: NDArray[np.int32],
         vectors: dict[int, NDArray[np.float32]],
         hidden: bool,
+        probes: NDArray[np.int32],
     ) -> NDArray[np.float32]: ...
+    def received(self) -> NDArray[np.float32]: ...
     def loop(
         self,
         logits: NDArray[np.float32],

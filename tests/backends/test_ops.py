@@ -641,7 +641,9 @@ def test_the_decoder_refuses_matrices_that_cannot_be():
     """The same check, where a model is loaded."""
     spec = {
         **dict.fromkeys(("n_vocab", "n_embd", "n_ff", "n_head", "n_kv_head", "head_size"), 32),
-        **dict.fromkeys(("norm_eps", "attention_scale", "embedding_scale"), 1.0),
+        **dict.fromkeys(
+            ("norm_eps", "attention_scale", "embedding_scale", "attention_cap", "logit_cap"), 1.0
+        ),
         **dict.fromkeys(("qkv_bias", "qk_norm", "post_norm", "tied"), False),
         "activation": "silu",
         "ropes": [],

@@ -48,6 +48,8 @@ class Batch:
         self._wanted: list[int] = []
         self._vectors: dict[int, Floats] = {}
         self.placement: Placement | None = None
+        self.probes = np.empty(0, np.int32)  # cells whose share of attention is asked for
+        self.received: Floats | None = None  # float32[n, probes] after the forward pass, if asked for
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -85,6 +87,13 @@ class Batch:
         row = self.add(token, position, sequences, logits=logits)
         self._vectors[row] = np.asarray(vector, np.float32)
         return row
+
+    def probe(self, cells: ArrayLike) -> None:
+        """Ask how much attention these cells get: `received` has the mean over layers and heads of each row."""
+        array = np.asarray(cells)
+        if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+            raise InvalidRequest(f"probe takes a list of cells, not {array.dtype} of shape {array.shape}")
+        self.probes = array.astype(np.int32)
 
     # -- what a backend reads --
 
@@ -132,6 +141,8 @@ class Batch:
         """Take cells for all tokens, or raise `CacheFull` and take none."""
         if self.placement is not None:
             raise InvalidRequest("the batch has been run already; build a new one")
+        if len(self.probes) and not 0 <= self.probes.min() <= self.probes.max() < len(cells):
+            raise InvalidRequest(f"probed cells must lie from 0 to {len(cells) - 1}")
         taken = cells.place(self._tokens, self._positions, self._sequences)
         order: dict[int, int] = {}
         view_of = [order.setdefault(members[0], len(order)) for members in self._sequences]

@@ -35,7 +35,7 @@ class NativeBackend:
     """Runs a model on the CPU."""
 
     name = "native"
-    capabilities = Capabilities(same_bits=True, fused=True)
+    capabilities = Capabilities(attention=True, same_bits=True, fused=True)
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class NativeBackend:
         placement = batch.placement
         if placement is None:
             raise InvalidRequest("the batch has no cells yet; call batch.place(cells) first")
-        return self._open.forward(
+        rows = self._open.forward(
             batch.tokens,
             batch.positions,
             placement.cells,
@@ -157,7 +157,11 @@ class NativeBackend:
             batch.wanted,
             batch.vectors,
             hidden,
+            batch.probes,
         )
+        if len(batch.probes):
+            batch.received = self._open.received().reshape(len(batch), len(batch.probes))
+        return rows
 
 
 PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
@@ -189,6 +193,8 @@ def _plain(spec: ModelSpec) -> dict[str, Any]:
         "norm_eps": spec.norm_eps,
         "attention_scale": spec.attention_scale,
         "embedding_scale": spec.embedding_scale,
+        "attention_cap": spec.attention_cap,
+        "logit_cap": spec.logit_cap,
         "activation": spec.activation,
         "qkv_bias": spec.qkv_bias,
         "qk_norm": spec.qk_norm,

@@ -49,13 +49,17 @@ class ReferenceBackend:
 
     def hidden(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_embd]."""
-        return self.compute(batch).hidden[batch.wanted]
+        computed = self.compute(batch, attention=len(batch.probes) > 0)
+        if len(batch.probes):
+            seen = [weights[:, :, batch.probes].mean(axis=0) for weights in computed.attention]
+            batch.received = np.mean(seen, axis=0, dtype=np.float32)
+        return computed.hidden[batch.wanted]
 
     def logits(self, hidden: Floats) -> Floats:
         """The output matrix applied to final hidden states."""
         output = self.weights["token_embd.weight" if self.spec.tied else "output.weight"]
         logits: Floats = hidden @ output.T
-        return logits
+        return cap(logits, self.spec.logit_cap)
 
     def compute(self, batch: Batch, mask: Mask | None = None, attention: bool = False) -> Computed:
         """Run a placed batch. `mask`, bool[n, n_cells], says by hand which row sees which cell."""
@@ -83,7 +87,7 @@ class ReferenceBackend:
                 near = mask & (placement.table[None, :] > positions[:, None] - layer.window)
             keys, values = self.keys[i], self.values[i]
             queries, keys[placement.cells], values[placement.cells] = self._project(i, layer, x, positions)
-            mixed, weights = attend(queries, keys, values, near, spec.attention_scale)
+            mixed, weights = attend(queries, keys, values, near, spec.attention_scale, spec.attention_cap)
             x = x + self._norm_if(
                 spec.post_norm, i, "post_attention_norm", self._matmul(mixed, i, "attn_output")
             )
@@ -146,7 +150,9 @@ class ReferenceBackend:
         return self._norm(i, name, x) if wanted else x
 
 
-def attend(queries: Floats, keys: Floats, values: Floats, mask: Mask, scale: float) -> tuple[Floats, Floats]:
+def attend(
+    queries: Floats, keys: Floats, values: Floats, mask: Mask, scale: float, most: float = 0.0
+) -> tuple[Floats, Floats]:
     """Attention of each row to the cells its mask allows, each K/V head shared by a group of heads.
 
     queries [n, n_head, size], keys and values [n_cells, n_kv_head, size], mask [n, n_cells]
@@ -159,7 +165,7 @@ def attend(queries: Floats, keys: Floats, values: Floats, mask: Mask, scale: flo
     mixed = np.empty((n, n_head, size), np.float32)
     for head in range(n_head):
         scores = queries[:, head] @ keys[cells, head // group].T * np.float32(scale)  # [n, cells]
-        scores = np.where(mask[:, cells], scores, -np.inf)
+        scores = np.where(mask[:, cells], cap(scores, most), -np.inf)
         scores = np.exp(scores - scores.max(axis=1, keepdims=True))
         scores /= scores.sum(axis=1, keepdims=True)
         weights[head][:, cells] = scores
@@ -188,6 +194,14 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     """x divided by the root of its mean square, times `weight`."""
     root: Floats = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(eps))
     return x / root * weight
+
+
+def cap(x: Floats, most: float) -> Floats:
+    """`most` × tanh(x / most), or x itself where there is no cap."""
+    if not most:
+        return x
+    out: Floats = np.float32(most) * np.tanh(x / np.float32(most))
+    return out
 
 
 def silu(x: Floats) -> Floats:

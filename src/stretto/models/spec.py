@@ -64,6 +64,8 @@ class ModelSpec:
     attention_scale: float
     activation: Literal["silu", "gelu"] = "silu"
     embedding_scale: float = 1.0
+    attention_cap: float = 0.0  # scores become cap × tanh(score / cap); 0: as they are
+    logit_cap: float = 0.0  # the same for logits
     qkv_bias: bool = False  # the q, k and v projections have biases
     qk_norm: bool = False  # q and k are normalised per head before rope
     post_norm: bool = False  # attention and ffn outputs are normalised before they are added

@@ -1,0 +1,61 @@
+// Row-wise steps: quantising, norms, activations. Included by impl.h, within the namespace of an instruction set.
+
+void quantize(const float* x, size_t columns, int8_t* q, float* scale, float* scaled, int32_t* sums) {
+    for (size_t block = 0; block < columns / kBlock; ++block, x += kBlock, q += kBlock) {
+        const Floats a = load(x), b = load(x + 16);
+        const float largest = largest_magnitude(a, b), inverse = 127.0f / largest;
+        if (!(largest <= FLT_MAX && inverse <= FLT_MAX)) {
+            // Zeros and what is next to them; or the scale says that there was an infinity or NaN.
+            std::memset(q, 0, kBlock);
+            sums[2 * block] = sums[2 * block + 1] = 0;
+            scale[block] = largest <= FLT_MAX ? 0.0f : largest;
+            scaled[block] = scale[block] * 0.0f;
+            continue;
+        }
+        const float d = largest / 127.0f;
+        const Ints first = round_to_int(mul(a, splat(inverse))), second = round_to_int(mul(b, splat(inverse)));
+        store_int8(q, first);
+        store_int8(q + 16, second);
+        sums[2 * block] = reduce_add_int(first);
+        sums[2 * block + 1] = reduce_add_int(second);
+        scale[block] = d;
+        scaled[block] = d * static_cast<float>(sums[2 * block] + sums[2 * block + 1]);
+    }
+}
+
+void rms_norm(const float* x, const float* weight, size_t n, float eps, float* out) {
+    Floats squares = splat(0.0f);
+    each_vector(n, [&](size_t i, size_t m) {
+        const Floats v = load_some(x + i, m);
+        squares = fma(v, v, squares);
+    });
+    const float factor = 1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(n) + eps);
+    each_vector(n, [&](size_t i, size_t m) {
+        store_some(out + i, mul(mul(load_some(x + i, m), splat(factor)), load_some(weight + i, m)), m);
+    });
+}
+
+void add_rows(float* x, const float* y, size_t n) {
+    each_vector(n, [&](size_t i, size_t m) { store_some(x + i, add(load_some(x + i, m), load_some(y + i, m)), m); });
+}
+
+// 1 / (1 + e^−x)
+inline Floats sigmoid(Floats x) {
+    return div(splat(1.0f), add(splat(1.0f), exponential(min(sub(splat(0.0f), x), splat(87.0f)))));
+}
+
+void silu(float* gate, const float* up, size_t n) {
+    each_vector(n, [&](size_t i, size_t m) {
+        const Floats g = load_some(gate + i, m);
+        store_some(gate + i, mul(mul(g, sigmoid(g)), load_some(up + i, m)), m);
+    });
+}
+
+// The tanh form: 0.5 (1 + tanh u) = sigmoid(2u)
+void gelu(float* gate, const float* up, size_t n) {
+    each_vector(n, [&](size_t i, size_t m) {
+        const Floats g = load_some(gate + i, m);
+        const Floats cubed = fma(mul(mul(g, g), g), splat(0.044715f), g);
+        store_some(gate + i, mul(mul(g, sigmoid(mul(cubed, splat(1.5957691216f)))), load_some(up + i, m)), m);
+    });
+}

@@ -1,0 +1,65 @@
+// What one forward pass works on; forward.cpp makes it, all threads share it.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "decoder.h"
+
+namespace stretto {
+
+constexpr size_t kRowsAtOnce = 16;  // rows of one view that attention takes together
+constexpr size_t kTilePanels = 4;   // panels of a matrix that are packed on the spot
+
+// Rows that follow each other and have the same view.
+struct RowBlock {
+    size_t row, rows;
+    size_t last;   // the end of the longest row's part of the view
+};
+
+// What each thread has for itself: its copy of a single row, and room for attention.
+struct Decoder::Thread {
+    float* x;
+    float* normed;
+    Quantized quantized;
+    float* attention;
+    Partial partial, total;
+    uint8_t* tile;  // kTilePanels of the widest matrix, for weights that were not packed
+};
+
+struct Decoder::Plan {
+    const Input* input;
+    bool alone;               // a single row
+    bool split;               // attention's spans are work of their own
+    float* x;                 // [n][n_embd], the residual stream
+    float* normed;            // [n][n_embd]
+    float *q, *k, *v;         // [n][heads × size]
+    float* mixed;             // [n][n_head × size], attention's result
+    float* added;             // [n][n_embd], what comes to the residual next
+    float *gate, *up;         // [n][n_ff]
+    Quantized quantized;      // [n][widest]
+    float* states;            // [n_wanted][n_embd]
+    std::vector<float*> cos, sin;             // by rope: [n][pairs]
+    std::vector<std::vector<int32_t>> begins; // by layer's window: [n]
+    std::vector<size_t> window_of;            // layer → entry of begins
+    std::vector<RowBlock> blocks;
+    size_t spans;             // at most, of any block
+    Partial partials;         // [block][kv head][span], if split
+    std::vector<int32_t> probed;   // [n][probes]: where in its view a row finds a probed cell, or -1
+    std::vector<float> received;   // [n][n_head][probes], summed over layers
+    std::vector<Thread> threads;
+    std::unique_ptr<std::atomic<size_t>[]> counters;
+    float* out;
+    bool hidden;
+};
+
+// The next piece [begin, end) of n things, shared out by a counter.
+inline bool next_piece(std::atomic<size_t>& counter, size_t n, size_t piece, size_t* begin, size_t* end) {
+    *begin = counter.fetch_add(piece, std::memory_order_relaxed);
+    *end = std::min(*begin + piece, n);
+    return *begin < n;
+}
+
+}  // namespace stretto
