@@ -89,7 +89,7 @@ class Batch:
         return row
 
     def probe(self, cells: ArrayLike) -> None:
-        """Ask how much attention these cells get: `received` has the mean over layers and heads of each row."""
+        """Ask for the attention these cells get: `received`, for each row the mean over layers and heads."""
         array = np.asarray(cells)
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
             raise InvalidRequest(f"probe takes a list of cells, not {array.dtype} of shape {array.shape}")
