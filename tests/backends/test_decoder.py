@@ -57,6 +57,7 @@ def plain(**changes):
     spec = {
         "n_vocab": ROWS, "n_embd": COLUMNS, "n_ff": 32, "n_head": 4, "n_kv_head": 2, "head_size": 16,
         "norm_eps": 1e-5, "attention_scale": 0.25, "embedding_scale": 1.0, "activation": "silu",
+        "attention_cap": 0.0, "logit_cap": 0.0,
         "qkv_bias": False, "qk_norm": False, "post_norm": False, "tied": False,
         "ropes": [{"frequencies": [1.0] * 8, "pairs": "halves", "magnitude": 1.0}], "layers": [],
     }  # fmt: skip
@@ -96,6 +97,7 @@ def batch_arguments(n, n_cells=64, **changes):
         "wanted": cells.copy(),
         "vectors": {},
         "hidden": False,
+        "probes": int32(),
     }
     return {**arguments, **changes}
 
@@ -354,6 +356,9 @@ BAD_BATCHES = {
     "a text for a vector": {"vectors": {0: "a"}},
     "vectors that are a list": {"vectors": []},
     "tokens that are none": {"tokens": None},
+    "a probe too large": {"probes": int32(0, 64)},
+    "a negative probe": {"probes": int32(-1)},
+    "probes of 64 bits": {"probes": np.arange(2)},
     "hidden that is no bool": {"hidden": "yes"},
 }
 
@@ -405,6 +410,7 @@ def decoder(n_cells=64, threads=1, **changes):
     spec = {
         "n_vocab": 8, "n_embd": 32, "n_ff": 32, "n_head": 4, "n_kv_head": 2, "head_size": 16,
         "norm_eps": 1e-5, "attention_scale": 0.25, "embedding_scale": 1.0, "activation": "silu",
+        "attention_cap": 0.0, "logit_cap": 0.0,
         "qkv_bias": False, "qk_norm": False, "post_norm": False, "tied": True,
         "ropes": [{"frequencies": [1.0] * 8, "pairs": "halves", "magnitude": 1.0}], "layers": [(0, 0)],
     }
