@@ -67,8 +67,9 @@ def kernels(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("kv", ["f16", "q8"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "kv"), [(name, "f16") for name in NAMES] + [("llama", "q8"), ("gemma3-linear", "q8")]
+)
 def test_chunks_threads_and_layouts(kernels, name, kv):
     text = words(45)
     alone = text_logits(tiny_native(name, kv=kv), text)
@@ -353,6 +354,17 @@ def test_generating_alone_in_a_list_and_streamed(llm, options):
     assert "".join(token.text for token in pieces) == alone[1].text
     assert stream.result.logprobs == alone[1].logprobs
     assert llm.cells.n_used == 0
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 7}], ids=["greedy", "seeded"])
+def test_the_fused_loop_is_the_python_loop(llm, options):
+    options = {"max_tokens": 8, "ignore_eos": True, **options}
+    by_python, fused = (
+        [llm.generate(prompt, loop=loop, **options).tokens for prompt in PROMPTS]
+        for loop in ("python", "fused")
+    )
+    assert fused == by_python
+    assert [result.tokens for result in llm.generate(PROMPTS, loop="auto", **options)] == by_python
 
 
 def test_streams_that_take_turns(llm):
