@@ -8,9 +8,7 @@
 #include <new>
 #include <stdexcept>
 
-#if defined(__linux__)
 #include <sys/mman.h>
-#endif
 
 #include "rope.h"
 
@@ -19,26 +17,50 @@ namespace stretto {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kChunkBytes = size_t{16} << 20;
 
 }  // namespace
 
+// Large ones are mapped, so that the system gets them back when they are freed.
 Buffer::Buffer(size_t bytes, bool sparse) : bytes_(bytes) {
     if (!bytes) return;
-    const size_t alignment = bytes >= kHugePage ? kHugePage : 64;
-    void* data = nullptr;
-    if (posix_memalign(&data, alignment, (bytes + 63) / 64 * 64)) throw std::bad_alloc();
+    if (bytes >= kHugePage) {
+        if (bytes > SIZE_MAX - 2 * kHugePage) throw std::bad_alloc();
+        // One huge page more than asked for, so that the data can begin at a huge page's border.
+        mapped_bytes_ = (bytes + kHugePage - 1) / kHugePage * kHugePage + kHugePage;
+        mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (mapped_ == MAP_FAILED) {
+            mapped_ = nullptr;
+            throw std::bad_alloc();
+        }
+        const auto address = reinterpret_cast<uintptr_t>(mapped_);
+        data_ = static_cast<uint8_t*>(mapped_) + ((address + kHugePage - 1) / kHugePage * kHugePage - address);
 #if defined(__linux__)
-    // A wish; nothing depends on it.
-    if (bytes >= kHugePage) madvise(data, bytes, sparse ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
+        // A wish; nothing depends on it.
+        madvise(data_, bytes, sparse ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
+#else
+        (void)sparse;
 #endif
+        return;
+    }
+    void* data = nullptr;
+    if (posix_memalign(&data, 64, (bytes + 63) / 64 * 64)) throw std::bad_alloc();
     data_ = static_cast<uint8_t*>(data);
 }
 
-Buffer::~Buffer() { std::free(data_); }
+Buffer::~Buffer() {
+    if (mapped_) {
+        munmap(mapped_, mapped_bytes_);
+    } else {
+        std::free(data_);
+    }
+}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
+    std::swap(mapped_, other.mapped_);
+    std::swap(mapped_bytes_, other.mapped_bytes_);
     return *this;
 }
 
@@ -58,13 +80,23 @@ Decoder::Decoder(Config config, size_t n_cells, CacheType cache, int threads, co
       pool_(threads),
       layers_(config_.layers.size()) {
     head_bytes_ = head_bytes(cache, config_.head_size);
+    // In floating point, which cannot wrap around.
+    const double bytes = 2.0 * static_cast<double>(layers_.size()) * static_cast<double>(config_.n_kv_head) *
+                         static_cast<double>(n_cells) * static_cast<double>(head_bytes_);
+    if (bytes > 0x1p46) throw std::invalid_argument("a cache of this size cannot be; ask for fewer cells");
     cache_ = Buffer(layers_.size() * 2 * config_.n_kv_head * n_cells * head_bytes_, true);
 }
 
-size_t Decoder::weight_bytes() const {
-    size_t sum = 0;
-    for (const Buffer& buffer : weights_) sum += buffer.size();
-    return sum;
+uint8_t* Decoder::take_weights(size_t bytes) {
+    const size_t needed = (bytes + 63) / 64 * 64;
+    if (weights_.empty() || weights_.back().size() - chunk_used_ < needed) {
+        weights_.emplace_back(std::max(needed, kChunkBytes));
+        chunk_used_ = 0;
+    }
+    uint8_t* at = weights_.back().data() + chunk_used_;
+    chunk_used_ += needed;
+    weight_bytes_ += bytes;
+    return at;
 }
 
 Matrix* Decoder::matrix_named(const std::string& name) {
@@ -124,8 +156,7 @@ void Decoder::pack_rows(const std::string& name, int format, size_t rows, size_t
     if (!matrix || !layout_of(format, &layout)) throw std::invalid_argument("no use for the matrix " + name);
     if (!matrix->data) {
         *matrix = matrix_for(layout, rows, columns);
-        weights_.emplace_back(matrix->bytes());
-        matrix->data = weights_.back().data();
+        matrix->data = take_weights(matrix->bytes());
         matrix->format = format;
     }
     const bool last = matrix->ready + count == rows;

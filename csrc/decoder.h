@@ -39,7 +39,7 @@ public:
     // `sparse`: only parts of it may ever be used, so they should not drag whole huge pages in.
     explicit Buffer(size_t bytes, bool sparse = false);
     ~Buffer();
-    Buffer(Buffer&& other) noexcept : data_(other.data_), bytes_(other.bytes_) { other.data_ = nullptr; }
+    Buffer(Buffer&& other) noexcept { *this = std::move(other); }
     Buffer& operator=(Buffer&& other) noexcept;
     uint8_t* data() const { return data_; }
     size_t size() const { return bytes_; }
@@ -49,6 +49,8 @@ public:
 private:
     uint8_t* data_ = nullptr;
     size_t bytes_ = 0;
+    void* mapped_ = nullptr;  // where a large one begins and how long it is
+    size_t mapped_bytes_ = 0;
 };
 
 // A batch as the engine placed it. All arrays belong to the caller, and have been checked.
@@ -74,7 +76,7 @@ public:
     const Kernels& kernels() const { return *kernels_; }
     size_t n_cells() const { return n_cells_; }
     int threads() const { return pool_.size(); }
-    size_t weight_bytes() const;
+    size_t weight_bytes() const { return weight_bytes_; }
     size_t cache_bytes() const { return cache_.size(); }
 
     // A matrix as a whole, left in the file's format; the bytes must stay.
@@ -105,6 +107,7 @@ private:
                   uint8_t* tile) const;
     Matrix* matrix_named(const std::string& name);
     std::vector<float>* vector_named(const std::string& name);
+    uint8_t* take_weights(size_t bytes);
     uint8_t* head_of(size_t layer, size_t cell, bool value, size_t head) const;
 
     void run(Plan& plan, int thread);
@@ -121,7 +124,9 @@ private:
     std::vector<Layer> layers_;
     Matrix embedding_, output_;
     std::vector<float> output_norm_;
-    std::vector<Buffer> weights_;
+    std::vector<Buffer> weights_;   // chunks, each with many matrices: few pages, and all of them huge
+    size_t chunk_used_ = 0;         // of the last chunk
+    size_t weight_bytes_ = 0;
     Buffer cache_;      // [layer][K, V][head][cell]
     size_t head_bytes_; // of one head's K or V in one cell
     std::vector<float> received_;

@@ -34,10 +34,17 @@ void spin(Done done) {
 }  // namespace
 
 Pool::Pool(int threads) : size_(threads) {
-    for (int i = 1; i < threads; ++i) threads_.emplace_back([this, i] { work(i); });
+    try {
+        for (int i = 1; i < threads; ++i) threads_.emplace_back([this, i] { work(i); });
+    } catch (...) {  // the system gives no more; those that run must not be left waiting
+        stop();
+        throw;
+    }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
     {
         std::lock_guard<std::mutex> lock(mutex_);
         stop_ = true;

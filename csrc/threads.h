@@ -28,6 +28,7 @@ public:
 
 private:
     void work(int thread);
+    void stop();
 
     int size_;
     std::vector<std::thread> threads_;
