@@ -4,18 +4,20 @@
 #   make chat PROMPT="What is 2+2?" one answer
 #   make chat MODEL=./mine.gguf     another model
 #   make test                       all tests
+#   make asan                       the native core's tests under sanitizers (gcc)
+#   make check-arm                  the ARM kernels, compiled here and run by qemu
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-NATIVE := CMakeLists.txt $(wildcard csrc/*)
+NATIVE := CMakeLists.txt $(wildcard csrc/* csrc/kernels/*)
 
 # These reach the command as they were typed: no shell and no make looks for $ or quotes in them.
 unexport PROMPT MODEL
 chat: export STRETTO_PROMPT := $(value PROMPT)
 chat: export STRETTO_MODEL  := $(or $(value MODEL),smollm2)
 
-.PHONY: chat test check format bench clean
+.PHONY: chat test check format bench asan check-arm clean
 
 chat: $(VENV)/.installed
 	@if [ -n "$$STRETTO_PROMPT" ]; \
@@ -39,6 +41,37 @@ format: $(VENV)/.dev
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/open_gguf.py
 	$(BIN)/python benchmarks/tokenizer.py
+
+# The module is built apart, into build/asan, with the tools of .venv beside it. -S keeps the interpreter from
+# reading the .pth files of .venv, one of which leads to the usual module. The C++ library has to be there
+# before the sanitizer, which wraps its exceptions; an interpreter never frees all it has, so leaks are not
+# looked for. Tests that start a Python of their own, or take away its memory, are left out.
+ASAN_TESTS := tests/backends/test_ops.py tests/backends/test_decoder.py tests/weights/test_formats.py \
+              tests/weights/test_gguf.py tests/weights/test_gguf_fuzz.py
+asan: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/asan/site --config-settings \
+	    build-dir=build/asan/cmake --config-settings cmake.build-type=RelWithDebInfo \
+	    --config-settings cmake.define.STRETTO_SANITIZE=ON --config-settings install.strip=false .
+	PYTHONPATH=build/asan/site:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	    LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	    $(BIN)/python -S -m pytest --quiet -p no:cacheprovider $(ASAN_TESTS) \
+	    -k "not ends_the_process and not more_threads"
+
+ARM      := aarch64-linux-gnu-g++
+ARM_QEMU := qemu-aarch64
+ARM_FLAGS := -std=c++17 -O3 -Wall -Wextra -Werror -ffp-contract=off -Icsrc
+check-arm:
+	@if ! command -v $(ARM) >/dev/null || ! command -v $(ARM_QEMU) >/dev/null; \
+	then echo 'skipped: $(ARM) and $(ARM_QEMU) are needed (Debian: g++-aarch64-linux-gnu, qemu-user)'; \
+	else $(MAKE) --no-print-directory build/arm/kernels_check && $(ARM_QEMU) -cpu max build/arm/kernels_check neon; \
+	fi
+
+build/arm/kernels_check: tests/native/kernels_check.cpp $(NATIVE)
+	@mkdir -p $(@D)
+	$(ARM) $(ARM_FLAGS) -march=armv8.2-a+dotprod+fp16 -c csrc/kernels/neon.cpp -o build/arm/neon.o
+	$(ARM) $(ARM_FLAGS) -static -o $@ $< build/arm/neon.o csrc/formats.cpp csrc/kquants.cpp csrc/pack.cpp \
+	    csrc/kernels/select.cpp csrc/kernels/portable.cpp
 
 clean:
 	rm -rf $(VENV) build dist

@@ -189,9 +189,7 @@ def test_random_mutations(valid, capsys):
 
 def test_deep_nesting_is_refused():
     def nest(depth):
-        value = struct.pack("<IQ", ValueType.INT32, 0)
-        for _ in range(depth):
-            value = struct.pack("<IQ", ValueType.ARRAY, 1) + value
+        value = struct.pack("<IQ", ValueType.ARRAY, 1) * depth + struct.pack("<IQ", ValueType.INT32, 0)
         key = struct.pack("<Q", 1) + b"k" + struct.pack("<I", ValueType.ARRAY)
         return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + value
 

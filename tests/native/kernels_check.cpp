@@ -1,0 +1,361 @@
+// The kernel sets of a machine against the portable one, without Python: for machines that are only emulated,
+// and for compilers that the module is not built with.
+//
+//     kernels_check [set …]       all that the machine can run, if none is named
+//
+// tests/backends/test_ops.py asks more, where Python runs.
+
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "half.h"
+#include "kernels/kernels.h"
+
+namespace stretto {
+
+namespace {
+
+int failures = 0, checks = 0;
+
+void check(bool fine, const char* what, ...) __attribute__((format(printf, 2, 3)));
+
+void check(bool fine, const char* what, ...) {
+    ++checks;
+    if (fine) return;
+    ++failures;
+    std::va_list arguments;
+    va_start(arguments, what);
+    std::fputs("FAILED  ", stderr);
+    std::vfprintf(stderr, what, arguments);
+    std::fputc('\n', stderr);
+    va_end(arguments);
+}
+
+// The same numbers on every machine.
+struct Random {
+    uint64_t state;
+
+    uint32_t bits() {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        return static_cast<uint32_t>(state >> 32);
+    }
+    float uniform() { return static_cast<float>(bits() >> 8) * 0x1p-23f - 1.0f; }  // from −1 to 1
+    std::vector<float> floats(size_t n, float scale = 1.0f) {
+        std::vector<float> x(n);
+        for (float& value : x) value = uniform() * scale;
+        return x;
+    }
+};
+
+bool same(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(float));
+}
+
+bool none_finite(const float* x, size_t n) {
+    for (size_t i = 0; i < n; ++i) {
+        if (std::isfinite(x[i])) return false;
+    }
+    return true;
+}
+
+// Whether |a − b| ≤ relative × |b| + absolute everywhere.
+bool close(const std::vector<float>& a, const std::vector<float>& b, float relative, float absolute) {
+    for (size_t i = 0; i < a.size(); ++i) {
+        if (!(std::fabs(a[i] - b[i]) <= relative * std::fabs(b[i]) + absolute)) return false;
+    }
+    return a.size() == b.size();
+}
+
+// -- products --
+
+struct Rows {
+    size_t n, columns;
+    std::vector<int8_t> q;
+    std::vector<float> x, scale, scaled;
+    std::vector<int32_t> sums;
+
+    Rows(const Kernels& kernel, std::vector<float> numbers, size_t n_columns)
+        : n(numbers.size() / n_columns), columns(n_columns), q(numbers.size()), x(std::move(numbers)),
+          scale(q.size() / kBlock), scaled(q.size() / kBlock), sums(q.size() / 16) {
+        for (size_t row = 0; row < n; ++row) {
+            kernel.quantize(x.data() + row * columns, columns, q.data() + row * columns,
+                            scale.data() + row * columns / kBlock, scaled.data() + row * columns / kBlock,
+                            sums.data() + row * columns / 16);
+        }
+    }
+    std::vector<float> times(const Kernels& kernel, const Matrix& w, size_t first, size_t count) {
+        const size_t at = first * columns;
+        const Quantized a{q.data() + at, scale.data() + at / kBlock, scaled.data() + at / kBlock, sums.data() + at / 16};
+        std::vector<float> out(count * w.rows);
+        kernel.matmul(w, a, x.data() + at, count, 0, w.panels(), out.data(), w.rows);
+        return out;
+    }
+};
+
+struct Weights {
+    std::vector<uint8_t> bytes;
+    Matrix matrix;
+};
+
+void put_float(Random& random, Layout layout, uint8_t* at) {
+    const float value = random.uniform();
+    const uint32_t bits = bits_of_float(value);
+    if (layout == Layout::kF32) {
+        std::memcpy(at, &value, 4);
+    } else {
+        store16(at, layout == Layout::kF16 ? float_to_half(value) : static_cast<uint16_t>(bits >> 16));
+    }
+}
+
+// Random numbers of a layout; `extreme` puts the quants at the ends of their range and makes all scales 1.
+Weights weights_of(Random& random, Layout layout, size_t rows, size_t columns, bool extreme) {
+    const uint8_t ends[] = {0, 255, 15, 240, 128, 127};
+    Weights w;
+    w.matrix = matrix_for(layout, rows, columns);
+    w.bytes.resize(w.matrix.bytes());
+    w.matrix.data = w.bytes.data();
+    if (is_float(layout)) {
+        const size_t size = layout == Layout::kF32 ? 4 : 2;
+        for (size_t at = 0; at < w.bytes.size(); at += size) put_float(random, layout, w.bytes.data() + at);
+        return w;
+    }
+    const Shape shape = shape_of(layout);
+    for (size_t block = 0; block < w.bytes.size(); block += shape.block_bytes()) {
+        uint8_t* at = w.bytes.data() + block;
+        for (size_t i = 0; i < shape.head_bytes() / (shape.half ? 2 : 4); ++i) {
+            const float scale = extreme ? 1.0f : random.uniform() * 0.1f;
+            if (shape.half) {
+                store16(at + 2 * i, float_to_half(scale));
+            } else {
+                std::memcpy(at + 4 * i, &scale, 4);
+            }
+        }
+        for (size_t i = shape.head_bytes(); i < shape.block_bytes(); ++i) {
+            at[i] = extreme ? ends[random.bits() % 6] : static_cast<uint8_t>(random.bits());
+        }
+    }
+    return w;
+}
+
+void check_products(const Kernels& kernel) {
+    constexpr Layout kLayouts[] = {Layout::kNibbles, Layout::kNibblesMin, Layout::kNibblesMinF, Layout::kBytes,
+                                   Layout::kBytesMinF, Layout::kBytes16F, Layout::kBytes16MinF, Layout::kF32,
+                                   Layout::kF16, Layout::kBF16};
+    Random random{1};
+    for (const Layout layout : kLayouts) {
+        const int name = static_cast<int>(layout);
+        for (const size_t rows : {1, 15, 16, 17, 50}) {
+            for (const size_t columns : {32, 96, 512}) {
+                const Weights w = weights_of(random, layout, rows, columns, false);
+                Rows ours(kernel, random.floats(33 * columns), columns);
+                Rows theirs(kPortable, ours.x, columns);
+                const std::vector<float> whole = ours.times(kernel, w.matrix, 0, 33);
+                const float large = static_cast<float>(columns) * (is_float(layout) ? 1.0f : 26.0f);
+                check(close(whole, theirs.times(kPortable, w.matrix, 0, 33), 0.0f, large * 1e-6f),
+                      "product, layout %d, %zu × %zu", name, rows, columns);
+                for (const size_t n : {1, 2, 3, 5, 6, 7, 16, 17}) {
+                    const std::vector<float> some = ours.times(kernel, w.matrix, 33 - n, n);
+                    check(same(some, {whole.end() - static_cast<std::ptrdiff_t>(n * rows), whole.end()}),
+                          "same bits, layout %d, %zu × %zu, batch of %zu", name, rows, columns, n);
+                }
+            }
+        }
+        const Weights w = weights_of(random, layout, 40, 256, true);
+        std::vector<float> x(9 * 256);
+        for (float& value : x) value = random.bits() & 1 ? 127.0f : -127.0f;
+        Rows ours(kernel, x, 256), theirs(kPortable, x, 256);
+        if (!is_float(layout)) {
+            check(same(ours.times(kernel, w.matrix, 0, 9), theirs.times(kPortable, w.matrix, 0, 9)),
+                  "whole numbers are exact, layout %d", name);
+        }
+        x[40] = NAN;
+        x[256 + 200] = INFINITY;
+        const std::vector<float> bad = Rows(kernel, x, 256).times(kernel, w.matrix, 0, 9);
+        check(none_finite(bad.data(), 80), "NaN and infinity show, layout %d", name);
+    }
+}
+
+// -- rows --
+
+void check_rows(const Kernels& kernel) {
+    Random random{2};
+    for (const float scale : {0.0f, 1e-45f, 1e-40f, 1e-37f, 1e-3f, 1.0f, 1e30f}) {
+        std::vector<float> x = random.floats(4 * 96, scale);
+        for (int pass = 0; pass < 2; ++pass) {
+            const Rows a(kernel, x, 96), b(kPortable, x, 96);
+            const bool finite = same(a.scaled, b.scaled) || pass;  // NaN may have any bits
+            check(a.q == b.q && a.sums == b.sums && same(a.scale, b.scale) && finite, "quantize at %g", double{scale});
+            x[3] = -INFINITY;
+            x[200] = INFINITY;
+        }
+    }
+    for (const size_t n : {1, 15, 16, 17, 100, 576}) {
+        const std::vector<float> x = random.floats(n, 4.0f), y = random.floats(n);
+        std::vector<float> a(n), b(n);
+        kernel.rms_norm(x.data(), y.data(), n, 1e-5f, a.data());
+        kPortable.rms_norm(x.data(), y.data(), n, 1e-5f, b.data());
+        check(close(a, b, 1e-5f, 0.0f), "rms_norm of %zu", n);
+        auto both = [&](auto pick) {
+            a = b = x;
+            pick(kernel)(a.data(), y.data(), n);
+            pick(kPortable)(b.data(), y.data(), n);
+        };
+        both([](const Kernels& k) { return k.add; });
+        check(same(a, b), "add of %zu", n);
+        both([](const Kernels& k) { return k.silu; });
+        check(close(a, b, 1e-5f, 1e-30f), "silu of %zu", n);
+        both([](const Kernels& k) { return k.gelu; });
+        check(close(a, b, 1e-5f, 1e-30f), "gelu of %zu", n);
+    }
+    const std::vector<float> far = {-1e30f, -200.0f, -88.0f, 88.0f, 200.0f, 1e30f, 0.0f, -0.0f}, one(8, 1.0f);
+    for (const auto activation : {&Kernels::silu, &Kernels::gelu}) {
+        std::vector<float> a = far, b = far;
+        (kernel.*activation)(a.data(), one.data(), 8);
+        (kPortable.*activation)(b.data(), one.data(), 8);
+        check(close(a, b, 1e-5f, 1e-7f), "an activation far out");
+    }
+}
+
+// -- the cache and attention --
+
+void check_heads(const Kernels& kernel) {
+    Random random{3};
+    for (const CacheType type : {CacheType::kHalf, CacheType::kQ8}) {
+        for (const size_t size : {1, 8, 20, 64, 80, 128}) {
+            for (const float scale : {0.0f, 1e-8f, 1e-4f, 1.0f, 3e4f, 1e6f}) {
+                const std::vector<float> x = random.floats(size, scale);
+                std::vector<uint8_t> a(head_bytes(type, size)), b(a);
+                kernel.store_head(type, x.data(), size, a.data());
+                kPortable.store_head(type, x.data(), size, b.data());
+                check(a == b, "store_head of %zu at %g", size, double{scale});
+                std::vector<float> c(padded(size)), d(c);
+                kernel.load_head(type, b.data(), size, c.data());
+                kPortable.load_head(type, b.data(), size, d.data());
+                check(same(c, d), "load_head of %zu at %g", size, double{scale});
+            }
+        }
+    }
+    std::vector<uint16_t> halves(1 << 16);
+    std::vector<float> numbers(halves.size());
+    for (size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<uint16_t>(i);
+    kernel.load_head(CacheType::kHalf, reinterpret_cast<const uint8_t*>(halves.data()), halves.size(), numbers.data());
+    bool equal = true;
+    for (size_t i = 0; i < halves.size(); ++i) {
+        const float expected = half_to_float(halves[i]);
+        equal &= std::isnan(expected) ? std::isnan(numbers[i]) : bits_of_float(numbers[i]) == bits_of_float(expected);
+    }
+    check(equal, "every half");
+}
+
+// Attention of rows with views of scattered cells: floats [rows][group][size].
+std::vector<float> attend(const Kernels& kernel, Attention a, size_t last) {
+    const size_t count = a.rows * a.group, width = padded(a.head_size);
+    std::vector<float> scratch(attention_scratch(a.head_size));
+    a.scratch = scratch.data();
+    std::vector<float> max[2], sum[2], out[2];
+    Partial parts[2];
+    for (int i = 0; i < 2; ++i) {
+        max[i].resize(count);
+        sum[i].resize(count);
+        out[i].resize(count * width);
+        parts[i] = {max[i].data(), sum[i].data(), out[i].data()};
+    }
+    for (size_t at = 0; at < last; at += kSpan) {
+        kernel.attend(a, at, at + kSpan < last ? at + kSpan : last, parts[at > 0]);
+        if (at) kernel.merge(count, a.head_size, parts[0], parts[1]);
+    }
+    std::vector<float> result(count * a.head_size);
+    for (size_t i = 0; i < count; ++i) {
+        for (size_t j = 0; j < a.head_size; ++j) result[i * a.head_size + j] = out[0][i * width + j] / sum[0][i];
+    }
+    return result;
+}
+
+void check_attention(const Kernels& kernel, CacheType type, size_t size, size_t group, size_t length) {
+    Random random{length * 1000 + size};
+    const size_t rows = 5, stride = head_bytes(type, size);
+    std::vector<uint8_t> keys(length * stride), values(length * stride);
+    for (size_t cell = 0; cell < length; ++cell) {
+        kPortable.store_head(type, random.floats(size).data(), size, keys.data() + cell * stride);
+        kPortable.store_head(type, random.floats(size).data(), size, values.data() + cell * stride);
+    }
+    std::vector<int32_t> view(length), begins(rows, 0), ends(rows);
+    for (size_t i = 0; i < length; ++i) view[i] = static_cast<int32_t>(i);
+    for (size_t i = length - 1; i > 0; --i) std::swap(view[i], view[random.bits() % (i + 1)]);
+    for (size_t row = 0; row < rows; ++row) {
+        ends[row] = static_cast<int32_t>(length > 2 * row ? length - 2 * row : 1);
+        if (row % 2 && ends[row] > 20) begins[row] = ends[row] - 20;
+    }
+    std::vector<float> queries = random.floats(rows * group * size, 4.0f);
+    Attention a{};
+    a.type = type;
+    a.keys = keys.data();
+    a.values = values.data();
+    a.cell_stride = stride;
+    a.view = view.data();
+    a.head_size = size;
+    a.group = group;
+    a.scale = 1.0f / std::sqrt(static_cast<float>(size));
+    a.queries = queries.data();
+    a.query_stride = group * size;
+    a.begins = begins.data();
+    a.ends = ends.data();
+    a.rows = rows;
+    const std::vector<float> whole = attend(kernel, a, length);
+    check(close(whole, attend(kPortable, a, length), 0.0f, 1e-5f), "attention, %zu × %zu, length %zu", group, size, length);
+    const size_t one = group * size;
+    for (size_t row = 0; row < rows; ++row) {
+        Attention alone = a;
+        alone.queries += row * one;
+        alone.begins += row;
+        alone.ends += row;
+        alone.rows = 1;
+        const auto at = whole.begin() + static_cast<std::ptrdiff_t>(row * one);
+        check(same(attend(kernel, alone, length), {at, at + static_cast<std::ptrdiff_t>(one)}),
+              "same bits of row %zu, %zu × %zu, length %zu", row, group, size, length);
+    }
+    queries[0] = NAN;
+    check(none_finite(attend(kernel, a, length).data(), size), "attention, NaN shows");
+}
+
+void check_set(const Kernels& kernel) {
+    check_products(kernel);
+    check_rows(kernel);
+    check_heads(kernel);
+    size_t group = 0;
+    for (const CacheType type : {CacheType::kHalf, CacheType::kQ8}) {
+        for (const size_t size : {8, 16, 64, 80, 128, 256}) {
+            for (const size_t length : {1, 31, 32, 33, 511, 512, 513, 1100}) {
+                check_attention(kernel, type, size, 1 + group++ % 8, length);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+}  // namespace stretto
+
+int main(int count, char** names) {
+    std::vector<const char*> wanted(names + 1, names + count);
+    if (wanted.empty()) {
+        for (const char* name : {"avx512", "avx2", "neon", "portable"}) {
+            if (stretto::kernels_named(name)) wanted.push_back(name);
+        }
+    }
+    for (const char* name : wanted) {
+        const stretto::Kernels* kernel = stretto::kernels_named(name);
+        if (!kernel) {
+            std::fprintf(stderr, "this machine cannot run the kernels '%s'\n", name);
+            return 2;
+        }
+        stretto::checks = stretto::failures = 0;
+        stretto::check_set(*kernel);
+        std::printf("%s: %d checks, %d failed\n", name, stretto::checks, stretto::failures);
+        if (stretto::failures) return 1;
+    }
+    return 0;
+}
