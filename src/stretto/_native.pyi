@@ -31,7 +31,6 @@ def sample(
     biased: NDArray[np.int32],
     bias: NDArray[np.float32],
 ) -> int: ...
-
 def uniform(seed: int, index: int, draw: int) -> float: ...
 
 class Decoder:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from stretto.backends.base import Batch
 from stretto.bench.speed import TEMPERATURES, Sampling
@@ -21,6 +21,7 @@ from stretto.sampling.params import check_integer
 
 PARTS = ("forward", "sampling", "detokenizing", "cells and batch")
 REST = "rest"
+FUSED = "fused"
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Loop:
     """A loop and how its tokens are chosen: tokens a second, one sample a round, and its parts.
 
     `parts` are microseconds a step, one sample a round: `forward`, `sampling`, `detokenizing`,
-    `cells and batch` and the `rest`.
+    `cells and batch` and the `rest`. The fused loop has none: it does not come back to Python.
     """
 
     loop: str
@@ -52,8 +53,8 @@ class Loop:
 
     @property
     def sampling_share(self) -> float:
-        """Sampling as a share of the forward pass."""
-        return self.part("sampling") / self.part("forward")
+        """Sampling as a share of the forward pass; 0 where it was not measured."""
+        return self.part("sampling") / self.part("forward") if self.parts else 0.0
 
 
 def loops(
@@ -62,11 +63,13 @@ def loops(
     """Compare the loops, greedy and with the default sampler; they take turns within a round.
 
     >>> [loop.loop for loop in loops(llm)]
-    ['llm.stream', 'seq.step', 'llm.stream', 'seq.step']
+    ['llm.stream', 'seq.step', 'fused', 'llm.stream', 'seq.step', 'fused']
     """
     check_integer("tokens", tokens, 1, 1 << 20)
     check_integer("rounds", rounds, 1, 1 << 20)
     ways: dict[str, Callable[[LLM, int, Sampling], float]] = {"llm.stream": _stream, "seq.step": _step}
+    if llm.backend.capabilities.fused:
+        ways[FUSED] = _fused
     found = [Loop(name, sampling) for sampling in TEMPERATURES for name in ways]
     for run in ways.values():
         run(llm, min(8, tokens), "default")  # warms up
@@ -75,6 +78,8 @@ def loops(
             note(f"round {number} of {rounds}: {each.loop}, {each.sampling}")
             run = ways[each.loop]
             each.samples.append(tokens / run(llm, tokens, each.sampling))
+            if each.loop == FUSED:
+                continue
             with _clocked(llm) as clock:
                 whole = run(llm, tokens, each.sampling)
             clock[REST] = whole - sum(clock[part] for part in PARTS)
@@ -83,14 +88,19 @@ def loops(
     return found
 
 
-def _stream(llm: LLM, tokens: int, sampling: Sampling) -> float:
+def _stream(llm: LLM, tokens: int, sampling: Sampling, loop: Literal["python", "fused"] = "python") -> float:
     """The seconds of a stream; its prompt is a token, so every step is a pass over one."""
     begun = time.perf_counter()
     for _ in llm.stream(
-        [0], max_tokens=tokens, temperature=TEMPERATURES[sampling], ignore_eos=True, seed=0, loop="python"
+        [0], max_tokens=tokens, temperature=TEMPERATURES[sampling], ignore_eos=True, seed=0, loop=loop
     ):
         pass
     return time.perf_counter() - begun
+
+
+def _fused(llm: LLM, tokens: int, sampling: Sampling) -> float:
+    """The seconds of a stream by the native loop."""
+    return _stream(llm, tokens, sampling, "fused")
 
 
 def _step(llm: LLM, tokens: int, sampling: Sampling) -> float:

@@ -72,7 +72,7 @@ def loops(
     threads: o.Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Compare llm.stream with seq.step(), and show where a step's time goes."""
+    """Compare llm.stream, seq.step() and the fused loop, and show where a step's time goes."""
     from stretto import bench as benchmarks
     from stretto.cli.output import print_json
 
@@ -172,8 +172,9 @@ def _print_loops(model: str, n_vocab: int, found: list[Loop]) -> None:
     figures = ("tok/s", *parts, "sampling / forward")
     listing = table("loop", "sampling", *figures, right=figures)
     for each in found:
-        times = [f"{each.part(name):,.1f}" for name in parts]
-        listing.add_row(each.loop, each.sampling, f"{each.median:.1f}", *times, f"{each.sampling_share:.2%}")
+        times = [f"{each.part(name):,.1f}" if each.parts else "–" for name in parts]
+        share = f"{each.sampling_share:.2%}" if each.parts else "–"
+        listing.add_row(each.loop, each.sampling, f"{each.median:.1f}", *times, share)
     screen = console()
     screen.print(f"{clean(model)}, {n_vocab:,} tokens in the vocabulary; parts in µs a step")
     screen.print(listing)
