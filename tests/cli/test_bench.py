@@ -78,10 +78,10 @@ def test_loops_as_json(run, tiny):
     (document,) = json.loads(output)
     assert (code, errors) == (0, "")
     assert document["n_vocab"] == 300
-    assert len(document["loops"]) == 4
+    assert [each["loop"] for each in document["loops"]] == ["llm.stream", "seq.step", "fused"] * 2
     for each in document["loops"]:
         assert each["median"] > 0
-        assert each["sampling_share"] > 0
+        assert (each["sampling_share"] > 0) == (each["loop"] != "fused")
         assert all(min(values) > 0 for values in each["parts"].values())
 
 
