@@ -75,6 +75,11 @@ class Cells:
         """int32[n]: the positions of `view(sequence)`."""
         return self.positions[self.view(sequence)]
 
+    def count(self, sequence: int) -> int:
+        """How many cells the sequence has."""
+        view = self._views.get(_id(sequence))
+        return len(view) if view else 0
+
     def end(self, sequence: int) -> int:
         """The position after the sequence's last, 0 for one without cells."""
         view = self._views.get(_id(sequence))
@@ -95,12 +100,10 @@ class Cells:
 
         All or nothing: without enough free cells nothing changes and `CacheFull` is raised.
         """
-        tokens, positions = _ints(tokens, "tokens", -1), _ints(positions, "positions", 0)
-        n = len(tokens)
-        if len(positions) != n or len(sequences) != n:
-            raise InvalidRequest(
-                f"{n} tokens, {len(positions)} positions and {len(sequences)} sets of sequences"
-            )
+        what, where = _ints(tokens, "tokens", -1), _ints(positions, "positions", 0)
+        n = len(what)
+        if len(where) != n or len(sequences) != n:
+            raise InvalidRequest(f"{n} tokens, {len(where)} positions and {len(sequences)} sets of sequences")
         known: dict[tuple[int, ...], list[int]] = {}
         sets = [known.get(key) or known.setdefault(key, _ids(key)) for key in map(tuple, sequences)]
         if n > len(self._free):
@@ -111,8 +114,8 @@ class Cells:
         taken = self._free[: -n - 1 : -1]
         del self._free[len(self._free) - n :]
         cells = np.array(taken, np.int32)
-        self.positions[cells] = positions
-        self.tokens[cells] = tokens
+        self.positions[cells] = where
+        self.tokens[cells] = what
         self._shares[cells] = [len(members) for members in sets]
         # Rows come in runs of one set: a prompt is a long one, a decoding sequence a single row.
         start = 0
@@ -123,8 +126,7 @@ class Cells:
             for sequence in sets[start]:
                 view = self._view(sequence)
                 if stop - start == 1:
-                    where, what = int(positions[start]), int(tokens[start])
-                    view.append(taken[start], where, what, self.positions, self.tokens)
+                    view.append(taken[start], where[start], what[start], self.positions, self.tokens)
                 else:
                     view.extend(cells[start:stop], self.positions, self.tokens)
             start = stop
@@ -265,7 +267,7 @@ class Cells:
         return view.cells[first:last]
 
     def _cells(self, cells: ArrayLike) -> Ints:
-        chosen = _ints(cells, "cells", 0)
+        chosen = np.array(_ints(cells, "cells", 0), np.int32)
         if len(chosen) and chosen.max() >= self.n_cells:
             raise InvalidRequest(f"cell {chosen.max()} does not exist; there are {self.n_cells}")
         return chosen
@@ -286,13 +288,19 @@ def _ids(members: tuple[int, ...]) -> list[int]:
     return list(dict.fromkeys(map(_id, members)))
 
 
-def _ints(values: ArrayLike, name: str, least: int) -> Ints:
-    """A one-dimensional int32 array of `values`, none of them below `least`."""
-    array = np.asarray(values)
-    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-        raise InvalidRequest(f"{name} must be a list of integers, not {array.dtype} of shape {array.shape}")
-    if array.size and (array.min() < least or array.max() > MAX_POSITION):
+def _ints(values: ArrayLike, name: str, least: int) -> list[int]:
+    """`values` as a list of integers, none of them below `least`."""
+    if isinstance(values, (list, range)) and all(type(value) is int for value in values):
+        found: list[int] = list(values)
+    else:
+        array = np.asarray(values)
+        if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+            raise InvalidRequest(
+                f"{name} must be a list of integers, not {array.dtype} of shape {array.shape}"
+            )
+        found = array.tolist()
+    if found and (min(found) < least or max(found) > MAX_POSITION):
         raise InvalidRequest(
-            f"{name} must lie from {least} to {MAX_POSITION}, not {array.min()} to {array.max()}"
+            f"{name} must lie from {least} to {MAX_POSITION}, not {min(found)} to {max(found)}"
         )
-    return array.astype(np.int32)
+    return found

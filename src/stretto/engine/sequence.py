@@ -84,7 +84,7 @@ class Sequence:
     @property
     def n_pending(self) -> int:
         """How many tokens have no cell yet."""
-        return len(self._tokens) - len(self._engine.cells.view(self.id))
+        return len(self._tokens) - self._engine.cells.count(self.id)
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -231,7 +231,7 @@ class Sequence:
 
     def pending(self, most: int) -> tuple[list[int], int]:
         """Up to `most` of the tokens without cells, and the position of the first of them."""
-        n = len(self._engine.cells.view(self.id))
+        n = self._engine.cells.count(self.id)
         return self._tokens[n : n + most], self._start
 
     def computed(self, row: Row | None) -> None:
