@@ -277,14 +277,15 @@ void attend_spans(const Kernels& kernel, const Attention& a, Range seen, float* 
 // Attention of a block of rows that share a view: queries [rows][group][size], K and V [cells][size], which
 // go through the cache. Row r sees entries begins[r] … ends[r] − 1 of the view.
 Array3<float> attention(Input3<float> queries, Input2<float> keys, Input2<float> values, Input1<int32_t> view,
-                        Input1<int32_t> begins, Input1<int32_t> ends, float scale, const std::string& kv,
-                        const std::string& kernels) {
+                        Input1<int32_t> begins, Input1<int32_t> ends, float scale, float cap,
+                        const std::string& kv, const std::string& kernels) {
     const Kernels& kernel = kernels_for(kernels);
     const CacheType type = cache_type(kv);
     const size_t rows = queries.shape(0), group = queries.shape(1), size = queries.shape(2), cells = keys.shape(0);
     check_filled(rows, group);
     check_filled(cells, size);
     check_same(keys, values);
+    if (!(cap >= 0.0f)) fail("cap must not be negative");
     if (keys.shape(1) != size) fail("keys and queries must have the same head size");
     const Range seen = seen_by_rows(view, begins, ends, rows, cells);
 
@@ -306,8 +307,8 @@ Array3<float> attention(Input3<float> queries, Input2<float> keys, Input2<float>
         a.view = view.data();
         a.head_size = size;
         a.group = group;
-        a.cap = 0.0f;
-    a.scale = scale;
+        a.scale = scale;
+        a.cap = cap;
         a.queries = queries.data();
         a.query_stride = group * size;
         a.begins = begins.data();
@@ -345,7 +346,7 @@ void bind_ops(nb::module_& m) {
     ops.def("load_heads", &load_heads, nb::arg("data").noconvert(), nb::arg("head_size"), nb::arg("kv"), kernels);
     ops.def("attention", &attention, nb::arg("queries").noconvert(), nb::arg("keys").noconvert(),
             nb::arg("values").noconvert(), nb::arg("view").noconvert(), nb::arg("begins").noconvert(),
-            nb::arg("ends").noconvert(), nb::arg("scale"), nb::arg("kv") = "f16", kernels,
+            nb::arg("ends").noconvert(), nb::arg("scale"), nb::arg("cap") = 0.0f, nb::arg("kv") = "f16", kernels,
             "Attention of rows that share a view, with K and V as the cache holds them.");
 }
 

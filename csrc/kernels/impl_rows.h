@@ -39,9 +39,9 @@ void add_rows(float* x, const float* y, size_t n) {
     each_vector(n, [&](size_t i, size_t m) { store_some(x + i, add(load_some(x + i, m), load_some(y + i, m)), m); });
 }
 
-// 1 / (1 + e^−x)
+// 1 / (1 + e^−x); NaN stays NaN here too.
 inline Floats sigmoid(Floats x) {
-    return div(splat(1.0f), add(splat(1.0f), exponential(min(sub(splat(0.0f), x), splat(87.0f)))));
+    return div(splat(1.0f), add(splat(1.0f), exponential(min(splat(87.0f), sub(splat(0.0f), x)))));
 }
 
 void silu(float* gate, const float* up, size_t n) {

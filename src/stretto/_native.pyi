@@ -143,6 +143,7 @@ class _Operators:
         begins: NDArray[np.int32],
         ends: NDArray[np.int32],
         scale: float,
+        cap: float = 0.0,
         kv: str = "f16",
         kernels: str = "",
     ) -> NDArray[np.float32]: ...

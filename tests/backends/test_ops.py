@@ -404,7 +404,7 @@ def test_bad_heads_say_so(kernels, bad):
             assert np.isfinite(out[1]).all()
 
 
-def expected_attention(queries, keys, values, view, begins, ends, scale, kv):
+def expected_attention(queries, keys, values, view, begins, ends, scale, kv, cap=0.0):
     """In float64, with K and V as the cache holds them."""
     size = queries.shape[2]
     k, v = (
@@ -414,6 +414,7 @@ def expected_attention(queries, keys, values, view, begins, ends, scale, kv):
     out = np.empty(queries.shape)
     for row, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         scores = queries[row].astype(np.float64) @ k[begin:end].T * scale
+        scores = cap * np.tanh(scores / cap) if cap else scores
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         out[row] = weights / weights.sum(axis=1, keepdims=True) @ v[begin:end]
     return out
@@ -490,6 +491,21 @@ def test_attention_in_a_window(kernels, kv, window):
     case = attention_case(1100, 64, group=2, rows=5, window=window)
     out = ops.attention(**case, kv=kv, kernels=kernels)
     assert np.abs(out - expected_attention(**case, kv=kv)).max() < 5e-6
+
+
+@every_set
+@both_caches
+@pytest.mark.parametrize("rows", [1, 5])
+def test_attention_with_capped_scores(kernels, kv, rows):
+    for cap in (0.5, 30.0, 50.0):
+        for magnitude in (1.0, 100.0, 1e30):
+            case = attention_case(600, 64, group=3, rows=rows)
+            case["queries"] *= np.float32(magnitude)
+            out = ops.attention(**case, cap=cap, kv=kv, kernels=kernels)
+            # Near zero the cap rounds like a number of its own size: some 5e-6 of 50.
+            assert np.abs(out - expected_attention(**case, cap=cap, kv=kv)).max() < 5e-5
+            case["keys"][case["view"][3], 0] = np.nan
+            assert np.isnan(ops.attention(**case, cap=cap, kv=kv, kernels=kernels)).all()
 
 
 @every_set
@@ -702,6 +718,8 @@ def test_arrays_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     "change",
     [
+        {"cap": -1.0},
+        {"cap": np.nan},
         {"view": [0, 1, 99]},
         {"view": [0, 1, -1]},
         {"view": []},
