@@ -4,14 +4,11 @@ import stretto
 
 with stretto.load("smollm2") as llm:
     story = llm.sequence("In the old lighthouse there lived a")
-    story.step(temperature=0)  # tokens are computed when they are needed: now they have cells to share
-    print(f"{story.text!r} takes {llm.cells.n_used} cells")
-
     branches = [story.fork(seed=seed) for seed in range(4)]
-    print(f"with 4 forks it takes {llm.cells.n_used} cells")
+    print(f"{len(story)} tokens in 5 sequences take {llm.cells.n_used} cells")
 
     for _ in range(8):
         llm.step(branches, temperature=1.0)
     for branch in branches:
         print("-", branch.text)
-    print(f"after 4 × 8 tokens there are {llm.cells.n_used} cells")
+    print(f"after 4 × 8 more tokens there are {llm.cells.n_used} cells")

@@ -77,8 +77,9 @@ def test_edit_logits(output_of):
 
 def test_fork(output_of):
     output = output_of("fork.py")
-    before, forked, after = map(int, re.findall(r"(\d+) cells", output))
-    assert before == forked
+    tokens = int(re.search(r"(\d+) tokens in 5 sequences", output)[1])
+    forked, after = map(int, re.findall(r"(\d+) cells", output))
+    assert forked == tokens
     assert after > forked
     branches = re.findall(r"^- In the old lighthouse there lived a .+", output, re.MULTILINE)
     assert len(set(branches)) == 4

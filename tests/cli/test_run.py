@@ -255,13 +255,13 @@ def test_a_model_that_is_not_here_is_fetched_and_stdout_stays_clean(cli, tiny, s
 @pytest.mark.golden
 def test_the_real_model(smollm2_path):
     command = [sys.executable, "-c", "from stretto.cli import main; main()", "run", "-m", str(smollm2_path)]
-    options = ["--chat", "--temperature", "0", "--max-tokens", "16"]
+    options = ["--temperature", "0", "--max-tokens", "2"]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, *options], input=b"What is the capital of France?\n", env=environment, capture_output=True
+        [*command, *options], input=b"The capital of France is\n", env=environment, capture_output=True
     )
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout == b"The capital of France is Paris.\n"
+    assert done.stdout == b" Paris.\n"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
