@@ -34,6 +34,15 @@ void dequantize_q5_k(const uint8_t* bytes, float* out);
 void dequantize_q6_k(const uint8_t* bytes, float* out);
 void dequantize_iq4_xs(const uint8_t* bytes, float* out);
 
+// Q4_K and Q5_K pack eight 6-bit scales and eight 6-bit minima into 12 bytes. The first four of each
+// stand in the low six bits of bytes 0–3 and 4–7; the others have their low four bits in bytes 8–11
+// (scale in the low half, minimum in the high half) and their upper two in the top of bytes 0–3 and 4–7.
+struct ScaleMin {
+    float scale;
+    float min;
+};
+ScaleMin scale_min(const uint8_t* packed, size_t group);
+
 // The sixteen levels of IQ4_NL and IQ4_XS.
 extern const int8_t kIq4Levels[16];
 

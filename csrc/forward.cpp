@@ -234,12 +234,15 @@ void Decoder::run(Plan& plan, int thread) {
             kernel.add(x + row * c.n_embd, added, c.n_embd);
         }
     };
-    // The share of a product that this thread gets to do; `after` sees each finished piece of rows.
+    // Panels that a thread takes at a time: a few pieces for each, none too small.
+    auto piece_of = [&](size_t panels) {
+        return std::max<size_t>(4, (panels + 4 * n_threads - 1) / (4 * n_threads));
+    };
+    // The share of a product that this thread gets to do.
     auto product = [&](const Matrix& w, const float* floats, size_t columns_n, float* out, const Quantized& in,
                        std::atomic<size_t>& shared) {
         const size_t panels = w.panels();
-        const size_t piece = std::max<size_t>(4, (panels + 4 * n_threads - 1) / (4 * n_threads));
-        for (size_t begin, end; next_piece(shared, panels, piece, &begin, &end);) {
+        for (size_t begin, end; next_piece(shared, panels, piece_of(panels), &begin, &end);) {
             multiply(w, in, floats, columns_n, begin, end, out, mine.tile);
         }
     };
@@ -263,8 +266,7 @@ void Decoder::run(Plan& plan, int thread) {
         const Matrix* parts[3] = {&layer.q, &layer.k, &layer.v};
         float* outs[3] = {plan.q, plan.k, plan.v};
         const size_t panels = layer.q.panels() + layer.k.panels() + layer.v.panels();
-        const size_t piece = std::max<size_t>(4, (panels + 4 * n_threads - 1) / (4 * n_threads));
-        for (size_t begin, end; next_piece(counter[0], panels, piece, &begin, &end);) {
+        for (size_t begin, end; next_piece(counter[0], panels, piece_of(panels), &begin, &end);) {
             size_t before = 0;
             for (int part = 0; part < 3; ++part) {
                 const size_t count = parts[part]->panels();
@@ -286,8 +288,7 @@ void Decoder::run(Plan& plan, int thread) {
 
         norm_rows(layer.ffn_norm);
         const size_t ff_panels = layer.gate.panels();
-        const size_t ff_piece = std::max<size_t>(4, (ff_panels + 4 * n_threads - 1) / (4 * n_threads));
-        for (size_t begin, end; next_piece(counter[3], ff_panels, ff_piece, &begin, &end);) {
+        for (size_t begin, end; next_piece(counter[3], ff_panels, piece_of(ff_panels), &begin, &end);) {
             multiply(layer.gate, quantized, normed, n, begin, end, plan.gate, mine.tile);
             multiply(layer.up, quantized, normed, n, begin, end, plan.up, mine.tile);
             const size_t from = begin * kPanelRows, to = std::min(end * kPanelRows, c.n_ff);

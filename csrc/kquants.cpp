@@ -5,17 +5,7 @@
 
 namespace stretto {
 
-namespace {
-
-// Q4_K and Q5_K pack eight 6-bit scales and eight 6-bit minima into 12 bytes. The first four of each
-// stand in the low six bits of bytes 0–3 and 4–7; the others have their low four bits in bytes 8–11
-// (scale in the low half, minimum in the high half) and their upper two in the top of bytes 0–3 and 4–7.
-struct ScaleMin {
-    float scale;
-    float min;
-};
-
-ScaleMin scale_min(const uint8_t* packed, int group) {
+ScaleMin scale_min(const uint8_t* packed, size_t group) {
     if (group < 4) {
         return {static_cast<float>(packed[group] & 63), static_cast<float>(packed[group + 4] & 63)};
     }
@@ -23,8 +13,6 @@ ScaleMin scale_min(const uint8_t* packed, int group) {
     const int min = (packed[group + 4] >> 4) | (packed[group] >> 6) << 4;
     return {static_cast<float>(scale), static_cast<float>(min)};
 }
-
-}  // namespace
 
 // scales[16] (scale low half, minimum high half), quants[64], d, dmin
 void dequantize_q2_k(const uint8_t* bytes, float* out) {

@@ -77,30 +77,23 @@ void read_iq4_nl(const uint8_t* row, size_t index, Block* out) {
     for (uint8_t& q : out->q) q = static_cast<uint8_t>(kIq4Levels[q] + 128);
 }
 
-// The 6-bit scale and minimum of group `g` in the 12 bytes of Q4_K and Q5_K (see kquants.cpp).
-void scale_min(const uint8_t* packed, size_t g, float d, float dmin, Block* out) {
-    int scale, min;
-    if (g < 4) {
-        scale = packed[g] & 63;
-        min = packed[g + 4] & 63;
-    } else {
-        scale = (packed[g + 4] & 15) | (packed[g - 4] >> 6) << 4;
-        min = (packed[g + 4] >> 4) | (packed[g] >> 6) << 4;
-    }
-    out->scale(d * static_cast<float>(scale), -(dmin * static_cast<float>(min)));
+// The scale and minimum of group `g` of Q4_K and Q5_K, as floats.
+void k_scale_min(const uint8_t* packed, size_t g, float d, float dmin, Block* out) {
+    const ScaleMin found = scale_min(packed, g);
+    out->scale(d * found.scale, -(dmin * found.min));
 }
 
 void read_q4_k(const uint8_t* row, size_t index, Block* out) {
     row += index / 8 * 144;
     const size_t g = index % 8;
-    scale_min(row + 4, g, half_to_float(load16(row)), half_to_float(load16(row + 2)), out);
+    k_scale_min(row + 4, g, half_to_float(load16(row)), half_to_float(load16(row + 2)), out);
     for (size_t j = 0; j < kBlock; ++j) out->q[j] = row[16 + g / 2 * 32 + j] >> (g % 2 * 4) & 15;
 }
 
 void read_q5_k(const uint8_t* row, size_t index, Block* out) {
     row += index / 8 * 176;
     const size_t g = index % 8;
-    scale_min(row + 4, g, half_to_float(load16(row)), half_to_float(load16(row + 2)), out);
+    k_scale_min(row + 4, g, half_to_float(load16(row)), half_to_float(load16(row + 2)), out);
     for (size_t j = 0; j < kBlock; ++j) {
         const int low = row[48 + g / 2 * 32 + j] >> (g % 2 * 4) & 15;
         out->q[j] = static_cast<uint8_t>((low | (row[16 + j] >> g & 1) << 4) + 128);
