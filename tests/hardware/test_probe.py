@@ -85,10 +85,6 @@ def test_this_machine():
     assert 0 < found.memory_free <= found.memory_total
 
 
-needs_probe = pytest.mark.skipif(not hasattr(_native, "read_bandwidth"), reason="built without the probe")
-
-
-@needs_probe
 def test_the_processor_agrees_with_the_kernel():
     names = _native.cpu_features()
     assert names == _native.cpu_features()
@@ -100,7 +96,6 @@ def test_the_processor_agrees_with_the_kernel():
         assert {name for name in told if not name.startswith("amx")} <= set(names)
 
 
-@needs_probe
 def test_every_way_to_multiply_runs():
     ways = _native.dot_instructions()
     assert ways[-1] == "portable"
@@ -109,7 +104,6 @@ def test_every_way_to_multiply_runs():
             assert 0 < _native.integer_peak(way, threads, 0.001) < 1e9
 
 
-@needs_probe
 def test_reading_runs():
     rates = _native.read_bandwidth(2**20 + 77, [1, 2, 4], 0.001)
     assert len(rates) == 3
@@ -117,7 +111,6 @@ def test_reading_runs():
     assert _native.read_bandwidth(2**20, [], 0.001) == []
 
 
-@needs_probe
 def test_measuring_refuses_what_it_cannot_do():
     for threads, seconds in [(0, 0.1), (-1, 0.1), (10**6, 0.1), (1, 0.0), (1, -1.0), (1, math.nan), (1, 1e9)]:
         with pytest.raises(ValueError, match=r"threads|seconds"):
