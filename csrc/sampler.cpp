@@ -6,12 +6,13 @@
 #include <unordered_map>
 #include <vector>
 
+#include "kernels/kernels.h"
+
 namespace stretto {
 
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-constexpr size_t kLanes = 16;
 
 struct Candidate {
     float logit;  // tempered
@@ -40,62 +41,41 @@ void adjust(std::vector<float>& row, const SamplerParams& params, const SamplerH
     for (size_t i = 0; i < history.n_bias; ++i) row[history.biased[i]] += history.bias[i];
 }
 
-// The largest logit, and whether there is a NaN. Lanes, so that the compiler makes vectors of them.
-float largest(const float* row, size_t n, bool* nan) {
-    float best[kLanes];
-    int bad[kLanes] = {};
-    std::fill(best, best + kLanes, kMinusInfinity);
-    size_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-        for (size_t j = 0; j < kLanes; ++j) {
-            const float x = row[i + j];
-            best[j] = x > best[j] ? x : best[j];
-            bad[j] |= x != x;
-        }
-    }
-    for (; i < n; ++i) {
-        best[0] = row[i] > best[0] ? row[i] : best[0];
-        bad[0] |= row[i] != row[i];
-    }
-    *nan = std::any_of(bad, bad + kLanes, [](int b) { return b != 0; });
-    return *std::max_element(best, best + kLanes);
-}
-
 // Whether a comes before b: more probable, or the lower id of equals.
 bool before(const Candidate& a, const Candidate& b) {
     return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
-// The k best of the row. A heap whose front is the worst kept one; most logits fail one comparison with it.
-void top_k(const float* row, size_t n, size_t k, float temperature, std::vector<Candidate>& heap) {
+// The k best of the row. A heap whose front is the worst kept one; where a peak is no better, a whole stretch
+// of the row is passed over.
+void top_k(const float* row, size_t n, const std::vector<float>& peaks, size_t k, float temperature,
+           std::vector<Candidate>& heap) {
     heap.clear();
     size_t i = 0;
     for (; i < n && heap.size() < k; ++i) {
         if (row[i] > kMinusInfinity) heap.push_back({row[i] / temperature, static_cast<int32_t>(i), 0.0});
     }
     std::make_heap(heap.begin(), heap.end(), before);
-    auto offer = [&](size_t at) {
-        const Candidate candidate{row[at] / temperature, static_cast<int32_t>(at), 0.0};
-        if (candidate.logit > heap.front().logit) {
-            std::pop_heap(heap.begin(), heap.end(), before);
-            heap.back() = candidate;
-            std::push_heap(heap.begin(), heap.end(), before);
-        }
-    };
-    if (heap.size() < k) return;
-    for (; i + kLanes <= n; i += kLanes) {
+    while (i < n) {
+        const size_t end = std::min(n, (i / kPeak + 1) * kPeak);
         // Untempered, the border may be off by a rounding: a little below it is certainly low enough.
-        const float border = heap.front().logit * temperature;
-        const float low = border - std::fabs(border) * 1e-5f;
-        int any = 0;
-        for (size_t j = 0; j < kLanes; ++j) any |= row[i + j] > low;
-        if (any) {
-            for (size_t j = 0; j < kLanes; ++j) {
-                if (row[i + j] > low) offer(i + j);
+        const auto low = [&] {
+            const float border = heap.front().logit * temperature;
+            return border - std::fabs(border) * 1e-5f;
+        };
+        if (peaks[i / kPeak] > low()) {
+            for (float border = low(); i < end; ++i) {
+                if (!(row[i] > border)) continue;
+                const Candidate candidate{row[i] / temperature, static_cast<int32_t>(i), 0.0};
+                if (!(candidate.logit > heap.front().logit)) continue;
+                std::pop_heap(heap.begin(), heap.end(), before);
+                heap.back() = candidate;
+                std::push_heap(heap.begin(), heap.end(), before);
+                border = low();
             }
         }
+        i = end;
     }
-    for (; i < n; ++i) offer(i);
 }
 
 // Keeps the smallest set of most probable candidates whose weights reach p of the total.
@@ -133,17 +113,23 @@ int sample(const float* logits, size_t n, const SamplerParams& params, const Sam
         adjust(changed, params, history);
         logits = changed.data();
     }
-    bool nan;
-    const float best = largest(logits, n, &nan);
-    if (nan) return kHasNaN;
+    static thread_local std::vector<float> peaks;  // its memory is used again
+    peaks.resize((n + kPeak - 1) / kPeak);
+    best_kernels()->peaks(logits, n, peaks.data());
+    if (std::any_of(peaks.begin(), peaks.end(), [](float x) { return x != x; })) return kHasNaN;
+    const auto highest = std::max_element(peaks.begin(), peaks.end());
+    const float best = *highest;
     if (best == kMinusInfinity) return kNothingLeft;
     if (best == std::numeric_limits<float>::infinity()) return kHasInfinity;
-    if (params.temperature == 0.0f) return static_cast<int>(std::find(logits, logits + n, best) - logits);
+    if (params.temperature == 0.0f) {
+        const float* first = logits + static_cast<size_t>(highest - peaks.begin()) * kPeak;
+        return static_cast<int>(std::find(first, logits + n, best) - logits);
+    }
 
     static thread_local std::vector<Candidate> kept;  // its memory is used again
     bool in_order = false;                            // of ids
     if (params.top_k > 0 && params.top_k < n) {
-        top_k(logits, n, params.top_k, params.temperature, kept);
+        top_k(logits, n, peaks, params.top_k, params.temperature, kept);
     } else {
         in_order = params.top_p >= 1.0;
         kept.clear();

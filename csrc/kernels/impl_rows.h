@@ -59,3 +59,24 @@ void gelu(float* gate, const float* up, size_t n) {
         store_some(gate + i, mul(mul(g, sigmoid(mul(cubed, splat(1.5957691216f)))), load_some(up + i, m)), m);
     });
 }
+
+void peaks(const float* x, size_t n, float* out) {
+    for (size_t begin = 0; begin < n; begin += kPeak, x += kPeak, ++out) {
+        const size_t count = n - begin < kPeak ? n - begin : kPeak;
+        Floats best = splat(x[0]), bad = splat(0.0f);
+        each_vector(count, [&](size_t i, size_t m) {
+            Floats v = load_some(x + i, m);
+            if (m < 16) {  // its zeros are not among the numbers
+                float filled[16];
+                store(filled, v);
+                for (size_t j = m; j < 16; ++j) filled[j] = x[0];
+                v = load(filled);
+            }
+            best = max(v, best);
+            // What is not finite becomes finite, but NaN stays (the second operand), and 0 × NaN is NaN.
+            bad = fma(min(splat(FLT_MAX), max(splat(-FLT_MAX), v)), splat(0.0f), bad);
+        });
+        const float nan = reduce_add(bad);
+        *out = nan == 0.0f ? reduce_max(best) : nan;
+    }
+}

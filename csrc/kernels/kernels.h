@@ -53,6 +53,8 @@ struct Partial {
     float* out;    // [rows][group][padded head size]
 };
 
+constexpr size_t kPeak = 256;  // numbers of which `peaks` tells the largest
+
 inline size_t padded(size_t head_size) { return (head_size + 15) / 16 * 16; }
 inline size_t attention_scratch(size_t head_size) { return 2 * kChunk * padded(head_size) + 4 * padded(head_size); }
 
@@ -69,6 +71,8 @@ struct Kernels {
     // gate = activation(gate) × up
     void (*silu)(float* gate, const float* up, size_t n);
     void (*gelu)(float* gate, const float* up, size_t n);
+    // For every kPeak numbers of x the largest one, or NaN if there is one among them.
+    void (*peaks)(const float* x, size_t n, float* out);
     // The K or V of one head of one cell.
     void (*store_head)(CacheType type, const float* x, size_t head_size, uint8_t* out);
     void (*load_head)(CacheType type, const uint8_t* x, size_t head_size, float* out);

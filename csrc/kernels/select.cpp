@@ -58,10 +58,14 @@ const Kernels* kernels_named(const char* name) {
 }
 
 const Kernels* best_kernels() {
-    for (const Candidate& candidate : kCandidates) {
-        if (candidate.runs()) return candidate.kernels;
-    }
-    return &kPortable;
+    // Asked once: in a virtual machine the question can take as long as the work.
+    static const Kernels* const best = [] {
+        for (const Candidate& candidate : kCandidates) {
+            if (candidate.runs()) return candidate.kernels;
+        }
+        return &kPortable;
+    }();
+    return best;
 }
 
 }  // namespace stretto

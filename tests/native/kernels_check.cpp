@@ -5,6 +5,7 @@
 //
 // tests/backends/test_ops.py asks more, where Python runs.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
@@ -209,6 +210,27 @@ void check_rows(const Kernels& kernel) {
         check(close(a, b, 1e-5f, 1e-30f), "silu of %zu", n);
         both([](const Kernels& k) { return k.gelu; });
         check(close(a, b, 1e-5f, 1e-30f), "gelu of %zu", n);
+    }
+    for (const size_t n : {1, 16, 17, 255, 256, 257, 1000}) {
+        std::vector<float> x = random.floats(n, 4.0f), a((n + kPeak - 1) / kPeak), b(a.size());
+        for (float& v : x) v -= 8.0f;  // none is as large as the zeros that fill a vector
+        for (const float planted : {0.0f, -INFINITY, INFINITY}) {
+            x[n / 2] = planted ? planted : x[n / 2];
+            kernel.peaks(x.data(), n, a.data());
+            kPortable.peaks(x.data(), n, b.data());
+            bool right = same(a, b);
+            for (size_t i = 0; i < a.size(); ++i) {
+                const size_t end = std::min(n, (i + 1) * kPeak);
+                right = right && a[i] == *std::max_element(x.data() + i * kPeak, x.data() + end);
+            }
+            check(right, "peaks of %zu with %g", n, double{planted});
+        }
+        for (const size_t at : {size_t{0}, n / 2, n - 1}) {
+            std::vector<float> y = x;
+            y[at] = NAN;
+            kernel.peaks(y.data(), n, a.data());
+            check(a[at / kPeak] != a[at / kPeak], "peaks of %zu with a NaN at %zu", n, at);
+        }
     }
     const std::vector<float> far = {-1e30f, -200.0f, -88.0f, 88.0f, 200.0f, 1e30f, 0.0f, -0.0f}, one(8, 1.0f);
     for (const auto activation : {&Kernels::silu, &Kernels::gelu}) {

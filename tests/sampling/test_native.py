@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from stretto import _native
+from stretto.errors import InvalidRequest
 from stretto.sampling import SamplingParams, transforms
 from stretto.sampling.sampler import choose, choose_by_definition
 
@@ -42,6 +43,20 @@ def near_a_border(row, params, tokens, n_prompt, uniform):
         for u in (uniform, max(uniform - 1e-6, 0.0), min(uniform + 1e-6, 1 - 1e-12))
     }
     return len(nearby) > 1
+
+
+@pytest.mark.parametrize("at", [0, 255, 256, 29_999])
+def test_finds_what_stands_anywhere_in_a_long_row(at):
+    row = np.full(30_000, -3.0, np.float32)
+    row[at] = -2.0
+    for params in (SamplingParams(temperature=0), SamplingParams(temperature=0.01, top_k=1)):
+        assert choose(row, params, (), 0, 0.5) == at
+    row[at] = np.nan
+    with pytest.raises(InvalidRequest, match="NaN"):
+        choose(row, SamplingParams(temperature=0), (), 0, 0.5)
+    row[:] = -np.inf
+    row[at] = 0.0
+    assert choose(row, SamplingParams(top_k=5), (), 0, 0.5) == at
 
 
 @pytest.mark.parametrize("n", [17, 500, 3000])

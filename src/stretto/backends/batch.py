@@ -14,6 +14,8 @@ from stretto.errors import InvalidRequest
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
+NO_PROBES = np.empty(0, np.int32)
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -48,7 +50,7 @@ class Batch:
         self._wanted: list[int] = []
         self._vectors: dict[int, Floats] = {}
         self.placement: Placement | None = None
-        self.probes = np.empty(0, np.int32)  # cells whose share of attention is asked for
+        self.probes = NO_PROBES  # cells whose share of attention is asked for
         self.received: Floats | None = None  # float32[n, probes] after the forward pass, if asked for
 
     def __len__(self) -> int:
@@ -68,10 +70,11 @@ class Batch:
         self, tokens: Iterable[int], position: int, sequences: Iterable[int], *, logits: bool = False
     ) -> None:
         """Add tokens at `position`, `position` + 1, …; `logits` is for the last of them."""
-        sequences, before = tuple(sequences), len(self._tokens)
-        for offset, token in enumerate(tokens):
-            self.add(token, position + offset, sequences)
-        if logits and len(self._tokens) > before:
+        several = [_integer("token", token) for token in tokens]
+        self._tokens += several
+        self._positions += range(position, position + len(several))
+        self._sequences += [tuple(sequences)] * len(several)
+        if logits and several:
             self._wanted.append(len(self._tokens) - 1)
 
     def add_vector(
@@ -147,14 +150,13 @@ class Batch:
         order: dict[int, int] = {}
         view_of = [order.setdefault(members[0], len(order)) for members in self._sequences]
         views = [cells.view(sequence) for sequence in order]
-        ends = [cells.end(sequence) for sequence in order]
-        lengths = [len(views[index]) for index in view_of]
+        lasts = [cells.end(sequence) - 1 for sequence in order]
+        seen = np.array([len(views[index]) for index in view_of], np.int32)
         # A row in front of its sequence's last position, as in a prompt, sees a part of the view.
         parts: dict[int, list[int]] = {}
-        for row, (index, position) in enumerate(zip(view_of, self._positions, strict=True)):
-            if position < ends[index] - 1:
+        for row, index in enumerate(view_of):
+            if self._positions[row] < lasts[index]:
                 parts.setdefault(index, []).append(row)
-        seen = np.array(lengths, np.int32)
         for index, rows in parts.items():
             wanted = [self._positions[row] for row in rows]
             seen[rows] = np.searchsorted(cells.positions[views[index]], wanted, side="right")

@@ -25,6 +25,8 @@ from stretto.errors import CacheFull, InvalidRequest
 Ints = NDArray[np.int32]
 
 MAX_POSITION = (1 << 31) - 1
+FEW = 8
+INTEGERS = {int}  # and not bool
 
 
 class Cells:
@@ -69,7 +71,7 @@ class Cells:
     def view(self, sequence: int) -> Ints:
         """int32[n]: the sequence's cells in position order; read-only, valid until the next change."""
         view = self._views.get(_id(sequence))
-        return view.cells if view else np.empty(0, np.int32)
+        return np.empty(0, np.int32) if view is None else view.cells
 
     def sequence_positions(self, sequence: int) -> Ints:
         """int32[n]: the positions of `view(sequence)`."""
@@ -78,12 +80,12 @@ class Cells:
     def count(self, sequence: int) -> int:
         """How many cells the sequence has."""
         view = self._views.get(_id(sequence))
-        return len(view) if view else 0
+        return 0 if view is None else view.n
 
     def end(self, sequence: int) -> int:
         """The position after the sequence's last, 0 for one without cells."""
         view = self._views.get(_id(sequence))
-        return view.last[0] + 1 if view else 0
+        return 0 if view is None else view.last[0] + 1
 
     def members(self, cell: int) -> set[int]:
         """The sequences that a cell belongs to."""
@@ -114,9 +116,15 @@ class Cells:
         taken = self._free[: -n - 1 : -1]
         del self._free[len(self._free) - n :]
         cells = np.array(taken, np.int32)
-        self.positions[cells] = where
-        self.tokens[cells] = what
-        self._shares[cells] = [len(members) for members in sets]
+        if n <= FEW:  # for a few, going through them is faster than three indexed stores
+            for cell, position, token, members in zip(taken, where, what, sets, strict=True):
+                self.positions[cell] = position
+                self.tokens[cell] = token
+                self._shares[cell] = len(members)
+        else:
+            self.positions[cells] = where
+            self.tokens[cells] = what
+            self._shares[cells] = [len(members) for members in sets]
         # Rows come in runs of one set: a prompt is a long one, a decoding sequence a single row.
         start = 0
         while start < n:
@@ -290,7 +298,7 @@ def _ids(members: tuple[int, ...]) -> list[int]:
 
 def _ints(values: ArrayLike, name: str, least: int) -> list[int]:
     """`values` as a list of integers, none of them below `least`."""
-    if isinstance(values, (list, range)) and all(type(value) is int for value in values):
+    if isinstance(values, (list, range)) and set(map(type, values)) <= INTEGERS:
         found: list[int] = list(values)
     else:
         array = np.asarray(values)

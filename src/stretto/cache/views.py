@@ -19,31 +19,31 @@ NOTHING = (-1, -1)
 class View:
     """A growing array of cells in order of (position, token)."""
 
-    __slots__ = ("_n", "_shown", "_store", "last")
+    __slots__ = ("_shown", "_store", "last", "n")
 
     def __init__(self) -> None:
         self._store = np.empty(16, np.int32)
-        self._n = 0
+        self.n = 0  # how many cells
         self._shown: Ints | None = None
         self.last = NOTHING  # position and token of the last cell
 
     def __len__(self) -> int:
-        return self._n
+        return self.n
 
     @property
     def cells(self) -> Ints:
         """int32[n], read-only; valid until the next change."""
         if self._shown is None:
-            self._shown = self._store[: self._n]
+            self._shown = self._store[: self.n]
             self._shown.flags.writeable = False
         return self._shown
 
     def append(self, cell: int, position: int, token: int, positions: Ints, tokens: Ints) -> None:
         """Add one cell: the step of a generating sequence."""
-        if self._n == len(self._store):
-            self._grow(self._n + 1)
-        self._store[self._n] = cell
-        self._n += 1
+        if self.n == len(self._store):
+            self._grow(self.n + 1)
+        self._store[self.n] = cell
+        self.n += 1
         self._shown = None
         if self.last < (position, token):
             self.last = (position, token)
@@ -52,11 +52,11 @@ class View:
 
     def extend(self, cells: Ints, positions: Ints, tokens: Ints) -> None:
         """Add several cells, whose positions and tokens stand in the table's columns."""
-        n = self._n + len(cells)
+        n = self.n + len(cells)
         if n > len(self._store):
             self._grow(n)
-        self._store[self._n : n] = cells
-        self._n = n
+        self._store[self.n : n] = cells
+        self.n = n
         self._shown = None
         where = positions[cells]
         first = (int(where[0]), int(tokens[cells[0]]))
@@ -67,32 +67,32 @@ class View:
 
     def drop(self, cells: Ints, positions: Ints, tokens: Ints) -> None:
         """Take `cells` out; the others keep their order."""
-        n = self._n - len(cells)
-        if not np.array_equal(cells, self._store[n : self._n]):  # or else the end is cut off
-            kept = self._store[: self._n]
+        n = self.n - len(cells)
+        if not np.array_equal(cells, self._store[n : self.n]):  # or else the end is cut off
+            kept = self._store[: self.n]
             kept = kept[~np.isin(kept, cells)]
             self._store[: len(kept)] = kept
-        self._n = n
+        self.n = n
         self._shown = None
         self._find_last(positions, tokens)
 
     def sort(self, positions: Ints, tokens: Ints) -> None:
         """Put the cells into order again."""
-        cells = self._store[: self._n]
+        cells = self._store[: self.n]
         cells[:] = cells[np.lexsort((tokens[cells], positions[cells]))]
         self._find_last(positions, tokens)
 
     def index(self, position: int, positions: Ints) -> int:
         """How many cells stand at positions below `position`."""
         if position > self.last[0]:
-            return self._n
-        return bisect_left(self._store, position, 0, self._n, key=positions.__getitem__)
+            return self.n
+        return bisect_left(self._store, position, 0, self.n, key=positions.__getitem__)
 
     def _find_last(self, positions: Ints, tokens: Ints) -> None:
-        cell = self._store[self._n - 1]
-        self.last = (int(positions[cell]), int(tokens[cell])) if self._n else NOTHING
+        cell = self._store[self.n - 1]
+        self.last = (int(positions[cell]), int(tokens[cell])) if self.n else NOTHING
 
     def _grow(self, n: int) -> None:
         grown = np.empty(max(n, 2 * len(self._store)), np.int32)
-        grown[: self._n] = self._store[: self._n]
+        grown[: self.n] = self._store[: self.n]
         self._store = grown

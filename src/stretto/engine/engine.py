@@ -87,8 +87,7 @@ class Engine:
             return
         batch, last = Batch(), []
         for sequence, n in work:
-            tokens, position = sequence.pending(n)
-            done = n >= sequence.n_pending
+            tokens, position, done = sequence.pending(n)
             last.append(done)
             batch.extend(tokens, position, (sequence.id,), logits=done)
         rows = iter(self.forward(batch))
@@ -128,8 +127,13 @@ class Engine:
         """The tokens as a list of ids that are in the vocabulary."""
         if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable):
             raise InvalidRequest(f"tokens must be a list of ids, not {tokens!r}")
+        several = list(tokens)
+        if not several or (
+            set(map(type, several)) == {int} and 0 <= min(several) <= max(several) < self.spec.n_vocab
+        ):
+            return several
         found = []
-        for token in tokens:
+        for token in several:
             if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
                 raise InvalidRequest(f"a token id must be an integer, not {token!r}")
             if not 0 <= token < self.spec.n_vocab:

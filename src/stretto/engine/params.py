@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -86,7 +87,18 @@ NAMES = (*SAMPLING_NAMES, *Options.__annotations__)
 
 
 def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
-    """Check the options of a single sampling."""
+    """Check the options of a single sampling; a loop's are the same at every step, and checked once."""
+    if options.get("logit_bias") is None:
+        try:
+            return _same_again(**options)
+        except TypeError:  # something that cannot be hashed: the checks say what
+            pass
+    _known(options, SAMPLING_NAMES)
+    return SamplingParams(**options)
+
+
+@lru_cache(maxsize=64, typed=True)
+def _same_again(**options: Any) -> SamplingParams:
     _known(options, SAMPLING_NAMES)
     return SamplingParams(**options)
 

@@ -122,14 +122,14 @@ class Request:
             text = self._matcher.push(self._detokenizer.push(token))
             if self._matcher.matched is not None:
                 reason, why = "stop", self._matcher.matched
-            elif any(stop(self.text + text) for stop in self.params.stop_functions):
+            elif self.params.stop_functions and any(
+                stop(self.text + text) for stop in self.params.stop_functions
+            ):
                 reason, why = "stop", "stop function"
             elif self._exhausted():
                 reason = "length"
-            elif placed:
-                self.sequence.adopt(token)
             else:
-                self.sequence.append(token)
+                self.sequence.adopt(token, placed)
         if reason is not None:
             text += self._held()
         go_on = self._emit(Token(token, text, logprob, top, reason))

@@ -27,14 +27,16 @@ class Scheduler:
     def schedule(self, n_free: int, room: int) -> list[tuple[Sequence, int]]:
         """The sequences of the next pass and how many pending tokens of each; at most `room` in all."""
         self.sweep()
-        free = n_free - sum(request.sequence.n_pending for request in self.running)
+        wanted = [request.sequence.n_pending for request in self.running]
+        free = n_free - sum(wanted)
         while self.waiting and (not self.running or self.waiting[0].sequence.n_pending <= free):
             request = self.waiting.popleft()
-            free -= request.sequence.n_pending
+            wanted.append(request.sequence.n_pending)
+            free -= wanted[-1]
             self.running.append(request)
         work = []
-        for request in self.running:
-            n = min(request.sequence.n_pending, room)
+        for request, n in zip(self.running, wanted, strict=True):
+            n = min(n, room)
             if n:
                 work.append((request.sequence, n))
                 room -= n
@@ -42,7 +44,7 @@ class Scheduler:
 
     def ready(self) -> list[Request]:
         """Running requests whose logits are there."""
-        return [r for r in self.running if not (r.finished or r.busy or r.sequence.n_pending)]
+        return [r for r in self.running if r.sequence.ready and not (r.finished or r.busy)]
 
     def make_room(self, error: CacheFull) -> None:
         """Send the youngest request back to the queue; the last one left ends here."""

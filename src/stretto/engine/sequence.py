@@ -98,8 +98,10 @@ class Sequence:
     @property
     def logits(self) -> Row:
         """float32[n_vocab] for the next token: writable, and valid until this sequence moves on."""
-        self.prepare()
-        self._engine.compute([self])
+        self._alive()
+        if self._logits is None or self.n_pending:
+            self.prepare()
+            self._engine.compute([self])
         if self._logits is None:
             raise InvalidRequest(f"sequence {self.id} was changed while its logits were computed")
         return self._logits
@@ -229,10 +231,15 @@ class Sequence:
         """The position of the first token without a cell."""
         return self._engine.cells.end(self.id) if self._resume is None else self._resume
 
-    def pending(self, most: int) -> tuple[list[int], int]:
-        """Up to `most` of the tokens without cells, and the position of the first of them."""
+    @property
+    def ready(self) -> bool:
+        """Whether its logits are there."""
+        return self._logits is not None
+
+    def pending(self, most: int) -> tuple[list[int], int, bool]:
+        """Up to `most` of the tokens without cells, the position of the first, and whether these are all."""
         n = self._engine.cells.count(self.id)
-        return self._tokens[n : n + most], self._start
+        return self._tokens[n : n + most], self._start, n + most >= len(self._tokens)
 
     def computed(self, row: Row | None) -> None:
         """Some pending tokens now have cells; `row` are the logits of the last, if it was among them."""
@@ -264,9 +271,11 @@ class Sequence:
         cells.rename(self.id, placed[: len(tokens)], tokens)
         return tokens
 
-    def adopt(self, token: int) -> None:
-        """Append a token whose cell `run_ahead` has filled."""
+    def adopt(self, token: int, placed: bool = False) -> None:
+        """Append a token that was sampled, so needs no check; if `placed`, `run_ahead` has filled its cell."""
         self._tokens.append(token)
+        if not placed:
+            self._logits = None
 
     def settle(self) -> None:
         """All tokens of `run_ahead` have been adopted: its logits are this sequence's."""
