@@ -272,7 +272,7 @@ class Sequence:
         return tokens
 
     def adopt(self, token: int, placed: bool = False) -> None:
-        """Append a token that was sampled, so needs no check; if `placed`, `run_ahead` has filled its cell."""
+        """Append a sampled token, which needs no check; if `placed`, `run_ahead` has filled its cell."""
         self._tokens.append(token)
         if not placed:
             self._logits = None
