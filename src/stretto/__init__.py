@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stretto.backends.base import Batch
-    from stretto.engine import Result, Sequence, Step, Token
+    from stretto.engine import Limits, Result, Sequence, Step, Token
     from stretto.errors import (
         CacheFull,
         Cancelled,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         InvalidRequest,
         ModelError,
         PullError,
+        QueueFull,
         StrettoError,
         Timeout,
         Unsupported,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "stretto.backends.base": ("Batch",),
-    "stretto.engine": ("Result", "Sequence", "Step", "Token"),
+    "stretto.engine": ("Limits", "Result", "Sequence", "Step", "Token"),
     "stretto.errors": (
         "CacheFull",
         "Cancelled",
@@ -42,6 +43,7 @@ _HOMES = {
         "InvalidRequest",
         "ModelError",
         "PullError",
+        "QueueFull",
         "StrettoError",
         "Timeout",
         "Unsupported",
@@ -58,8 +60,10 @@ __all__ = [
     "Cancelled",
     "ContextOverflow",
     "InvalidRequest",
+    "Limits",
     "ModelError",
     "PullError",
+    "QueueFull",
     "Result",
     "SamplingParams",
     "Sequence",

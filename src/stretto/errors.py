@@ -6,6 +6,7 @@
     ├── InvalidRequest      a parameter is wrong; the message names it and what it takes
     ├── ContextOverflow     a prompt is longer than the model's context
     ├── CacheFull           the cells a batch needs are not there
+    ├── QueueFull           too many requests wait already
     ├── Unsupported         this backend cannot do that; the message names one that can
     ├── Cancelled           the request was cancelled before there was anything to return
     └── Timeout             the request ran out of time before there was anything to return
@@ -59,6 +60,10 @@ class ContextOverflow(StrettoError):
 
 class CacheFull(StrettoError):
     """A batch needs more cells than are free; nothing was changed."""
+
+
+class QueueFull(StrettoError):
+    """As many requests wait as may wait; this one was not taken."""
 
 
 class Unsupported(StrettoError):

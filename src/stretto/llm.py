@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
@@ -12,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import Backend, Batch
-from stretto.cache.cells import Cells
-from stretto.engine import Engine, Request, Result, Sequence, Step
-from stretto.engine.params import request_params, sampling_params
+from stretto.engine import Engine, Limits, Request, Result, Sequence, Step
+from stretto.engine.branch import Branches, branching
+from stretto.engine.params import RequestParams, request_params, sampling_params
+from stretto.engine.parked import ParkedSequences
 from stretto.engine.stream import TextStream
+from stretto.engine.table import CellTable
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
 from stretto.models import ModelSpec
 from stretto.router import open_model
@@ -45,11 +48,15 @@ def load(
     cells: int = 8192,
     kv: str = "f16",
     repack: bool = True,
+    prefix_cache: bool = True,
+    limits: Limits | None = None,
 ) -> LLM:
     """Load a model by name (`"smollm2"`), path, or `"hf:org/repo/file.gguf"`.
 
     `cells` is the size of the cache in tokens, shared by all sequences; `kv="q8"` halves what it takes.
     `repack=False` leaves the weights in the file, for one larger than memory: slower, the same results.
+    With `prefix_cache=False` nothing is kept for later prompts that begin alike. `limits` (`stretto.Limits`)
+    says how many requests may run and wait, and how long a step may take.
 
     >>> llm = stretto.load("smollm2")
     >>> llm.generate("Once upon a time").text
@@ -57,16 +64,26 @@ def load(
     opened = open_model(
         model, backend=backend, device=device, threads=threads, cells=cells, kv=kv, repack=repack
     )
-    return LLM(opened.backend, opened.tokenizer, opened.template)
+    return LLM(opened.backend, opened.tokenizer, opened.template, prefix_cache=prefix_cache, limits=limits)
 
 
 class LLM:
     """A model, ready to generate. Make one with `stretto.load`; close it, or use it in a `with`."""
 
-    def __init__(self, backend: Backend, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> None:
-        self._engine = Engine(backend, tokenizer)
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None = None,
+        *,
+        prefix_cache: bool = True,
+        limits: Limits | None = None,
+    ) -> None:
+        self._engine = Engine(backend, tokenizer, limits, prefix_cache)
         self._template = template
         self.tokenizer = tokenizer
+        self.cells = CellTable(self._engine)  # copy, remove, keep, clear by `seq.id`
+        self.cache = ParkedSequences(self._engine)  # what is kept for prompts to come
 
     @property
     def spec(self) -> ModelSpec:
@@ -83,29 +100,31 @@ class LLM:
         """How many tokens a sequence can have: the model's limit, or the cells if they are fewer."""
         return self._engine.context_length
 
-    @property
-    def cells(self) -> Cells:
-        """The table of cells: copy, remove, keep, clear by `seq.id`."""
-        return self._engine.cells
-
     # -- text --
 
     @overload
+    def generate(self, prompt: str | list[int], *, n: int, **options: Unpack[Options]) -> list[Result]: ...
+    @overload
     def generate(self, prompt: str | list[int], **options: Unpack[Options]) -> Result: ...
+    @overload
+    def generate(
+        self, prompt: list[str] | list[list[int]], *, n: int, **options: Unpack[Options]
+    ) -> list[list[Result]]: ...
     @overload
     def generate(self, prompt: list[str] | list[list[int]], **options: Unpack[Options]) -> list[Result]: ...
     def generate(
-        self, prompt: str | list[int] | list[str] | list[list[int]], **options: Unpack[Options]
-    ) -> Result | list[Result]:
+        self, prompt: str | list[int] | list[str] | list[list[int]], **options: Any
+    ) -> Result | list[Result] | list[list[Result]]:
         """Generate from a prompt, or from each of a list of prompts in one batch, results in order.
 
-        A prompt is text or a list of token ids. `RequestParams` documents the options.
+        A prompt is text or a list of token ids. `RequestParams` documents the options, `Branching` those for
+        several texts from one prompt: with `n` a list of results comes for each prompt.
 
         >>> llm.generate("The capital of France is", max_tokens=8, temperature=0).text
         """
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], (int, np.integer)):
-            return self._run([self._request(one, options) for one in prompt])
-        return self._run([self._request(cast(Prompt, prompt), options)])[0]
+            return self._run([self._branches(one, options) for one in prompt])  # type: ignore[return-value]
+        return self._run([self._branches(cast(Prompt, prompt), options)])[0]
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:
         """Generate token by token: iterate the stream, then read its `result`."""
@@ -183,7 +202,7 @@ class LLM:
         """Run a batch you built: float32[n_wanted, n_vocab], a row for each token that wanted logits."""
         if not isinstance(batch, Batch):
             raise InvalidRequest(f"forward takes a stretto.Batch, not {type(batch).__name__}")
-        return self._engine.forward(batch)
+        return self.cells.forward(batch)
 
     # -- the end --
 
@@ -213,20 +232,35 @@ class LLM:
         return self._engine.check_tokens(prompt)
 
     def _request(self, prompt: Prompt, options: Mapping[str, Any]) -> Request:
+        how, rest = branching(options)
+        if not how.plain:
+            raise InvalidRequest("a stream gives one text; n, best_of and beams are for generate")
+        return Request(self._engine, self._ids(prompt), self._params(rest))
+
+    def _branches(self, prompt: Prompt, options: Mapping[str, Any]) -> Branches:
+        how, rest = branching(options)
+        params = self._params(rest)
+        if how.best_of is not None:
+            if params.fused:
+                raise InvalidRequest("loop='fused' gives no log-probabilities, which best_of needs")
+            params = replace(params, scored=True)
+        return Branches(self._engine, self._ids(prompt), params, how)
+
+    def _params(self, options: Mapping[str, Any]) -> RequestParams:
         params = request_params(options, self.spec.n_vocab)
         if params.fused:
             self.backend.capabilities.require("fused", self.backend.name)
-        return Request(self._engine, self._ids(prompt), params)
+        return params
 
-    def _run(self, requests: list[Request]) -> list[Result]:
-        """Step the engine until these requests have finished."""
+    def _run(self, several: list[Branches]) -> list[Result | list[Result]]:
+        """Step the engine until all have finished."""
         try:
-            for request in requests:
-                self._engine.add(request)
-            while not all(request.finished for request in requests):
-                self._engine.step()
-            return [request.result() for request in requests]
+            for branches in several:
+                self._engine.add(branches.requests[0])
+            self._engine.step_until(lambda: all(branches.finished for branches in several))
+            return [branches.results() for branches in several]
         finally:
             with self._engine.lock:  # after an error or Ctrl-C the others give their cells back
-                for request in requests:
-                    request.cancel()
+                for branches in several:
+                    for request in branches.requests:
+                        request.cancel()

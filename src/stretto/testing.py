@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stretto.backends.base import Batch, Capabilities, FusedRun
+from stretto.engine import Limits
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.llm import LLM
 from stretto.models.spec import Layer, ModelSpec, Rope
@@ -137,7 +138,14 @@ def byte_tokenizer(specials: Sequence[str] = ("<|start|>", END)) -> Tokenizer:
     return BPETokenizer(Metadata(values, types_of, "byte tokenizer"))
 
 
-def mock_llm(script: str | Script, *, cells: int = 1024, context_length: int = 1024) -> LLM:
+def mock_llm(
+    script: str | Script,
+    *,
+    cells: int = 1024,
+    context_length: int = 1024,
+    prefix_cache: bool = True,
+    limits: Limits | None = None,
+) -> LLM:
     """An `LLM` on a `MockBackend` with a byte tokenizer; a text as script is said and then ended.
 
     >>> mock_llm("Hi").generate("?", temperature=0).text
@@ -147,4 +155,5 @@ def mock_llm(script: str | Script, *, cells: int = 1024, context_length: int = 1
     if isinstance(script, str):
         script = [*tokenizer.encode(script), tokenizer.eos_id or 0]
     backend = MockBackend(script, tokenizer.n_vocab, cells, context_length)
-    return LLM(backend, tokenizer, ChatTemplate(CHAT_TEMPLATE, tokenizer.specials))
+    template = ChatTemplate(CHAT_TEMPLATE, tokenizer.specials)
+    return LLM(backend, tokenizer, template, prefix_cache=prefix_cache, limits=limits)

@@ -353,7 +353,7 @@ def test_generating_alone_in_a_list_and_streamed(llm, options):
     assert [token.id for token in pieces] == alone[1].tokens
     assert "".join(token.text for token in pieces) == alone[1].text
     assert stream.result.logprobs == alone[1].logprobs
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 7}], ids=["greedy", "seeded"])

@@ -222,7 +222,7 @@ def test_check_finds_what_is_wrong():
             cells.check()
 
     broken(lambda c: c.positions.__setitem__(c.view(0)[0], 9))
-    broken(lambda c: c._shares.__setitem__(c.view(0)[0], 2))
+    broken(lambda c: c.shares.__setitem__(c.view(0)[0], 2))
     broken(lambda c: c._free.pop())
     broken(lambda c: c._free.append(int(c.view(0)[0])))
     broken(lambda c: c._views.pop(1))

@@ -15,7 +15,7 @@ END_ID = byte_tokenizer().specials[END]
 def generate(script, prompt="p", **options):
     llm = mock_llm(script)
     result = llm.generate(prompt, **{"temperature": 0, **options})
-    assert llm.cells.n_used == 0  # whatever happened, nothing is kept
+    assert llm.cache.stats().held == 0  # whatever happened, nothing is kept
     llm.cells.check()
     return result
 
@@ -49,7 +49,7 @@ def test_to_the_end_of_the_context():
     result = llm.generate("12345", temperature=0)
     assert result.finish_reason == "length"
     assert len(result.tokens) == 16  # the last one needs no cell: nothing comes after it
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
 
 
 @pytest.mark.parametrize("stop", ["lo w", ["zzz", "lo w"], ("lo w", "world")])
@@ -116,7 +116,7 @@ def test_an_exception_in_a_callback_propagates_and_frees():
 
     with pytest.raises(ZeroDivisionError, match="mine"):
         llm.generate("p", callback=callback)
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
     assert llm.generate("p", temperature=0).text == "Hello"
 
 
@@ -128,10 +128,10 @@ def test_ctrl_c_in_the_middle_frees():
 
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["a", "b"], callback=callback)
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
     with pytest.raises(KeyboardInterrupt):
         list(llm.stream("a", callback=callback))
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
 
 
 def test_a_callback_may_generate_itself():
@@ -169,10 +169,10 @@ def test_cells_held_by_others():
     assert held.logits.shape == (258,)
     result = llm.generate("12", temperature=0)
     assert (result.finish_reason, result.stop_reason, len(result.tokens)) == ("length", "cache full", 3)
-    with pytest.raises(CacheFull, match="5 cells are needed and 4 of 16 are free"):
+    with pytest.raises(CacheFull, match="3 cells are needed and 2 of 16 are free; 14 are held by 2 seq"):
         llm.generate("12345")
     held.close()
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
     assert llm.generate("12345", max_tokens=2, temperature=0).text == "xx"
 
 
@@ -185,7 +185,7 @@ def test_many_prompts_in_few_cells_all_finish_as_if_alone():
     llm = mock_llm(script, cells=30)
     together = llm.generate(prompts, temperature=0)
     assert [r.text for r in together] == [r.text for r in alone]
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
 
 
 # -- batches --
@@ -257,9 +257,9 @@ def test_cancel_frees_at_once_and_keeps_the_text():
     llm = mock_llm(endless)
     stream = llm.stream("p", temperature=0)
     next(stream), next(stream)
-    assert llm.cells.n_used > 0
+    assert llm.cache.stats().held > 0
     stream.cancel()
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
     assert [token.finish_reason for token in stream] == ["cancelled"]
     assert (stream.result.finish_reason, stream.result.text) == ("cancelled", "xx")
 
@@ -269,10 +269,10 @@ def test_a_forgotten_stream_gives_its_cells_back():
     stream = llm.stream("p", temperature=0)
     next(stream)
     del stream
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
     with llm.stream("p", temperature=0) as stream:
         next(stream)
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
 
 
 def test_streams_move_together():
@@ -295,7 +295,7 @@ def test_threads_share_one_engine():
     for thread in threads:
         thread.join(30)
     assert texts == ["Hello world"] * 8
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
 
 
 # -- what else comes out --
@@ -348,7 +348,7 @@ def test_a_failing_hook_ends_only_its_request():
     with pytest.raises(RuntimeError, match="hook"):
         list(bad)
     assert good.result.text == "Hello"
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
 
 
 def test_logits_that_are_nan():

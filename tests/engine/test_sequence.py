@@ -65,15 +65,15 @@ def test_forks_share_cells_and_go_their_own_ways():
     seq = llm.sequence("x" * 100)
     seq.logits  # noqa: B018
     forks = [seq.fork() for _ in range(10)]
-    assert llm.cells.n_used == 100
+    assert llm.cache.stats().held == 100
     steps = llm.step([seq, *forks], **GREEDY)
     assert [step.text for step in steps] == ["H"] * 11
     steps = llm.step([seq, *forks], **GREEDY)
     assert llm.backend.batches[1:] == [[ord("H")] * 11]  # one forward pass for all
-    assert llm.cells.n_used == 111
+    assert llm.cache.stats().held == 111
     for fork in forks:
         fork.close()
-    assert llm.cells.n_used == 101
+    assert llm.cache.stats().held == 101
     assert seq.text == "x" * 100 + "Hi"
     llm.cells.check()
 
@@ -117,13 +117,13 @@ def test_truncate_and_go_on():
     seq = llm.sequence("abcdef")
     assert seq.step(**GREEDY).text == "6"
     seq.truncate(3)
-    assert (seq.text, seq.positions, llm.cells.n_used) == ("abc", [0, 1, 2], 3)
+    assert (seq.text, seq.positions, llm.cache.stats().held) == ("abc", [0, 1, 2], 3)
     assert seq.step(**GREEDY).text == "3"  # computed again: what follows three tokens
     assert seq.text == "abc3"
     seq.truncate(100)
     assert seq.text == "abc3"
     seq.truncate(0)
-    assert (seq.text, seq.position, llm.cells.n_used) == ("", 0, 0)
+    assert (seq.text, seq.position, llm.cache.stats().held) == ("", 0, 0)
     with pytest.raises(InvalidRequest, match="empty sequence has no logits"):
         seq.logits  # noqa: B018
 
@@ -137,7 +137,7 @@ def test_remove_leaves_a_hole():
     seq.append("g")
     seq.logits  # noqa: B018
     assert seq.positions == [0, 3, 4, 5, 6]
-    assert llm.cells.n_used == 5
+    assert llm.cache.stats().held == 5
 
 
 def test_remove_with_close_moves_the_rest_down():
@@ -177,8 +177,8 @@ def test_close_frees_and_ends():
     llm = mock_llm("Hi")
     with llm.sequence("abc") as seq:
         seq.logits  # noqa: B018
-        assert llm.cells.n_used == 3
-    assert llm.cells.n_used == 0
+        assert llm.cache.stats().held == 3
+    assert llm.cache.stats().held == 0
     seq.close()
     for use in (seq.step, seq.fork, lambda: seq.append("x"), lambda: seq.remove(0, 1), lambda: seq.logits):
         with pytest.raises(InvalidRequest, match="closed"):
@@ -236,7 +236,7 @@ def test_a_full_cache_changes_nothing():
     first.logits  # noqa: B018
     with pytest.raises(CacheFull, match="4 cells are needed and 3 of 8 are free"):
         second.logits  # noqa: B018
-    assert (second.text, second.n_pending, llm.cells.n_used) == ("fghi", 4, 5)
+    assert (second.text, second.n_pending, llm.cache.stats().held) == ("fghi", 4, 5)
     first.close()
     assert second.step(**GREEDY).text == "H"
 
@@ -264,7 +264,7 @@ def test_score():
     high = 3 - np.log(np.exp(3) + 257)
     assert scores.dtype == np.float32
     assert scores == pytest.approx([high, high, high - 3], abs=1e-5)
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
     assert llm.score(list(b"ab" * 512)).shape == (1023,)
     with pytest.raises(ContextOverflow, match="the text has 1026 tokens and the context 1024"):
         llm.score(list(b"ab" * 513))
@@ -288,7 +288,7 @@ def test_forward_runs_a_batch_of_ones_own():
     with pytest.raises(InvalidRequest, match="run already"):
         llm.forward(second)
     llm.cells.keep(1001)
-    assert llm.cells.n_used == 5
+    assert llm.cache.stats().held == 5
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_bad_batches(build, message):
 
     with pytest.raises(InvalidRequest, match=message):
         build_and_run()
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
     with pytest.raises(InvalidRequest, match=r"takes a stretto\.Batch, not list"):
         llm.forward([1])
 
@@ -331,7 +331,7 @@ def test_a_failing_backend_leaves_no_cells():
     seq = llm.sequence("abc")
     with pytest.raises(MemoryError):
         seq.logits  # noqa: B018
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
     assert seq.n_pending == 3
 
 
@@ -342,4 +342,4 @@ def test_cells_by_hand():
     llm.cells.remove(seq.id, 1, 2)
     assert llm.cells.view(seq.id).tolist() == [0, 2]
     llm.cells.clear()
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0

@@ -61,7 +61,7 @@ class Batch:
         row = len(self._tokens)
         self._tokens.append(_integer("token", token))
         self._positions.append(_integer("position", position))
-        self._sequences.append(tuple(sequences))
+        self._sequences.append(_members(sequences))
         if logits:
             self._wanted.append(row)
         return row
@@ -73,7 +73,7 @@ class Batch:
         several = [_integer("token", token) for token in tokens]
         self._tokens += several
         self._positions += range(position, position + len(several))
-        self._sequences += [tuple(sequences)] * len(several)
+        self._sequences += [_members(sequences)] * len(several)
         if logits and several:
             self._wanted.append(len(self._tokens) - 1)
 
@@ -97,6 +97,14 @@ class Batch:
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
             raise InvalidRequest(f"probe takes a list of cells, not {array.dtype} of shape {array.shape}")
         self.probes = array.astype(np.int32)
+
+    def first_positions(self) -> dict[int, int]:
+        """For each sequence in the batch the lowest position that it gets."""
+        found: dict[int, int] = {}
+        for members, position in zip(self._sequences, self._positions, strict=True):
+            for sequence in members:
+                found[sequence] = min(position, found.get(sequence, position))
+        return found
 
     # -- what a backend reads --
 
@@ -169,6 +177,10 @@ class Batch:
                 for sequence in set(sequences):
                     cells.remove_cells(sequence, [cell])
             self.placement = None
+
+
+def _members(sequences: Iterable[int]) -> tuple[int, ...]:
+    return tuple([_integer("a sequence id", sequence) for sequence in sequences])
 
 
 def _integer(name: str, value: int) -> int:

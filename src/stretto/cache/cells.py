@@ -32,7 +32,8 @@ INTEGERS = {int}  # and not bool
 class Cells:
     """A fixed number of cells and who uses them.
 
-    `positions` and `tokens` have an entry for every cell (−1 where it is free).
+    `positions` and `tokens` have an entry for every cell (−1 where it is free), as has `shares`: in how many
+    sequences it is.
     """
 
     def __init__(self, n_cells: int) -> None:
@@ -41,7 +42,7 @@ class Cells:
         self.n_cells = n_cells
         self.positions = np.full(n_cells, -1, np.int32)
         self.tokens = np.full(n_cells, -1, np.int32)
-        self._shares = np.zeros(n_cells, np.int32)  # in how many sequences a cell is
+        self.shares = np.zeros(n_cells, np.int32)
         self._views: dict[int, View] = {}
         self._free = list(range(n_cells - 1, -1, -1))  # a stack; low cells are handed out first
 
@@ -93,7 +94,11 @@ class Cells:
 
     def is_shared(self, cells: ArrayLike) -> NDArray[np.bool_]:
         """For each cell, whether more than one sequence uses it."""
-        return self._shares[self._cells(cells)] > 1
+        return self.shares[self._cells(cells)] > 1
+
+    def count_shared(self, sequence: int, start: int = 0, stop: int | None = None) -> int:
+        """How many of the sequence's cells at start ≤ p < stop others use too."""
+        return int((self.shares[self._range(sequence, start, stop)] > 1).sum())
 
     # -- changing --
 
@@ -120,11 +125,11 @@ class Cells:
             for cell, position, token, members in zip(taken, where, what, sets, strict=True):
                 self.positions[cell] = position
                 self.tokens[cell] = token
-                self._shares[cell] = len(members)
+                self.shares[cell] = len(members)
         else:
             self.positions[cells] = where
             self.tokens[cells] = what
-            self._shares[cells] = [len(members) for members in sets]
+            self.shares[cells] = [len(members) for members in sets]
         # Rows come in runs of one set: a prompt is a long one, a decoding sequence a single row.
         start = 0
         while start < n:
@@ -157,7 +162,7 @@ class Cells:
         if held:
             chosen = chosen[~np.isin(chosen, held.cells)]
         if len(chosen):
-            self._shares[chosen] += 1
+            self.shares[chosen] += 1
             self._view(target).extend(chosen, self.positions, self.tokens)
         return len(chosen)
 
@@ -197,7 +202,7 @@ class Cells:
             raise InvalidRequest(
                 f"a shift by {delta} would give positions from {moved.min()} to {moved.max()}"
             )
-        if (self._shares[chosen] > 1).any():
+        if (self.shares[chosen] > 1).any():
             raise InvalidRequest(f"cells of sequence {sequence} in this range are shared; unshare them first")
         self.positions[chosen] = moved
         self._views[sequence].sort(self.positions, self.tokens)
@@ -206,7 +211,7 @@ class Cells:
     def unshare(self, sequence: int, start: int = 0, stop: int | None = None) -> tuple[Ints, Ints]:
         """Give the sequence cells of its own where it shares; return (old, new): K and V must be copied."""
         chosen = self._range(sequence, start, stop)
-        old = chosen[self._shares[chosen] > 1].copy()
+        old = chosen[self.shares[chosen] > 1].copy()
         new = self.place(self.tokens[old], self.positions[old], [(sequence,)] * len(old))
         self._drop(sequence, old)
         return old, new
@@ -226,7 +231,7 @@ class Cells:
             if not np.array_equal(keys, keys[:, order]):
                 raise RuntimeError(f"the view of sequence {sequence} is out of order")
             shares[view.cells] += 1
-        if not np.array_equal(shares, self._shares):
+        if not np.array_equal(shares, self.shares):
             raise RuntimeError("the counts of sharing sequences are wrong")
         free = np.zeros(self.n_cells, bool)
         free[self._free] = True
@@ -251,8 +256,8 @@ class Cells:
         view.drop(cells, self.positions, self.tokens)
         if not view:
             del self._views[sequence]
-        self._shares[cells] -= 1
-        freed = cells[self._shares[cells] == 0]
+        self.shares[cells] -= 1
+        freed = cells[self.shares[cells] == 0]
         self.positions[freed] = -1
         self.tokens[freed] = -1
         self._free.extend(np.sort(freed)[::-1].tolist())

@@ -2,7 +2,8 @@
 
 from stretto.engine.engine import Engine
 from stretto.engine.request import Request
+from stretto.engine.scheduler import Limits
 from stretto.engine.sequence import Sequence
 from stretto.engine.types import Result, Step, Timings, Token, Usage
 
-__all__ = ["Engine", "Request", "Result", "Sequence", "Step", "Timings", "Token", "Usage"]
+__all__ = ["Engine", "Limits", "Request", "Result", "Sequence", "Step", "Timings", "Token", "Usage"]

@@ -1,6 +1,6 @@
 """The engine: one step moves every running request forward by one forward pass.
 
-    schedule → forward → sample → emit
+    schedule → forward → hooks → sample → emit
 
 One thread at a time steps it, under its lock; whoever waits for a token takes the lock and steps for all.
 """
@@ -8,63 +8,124 @@ One thread at a time steps it, under its lock; whoever waits for a token takes t
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
 from itertools import count
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import Backend, Batch
 from stretto.cache.cells import Cells
+from stretto.cache.prefix import PrefixCache
+from stretto.cache.radix import common
+from stretto.engine.hooks import run_hooks
 from stretto.engine.request import Request
-from stretto.engine.scheduler import Scheduler
+from stretto.engine.scheduler import Limits, Scheduler
 from stretto.engine.sequence import Sequence
 from stretto.errors import CacheFull, InvalidRequest
 from stretto.text.tokenizer import Tokenizer
 
 Floats = NDArray[np.float32]
 
+FIRST_ID = 1_000_000  # of our own sequences; ids below are for batches made by hand
+
 
 class Engine:
     """A backend, its cells, and the requests that run on them."""
 
-    def __init__(self, backend: Backend, tokenizer: Tokenizer, chunk: int = 512) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        limits: Limits | None = None,
+        prefix_cache: bool = True,
+    ) -> None:
         self.backend = backend
         self.tokenizer = tokenizer
         self.spec = backend.spec
         self.cells = Cells(backend.n_cells)
+        self.prefixes = PrefixCache(self.cells)
+        self.prefix_cache = prefix_cache
         self.context_length = min(self.spec.context_length, backend.n_cells)
-        self.chunk = chunk  # tokens in a forward pass, at most
         self.lock = threading.RLock()
-        self.scheduler = Scheduler()
+        self.scheduler = Scheduler(self, limits or Limits())
+        self.chunk = self.scheduler.limits.max_tokens_per_step
+        self.live: WeakValueDictionary[int, Sequence] = WeakValueDictionary()
+        self.orphans: deque[tuple[int, list[int], int | None]] = deque()  # sequences nobody closed
         self.closed = False
-        self._ids = count()
+        self._ids = count(FIRST_ID)
+        self._n_steps = 0
+        self._news = threading.Condition()  # told after every step
 
     # -- requests --
 
     def add(self, request: Request) -> None:
         """Queue a request; it runs from the next step on."""
-        self.alive()
         with self.lock:
+            self.alive()
             self.scheduler.add(request)
 
     def step(self) -> None:
         """Move all running requests forward by one forward pass."""
         with self.lock:
             self.alive()
-            work = self.scheduler.schedule(self.cells.n_free, self.chunk)
             try:
-                self.run(work)
-            except CacheFull as error:
-                self.scheduler.make_room(error)
-                return
-            ready = self.scheduler.ready()
+                self._step()
+            finally:
+                with self._news:
+                    self._n_steps += 1
+                    self._news.notify_all()
+
+    def _step(self) -> None:
+        scheduler = self.scheduler
+        work = scheduler.schedule()
+        begun = time.perf_counter()
+        try:
+            self.run(work)
+        except CacheFull as error:
+            scheduler.make_room(error)
+            return
+        scheduler.pace.learn(sum(n for _, n in work), time.perf_counter() - begun)
+        ready = scheduler.ready()
+        for request in list(ready):
+            twins = request.spawn()
+            scheduler.running += twins
+            ready += twins
+        if len(ready) == 1 and ready[0].params.fused:
+            ready[0].advance_fused()
+        else:
+            run_hooks(ready)
             for request in ready:
-                if request.params.fused and len(ready) == 1:
-                    request.advance_fused()
-                else:
+                if not request.finished:
                     request.advance()
-            self.scheduler.sweep()
+        scheduler.sweep()
+
+    def step_until(self, done: Callable[[], bool]) -> None:
+        """Step until `done`, or wait while somebody else steps."""
+        while not done():
+            seen = self._n_steps
+            if self.lock.acquire(blocking=False):
+                try:
+                    if not done():
+                        self.step()
+                finally:
+                    self.lock.release()
+            else:
+                with self._news:
+                    if self._n_steps == seen:
+                        self._news.wait(0.05)
+
+    def cancel(self, request: Request) -> None:
+        """End a request: at once, or within the step that somebody is at just now."""
+        request.unwanted = True
+        if self.lock.acquire(blocking=False):
+            try:
+                request.cancel()
+            finally:
+                self.lock.release()
 
     # -- sequences --
 
@@ -72,7 +133,10 @@ class Engine:
         """Compute all pending tokens of some sequences, together."""
         with self.lock:
             self.alive()
-            while waiting := [sequence for sequence in sequences if sequence.n_pending]:
+            several = list(sequences)
+            for sequence in several:
+                self.reuse(sequence)
+            while waiting := [sequence for sequence in several if sequence.n_pending]:
                 room, work = self.chunk, []
                 for sequence in waiting[:room]:
                     # Each gets at least one token, the first as much as there is room for.
@@ -99,6 +163,7 @@ class Engine:
         with self.lock:
             self.alive()
             batch.check(self.spec.n_vocab, self.spec.n_embd, self.context_length)
+            self.make_room(len(batch))
             batch.place(self.cells)
             try:
                 return self.backend.forward(batch)
@@ -110,12 +175,76 @@ class Engine:
         """Move a sequence's tokens to other positions, turning their K; shared cells are copied first."""
         with self.lock:
             self.backend.capabilities.require("shift", self.backend.name)
+            self.make_room(self.cells.count_shared(sequence, start, stop))
             old, new = self.cells.unshare(sequence, start, stop)
             if len(old):
                 self.backend.copy_cells(old, new)
             moved = self.cells.shift(sequence, start, stop, delta)
             if len(moved):
                 self.backend.turn_cells(moved, delta)
+
+    # -- what stays in the cache --
+
+    def reuse(self, sequence: Sequence) -> None:
+        """Let a sequence without cells share the longest beginning that has been computed already.
+
+        Its last token is left out, so that there is something to compute logits from.
+        """
+        if not self.prefix_cache or self.cells.count(sequence.id) or len(sequence) < 2:
+            return
+        items = sequence.history[:-1]
+        source, n = self.prefixes.match(items)
+        for other in self.live.values():
+            if other is not sequence and (shared := common(other.exact_history(), items)) > n:
+                source, n = other.id, shared
+        self.prefixes.lookups += 1
+        if source is not None and n:
+            self.cells.copy(source, sequence.id, 0, n)
+            self.prefixes.hits += 1
+            self.prefixes.tokens_saved += n
+        sequence.n_cached = n
+
+    def park(self, sequence: int, tokens: list[int], exact: int | None, keep_id: bool = False) -> None:
+        """Keep a sequence's cells for others that begin like it, until somebody needs the room."""
+        n = min(len(tokens), self.cells.count(sequence))
+        n = n if exact is None else min(n, exact)
+        if not self.prefix_cache or not n:
+            self.cells.remove(sequence)
+            return
+        parked = sequence
+        if keep_id:  # the sequence goes on; its cells go to an id of their own
+            parked = self.new_id()
+            self.cells.copy(sequence, parked, 0, n)
+            self.cells.remove(sequence)
+        self.prefixes.park(parked, tokens[:n])
+
+    def make_room(self, wanted: int) -> None:
+        """See that so many cells are free: parked sequences go first, then `CacheFull` is raised."""
+        if wanted <= self.cells.n_free and not self.orphans:
+            return
+        self.tidy()
+        if wanted > self.cells.n_free and not self.prefixes.make_room(wanted):
+            raise CacheFull(self._who_holds(wanted))
+
+    def n_available(self) -> int:
+        """How many cells are free or can be made so."""
+        return self.cells.n_free + self.prefixes.n_evictable()
+
+    def tidy(self) -> None:
+        """Park what belonged to sequences that nobody holds any more."""
+        while self.orphans:
+            self.park(*self.orphans.popleft())
+
+    def _who_holds(self, wanted: int) -> str:
+        cells = self.cells
+        held = sorted(((cells.count(i), i) for i in cells.sequences), reverse=True)
+        largest = ", ".join(f"sequence {i} with {n}" for n, i in held[:3])
+        pinned = self.prefixes.stats().pinned
+        return (
+            f"{wanted} cells are needed and {cells.n_free} of {len(cells)} are free; {cells.n_used} are held "
+            f"by {len(held)} sequences ({pinned} of them pinned), the largest are {largest}; close "
+            "sequences, or load the model with more cells"
+        )
 
     # -- checks --
 
@@ -152,4 +281,5 @@ class Engine:
             if not self.closed:
                 self.scheduler.cancel_all()
                 self.closed = True
+                self.orphans.clear()
                 self.backend.close()

@@ -50,6 +50,13 @@ class Options(SamplingOptions, total=False):
     grammar: Any
     callback: Callback | None
     loop: Literal["auto", "python", "fused"]
+    priority: int
+    n: int | None
+    best_of: int | None
+    beams: int | None
+    length_penalty: float
+    overflow: Literal["error", "shift"]
+    keep: int
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,10 @@ class RequestParams:
     - `hooks`: functions that get (logits, tokens) before each token and may change logits in place
     - `callback`: gets each `Token`; returning False ends the generation
     - `fused`: several tokens at a time in native code, the same ones (`loop="fused"`)
+    - `priority`: requests with a higher one go first in the queue
+    - `overflow`: at the end of the context the generation ends ("error": never silently); "shift" forgets
+      the older half of the tokens behind the first `keep` and goes on
+    - `scored`: the log-probability of the whole is summed up
     """
 
     sampling: SamplingParams
@@ -80,6 +91,10 @@ class RequestParams:
     hooks: tuple[Hook, ...] = ()
     callback: Callback | None = None
     fused: bool = False
+    priority: int = 0
+    overflow: Literal["error", "shift"] = "error"
+    keep: int = 0
+    scored: bool = False
 
 
 SAMPLING_NAMES = tuple(field.name for field in fields(SamplingParams))
@@ -120,6 +135,12 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
         check_integer("max_tokens", rest["max_tokens"], 1, 1 << 31)
     if rest.get("timeout") is not None:
         check_number("timeout", rest["timeout"], 0.0, 1e9, open_low=True)
+    check_integer("priority", rest.get("priority", 0), -(1 << 31), 1 << 31)
+    check_integer("keep", rest.get("keep", 0), 0, 1 << 31)
+    if rest.get("overflow", "error") not in ("error", "shift"):
+        raise InvalidRequest(f"overflow must be 'error' or 'shift', not {rest['overflow']!r}")
+    if rest.get("keep") and rest.get("overflow") != "shift":
+        raise InvalidRequest("keep is for overflow='shift': how many first tokens are not forgotten")
     if rest.get("seed") is not None:
         check_integer("seed", rest["seed"], 0, (1 << 64) - 1)
     check_integer("logprobs", rest.get("logprobs", 0), 0, MAX_LOGPROBS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,12 +23,24 @@ if TYPE_CHECKING:
 
 
 FUSED_TOKENS = 32  # at a time: long enough to hide Python, short enough for a stream
+_numbers = count()
 
 
 class Request:
-    """One generation from prompt to result. `events` holds the tokens nobody has taken yet."""
+    """One generation from prompt to result. `events` holds the tokens nobody has taken yet.
 
-    def __init__(self, engine: Engine, prompt: list[int], params: RequestParams, index: int = 0) -> None:
+    `siblings` are requests for the same prompt (the others of its `n`): they start as forks when the prompt
+    has been computed. `notify` is called whenever something new has come.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: list[int],
+        params: RequestParams,
+        index: int = 0,
+        seed: int | None = None,
+    ) -> None:
         if not prompt:
             raise InvalidRequest("the prompt is empty; give at least one token")
         if len(prompt) >= engine.context_length:
@@ -34,8 +48,22 @@ class Request:
                 f"the prompt has {len(prompt)} tokens and the context {engine.context_length}; "
                 "shorten it, leaving room for an answer"
             )
+        if params.overflow == "shift":
+            engine.backend.capabilities.require("shift", engine.backend.name)
+            if params.keep > engine.context_length - 2:
+                raise InvalidRequest(
+                    f"keep is {params.keep}; in a context of {engine.context_length} at most "
+                    f"{engine.context_length - 2} tokens can be kept"
+                )
         self.params = params
-        self.sequence = Sequence(engine, prompt, RandomStream(params.seed, index))
+        self.number = next(_numbers)  # the order of arrival
+        self.sequence = Sequence(
+            engine, prompt, RandomStream(seed if seed is not None else params.seed, index)
+        )
+        self.sequence.running = True
+        self.siblings: list[Request] = []
+        self.notify: Callable[[], None] | None = None
+        self.unwanted = False  # cancelled from elsewhere; the next step ends it
         self.tokens: list[int] = []
         self.events: deque[Token] = deque()
         self.finish_reason: FinishReason | None = None
@@ -52,11 +80,23 @@ class Request:
         self._started = time.monotonic()
         self._first: float | None = None
         self._last = self._started
+        self.n_sampled = 0
+        self.score = 0.0  # the log-probability of its tokens together, where somebody asked for it
 
     @property
     def finished(self) -> bool:
         """Whether nothing more will come."""
         return self.finish_reason is not None or self.error is not None
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """What is computed for it."""
+        return [self.sequence]
+
+    @property
+    def n_pending(self) -> int:
+        """How many tokens have to be computed before it can go on."""
+        return sum(sequence.n_pending for sequence in self.sequences)
 
     @property
     def text(self) -> str:
@@ -65,10 +105,28 @@ class Request:
 
     # -- forward --
 
+    def spawn(self) -> list[Request]:
+        """Start the siblings: the prompt has been computed, and each gets a fork of it."""
+        twins, self.siblings = self.siblings, []
+        for twin in twins:
+            fork = self.sequence.fork()
+            fork.random = twin.sequence.random
+            fork.running = True
+            twin.sequence.close()
+            twin.sequence = fork
+        return twins
+
+    def look_up(self) -> None:
+        """End it if it has waited too long, or nobody waits for it any more."""
+        if self.unwanted:
+            self.cancel()
+        elif self._timed_out():
+            self.finish("timeout")
+
     def advance(self) -> None:
         """Sample the next token and see whether it is the last.
 
-        What goes wrong here, in a hook or a callback say, ends this request and no other.
+        What goes wrong here, in a callback say, ends this request and no other.
         """
         self.busy = True  # a callback may use the engine, and so step it
         try:
@@ -76,8 +134,6 @@ class Request:
                 self.finish("timeout")
                 return
             row = self.sequence.logits
-            for hook in self.params.hooks:
-                hook(row, self.sequence.history)
             token = self.sequence.choose(row, self.params.sampling)
             self._accept(token, *self._measure(token, row))
         except Exception as error:
@@ -110,8 +166,7 @@ class Request:
     def _accept(
         self, token: int, logprob: float | None, top: tuple[Logprob, ...], placed: bool = False
     ) -> None:
-        self._last = time.monotonic()
-        self._first = self._last if self._first is None else self._first
+        self.note_token()
         text = ""
         reason: FinishReason | None = None
         why: str | int | None = None
@@ -138,19 +193,40 @@ class Request:
         elif not go_on:
             self.finish("stop", "callback")
 
+    def note_token(self) -> None:
+        """A token has come: that is when."""
+        self._last = time.monotonic()
+        self._first = self._last if self._first is None else self._first
+        self.n_sampled += 1
+
     def _exhausted(self) -> bool:
         most = self.params.max_tokens
-        full = self.sequence.position >= self._engine.context_length
-        return full or (most is not None and len(self.tokens) >= most)
+        if most is not None and len(self.tokens) >= most:
+            return True
+        if self.sequence.position < self._engine.context_length:
+            return False
+        if self.params.overflow == "error":
+            return True
+        self._make_room()
+        return False
+
+    def _make_room(self) -> None:
+        """The context is full: forget the older half of what is not to be kept, and close the gap."""
+        keep = self.params.keep
+        half = (self.sequence.position - keep + 1) // 2
+        self.sequence.remove(keep, keep + half, close=True)
 
     def _timed_out(self) -> bool:
         limit = self.params.timeout
         return limit is not None and time.monotonic() - self._started >= limit
 
     def _measure(self, token: int, row: Row) -> tuple[float | None, tuple[Logprob, ...]]:
-        if not self.params.logprobs:
+        if not self.params.logprobs and not self.params.scored:
             return None, ()
         logs = log_softmax(row)
+        self.score += float(logs[token])
+        if not self.params.logprobs:
+            return None, ()
         n = min(self.params.logprobs, len(logs))
         best = np.argpartition(-logs, n - 1)[:n]
         best = best[np.lexsort((best, -logs[best]))]
@@ -162,6 +238,8 @@ class Request:
         if self.params.logprobs and event.id is not None:
             self._logprobs.append(event)
         self.events.append(event)
+        if self.notify is not None:
+            self.notify()
         return self.params.callback is None or self.params.callback(event) is not False
 
     def _held(self) -> str:
@@ -179,16 +257,26 @@ class Request:
             self._text.append(text)
             self.events.append(Token(None, text, finish_reason=reason))
             self._end(reason, why)
+            if self.notify is not None:
+                self.notify()
 
     def _end(self, reason: FinishReason, why: str | int | None) -> None:
         self.finish_reason, self.stop_reason = reason, why
-        self.sequence.close()
+        for sequence in self.sequences:
+            sequence.close()
+        for twin in self.siblings:  # they cannot start any more
+            twin.finish(reason, why)
 
     def fail(self, error: BaseException) -> None:
         """End it with an exception, which whoever waits for it gets."""
         if not self.finished:
             self.error = error
-            self.sequence.close()
+            for sequence in self.sequences:
+                sequence.close()
+            for twin in self.siblings:
+                twin.fail(error)
+            if self.notify is not None:
+                self.notify()
 
     def cancel(self) -> None:
         """End it because nobody wants it any more."""
@@ -206,8 +294,9 @@ class Request:
             tokens=list(self.tokens),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-            usage=Usage(self._n_prompt, len(self.tokens)),
+            usage=Usage(self._n_prompt, len(self.tokens), self.sequence.n_cached),
             timings=Timings(first - self._started, self._last - first, max(0, len(self.tokens) - 1)),
             seed=self.sequence.random.seed,
+            logprob=self.score / self.n_sampled if self.params.scored and self.n_sampled else None,
             logprobs=list(self._logprobs) if self.params.logprobs else None,
         )

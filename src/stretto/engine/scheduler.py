@@ -1,57 +1,142 @@
-"""Which tokens go into the next forward pass: first come, first served.
+"""Which tokens go into the next forward pass.
 
-A request is admitted when its prompt fits into the free cells. When the cells run out while decoding, the
-youngest request gives its cells back and waits; its tokens are kept, and computed again later.
+Requests wait in order of priority, then of arrival. One is admitted when its prompt fits into the cells that
+are free or parked; from then on it is in every pass. Sequences that decode get their token first; prompts
+share what is left of the pass, the oldest first, in pieces small enough that nobody who decodes waits for
+longer than `max_step_ms`. When the cells run out, the youngest request is parked: it goes back to the queue
+and later goes on from what is left of its cells.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from stretto.cache.radix import common
 from stretto.engine.request import Request
 from stretto.engine.sequence import Sequence
-from stretto.errors import CacheFull
+from stretto.errors import CacheFull, QueueFull
+from stretto.sampling.params import check_integer, check_number
+
+if TYPE_CHECKING:
+    from stretto.engine.engine import Engine
+
+MIN_SHARED = 32  # tokens: a common beginning at least this long is worth waiting for
+GROWTH = 16  # cells that every running request should find free
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much an engine takes on.
+
+    - `max_running`: requests in one forward pass
+    - `max_queue`: requests that wait; one more is refused with `QueueFull`
+    - `max_tokens_per_step`: tokens in a forward pass, at most
+    - `max_step_ms`: how long a pass may take while somebody decodes, about; prompts are cut to fit
+    """
+
+    max_running: int = 64
+    max_queue: int = 1024
+    max_tokens_per_step: int = 512
+    max_step_ms: float = 40.0
+
+    def __post_init__(self) -> None:
+        check_integer("max_running", self.max_running, 1, 1 << 16)
+        check_integer("max_queue", self.max_queue, 0, 1 << 24)
+        check_integer("max_tokens_per_step", self.max_tokens_per_step, 1, 1 << 16)
+        check_number("max_step_ms", self.max_step_ms, 0.0, 1e9, open_low=True)
+
+
+class Pace:
+    """What a token of a prompt costs here, learned from the steps so far."""
+
+    FEWEST = 16  # tokens of a piece; fewer are not worth a pass
+
+    def __init__(self) -> None:
+        self._seconds = 0.0  # for one token; 0: not known yet
+
+    def learn(self, n_tokens: int, seconds: float) -> None:
+        """A pass over so many tokens took so long."""
+        if n_tokens >= self.FEWEST:
+            now = seconds / n_tokens
+            self._seconds = now if not self._seconds else 0.5 * (self._seconds + now)
+
+    def tokens_in(self, milliseconds: float) -> int:
+        """How many tokens of prompts fit into such a time."""
+        if not self._seconds:
+            return 4 * self.FEWEST
+        return max(self.FEWEST, int(1e-3 * milliseconds / self._seconds))
 
 
 class Scheduler:
     """The queue of waiting requests and the list of running ones, oldest first."""
 
-    def __init__(self) -> None:
-        self.waiting: deque[Request] = deque()
+    def __init__(self, engine: Engine, limits: Limits) -> None:
+        self._engine = engine
+        self.limits = limits
+        self.pace = Pace()
+        self.waiting: list[Request] = []
         self.running: list[Request] = []
 
-    def add(self, request: Request) -> None:
-        """Put a request at the end of the queue."""
-        self.waiting.append(request)
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.running and not self.waiting
 
-    def schedule(self, n_free: int, room: int) -> list[tuple[Sequence, int]]:
-        """The sequences of the next pass and how many pending tokens of each; at most `room` in all."""
+    def add(self, request: Request) -> None:
+        """Put a request into the queue, behind those of its priority."""
+        if len(self.waiting) >= self.limits.max_queue:
+            self.sweep()
+        if len(self.waiting) >= self.limits.max_queue and (self.waiting or self.running):
+            raise QueueFull(
+                f"{len(self.waiting)} requests wait already, and max_queue is {self.limits.max_queue}; "
+                "try again later"
+            )
+        insort(self.waiting, request, key=_order)
+
+    def schedule(self) -> list[tuple[Sequence, int]]:
+        """The sequences of the next pass, and how many pending tokens of each."""
         self.sweep()
-        wanted = [request.sequence.n_pending for request in self.running]
-        free = n_free - sum(wanted)
-        while self.waiting and (not self.running or self.waiting[0].sequence.n_pending <= free):
-            request = self.waiting.popleft()
-            wanted.append(request.sequence.n_pending)
-            free -= wanted[-1]
-            self.running.append(request)
-        work = []
-        for request, n in zip(self.running, wanted, strict=True):
-            n = min(n, room)
-            if n:
-                work.append((request.sequence, n))
-                room -= n
+        self._admit()
+        decoding, prompts = [], []
+        for request in self.running:
+            for sequence in request.sequences:
+                n = sequence.n_pending
+                if n == 1:
+                    decoding.append((sequence, n))
+                elif n:
+                    prompts.append((sequence, n))
+        limits = self.limits
+        if not prompts:
+            return decoding[: limits.max_tokens_per_step]
+        streams = len(decoding) + len(prompts) < sum(len(r.sequences) for r in self.running) or decoding
+        room = self.pace.tokens_in(limits.max_step_ms) if streams else limits.max_tokens_per_step
+        room = min(room, limits.max_tokens_per_step - len(decoding))
+        work = decoding[: limits.max_tokens_per_step]
+        for sequence, n in prompts:
+            if room <= 0:
+                break
+            work.append((sequence, min(n, room)))
+            room -= n
         return work
 
     def ready(self) -> list[Request]:
-        """Running requests whose logits are there."""
-        return [r for r in self.running if r.sequence.ready and not (r.finished or r.busy)]
+        """Running requests all of whose logits are there."""
+        return [
+            request
+            for request in self.running
+            if not (request.finished or request.busy) and all(s.ready for s in request.sequences)
+        ]
 
     def make_room(self, error: CacheFull) -> None:
         """Send the youngest request back to the queue; the last one left ends here."""
-        youngest = self.running[-1]
+        youngest = max(self.running, key=_order)
         if len(self.running) > 1:
-            self.running.pop().sequence.release()
-            self.waiting.appendleft(youngest)
+            self.running.remove(youngest)
+            for sequence in youngest.sequences:
+                sequence.release()
+            insort(self.waiting, youngest, key=_order)
         elif youngest.tokens:
             youngest.finish("length", "cache full")
         else:
@@ -59,13 +144,61 @@ class Scheduler:
         self.sweep()
 
     def sweep(self) -> None:
-        """Let go of what has finished."""
+        """Let go of what has finished, was cancelled, or has waited for too long."""
+        for request in self.running:
+            if request.unwanted:
+                request.cancel()
+        for request in self.waiting:
+            request.look_up()
         self.running = [request for request in self.running if not request.finished]
-        while self.waiting and self.waiting[0].finished:
-            self.waiting.popleft()
+        if self.waiting:
+            self.waiting = [request for request in self.waiting if not request.finished]
 
     def cancel_all(self) -> None:
         """End every request."""
         for request in (*self.running, *self.waiting):
             request.cancel()
-        self.running, self.waiting = [], deque()
+        self.running, self.waiting = [], []
+
+    # -- admission --
+
+    def _admit(self) -> None:
+        for request in list(self.waiting):
+            if len(self.running) >= self.limits.max_running:
+                return
+            if self._could_share_soon(request):
+                continue  # those behind it need not wait with it
+            if not self._fits(request):
+                return
+            self.waiting.remove(request)
+            self.running.append(request)
+
+    def _fits(self, request: Request) -> bool:
+        """Whether the cells suffice for a request beside those that run. What it can share it takes."""
+        for sequence in request.sequences:
+            self._engine.reuse(sequence)
+        if not self.running:
+            return True
+        cells = self._engine.cells
+        growth = min(GROWTH, len(cells) // 64) * (len(self.running) + 1)
+        wanted = growth + request.n_pending + sum(other.n_pending for other in self.running)
+        if wanted <= cells.n_free or wanted <= self._engine.n_available():
+            return True
+        for sequence in request.sequences:
+            cells.remove(sequence.id)
+        return False
+
+    def _could_share_soon(self, request: Request) -> bool:
+        """Whether somebody is computing a beginning right now that the request could share."""
+        if not self._engine.prefix_cache:
+            return False
+        mine = request.sequence.history[:-1]
+        for other in self.running:
+            done = len(other.sequence) - other.sequence.n_pending
+            if other.sequence.n_pending > 1 and common(other.sequence.history, mine) >= done + MIN_SHARED:
+                return True
+        return False
+
+
+def _order(request: Request) -> tuple[int, int]:
+    return -request.params.priority, request.number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -35,23 +36,31 @@ class Sequence:
         other = seq.fork()                      # shares all cells, costs none
 
     Tokens are computed when their logits are first needed, or before a fork, so appending is free and
-    several sequences can be computed together (`llm.step`). Removing tokens frees their cells; what they
-    already did to the K and V of later tokens stays done.
+    several sequences can be computed together (`llm.step`). A beginning that is in the cache already is
+    not computed again. Removing tokens frees their cells; what they already did to the K and V of later
+    tokens stays done.
     """
 
     def __init__(self, engine: Engine, tokens: Iterable[int], random: RandomStream) -> None:
         self._engine = engine
         self.id = engine.new_id()
         self.closed = False
+        self.n_cached = 0  # tokens that were found in the cache
+        self.running = False  # in the hands of a request, which alone may change it
         self.random = random
         self._tokens: list[int] = []  # all, in order; the first len(view) of them have cells
         self._resume: int | None = None  # where the first token without a cell goes, if not at the end
         self._logits: Row | None = None  # of the last token, while they are true
         self._ahead: Row | None = None  # of the last token of `run_ahead`
+        self._exact: int | None = (
+            None  # how many first tokens have the K and V of an unedited text; None: all
+        )
         self._detokenizer = engine.tokenizer.detokenizer()
         self.n_prompt = 0
         self.append(tokens)
         self.n_prompt = len(self._tokens)  # tokens from here on count as generated
+        with engine.lock:
+            engine.live[self.id] = self
 
     # -- reading --
 
@@ -99,12 +108,16 @@ class Sequence:
     def logits(self) -> Row:
         """float32[n_vocab] for the next token: writable, and valid until this sequence moves on."""
         self._alive()
-        if self._logits is None or self.n_pending:
-            self.prepare()
-            self._engine.compute([self])
-        if self._logits is None:
+        row = self._logits
+        if row is None or self.n_pending:
+            with self._engine.lock:
+                self._alive()
+                self.prepare()
+                self._engine.compute([self])
+                row = self._logits
+        if row is None:
             raise InvalidRequest(f"sequence {self.id} was changed while its logits were computed")
-        return self._logits
+        return row
 
     def sample(self, logits: ArrayLike | None = None, **options: Unpack[SamplingOptions]) -> int:
         """A token drawn from the logits as they are now, or from yours. Nothing is appended."""
@@ -135,20 +148,21 @@ class Sequence:
 
     def append(self, what: int | str | Iterable[int]) -> None:
         """Append a token, tokens, or text (in which special tokens are not parsed)."""
-        self._alive()
         if isinstance(what, str):
             what = self._engine.tokenizer.encode(what)
         several = [what] if isinstance(what, (int, np.integer)) else what
         tokens = self._engine.check_tokens(several)
         limit = self._engine.context_length
-        if self.position + len(tokens) > limit:
-            raise ContextOverflow(
-                f"{len(tokens)} tokens at position {self.position} do not fit into a context of {limit}; "
-                "shorten the text, or remove tokens first"
-            )
-        if tokens:
-            self._tokens += tokens
-            self._logits = None
+        with self._engine.lock:
+            self._alive()
+            if self.position + len(tokens) > limit:
+                raise ContextOverflow(
+                    f"{len(tokens)} tokens at position {self.position} do not fit into a context of {limit}; "
+                    "shorten the text, or remove tokens first"
+                )
+            if tokens:
+                self._tokens += tokens
+                self._logits = None
 
     # -- editing --
 
@@ -157,21 +171,24 @@ class Sequence:
 
         It continues this sequence's random numbers, unless it gets a seed of its own.
         """
-        self._alive()
-        random = self.random.fork() if seed is None else RandomStream(seed)
-        self._engine.compute([self])  # so that there are cells to share
-        twin = Sequence(self._engine, (), random)
-        self._engine.cells.copy(self.id, twin.id)
-        twin._tokens = list(self._tokens)
-        twin._resume = self._resume
-        twin._logits = None if self._logits is None else self._logits.copy()
-        twin._detokenizer = self._detokenizer.fork()
-        twin.n_prompt = self.n_prompt
-        return twin
+        with self._engine.lock:
+            self._alive()
+            random = self.random.fork() if seed is None else RandomStream(seed)
+            self._engine.compute([self])  # so that there are cells to share
+            twin = Sequence(self._engine, (), random)
+            self._engine.cells.copy(self.id, twin.id)
+            twin._tokens = list(self._tokens)
+            twin._resume = self._resume
+            twin._logits = None if self._logits is None else self._logits.copy()
+            twin._detokenizer = self._detokenizer.fork()
+            twin.n_prompt = self.n_prompt
+            twin._exact = self._exact
+            return twin
 
     def truncate(self, position: int) -> None:
         """Keep only the tokens at positions below `position`."""
-        self.remove(position, max(self.position, self._check_position("position", position)))
+        with self._engine.lock:
+            self.remove(position, max(self.position, self._check_position("position", position)))
 
     def remove(self, start: int, stop: int, *, close: bool = False) -> None:
         """Remove the tokens at start ≤ position < stop.
@@ -179,32 +196,86 @@ class Sequence:
         A hole stays: later tokens keep their positions. `close=True` moves them down instead, and turns
         their K to the new positions.
         """
-        self._alive()
         start, stop = self._check_position("start", start), self._check_position("stop", stop)
         if stop < start:
             raise InvalidRequest(f"start {start} lies behind stop {stop}; ranges are start ≤ position < stop")
-        if stop < self.position and start < self._start and self.n_pending:
-            self._engine.compute([self])  # tokens behind the hole take their places before it is made
-        where = np.asarray(self.positions, np.int64)
-        first, last = np.searchsorted(where, (start, stop)).tolist()
-        if first == last:
-            return
-        self._engine.cells.remove(self.id, start, stop)
-        del self._tokens[first:last]
-        self.n_prompt -= max(0, min(last, self.n_prompt) - first)
-        if first == 0 or start <= (self._resume or 0):
-            self._resume = None
+        with self._engine.lock:
+            self._alive()
+            if close:
+                self._engine.backend.capabilities.require("shift", self._engine.backend.name)
+            uncomputed = close and start >= self._start  # a mere change of the text to come
+            if stop < self.position and self.n_pending and not uncomputed:
+                self._engine.compute([self])  # tokens behind the hole take their places before it is made
+            where = self.positions
+            first, last = bisect_left(where, start), bisect_left(where, stop)
+            if first == last:
+                return
+            self._engine.cells.remove(self.id, start, stop)
+            del self._tokens[first:last]
+            self.n_prompt -= max(0, min(last, self.n_prompt) - first)
+            if first == 0 or start <= (self._resume or 0):
+                self._resume = None
+            self._edited(len(self._tokens) if uncomputed else first)
+            if close and not uncomputed:
+                self._engine.shift(self.id, stop, None, start - stop)
+
+    def shift(self, start: int, stop: int | None = None, *, by: int) -> None:
+        """Move the tokens at start ≤ position < stop by some positions, and turn their K with them.
+
+        They keep their places in the order of tokens: a move onto or across others is refused.
+        """
+        start = self._check_position("start", start)
+        stop = None if stop is None else self._check_position("stop", stop)
+        if isinstance(by, bool) or not isinstance(by, (int, np.integer)):
+            raise InvalidRequest(f"by must be a number of positions, not {by!r}")
+        with self._engine.lock:
+            self._alive()
+            self._engine.backend.capabilities.require("shift", self._engine.backend.name)
+            self._engine.compute([self])
+            where = self.positions
+            last = len(where) if stop is None else bisect_left(where, stop)
+            first = bisect_left(where, start)
+            if first >= last or not by:
+                return
+            low = where[first - 1] if first else -1
+            high = where[last] if last < len(where) else self._engine.context_length
+            if not (low < where[first] + by and where[last - 1] + by < high):
+                raise InvalidRequest(
+                    f"positions {where[first]} to {where[last - 1]} moved by {by} would leave the room "
+                    f"between {low} and {high}"
+                )
+            self._engine.shift(self.id, start, stop, int(by))
+            self._edited(first)
+
+    def clear(self) -> None:
+        """Remove all tokens; the next one stands at position 0 again."""
+        with self._engine.lock:
+            self._alive()
+            self.release()
+            self._tokens = []
+            self.n_prompt = 0
+            self._exact = None
+            self._detokenizer = self._engine.tokenizer.detokenizer()
+
+    def close(self, *, park: bool = True) -> None:
+        """Let it go: its cells stay parked until somebody needs the room, or are free at once (`park=False`).
+
+        A closed sequence cannot be used again; closing twice is fine.
+        """
+        with self._engine.lock:
+            if not self.closed:
+                self.closed = True
+                self._logits = None
+                self._engine.live.pop(self.id, None)
+                if not self._engine.closed:
+                    self._engine.park(self.id, self._tokens if park else [], self._exact)
+
+    def _edited(self, first: int) -> None:
+        """From the token with this index on, K and V are no longer those of an unedited text."""
+        if first < len(self._tokens):
+            self._exact = first if self._exact is None else min(first, self._exact)
         self._logits = None
         self._detokenizer = self._engine.tokenizer.detokenizer()
-        if close:
-            self._engine.shift(self.id, stop, None, start - stop)
-
-    def close(self) -> None:
-        """Give the cells back. A closed sequence cannot be used again; closing twice is fine."""
-        if not self.closed:
-            self.closed = True
-            self._logits = None
-            self._engine.cells.remove(self.id)
 
     def __enter__(self) -> Sequence:
         return self
@@ -218,7 +289,6 @@ class Sequence:
 
     def prepare(self) -> None:
         """Make sure that computing the pending tokens gives logits: after an edit the last one is redone."""
-        self._alive()
         if not self._tokens:
             raise InvalidRequest("an empty sequence has no logits; append a token first")
         if self._logits is None and not self.n_pending:
@@ -230,6 +300,11 @@ class Sequence:
     def _start(self) -> int:
         """The position of the first token without a cell."""
         return self._engine.cells.end(self.id) if self._resume is None else self._resume
+
+    def exact_history(self) -> list[int]:
+        """Its first tokens, those that have the K and V of an unedited text."""
+        n = min(self._engine.cells.count(self.id), len(self._tokens))
+        return self._tokens[: n if self._exact is None else min(n, self._exact)]
 
     @property
     def ready(self) -> bool:
@@ -249,6 +324,7 @@ class Sequence:
     def run_ahead(self, n: int, params: SamplingParams, ends: Iterable[int], last: bool) -> list[int]:
         """Sample up to `n` tokens in the backend's own loop. `adopt` those that count, then `settle`."""
         row, cells, start = self.logits, self._engine.cells, self.position
+        self._engine.make_room(n)
         placed = cells.place([0] * n, range(start, start + n), [(self.id,)] * n)
         run = FusedRun(
             logits=row,
@@ -282,10 +358,25 @@ class Sequence:
         self._logits, self._ahead = self._ahead, None
 
     def release(self) -> None:
-        """Give the cells back and keep the tokens: they will be computed again."""
-        self._engine.cells.remove(self.id)
+        """Give the cells up and keep the tokens: what is not parked then is computed again."""
+        self._engine.park(self.id, self._tokens, self._exact, keep_id=True)
         self._resume = None
         self._logits = None
+        self._exact = None
+
+    def resync(self, start: int) -> None:
+        """The table of cells was changed by hand from position `start` on: read the tokens from it."""
+        cells = self._engine.cells
+        view = cells.view(self.id)
+        self._tokens = cells.tokens[view].tolist()
+        self.n_prompt = min(self.n_prompt, len(self._tokens))
+        self._resume = None
+        self._edited(int(np.searchsorted(cells.positions[view], start)))
+
+    def __del__(self) -> None:
+        # Not here: this may be called in the middle of anything. The engine tidies up when it next works.
+        if not self.closed and not self._engine.closed:
+            self._engine.orphans.append((self.id, self._tokens, self._exact))
 
     def _alive(self) -> None:
         if self.closed:

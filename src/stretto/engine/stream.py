@@ -30,18 +30,15 @@ class TextStream:
     def __next__(self) -> Token:
         request = self._request
         try:
-            while not request.events:
-                if request.error is not None:
-                    raise request.error
-                if request.finished:
-                    raise StopIteration
-                self._engine.step()
-        except StopIteration:
-            raise
+            self._engine.step_until(lambda: bool(request.events) or request.finished)
         except BaseException:  # Ctrl-C in the middle of a step: the cells are given back at once
             self.cancel()
             raise
-        return request.events.popleft()
+        if request.events:
+            return request.events.popleft()
+        if request.error is not None:
+            raise request.error
+        raise StopIteration
 
     @property
     def result(self) -> Result:
@@ -56,7 +53,7 @@ class TextStream:
         return self._request.text
 
     def cancel(self) -> None:
-        """End the generation; its cells are free afterwards. What is there stays readable."""
+        """End the generation, from any thread; its cells are free then. What is there stays readable."""
         with self._engine.lock:
             self._request.cancel()
 
@@ -69,6 +66,6 @@ class TextStream:
         self.cancel()
 
     def __del__(self) -> None:
-        # A stream that nobody holds any more would keep its cells for ever.
-        if not self._request.finished and not self._engine.closed:
-            self.cancel()
+        # A stream that nobody holds any more would keep its cells for ever. This may be called in the
+        # middle of anything, so the next step ends it.
+        self._request.unwanted = True

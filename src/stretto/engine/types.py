@@ -75,7 +75,8 @@ class Result:
 
     `tokens` are those generated, without the end token. `stop_reason` says what stopped it: the stop
     string, the id of the end or stop token, "callback", "stop function", "cache full", or None. With
-    `logprobs=n`, `logprobs` has an entry for each event of a token.
+    `logprobs=n`, `logprobs` has an entry for each event of a token. `logprob` is what `best_of` and `beams`
+    chose by: the mean log-probability of the tokens sampled, or the score of the hypothesis.
     """
 
     text: str
@@ -86,6 +87,7 @@ class Result:
     timings: Timings
     seed: int
     logprobs: list[Token] | None = field(default=None, repr=False)
+    logprob: float | None = None
 
     def __str__(self) -> str:
         return self.text

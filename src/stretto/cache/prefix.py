@@ -1,0 +1,170 @@
+"""Parked sequences: nobody uses them any more, and their cells stay until somebody needs the room.
+
+    prefixes.park(7, tokens)                # sequence 7 is done
+    source, n = prefixes.match(prompt)      # the parked one that begins like the prompt, and how far
+    cells.copy(source, 9, 0, n)             # sequence 9 starts from there; no tensor moves
+
+A parked sequence is found by its items, one for each cell, compared one by one: a wrong hit is impossible.
+Its items stand at positions 0, 1, 2, …; what was edited is not parked.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stretto.cache.cells import Cells
+from stretto.cache.radix import Radix
+
+SLACK = 64  # cells that are given back at least, so that not every step has to ask for one more
+
+
+@dataclass
+class Parked:
+    """A parked sequence: its id in the table of cells, what it is found by, and how often it is pinned."""
+
+    id: int
+    items: tuple[object, ...]
+    pins: int = 0
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """What the cache holds and has been good for.
+
+    `cells` = `free` + `held` (by sequences in use or pinned) + `parked` (given back when somebody needs
+    them). `hits` of `lookups` prompts found a beginning, of `tokens_saved` tokens together.
+    """
+
+    cells: int
+    free: int
+    held: int
+    parked: int
+    sequences: int  # that are parked
+    pinned: int  # of those
+    lookups: int
+    hits: int
+    tokens_saved: int
+    evictions: int  # parked sequences that had to go, or to shrink
+
+
+class PrefixCache:
+    """The parked sequences of a table of cells, least recently used first."""
+
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
+        self._tree: Radix[Parked] = Radix()
+        self._entries: OrderedDict[int, Parked] = OrderedDict()
+        self.lookups = self.hits = self.tokens_saved = self.evictions = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence in self._entries
+
+    def park(self, sequence: int, items: Sequence[object], *, pins: int = 0) -> int:
+        """Take over a sequence's first len(items) cells, one for each item; the others become free.
+
+        Returns the id of the parked sequence that has them now: another's, if it had them already.
+        """
+        key = tuple(items)
+        self._cells.remove(sequence, len(key))
+        *shorter, last = (None, *self._tree.beginnings(key))
+        same = last if last is not None and len(last.items) == len(key) else None
+        n, other = self._tree.longest(key)
+        if same is None and not pins and n == len(key):
+            same = other  # a longer one
+        if same is not None:
+            same.pins += pins
+            self._entries.move_to_end(same.id)
+            self._cells.remove(sequence)
+            return same.id
+        for entry in (*shorter, last):
+            if entry is not None and not entry.pins:
+                self.drop(entry)
+        if key:
+            entry = Parked(sequence, key, pins)
+            self._tree.insert(key, entry)
+            self._entries[sequence] = entry
+        return sequence
+
+    def match(self, items: Sequence[object]) -> tuple[int | None, int]:
+        """The parked sequence that shares the longest beginning with `items`, and how many items."""
+        n, entry = self._tree.longest(items)
+        if entry is None:
+            return None, 0
+        self._entries.move_to_end(entry.id)
+        return entry.id, n
+
+    def drop(self, entry: Parked) -> None:
+        """Forget a parked sequence and give its cells back."""
+        self._tree.remove(entry.items)
+        del self._entries[entry.id]
+        self._cells.remove(entry.id)
+
+    def unpin(self, sequence: int) -> None:
+        """Undo one pin; without any, the sequence is one among others. Nothing if it is not there."""
+        entry = self._entries.get(sequence)
+        if entry is not None and entry.pins:
+            entry.pins -= 1
+            if not entry.pins:  # it may be a part of a longer one
+                self._tree.remove(entry.items)
+                del self._entries[sequence]
+                self.park(sequence, entry.items)
+
+    def make_room(self, wanted: int) -> bool:
+        """Give cells back until `wanted` are free; say whether they are. Pinned ones stay."""
+        for entry in list(self._entries.values()):
+            missing = wanted - self._cells.n_free
+            if missing <= 0:
+                break
+            if not entry.pins and entry.id in self._entries:
+                self.evictions += 1
+                self._shrink(entry, max(missing, SLACK))
+        return self._cells.n_free >= wanted
+
+    def _shrink(self, entry: Parked, n: int) -> None:
+        """Cut a parked sequence's end off, so that n cells become free; all of it if it has no more."""
+        view = self._cells.view(entry.id)
+        own = np.flatnonzero(~self._cells.is_shared(view))
+        if len(own) <= n:
+            self.drop(entry)
+            return
+        self._tree.remove(entry.items)
+        del self._entries[entry.id]
+        self.park(entry.id, entry.items[: own[-n]])
+        if entry.id in self._entries:  # it keeps its place among the least recently used
+            self._entries.move_to_end(entry.id, last=False)
+
+    def n_evictable(self) -> int:
+        """How many cells `make_room` could free."""
+        mine = np.zeros(len(self._cells), np.int32)
+        for entry in self._entries.values():
+            if not entry.pins:
+                mine[self._cells.view(entry.id)] += 1
+        return int(((mine > 0) & (mine == self._cells.shares)).sum())
+
+    def clear(self) -> None:
+        """Forget everything that is not pinned."""
+        for entry in [entry for entry in self._entries.values() if not entry.pins]:
+            self.drop(entry)
+
+    def stats(self) -> CacheStats:
+        """Counts; see `CacheStats`."""
+        parked = self.n_evictable()
+        return CacheStats(
+            cells=len(self._cells),
+            free=self._cells.n_free,
+            held=self._cells.n_used - parked,
+            parked=parked,
+            sequences=len(self._entries),
+            pinned=sum(entry.pins > 0 for entry in self._entries.values()),
+            lookups=self.lookups,
+            hits=self.hits,
+            tokens_saved=self.tokens_saved,
+            evictions=self.evictions,
+        )

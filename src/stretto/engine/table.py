@@ -1,0 +1,160 @@
+"""`llm.cells`: the table of cells in the caller's hands, by sequence id.
+
+A `Sequence` whose cells are changed here takes note: its tokens are those that are left. Requests that run,
+and what is parked for others, cannot be touched from here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from stretto.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from stretto.backends.base import Batch
+    from stretto.engine.engine import Engine
+
+Ints = NDArray[np.int32]
+
+
+class CellTable:
+    """Cells by sequence id: `seq.id`, or ids below 1,000,000 of your own for batches made by hand.
+
+    llm.cells.copy(seq.id, 7)               # sequence 7 shares all of seq's cells
+    llm.cells.remove(7, 10, 20)             # and forgets positions 10 to 19
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._cells = engine.cells
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def __repr__(self) -> str:
+        return repr(self._cells)
+
+    @property
+    def n_free(self) -> int:
+        """How many cells hold nothing."""
+        return self._cells.n_free
+
+    @property
+    def n_used(self) -> int:
+        """How many cells hold something, be it parked."""
+        return self._cells.n_used
+
+    @property
+    def sequences(self) -> list[int]:
+        """The ids of sequences that have cells and are not parked."""
+        with self._engine.lock:
+            return [i for i in self._cells.sequences if i not in self._engine.prefixes]
+
+    def view(self, sequence: int) -> Ints:
+        """int32[n]: a sequence's cells in position order."""
+        with self._engine.lock:
+            return self._cells.view(sequence).copy()
+
+    def positions(self, sequence: int) -> Ints:
+        """int32[n]: the positions of those cells."""
+        with self._engine.lock:
+            return self._cells.sequence_positions(sequence)
+
+    def tokens(self, sequence: int) -> Ints:
+        """int32[n]: the tokens of those cells."""
+        with self._engine.lock:
+            return self._cells.tokens[self._cells.view(sequence)]
+
+    def members(self, cell: int) -> set[int]:
+        """The sequences that a cell belongs to."""
+        with self._engine.lock:
+            return self._cells.members(cell)
+
+    def check(self) -> None:
+        """Raise `RuntimeError` if the table contradicts itself anywhere."""
+        with self._engine.lock:
+            self._cells.check()
+
+    # -- changing --
+
+    def copy(self, source: int, target: int, start: int = 0, stop: int | None = None) -> int:
+        """Put the cells of `source` at start ≤ position < stop also into `target`; return how many."""
+        with self._engine.lock:
+            self._compute(source)
+            self._writable(target)
+            n = self._cells.copy(source, target, start, stop)
+            self._changed(target, start)
+            return n
+
+    def remove(self, sequence: int, start: int = 0, stop: int | None = None) -> int:
+        """Take a sequence out of its cells at start ≤ position < stop; return how many became free."""
+        with self._engine.lock:
+            self._writable(sequence)
+            n = self._cells.remove(sequence, start, stop)
+            self._changed(sequence, start)
+            return n
+
+    def remove_cells(self, sequence: int, cells: ArrayLike) -> int:
+        """Take a sequence out of these cells, which must be its own; return how many became free."""
+        with self._engine.lock:
+            self._writable(sequence)
+            where = self._cells.positions[np.asarray(self._cells.view(sequence))]
+            n = self._cells.remove_cells(sequence, cells)
+            left = self._cells.sequence_positions(sequence)
+            gone = where[~np.isin(where, left)]
+            self._changed(sequence, int(gone.min()) if len(gone) else 0)
+            return n
+
+    def keep(self, sequence: int) -> int:
+        """Remove all other sequences, parked ones too; return how many cells became free."""
+        with self._engine.lock:
+            before = self._cells.n_free
+            for other in self.sequences:
+                if other != sequence and not self._runs(other):
+                    self.remove(other)
+            self._engine.prefixes.clear()
+            return self._cells.n_free - before
+
+    def clear(self) -> None:
+        """Remove all sequences; those of running requests stay, and what is pinned."""
+        with self._engine.lock:
+            self.keep(-1)
+
+    # -- the lowest level --
+
+    def forward(self, batch: Batch) -> NDArray[np.float32]:
+        """Run a batch made by hand, in whatever sequences it names."""
+        with self._engine.lock:
+            touched = batch.first_positions()
+            for sequence in touched:
+                self._writable(sequence)
+            rows = self._engine.forward(batch)
+            for sequence, position in touched.items():
+                self._changed(sequence, position)
+            return rows
+
+    # -- within --
+
+    def _runs(self, sequence: int) -> bool:
+        held = self._engine.live.get(sequence)
+        return held is not None and held.running
+
+    def _compute(self, sequence: int) -> None:
+        held = self._engine.live.get(sequence)
+        if held is not None:
+            self._engine.compute([held])
+
+    def _writable(self, sequence: int) -> None:
+        if self._runs(sequence):
+            raise InvalidRequest(f"sequence {sequence} belongs to a request that is running")
+        if sequence in self._engine.prefixes:
+            raise InvalidRequest(f"sequence {sequence} is closed; its cells are parked")
+        self._compute(sequence)
+
+    def _changed(self, sequence: int, position: int) -> None:
+        held = self._engine.live.get(sequence)
+        if held is not None:
+            held.resync(position)
