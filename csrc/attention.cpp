@@ -89,6 +89,7 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
         a.keys = head_of(layer, 0, false, kv);
         a.values = head_of(layer, 0, true, kv);
         a.cell_stride = head_bytes_;
+        a.block_stride = block_bytes_;
         a.view = input.views[input.view_of[block.row]];
         a.head_size = c.head_size;
         a.group = group;

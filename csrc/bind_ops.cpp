@@ -291,7 +291,7 @@ Array3<float> attention(Input3<float> queries, Input2<float> keys, Input2<float>
 
     const size_t stride = head_bytes(type, size);
     std::vector<uint8_t> k(cells * stride), v(cells * stride);
-    std::vector<float> scratch(attention_scratch(size));
+    std::vector<float> scratch(attention_scratch(size, rows, group));
     auto out = room<float>(rows * group * size);
     {
         nb::gil_scoped_release release;
@@ -304,6 +304,7 @@ Array3<float> attention(Input3<float> queries, Input2<float> keys, Input2<float>
         a.keys = k.data();
         a.values = v.data();
         a.cell_stride = stride;
+        a.block_stride = kCellBlock * stride;
         a.view = view.data();
         a.head_size = size;
         a.group = group;

@@ -2,6 +2,7 @@
 
 #include "decoder.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,7 +23,7 @@ constexpr size_t kChunkBytes = size_t{16} << 20;
 }  // namespace
 
 // Large ones are mapped, so that the system gets them back when they are freed.
-Buffer::Buffer(size_t bytes, bool sparse) : bytes_(bytes) {
+Buffer::Buffer(size_t bytes) : bytes_(bytes) {
     if (!bytes) return;
     if (bytes >= kHugePage) {
         if (bytes > SIZE_MAX - 2 * kHugePage) throw std::bad_alloc();
@@ -37,9 +38,7 @@ Buffer::Buffer(size_t bytes, bool sparse) : bytes_(bytes) {
         data_ = static_cast<uint8_t*>(mapped_) + ((address + kHugePage - 1) / kHugePage * kHugePage - address);
 #if defined(__linux__)
         // A wish; nothing depends on it.
-        madvise(data_, bytes, sparse ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
-#else
-        (void)sparse;
+        madvise(data_, bytes, MADV_HUGEPAGE);
 #endif
         return;
     }
@@ -84,7 +83,8 @@ Decoder::Decoder(Config config, size_t n_cells, CacheType cache, int threads, co
     const double bytes = 2.0 * static_cast<double>(layers_.size()) * static_cast<double>(config_.n_kv_head) *
                          static_cast<double>(n_cells) * static_cast<double>(head_bytes_);
     if (bytes > 0x1p46) throw std::invalid_argument("a cache of this size cannot be; ask for fewer cells");
-    cache_ = Buffer(layers_.size() * 2 * config_.n_kv_head * n_cells * head_bytes_, true);
+    block_bytes_ = layers_.size() * 2 * config_.n_kv_head * std::min(n_cells, kCellBlock) * head_bytes_;
+    cache_ = Buffer((n_cells + kCellBlock - 1) / kCellBlock * block_bytes_);
 }
 
 uint8_t* Decoder::take_weights(size_t bytes) {
@@ -207,14 +207,19 @@ std::string Decoder::missing() const {
 // A head's K of all cells stand behind each other, so that attention reads them in a stream.
 uint8_t* Decoder::head_of(size_t layer, size_t cell, bool value, size_t head) const {
     const size_t plane = (layer * 2 + value) * config_.n_kv_head + head;
-    return cache_.data() + (plane * n_cells_ + cell) * head_bytes_;
+    const size_t within = plane * std::min(n_cells_, kCellBlock) + cell % kCellBlock;
+    return cache_.data() + cell / kCellBlock * block_bytes_ + within * head_bytes_;
 }
 
 void Decoder::copy_cells(const int32_t* source, const int32_t* target, size_t n) {
-    for (size_t plane = 0; plane < layers_.size() * 2 * config_.n_kv_head; ++plane) {
-        uint8_t* base = cache_.data() + plane * n_cells_ * head_bytes_;
-        for (size_t i = 0; i < n; ++i) {
-            std::memcpy(base + target[i] * head_bytes_, base + source[i] * head_bytes_, head_bytes_);
+    for (size_t layer = 0; layer < layers_.size(); ++layer) {
+        for (size_t head = 0; head < config_.n_kv_head; ++head) {
+            for (size_t i = 0; i < n; ++i) {
+                for (const bool value : {false, true}) {
+                    std::memcpy(head_of(layer, target[i], value, head), head_of(layer, source[i], value, head),
+                                head_bytes_);
+                }
+            }
         }
     }
 }

@@ -36,8 +36,7 @@ struct Config {
 class Buffer {
 public:
     Buffer() = default;
-    // `sparse`: only parts of it may ever be used, so they should not drag whole huge pages in.
-    explicit Buffer(size_t bytes, bool sparse = false);
+    explicit Buffer(size_t bytes);
     ~Buffer();
     Buffer(Buffer&& other) noexcept { *this = std::move(other); }
     Buffer& operator=(Buffer&& other) noexcept;
@@ -127,8 +126,9 @@ private:
     std::vector<Buffer> weights_;   // chunks, each with many matrices: few pages, and all of them huge
     size_t chunk_used_ = 0;         // of the last chunk
     size_t weight_bytes_ = 0;
-    Buffer cache_;      // [layer][K, V][head][cell]
+    Buffer cache_;      // [block of cells][layer][K, V][head][cell]: what is not used yet is not touched
     size_t head_bytes_; // of one head's K or V in one cell
+    size_t block_bytes_;
     std::vector<float> received_;
     Buffer scratch_;    // grows to what the largest batch needed
 };

@@ -138,7 +138,7 @@ void Decoder::forward(const Input& input, float* out, bool hidden) {
             thread.x = carver.take<float>(c.n_embd);
             thread.normed = carver.take<float>(c.n_embd);
             thread.quantized = carver.quantized(1, widest);
-            thread.attention = carver.take<float>(attention_scratch(c.head_size));
+            thread.attention = carver.take<float>(attention_scratch(c.head_size, kRowsAtOnce, group));
             thread.partial = partial(kRowsAtOnce * group);
             thread.total = partial(kRowsAtOnce * group);
             thread.tile = carver.take<uint8_t>(tile_bytes);

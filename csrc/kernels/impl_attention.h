@@ -79,14 +79,12 @@ inline Floats piece(const uint8_t* head, size_t t) {
     return mul(load_int8(reinterpret_cast<const int8_t*>(block + 2 + t % 2 * 16)), splat_half(block));
 }
 
-// One chunk for one row and H heads of T vectors (0: `vectors` says how many): scores, weights, and their share
-// of the result. `keys` and `values` are where the chunk's heads are.
+// The scores of a chunk's cells with one row's H heads of T vectors (0: `vectors` says how many).
 template <int H, int T, Source From>
-void attend_chunk(const uint8_t* const* keys, const uint8_t* const* values, size_t vectors, const float* queries,
-                  float scale, float cap, size_t lo, size_t hi, float* max_of, float* sum_of, float* out) {
+void score_chunk(const uint8_t* const* keys, size_t vectors, const float* queries, float scale, float cap,
+                 float* scores) {
     if constexpr (T > 0) vectors = T;
     const size_t size = 16 * vectors;
-    alignas(64) float weights[H][kChunk];
     for (size_t half = 0; half < kChunk; half += 16) {
         Floats dots[H][16];
         for (size_t j = 0; j < 16; ++j) {
@@ -100,33 +98,39 @@ void attend_chunk(const uint8_t* const* keys, const uint8_t* const* values, size
             UNROLL for (int h = 0; h < H; ++h) dots[h][j] = sums[h];
         }
         UNROLL for (int h = 0; h < H; ++h) {
-            const Floats scores = mul(sums16(dots[h]), splat(scale));
-            store(weights[h] + half, cap > 0.0f ? capped(scores, cap) : scores);
+            const Floats found = mul(sums16(dots[h]), splat(scale));
+            store(scores + h * kSpan + half, cap > 0.0f ? capped(found, cap) : found);
         }
     }
-    for (int h = 0; h < H; ++h) {
-        float* w = weights[h];
-        for (size_t j = 0; j < lo; ++j) w[j] = -INFINITY;
-        for (size_t j = hi; j < kChunk; ++j) w[j] = -INFINITY;
-        const float before = max_of[h];
-        const float largest = reduce_max(max(load(w), load(w + 16)));
-        if (largest > before) {  // what is there already counts less
-            max_of[h] = largest;
-            alignas(64) float change[16];
-            store(change, exponential(splat(before - largest)));
-            const float factor = before == -INFINITY ? 0.0f : change[0];
-            sum_of[h] *= factor;
-            for (size_t t = 0; t < vectors; ++t) {
-                store(out + h * size + 16 * t, mul(load(out + h * size + 16 * t), splat(factor)));
-            }
-        }
-        const Floats top = splat(max_of[h]);
-        store(w, exponential(sub(load(w), top)));
-        store(w + 16, exponential(sub(load(w + 16), top)));
-        for (size_t j = 0; j < lo; ++j) w[j] = 0.0f;
-        for (size_t j = hi; j < kChunk; ++j) w[j] = 0.0f;
-        sum_of[h] += reduce_add(add(load(w), load(w + 16)));
+}
+
+// Scores [0, n), n in whole chunks, become weights; those outside of [lo, hi) become zero.
+void soften(float* scores, size_t n, size_t lo, size_t hi, float* max_of, float* sum_of) {
+    for (size_t j = 0; j < lo; ++j) scores[j] = -INFINITY;
+    for (size_t j = hi; j < n; ++j) scores[j] = -INFINITY;
+    Floats first = splat(-INFINITY), second = first;
+    for (size_t j = 0; j < n; j += kChunk) {
+        first = max(first, load(scores + j));
+        second = max(second, load(scores + j + 16));
     }
+    *max_of = reduce_max(max(first, second));
+    const Floats top = splat(*max_of);
+    for (size_t j = 0; j < n; j += 16) store(scores + j, exponential(sub(load(scores + j), top)));
+    for (size_t j = 0; j < lo; ++j) scores[j] = 0.0f;
+    for (size_t j = hi; j < n; ++j) scores[j] = 0.0f;
+    first = second = splat(0.0f);
+    for (size_t j = 0; j < n; j += kChunk) {
+        first = add(first, load(scores + j));
+        second = add(second, load(scores + j + 16));
+    }
+    *sum_of = reduce_add(add(first, second));
+}
+
+// Adds a chunk's values, cells [lo, hi) of it, with their weights.
+template <int H, int T, Source From>
+void mix_chunk(const uint8_t* const* values, size_t vectors, const float* weights, size_t lo, size_t hi, float* out) {
+    if constexpr (T > 0) vectors = T;
+    const size_t size = 16 * vectors;
     constexpr size_t kWide = H * 4 <= 16 ? 4 : 2;  // vectors of all heads that are kept in registers
     for (size_t t = 0; t < vectors; t += kWide) {
         const size_t width = T > 0 && T % kWide == 0 ? kWide : (vectors - t < kWide ? vectors - t : kWide);
@@ -138,7 +142,7 @@ void attend_chunk(const uint8_t* const* keys, const uint8_t* const* values, size
             UNROLL for (size_t i = 0; i < kWide; ++i) {
                 if (i >= width) break;
                 const Floats v = piece<From>(values[j], t + i);
-                UNROLL for (int h = 0; h < H; ++h) mixed[h][i] = fma(splat(weights[h][j]), v, mixed[h][i]);
+                UNROLL for (int h = 0; h < H; ++h) mixed[h][i] = fma(splat(weights[h * kSpan + j]), v, mixed[h][i]);
             }
         }
         UNROLL for (int h = 0; h < H; ++h) UNROLL for (size_t i = 0; i < kWide; ++i) {
@@ -147,65 +151,98 @@ void attend_chunk(const uint8_t* const* keys, const uint8_t* const* values, size
     }
 }
 
-template <int T, Source From>
-void attend_heads(const Attention& a, const uint8_t* const* keys, const uint8_t* const* values, size_t vectors,
-                  const float* queries, size_t heads, size_t lo, size_t hi, const Partial& out, size_t at) {
-    float* result = out.out + at * 16 * vectors;
+// Calls f with the number of heads, at most four, as a constant.
+template <typename F>
+void with_heads(size_t heads, F f) {
     switch (heads) {
-        case 1: return attend_chunk<1, T, From>(keys, values, vectors, queries, a.scale, a.cap, lo, hi, out.max + at, out.sum + at, result);
-        case 2: return attend_chunk<2, T, From>(keys, values, vectors, queries, a.scale, a.cap, lo, hi, out.max + at, out.sum + at, result);
-        case 3: return attend_chunk<3, T, From>(keys, values, vectors, queries, a.scale, a.cap, lo, hi, out.max + at, out.sum + at, result);
-        default: return attend_chunk<4, T, From>(keys, values, vectors, queries, a.scale, a.cap, lo, hi, out.max + at, out.sum + at, result);
+        case 1: return f(std::integral_constant<int, 1>{});
+        case 2: return f(std::integral_constant<int, 2>{});
+        case 3: return f(std::integral_constant<int, 3>{});
+        default: return f(std::integral_constant<int, 4>{});
     }
 }
 
+// Where the K or V of a chunk's cells are, after making floats of them if they are read as floats. Behind the
+// end the last cell stands in; its weight is made zero.
+template <Source From>
+void gather(const Attention& a, const uint8_t* base, size_t chunk, size_t m, float* floats, const uint8_t** heads) {
+    const size_t size = padded(a.head_size);
+    for (size_t j = 0; j < kChunk; ++j) {
+        heads[j] = base + cell_offset(a, a.view[chunk + (j < m ? j : m - 1)]);
+        if constexpr (From == Source::kFloats) {
+            load_head(a.type, heads[j], a.head_size, floats + j * size);
+            heads[j] = reinterpret_cast<const uint8_t*>(floats + j * size);
+        }
+    }
+}
+
+// Scores of the whole span, then weights, then values: three loops without anything to wait for in them.
 template <int T, Source From>
 void attend_rows(const Attention& a, size_t first, size_t last, const Partial& out) {
-    const size_t size = padded(a.head_size), vectors = size / 16;
-    float* floats = a.scratch;                       // K and V of a chunk, if they are made into floats
-    float* queries = floats + 2 * kChunk * size;     // four heads, padded
-    const uint8_t *keys[kChunk], *values[kChunk];
-    for (size_t chunk = first / kChunk * kChunk; chunk < last; chunk += kChunk) {
+    const size_t size = padded(a.head_size), vectors = size / 16, bytes = head_bytes(a.type, a.head_size);
+    const size_t start = first / kChunk * kChunk;
+    float* floats = a.scratch;                  // K or V of a chunk, if they are made into floats
+    float* queries = floats + kChunk * size;    // four heads, padded
+    float* scores = queries + 4 * size;         // [rows][group][kSpan]
+    const uint8_t* heads[kChunk];
+    // What a row sees of [begin, begin + m), counted from there.
+    auto seen = [&](size_t row, size_t begin, size_t m, size_t* lo, size_t* hi) {
+        const size_t from = static_cast<size_t>(a.begins[row]), to = static_cast<size_t>(a.ends[row]);
+        *lo = from > begin ? from - begin : 0;
+        *hi = to > begin ? (to - begin < m ? to - begin : m) : 0;
+        return *lo < *hi;
+    };
+    size_t lo, hi;
+    for (size_t chunk = start; chunk < last; chunk += kChunk) {
         const size_t m = last - chunk < kChunk ? last - chunk : kChunk;
-        for (size_t j = 0; j < kChunk; ++j) {
-            // Behind the end the last cell stands in; its weight is made zero.
-            const size_t offset = static_cast<size_t>(a.view[chunk + (j < m ? j : m - 1)]) * a.cell_stride;
-            keys[j] = a.keys + offset;
-            values[j] = a.values + offset;
-            if constexpr (From == Source::kFloats) {
-                float* key = floats + j * size;
-                float* value = floats + (kChunk + j) * size;
-                load_head(a.type, keys[j], a.head_size, key);
-                load_head(a.type, values[j], a.head_size, value);
-                keys[j] = reinterpret_cast<const uint8_t*>(key);
-                values[j] = reinterpret_cast<const uint8_t*>(value);
-            }
-        }
+        gather<From>(a, a.keys, chunk, m, floats, heads);
         // The hardware does not foresee where the next chunk is; the view knows.
-        const size_t bytes = head_bytes(a.type, a.head_size);
         for (size_t j = chunk + kChunk; j < last && j < chunk + 2 * kChunk; ++j) {
-            const size_t offset = static_cast<size_t>(a.view[j]) * a.cell_stride;
+            const size_t offset = cell_offset(a, a.view[j]);
             for (size_t line = 0; line < bytes; line += 64) {
                 __builtin_prefetch(a.keys + offset + line);
-                __builtin_prefetch(a.values + offset + line);
+                __builtin_prefetch(a.values + offset + line, 0, 2);
             }
         }
         for (size_t row = 0; row < a.rows; ++row) {
-            const size_t begin = static_cast<size_t>(a.begins[row]), end = static_cast<size_t>(a.ends[row]);
-            const size_t lo = begin > chunk ? begin - chunk : 0;
-            const size_t hi = end > chunk ? (end - chunk < m ? end - chunk : m) : 0;
-            if (lo >= hi) continue;
+            if (!seen(row, chunk, m, &lo, &hi)) continue;
             for (size_t h = 0; h < a.group; h += 4) {
-                const size_t heads = a.group - h < 4 ? a.group - h : 4;
+                const size_t n_heads = a.group - h < 4 ? a.group - h : 4;
                 const float* q = a.queries + row * a.query_stride + h * a.head_size;
                 if (size != a.head_size) {
                     std::memset(queries, 0, 4 * size * sizeof(float));
-                    for (size_t i = 0; i < heads; ++i) {
+                    for (size_t i = 0; i < n_heads; ++i) {
                         std::memcpy(queries + i * size, q + i * a.head_size, a.head_size * sizeof(float));
                     }
                     q = queries;
                 }
-                attend_heads<T, From>(a, keys, values, vectors, q, heads, lo, hi, out, row * a.group + h);
+                float* to = scores + (row * a.group + h) * kSpan + (chunk - start);
+                with_heads(n_heads, [&](auto n) {
+                    score_chunk<decltype(n)::value, T, From>(heads, vectors, q, a.scale, a.cap, to);
+                });
+            }
+        }
+    }
+    for (size_t row = 0; row < a.rows; ++row) {
+        if (!seen(row, start, last - start, &lo, &hi)) continue;
+        // Chunks that the row sees nothing of have no scores; they stay out.
+        const size_t skipped = lo / kChunk * kChunk, n = (hi - skipped + kChunk - 1) / kChunk * kChunk;
+        for (size_t h = 0; h < a.group; ++h) {
+            const size_t at = row * a.group + h;
+            soften(scores + at * kSpan + skipped, n, lo - skipped, hi - skipped, out.max + at, out.sum + at);
+        }
+    }
+    for (size_t chunk = start; chunk < last; chunk += kChunk) {
+        const size_t m = last - chunk < kChunk ? last - chunk : kChunk;
+        gather<From>(a, a.values, chunk, m, floats, heads);
+        for (size_t row = 0; row < a.rows; ++row) {
+            if (!seen(row, chunk, m, &lo, &hi)) continue;
+            for (size_t h = 0; h < a.group; h += 4) {
+                const size_t at = row * a.group + h;
+                with_heads(a.group - h, [&](auto n) {
+                    mix_chunk<decltype(n)::value, T, From>(heads, vectors, scores + at * kSpan + (chunk - start), lo,
+                                                           hi, out.out + at * size);
+                });
             }
         }
     }

@@ -24,6 +24,7 @@ inline size_t head_bytes(CacheType type, size_t head_size) {
     return type == CacheType::kHalf ? 2 * head_size : (head_size + 31) / 32 * 34;
 }
 
+constexpr size_t kCellBlock = 256;  // cells that lie next to each other; what follows is a block further
 constexpr size_t kChunk = 32;   // cells that attention takes at a time
 constexpr size_t kSpan = 512;   // cells whose partial result is one unit of work
 
@@ -32,7 +33,8 @@ struct Attention {
     CacheType type;
     const uint8_t* keys;      // of the first cell, this head
     const uint8_t* values;
-    size_t cell_stride;       // bytes from one cell to the next
+    size_t cell_stride;       // bytes from one cell to the next, within a block
+    size_t block_stride;      // bytes from one block of cells to the next
     const int32_t* view;      // indices of cells
     size_t head_size;
     size_t group;             // heads that share K and V
@@ -46,6 +48,11 @@ struct Attention {
     float* scratch;           // attention_scratch() floats
 };
 
+inline size_t cell_offset(const Attention& a, int32_t cell) {
+    const auto index = static_cast<size_t>(cell);
+    return index / kCellBlock * a.block_stride + index % kCellBlock * a.cell_stride;
+}
+
 // A partial result: for each row and head the largest score, the sum of weights and the weighted values.
 struct Partial {
     float* max;    // [rows][group]
@@ -56,7 +63,9 @@ struct Partial {
 constexpr size_t kPeak = 256;  // numbers of which `peaks` tells the largest
 
 inline size_t padded(size_t head_size) { return (head_size + 15) / 16 * 16; }
-inline size_t attention_scratch(size_t head_size) { return 2 * kChunk * padded(head_size) + 4 * padded(head_size); }
+inline size_t attention_scratch(size_t head_size, size_t rows, size_t group) {
+    return (kChunk + 4) * padded(head_size) + rows * group * kSpan;
+}
 
 struct Kernels {
     const char* name;

@@ -399,7 +399,7 @@ try:
     print("not interrupted")
 except KeyboardInterrupt:
     print("interrupted", flush=True)
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
     llm.cells.check()
     assert llm.generate(prompt, max_tokens=4, temperature=0).tokens == before
     llm.close()

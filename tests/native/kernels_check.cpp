@@ -275,7 +275,7 @@ void check_heads(const Kernels& kernel) {
 // Attention of rows with views of scattered cells: floats [rows][group][size].
 std::vector<float> attend(const Kernels& kernel, Attention a, size_t last) {
     const size_t count = a.rows * a.group, width = padded(a.head_size);
-    std::vector<float> scratch(attention_scratch(a.head_size));
+    std::vector<float> scratch(attention_scratch(a.head_size, a.rows, a.group));
     a.scratch = scratch.data();
     std::vector<float> max[2], sum[2], out[2];
     Partial parts[2];
@@ -317,6 +317,7 @@ void check_attention(const Kernels& kernel, CacheType type, size_t size, size_t 
     a.keys = keys.data();
     a.values = values.data();
     a.cell_stride = stride;
+    a.block_stride = kCellBlock * stride;
     a.view = view.data();
     a.head_size = size;
     a.group = group;
