@@ -2,6 +2,7 @@
 
 #include "decoder.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +19,7 @@ namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kChunkBytes = size_t{16} << 20;
+constexpr size_t kCellBlock = 32;  // cells that are read or written side by side
 
 }  // namespace
 
@@ -211,7 +213,7 @@ uint8_t* Decoder::head_of(size_t layer, size_t cell, bool value, size_t head) co
 }
 
 void Decoder::copy_cells(const int32_t* source, const int32_t* target, size_t n) {
-    for (size_t plane = 0; plane < layers_.size() * 2 * config_.n_kv_head; ++plane) {
+    for (size_t plane = 0; plane < planes(); ++plane) {
         uint8_t* base = cache_.data() + plane * n_cells_ * head_bytes_;
         for (size_t i = 0; i < n; ++i) {
             std::memcpy(base + target[i] * head_bytes_, base + source[i] * head_bytes_, head_bytes_);
@@ -235,6 +237,30 @@ void Decoder::turn_cells(const int32_t* cells, size_t n, int delta) {
             }
         }
     }
+}
+
+// Calls move(a head in the cache, where it stands in [n][layer][K, V][head]) for every head of some cells. The
+// cache has all cells of a head together and the other side all heads of a cell: going by blocks of cells, both
+// sides are walked in pieces that the processor's caches hold.
+template <typename Move>
+void Decoder::each_head(const int32_t* cells, size_t n, Move move) const {
+    for (size_t first = 0; first < n; first += kCellBlock) {
+        const size_t last = std::min(n, first + kCellBlock);
+        for (size_t plane = 0; plane < planes(); ++plane) {
+            uint8_t* base = cache_.data() + plane * n_cells_ * head_bytes_;
+            for (size_t i = first; i < last; ++i) {
+                move(base + cells[i] * head_bytes_, (i * planes() + plane) * head_bytes_);
+            }
+        }
+    }
+}
+
+void Decoder::read_cells(const int32_t* cells, size_t n, uint8_t* out) const {
+    each_head(cells, n, [&](const uint8_t* head, size_t at) { std::memcpy(out + at, head, head_bytes_); });
+}
+
+void Decoder::write_cells(const int32_t* cells, size_t n, const uint8_t* data) {
+    each_head(cells, n, [&](uint8_t* head, size_t at) { std::memcpy(head, data + at, head_bytes_); });
 }
 
 }  // namespace stretto
