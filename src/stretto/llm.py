@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
@@ -15,6 +15,7 @@ from stretto.backends.base import Backend, Batch
 from stretto.cache.cells import Cells
 from stretto.engine import Engine, Request, Result, Sequence, Step
 from stretto.engine.params import request_params, sampling_params
+from stretto.engine.saving import restore
 from stretto.engine.stream import TextStream
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
 from stretto.models import ModelSpec
@@ -57,14 +58,21 @@ def load(
     opened = open_model(
         model, backend=backend, device=device, threads=threads, cells=cells, kv=kv, repack=repack
     )
-    return LLM(opened.backend, opened.tokenizer, opened.template)
+    return LLM(opened.backend, opened.tokenizer, opened.template, fingerprint=opened.fingerprint)
 
 
 class LLM:
     """A model, ready to generate. Make one with `stretto.load`; close it, or use it in a `with`."""
 
-    def __init__(self, backend: Backend, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> None:
-        self._engine = Engine(backend, tokenizer)
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None = None,
+        *,
+        fingerprint: Callable[[], str] | None = None,
+    ) -> None:
+        self._engine = Engine(backend, tokenizer, fingerprint=fingerprint)
         self._template = template
         self.tokenizer = tokenizer
 
@@ -164,6 +172,22 @@ class LLM:
     def sequence(self, prompt: Prompt = (), seed: int | None = None) -> Sequence:
         """A sequence in your own hands: logits, sample, step, append, fork, truncate, remove."""
         return Sequence(self._engine, self._ids(prompt), RandomStream(seed))
+
+    def restore(self, path: str | os.PathLike[str]) -> Sequence:
+        """The sequence that `seq.save` wrote: the same tokens, K and V, and random numbers to come.
+
+        Anything but a whole file of this very model and kind of cache raises `SnapshotError`.
+
+        >>> seq.save("story.safetensors")
+        >>> llm.restore("story.safetensors").step()
+        """
+        sequence = self.sequence()
+        try:
+            restore(sequence, path)
+        except BaseException:
+            sequence.close()
+            raise
+        return sequence
 
     def step(self, sequences: Iterable[Sequence], **options: Unpack[SamplingOptions]) -> list[Step]:
         """Move several sequences on by one token each, with one forward pass for all."""

@@ -8,7 +8,7 @@ One thread at a time steps it, under its lock; whoever waits for a token takes t
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
 
 import numpy as np
@@ -28,9 +28,16 @@ Floats = NDArray[np.float32]
 class Engine:
     """A backend, its cells, and the requests that run on them."""
 
-    def __init__(self, backend: Backend, tokenizer: Tokenizer, chunk: int = 512) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        chunk: int = 512,
+        fingerprint: Callable[[], str] | None = None,
+    ) -> None:
         self.backend = backend
         self.tokenizer = tokenizer
+        self.fingerprint = fingerprint  # tells the model from others, for saved sequences
         self.spec = backend.spec
         self.cells = Cells(backend.n_cells)
         self.context_length = min(self.spec.context_length, backend.n_cells)
