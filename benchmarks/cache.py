@@ -2,8 +2,8 @@
 
     python benchmarks/cache.py --peer PEER/bin/python --rounds 5 --threads 2
 
-PEER is an environment of its own with `llama-cpp-python`, whose own means are measured beside; without one only
-Stretto is measured. SmolLM2, random tokens, medians. Only one of the two computes at a time.
+PEER is an environment of its own with `llama-cpp-python`, whose own means are measured beside; without one
+only Stretto is measured. SmolLM2, random tokens, medians. Only one of the two computes at a time.
 """
 
 import argparse

@@ -209,6 +209,29 @@ void turn_cells(Decoder& decoder, Input1<int32_t> cells, int delta) {
     decoder.turn_cells(cells.data(), cells.shape(0), delta);
 }
 
+Array2<uint8_t> read_cells(const Decoder& decoder, Input1<int32_t> cells) {
+    const size_t n = cells.shape(0), bytes = decoder.cell_bytes();
+    if (n > decoder.n_cells()) fail("more cells are asked for than there are");  // so that no size can overflow
+    check_range(cells.data(), n, decoder.n_cells(), "cells");
+    std::unique_ptr<uint8_t[]> out(new uint8_t[n * bytes]);
+    {
+        nb::gil_scoped_release release;
+        decoder.read_cells(cells.data(), n, out.get());
+    }
+    uint8_t* raw = out.release();
+    return Array2<uint8_t>(raw, {n, bytes}, owner_of(raw));
+}
+
+void write_cells(Decoder& decoder, Input1<int32_t> cells, Input2<uint8_t> data) {
+    const size_t n = cells.shape(0);
+    if (data.shape(0) != n || data.shape(1) != decoder.cell_bytes()) {
+        fail("data must be " + std::to_string(n) + " rows of " + std::to_string(decoder.cell_bytes()) + " bytes");
+    }
+    check_range(cells.data(), n, decoder.n_cells(), "cells");
+    nb::gil_scoped_release release;
+    decoder.write_cells(cells.data(), n, data.data());
+}
+
 std::vector<std::string> kernel_names() {
     std::vector<std::string> names;
     for (const char* name : {"avx512", "avx2", "neon", "portable"}) {
@@ -264,10 +287,13 @@ void bind_decoder(nb::module_& m) {
              nb::arg("last"))
         .def("copy_cells", &copy_cells, nb::arg("source").noconvert(), nb::arg("target").noconvert())
         .def("turn_cells", &turn_cells, nb::arg("cells").noconvert(), nb::arg("delta"))
+        .def("read_cells", &read_cells, nb::arg("cells").noconvert())
+        .def("write_cells", &write_cells, nb::arg("cells").noconvert(), nb::arg("data").noconvert())
         .def_prop_ro("kernels", [](const Decoder& decoder) { return std::string(decoder.kernels().name); })
         .def_prop_ro("threads", &Decoder::threads)
         .def_prop_ro("weight_bytes", &Decoder::weight_bytes)
-        .def_prop_ro("cache_bytes", &Decoder::cache_bytes);
+        .def_prop_ro("cache_bytes", &Decoder::cache_bytes)
+        .def_prop_ro("cell_bytes", &Decoder::cell_bytes);
 }
 
 }  // namespace stretto

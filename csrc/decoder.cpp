@@ -83,7 +83,7 @@ Decoder::Decoder(Config config, size_t n_cells, CacheType cache, int threads, co
     const double bytes = 2.0 * static_cast<double>(layers_.size()) * static_cast<double>(config_.n_kv_head) *
                          static_cast<double>(n_cells) * static_cast<double>(head_bytes_);
     if (bytes > 0x1p46) throw std::invalid_argument("a cache of this size cannot be; ask for fewer cells");
-    block_bytes_ = layers_.size() * 2 * config_.n_kv_head * std::min(n_cells, kCellBlock) * head_bytes_;
+    block_bytes_ = planes() * std::min(n_cells, kCellBlock) * head_bytes_;
     cache_ = Buffer((n_cells + kCellBlock - 1) / kCellBlock * block_bytes_);
 }
 
@@ -206,20 +206,18 @@ std::string Decoder::missing() const {
 
 // A head's K of all cells stand behind each other, so that attention reads them in a stream.
 uint8_t* Decoder::head_of(size_t layer, size_t cell, bool value, size_t head) const {
-    const size_t plane = (layer * 2 + value) * config_.n_kv_head + head;
+    return plane_of((layer * 2 + value) * config_.n_kv_head + head, cell);
+}
+
+uint8_t* Decoder::plane_of(size_t plane, size_t cell) const {
     const size_t within = plane * std::min(n_cells_, kCellBlock) + cell % kCellBlock;
     return cache_.data() + cell / kCellBlock * block_bytes_ + within * head_bytes_;
 }
 
 void Decoder::copy_cells(const int32_t* source, const int32_t* target, size_t n) {
-    for (size_t layer = 0; layer < layers_.size(); ++layer) {
-        for (size_t head = 0; head < config_.n_kv_head; ++head) {
-            for (size_t i = 0; i < n; ++i) {
-                for (const bool value : {false, true}) {
-                    std::memcpy(head_of(layer, target[i], value, head), head_of(layer, source[i], value, head),
-                                head_bytes_);
-                }
-            }
+    for (size_t plane = 0; plane < planes(); ++plane) {
+        for (size_t i = 0; i < n; ++i) {
+            std::memcpy(plane_of(plane, target[i]), plane_of(plane, source[i]), head_bytes_);
         }
     }
 }
@@ -240,6 +238,29 @@ void Decoder::turn_cells(const int32_t* cells, size_t n, int delta) {
             }
         }
     }
+}
+
+// Calls move(a head in the cache, where it stands in [n][layer][K, V][head]) for every head of some cells. The
+// cache has all cells of a head together and the other side all heads of a cell: going by blocks of cells, both
+// sides are walked in pieces that the processor's caches hold.
+template <typename Move>
+void Decoder::each_head(const int32_t* cells, size_t n, Move move) const {
+    for (size_t first = 0; first < n; first += kCellBlock) {
+        const size_t last = std::min(n, first + kCellBlock);
+        for (size_t plane = 0; plane < planes(); ++plane) {
+            for (size_t i = first; i < last; ++i) {
+                move(plane_of(plane, cells[i]), (i * planes() + plane) * head_bytes_);
+            }
+        }
+    }
+}
+
+void Decoder::read_cells(const int32_t* cells, size_t n, uint8_t* out) const {
+    each_head(cells, n, [&](const uint8_t* head, size_t at) { std::memcpy(out + at, head, head_bytes_); });
+}
+
+void Decoder::write_cells(const int32_t* cells, size_t n, const uint8_t* data) {
+    each_head(cells, n, [&](uint8_t* head, size_t at) { std::memcpy(head, data + at, head_bytes_); });
 }
 
 }  // namespace stretto

@@ -77,6 +77,8 @@ public:
     int threads() const { return pool_.size(); }
     size_t weight_bytes() const { return weight_bytes_; }
     size_t cache_bytes() const { return cache_.size(); }
+    // All that the cache holds for one cell.
+    size_t cell_bytes() const { return planes() * head_bytes_; }
 
     // A matrix as a whole, left in the file's format; the bytes must stay.
     void set_unpacked(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data);
@@ -93,6 +95,9 @@ public:
     const std::vector<float>& received() const { return received_; }
     void copy_cells(const int32_t* source, const int32_t* target, size_t n);
     void turn_cells(const int32_t* cells, size_t n, int delta);
+    // The bytes of some cells, `cell_bytes` each, in the order [n][layer][K, V][head].
+    void read_cells(const int32_t* cells, size_t n, uint8_t* out) const;
+    void write_cells(const int32_t* cells, size_t n, const uint8_t* data);
 
 private:
     struct Layer {
@@ -108,6 +113,10 @@ private:
     std::vector<float>* vector_named(const std::string& name);
     uint8_t* take_weights(size_t bytes);
     uint8_t* head_of(size_t layer, size_t cell, bool value, size_t head) const;
+    uint8_t* plane_of(size_t plane, size_t cell) const;  // planes are [layer][K, V][head]
+    size_t planes() const { return layers_.size() * 2 * config_.n_kv_head; }
+    template <typename Move>
+    void each_head(const int32_t* cells, size_t n, Move move) const;
 
     void run(Plan& plan, int thread);
     void attention(Plan& plan, int thread, size_t layer);

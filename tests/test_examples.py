@@ -85,6 +85,13 @@ def test_fork(output_of):
     assert len(set(branches)) == 4
 
 
+def test_resume_tomorrow(output_of):
+    saved, restored, same = output_of("resume_tomorrow.py").splitlines()
+    assert re.fullmatch(r"saved \d\d tokens in 0\.\d MB", saved)
+    assert restored.startswith("restored: …")
+    assert same == "the same tokens as without the break: True"
+
+
 def test_every_example_is_tested():
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     examples = {path.stem for path in EXAMPLES.glob("*.py")}

@@ -13,7 +13,7 @@ ALLOWED = {
     "weights": set(),
     "text": {"weights"},
     "models": {"weights"},
-    "cache": set(),
+    "cache": {"weights.files"},
     "sampling": set(),
     "backends": {"cache", "models", "sampling", "weights"},
     "engine": {"backends.base", "cache", "sampling", "text"},

@@ -2,7 +2,8 @@
 
     StrettoError
     ├── ModelError          a file is unreadable, damaged or of an unsupported kind
-    │   └── PullError       a model could not be fetched (network, disk, wrong hash)
+    │   ├── PullError       a model could not be fetched (network, disk, wrong hash)
+    │   └── SnapshotError   a saved sequence cannot be written or read, or is not for this model
     ├── InvalidRequest      a parameter is wrong; the message names it and what it takes
     ├── ContextOverflow     a prompt is longer than the model's context
     ├── CacheFull           the cells a batch needs are not there
@@ -48,6 +49,10 @@ class ModelError(StrettoError):
 
 class PullError(ModelError):
     """A model could not be fetched or stored: no network, a full disk, a wrong hash."""
+
+
+class SnapshotError(ModelError):
+    """A saved sequence cannot be written or read, is damaged, or was made by another model or cache."""
 
 
 class InvalidRequest(StrettoError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from types import TracebackType
@@ -17,6 +17,7 @@ from stretto.engine import Engine, Limits, Request, Result, Sequence, Step
 from stretto.engine.branch import Branches, branching
 from stretto.engine.params import RequestParams, request_params, sampling_params
 from stretto.engine.parked import ParkedSequences
+from stretto.engine.saving import restore
 from stretto.engine.stream import TextStream
 from stretto.engine.table import CellTable
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
@@ -64,7 +65,14 @@ def load(
     opened = open_model(
         model, backend=backend, device=device, threads=threads, cells=cells, kv=kv, repack=repack
     )
-    return LLM(opened.backend, opened.tokenizer, opened.template, prefix_cache=prefix_cache, limits=limits)
+    return LLM(
+        opened.backend,
+        opened.tokenizer,
+        opened.template,
+        fingerprint=opened.fingerprint,
+        prefix_cache=prefix_cache,
+        limits=limits,
+    )
 
 
 class LLM:
@@ -76,10 +84,11 @@ class LLM:
         tokenizer: Tokenizer,
         template: ChatTemplate | None = None,
         *,
+        fingerprint: Callable[[], str] | None = None,
         prefix_cache: bool = True,
         limits: Limits | None = None,
     ) -> None:
-        self._engine = Engine(backend, tokenizer, limits, prefix_cache)
+        self._engine = Engine(backend, tokenizer, limits, prefix_cache, fingerprint)
         self._template = template
         self.tokenizer = tokenizer
         self.cells = CellTable(self._engine)  # copy, remove, keep, clear by `seq.id`
@@ -105,13 +114,15 @@ class LLM:
     @overload
     def generate(self, prompt: str | list[int], *, n: int, **options: Unpack[Options]) -> list[Result]: ...
     @overload
-    def generate(self, prompt: str | list[int], **options: Unpack[Options]) -> Result: ...
+    def generate(self, prompt: str | list[int], *, n: None = None, **options: Unpack[Options]) -> Result: ...
     @overload
     def generate(
         self, prompt: list[str] | list[list[int]], *, n: int, **options: Unpack[Options]
     ) -> list[list[Result]]: ...
     @overload
-    def generate(self, prompt: list[str] | list[list[int]], **options: Unpack[Options]) -> list[Result]: ...
+    def generate(
+        self, prompt: list[str] | list[list[int]], *, n: None = None, **options: Unpack[Options]
+    ) -> list[Result]: ...
     def generate(
         self, prompt: str | list[int] | list[str] | list[list[int]], **options: Any
     ) -> Result | list[Result] | list[list[Result]]:
@@ -183,6 +194,22 @@ class LLM:
     def sequence(self, prompt: Prompt = (), seed: int | None = None) -> Sequence:
         """A sequence in your own hands: logits, sample, step, append, fork, truncate, remove."""
         return Sequence(self._engine, self._ids(prompt), RandomStream(seed))
+
+    def restore(self, path: str | os.PathLike[str]) -> Sequence:
+        """The sequence that `seq.save` wrote: the same tokens, K and V, and random numbers to come.
+
+        Anything but a whole file of this very model and kind of cache raises `SnapshotError`.
+
+        >>> seq.save("story.safetensors")
+        >>> llm.restore("story.safetensors").step()
+        """
+        sequence = self.sequence()
+        try:
+            restore(sequence, path)
+        except BaseException:
+            sequence.close()
+            raise
+        return sequence
 
     def step(self, sequences: Iterable[Sequence], **options: Unpack[SamplingOptions]) -> list[Step]:
         """Move several sequences on by one token each, with one forward pass for all."""

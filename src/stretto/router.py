@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from stretto.backends.base import Backend
@@ -28,6 +29,7 @@ class Opened:
     backend: Backend
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    fingerprint: Callable[[], str]  # of the file, computed when asked for
 
 
 def open_model(
@@ -59,7 +61,8 @@ def open_model(
                 field="tokenizer.ggml.tokens",
             )
         template = _template(file, tokenizer)
-        return Opened(_backend(file, spec, backend, threads, cells, kv, repack), tokenizer, template)
+        runs = _backend(file, spec, backend, threads, cells, kv, repack)
+        return Opened(runs, tokenizer, template, file.fingerprint())
 
 
 def _backend(

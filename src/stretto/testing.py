@@ -26,6 +26,7 @@ from stretto.weights.metadata import LENGTH, Metadata, Strings, Value, ValueType
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
+Bytes = NDArray[np.uint8]
 Script = Sequence[int] | Callable[[list[int]], int | ArrayLike]
 
 END = "<|end|>"
@@ -33,6 +34,7 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
+FINGERPRINT = "mock"
 HIGH = 20.0  # the logit of a scripted token; the others have 0
 
 
@@ -49,6 +51,8 @@ class MockBackend:
 
     name = "mock"
     capabilities = Capabilities(hidden=False)
+    cell_bytes = 4
+    cell_layout = "mock token"
 
     def __init__(self, script: Script, n_vocab: int, n_cells: int = 1024, context_length: int = 1024) -> None:
         layer = Layer(Rope((1.0,), "halves"))
@@ -111,6 +115,14 @@ class MockBackend:
     def turn_cells(self, cells: Ints, delta: int) -> None:
         """A token is the same at every position."""
 
+    def read_cells(self, cells: Ints) -> Bytes:
+        """uint8[n, 4]: the tokens in the cells."""
+        return self.tokens[cells].view(np.uint8).reshape(len(cells), self.cell_bytes)
+
+    def write_cells(self, cells: Ints, data: Bytes) -> None:
+        """Fill `cells` with what `read_cells` gave."""
+        self.tokens[cells] = np.ascontiguousarray(data).view(np.int32).reshape(len(cells))
+
     def close(self) -> None:
         """Nothing to free."""
 
@@ -156,4 +168,11 @@ def mock_llm(
         script = [*tokenizer.encode(script), tokenizer.eos_id or 0]
     backend = MockBackend(script, tokenizer.n_vocab, cells, context_length)
     template = ChatTemplate(CHAT_TEMPLATE, tokenizer.specials)
-    return LLM(backend, tokenizer, template, prefix_cache=prefix_cache, limits=limits)
+    return LLM(
+        backend,
+        tokenizer,
+        template,
+        fingerprint=lambda: FINGERPRINT,
+        prefix_cache=prefix_cache,
+        limits=limits,
+    )

@@ -398,6 +398,59 @@ def test_bad_cells_to_copy_and_turn():
             decoder.turn_cells(cells, delta)
 
 
+def test_bad_cells_to_read_and_write():
+    decoder = tiny_decoder()
+    size = decoder.cell_bytes
+    decoder.forward(**batch_arguments(3))
+    good = decoder.read_cells(np.arange(64, dtype=np.int32))
+    two = np.zeros((2, size), np.uint8)
+    for cells in (
+        int32(64),
+        int32(-1),
+        int32(0, 1 << 30),
+        np.arange(2),
+        int32(*[0] * 65),
+        None,
+        [0, 1],
+        int32(0)[None],
+    ):
+        with pytest.raises(REFUSED):
+            decoder.read_cells(cells)
+    for cells, data in [
+        (int32(0, 64), two),
+        (int32(-1, 0), two),
+        (np.arange(2), two),
+        (int32(0), two),
+        (int32(0, 1, 2), two),
+        (int32(0, 1), two[:, 1:].copy()),
+        (int32(0, 1), np.zeros((2, size + 1), np.uint8)),
+        (int32(0, 1), np.zeros((2, 2 * size), np.uint8)[:, ::2]),
+        (int32(0, 1), two.T),
+        (int32(0, 1), two.reshape(-1)),
+        (int32(0, 1), two.astype(np.float32)),
+        (int32(0, 1), two.view(np.int8)),
+        (int32(0, 1), None),
+        (None, two),
+    ]:
+        with pytest.raises(REFUSED):
+            decoder.write_cells(cells, data)
+    np.testing.assert_array_equal(decoder.read_cells(np.arange(64, dtype=np.int32)), good)
+
+
+def test_cells_read_and_written_twice_or_not_at_all():
+    decoder = tiny_decoder()
+    size = decoder.cell_bytes
+    assert decoder.read_cells(int32()).shape == (0, size)
+    decoder.write_cells(int32(), np.zeros((0, size), np.uint8))
+    rows = np.random.default_rng(0).integers(0, 256, (100, size), np.uint8)
+    cells = np.arange(100, dtype=np.int32) % 64
+    decoder.write_cells(cells, rows)  # of two for one cell, the later one stays
+    np.testing.assert_array_equal(decoder.read_cells(int32(63, 5, 5)), rows[[63, 69, 69]])
+    found = decoder.read_cells(int32(7))
+    found[:] = 0  # a copy
+    np.testing.assert_array_equal(decoder.read_cells(int32(7)), rows[[71]])
+
+
 PRELUDE = """
 import sys
 import numpy as np

@@ -19,7 +19,7 @@ def llm(smollm2_path):
 def both(llm, prompt, **options):
     """The same request by both loops; afterwards nothing is held."""
     results = [llm.generate(prompt, loop=loop, **options) for loop in ("python", "fused")]
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
     llm.cells.check()
     return results
 
@@ -82,7 +82,7 @@ def test_streams_and_callbacks(llm):
 
     result = llm.generate("The sea", seed=3, max_tokens=40, loop="fused", callback=callback)
     assert (result.stop_reason, result.tokens) == ("callback", [t.id for t in python[:5]])
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
 
 
 def test_an_exception_in_a_callback(llm):
@@ -91,7 +91,7 @@ def test_an_exception_in_a_callback(llm):
 
     with pytest.raises(ZeroDivisionError):
         llm.generate("The sea", loop="fused", callback=callback)
-    assert llm.cells.n_used == 0
+    assert llm.cache.stats().held == 0
 
 
 def test_beside_other_requests_it_is_the_python_loop(llm):

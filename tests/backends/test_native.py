@@ -309,6 +309,42 @@ def test_turning_by_nothing_or_nobody(tokens):
     np.testing.assert_array_equal(found, text_logits(tiny_native("llama"), [1, 2, 3, 4])[-1:])
 
 
+@pytest.mark.parametrize("kv", ["f16", "q8"])
+def test_cells_read_and_written_are_the_same_bits(name, tokens, kv):
+    backend, cells = tiny_native(name, kv=kv), Cells(64)
+    run(backend, cells, text_batch(tokens[:40]))
+    data = backend.read_cells(cells.view(0))
+    assert data.shape == (40, backend.cell_bytes)
+    other, cells = tiny_native(name, 128, kv=kv), Cells(128)
+    assert (other.cell_bytes, other.cell_layout) == (backend.cell_bytes, backend.cell_layout)
+    run(other, cells, text_batch([5] * 7, 0, [2]))
+    taken = cells.place(tokens[:40], range(40), [(0,)] * 40)
+    order = np.random.default_rng(0).permutation(40)  # cells in any order, more than a block of them
+    other.write_cells(taken[order], data[order])
+    np.testing.assert_array_equal(other.read_cells(taken), data)
+    found = run(other, cells, text_batch(tokens[40:48], 40))
+    np.testing.assert_array_equal(found, text_logits(tiny_native(name, kv=kv), tokens[:48])[40:])
+
+
+def test_the_bytes_of_a_cell_in_their_order():
+    backend, spec = tiny_native("llama"), tiny_spec("llama")
+    reference = oracle("llama")
+    for each in (backend, reference):
+        batch = text_batch(range(10))
+        batch.place(Cells(64))
+        each.forward(batch)
+    halves = backend.read_cells(int32(*range(10))).view(np.float16)
+    halves = halves.reshape(10, spec.n_layer, 2, spec.n_kv_head, spec.head_size)
+    near(halves[:, :, 0].swapaxes(0, 1), reference.keys[:, :10], 5e-3)
+    near(halves[:, :, 1].swapaxes(0, 1), reference.values[:, :10], 5e-3)
+
+
+def test_a_kind_of_cache_has_a_name():
+    layouts = {tiny_native(name, kv=kv).cell_layout for name in ("llama", "gemma3") for kv in ("f16", "q8")}
+    assert len(layouts) == 4
+    assert tiny_native("llama").cell_layout.startswith("native f16")
+
+
 # -- choosing kernels --
 
 
@@ -342,6 +378,8 @@ def test_a_closed_backend_says_so():
         lambda: backend.hidden(batch),
         lambda: backend.copy_cells(int32(0), int32(1)),
         lambda: backend.turn_cells(int32(0), 1),
+        lambda: backend.read_cells(int32(0)),
+        lambda: backend.write_cells(int32(0), np.zeros((1, backend.cell_bytes), np.uint8)),
         lambda: backend.kernels,
         lambda: backend.threads,
     ):

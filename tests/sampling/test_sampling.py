@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stretto
+from stretto import _native
 from stretto.errors import InvalidRequest
 from stretto.sampling import RandomStream, SamplingParams, sample, transforms
 
@@ -216,6 +217,21 @@ def test_a_fork_goes_on_with_the_same_numbers(draws):
     twin = stream.fork()
     assert twin.draws == stream.draws == draws
     assert [twin.uniform() for _ in range(5)] == [stream.uniform() for _ in range(5)]
+
+
+def test_a_stream_can_begin_anywhere():
+    stream = RandomStream(9, 2)
+    numbers = [stream.uniform() for _ in range(40)]
+    for draws in range(40):
+        later = RandomStream(9, 2, draws)
+        assert later.draws == draws
+        assert [later.uniform() for _ in range(40 - draws)] == numbers[draws:]
+        assert later.draws == 40
+    far = 10**15 + 3  # at once, and where the native code would be
+    assert RandomStream(9, 2, far).uniform() == _native.uniform(9, 2, far)
+    for wrong in (-1, 1.5, True, (1 << 63) + 1):
+        with pytest.raises(InvalidRequest, match="draws must be an integer"):
+            RandomStream(9, 2, wrong)
 
 
 def test_uniform_is_uniform():

@@ -49,6 +49,16 @@ def test_a_character_waits_for_its_last_byte():
     assert detokenizer.flush() == ""
 
 
+def test_its_state_can_be_carried_to_another():
+    for tokenizer, text in ((BPE, "a😀b"), (SPM, "hello world")):
+        ids = tokenizer.encode(text)
+        for cut in range(len(ids)):
+            first, second = tokenizer.detokenizer(), tokenizer.detokenizer()
+            shown = "".join(map(first.push, ids[:cut]))
+            second.state = first.state
+            assert shown + pushed(second, ids[cut:]) == tokenizer.decode(ids)
+
+
 def test_flush_gives_what_was_never_finished_and_begins_anew():
     detokenizer = BPE.detokenizer()
     assert detokenizer.push(b"a\xf0\x9f") == "a"

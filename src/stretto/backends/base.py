@@ -18,6 +18,7 @@ __all__ = ["Backend", "Batch", "Capabilities", "FusedRun"]
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class Backend(Protocol):
     spec: ModelSpec
     capabilities: Capabilities
     n_cells: int
+    cell_bytes: int  # all that the cache holds for one cell
+    cell_layout: str  # what these bytes are: data goes only where this text is the same
 
     def forward(self, batch: Batch) -> Floats:
         """Compute all tokens of a placed batch, write their K and V into their cells.
@@ -91,6 +94,14 @@ class Backend(Protocol):
 
     def turn_cells(self, cells: Ints, delta: int) -> None:
         """Turn the K of `cells` by `delta` positions."""
+        ...
+
+    def read_cells(self, cells: Ints) -> Bytes:
+        """A copy of K and V of `cells`, of all layers: uint8[n, cell_bytes]."""
+        ...
+
+    def write_cells(self, cells: Ints, data: Bytes) -> None:
+        """Make `data`, as `read_cells` gave it, the K and V of `cells`."""
         ...
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from stretto.weights.gguf import GGUF, Tensor
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
+Bytes = NDArray[np.uint8]
 
 KERNELS_VARIABLE = "STRETTO_KERNELS"
 PANEL = 16  # rows that are packed together
@@ -51,6 +52,8 @@ class NativeBackend:
         self._decoder: _native.Decoder | None = _native.Decoder(
             _plain(spec), n_cells, kv, threads, chosen_kernels()
         )
+        self.cell_bytes = self._decoder.cell_bytes
+        self.cell_layout = f"native {kv}, {spec.n_layer} layers, {spec.n_kv_head} heads of {spec.head_size}"
         for name, shape in spec.tensors().items():
             tensor = file.tensors[name]
             if len(shape) == 1:
@@ -131,6 +134,14 @@ class NativeBackend:
     def turn_cells(self, cells: Ints, delta: int) -> None:
         """Turn K by `delta` positions."""
         self._open.turn_cells(cells, delta)
+
+    def read_cells(self, cells: Ints) -> Bytes:
+        """uint8[n, cell_bytes], in the order [n][layer][K, V][head]."""
+        return self._open.read_cells(cells)
+
+    def write_cells(self, cells: Ints, data: Bytes) -> None:
+        """Fill `cells` with what `read_cells` gave."""
+        self._open.write_cells(cells, data)
 
     def close(self) -> None:
         """Free weights, cache and threads."""

@@ -18,6 +18,7 @@ from stretto.weights.gguf import GGUF
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
+Bytes = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
 
 
@@ -42,6 +43,8 @@ class ReferenceBackend:
         shape = (spec.n_layer, n_cells, spec.n_kv_head, spec.head_size)
         self.keys = np.zeros(shape, np.float32)
         self.values = np.zeros(shape, np.float32)
+        self.cell_bytes = 2 * 4 * spec.n_layer * spec.n_kv_head * spec.head_size
+        self.cell_layout = f"reference f32, {spec.n_layer} layers, {spec.n_kv_head} heads of {spec.head_size}"
 
     def forward(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_vocab]."""
@@ -110,6 +113,19 @@ class ReferenceBackend:
         turns = np.full(len(cells), delta)
         for i, layer in enumerate(self.spec.layers):
             self.keys[i, cells] = rotate(self.keys[i, cells], turns, replace(layer.rope, magnitude=1.0))
+
+    def read_cells(self, cells: Ints) -> Bytes:
+        """uint8[n, cell_bytes], in the order [n][K, V][layer][head]."""
+        both = np.stack((self.keys[:, cells], self.values[:, cells]))  # [2, n_layer, n, n_kv_head, size]
+        rows = np.ascontiguousarray(np.moveaxis(both, 2, 0))
+        return rows.view(np.uint8).reshape(len(cells), self.cell_bytes)
+
+    def write_cells(self, cells: Ints, data: Bytes) -> None:
+        """Fill `cells` with what `read_cells` gave."""
+        spec = self.spec
+        shape = (len(cells), 2, spec.n_layer, spec.n_kv_head, spec.head_size)
+        both = np.moveaxis(np.ascontiguousarray(data).view(np.float32).reshape(shape), 0, 2)
+        self.keys[:, cells], self.values[:, cells] = both
 
     def close(self) -> None:
         """Let go of the weights and the cache."""

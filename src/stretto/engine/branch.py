@@ -249,7 +249,7 @@ class BeamSearch(Request):
         """Whether no open hypothesis can come to beat the worst of the finished ones."""
         penalty = self._how.length_penalty
         length = self._most if penalty > 0 else len(self._beams[0].tokens) + 1
-        return self._beams[0].logprob / length**penalty <= self._endings[-1].score
+        return bool(self._beams[0].logprob / length**penalty <= self._endings[-1].score)
 
     def _conclude(self, reason: FinishReason) -> None:
         """The open hypotheses end as they are."""

@@ -42,9 +42,11 @@ class Engine:
         tokenizer: Tokenizer,
         limits: Limits | None = None,
         prefix_cache: bool = True,
+        fingerprint: Callable[[], str] | None = None,
     ) -> None:
         self.backend = backend
         self.tokenizer = tokenizer
+        self.fingerprint = fingerprint  # tells the model from others, for saved sequences
         self.spec = backend.spec
         self.cells = Cells(backend.n_cells)
         self.prefixes = PrefixCache(self.cells)

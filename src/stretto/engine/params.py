@@ -51,7 +51,6 @@ class Options(SamplingOptions, total=False):
     callback: Callback | None
     loop: Literal["auto", "python", "fused"]
     priority: int
-    n: int | None
     best_of: int | None
     beams: int | None
     length_penalty: float

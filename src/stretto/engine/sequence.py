@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Iterable
 from types import TracebackType
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stretto.backends.base import FusedRun
+from stretto.engine import saving
 from stretto.engine.params import sampling_params
 from stretto.engine.types import Step
 from stretto.errors import ContextOverflow, InvalidRequest
@@ -52,9 +54,7 @@ class Sequence:
         self._resume: int | None = None  # where the first token without a cell goes, if not at the end
         self._logits: Row | None = None  # of the last token, while they are true
         self._ahead: Row | None = None  # of the last token of `run_ahead`
-        self._exact: int | None = (
-            None  # how many first tokens have the K and V of an unedited text; None: all
-        )
+        self._exact: int | None = None  # how many leading tokens have K and V of the tokens alone; None: all
         self._detokenizer = engine.tokenizer.detokenizer()
         self.n_prompt = 0
         self.append(tokens)
@@ -276,6 +276,14 @@ class Sequence:
             self._exact = first if self._exact is None else min(first, self._exact)
         self._logits = None
         self._detokenizer = self._engine.tokenizer.detokenizer()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file, with its K and V and random numbers; `llm.restore` goes on from there.
+
+        The file is there whole or not at all. Logits you have edited are not part of it.
+        """
+        self._alive()
+        saving.save(self, path)
 
     def __enter__(self) -> Sequence:
         return self

@@ -48,6 +48,15 @@ class Detokenizer:
     def fork(self) -> Detokenizer:
         """Another one that goes on from here by itself."""
         twin = Detokenizer(self._tokenizer, self._special, self._after)
-        twin._decoder.setstate(self._decoder.getstate())
-        twin._fresh = self._fresh
+        twin.state = self.state
         return twin
+
+    @property
+    def state(self) -> tuple[bytes, bool]:
+        """The bytes that wait for the rest of their character, and whether the next token begins a text."""
+        return self._decoder.getstate()[0], self._fresh
+
+    @state.setter
+    def state(self, state: tuple[bytes, bool]) -> None:
+        waiting, self._fresh = state
+        self._decoder.setstate((waiting, 0))

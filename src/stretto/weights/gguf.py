@@ -16,6 +16,7 @@ from stat import S_ISDIR, S_ISREG
 from types import TracebackType
 
 from stretto.errors import ModelError
+from stretto.weights.fingerprint import Fingerprint
 from stretto.weights.metadata import Metadata
 from stretto.weights.parser import Parser
 from stretto.weights.tensor import Tensor
@@ -53,6 +54,10 @@ class GGUF:
             last = (tensor.offset + (tensor.nbytes if end is None else end)) // page * page
             if last > first:
                 self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def fingerprint(self) -> Fingerprint:
+        """What tells this file from others: call it for the text, now or after `close`."""
+        return Fingerprint(self._buffer, self.tensors.values())
 
     def close(self) -> None:
         """Let go of the file; views that are still referenced keep their mapping."""

@@ -1,0 +1,174 @@
+"""A sequence in a file: its tokens, where they stand, and all that the cache holds for them.
+
+    write_snapshot(path, snapshot, cell_bytes, read)      # read(first, last) gives the cells' bytes
+    with SnapshotFile(path, expected) as file:            # or SnapshotError: every claim has been checked
+        for first, data in file.pieces():                 # and at the end the checksum
+            ...
+
+The file is safetensors: `tokens` and `positions`, int32[n], and `cells`, uint8[n, cell_bytes]. Everything
+else is text in its metadata. Cells pass through in pieces, so that neither side needs them in memory as a
+whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from stat import S_ISREG
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.cache.snapshot_head import Expected, Snapshot, checked_path
+from stretto.errors import SnapshotError
+from stretto.weights.files import atomic_write
+
+__all__ = ["Bytes", "Expected", "Snapshot", "SnapshotFile", "write_snapshot"]
+
+Bytes = NDArray[np.uint8]
+
+MAX_HEAD = 1 << 16  # bytes of JSON; ours have about a thousand
+PIECE = 1 << 20  # bytes of cells that are read or written at a time
+UNKNOWN = "0" * 64  # stands for the checksum of cells that are still to be written
+TYPES = {"tokens": "I32", "positions": "I32", "cells": "U8"}
+
+
+def write_snapshot(
+    path: str | os.PathLike[str],
+    snapshot: Snapshot,
+    cell_bytes: int,
+    read: Callable[[int, int], Bytes],
+) -> None:
+    """Write a file that is there whole or not at all; `read(first, last)` gives uint8[k, cell_bytes]."""
+    target = checked_path(path)
+    snapshot.check(target)
+    n, digest, step = len(snapshot.tokens), sha256(), max(1, PIECE // cell_bytes)
+    try:
+        with atomic_write(target) as file:
+            file.write(_head(snapshot, cell_bytes, UNKNOWN))
+            file.write(snapshot.tokens.astype("<i4").tobytes())
+            file.write(snapshot.positions.astype("<i4").tobytes())
+            for first in range(0, n, step):
+                data = read(first, min(first + step, n)).reshape(-1).data
+                digest.update(data)
+                file.write(data)
+            file.seek(0)
+            file.write(_head(snapshot, cell_bytes, digest.hexdigest()))  # as long as it was
+    except OSError as error:
+        raise SnapshotError(f"cannot be written: {error.strerror or error}", path=target) from None
+
+
+def _head(snapshot: Snapshot, cell_bytes: int, cells: str) -> bytes:
+    """The first bytes of the file: a length and what it holds, as JSON.
+
+    The package writes what is in memory as a whole; a long sequence of a large model has gigabytes.
+    """
+    n, end = len(snapshot.tokens), 0
+    entries: dict[str, Any] = {"__metadata__": snapshot.metadata(cells)}
+    for name, size in (("tokens", 4), ("positions", 4), ("cells", cell_bytes)):
+        shape = [n, cell_bytes] if name == "cells" else [n]
+        entries[name] = {"dtype": TYPES[name], "shape": shape, "data_offsets": [end, end + n * size]}
+        end += n * size
+    text = json.dumps(entries).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+class SnapshotFile:
+    """An open file whose head is whole and fits the model; `snapshot` is what it says."""
+
+    def __init__(self, path: str | os.PathLike[str], expected: Expected) -> None:
+        self.path = checked_path(path)
+        self._file = _open(self.path)
+        metadata: dict[str, str] = self._file.metadata() or {}
+        Snapshot.check_version(metadata, self.path)
+        self._n, cell_bytes = self._check_tensors(expected)
+        tokens, positions = (self._file.get_tensor(name) for name in ("tokens", "positions"))
+        self.snapshot = Snapshot.from_metadata(metadata, tokens, positions, self.path)
+        self.snapshot.check(self.path)
+        expected.check(self.snapshot, self.path)
+        if cell_bytes != expected.cell_bytes:
+            raise SnapshotError(f"a cell of {cell_bytes} bytes, not {expected.cell_bytes}", path=self.path)
+        self._cells_hash = metadata["cells"]
+        self._step = max(1, PIECE // cell_bytes)
+
+    def pieces(self) -> Iterator[tuple[int, Bytes]]:
+        """(first, uint8[k, cell_bytes]), one after the other.
+
+        They can be relied on when the last has come: `SnapshotError` instead of an end if any is damaged.
+        """
+        digest, cells = sha256(), self._file.get_slice("cells")
+        # SHA-256 has instructions of its own on most processors, and is then the fastest hash in the standard
+        # library. It still takes as long as all the rest, so it runs beside it.
+        with ThreadPoolExecutor(1) as beside:
+            hashed = beside.submit(digest.update, b"")
+            for first in range(0, self._n, self._step):
+                data: Bytes = cells[first : min(first + self._step, self._n)]
+                hashed.result()
+                hashed = beside.submit(digest.update, data.reshape(-1).data)
+                yield first, data
+            hashed.result()
+        if digest.hexdigest() != self._cells_hash:
+            raise SnapshotError("damaged: the cells are not those that were saved", path=self.path)
+
+    def _check_tensors(self, expected: Expected) -> tuple[int, int]:
+        """How many tokens and bytes a cell, once types, shapes and lengths are known to agree."""
+        if sorted(self._file.keys()) != sorted(TYPES):
+            raise SnapshotError(f"the tensors {', '.join(TYPES)} are needed and no others", path=self.path)
+        shapes: dict[str, list[int]] = {}
+        for name, kind in TYPES.items():
+            tensor = self._file.get_slice(name)
+            shapes[name] = tensor.get_shape()
+            if tensor.get_dtype() != kind or len(shapes[name]) != (2 if name == "cells" else 1):
+                message = f"{kind} is needed, not {tensor.get_dtype()}{shapes[name]}"
+                raise SnapshotError(message, path=self.path, field=f"tensor {name!r}")
+        (n,), (n_positions,), (n_cells, cell_bytes) = shapes.values()
+        if not n == n_positions == n_cells:
+            raise SnapshotError(f"{n} tokens, {n_positions} positions and {n_cells} cells", path=self.path)
+        if n > expected.context_length:
+            raise SnapshotError(
+                f"{n} tokens, and the context has {expected.context_length}; load the model with more cells",
+                path=self.path,
+            )
+        return n, cell_bytes
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file = None
+
+    def __enter__(self) -> SnapshotFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _open(path: Path) -> Any:
+    """The file as the safetensors package reads it, which checks that the tensors fill it without a gap."""
+    import safetensors  # when it is needed: it takes longer than the rest of this module
+
+    opener: Any = safetensors.safe_open
+    try:
+        if not S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its other end
+            raise SnapshotError("is not a file", path=path)
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+        if length > MAX_HEAD:
+            raise SnapshotError(
+                f"no saved sequence, or damaged: a head of {length} bytes, more than the {MAX_HEAD} allowed",
+                path=path,
+                offset=0,
+            )
+        return opener(path, "numpy")
+    except FileNotFoundError:
+        raise SnapshotError("no such file", path=path) from None
+    except (OSError, safetensors.SafetensorError) as error:
+        raise SnapshotError(f"no saved sequence, or damaged: {error}", path=path) from None

@@ -1,0 +1,189 @@
+"""What a saved sequence says about itself, and whether a model may believe it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.errors import InvalidRequest, SnapshotError
+
+Ints = NDArray[np.int32]
+
+FORMAT = "stretto sequence"
+VERSION = "1"
+ALL = "all"  # how `exact` is written where it is None
+
+NUMBER = re.compile(r"[0-9]{1,20}", re.ASCII)
+HALF_CHARACTER = re.compile(r"([0-9a-f]{2}){0,3}")
+KEYS = {
+    *("format", "version", "model", "layout", "n_prompt", "exact", "seed", "index", "draws"),
+    *("waiting", "fresh", "cells", "checksum"),
+}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A sequence without its K and V."""
+
+    model: str  # the fingerprint of the model's file
+    layout: str  # what the bytes of a cell are
+    tokens: Ints  # int32[n]
+    positions: Ints  # int32[n], increasing; there may be holes
+    n_prompt: int  # tokens from here on count as generated
+    exact: int | None  # how many leading tokens have K and V that follow from the tokens alone; None: all
+    seed: int  # the random stream, and how far it has come
+    index: int
+    draws: int
+    waiting: bytes = b""  # of a character whose other bytes are still to come
+    fresh: bool = False  # whether the next token begins a text
+
+    def metadata(self, cells: str) -> dict[str, str]:
+        """All but the tensors as text; `cells` is the checksum of the cells."""
+        fields = {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": self.model,
+            "layout": self.layout,
+            "n_prompt": str(self.n_prompt),
+            "exact": ALL if self.exact is None else str(self.exact),
+            "seed": str(self.seed),
+            "index": str(self.index),
+            "draws": str(self.draws),
+            "waiting": self.waiting.hex(),
+            "fresh": str(int(self.fresh)),
+            "cells": cells,
+        }
+        return {**fields, "checksum": _checksum(fields, self.tokens, self.positions)}
+
+    @staticmethod
+    def check_version(metadata: Mapping[str, str], path: Path) -> None:
+        """Raise unless this is a saved sequence, and of the version that is read here."""
+        if metadata.get("format") != FORMAT:
+            raise SnapshotError(
+                f"no sequence that Stretto saved: its format is {metadata.get('format')!r}, not {FORMAT!r}",
+                path=path,
+            )
+        if metadata.get("version") != VERSION:
+            raise SnapshotError(
+                f"version {metadata.get('version')!r} of the format is not known, only {VERSION!r}; "
+                "read it with the version of Stretto that saved it",
+                path=path,
+            )
+
+    @classmethod
+    def from_metadata(
+        cls, metadata: Mapping[str, str], tokens: Ints, positions: Ints, path: Path
+    ) -> Snapshot:
+        """What `metadata` wrote, once its checksum is known to be right."""
+        if metadata.keys() != KEYS:
+            odd = ", ".join(sorted(metadata.keys() ^ KEYS))[:200]
+            raise SnapshotError(f"damaged: keys are missing or too many: {odd}", path=path)
+        fields = {key: value for key, value in metadata.items() if key != "checksum"}
+        if metadata["checksum"] != _checksum(fields, tokens, positions):
+            raise SnapshotError("damaged: the checksum of its head and tokens is wrong", path=path)
+
+        def number(key: str, limit: int) -> int:
+            text = metadata[key]
+            if not NUMBER.fullmatch(text) or int(text) > limit:
+                raise SnapshotError(f"{text[:40]!r} is no number from 0 to {limit}", path=path, field=key)
+            return int(text)
+
+        if not HALF_CHARACTER.fullmatch(metadata["waiting"]):
+            raise SnapshotError("up to three bytes can wait for their character", path=path, field="waiting")
+        return cls(
+            model=metadata["model"],
+            layout=metadata["layout"],
+            tokens=tokens,
+            positions=positions,
+            n_prompt=number("n_prompt", len(tokens)),
+            exact=None if metadata["exact"] == ALL else number("exact", len(tokens)),
+            seed=number("seed", (1 << 64) - 1),
+            index=number("index", (1 << 64) - 1),
+            draws=number("draws", 1 << 63),
+            waiting=bytes.fromhex(metadata["waiting"]),
+            fresh=number("fresh", 1) == 1,
+        )
+
+    def check(self, path: Path) -> None:
+        """Raise unless tokens and positions can be those of a sequence."""
+        if len(self.tokens) != len(self.positions):
+            raise SnapshotError(f"{len(self.tokens)} tokens and {len(self.positions)} positions", path=path)
+        if not len(self.tokens):
+            return
+        if self.tokens.min() < 0 or self.positions[0] < 0:
+            raise SnapshotError(
+                f"token {self.tokens.min()} and position {self.positions[0]} are the smallest; "
+                "0 is the least that can be",
+                path=path,
+            )
+        stays = np.flatnonzero(self.positions[1:] <= self.positions[:-1])
+        if len(stays):
+            before, behind = self.positions[stays[0] : stays[0] + 2].tolist()
+            raise SnapshotError(
+                f"token {stays[0] + 1} stands at position {behind}, behind one at {before}; "
+                "positions must increase",
+                path=path,
+            )
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a model can go on with."""
+
+    model: str
+    layout: str
+    cell_bytes: int
+    n_vocab: int
+    context_length: int
+
+    def check(self, saved: Snapshot, path: Path) -> None:
+        """Raise `SnapshotError` if the model cannot go on with what was saved."""
+        if saved.model != self.model:
+            raise SnapshotError(
+                f"saved by another model, with the fingerprint {saved.model[:64]!r}, not {self.model!r}; "
+                "load that one, or compute the tokens anew with llm.sequence",
+                path=path,
+            )
+        if saved.layout != self.layout:
+            raise SnapshotError(
+                f"saved from a cache of the kind {saved.layout[:80]!r}, not {self.layout!r}; "
+                "load the model with the backend and kv that it had",
+                path=path,
+            )
+        if not len(saved.tokens):
+            return
+        if saved.tokens.max() >= self.n_vocab:
+            index = int(saved.tokens.argmax())
+            raise SnapshotError(
+                f"token {index} is {saved.tokens[index]}, and the vocabulary has 0 to {self.n_vocab - 1}",
+                path=path,
+            )
+        if saved.positions[-1] >= self.context_length:
+            raise SnapshotError(
+                f"the last token stands at position {saved.positions[-1]}, and the context has "
+                f"{self.context_length}; load the model with more cells",
+                path=path,
+            )
+
+
+def checked_path(path: str | os.PathLike[str]) -> Path:
+    """A path that can be opened, as far as one can say without looking."""
+    name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise InvalidRequest(f"path must be the path of a file, not {path!r}")
+    return Path(name)
+
+
+def _checksum(fields: Mapping[str, str], tokens: Ints, positions: Ints) -> str:
+    digest = sha256(json.dumps(fields, sort_keys=True).encode("ascii"))
+    digest.update(tokens.astype("<i4").tobytes())
+    digest.update(positions.astype("<i4").tobytes())
+    return digest.hexdigest()
