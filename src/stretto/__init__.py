@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stretto import hooks
     from stretto.backends.base import Batch
     from stretto.engine import Result, Sequence, Step, Token
     from stretto.errors import (
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     )
     from stretto.llm import LLM, load
     from stretto.sampling import SamplingParams, sample
+    from stretto.sampling.hooks import NativeHook
 
     __version__: str
 
@@ -48,7 +50,9 @@ _HOMES = {
     ),
     "stretto.llm": ("LLM", "load"),
     "stretto.sampling": ("SamplingParams", "sample"),
+    "stretto.sampling.hooks": ("NativeHook",),
 }
+_MODULES = ("hooks",)
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -59,6 +63,7 @@ __all__ = [
     "ContextOverflow",
     "InvalidRequest",
     "ModelError",
+    "NativeHook",
     "PullError",
     "Result",
     "SamplingParams",
@@ -69,6 +74,7 @@ __all__ = [
     "Token",
     "Unsupported",
     "__version__",
+    "hooks",
     "load",
     "sample",
 ]
@@ -79,6 +85,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("stretto")
+    if name in _MODULES:
+        return import_module(f"stretto.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'stretto' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

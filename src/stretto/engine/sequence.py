@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from stretto.engine.engine import Engine
     from stretto.engine.params import SamplingOptions
+    from stretto.sampling.hooks import NativeHook
     from stretto.sampling.params import SamplingParams
 
 Row = NDArray[np.float32]
@@ -246,7 +247,14 @@ class Sequence:
         self._resume = None
         self._logits = row
 
-    def run_ahead(self, n: int, params: SamplingParams, ends: Iterable[int], last: bool) -> list[int]:
+    def run_ahead(
+        self,
+        n: int,
+        params: SamplingParams,
+        ends: Iterable[int],
+        last: bool,
+        hooks: tuple[NativeHook, ...] = (),
+    ) -> list[int]:
         """Sample up to `n` tokens in the backend's own loop. `adopt` those that count, then `settle`."""
         row, cells, start = self.logits, self._engine.cells, self.position
         placed = cells.place([0] * n, range(start, start + n), [(self.id,)] * n)
@@ -262,6 +270,7 @@ class Sequence:
             random=self.random,
             ends=list(ends),
             last=last,
+            hooks=hooks,
         )
         try:
             tokens, self._ahead = self._engine.backend.loop(run)
