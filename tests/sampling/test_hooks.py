@@ -35,7 +35,7 @@ def ranked(*texts):
 def generate(script, hooks, prompt="p", **options):
     llm = mock_llm(script)
     result = llm.generate(prompt, **{"temperature": 0, "hooks": hooks, **options})
-    assert llm.cells.n_used == 0
+    llm.cells.check()
     return result
 
 
@@ -247,7 +247,7 @@ def test_guidance_in_a_generation():
             result = llm.generate("p", hooks=[Guidance(other, scale)], temperature=0, max_tokens=4)
             assert result.text == text
             assert other.text == "q" + text[:3]  # nothing came after the last token
-    assert llm.cells.n_used == 0
+    llm.cells.check()
 
 
 def test_a_guidance_serves_one_request():
@@ -260,7 +260,7 @@ def test_a_guidance_serves_one_request():
                 llm.generate(prompt, hooks=[guidance], temperature=0)
         with pytest.raises(InvalidRequest, match="a Guidance serves one request"):
             llm.generate(["a", "b"], hooks=[Guidance(other, 1.5)], temperature=0)
-    assert llm.cells.n_used == 0
+    llm.cells.check()
 
 
 def test_a_guide_of_another_model():

@@ -83,7 +83,7 @@ def both(llm, hooks, **options):
     python, fused = (llm.generate(PROMPT, loop=loop, **options).tokens for loop in ("python", "fused"))
     assert python == fused
     assert len(fused) == options["max_tokens"]
-    assert llm.cells.n_used == 0
+    llm.cells.check()
     return fused
 
 
@@ -157,7 +157,7 @@ def test_a_row_that_cannot_be_sampled(llm, compiled):
     for loop in ("python", "fused"):
         with pytest.raises(InvalidRequest, match="NaN"):
             llm.generate(PROMPT, hooks=[NativeHook(compiled.spoil)], loop=loop, max_tokens=40)
-        assert llm.cells.n_used == 0
+        llm.cells.check()
 
 
 def test_beside_hooks_of_python(llm, compiled):
