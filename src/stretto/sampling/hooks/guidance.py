@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import log
 from typing import Protocol
 
 import numpy as np
@@ -9,7 +10,14 @@ import numpy as np
 from stretto.errors import InvalidRequest
 from stretto.sampling.hooks.row import Row
 from stretto.sampling.params import check_number
-from stretto.sampling.transforms import log_softmax
+
+
+def log_sum(logits: Row) -> float:
+    """The logarithm of the sum of exponentials: what makes log-probabilities of logits."""
+    highest = float(logits.max())
+    if highest == -np.inf:
+        return 0.0  # nothing is left; the sampler says so
+    return highest + log(np.exp(logits - highest).sum(dtype=np.float64))
 
 
 class Guide(Protocol):
@@ -55,13 +63,13 @@ class Guidance:
             raise InvalidRequest(
                 f"sequence is of a model with {len(other)} tokens, and the request's has {len(logits)}"
             )
-        allowed = logits > -np.inf
-        if not allowed.any():
-            return  # the sampler says that nothing is left
-        positive, negative = log_softmax(logits), log_softmax(other)
-        both = allowed & (negative > -np.inf)
-        logits[:] = positive
-        logits[both] = negative[both] + self.scale * (positive[both] - negative[both])
+        positive, negative = logits - log_sum(logits), other - log_sum(other)
+        with np.errstate(
+            invalid="ignore", over="ignore"
+        ):  # where one is −inf, the request's own is taken below
+            combined = negative + self.scale * (positive - negative)
+        both = (positive > -np.inf) & (negative > -np.inf)
+        np.copyto(logits, np.where(both, combined, positive))
 
     def _keep_up(self, tokens: list[int]) -> None:
         """Append what has come since the last call to the other sequence."""

@@ -11,6 +11,9 @@ from stretto.sampling.hooks.row import HookRow, Row, Rows
 from stretto.sampling.hooks.trails import Trail, Trails
 from stretto.sampling.params import check_integer
 
+EXCLUDED = np.float32(-200.0)  # its exponential is 0 in float32, and 0 times it too
+NEAR = np.float32(-7.0)  # most often the best are within a thousandth of the best one
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -92,19 +95,29 @@ class Watcher:
         records.append(Watched(index, entropy, top))
 
     def _measure(self, logits: Row) -> tuple[float, tuple[Candidate, ...]]:
-        possible = np.flatnonzero(logits > -np.inf)
-        if not len(possible):
+        highest = logits.max()
+        if highest == -np.inf:
             return 0.0, ()
-        values = logits[possible].astype(np.float64)
-        values -= values.max()
-        weights = np.exp(values)
-        total = float(weights.sum())
-        entropy = log(total) - float(weights @ values) / total
-        n = min(self.top, len(possible))
-        border = np.partition(values, len(values) - n)[len(values) - n] if n else np.inf
-        best = np.flatnonzero(values >= border)
-        best = best[np.lexsort((best, -values[best]))][:n]  # of equal ones the lower id first
-        return entropy, tuple(Candidate(int(possible[i]), float(weights[i]) / total) for i in best)
+        below = np.maximum(logits - highest, EXCLUDED)  # float32[n_vocab]
+        weights = np.exp(below)
+        total = float(weights.sum(dtype=np.float64))
+        entropy = log(total) - float(weights @ below) / total
+        best = best_of(below, self.top)
+        return entropy, tuple(Candidate(i, float(weights[i]) / total) for i in best if weights[i] > 0)
 
     def __repr__(self) -> str:
         return f"Watcher(top={self.top})"
+
+
+def best_of(below: Row, n: int) -> list[int]:
+    """The places of the n highest values, the best first, of equal ones the lower; the highest value is 0."""
+    if n == 0:
+        return []
+    near = np.flatnonzero(below > NEAR)
+    if len(near) < n:
+        near = np.arange(len(below))
+    if len(near) > n:
+        values = below[near]
+        near = near[values >= np.partition(values, len(values) - n)[len(values) - n]]
+    found: list[int] = near[np.lexsort((near, -below[near]))][:n].tolist()
+    return found
