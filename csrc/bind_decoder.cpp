@@ -145,7 +145,7 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
 nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, int32_t position, Input1<int32_t> view,
                Input1<int32_t> table, const nb::tuple& sampling, Input1<int32_t> tokens, size_t n_prompt,
                Input1<int32_t> biased, Input1<float> bias, uint64_t seed, uint64_t index, uint64_t draws,
-               std::vector<int32_t> ends, bool last) {
+               std::vector<int32_t> ends, bool last, const std::vector<std::pair<uintptr_t, uintptr_t>>& hooks) {
     const std::string missing = decoder.missing();
     if (!missing.empty()) fail("the model is incomplete: " + missing);
     const size_t n_vocab = decoder.config().n_vocab;
@@ -186,6 +186,10 @@ nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, in
     loop.draws = draws;
     loop.ends = std::move(ends);
     loop.last = last;
+    for (const auto& [function, state] : hooks) {
+        if (!function) fail("a hook has no address");
+        loop.hooks.push_back(Hook::at(function, state));
+    }
     std::unique_ptr<float[]> out(new float[n_vocab]());
     {
         nb::gil_scoped_release release;
@@ -284,7 +288,7 @@ void bind_decoder(nb::module_& m) {
              nb::arg("view").noconvert(), nb::arg("table").noconvert(), nb::arg("sampling"),
              nb::arg("tokens").noconvert(), nb::arg("n_prompt"), nb::arg("biased").noconvert(),
              nb::arg("bias").noconvert(), nb::arg("seed"), nb::arg("index"), nb::arg("draws"), nb::arg("ends"),
-             nb::arg("last"))
+             nb::arg("last"), nb::arg("hooks"))
         .def("copy_cells", &copy_cells, nb::arg("source").noconvert(), nb::arg("target").noconvert())
         .def("turn_cells", &turn_cells, nb::arg("cells").noconvert(), nb::arg("delta"))
         .def("read_cells", &read_cells, nb::arg("cells").noconvert())

@@ -1,11 +1,16 @@
 // The sampler as a Python function.
 
 #include "bindings.h"
+#include "hook.h"
 #include "sampler.h"
 
 namespace stretto {
 
 namespace {
+
+using Row = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;  // writable
+
+constexpr size_t kMost = (size_t{1} << 31) - 1;  // fits into an int32_t
 
 void check_tokens(const Input1<int32_t>& tokens, size_t n, const char* what) {
     for (size_t i = 0; i < tokens.shape(0); ++i) {
@@ -18,7 +23,7 @@ int sample_row(Input1<float> logits, double uniform, float temperature, size_t t
                float repetition, float presence, float frequency, Input1<int32_t> tokens, size_t n_prompt,
                Input1<int32_t> biased, Input1<float> bias) {
     const size_t n = logits.shape(0);
-    if (n < 1 || n > (size_t{1} << 31) - 1) fail("logits must have at least one entry");
+    if (n < 1 || n > kMost) fail("logits must have at least one entry");
     if (!(temperature >= 0.0f) || !(top_p > 0.0) || !(min_p >= 0.0) || !(repetition > 0.0f)) {
         fail("a sampling parameter is out of range");
     }
@@ -44,6 +49,13 @@ int sample_row(Input1<float> logits, double uniform, float temperature, size_t t
     return sample(logits.data(), n, params, history, uniform);
 }
 
+void call_hook(uintptr_t function, uintptr_t state, Row logits, Input1<int32_t> tokens) {
+    if (!function) fail("a hook has no address");
+    if (logits.shape(0) > kMost || tokens.shape(0) > kMost) fail("a row or a history is too long");
+    nb::gil_scoped_release release;
+    Hook::at(function, state)(logits.data(), logits.shape(0), tokens.data(), tokens.shape(0));
+}
+
 }  // namespace
 
 void bind_sampler(nb::module_& m) {
@@ -52,6 +64,8 @@ void bind_sampler(nb::module_& m) {
           nb::arg("frequency"), nb::arg("tokens").noconvert(), nb::arg("n_prompt"), nb::arg("biased").noconvert(),
           nb::arg("bias").noconvert(),
           "A token drawn from a row, or -1 (NaN), -2 (everything excluded), -3 (infinity).");
+    m.def("call_hook", &call_hook, nb::arg("function"), nb::arg("state"), nb::arg("logits").noconvert(),
+          nb::arg("tokens").noconvert(), "Call a native hook by its address, without the GIL.");
 }
 
 }  // namespace stretto

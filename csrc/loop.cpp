@@ -37,6 +37,7 @@ double uniform(uint64_t seed, uint64_t index, uint64_t draw) {
 
 void run_loop(Decoder& decoder, Loop& loop, float* out) {
     std::vector<int32_t> history(loop.history.tokens, loop.history.tokens + loop.history.n);
+    const size_t n_vocab = decoder.config().n_vocab;
     const float* logits = loop.logits;
     const int32_t view_of = 0;
     Input input;
@@ -45,13 +46,18 @@ void run_loop(Decoder& decoder, Loop& loop, float* out) {
     input.view_of = &view_of;
     input.table = loop.table;
     input.wanted = {0};
+    if (!loop.hooks.empty()) {  // they change the row, and this one is not ours
+        std::copy(logits, logits + n_vocab, out);
+        logits = out;
+    }
     for (size_t i = 0; i < loop.most; ++i) {
         SamplerHistory past = loop.history;
         past.tokens = history.data();
         past.n = history.size();
+        for (const Hook& hook : loop.hooks) hook(out, n_vocab, past.tokens, past.n);
         // Greedy sampling draws nothing, as in Python.
         const double u = loop.params.temperature == 0.0f ? 0.0 : uniform(loop.seed, loop.index, loop.draws++);
-        const int token = sample(logits, decoder.config().n_vocab, loop.params, past, u);
+        const int token = sample(logits, n_vocab, loop.params, past, u);
         if (token < 0) {
             loop.error = token;
             return;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "decoder.h"
+#include "hook.h"
 #include "sampler.h"
 
 namespace stretto {
@@ -25,6 +26,7 @@ struct Loop {
     uint64_t seed, index, draws;
     std::vector<int32_t> ends;      // tokens that end it
     bool last;                      // nothing comes after these tokens, so the last one need not be run
+    std::vector<Hook> hooks;        // run in order before each token; they need the whole history
 
     std::vector<int32_t> tokens;    // what was sampled, an end token included
     int error = 0;                  // a code of the sampler

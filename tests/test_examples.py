@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,22 @@ def test_edit_logits(output_of):
     said = without.removeprefix("without an e:")
     assert re.search(r"\w", said)
     assert "e" not in said.lower()
+
+
+def test_hooks(output_of):
+    first, *lines = output_of("hooks.py").splitlines()
+    assert re.match(r"without Paris: ' (?!.*Paris)\w+", first)
+    assert len(lines) == 8
+    assert all(re.fullmatch(r"\d\.\d\d nats: '.+' \d+%, '.+' \d+%", line) for line in lines[:6])
+    plain, guided = (line.split(": ", 1)[1] for line in lines[6:])
+    assert plain != guided
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
+def test_native_hook(output_of):
+    without, with_it, same = output_of("native_hook.py").splitlines()
+    assert without.split(":")[1] != with_it.split(":")[1]
+    assert same == "the same in both loops: True"
 
 
 def test_fork(output_of):

@@ -15,6 +15,7 @@ ALLOWED = {
     "models": {"weights"},
     "cache": {"weights.files"},
     "sampling": set(),
+    "hooks": {"sampling"},
     "backends": {"cache", "models", "sampling", "weights"},
     "engine": {"backends.base", "cache", "sampling", "text"},
     "router": {"backends", "hardware", "models", "sampling", "text", "weights"},

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stretto import hooks
     from stretto.backends.base import Batch
     from stretto.engine import Limits, Result, Sequence, Step, Token
     from stretto.errors import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     )
     from stretto.llm import LLM, load
     from stretto.sampling import SamplingParams, sample
+    from stretto.sampling.hooks import NativeHook
 
     __version__: str
 
@@ -52,7 +54,9 @@ _HOMES = {
     ),
     "stretto.llm": ("LLM", "load"),
     "stretto.sampling": ("SamplingParams", "sample"),
+    "stretto.sampling.hooks": ("NativeHook",),
 }
+_MODULES = ("hooks",)
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -64,6 +68,7 @@ __all__ = [
     "InvalidRequest",
     "Limits",
     "ModelError",
+    "NativeHook",
     "PullError",
     "QueueFull",
     "Result",
@@ -76,6 +81,7 @@ __all__ = [
     "Token",
     "Unsupported",
     "__version__",
+    "hooks",
     "load",
     "sample",
 ]
@@ -86,6 +92,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("stretto")
+    if name in _MODULES:
+        return import_module(f"stretto.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'stretto' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from stretto.backends.batch import Batch
 from stretto.errors import Unsupported
 from stretto.models.spec import ModelSpec
+from stretto.sampling.hooks import NativeHook
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
 
@@ -58,6 +59,7 @@ class FusedRun:
     random: RandomStream
     ends: list[int]  # tokens that end it
     last: bool  # nothing comes after these tokens
+    hooks: tuple[NativeHook, ...] = ()  # called before each token
 
 
 class Backend(Protocol):

@@ -111,7 +111,7 @@ class NativeBackend:
             run.view,
             run.table,
             native_params(run.params),
-            history(run.params, run.tokens),
+            np.asarray(run.tokens, np.int32) if run.hooks else history(run.params, run.tokens),
             run.n_prompt,
             biased,
             bias,
@@ -120,6 +120,7 @@ class NativeBackend:
             run.random.draws,
             run.ends,
             run.last,
+            [hook.addresses for hook in run.hooks],
         )
         if run.params.temperature != 0:
             run.random.skip(len(tokens) + (1 if error else 0))

@@ -8,7 +8,6 @@ one ends the requests it was called for, and no others.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,7 @@ import numpy as np
 from stretto.engine.params import Hook
 from stretto.engine.request import Request
 from stretto.engine.sequence import Sequence
-
-
-@dataclass(frozen=True)
-class HookRow:
-    """What a batched hook is told of a row: its request's tokens so far (read only) and number."""
-
-    tokens: list[int]
-    request: int
+from stretto.sampling.hooks import HookRow
 
 
 def run_hooks(requests: Seq[Request]) -> None:

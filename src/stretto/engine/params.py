@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stretto.engine.types import Token
 from stretto.errors import InvalidRequest, Unsupported
+from stretto.sampling.hooks import NativeHook
 from stretto.sampling.params import SamplingParams, check_integer, check_number
 
 Hook = Callable[[NDArray[np.float32], list[int]], None]
@@ -70,6 +71,7 @@ class RequestParams:
     - `timeout`: seconds after which what is there is returned
     - `logprobs`: 0 for none, n for each token's own log-probability and the n best
     - `hooks`: functions that get (logits, tokens) before each token and may change logits in place
+      (docs/control.md)
     - `callback`: gets each `Token`; returning False ends the generation
     - `fused`: several tokens at a time in native code, the same ones (`loop="fused"`)
     - `priority`: requests with a higher one go first in the queue
@@ -94,6 +96,11 @@ class RequestParams:
     overflow: Literal["error", "shift"] = "error"
     keep: int = 0
     scored: bool = False
+
+    @property
+    def native_hooks(self) -> tuple[NativeHook, ...]:
+        """The hooks that the fused loop can run; with `fused` these are all."""
+        return tuple(hook for hook in self.hooks if isinstance(hook, NativeHook))
 
 
 SAMPLING_NAMES = tuple(field.name for field in fields(SamplingParams))
@@ -128,8 +135,6 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     if loop not in ("auto", "python", "fused"):
         raise InvalidRequest(f"loop must be 'auto', 'python' or 'fused', not {loop!r}")
     rest["fused"] = loop == "fused"
-    if rest["fused"] and (rest.get("hooks") or rest.get("logprobs")):
-        raise InvalidRequest("loop='fused' runs no hooks and gives no logprobs; use loop='python' for them")
     if rest.get("max_tokens") is not None:
         check_integer("max_tokens", rest["max_tokens"], 1, 1 << 31)
     if rest.get("timeout") is not None:
@@ -148,6 +153,10 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     if rest.get("callback") is not None and not callable(rest["callback"]):
         raise InvalidRequest(f"callback must be a function, not {rest['callback']!r}")
     rest["hooks"] = _all("hooks", rest.get("hooks", ()), callable, "functions")
+    if rest["fused"] and not all(isinstance(hook, NativeHook) for hook in rest["hooks"]):
+        raise InvalidRequest("loop='fused' runs no hooks but NativeHooks; use loop='python' for others")
+    if rest["fused"] and rest.get("logprobs"):
+        raise InvalidRequest("loop='fused' gives no logprobs; use loop='python' for them")
     stops = rest.pop("stop", ())
     stops = (stops,) if isinstance(stops, str) or callable(stops) else stops
     stops = _all(

@@ -147,13 +147,18 @@ class Request:
         left = FUSED_TOKENS if most is None else most - len(self.tokens)
         cells = min(self._engine.cells.n_free, self._engine.context_length - self.sequence.position)
         n = min(FUSED_TOKENS, left, cells)
-        if n < 2 or self._timed_out():
-            self.advance()
-            return
         self.busy = True
         try:
+            if n < 2 or self._timed_out():
+                for hook in self.params.native_hooks:
+                    hook(self.sequence.logits, self.sequence.history)
+                self.advance()
+                return
             last = most is not None and n == left
-            for token in self.sequence.run_ahead(n, self.params.sampling, self._end_ids, last):
+            ahead = self.sequence.run_ahead(
+                n, self.params.sampling, self._end_ids, last, self.params.native_hooks
+            )
+            for token in ahead:
                 self._accept(token, None, (), placed=True)
                 if self.finished:
                     return

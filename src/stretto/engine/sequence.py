@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from stretto.engine.engine import Engine
     from stretto.engine.params import SamplingOptions
+    from stretto.sampling.hooks import NativeHook
     from stretto.sampling.params import SamplingParams
 
 Row = NDArray[np.float32]
@@ -329,7 +330,14 @@ class Sequence:
         self._resume = None
         self._logits = row
 
-    def run_ahead(self, n: int, params: SamplingParams, ends: Iterable[int], last: bool) -> list[int]:
+    def run_ahead(
+        self,
+        n: int,
+        params: SamplingParams,
+        ends: Iterable[int],
+        last: bool,
+        hooks: tuple[NativeHook, ...] = (),
+    ) -> list[int]:
         """Sample up to `n` tokens in the backend's own loop. `adopt` those that count, then `settle`."""
         row, cells, start = self.logits, self._engine.cells, self.position
         self._engine.make_room(n)
@@ -346,6 +354,7 @@ class Sequence:
             random=self.random,
             ends=list(ends),
             last=last,
+            hooks=hooks,
         )
         try:
             tokens, self._ahead = self._engine.backend.loop(run)

@@ -1,0 +1,35 @@
+"""Hooks that are ready to use, in `hooks=[…]` of `generate`, `stream` and `chat`; see docs/control.md.
+
+from stretto.hooks import Ban, Watcher
+
+watcher = Watcher()
+llm.generate("Once upon a time", hooks=[Ban([11]), watcher])
+"""
+
+from stretto.sampling.hooks import (
+    Ban,
+    Bias,
+    Candidate,
+    Force,
+    Guidance,
+    HookRow,
+    NativeHook,
+    NoRepeat,
+    Watched,
+    WatchedRequest,
+    Watcher,
+)
+
+__all__ = [
+    "Ban",
+    "Bias",
+    "Candidate",
+    "Force",
+    "Guidance",
+    "HookRow",
+    "NativeHook",
+    "NoRepeat",
+    "Watched",
+    "WatchedRequest",
+    "Watcher",
+]

@@ -1,0 +1,45 @@
+"""What the method `batch` of a hook gets beside the logits, and checks that several hooks share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.errors import InvalidRequest
+from stretto.sampling.params import check_integer
+
+Row = NDArray[np.float32]  # float32[n_vocab], writable
+Rows = NDArray[np.float32]  # float32[k, n_vocab], writable
+
+MOST_TOKENS = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class HookRow:
+    """Whose logits a row of a batch are: `hook.batch(logits, rows)` gets one for each row of `logits`.
+
+    `tokens` are the request's ids so far, prompt and answer: its own list, to be read only. `request` is a
+    number that the request keeps to its end, and that no other request has.
+    """
+
+    tokens: list[int]
+    request: int
+
+
+def token_ids(name: str, tokens: Iterable[int]) -> list[int]:
+    """The tokens as a list; `InvalidRequest` names the argument if they are not ids."""
+    if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable):
+        raise InvalidRequest(f"{name} must be a list of ids, not {tokens!r}")
+    found = list(tokens)
+    for token in found:
+        check_integer(f"a token of {name}", token, 0, MOST_TOKENS)
+    return [int(token) for token in found]
+
+
+def check_vocabulary(hook: str, highest: int, n_vocab: int) -> None:
+    """Raise `InvalidRequest` if a hook names a token that the logits do not have."""
+    if highest >= n_vocab:
+        raise InvalidRequest(f"{hook} names token {highest}; the vocabulary ends at {n_vocab - 1}")
