@@ -79,16 +79,24 @@ inline Floats piece(const uint8_t* head, size_t t) {
     return mul(load_int8(reinterpret_cast<const int8_t*>(block + 2 + t % 2 * 16)), splat_half(block));
 }
 
+// Asks for a head that will be read soon.
+template <int T, Source From>
+inline void fetch(const uint8_t* head) {
+    constexpr size_t bytes = From == Source::kHalf ? 32 * T : 17 * T;
+    UNROLL for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(head + line);
+}
+
 // The scores of a chunk's cells with one row's H heads of T vectors (0: `vectors` says how many).
 template <int H, int T, Source From>
-void score_chunk(const uint8_t* const* keys, size_t vectors, const float* queries, float scale, float cap,
-                 float* scores) {
+void score_chunk(const uint8_t* const* keys, const uint8_t* const* ahead, size_t vectors, const float* queries,
+                 float scale, float cap, float* scores) {
     if constexpr (T > 0) vectors = T;
     const size_t size = 16 * vectors;
     for (size_t half = 0; half < kChunk; half += 16) {
         Floats dots[H][16];
         for (size_t j = 0; j < 16; ++j) {
             const uint8_t* key = keys[half + j];
+            if constexpr (From != Source::kFloats) fetch<T, From>(ahead[half + j]);
             Floats sums[H];
             UNROLL for (int h = 0; h < H; ++h) sums[h] = splat(0.0f);
             UNROLL for (size_t t = 0; t < vectors; ++t) {
@@ -128,7 +136,8 @@ void soften(float* scores, size_t n, size_t lo, size_t hi, float* max_of, float*
 
 // Adds a chunk's values, cells [lo, hi) of it, with their weights.
 template <int H, int T, Source From>
-void mix_chunk(const uint8_t* const* values, size_t vectors, const float* weights, size_t lo, size_t hi, float* out) {
+void mix_chunk(const uint8_t* const* values, const uint8_t* const* ahead, size_t vectors, const float* weights,
+               size_t lo, size_t hi, float* out) {
     if constexpr (T > 0) vectors = T;
     const size_t size = 16 * vectors;
     constexpr size_t kWide = H * 4 <= 16 ? 4 : 2;  // vectors of all heads that are kept in registers
@@ -139,6 +148,9 @@ void mix_chunk(const uint8_t* const* values, size_t vectors, const float* weight
             mixed[h][i] = i < width ? load(out + h * size + 16 * (t + i)) : splat(0.0f);
         }
         for (size_t j = lo; j < hi; ++j) {
+            if constexpr (From != Source::kFloats) {
+                if (t == 0) fetch<T, From>(ahead[j]);
+            }
             UNROLL for (size_t i = 0; i < kWide; ++i) {
                 if (i >= width) break;
                 const Floats v = piece<From>(values[j], t + i);
@@ -176,6 +188,8 @@ void gather(const Attention& a, const uint8_t* base, size_t chunk, size_t m, flo
     }
 }
 
+constexpr size_t kAhead = kChunk;  // how far cells are asked for before they are read
+
 // Scores of the whole span, then weights, then values: three loops without anything to wait for in them.
 template <int T, Source From>
 void attend_rows(const Attention& a, size_t first, size_t last, const Partial& out) {
@@ -184,7 +198,17 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
     float* floats = a.scratch;                  // K or V of a chunk, if they are made into floats
     float* queries = floats + kChunk * size;    // four heads, padded
     float* scores = queries + 4 * size;         // [rows][group][kSpan]
-    const uint8_t* heads[kChunk];
+    const uint8_t *heads[kChunk], *ahead[kChunk];
+    // Where the cells of a chunk further on are: nothing else in the machine foresees that.
+    auto look_ahead = [&](size_t chunk) {
+        if constexpr (From == Source::kFloats) return;
+        const bool keys = chunk < last;  // behind the last keys come the first values
+        const size_t from = keys ? chunk : start + (chunk - last) / kChunk * kChunk;
+        for (size_t j = 0; j < kChunk; ++j) {
+            const size_t at = from + j < last ? from + j : last - 1;
+            ahead[j] = (keys ? a.keys : a.values) + cell_offset(a, a.view[at]);
+        }
+    };
     // What a row sees of [begin, begin + m), counted from there.
     auto seen = [&](size_t row, size_t begin, size_t m, size_t* lo, size_t* hi) {
         const size_t from = static_cast<size_t>(a.begins[row]), to = static_cast<size_t>(a.ends[row]);
@@ -196,14 +220,7 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
     for (size_t chunk = start; chunk < last; chunk += kChunk) {
         const size_t m = last - chunk < kChunk ? last - chunk : kChunk;
         gather<From>(a, a.keys, chunk, m, floats, heads);
-        // The hardware does not foresee where the next chunk is; the view knows.
-        for (size_t j = chunk + kChunk; j < last && j < chunk + 2 * kChunk; ++j) {
-            const size_t offset = cell_offset(a, a.view[j]);
-            for (size_t line = 0; line < bytes; line += 64) {
-                __builtin_prefetch(a.keys + offset + line);
-                __builtin_prefetch(a.values + offset + line, 0, 2);
-            }
-        }
+        look_ahead(chunk + kAhead);
         for (size_t row = 0; row < a.rows; ++row) {
             if (!seen(row, chunk, m, &lo, &hi)) continue;
             for (size_t h = 0; h < a.group; h += 4) {
@@ -218,7 +235,7 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
                 }
                 float* to = scores + (row * a.group + h) * kSpan + (chunk - start);
                 with_heads(n_heads, [&](auto n) {
-                    score_chunk<decltype(n)::value, T, From>(heads, vectors, q, a.scale, a.cap, to);
+                    score_chunk<decltype(n)::value, T, From>(heads, ahead, vectors, q, a.scale, a.cap, to);
                 });
             }
         }
@@ -235,13 +252,14 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
     for (size_t chunk = start; chunk < last; chunk += kChunk) {
         const size_t m = last - chunk < kChunk ? last - chunk : kChunk;
         gather<From>(a, a.values, chunk, m, floats, heads);
+        look_ahead(last + (chunk - start) + kAhead);
         for (size_t row = 0; row < a.rows; ++row) {
             if (!seen(row, chunk, m, &lo, &hi)) continue;
             for (size_t h = 0; h < a.group; h += 4) {
                 const size_t at = row * a.group + h;
                 with_heads(a.group - h, [&](auto n) {
-                    mix_chunk<decltype(n)::value, T, From>(heads, vectors, scores + at * kSpan + (chunk - start), lo,
-                                                           hi, out.out + at * size);
+                    mix_chunk<decltype(n)::value, T, From>(heads, ahead, vectors, scores + at * kSpan + (chunk - start),
+                                                           lo, hi, out.out + at * size);
                 });
             }
         }
