@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Backend, Batch
 from stretto.engine import Engine, Limits, Request, Result, Sequence, Step
+from stretto.engine.aio import AsyncStream, finished
 from stretto.engine.branch import Branches, branching
+from stretto.engine.metrics import Metrics
 from stretto.engine.params import RequestParams, request_params, sampling_params
 from stretto.engine.parked import ParkedSequences
 from stretto.engine.saving import restore
@@ -105,6 +107,11 @@ class LLM:
         return self._engine.backend
 
     @property
+    def metrics(self) -> Metrics:
+        """What the engine has done and is doing."""
+        return self._engine.metrics
+
+    @property
     def context_length(self) -> int:
         """How many tokens a sequence can have: the model's limit, or the cells if they are fewer."""
         return self._engine.context_length
@@ -140,6 +147,26 @@ class LLM:
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:
         """Generate token by token: iterate the stream, then read its `result`."""
         return TextStream(self._engine, self._request(prompt, options))
+
+    def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
+        """As `stream`, for `async for`; leaving the loop cancels it and frees its cells."""
+        return AsyncStream(self._engine.worker, lambda: self._request(prompt, options))
+
+    async def agenerate(
+        self, prompt: str | list[int] | list[str] | list[list[int]], **options: Any
+    ) -> Result | list[Result] | list[list[Result]]:
+        """As `generate`, to await; cancelling the task cancels what it waits for."""
+        several: list[Branches] = []
+        whole = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], (int, np.integer))
+
+        def make() -> list[list[Request]]:
+            prompts = cast(list[Prompt], prompt) if whole else [cast(Prompt, prompt)]
+            several.extend(self._branches(one, options) for one in prompts)
+            return [branches.requests for branches in several]
+
+        await finished(self._engine.worker, make)
+        results = [branches.results() for branches in several]
+        return cast(list[Result], results) if whole else results[0]
 
     def chat_prompt(self, messages: Seq[Message], **variables: Any) -> list[int]:
         """The ids of a conversation in the model's own format, up to where its answer begins.

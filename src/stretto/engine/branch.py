@@ -151,11 +151,6 @@ class BeamSearch(Request):
         self._most = most if params.max_tokens is None else min(most, params.max_tokens)
 
     @property
-    def sequences(self) -> list[Sequence]:
-        """Those of the open hypotheses."""
-        return [beam.sequence for beam in self._beams]
-
-    @property
     def width(self) -> int:
         """How many hypotheses are kept."""
         return self._how.beams or 1
@@ -172,6 +167,7 @@ class BeamSearch(Request):
             for sequence in {beam.sequence for beam in self._beams} - {beam.sequence for beam in opened}:
                 sequence.close(park=False)
             self._beams = opened
+            self.sequences = [beam.sequence for beam in opened]
             self.tokens = list(opened[0].tokens) if opened else self.tokens
             if not opened or len(opened[0].tokens) >= self._most:
                 self._conclude("length")

@@ -22,9 +22,11 @@ from stretto.cache.cells import Cells
 from stretto.cache.prefix import PrefixCache
 from stretto.cache.radix import common
 from stretto.engine.hooks import run_hooks
+from stretto.engine.metrics import Metrics
 from stretto.engine.request import Request
 from stretto.engine.scheduler import Limits, Scheduler
 from stretto.engine.sequence import Sequence
+from stretto.engine.worker import Worker
 from stretto.errors import CacheFull, InvalidRequest
 from stretto.text.tokenizer import Tokenizer
 
@@ -59,7 +61,9 @@ class Engine:
         self.orphans: deque[tuple[int, list[int], int | None]] = deque()  # sequences nobody closed
         self.closed = False
         self._ids = count(FIRST_ID)
-        self._n_steps = 0
+        self.metrics = Metrics()
+        self.worker = Worker(self)  # for callers who cannot step
+        self._n_steps = self._n_waiting = 0
         self._news = threading.Condition()  # told after every step
 
     # -- requests --
@@ -77,22 +81,26 @@ class Engine:
             try:
                 self._step()
             finally:
-                with self._news:
-                    self._n_steps += 1
-                    self._news.notify_all()
+                self._n_steps += 1
+                if self._n_waiting:
+                    with self._news:
+                        self._news.notify_all()
 
     def _step(self) -> None:
-        scheduler = self.scheduler
+        scheduler, metrics = self.scheduler, self.metrics
+        begun, forward, sampling = time.perf_counter(), metrics.forward, metrics.sampling
         work = scheduler.schedule()
-        begun = time.perf_counter()
         try:
             self.run(work)
         except CacheFull as error:
-            scheduler.make_room(error)
+            metrics.preempted += scheduler.make_room(error)
             return
-        scheduler.pace.learn(sum(n for _, n in work), time.perf_counter() - begun)
+        if work:
+            n_tokens = sum([n for _, n in work])
+            scheduler.pace.learn(n_tokens, metrics.forward - forward)
+            metrics.width.add(n_tokens)
         ready = scheduler.ready()
-        for request in list(ready):
+        for request in tuple(ready):
             twins = request.spawn()
             scheduler.running += twins
             ready += twins
@@ -104,6 +112,10 @@ class Engine:
                 if not request.finished:
                     request.advance()
         scheduler.sweep()
+        metrics.steps += 1
+        metrics.running, metrics.waiting = len(scheduler.running), len(scheduler.waiting)
+        spent = metrics.forward - forward + metrics.sampling - sampling
+        metrics.python += time.perf_counter() - begun - spent
 
     def step_until(self, done: Callable[[], bool]) -> None:
         """Step until `done`, or wait while somebody else steps."""
@@ -117,8 +129,10 @@ class Engine:
                     self.lock.release()
             else:
                 with self._news:
+                    self._n_waiting += 1
                     if self._n_steps == seen:
-                        self._news.wait(0.05)
+                        self._news.wait(0.01)  # not for ever: who stepped may not have seen us
+                    self._n_waiting -= 1
 
     def cancel(self, request: Request) -> None:
         """End a request: at once, or within the step that somebody is at just now."""
@@ -156,22 +170,30 @@ class Engine:
             tokens, position, done = sequence.pending(n)
             last.append(done)
             batch.extend(tokens, position, (sequence.id,), logits=done)
-        rows = iter(self.forward(batch))
-        for (sequence, _), done in zip(work, last, strict=True):
+        rows = iter(self.forward(batch, checked=True))
+        for (sequence, n), done in zip(work, last, strict=True):
             sequence.computed(next(rows) if done else None)
+            if n > 1:
+                self.metrics.prompt_tokens += n
+            else:
+                self.metrics.decoded_tokens += 1
 
-    def forward(self, batch: Batch) -> Floats:
+    def forward(self, batch: Batch, checked: bool = False) -> Floats:
         """Place a batch and run it: float32[n_wanted, n_vocab]. On failure nothing is changed."""
         with self.lock:
             self.alive()
-            batch.check(self.spec.n_vocab, self.spec.n_embd, self.context_length)
+            if not checked:
+                batch.check(self.spec.n_vocab, self.spec.n_embd, self.context_length)
             self.make_room(len(batch))
             batch.place(self.cells)
+            begun = time.perf_counter()
             try:
                 return self.backend.forward(batch)
             except BaseException:
                 batch.unplace(self.cells)
                 raise
+            finally:
+                self.metrics.forward += time.perf_counter() - begun
 
     def shift(self, sequence: int, start: int, stop: int | None, delta: int) -> None:
         """Move a sequence's tokens to other positions, turning their K; shared cells are copied first."""
@@ -204,6 +226,7 @@ class Engine:
             self.cells.copy(source, sequence.id, 0, n)
             self.prefixes.hits += 1
             self.prefixes.tokens_saved += n
+            self.metrics.cached_tokens += n
         sequence.n_cached = n
 
     def park(self, sequence: int, tokens: list[int], exact: int | None, keep_id: bool = False) -> None:
@@ -279,6 +302,7 @@ class Engine:
 
     def close(self) -> None:
         """Cancel everything and free the backend."""
+        self.worker.close()
         with self.lock:
             if not self.closed:
                 self.scheduler.cancel_all()

@@ -20,7 +20,7 @@ from stretto.sampling.hooks import HookRow
 
 def run_hooks(requests: Seq[Request]) -> None:
     """Run the hooks of all requests whose logits have come."""
-    most = max((len(request.params.hooks) for request in requests), default=0)
+    most = max([len(request.params.hooks) for request in requests], default=0)
     for turn in range(most):
         batched: dict[int, list[tuple[Request, Sequence]]] = {}
         for request in requests:

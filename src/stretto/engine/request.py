@@ -61,6 +61,7 @@ class Request:
             engine, prompt, RandomStream(seed if seed is not None else params.seed, index)
         )
         self.sequence.running = True
+        self.sequences = [self.sequence]  # what is computed for it
         self.siblings: list[Request] = []
         self.notify: Callable[[], None] | None = None
         self.unwanted = False  # cancelled from elsewhere; the next step ends it
@@ -89,11 +90,6 @@ class Request:
         return self.finish_reason is not None or self.error is not None
 
     @property
-    def sequences(self) -> list[Sequence]:
-        """What is computed for it."""
-        return [self.sequence]
-
-    @property
     def n_pending(self) -> int:
         """How many tokens have to be computed before it can go on."""
         return sum(sequence.n_pending for sequence in self.sequences)
@@ -107,6 +103,8 @@ class Request:
 
     def spawn(self) -> list[Request]:
         """Start the siblings: the prompt has been computed, and each gets a fork of it."""
+        if not self.siblings:
+            return self.siblings
         twins, self.siblings = self.siblings, []
         for twin in twins:
             fork = self.sequence.fork()
@@ -114,6 +112,7 @@ class Request:
             fork.running = True
             twin.sequence.close()
             twin.sequence = fork
+            twin.sequences = [fork]
         return twins
 
     def look_up(self) -> None:
@@ -134,7 +133,9 @@ class Request:
                 self.finish("timeout")
                 return
             row = self.sequence.logits
+            begun = time.perf_counter()
             token = self.sequence.choose(row, self.params.sampling)
+            self._engine.metrics.sampling += time.perf_counter() - begun
             self._accept(token, *self._measure(token, row))
         except Exception as error:
             self.fail(error)
@@ -200,8 +201,13 @@ class Request:
 
     def note_token(self) -> None:
         """A token has come: that is when."""
-        self._last = time.monotonic()
-        self._first = self._last if self._first is None else self._first
+        now, metrics = time.monotonic(), self._engine.metrics
+        if self._first is None:
+            self._first = now
+            metrics.first_token.add(now - self._started)
+        else:
+            metrics.between_tokens.add(now - self._last)
+        self._last = now
         self.n_sampled += 1
 
     def _exhausted(self) -> bool:
@@ -262,20 +268,23 @@ class Request:
             self._text.append(text)
             self.events.append(Token(None, text, finish_reason=reason))
             self._end(reason, why)
-            if self.notify is not None:
-                self.notify()
 
     def _end(self, reason: FinishReason, why: str | int | None) -> None:
         self.finish_reason, self.stop_reason = reason, why
+        finished = self._engine.metrics.finished
+        finished[reason] = finished.get(reason, 0) + 1
         for sequence in self.sequences:
             sequence.close()
         for twin in self.siblings:  # they cannot start any more
             twin.finish(reason, why)
+        if self.notify is not None:
+            self.notify()
 
     def fail(self, error: BaseException) -> None:
         """End it with an exception, which whoever waits for it gets."""
         if not self.finished:
             self.error = error
+            self._engine.metrics.failed += 1
             for sequence in self.sequences:
                 sequence.close()
             for twin in self.siblings:

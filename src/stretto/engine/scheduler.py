@@ -88,19 +88,23 @@ class Scheduler:
         """Put a request into the queue, behind those of its priority."""
         if len(self.waiting) >= self.limits.max_queue:
             self.sweep()
-        if len(self.waiting) >= self.limits.max_queue and (self.waiting or self.running):
+        if len(self.waiting) >= self.limits.max_queue and not self.idle:
+            self._engine.metrics.refused += 1
             raise QueueFull(
                 f"{len(self.waiting)} requests wait already, and max_queue is {self.limits.max_queue}; "
                 "try again later"
             )
         insort(self.waiting, request, key=_order)
+        self._engine.metrics.added += 1
 
     def schedule(self) -> list[tuple[Sequence, int]]:
         """The sequences of the next pass, and how many pending tokens of each."""
         self.sweep()
-        self._admit()
-        decoding, prompts = [], []
+        if self.waiting:
+            self._admit()
+        decoding, prompts, n_sequences = [], [], 0
         for request in self.running:
+            n_sequences += len(request.sequences)
             for sequence in request.sequences:
                 n = sequence.n_pending
                 if n == 1:
@@ -110,8 +114,8 @@ class Scheduler:
         limits = self.limits
         if not prompts:
             return decoding[: limits.max_tokens_per_step]
-        streams = len(decoding) + len(prompts) < sum(len(r.sequences) for r in self.running) or decoding
-        room = self.pace.tokens_in(limits.max_step_ms) if streams else limits.max_tokens_per_step
+        somebody_decodes = len(prompts) < n_sequences
+        room = self.pace.tokens_in(limits.max_step_ms) if somebody_decodes else limits.max_tokens_per_step
         room = min(room, limits.max_tokens_per_step - len(decoding))
         work = decoding[: limits.max_tokens_per_step]
         for sequence, n in prompts:
@@ -123,25 +127,32 @@ class Scheduler:
 
     def ready(self) -> list[Request]:
         """Running requests all of whose logits are there."""
-        return [
-            request
-            for request in self.running
-            if not (request.finished or request.busy) and all(s.ready for s in request.sequences)
-        ]
+        found = []
+        for request in self.running:
+            if request.busy or request.finished:
+                continue
+            for sequence in request.sequences:
+                if not sequence.ready:
+                    break
+            else:
+                found.append(request)
+        return found
 
-    def make_room(self, error: CacheFull) -> None:
-        """Send the youngest request back to the queue; the last one left ends here."""
+    def make_room(self, error: CacheFull) -> bool:
+        """Send the youngest request back to the queue, and say so; the last one left ends here."""
         youngest = max(self.running, key=_order)
         if len(self.running) > 1:
             self.running.remove(youngest)
             for sequence in youngest.sequences:
                 sequence.release()
             insort(self.waiting, youngest, key=_order)
-        elif youngest.tokens:
+            return True
+        if youngest.tokens:
             youngest.finish("length", "cache full")
         else:
             youngest.fail(error)
         self.sweep()
+        return False
 
     def sweep(self) -> None:
         """Let go of what has finished, was cancelled, or has waited for too long."""
@@ -150,7 +161,10 @@ class Scheduler:
                 request.cancel()
         for request in self.waiting:
             request.look_up()
-        self.running = [request for request in self.running if not request.finished]
+        for request in self.running:
+            if request.finished:
+                self.running = [request for request in self.running if not request.finished]
+                break
         if self.waiting:
             self.waiting = [request for request in self.waiting if not request.finished]
 

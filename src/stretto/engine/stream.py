@@ -30,7 +30,8 @@ class TextStream:
     def __next__(self) -> Token:
         request = self._request
         try:
-            self._engine.step_until(lambda: bool(request.events) or request.finished)
+            if not request.events:
+                self._engine.step_until(lambda: bool(request.events) or request.finished)
         except BaseException:  # Ctrl-C in the middle of a step: the cells are given back at once
             self.cancel()
             raise

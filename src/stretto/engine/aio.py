@@ -1,0 +1,133 @@
+"""The edge to asyncio: an async iterator over tokens, and results to await.
+
+Nothing here blocks the event loop: requests are made in a thread of its executor, and the engine's worker
+steps them. A task that is cancelled, a loop that is left, an iterator that is forgotten: the request ends
+within one step, and its cells are free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+
+from stretto.engine.request import Request
+from stretto.engine.types import Result, Token
+from stretto.engine.worker import Worker
+
+
+class AsyncStream:
+    """Iterate it with `async for`; `await stream.result()` is the whole when it has ended.
+
+    async for token in llm.astream("Once upon a time"):
+        print(token.text, end="", flush=True)
+    """
+
+    def __init__(self, worker: Worker, make: Callable[[], Request]) -> None:
+        self._worker = worker
+        self._make = make
+        self._request: Request | None = None
+        self._news: asyncio.Event | None = None
+
+    def __aiter__(self) -> AsyncIterator[Token]:
+        return self
+
+    async def __anext__(self) -> Token:
+        request = self._request
+        if request is None or self._news is None:
+            self._news = asyncio.Event()
+            ((request,),) = await start(self._worker, lambda: [[self._make()]], self._news)
+            self._request = request
+        try:
+            while not request.events and not request.finished:
+                self._news.clear()
+                if not request.events and not request.finished:
+                    await self._news.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if request.events:
+            return request.events.popleft()
+        if request.error is not None:
+            raise request.error
+        raise StopAsyncIteration
+
+    async def result(self) -> Result:
+        """The whole result; runs what is left of the generation first."""
+        async for _ in self:
+            pass
+        assert self._request is not None
+        return self._request.result()
+
+    def cancel(self) -> None:
+        """End the generation within one step."""
+        if self._request is not None:
+            self._request.unwanted = True
+
+    async def aclose(self) -> None:
+        """End the generation within one step."""
+        self.cancel()
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        self.cancel()
+
+
+async def start(
+    worker: Worker, make: Callable[[], list[list[Request]]], news: asyncio.Event
+) -> list[list[Request]]:
+    """Make groups of requests in a thread and queue the first of each, which starts the others.
+
+    `news` is set whenever any of them has something new.
+    """
+    loop = asyncio.get_running_loop()
+    made: list[list[Request]] = []
+
+    def forget(_: object = None) -> None:
+        for group in made:
+            for request in group:
+                request.unwanted = True
+
+    def notify() -> None:
+        try:
+            loop.call_soon_threadsafe(news.set)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            forget()
+
+    def work() -> None:
+        made.extend(make())
+        for group in made:
+            for request in group:
+                request.notify = notify
+            worker.add(*group)
+
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(task)
+    except BaseException:  # cancelled, or one of them was refused: none of them is wanted then
+        task.add_done_callback(forget)
+        raise
+    return made
+
+
+async def finished(worker: Worker, make: Callable[[], list[list[Request]]]) -> None:
+    """Make requests and wait until all of them have finished; if nobody waits any more, they end."""
+    news = asyncio.Event()
+    made = await start(worker, make, news)
+    requests = [request for group in made for request in group]
+    try:
+        while not all(request.finished for request in requests):
+            news.clear()
+            if not all(request.finished for request in requests):
+                await news.wait()
+    except asyncio.CancelledError:
+        for request in requests:
+            request.unwanted = True
+        raise

@@ -1,0 +1,77 @@
+"""What the engine has done and is doing, as plain numbers that a page or Prometheus can read."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+@dataclass
+class Histogram:
+    """How often values up to each of the bounds were seen; the last count is for those beyond.
+
+    >>> histogram = Histogram((1, 2))
+    >>> histogram.add(1.5)
+    >>> histogram.counts
+    [0, 1, 0]
+    """
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
+
+    @property
+    def n(self) -> int:
+        """How many values there were."""
+        return sum(self.counts)
+
+    @property
+    def mean(self) -> float:
+        """Their mean, 0 if there was none."""
+        return self.total / self.n if self.n else 0.0
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+@dataclass
+class Metrics:
+    """Counters since the model was loaded, and gauges of the last step. Times are in seconds.
+
+    - `added`, `finished` (by reason), `failed`, `refused`, `preempted`: requests
+    - `waiting`, `running`: requests now
+    - `steps`; `prompt_tokens` and `decoded_tokens` that were computed; `cached_tokens` that were not
+    - `forward`, `sampling`, `python`: where the time of the steps went
+    - `first_token`, `between_tokens`: latencies of requests; `width`: tokens in a forward pass
+    """
+
+    added: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+    failed: int = 0
+    refused: int = 0
+    preempted: int = 0
+    waiting: int = 0
+    running: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    decoded_tokens: int = 0
+    cached_tokens: int = 0
+    forward: float = 0.0
+    sampling: float = 0.0
+    python: float = 0.0
+    first_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    between_tokens: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    width: Histogram = field(default_factory=lambda: Histogram(WIDTHS))
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return asdict(self)

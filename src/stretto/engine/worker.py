@@ -1,0 +1,67 @@
+"""A thread that steps the engine for callers who cannot do it themselves: those of `asyncio`, and a server.
+
+It starts with the first such request and ends when there has been none for a while.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from stretto.engine.request import Request
+
+if TYPE_CHECKING:
+    from stretto.engine.engine import Engine
+
+PATIENCE = 5.0  # seconds without work after which the thread ends
+
+
+class Worker:
+    """Steps the engine while any of its requests has not finished."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._requests: list[Request] = []
+        self._news = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, request: Request, *siblings: Request) -> None:
+        """Queue a request, which starts its siblings, and see to it that somebody steps."""
+        self._engine.add(request)
+        with self._news:
+            self._requests += (request, *siblings)
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._work, name="stretto", daemon=True)
+                self._thread.start()
+            self._news.notify()
+
+    def close(self) -> None:
+        """End the thread, after the step that it is at."""
+        with self._news:
+            self._closed = True
+            self._news.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _work(self) -> None:
+        while self._wait():
+            try:
+                self._engine.step()
+            except Exception as error:  # a step that fails, fails for all who are in it
+                with self._engine.lock:
+                    for request in self._engine.scheduler.running:
+                        request.fail(error)
+                    self._engine.scheduler.sweep()
+
+    def _wait(self) -> bool:
+        """Wait for work; False if there was none for too long, or never will be."""
+        with self._news:
+            self._requests = [request for request in self._requests if not request.finished]
+            if not self._requests and not self._closed:
+                self._news.wait(PATIENCE)
+            if self._closed or not self._requests:
+                self._thread = None
+                return False
+            return True
