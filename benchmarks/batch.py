@@ -4,8 +4,8 @@
 
 Each request is a stream of its own with its own length, as users would start them. llama.cpp gets all
 prompts, then decodes all that have not finished, through its C functions without sampling, on the same file
-and on its own re-quantisation to Q4_0, with flash attention on and off; the best counts. Figures are generated
-tokens a second, prompts included in the time. Also the Python part of a step.
+and on its own re-quantisation to Q4_0, with flash attention on and off; the best counts. Figures are
+generated tokens a second, prompts included in the time. Also the Python part of a step.
 """
 
 import argparse

@@ -51,7 +51,7 @@ class Limits:
 class Pace:
     """What a token of a prompt costs here, learned from the steps so far."""
 
-    FEWEST = 16  # tokens of a piece; fewer are not worth a pass
+    FEWEST = 8  # tokens of a piece; fewer are not worth a pass
 
     def __init__(self) -> None:
         self._seconds = 0.0  # for one token; 0: not known yet
@@ -65,7 +65,7 @@ class Pace:
     def tokens_in(self, milliseconds: float) -> int:
         """How many tokens of prompts fit into such a time."""
         if not self._seconds:
-            return 4 * self.FEWEST
+            return 8 * self.FEWEST
         return max(self.FEWEST, int(1e-3 * milliseconds / self._seconds))
 
 
