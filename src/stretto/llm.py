@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Backend, Batch
 from stretto.engine import Engine, Limits, Request, Result, Sequence, Step
-from stretto.engine.aio import AsyncStream, finished
 from stretto.engine.branch import Branches, branching
 from stretto.engine.metrics import Metrics
 from stretto.engine.params import RequestParams, request_params, sampling_params
@@ -33,6 +32,7 @@ from stretto.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from stretto.engine.aio import AsyncStream
     from stretto.engine.params import Options, SamplingOptions
 
 Prompt = str | Seq[int]
@@ -150,12 +150,16 @@ class LLM:
 
     def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
         """As `stream`, for `async for`; leaving the loop cancels it and frees its cells."""
+        from stretto.engine.aio import AsyncStream  # asyncio is imported by those who use it
+
         return AsyncStream(self._engine.worker, lambda: self._request(prompt, options))
 
     async def agenerate(
         self, prompt: str | list[int] | list[str] | list[list[int]], **options: Any
     ) -> Result | list[Result] | list[list[Result]]:
         """As `generate`, to await; cancelling the task cancels what it waits for."""
+        from stretto.engine.aio import finished
+
         several: list[Branches] = []
         whole = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], (int, np.integer))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from stretto.backends.base import Backend
@@ -53,16 +54,28 @@ def open_model(
     check_integer("cells", cells, 1, 1 << 24)
     with GGUF(hub.resolve(model)) as file:
         spec = read_spec(file)
-        tokenizer = load_tokenizer(file.metadata)
-        if tokenizer.n_vocab > spec.n_vocab:
-            raise ModelError(
-                f"{tokenizer.n_vocab} tokens, but embeddings for {spec.n_vocab}",
-                path=file.path,
-                field="tokenizer.ggml.tokens",
-            )
-        template = _template(file, tokenizer)
-        runs = _backend(file, spec, backend, threads, cells, kv, repack)
+        with ThreadPoolExecutor(
+            1
+        ) as beside:  # weights are packed in native code, and Python reads the tokens
+            reading = beside.submit(_text_side, file, spec)
+            runs = _backend(file, spec, backend, threads, cells, kv, repack)
+            try:
+                tokenizer, template = reading.result()
+            except BaseException:
+                runs.close()
+                raise
         return Opened(runs, tokenizer, template, file.fingerprint())
+
+
+def _text_side(file: GGUF, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate | None]:
+    tokenizer = load_tokenizer(file.metadata)
+    if tokenizer.n_vocab > spec.n_vocab:
+        raise ModelError(
+            f"{tokenizer.n_vocab} tokens, but embeddings for {spec.n_vocab}",
+            path=file.path,
+            field="tokenizer.ggml.tokens",
+        )
+    return tokenizer, _template(file, tokenizer)
 
 
 def _backend(
