@@ -72,7 +72,8 @@ class Batch:
         """Add tokens at `position`, `position` + 1, …; `logits` is for the last of them."""
         several = [_integer("token", token) for token in tokens]
         self._tokens += several
-        self._positions += range(position, position + len(several))
+        first = _integer("position", position)
+        self._positions += range(first, first + len(several))
         self._sequences += [_members(sequences)] * len(several)
         if logits and several:
             self._wanted.append(len(self._tokens) - 1)
@@ -169,6 +170,24 @@ class Batch:
             wanted = [self._positions[row] for row in rows]
             seen[rows] = np.searchsorted(cells.positions[views[index]], wanted, side="right")
         self.placement = Placement(taken, views, np.array(view_of, np.int32), seen, cells.positions)
+
+    @classmethod
+    def decoding(cls, cells: Cells, tokens: list[int], sequences: list[int]) -> Batch:
+        """A batch of one token behind the end of each sequence, all with logits, placed already."""
+        batch, n = cls(), len(tokens)
+        batch._tokens = tokens
+        batch._positions = positions = [cells.end(sequence) for sequence in sequences]
+        batch._sequences = [(sequence,) for sequence in sequences]
+        batch._wanted = rows = list(range(n))
+        taken, views = cells.append(tokens, positions, sequences)
+        batch.placement = Placement(
+            taken,
+            [view.cells for view in views],
+            np.array(rows, np.int32),
+            np.array([view.n for view in views], np.int32),
+            cells.positions,
+        )
+        return batch
 
     def unplace(self, cells: Cells) -> None:
         """Give the cells back, when the forward pass failed."""

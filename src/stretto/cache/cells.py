@@ -71,7 +71,7 @@ class Cells:
 
     def view(self, sequence: int) -> Ints:
         """int32[n]: the sequence's cells in position order; read-only, valid until the next change."""
-        view = self._views.get(_id(sequence))
+        view = self._views.get(check_id(sequence))
         return np.empty(0, np.int32) if view is None else view.cells
 
     def sequence_positions(self, sequence: int) -> Ints:
@@ -80,17 +80,18 @@ class Cells:
 
     def count(self, sequence: int) -> int:
         """How many cells the sequence has."""
-        view = self._views.get(_id(sequence))
+        view = self._views.get(check_id(sequence))
         return 0 if view is None else view.n
 
     def end(self, sequence: int) -> int:
         """The position after the sequence's last, 0 for one without cells."""
-        view = self._views.get(_id(sequence))
+        view = self._views.get(check_id(sequence))
         return 0 if view is None else view.last[0] + 1
 
     def members(self, cell: int) -> set[int]:
         """The sequences that a cell belongs to."""
-        return {sequence for sequence, view in self._views.items() if (view.cells == cell).any()}
+        (chosen,) = self._cells([cell])
+        return {sequence for sequence, view in self._views.items() if (view.cells == chosen).any()}
 
     def is_shared(self, cells: ArrayLike) -> NDArray[np.bool_]:
         """For each cell, whether more than one sequence uses it."""
@@ -145,18 +146,40 @@ class Cells:
             start = stop
         return cells
 
+    def append(
+        self, tokens: list[int], positions: list[int], sequences: list[int]
+    ) -> tuple[Ints, list[View]]:
+        """One more cell for each of several sequences: a step of decoding, whose figures nobody has to check.
+
+        As `place`, all or nothing; returns the cells, and the views of the sequences.
+        """
+        n = len(tokens)
+        if n > len(self._free):
+            raise CacheFull(f"{n} cells are needed and {len(self._free)} of {self.n_cells} are free")
+        taken = self._free[: -n - 1 : -1]
+        del self._free[-n:]
+        views = []
+        for cell, token, position, sequence in zip(taken, tokens, positions, sequences, strict=True):
+            self.positions[cell] = position
+            self.tokens[cell] = token
+            self.shares[cell] = 1
+            view = self._view(sequence)
+            view.append(cell, position, token, self.positions, self.tokens)
+            views.append(view)
+        return np.array(taken, np.int32), views
+
     def rename(self, sequence: int, cells: ArrayLike, tokens: ArrayLike) -> None:
         """Say which tokens cells hold that were placed before their tokens were known."""
         chosen = self._cells(cells)
         self.tokens[chosen] = _ints(tokens, "tokens", -1)
-        view = self._views.get(_id(sequence))
+        view = self._views.get(check_id(sequence))
         if view:
             view.sort(self.positions, self.tokens)
 
     def copy(self, source: int, target: int, start: int = 0, stop: int | None = None) -> int:
         """Put the cells of `source` at positions start ≤ p < stop also into `target`; return how many."""
         chosen = self._range(source, start, stop)
-        if _id(source) == _id(target):
+        if check_id(source) == check_id(target):
             return len(chosen)
         held = self._views.get(target)
         if held:
@@ -180,7 +203,7 @@ class Cells:
 
     def keep(self, sequence: int) -> int:
         """Remove all other sequences; return how many cells became free."""
-        return sum(self.remove(other) for other in self.sequences if other != _id(sequence))
+        return sum(self.remove(other) for other in self.sequences if other != check_id(sequence))
 
     def clear(self) -> None:
         """Remove all sequences."""
@@ -265,14 +288,8 @@ class Cells:
 
     def _range(self, sequence: int, start: int, stop: int | None) -> Ints:
         """The part of a sequence's view with positions in a range: a contiguous piece."""
-        for name, value in (("start", start), ("stop", stop)):
-            if value is None and name == "stop":
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-                raise InvalidRequest(f"{name} must be a position, 0 or more, not {value!r}")
-        if stop is not None and stop < start:
-            raise InvalidRequest(f"start {start} lies behind stop {stop}; ranges are start ≤ position < stop")
-        view = self._views.get(_id(sequence))
+        check_range(start, stop)
+        view = self._views.get(check_id(sequence))
         if view is None:
             return np.empty(0, np.int32)
         first = view.index(start, self.positions) if start else 0
@@ -286,7 +303,19 @@ class Cells:
         return chosen
 
 
-def _id(sequence: int) -> int:
+def check_range(start: int, stop: int | None) -> None:
+    """Raise unless these are positions, in order; no `stop` is the end."""
+    for name, value in (("start", start), ("stop", stop)):
+        if value is None and name == "stop":
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+            raise InvalidRequest(f"{name} must be a position, 0 or more, not {value!r}")
+    if stop is not None and stop < start:
+        raise InvalidRequest(f"start {start} lies behind stop {stop}; ranges are start ≤ position < stop")
+
+
+def check_id(sequence: int) -> int:
+    """A sequence id as a plain integer; raise if it is none."""
     if type(sequence) is int and sequence >= 0:  # the usual case, at once
         return sequence
     if isinstance(sequence, bool) or not isinstance(sequence, (int, np.integer)) or sequence < 0:
@@ -298,7 +327,7 @@ def _ids(members: tuple[int, ...]) -> list[int]:
     """The ids of a set, each once."""
     if not members:
         raise InvalidRequest("a token must belong to at least one sequence")
-    return list(dict.fromkeys(map(_id, members)))
+    return list(dict.fromkeys(map(check_id, members)))
 
 
 def _ints(values: ArrayLike, name: str, least: int) -> list[int]:
@@ -306,7 +335,10 @@ def _ints(values: ArrayLike, name: str, least: int) -> list[int]:
     if isinstance(values, (list, range)) and set(map(type, values)) <= INTEGERS:
         found: list[int] = list(values)
     else:
-        array = np.asarray(values)
+        try:
+            array = np.asarray(values)
+        except ValueError:  # lists of different lengths
+            raise InvalidRequest(f"{name} must be a list of integers, not {values!r}") from None
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
             raise InvalidRequest(
                 f"{name} must be a list of integers, not {array.dtype} of shape {array.shape}"

@@ -165,12 +165,17 @@ class Engine:
         """One forward pass over the next n pending tokens of each sequence."""
         if not work:
             return
+        if all([n == 1 and sequence.at_end for sequence, n in work]):
+            self._decode([sequence for sequence, _ in work])
+            return
         batch, last = Batch(), []
         for sequence, n in work:
             tokens, position, done = sequence.pending(n)
             last.append(done)
             batch.extend(tokens, position, (sequence.id,), logits=done)
-        rows = iter(self.forward(batch, checked=True))
+        self.make_room(len(batch))
+        batch.place(self.cells)
+        rows = iter(self._compute(batch))
         for (sequence, n), done in zip(work, last, strict=True):
             sequence.computed(next(rows) if done else None)
             if n > 1:
@@ -178,22 +183,34 @@ class Engine:
             else:
                 self.metrics.decoded_tokens += 1
 
-    def forward(self, batch: Batch, checked: bool = False) -> Floats:
+    def _decode(self, sequences: list[Sequence]) -> None:
+        """`run` for the step that is taken most: the last token of each sequence, behind its end."""
+        self.make_room(len(sequences))
+        tokens = [sequence.history[-1] for sequence in sequences]
+        batch = Batch.decoding(self.cells, tokens, [sequence.id for sequence in sequences])
+        for sequence, row in zip(sequences, self._compute(batch), strict=True):
+            sequence.computed(row)
+        self.metrics.decoded_tokens += len(sequences)
+
+    def _compute(self, batch: Batch) -> Floats:
+        """Run a batch that has its cells, and take them back if that fails."""
+        begun = time.perf_counter()
+        try:
+            return self.backend.forward(batch)
+        except BaseException:
+            batch.unplace(self.cells)
+            raise
+        finally:
+            self.metrics.forward += time.perf_counter() - begun
+
+    def forward(self, batch: Batch) -> Floats:
         """Place a batch and run it: float32[n_wanted, n_vocab]. On failure nothing is changed."""
         with self.lock:
             self.alive()
-            if not checked:
-                batch.check(self.spec.n_vocab, self.spec.n_embd, self.context_length)
+            batch.check(self.spec.n_vocab, self.spec.n_embd, self.context_length)
             self.make_room(len(batch))
             batch.place(self.cells)
-            begun = time.perf_counter()
-            try:
-                return self.backend.forward(batch)
-            except BaseException:
-                batch.unplace(self.cells)
-                raise
-            finally:
-                self.metrics.forward += time.perf_counter() - begun
+            return self._compute(batch)
 
     def shift(self, sequence: int, start: int, stop: int | None, delta: int) -> None:
         """Move a sequence's tokens to other positions, turning their K; shared cells are copied first."""
@@ -216,6 +233,8 @@ class Engine:
         """
         if not self.prefix_cache or self.cells.count(sequence.id) or len(sequence) < 2:
             return
+        if sequence.position != len(sequence):
+            return  # its first token was moved away from position 0
         items = sequence.history[:-1]
         source, n = self.prefixes.match(items)
         for other in self.live.values():

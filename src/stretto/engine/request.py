@@ -129,14 +129,18 @@ class Request:
         """
         self.busy = True  # a callback may use the engine, and so step it
         try:
-            if self._timed_out():
+            params = self.params
+            if params.timeout is not None and self._timed_out():
                 self.finish("timeout")
                 return
             row = self.sequence.logits
             begun = time.perf_counter()
-            token = self.sequence.choose(row, self.params.sampling)
+            token = self.sequence.choose(row, params.sampling)
             self._engine.metrics.sampling += time.perf_counter() - begun
-            self._accept(token, *self._measure(token, row))
+            if params.logprobs or params.scored:
+                self._accept(token, *self._measure(token, row))
+            else:
+                self._accept(token, None, ())
         except Exception as error:
             self.fail(error)
         finally:
@@ -232,8 +236,6 @@ class Request:
         return limit is not None and time.monotonic() - self._started >= limit
 
     def _measure(self, token: int, row: Row) -> tuple[float | None, tuple[Logprob, ...]]:
-        if not self.params.logprobs and not self.params.scored:
-            return None, ()
         logs = log_softmax(row)
         self.score += float(logs[token])
         if not self.params.logprobs:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stretto.backends.base import FusedRun
+from stretto.cache.cells import check_range
 from stretto.engine import saving
 from stretto.engine.params import sampling_params
 from stretto.engine.types import Step
@@ -83,8 +84,9 @@ class Sequence:
     @property
     def positions(self) -> list[int]:
         """The position of each token."""
-        placed: list[int] = self._engine.cells.sequence_positions(self.id).tolist()
-        return placed + list(range(self._start, self._start + self.n_pending))
+        with self._engine.lock:
+            placed: list[int] = self._engine.cells.sequence_positions(self.id).tolist()
+            return placed + list(range(self._start, self._start + self.n_pending))
 
     @property
     def position(self) -> int:
@@ -198,8 +200,7 @@ class Sequence:
         their K to the new positions.
         """
         start, stop = self._check_position("start", start), self._check_position("stop", stop)
-        if stop < start:
-            raise InvalidRequest(f"start {start} lies behind stop {stop}; ranges are start ≤ position < stop")
+        check_range(start, stop)
         with self._engine.lock:
             self._alive()
             if close:
@@ -211,6 +212,10 @@ class Sequence:
             first, last = bisect_left(where, start), bisect_left(where, stop)
             if first == last:
                 return
+            if close and not uncomputed:  # what shifting takes, less what removing gives: before any change
+                cells = self._engine.cells
+                own = last - first - cells.count_shared(self.id, start, stop)
+                self._engine.make_room(cells.count_shared(self.id, stop) - own)
             self._engine.cells.remove(self.id, start, stop)
             del self._tokens[first:last]
             self.n_prompt -= max(0, min(last, self.n_prompt) - first)
@@ -227,8 +232,10 @@ class Sequence:
         """
         start = self._check_position("start", start)
         stop = None if stop is None else self._check_position("stop", stop)
+        check_range(start, stop)
         if isinstance(by, bool) or not isinstance(by, (int, np.integer)):
             raise InvalidRequest(f"by must be a number of positions, not {by!r}")
+        by = int(by)
         with self._engine.lock:
             self._alive()
             self._engine.backend.capabilities.require("shift", self._engine.backend.name)
@@ -245,7 +252,7 @@ class Sequence:
                     f"positions {where[first]} to {where[last - 1]} moved by {by} would leave the room "
                     f"between {low} and {high}"
                 )
-            self._engine.shift(self.id, start, stop, int(by))
+            self._engine.shift(self.id, start, stop, by)
             self._edited(first)
 
     def clear(self) -> None:
@@ -298,6 +305,7 @@ class Sequence:
 
     def prepare(self) -> None:
         """Make sure that computing the pending tokens gives logits: after an edit the last one is redone."""
+        self._alive()
         if not self._tokens:
             raise InvalidRequest("an empty sequence has no logits; append a token first")
         if self._logits is None and not self.n_pending:
@@ -319,6 +327,11 @@ class Sequence:
     def ready(self) -> bool:
         """Whether its logits are there."""
         return self._logits is not None
+
+    @property
+    def at_end(self) -> bool:
+        """Whether exactly its last token has no cell, and goes to its end."""
+        return self._resume is None and self.n_pending == 1
 
     def pending(self, most: int) -> tuple[list[int], int, bool]:
         """Up to `most` of the tokens without cells, the position of the first, and whether these are all."""

@@ -76,10 +76,12 @@ def sample(
 
 def choose(logits: Row, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float) -> int:
     """The chain in native code; `uniform` is the random number it may use."""
-    biased, bias = bias_arrays(params, len(logits))
-    token = _native.sample(
-        logits, uniform, *native_params(params), history(params, tokens), n_prompt, biased, bias
-    )
+    if params.penalizes or params.logit_bias:
+        biased, bias = bias_arrays(params, len(logits))
+        past = history(params, tokens)
+    else:
+        past, biased, bias = NO_TOKENS, NO_TOKENS, NO_FLOATS
+    token = _native.sample(logits, uniform, *native_params(params), past, n_prompt, biased, bias)
     if token < 0:
         raise InvalidRequest(WRONG[token])
     return token

@@ -34,8 +34,7 @@ class Detokenizer:
         if isinstance(token, (bytes, bytearray)):
             self._fresh = False
             return self._decoder.decode(token)
-        (piece,) = self._tokenizer.pieces((token,), self._special, self._fresh)
-        self._fresh = self._tokenizer.starts_fragment(token)
+        piece, self._fresh = self._tokenizer.next_piece(token, self._special, self._fresh)
         return self._decoder.decode(piece)
 
     def flush(self) -> str:

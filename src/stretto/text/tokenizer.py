@@ -117,6 +117,15 @@ class Tokenizer(ABC):
                     pieces[i] = pieces[i].removeprefix(b" ")
         return pieces
 
+    def next_piece(self, token: int, special: bool, fresh: bool) -> tuple[bytes, bool]:
+        """`pieces` for one token, and whether the one after it begins a fragment."""
+        if type(token) is not int or not 0 <= token < self.n_vocab:
+            token = self._check_id(token)
+        piece = (self._bytes_special if special else self._bytes)[token]
+        if token in self._matched:
+            return piece, True
+        return piece.removeprefix(b" ") if fresh and self.space_prefix else piece, False
+
     def starts_fragment(self, after: int | None) -> bool:
         """Whether the token after this one begins a fragment: at the start, and behind a special token."""
         return after is None or self._check_id(after) in self._matched
