@@ -165,7 +165,7 @@ class Engine:
         """One forward pass over the next n pending tokens of each sequence."""
         if not work:
             return
-        if all([n == 1 and sequence.at_end for sequence, n in work]):
+        if all(n == 1 and sequence.at_end for sequence, n in work):
             self._decode([sequence for sequence, _ in work])
             return
         batch, last = Batch(), []
