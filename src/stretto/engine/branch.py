@@ -78,6 +78,9 @@ def branching(options: Mapping[str, Any]) -> tuple[Branching, dict[str, Any]]:
                 raise InvalidRequest(f"{name} has no meaning in a beam search")
         if rest.get("loop") == "fused" or rest.get("overflow") == "shift":
             raise InvalidRequest("a beam search has no fused loop and no overflow='shift'")
+        stops = rest.get("stop", ())
+        if callable(stops) or (isinstance(stops, (list, tuple)) and any(callable(stop) for stop in stops)):
+            raise InvalidRequest("a beam search has no stop functions; give stop strings")
     return found, rest
 
 
@@ -175,8 +178,16 @@ class BeamSearch(Request):
                 self._conclude("stop")
         except Exception as error:
             self.fail(error)
+        except BaseException:
+            self.interrupted()
+            raise
         finally:
             self.busy = False
+
+    def finish(self, reason: FinishReason, why: str | int | None = None) -> None:
+        """End it from outside; the hypotheses end as they are."""
+        if not self.finished:
+            self._conclude(reason, why)
 
     def _candidates(self) -> list[tuple[float, int, int]]:
         """The best continuations of all hypotheses: (log-probability, index of the hypothesis, token)."""
@@ -247,11 +258,11 @@ class BeamSearch(Request):
         length = self._most if penalty > 0 else len(self._beams[0].tokens) + 1
         return bool(self._beams[0].logprob / length**penalty <= self._endings[-1].score)
 
-    def _conclude(self, reason: FinishReason) -> None:
+    def _conclude(self, reason: FinishReason, why: str | int | None = None) -> None:
         """The open hypotheses end as they are."""
         if reason != "stop":
             for beam in self._beams:
-                self._put_aside(beam, beam.logprob, max(1, len(beam.tokens)), reason, None)
+                self._put_aside(beam, beam.logprob, max(1, len(beam.tokens)), reason, why)
         best = self._endings[0]
         self.tokens = list(best.tokens)
         self._text = [best.text]

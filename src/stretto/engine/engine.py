@@ -64,6 +64,7 @@ class Engine:
         self.metrics = Metrics()
         self.worker = Worker(self)  # for callers who cannot step
         self._n_steps = self._n_waiting = 0
+        self._depth = 0  # steps we are in: a hook or callback may step too
         self._news = threading.Condition()  # told after every step
 
     # -- requests --
@@ -78,13 +79,13 @@ class Engine:
         """Move all running requests forward by one forward pass."""
         with self.lock:
             self.alive()
+            self._depth += 1
             try:
                 self._step()
             finally:
+                self._depth -= 1
                 self._n_steps += 1
-                if self._n_waiting:
-                    with self._news:
-                        self._news.notify_all()
+                self._tell()
 
     def _step(self) -> None:
         scheduler, metrics = self.scheduler, self.metrics
@@ -104,12 +105,12 @@ class Engine:
             twins = request.spawn()
             scheduler.running += twins
             ready += twins
-        if len(ready) == 1 and ready[0].params.fused:
+        if len(ready) == 1 and ready[0].params.fused and not ready[0].sequence.n_hooked:
             ready[0].advance_fused()
         else:
             run_hooks(ready)
             for request in ready:
-                if not request.finished:
+                if request.due:  # unless a callback has stepped the engine, and it has gone on already
                     request.advance()
         scheduler.sweep()
         metrics.steps += 1
@@ -125,14 +126,31 @@ class Engine:
                 try:
                     if not done():
                         self.step()
+                        if self._depth and self.scheduler.asleep and not done():
+                            raise InvalidRequest(
+                                "a hook or callback waits for its own request, which waits for it to return"
+                            )
                 finally:
                     self.lock.release()
             else:
                 with self._news:
                     self._n_waiting += 1
-                    if self._n_steps == seen:
-                        self._news.wait(0.01)  # not for ever: who stepped may not have seen us
+                    if self._n_steps == seen and not self._is_free():
+                        self._news.wait(0.01)  # not for ever: who has the lock may not be stepping
                     self._n_waiting -= 1
+        self._tell()  # somebody else has to step now
+
+    def _tell(self) -> None:
+        """Wake up those who wait for a step."""
+        if self._n_waiting:
+            with self._news:
+                self._news.notify_all()
+
+    def _is_free(self) -> bool:
+        """Whether nobody has the lock just now."""
+        if free := self.lock.acquire(blocking=False):
+            self.lock.release()
+        return free
 
     def cancel(self, request: Request) -> None:
         """End a request: at once, or within the step that somebody is at just now."""
@@ -246,7 +264,18 @@ class Engine:
             self.prefixes.hits += 1
             self.prefixes.tokens_saved += n
             self.metrics.cached_tokens += n
-        sequence.n_cached = n
+        if not sequence.preempted:
+            sequence.n_cached = n
+
+    def unuse(self, sequence: Sequence) -> None:
+        """Undo `reuse`, as if nobody had asked."""
+        n = self.cells.count(sequence.id)
+        self.cells.remove(sequence.id)
+        if self.prefix_cache and len(sequence) >= 2:
+            self.prefixes.lookups -= 1
+            self.prefixes.hits -= n > 0
+            self.prefixes.tokens_saved -= n
+            self.metrics.cached_tokens -= n
 
     def park(self, sequence: int, tokens: list[int], exact: int | None, keep_id: bool = False) -> None:
         """Keep a sequence's cells for others that begin like it, until somebody needs the room."""
@@ -319,9 +348,18 @@ class Engine:
         if self.closed:
             raise InvalidRequest("the model is closed; load it again")
 
+    def _in_step(self) -> bool:
+        """Whether this thread is in the middle of a step, in a callback say."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            return self._depth > 0
+        finally:
+            self.lock.release()
+
     def close(self) -> None:
         """Cancel everything and free the backend."""
-        self.worker.close()
+        self.worker.close(wait=not self._in_step())
         with self.lock:
             if not self.closed:
                 self.scheduler.cancel_all()

@@ -28,28 +28,39 @@ def run_hooks(requests: Seq[Request]) -> None:
                 continue
             hook = request.params.hooks[turn]
             for sequence in request.sequences:
+                if not _next(request, sequence, turn):
+                    continue
                 if hasattr(hook, "batch"):
                     batched.setdefault(id(hook), []).append((request, sequence))
                 else:
                     _call_one(request, sequence, hook)
         for rows in batched.values():
-            _call_together(rows, rows[0][0].params.hooks[turn])
+            _call_together(rows, rows[0][0].params.hooks[turn], turn)
+
+
+def _next(request: Request, sequence: Sequence, turn: int) -> bool:
+    """Whether it is this hook's turn. A hook may step the engine, and so others may have gone on already."""
+    return not request.busy and not request.finished and sequence.ready and sequence.n_hooked == turn
 
 
 def _call_one(request: Request, sequence: Sequence, hook: Hook) -> None:
-    if request.finished:
-        return
     request.busy = True  # a hook may use the engine, and so step it
     try:
         hook(sequence.logits, sequence.history)
+        sequence.n_hooked += 1
     except Exception as error:
         request.fail(error)
+    except BaseException:  # Ctrl-C, perhaps meant for another: nobody knows what the hook has done
+        sequence.forget_logits()
+        raise
     finally:
         request.busy = False
 
 
-def _call_together(rows: list[tuple[Request, Sequence]], hook: Any) -> None:
-    rows = [(request, sequence) for request, sequence in rows if not request.finished]
+def _call_together(rows: list[tuple[Request, Sequence]], hook: Any, turn: int) -> None:
+    rows = [(request, sequence) for request, sequence in rows if _next(request, sequence, turn)]
+    if not rows:
+        return
     for request, _ in rows:
         request.busy = True
     try:
@@ -59,9 +70,15 @@ def _call_together(rows: list[tuple[Request, Sequence]], hook: Any) -> None:
         if len(logits) > 1:
             for row, changed in zip(logits, together, strict=True):
                 row[:] = changed
+        for _, sequence in rows:
+            sequence.n_hooked += 1
     except Exception as error:
         for request, _ in rows:
             request.fail(error)
+    except BaseException:
+        for _, sequence in rows:
+            sequence.forget_logits()
+        raise
     finally:
         for request, _ in rows:
             request.busy = False

@@ -13,7 +13,7 @@ import numpy as np
 from stretto.engine.params import RequestParams
 from stretto.engine.sequence import Row, Sequence
 from stretto.engine.types import FinishReason, Logprob, Result, Timings, Token, Usage
-from stretto.errors import ContextOverflow, InvalidRequest
+from stretto.errors import Cancelled, ContextOverflow, InvalidRequest
 from stretto.sampling.rng import RandomStream
 from stretto.sampling.transforms import log_softmax
 from stretto.text.stops import StopMatcher
@@ -64,6 +64,7 @@ class Request:
         self.sequences = [self.sequence]  # what is computed for it
         self.siblings: list[Request] = []
         self.notify: Callable[[], None] | None = None
+        self.queued = False  # the engine has taken it on
         self.unwanted = False  # cancelled from elsewhere; the next step ends it
         self.tokens: list[int] = []
         self.events: deque[Token] = deque()
@@ -88,6 +89,14 @@ class Request:
     def finished(self) -> bool:
         """Whether nothing more will come."""
         return self.finish_reason is not None or self.error is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether its logits are there, its hooks have seen them, and no token has been taken yet."""
+        if self.busy or self.finished:
+            return False
+        n_hooks = len(self.params.hooks)
+        return all(sequence.ready and sequence.n_hooked >= n_hooks for sequence in self.sequences)
 
     @property
     def n_pending(self) -> int:
@@ -117,6 +126,8 @@ class Request:
 
     def look_up(self) -> None:
         """End it if it has waited too long, or nobody waits for it any more."""
+        if self.busy:
+            return  # in the middle of a token; the next step asks again
         if self.unwanted:
             self.cancel()
         elif self._timed_out():
@@ -143,8 +154,15 @@ class Request:
                 self._accept(token, None, ())
         except Exception as error:
             self.fail(error)
+        except BaseException:
+            self.interrupted()
+            raise
         finally:
             self.busy = False
+
+    def interrupted(self) -> None:
+        """Ctrl-C in the middle of a token: whether it counts is not known, so the request ends."""
+        self.fail(Cancelled("the request was interrupted in the middle of a token; ask again"))
 
     def advance_fused(self) -> None:
         """Sample several tokens in native code; they are the ones that `advance` would sample."""
@@ -160,9 +178,12 @@ class Request:
                 self.advance()
                 return
             last = most is not None and n == left
+            begun = time.perf_counter()
             ahead = self.sequence.run_ahead(
                 n, self.params.sampling, self._end_ids, last, self.params.native_hooks
             )
+            self._engine.metrics.forward += time.perf_counter() - begun
+            self._engine.metrics.decoded_tokens += len(ahead)
             for token in ahead:
                 self._accept(token, None, (), placed=True)
                 if self.finished:
@@ -170,6 +191,9 @@ class Request:
             self.sequence.settle()
         except Exception as error:
             self.fail(error)
+        except BaseException:
+            self.interrupted()
+            raise
         finally:
             self.busy = False
 
@@ -198,6 +222,8 @@ class Request:
         if reason is not None:
             text += self._held()
         go_on = self._emit(Token(token, text, logprob, top, reason))
+        if self.finished:  # the callback has cancelled it, or closed the model
+            return
         if reason is not None:
             self._end(reason, why)
         elif not go_on:
@@ -273,8 +299,9 @@ class Request:
 
     def _end(self, reason: FinishReason, why: str | int | None) -> None:
         self.finish_reason, self.stop_reason = reason, why
-        finished = self._engine.metrics.finished
-        finished[reason] = finished.get(reason, 0) + 1
+        if self.queued:
+            finished = self._engine.metrics.finished
+            finished[reason] = finished.get(reason, 0) + 1
         for sequence in self.sequences:
             sequence.close()
         for twin in self.siblings:  # they cannot start any more
@@ -286,7 +313,7 @@ class Request:
         """End it with an exception, which whoever waits for it gets."""
         if not self.finished:
             self.error = error
-            self._engine.metrics.failed += 1
+            self._engine.metrics.failed += self.queued
             for sequence in self.sequences:
                 sequence.close()
             for twin in self.siblings:

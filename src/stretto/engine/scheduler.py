@@ -84,6 +84,16 @@ class Scheduler:
         """Whether there is nothing to do."""
         return not self.running and not self.waiting
 
+    @property
+    def awake(self) -> list[Request]:
+        """Running requests that can go on: none of those whose hook or callback is stepping us."""
+        return [request for request in self.running if not request.busy]
+
+    @property
+    def asleep(self) -> bool:
+        """Whether no step could move anything on."""
+        return not self.waiting and not self.awake
+
     def add(self, request: Request) -> None:
         """Put a request into the queue, behind those of its priority."""
         if len(self.waiting) >= self.limits.max_queue:
@@ -95,7 +105,9 @@ class Scheduler:
                 "try again later"
             )
         insort(self.waiting, request, key=_order)
-        self._engine.metrics.added += 1
+        for one in (request, *request.siblings):
+            one.queued = True
+            self._engine.metrics.added += 1
 
     def schedule(self) -> list[tuple[Sequence, int]]:
         """The sequences of the next pass, and how many pending tokens of each."""
@@ -104,9 +116,14 @@ class Scheduler:
             self._admit()
         decoding, prompts, n_sequences = [], [], 0
         for request in self.running:
+            if request.busy:
+                continue  # its hook or callback is stepping us
             n_sequences += len(request.sequences)
             for sequence in request.sequences:
                 n = sequence.n_pending
+                if not n and not sequence.ready:
+                    sequence.prepare()  # an interrupted step has left it without logits
+                    n = 1
                 if n == 1:
                     decoding.append((sequence, n))
                 elif n:
@@ -140,8 +157,10 @@ class Scheduler:
 
     def make_room(self, error: CacheFull) -> bool:
         """Send the youngest request back to the queue, and say so; the last one left ends here."""
-        youngest = max(self.running, key=_order)
-        if len(self.running) > 1:
+        awake = self.awake
+        # What was edited (overflow="shift") cannot be computed again: such a request goes last.
+        youngest = max(awake, key=lambda request: (all(s.exact for s in request.sequences), *_order(request)))
+        if len(awake) > 1:
             self.running.remove(youngest)
             for sequence in youngest.sequences:
                 sequence.release()
@@ -157,8 +176,7 @@ class Scheduler:
     def sweep(self) -> None:
         """Let go of what has finished, was cancelled, or has waited for too long."""
         for request in self.running:
-            if request.unwanted:
-                request.cancel()
+            request.look_up()
         for request in self.waiting:
             request.look_up()
         for request in self.running:
@@ -178,7 +196,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         for request in list(self.waiting):
-            if len(self.running) >= self.limits.max_running:
+            if len(self.awake) >= self.limits.max_running:
                 return
             if self._could_share_soon(request):
                 continue  # those behind it need not wait with it
@@ -191,15 +209,15 @@ class Scheduler:
         """Whether the cells suffice for a request beside those that run. What it can share it takes."""
         for sequence in request.sequences:
             self._engine.reuse(sequence)
-        if not self.running:
-            return True
+        if not self.awake:
+            return True  # it will never be better: if it does not fit now, that is an error
         cells = self._engine.cells
         growth = min(GROWTH, len(cells) // 64) * (len(self.running) + 1)
         wanted = growth + request.n_pending + sum(other.n_pending for other in self.running)
         if wanted <= cells.n_free or wanted <= self._engine.n_available():
             return True
         for sequence in request.sequences:
-            cells.remove(sequence.id)
+            self._engine.unuse(sequence)
         return False
 
     def _could_share_soon(self, request: Request) -> bool:

@@ -57,11 +57,13 @@ class Sequence:
         self._logits: Row | None = None  # of the last token, while they are true
         self._ahead: Row | None = None  # of the last token of `run_ahead`
         self._exact: int | None = None  # how many leading tokens have K and V of the tokens alone; None: all
+        self.n_hooked = 0  # how many of its request's hooks have seen these logits
+        self.preempted = False  # it had to give its cells up; what it finds again is its own
         self._detokenizer = engine.tokenizer.detokenizer()
         self.n_prompt = 0
-        self.append(tokens)
-        self.n_prompt = len(self._tokens)  # tokens from here on count as generated
         with engine.lock:
+            self.append(tokens)
+            self.n_prompt = len(self._tokens)  # tokens from here on count as generated
             engine.live[self.id] = self
 
     # -- reading --
@@ -324,6 +326,11 @@ class Sequence:
         return self._tokens[: n if self._exact is None else min(n, self._exact)]
 
     @property
+    def exact(self) -> bool:
+        """Whether all its tokens have the K and V of an unedited text, so that they can be computed again."""
+        return self._exact is None
+
+    @property
     def ready(self) -> bool:
         """Whether its logits are there."""
         return self._logits is not None
@@ -342,6 +349,11 @@ class Sequence:
         """Some pending tokens now have cells; `row` are the logits of the last, if it was among them."""
         self._resume = None
         self._logits = row
+        self.n_hooked = 0
+
+    def forget_logits(self) -> None:
+        """Something was interrupted while it changed them: they are computed again."""
+        self._logits = None
 
     def run_ahead(
         self,
@@ -386,10 +398,12 @@ class Sequence:
     def settle(self) -> None:
         """All tokens of `run_ahead` have been adopted: its logits are this sequence's."""
         self._logits, self._ahead = self._ahead, None
+        self.n_hooked = 0
 
     def release(self) -> None:
         """Give the cells up and keep the tokens: what is not parked then is computed again."""
         self._engine.park(self.id, self._tokens, self._exact, keep_id=True)
+        self.preempted = self.running
         self._resume = None
         self._logits = None
         self._exact = None

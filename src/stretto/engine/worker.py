@@ -36,13 +36,13 @@ class Worker:
                 self._thread.start()
             self._news.notify()
 
-    def close(self) -> None:
-        """End the thread, after the step that it is at."""
+    def close(self, wait: bool = True) -> None:
+        """End the thread, after the step that it is at; whoever is in a step cannot `wait` for it."""
         with self._news:
             self._closed = True
             self._news.notify()
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if wait and thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def _work(self) -> None:
