@@ -212,6 +212,7 @@ class LLM:
         scores = np.empty(len(tokens) - 1, np.float32)
         chunk = max(1, min(self._engine.chunk, SCORE_NUMBERS // self.spec.n_vocab))
         with self.sequence() as sequence:
+            sequence.running = True  # nobody else may change its cells meanwhile
             for start in range(0, len(scores), chunk):
                 batch = Batch()
                 for i, token in enumerate(tokens[start : min(start + chunk, len(scores))], start):
@@ -251,10 +252,11 @@ class LLM:
                 raise InvalidRequest(f"{sequence!r} is not a sequence of this model")
         if len({sequence.id for sequence in several}) != len(several):
             raise InvalidRequest("a sequence stands in the list twice; fork it to go two ways")
-        for sequence in several:
-            sequence.prepare()
-        self._engine.compute(several)
-        return [sequence.take(sequence.choose(sequence.logits, params)) for sequence in several]
+        with self._engine.lock:
+            for sequence in several:
+                sequence.prepare()
+            self._engine.compute(several)
+            return [sequence.take(sequence.choose(sequence.logits, params)) for sequence in several]
 
     def forward(self, batch: Batch) -> Floats:
         """Run a batch you built: float32[n_wanted, n_vocab], a row for each token that wanted logits."""

@@ -71,10 +71,10 @@ class Batch:
     ) -> None:
         """Add tokens at `position`, `position` + 1, …; `logits` is for the last of them."""
         several = [_integer("token", token) for token in tokens]
+        first, members = _integer("position", position), _members(sequences)
         self._tokens += several
-        first = _integer("position", position)
         self._positions += range(first, first + len(several))
-        self._sequences += [_members(sequences)] * len(several)
+        self._sequences += [members] * len(several)
         if logits and several:
             self._wanted.append(len(self._tokens) - 1)
 

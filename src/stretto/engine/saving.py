@@ -21,6 +21,7 @@ def save(sequence: Sequence, path: str | os.PathLike[str]) -> None:
     engine = sequence._engine
     model = _fingerprint(engine)
     with engine.lock:
+        sequence._alive()
         engine.compute([sequence])
         cells = engine.cells.view(sequence.id).copy()
         waiting, fresh = sequence._detokenizer.state
@@ -67,17 +68,20 @@ def restore(sequence: Sequence, path: str | os.PathLike[str]) -> None:
         with engine.lock:
             engine.alive()
             engine.make_room(len(saved.tokens))
+            sequence.running = True  # nobody else may change its cells meanwhile
             cells = engine.cells.place(saved.tokens, saved.positions, [(sequence.id,)] * len(saved.tokens))
         # Nobody looks into these cells before the last piece has come and the checksum is known to be right.
         for first, data in file.pieces():
             with engine.lock:
                 engine.alive()
                 engine.backend.write_cells(cells[first : first + len(data)], data)
-    sequence._tokens = saved.tokens.tolist()
-    sequence.n_prompt = saved.n_prompt
-    sequence.random = RandomStream(saved.seed, saved.index, saved.draws)
-    sequence._exact = saved.exact
-    sequence._detokenizer.state = saved.waiting, saved.fresh
+    with engine.lock:  # from here on others may share its beginning
+        sequence._tokens = saved.tokens.tolist()
+        sequence.n_prompt = saved.n_prompt
+        sequence.random = RandomStream(saved.seed, saved.index, saved.draws)
+        sequence._exact = saved.exact
+        sequence._detokenizer.state = saved.waiting, saved.fresh
+        sequence.running = False
 
 
 def _fingerprint(engine: Engine) -> str:

@@ -28,15 +28,18 @@ class TextStream:
         return self
 
     def __next__(self) -> Token:
-        request = self._request
-        try:
-            if not request.events:
+        request, ended = self._request, False
+        while not ended:
+            ended = request.finished  # asked first: its last token is there by then
+            try:
+                return request.events.popleft()
+            except IndexError:  # none yet, or another thread took it
+                pass
+            try:
                 self._engine.step_until(lambda: bool(request.events) or request.finished)
-        except BaseException:  # Ctrl-C in the middle of a step: the cells are given back at once
-            self.cancel()
-            raise
-        if request.events:
-            return request.events.popleft()
+            except BaseException:  # Ctrl-C in the middle of a step: the cells are given back at once
+                self.cancel()
+                raise
         if request.error is not None:
             raise request.error
         raise StopIteration

@@ -1,7 +1,7 @@
 """`llm.cells`: the table of cells in the caller's hands, by sequence id.
 
 A `Sequence` whose cells are changed here takes note: its tokens are those that are left. Requests that run,
-and what is parked for others, cannot be touched from here.
+and what is parked for others, cannot be changed from here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from stretto.cache.cells import check_id, check_range
+from stretto.engine.engine import FIRST_ID
 from stretto.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -82,8 +84,9 @@ class CellTable:
 
     def copy(self, source: int, target: int, start: int = 0, stop: int | None = None) -> int:
         """Put the cells of `source` at start ≤ position < stop also into `target`; return how many."""
+        check_range(start, stop)
         with self._engine.lock:
-            self._compute(source)
+            self._compute(check_id(source))
             self._writable(target)
             n = self._cells.copy(source, target, start, stop)
             self._changed(target, start)
@@ -91,6 +94,7 @@ class CellTable:
 
     def remove(self, sequence: int, start: int = 0, stop: int | None = None) -> int:
         """Take a sequence out of its cells at start ≤ position < stop; return how many became free."""
+        check_range(start, stop)
         with self._engine.lock:
             self._writable(sequence)
             n = self._cells.remove(sequence, start, stop)
@@ -111,17 +115,12 @@ class CellTable:
     def keep(self, sequence: int) -> int:
         """Remove all other sequences, parked ones too; return how many cells became free."""
         with self._engine.lock:
-            before = self._cells.n_free
-            for other in self.sequences:
-                if other != sequence and not self._runs(other):
-                    self.remove(other)
-            self._engine.prefixes.clear()
-            return self._cells.n_free - before
+            return self._remove_all_but(check_id(sequence))
 
     def clear(self) -> None:
         """Remove all sequences; those of running requests stay, and what is pinned."""
         with self._engine.lock:
-            self.keep(-1)
+            self._remove_all_but(None)
 
     # -- the lowest level --
 
@@ -138,20 +137,39 @@ class CellTable:
 
     # -- within --
 
+    def _remove_all_but(self, kept: int | None) -> int:
+        before = self._cells.n_free
+        self._engine.tidy()
+        for sequence in self.sequences:
+            if sequence != kept and self._yours(sequence):
+                self._cells.remove(sequence)  # what is pending goes too, and is not computed for that
+                self._changed(sequence, 0)
+        self._engine.prefixes.clear()
+        return self._cells.n_free - before
+
     def _runs(self, sequence: int) -> bool:
         held = self._engine.live.get(sequence)
         return held is not None and held.running
 
+    def _yours(self, sequence: int) -> bool:
+        held = self._engine.live.get(sequence)
+        return sequence < FIRST_ID if held is None else not held.running
+
     def _compute(self, sequence: int) -> None:
         held = self._engine.live.get(sequence)
-        if held is not None:
+        if held is not None and not held.running:
             self._engine.compute([held])
 
     def _writable(self, sequence: int) -> None:
+        sequence = check_id(sequence)
         if self._runs(sequence):
             raise InvalidRequest(f"sequence {sequence} belongs to a request that is running")
-        if sequence in self._engine.prefixes:
-            raise InvalidRequest(f"sequence {sequence} is closed; its cells are parked")
+        if not self._yours(sequence):
+            if sequence in self._engine.prefixes:
+                raise InvalidRequest(f"sequence {sequence} is closed; its cells are parked")
+            raise InvalidRequest(
+                f"sequence {sequence} is closed or never was; ids of your own lie below {FIRST_ID:,}"
+            )
         self._compute(sequence)
 
     def _changed(self, sequence: int, position: int) -> None:
