@@ -1,6 +1,7 @@
 """Faults that were found in the engine, each with the test that shows it."""
 
 import asyncio
+import gc
 import threading
 import time
 
@@ -298,3 +299,27 @@ def test_what_a_parked_request_finds_again_is_not_cached_for_it():
     results = llm.generate([letter * 40 for letter in "abcdef"], max_tokens=60, temperature=0)
     assert llm.metrics.preempted > 0
     assert [result.usage.cached_tokens for result in results] == [0] * 6
+
+
+def test_a_task_that_is_cancelled_while_it_is_refused_is_quiet():
+    complaints = []
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        with mock_llm(endless, limits=Limits(max_running=1, max_queue=0)) as llm:
+            running = llm.stream("a")
+            next(running)
+            task = asyncio.create_task(llm.agenerate("b"))
+            with llm._engine.lock:  # so that it is refused after it was cancelled
+                await asyncio.sleep(0.01)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            await asyncio.sleep(0.05)
+            del task
+            gc.collect()
+            await asyncio.sleep(0)
+            assert llm.metrics.refused == 1
+
+    asyncio.run(main())
+    assert complaints == []

@@ -90,7 +90,9 @@ async def start(
     loop = asyncio.get_running_loop()
     made: list[list[Request]] = []
 
-    def forget(_: object = None) -> None:
+    def forget(task: asyncio.Future[None] | None = None) -> None:
+        if task is not None and not task.cancelled():
+            task.exception()  # nobody else will ask for it, and asyncio would complain
         for group in made:
             for request in group:
                 request.unwanted = True
