@@ -75,7 +75,9 @@ def _text_side(file: GGUF, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate | N
             path=file.path,
             field="tokenizer.ggml.tokens",
         )
-    return tokenizer, _template(file, tokenizer)
+    template = _template(file, tokenizer)
+    file.forget()  # the head has been read; what is being packed comes back
+    return tokenizer, template
 
 
 def _backend(

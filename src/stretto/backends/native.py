@@ -58,6 +58,7 @@ class NativeBackend:
             tensor = file.tensors[name]
             if len(shape) == 1:
                 self._decoder.set_vector(name, np.ascontiguousarray(tensor.dequantize()))
+                file.forget(tensor)
             elif tensor.format not in PACKABLE:
                 raise ModelError(
                     f"{tensor.format.name} is not supported; backend='reference' may read it",

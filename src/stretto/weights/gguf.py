@@ -23,6 +23,8 @@ from stretto.weights.tensor import Tensor
 
 __all__ = ["GGUF", "Tensor"]
 
+HUGE_PAGE = 2 << 20
+
 
 class GGUF:
     """An open GGUF file: `metadata`, `tensors`, `version`, `alignment`, `nbytes`.
@@ -46,21 +48,27 @@ class GGUF:
         """The size of the file."""
         return self._buffer.nbytes
 
-    def forget(self, tensor: Tensor, end: int | None = None) -> None:
-        """Let the system drop a tensor's pages, up to byte `end` of it; reading brings them back."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            page = mmap.PAGESIZE
-            first = -(-tensor.offset // page) * page
-            last = (tensor.offset + (tensor.nbytes if end is None else end)) // page * page
-            if last > first:
-                self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+    def forget(self, tensor: Tensor | None = None, end: int | None = None) -> None:
+        """Let the system drop the pages of a tensor, up to byte `end` of it, or of the whole file.
+
+        Reading brings them back. What stands around a tensor goes too: the system may map as much as a huge
+        page when one byte is read.
+        """
+        first, last = 0, self.nbytes
+        if tensor is not None:
+            stop = tensor.offset + (tensor.nbytes if end is None else end)
+            first = tensor.offset // HUGE_PAGE * HUGE_PAGE
+            last = min(last, -(-stop // HUGE_PAGE) * HUGE_PAGE)
+        if hasattr(mmap, "MADV_DONTNEED") and first < last:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def fingerprint(self) -> Fingerprint:
         """What tells this file from others: call it for the text, now or after `close`."""
         return Fingerprint(self._buffer, self.tensors.values())
 
     def close(self) -> None:
-        """Let go of the file; views that are still referenced keep their mapping."""
+        """Let go of the file; views that are still referenced keep their mapping, and read it again."""
+        self.forget()
         self.tensors = {}
         self._buffer = memoryview(b"")
 
