@@ -195,7 +195,7 @@ class Scheduler:
     # -- admission --
 
     def _admit(self) -> None:
-        for request in list(self.waiting):
+        for request in self.waiting[: 2 * self.limits.max_running]:  # however long the queue is
             if len(self.awake) >= self.limits.max_running:
                 return
             if self._could_share_soon(request):
@@ -224,12 +224,11 @@ class Scheduler:
         """Whether somebody is computing a beginning right now that the request could share."""
         if not self._engine.prefix_cache:
             return False
-        mine = request.sequence.history[:-1]
-        for other in self.running:
-            done = len(other.sequence) - other.sequence.n_pending
-            if other.sequence.n_pending > 1 and common(other.sequence.history, mine) >= done + MIN_SHARED:
-                return True
-        return False
+        computing = [other.sequence for other in self.running if other.sequence.n_pending > MIN_SHARED]
+        mine = request.sequence.history[:-1] if computing else []
+        return any(
+            common(other.history, mine) >= len(other) - other.n_pending + MIN_SHARED for other in computing
+        )
 
 
 def _order(request: Request) -> tuple[int, int]:
