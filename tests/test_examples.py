@@ -102,6 +102,22 @@ def test_fork(output_of):
     assert len(set(branches)) == 4
 
 
+def test_shared_system_prompt(output_of):
+    output = output_of("shared_system_prompt.py")
+    pinned = int(re.search(r"^(\d+) tokens are pinned", output)[1])
+    counts = [tuple(map(int, found)) for found in re.findall(r"  (\d+) of (\d+) tokens were there", output)]
+    assert len(counts) == 3
+    assert all(pinned <= cached < prompt for cached, prompt in counts)
+    saved = int(re.search(r"(\d+) tokens were not computed again", output)[1])
+    assert saved == sum(cached for cached, _ in counts)
+
+
+def test_tree_of_thoughts(output_of):
+    output = output_of("tree_of_thoughts.py")
+    assert re.findall(r"^(\d) thoughts, the best has [+-]\d+\.\d\d", output, re.MULTILINE) == ["3", "6", "6"]
+    assert re.search(r"^The old sailor opened the box and \w+", output, re.MULTILINE)
+
+
 def test_resume_tomorrow(output_of):
     saved, restored, same = output_of("resume_tomorrow.py").splitlines()
     assert re.fullmatch(r"saved \d\d tokens in 0\.\d MB", saved)

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 from stretto import Batch
+from stretto.backends.native import NativeBackend
 from stretto.errors import InvalidRequest
-from stretto.testing import mock_llm
+from stretto.llm import LLM
+from stretto.testing import byte_tokenizer, mock_llm
+from tiny_models import tiny_file, tiny_spec
 
 
 @pytest.fixture
@@ -138,6 +141,145 @@ def test_wrong_edits_change_nothing(llm, edit):
     with pytest.raises(InvalidRequest):
         edit(seq)
     assert (seq.text, seq.positions) == ("abcdefgh", list(range(8)))
+    llm.cells.check()
+
+
+NATIVE = ("forward", "hidden", "loop", "copy_cells", "turn_cells", "read_cells", "write_cells")
+
+WRONG = {
+    "a position below 0": -1,
+    "half a position": 1.5,
+    "a text": "1",
+    "nothing": None,
+    "a truth": True,
+    "a list": [1],
+    "far below 0": -(2**80),
+    "NaN": float("nan"),
+    "an array": np.array([1, 2]),
+}
+
+EDITS = {
+    "remove from": lambda llm, s, x: s.remove(x, 3),
+    "remove to": lambda llm, s, x: s.remove(0, x),
+    "close from": lambda llm, s, x: s.remove(x, 3, close=True),
+    "close to": lambda llm, s, x: s.remove(0, x, close=True),
+    "truncate": lambda llm, s, x: s.truncate(x),
+    "shift from": lambda llm, s, x: s.shift(x, by=1),
+    "shift to": lambda llm, s, x: s.shift(0, [] if x is None else x, by=1),
+    "shift by": lambda llm, s, x: s.shift(3, 5, by=x),
+    "copy from": lambda llm, s, x: llm.cells.copy(s.id, 7, x),
+    "copy to": lambda llm, s, x: llm.cells.copy(s.id, 7, 0, "" if x is None else x),
+    "copy whose": lambda llm, s, x: llm.cells.copy(x, 7),
+    "copy whereto": lambda llm, s, x: llm.cells.copy(s.id, x),
+    "table from": lambda llm, s, x: llm.cells.remove(s.id, x),
+    "table to": lambda llm, s, x: llm.cells.remove(s.id, 0, "" if x is None else x),
+    "table whose": lambda llm, s, x: llm.cells.remove(x),
+    "cells whose": lambda llm, s, x: llm.cells.remove_cells(x, []),
+    "cells": lambda llm, s, x: llm.cells.remove_cells(s.id, [x]),
+    "keep": lambda llm, s, x: llm.cells.keep(x),
+    "view": lambda llm, s, x: llm.cells.view(x),
+    "members": lambda llm, s, x: llm.cells.members(x),
+    "batch where": lambda llm, s, x: llm.forward(batch_at(x, s.id)),
+    "batch whose": lambda llm, s, x: llm.forward(batch_at(9, x)),
+}
+
+
+def batch_at(position, sequence):
+    batch = Batch()
+    batch.extend([1, 2], position, [sequence], logits=True)
+    return batch
+
+
+@pytest.fixture
+def spied():
+    """A model on the native backend, a sequence of eight tokens, and what reached native code since."""
+    backend, calls = NativeBackend(tiny_file("llama"), tiny_spec("llama"), 64, 1), []
+    with LLM(backend, byte_tokenizer(), fingerprint=lambda: "tiny") as llm:
+        seq = llm.sequence(list(range(8)))
+        seq.logits  # noqa: B018
+        for name in NATIVE:
+            setattr(backend, name, lambda *_, name=name: calls.append(name))
+        yield llm, seq, calls
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_nothing_wrong_reaches_native_code(spied, edit):
+    llm, seq, calls = spied
+    for wrong in WRONG.values():
+        with pytest.raises(InvalidRequest):
+            EDITS[edit](llm, seq, wrong)
+    assert (calls, seq.tokens, seq.positions) == ([], list(range(8)), list(range(8)))
+    assert llm.cells.n_used == 8
+    llm.cells.check()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda llm, s: s.remove(2**70, 2**69),
+        lambda llm, s: s.remove(6, 2, close=True),
+        lambda llm, s: s.shift(6, 2, by=1),
+        lambda llm, s: s.shift(0, by=2**70),
+        lambda llm, s: s.shift(0, by=-(2**31)),
+        lambda llm, s: s.shift(0, by=np.int64(2**63 - 1)),
+        lambda llm, s: llm.cells.remove_cells(s.id, [2**70]),
+        lambda llm, s: llm.cells.remove_cells(s.id, [64]),
+        lambda llm, s: llm.cells.remove_cells(s.id, [[0], [1, 2]]),
+        lambda llm, s: llm.cells.members(64),
+        lambda llm, s: llm.forward(batch_at(2**31, s.id)),
+        lambda llm, s: llm.forward(batch_at(2**70, s.id)),
+        lambda llm, s: llm.forward(batch_at(127, s.id)),
+        lambda llm, s: llm.cells.copy(s.id, s.id + 1),
+        lambda llm, s: llm.cells.copy(s.id, 2**70),
+    ],
+)
+def test_nothing_huge_reaches_native_code(spied, edit):
+    llm, seq, calls = spied
+    with pytest.raises(InvalidRequest):
+        edit(llm, seq)
+    assert (calls, seq.tokens, seq.positions) == ([], list(range(8)), list(range(8)))
+    llm.cells.check()
+
+
+def test_huge_ranges_end_with_the_sequence(spied):
+    llm, seq, calls = spied
+    seq.truncate(2**70)
+    seq.remove(2**69, 2**70, close=True)
+    seq.shift(2**70, by=5)
+    assert llm.cells.copy(seq.id, 7, 2**69, 2**70) == 0
+    assert llm.cells.remove(seq.id, 6, 2**70) == 2
+    assert (calls, seq.tokens) == ([], list(range(6)))
+
+
+CLOSED = {
+    "logits": lambda s: s.logits,
+    "step": lambda s: s.step(),
+    "append": lambda s: s.append([1]),
+    "fork": lambda s: s.fork(),
+    "truncate": lambda s: s.truncate(2),
+    "remove": lambda s: s.remove(1, 2),
+    "close": lambda s: s.remove(1, 2, close=True),
+    "shift": lambda s: s.shift(1, by=1),
+    "clear": lambda s: s.clear(),
+    "save": lambda s: s.save("never.safetensors"),
+}
+
+
+@pytest.mark.parametrize("park", [True, False])
+def test_closed_and_foreign_sequences(spied, park):
+    llm, seq, calls = spied
+    other = mock_llm("x")
+    for use in (other.cache.pin, lambda s: other.step([s])):
+        with pytest.raises(InvalidRequest, match="not a sequence of this model"):
+            use(seq)
+    seq.close(park=park)
+    used = llm.cells.n_used
+    uses = [*CLOSED.values(), lambda s: llm.step([s]), lambda s: llm.cache.pin(s)]
+    uses += [lambda s: llm.cells.remove(s.id), lambda s: llm.cells.copy(7, s.id)]
+    for use in uses:
+        with pytest.raises(InvalidRequest, match="is closed"):
+            use(seq)
+    assert (calls, llm.cells.n_used) == ([], used)
     llm.cells.check()
 
 
