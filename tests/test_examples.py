@@ -92,6 +92,31 @@ def test_native_hook(output_of):
     assert same == "the same in both loops: True"
 
 
+def test_many_requests(output_of):
+    *answers, same, counts = output_of("many_requests.py").splitlines()
+    found = dict(line.strip().split(": ", 1) for line in answers)
+    assert list(found) == ["greedy", "seeded", "stopped", "urgent"]
+    assert found["stopped"] == "' five, six, ', ended by 'stop'"
+    assert "Rome" in found["urgent"]
+    assert same == "the same as alone: True"
+    assert re.fullmatch(r"5 requests in \d+ steps", counts)
+
+
+def test_async_chat(output_of):
+    lines = output_of("async_chat.py").splitlines()
+    assert len(lines) == 3
+    assert "Paris" in lines[0]
+    assert "Rome" in lines[1]
+
+
+def test_best_of(output_of):
+    lines = output_of("best_of.py").splitlines()
+    assert [line.split(":")[0].strip() for line in lines] == [*["sample"] * 3, "best of", "beam", "beam"]
+    assert len(set(lines[:3])) == 3
+    first, second = (float(re.search(r", (-[\d.]+) a token", line)[1]) for line in lines[4:])
+    assert first >= second
+
+
 def test_fork(output_of):
     output = output_of("fork.py")
     tokens = int(re.search(r"(\d+) tokens in 5 sequences", output)[1])
