@@ -24,7 +24,7 @@ LIMITS = stretto.Limits(max_running=8, max_queue=12, max_tokens_per_step=64, max
 def load(name, cells):
     """A model with few cells and a short queue, so that both are often full."""
     if name != "tiny":
-        return stretto.load(name, cells=cells or 1024, limits=LIMITS)
+        return stretto.load(name, cells=cells or 384, limits=LIMITS)
     file = GGUF(TINY)
     return LLM(NativeBackend(file, read_spec(file), cells or 192, 1), byte_tokenizer(), limits=LIMITS)
 
