@@ -269,6 +269,8 @@ class LLM:
     def close(self) -> None:
         """Cancel what runs and free everything."""
         self._engine.close()
+        if self._engine.fingerprint is not None:
+            self._engine.fingerprint = _closed  # the file's own would keep it mapped
 
     def __enter__(self) -> LLM:
         return self
@@ -324,3 +326,7 @@ class LLM:
                 for branches in several:
                     for request in branches.requests:
                         request.cancel()
+
+
+def _closed() -> str:
+    raise InvalidRequest("the model is closed; load it again")
