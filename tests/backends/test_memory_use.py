@@ -126,8 +126,8 @@ def test_cycles_of_a_real_model(smollm2_path, repack):
         with stretto.load(smollm2_path, cells=256, repack=repack) as llm:
             answers.add(tuple(llm.generate("The capital of France is", max_tokens=2, temperature=0).tokens))
 
-    # Its weights are 98 MB, its tokenizer about 20. Mostly it is some kilobytes; but Python takes memory for its
-    # objects by the MiB, and the system gives it in huge pages of 2 MiB.
+    # Its weights are 98 MB, its tokenizer about 20. Mostly it is some kilobytes; but Python takes memory for
+    # its objects by the MiB, and the system gives it in huge pages of 2 MiB.
     assert grown(use, 3, 7) < 4 * MIB
     assert len(answers) == 1
     assert mapped(smollm2_path) == 0
