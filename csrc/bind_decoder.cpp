@@ -267,8 +267,9 @@ void bind_decoder(nb::module_& m) {
                  if (!table) fail("this machine cannot run the kernels '" + kernels + "'");
                  if (threads < 1 || threads > 1024) fail("threads must be from 1 to 1024");
                  if (n_cells < 1 || n_cells > kMost) fail("n_cells is out of range");
-                 if (kv != "f16" && kv != "q8") fail("kv must be 'f16' or 'q8'");
-                 const CacheType type = kv == "q8" ? CacheType::kQ8 : CacheType::kHalf;
+                 if (kv != "f16" && kv != "q8" && kv != "f32") fail("kv must be 'f16', 'q8' or 'f32'");
+                 const CacheType type =
+                     kv == "q8" ? CacheType::kQ8 : kv == "f32" ? CacheType::kFloat : CacheType::kHalf;
                  new (self) Decoder(config_of(spec), n_cells, type, threads, table);
              },
              nb::arg("spec"), nb::arg("n_cells"), nb::arg("kv"), nb::arg("threads"), nb::arg("kernels"))

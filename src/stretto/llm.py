@@ -58,7 +58,8 @@ def load(
 ) -> LLM:
     """Load a model by name (`"smollm2"`), path, or `"hf:org/repo/file.gguf"`.
 
-    `cells` is the size of the cache in tokens, shared by all sequences; `kv="q8"` halves what it takes.
+    `cells` is the size of the cache in tokens, shared by all sequences; `kv="q8"` halves what it
+    takes, "f32" doubles it and rounds nothing.
     `repack=False` leaves the weights in the file, for one larger than memory: slower, the same results.
     With `prefix_cache=False` nothing is kept for later prompts that begin alike. `limits` (`stretto.Limits`)
     says how many requests may run and wait, and how long a step may take.

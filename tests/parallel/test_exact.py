@@ -1,5 +1,7 @@
 """Parallel runs against a dense mask made by hand, on tiny models by the reference backend."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 
@@ -117,9 +119,10 @@ def test_a_member_is_what_it_is_alone(llm, name):
 def test_threshold_1_is_greedy(llm):
     greedy = llm.generate(PROMPT, temperature=0, max_tokens=12, ignore_eos=True)
     for mode in MODES:
-        run, rows = recorded(llm, PROMPT, mode=mode, **{**OPTIONS, "threshold": 1.0})
+        run = llm.parallel(PROMPT, mode=mode, **{**OPTIONS, "threshold": 1.0})
         assert run.tokens == greedy.tokens
-        assert run.text == run.brackets == run.raw == greedy.text
+        assert run.text == run.raw == greedy.text
+        assert run.brackets == greedy.text.replace("\\", "\\\\").replace("[", "\\[")
         assert run.mean_width == 1
     assert llm.parallel(PROMPT, **{**OPTIONS, "temperature": 0}).tokens == greedy.tokens
 
@@ -153,7 +156,7 @@ def test_pruning(llm, name, mode):
 
 def test_pruned_cells_are_free(llm):
     stream = llm.parallel(PROMPT, stream=True, prune=0.95, prune_after=2, **OPTIONS)
-    for step in stream:
+    for step in islice(stream, 11):
         taken = sum(s.width for s in stream.so_far.steps[: step.index])
         assert llm.cells.n_used == len(PROMPT) + taken - stream.so_far.n_pruned
         llm.cells.check()

@@ -30,6 +30,11 @@ class Member:
     cell: int | None = None
     attention: float | None = None
 
+    @property
+    def brackets(self) -> str:
+        """Its text as it stands in brackets."""
+        return _escaped(self.text, "\\[/]")
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -74,10 +79,10 @@ class ParallelStep:
 
     @property
     def brackets(self) -> str:
-        r"""Its text, or `[a/b/c]`. Where `[` is text, and in a set `/` and `]` too, a `\` stands before it."""
+        r"""Its text, or `[a/b/c]`; what would be taken for a bracket or a stroke has a `\` before it."""
         if self.width == 1:
             return _escaped(self.text, "\\[")
-        return "[" + "/".join(_escaped(member.text, "\\[/]") for member in self.members) + "]"
+        return "[" + "/".join(member.brackets for member in self.members) + "]"
 
 
 def _escaped(text: str, special: str) -> str:
