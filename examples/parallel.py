@@ -11,6 +11,5 @@ with stretto.load("smollm2") as llm:
         own = step.attention.cells.tolist().index(step.best.cell)
         others = [step.attention.cells.tolist().index(member.cell) for member in step.members[1:]]
         seen = step.attention.weights.mean(axis=(0, 1))[0]  # of the best member: float32[cells]
-        print(
-            f"  the best of {step.brackets} gives {seen[own]:.3f} to itself, {seen[others].sum():.3f} to others"
-        )
+        print(f"  of {step.brackets} the first gives {seen[own]:.3f} to itself", end=", ")
+        print(f"{seen[others].sum():.3f} to others")

@@ -15,7 +15,7 @@ END_ID = byte_tokenizer().specials[END]
 
 
 def says(*sets):
-    """A script: after "x" comes the first set, after that the second, …; a set maps texts to probabilities."""
+    """A script: after "x" comes the first set, then the second, …; a set maps texts to probabilities."""
 
     def script(seen):
         at = len(seen) - 1 - seen[::-1].index(ord("x"))
