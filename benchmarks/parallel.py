@@ -70,14 +70,14 @@ class Past:
         self.sequence.close(park=False)
 
 
-def place(past, tokens, mode):
+def place(past, tokens, mode, watched=True):
     """A set after the past: the lane that has all of it, the members' logits, and the batch."""
     whole, position = past.lane(), len(past.tokens)
     if mode == "visible":
         rows = [(token, position, [whole]) for token in tokens]
     else:
         rows = [(token, position, [past.lane(), whole]) for token in tokens]
-    logits, batch = past.pass_over(rows, watched=True)
+    logits, batch = past.pass_over(rows, watched)
     return whole, logits, batch
 
 
@@ -159,9 +159,13 @@ def strategies(llm, prompts, rng):
         chosen = select(past.first, 0.05, 8)
         if len(chosen.tokens) > 1:
             exact = None
+            _, logits, _ = place(past, chosen.tokens, "isolated")
+            token = int(
+                combine(distributions(logits), chosen.weights, "mixture").argmax()
+            )  # the same for all
             for name, go_on in STRATEGIES.items():
                 begun = time.perf_counter()
-                distribution = go_on(past, chosen)
+                distribution = go_on(past, chosen, token)
                 found[name]["seconds"].append(time.perf_counter() - begun)
                 exact = distribution if exact is None else exact
                 found[name]["kl"].append(divergence(exact, distribution))
@@ -172,59 +176,55 @@ def strategies(llm, prompts, rng):
     }
 
 
-def follow(past, chosen, whole, logits, position):
-    """The distribution after the set and then its most probable successor, which sees `whole`."""
-    token = int(combine(distributions(logits), chosen.weights, "mixture").argmax())
+def follow(past, token, whole, position):
+    """The distribution after the set and then a token that sees `whole`."""
     row, _ = past.pass_over([(token, position, [whole])])
     return distributions(row)[0]
 
 
-def merged(past, chosen):
-    whole, logits, _ = place(past, chosen.tokens, "isolated")
-    return follow(past, chosen, whole, logits, len(past.tokens) + 1)
+def merged(past, chosen, token):
+    whole, _, _ = place(past, chosen.tokens, "isolated", watched=False)
+    return follow(past, token, whole, len(past.tokens) + 1)
 
 
-def first_only(past, chosen):
+def first_only(past, chosen, token):
     """All members are computed, but later tokens find the first one alone."""
     lanes = [past.lane() for _ in chosen.tokens]
     position = len(past.tokens)
-    logits, _ = past.pass_over([(t, position, [lane]) for t, lane in zip(chosen.tokens, lanes, strict=True)])
-    return follow(past, chosen, lanes[0], logits, position + 1)
+    past.pass_over([(t, position, [lane]) for t, lane in zip(chosen.tokens, lanes, strict=True)])
+    return follow(past, token, lanes[0], position + 1)
 
 
-def one_after_another(past, chosen):
+def one_after_another(past, chosen, token):
     """The members as if they were a text: each at a position of its own, seeing those before it."""
     whole, position = past.lane(), len(past.tokens)
-    logits, _ = past.pass_over([(t, position + i, [whole]) for i, t in enumerate(chosen.tokens)])
-    return follow(past, chosen, whole, logits, position + len(chosen.tokens))
+    past.pass_over([(t, position + i, [whole]) for i, t in enumerate(chosen.tokens)])
+    return follow(past, token, whole, position + len(chosen.tokens))
 
 
-def reprocess(past, chosen):
-    """Past and set computed again, in one pass, with an isolation mask made of sets."""
-    whole, position = past.engine.new_id(), len(past.tokens)
-    lanes = [past.engine.new_id() for _ in chosen.tokens]
+def reprocess(past, chosen, token):
+    """Past and set computed again, in one pass, with an isolation mask made of sets; then the token."""
+    whole, rows = _all_again(past, chosen)
+    past.pass_over(rows)
+    return follow(past, token, whole, len(past.tokens) + 1)
+
+
+def no_cache(past, chosen, token):
+    """Past and set computed again, and for the token everything once more."""
+    past.pass_over(_all_again(past, chosen)[1])
+    whole, rows = _all_again(past, chosen)
+    logits, _ = past.pass_over([*rows, (token, len(past.tokens) + 1, [whole])])
+    return distributions(logits[-1:])[0]
+
+
+def _all_again(past, chosen):
+    """The sequence that gets everything, and the rows of past and set."""
+    whole, lanes = past.engine.new_id(), [past.engine.new_id() for _ in chosen.tokens]
     past.lanes += [whole, *lanes]
     rows = [(token, i, [whole, *lanes]) for i, token in enumerate(past.tokens)]
-    rows += [(token, position, [lane, whole]) for token, lane in zip(chosen.tokens, lanes, strict=True)]
-    logits, _ = past.pass_over(rows)
-    return follow(past, chosen, whole, logits[position:], position + 1)
-
-
-def no_cache(past, chosen):
-    """The same, and the next token with everything once more."""
-    token = int(combine(distributions(_again(past, chosen, None)), chosen.weights, "mixture").argmax())
-    return distributions(_again(past, chosen, token))[0]
-
-
-def _again(past, chosen, following):
-    whole, position = past.engine.new_id(), len(past.tokens)
-    lanes = [past.engine.new_id() for _ in chosen.tokens]
-    past.lanes += [whole, *lanes]
-    rows = [(token, i, [whole, *lanes]) for i, token in enumerate(past.tokens)]
-    rows += [(token, position, [lane, whole]) for token, lane in zip(chosen.tokens, lanes, strict=True)]
-    if following is None:
-        return past.pass_over(rows)[0][position:]
-    return past.pass_over([*rows, (following, position + 1, [whole])])[0][-1:]
+    for token, lane in zip(chosen.tokens, lanes, strict=True):
+        rows.append((token, len(past.tokens), [lane, whole]))
+    return whole, rows
 
 
 STRATEGIES = {
