@@ -21,7 +21,7 @@ OPENINGS = [
     "The cat sat", "My favourite colour is", "The best way to", "Once upon a time", "In the morning",
     "She opened the door and", "The capital of France is", "Water boils at", "A good friend", "The old man",
 ]  # fmt: skip
-ENDINGS = ["", " because", ". Then", ", but", " and the"]
+ENDINGS = ["", " because", ". Then", ", but", " and the", ". It was"]
 PROMPTS = [opening + ending for ending in ENDINGS for opening in OPENINGS]
 THRESHOLDS = 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5
 WIDTHS = range(1, 9)
@@ -36,6 +36,7 @@ def interval(values, rng):
 
 def divergence(p, q):
     """KL(p ‖ q) in nats."""
+    p, q = p.astype(float), q.astype(float)
     seen = p > 0
     return float((p[seen] * np.log(p[seen] / np.maximum(q[seen], 1e-300))).sum())
 
@@ -265,7 +266,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--prompts", type=int, default=50)
+    parser.add_argument("--prompts", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path)

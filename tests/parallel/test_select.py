@@ -45,10 +45,10 @@ def test_an_end_token_ends_alone_or_is_dropped():
 def test_the_next_distribution():
     rows = np.random.default_rng(0).standard_normal((3, 50)).astype(np.float32)
     each = distributions(rows)
-    np.testing.assert_allclose(each, [softmax(row) for row in rows], rtol=1e-12)
+    np.testing.assert_allclose(each, [softmax(row) for row in rows], rtol=1e-5)
     mixed = combine(each, [0.5, 0.3, 0.2], "mixture")
-    np.testing.assert_allclose(mixed, 0.5 * each[0] + 0.3 * each[1] + 0.2 * each[2], rtol=1e-12)
-    assert mixed.sum() == pytest.approx(1)
+    np.testing.assert_allclose(mixed, 0.5 * each[0] + 0.3 * each[1] + 0.2 * each[2], rtol=1e-5)
+    assert mixed.sum() == pytest.approx(1, abs=1e-5)
     np.testing.assert_array_equal(combine(each, [0.5, 0.3, 0.2], "best"), each[0])
     np.testing.assert_array_equal(combine(each[:1], [1.0], "mixture"), each[0])
 
@@ -57,7 +57,7 @@ def test_temperature():
     row = np.random.default_rng(0).standard_normal(50).astype(np.float32)
     p = distributions(row[np.newaxis])[0]
     assert temper(p, 1.0) is p
-    np.testing.assert_allclose(temper(p, 0.5), softmax(row / np.float32(0.5)), rtol=1e-6)
+    np.testing.assert_allclose(temper(p, 0.5), softmax(row / np.float32(0.5)), rtol=1e-5)
     assert temper(p, 0.0).tolist() == [float(i == row.argmax()) for i in range(50)]
     assert np.isfinite(temper(np.array([1.0, 0.0]), 2.0)).all()
 

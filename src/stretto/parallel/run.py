@@ -15,7 +15,7 @@ from stretto.parallel.advance import SetSequence
 from stretto.parallel.options import ParallelParams
 from stretto.parallel.prune import Pruner
 from stretto.parallel.render import ParallelText
-from stretto.parallel.select import Chosen, Doubles, combine, distributions, select, temper
+from stretto.parallel.select import Chosen, Rows, combine, distributions, select, temper
 from stretto.parallel.types import Member, ParallelStep
 from stretto.sampling.params import SamplingParams
 
@@ -60,7 +60,9 @@ class ParallelRun(Request):
             weights = [member.weight for member in self.steps[-1].members] if self.steps else [1.0]
             threshold = self.run.threshold_at(len(self.steps) / max(1, self._most - 1))
             following = temper(combine(each, weights, self.run.combine), self.run.temperature)
-            chosen = select(following, threshold, self.run.max_width, self._end_ids)
+            rows = self.sequence.rows
+            best = int(rows[0].argmax()) if len(rows) == 1 or self.run.combine == "best" else None
+            chosen = select(following, threshold, self.run.max_width, self._end_ids, best)
             self.note_token()
             if chosen.end is not None:
                 self._end("stop", chosen.end)
@@ -91,7 +93,7 @@ class ParallelRun(Request):
         self._pruner.watch(step)
         sequence.probed = self._pruner.cells
 
-    def _go_on(self, chosen: Chosen, each: Doubles, threshold: float) -> None:
+    def _go_on(self, chosen: Chosen, each: Rows, threshold: float) -> None:
         """Make the chosen tokens the next step, and have them computed unless they are the last."""
         members = [
             Member(token, self._text_of(token), probability, weight)
