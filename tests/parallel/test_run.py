@@ -33,7 +33,7 @@ THREE = ({"a": 0.6, "b": 0.3, "c": 0.1}, {"d": 1.0}, {"e": 0.5, "f": 0.4, "[": 0
 
 
 def test_ways_to_show_it():
-    run = mock_llm(says(*THREE)).parallel("x", threshold=0.3)
+    run = mock_llm(says(*THREE)).parallel("x", threshold=0.25)
     assert run.text == "ade"
     assert run.brackets == str(run) == "[a/b]d[e/f]"
     assert run.raw == "abdef"
@@ -51,7 +51,7 @@ def test_brackets_in_the_text():
 
 
 def test_json_and_graph():
-    run = mock_llm(says(*THREE)).parallel("x", threshold=0.3)
+    run = mock_llm(says(*THREE)).parallel("x", threshold=0.25)
     data = json.loads(run.to_json())
     assert data["text"] == "ade"
     assert data["steps"][0]["members"][0]["id"] == ord("a")
@@ -68,7 +68,7 @@ def test_json_and_graph():
 
 def test_streaming():
     llm = mock_llm(says(*THREE))
-    stream = llm.parallel("x", threshold=0.3, stream=True)
+    stream = llm.parallel("x", threshold=0.25, stream=True)
     assert next(stream).brackets == "[a/b]"
     assert stream.so_far.brackets == "[a/b]"
     assert [step.brackets for step in stream] == ["d", "[e/f]"]
