@@ -62,6 +62,33 @@ void Decoder::measure(Plan& plan, size_t layer, size_t row, size_t kv, const Par
     }
 }
 
+// All the weights that one watched row's heads give, as a softmax of their scores; 0 outside the window.
+void Decoder::show(Plan& plan, size_t layer, size_t at, size_t kv, float* scratch) const {
+    const Config& c = config_;
+    const Input& input = *plan.input;
+    const size_t row = input.watched[at], group = c.n_head / c.n_kv_head;
+    const size_t begin = plan.begins[plan.window_of[layer]][row], end = input.lengths[row];
+    const int32_t* view = input.views[input.view_of[row]];
+    float* out = plan.watched + plan.shown[at] + (layer * c.n_head + kv * group) * end;  // [group][end]
+    for (size_t i = begin; i < end; ++i) {
+        kernels_->load_head(cache_type_, head_of(layer, view[i], false, kv), c.head_size, scratch);
+        for (size_t h = 0; h < group; ++h) {
+            const float* q = plan.q + (row * c.n_head + kv * group + h) * c.head_size;
+            double score = 0.0;
+            for (size_t d = 0; d < c.head_size; ++d) score += double{q[d]} * double{scratch[d]};
+            score *= c.attention_scale;
+            if (c.attention_cap > 0.0f) score = c.attention_cap * std::tanh(score / c.attention_cap);
+            out[h * end + i] = static_cast<float>(score);
+        }
+    }
+    for (size_t h = 0; h < group; ++h, out += end) {
+        const double most = *std::max_element(out + begin, out + end);
+        double sum = 0.0;
+        for (size_t i = begin; i < end; ++i) sum += std::exp(out[i] - most);
+        for (size_t i = begin; i < end; ++i) out[i] = static_cast<float>(std::exp(out[i] - most) / sum);
+    }
+}
+
 void Decoder::attention(Plan& plan, int thread, size_t layer) {
     const Config& c = config_;
     const Kernels& kernel = *kernels_;
@@ -104,6 +131,9 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
         return a;
     };
     auto finish = [&](const RowBlock& block, size_t kv, const Partial& total) {
+        for (size_t at = 0; at < input.watched.size(); ++at) {
+            if (input.watched[at] - block.row < block.rows) show(plan, layer, at, kv, mine.attention);
+        }
         for (size_t row = 0; row < block.rows; ++row) {
             if (!input.probes.empty()) measure(plan, layer, block.row + row, kv, total, row * group, mine.attention);
             for (size_t h = 0; h < group; ++h) {

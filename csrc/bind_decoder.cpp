@@ -83,7 +83,7 @@ void check_range(const int32_t* values, size_t n, int64_t end, const char* what)
 Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> positions, Input1<int32_t> cells,
                       const std::vector<Input1<int32_t>>& views, Input1<int32_t> view_of, Input1<int32_t> lengths,
                       Input1<int32_t> table, Input1<int32_t> wanted, const nb::dict& vectors, bool hidden,
-                      Input1<int32_t> probes) {
+                      Input1<int32_t> probes, Input1<int32_t> watched) {
     const Config& config = decoder.config();
     const std::string missing = decoder.missing();
     if (!missing.empty()) fail("the model is incomplete: " + missing);
@@ -124,6 +124,8 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
     }
     check_range(probes.data(), probes.shape(0), decoder.n_cells(), "probes");
     input.probes.assign(probes.data(), probes.data() + probes.shape(0));
+    check_range(watched.data(), watched.shape(0), input.n, "watched rows");
+    input.watched.assign(watched.data(), watched.data() + watched.shape(0));
     input.tokens = tokens.data();
     input.positions = positions.data();
     input.cells = cells.data();
@@ -139,6 +141,12 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
     }
     float* raw = out.release();
     return Array2<float>(raw, {input.wanted.size(), columns}, owner_of(raw));
+}
+
+Array1<float> copy_of(const std::vector<float>& numbers) {
+    float* copy = new float[numbers.size()];
+    std::copy(numbers.begin(), numbers.end(), copy);
+    return Array1<float>(copy, {numbers.size()}, owner_of(copy));
 }
 
 // (tokens, logits after them, code of the sampler's error or 0)
@@ -259,8 +267,9 @@ void bind_decoder(nb::module_& m) {
                  if (!table) fail("this machine cannot run the kernels '" + kernels + "'");
                  if (threads < 1 || threads > 1024) fail("threads must be from 1 to 1024");
                  if (n_cells < 1 || n_cells > kMost) fail("n_cells is out of range");
-                 if (kv != "f16" && kv != "q8") fail("kv must be 'f16' or 'q8'");
-                 const CacheType type = kv == "q8" ? CacheType::kQ8 : CacheType::kHalf;
+                 if (kv != "f16" && kv != "q8" && kv != "f32") fail("kv must be 'f16', 'q8' or 'f32'");
+                 const CacheType type =
+                     kv == "q8" ? CacheType::kQ8 : kv == "f32" ? CacheType::kFloat : CacheType::kHalf;
                  new (self) Decoder(config_of(spec), n_cells, type, threads, table);
              },
              nb::arg("spec"), nb::arg("n_cells"), nb::arg("kv"), nb::arg("threads"), nb::arg("kernels"))
@@ -276,14 +285,9 @@ void bind_decoder(nb::module_& m) {
         .def("forward", &forward, nb::arg("tokens").noconvert(), nb::arg("positions").noconvert(),
              nb::arg("cells").noconvert(), nb::arg("views"), nb::arg("view_of").noconvert(),
              nb::arg("lengths").noconvert(), nb::arg("table").noconvert(), nb::arg("wanted").noconvert(),
-             nb::arg("vectors"), nb::arg("hidden"), nb::arg("probes").noconvert())
-        .def("received",
-             [](const Decoder& decoder) {
-                 const size_t n = decoder.received().size();
-                 float* copy = new float[n];
-                 std::copy(decoder.received().begin(), decoder.received().end(), copy);
-                 return Array1<float>(copy, {n}, owner_of(copy));
-             })
+             nb::arg("vectors"), nb::arg("hidden"), nb::arg("probes").noconvert(), nb::arg("watched").noconvert())
+        .def("received", [](const Decoder& decoder) { return copy_of(decoder.received()); })
+        .def("watched", [](const Decoder& decoder) { return copy_of(decoder.watched()); })
         .def("loop", &loop, nb::arg("logits").noconvert(), nb::arg("cells").noconvert(), nb::arg("position"),
              nb::arg("view").noconvert(), nb::arg("table").noconvert(), nb::arg("sampling"),
              nb::arg("tokens").noconvert(), nb::arg("n_prompt"), nb::arg("biased").noconvert(),

@@ -31,8 +31,8 @@ const Kernels& kernels_for(const std::string& name) {
 }
 
 CacheType cache_type(const std::string& kv) {
-    if (kv != "f16" && kv != "q8") fail("kv must be 'f16' or 'q8'");
-    return kv == "q8" ? CacheType::kQ8 : CacheType::kHalf;
+    if (kv != "f16" && kv != "q8" && kv != "f32") fail("kv must be 'f16', 'q8' or 'f32'");
+    return kv == "q8" ? CacheType::kQ8 : kv == "f32" ? CacheType::kFloat : CacheType::kHalf;
 }
 
 void check_same(const Input2<float>& a, const Input2<float>& b) {

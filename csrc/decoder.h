@@ -65,6 +65,7 @@ struct Input {
     std::vector<const float*> vectors;    // empty, or for each row a vector or null
     std::vector<size_t> wanted;           // rows
     std::vector<int32_t> probes;          // cells whose share of attention is asked for
+    std::vector<size_t> watched;          // rows whose whole attention is asked for
 };
 
 class Decoder {
@@ -93,6 +94,8 @@ public:
     void forward(const Input& input, float* out, bool hidden);
     // What the probed cells received in the last pass: [n][probes], the mean over layers and heads.
     const std::vector<float>& received() const { return received_; }
+    // The attention of the watched rows in the last pass, row after row: [n_layer][n_head][length of the row].
+    const std::vector<float>& watched() const { return watched_; }
     void copy_cells(const int32_t* source, const int32_t* target, size_t n);
     void turn_cells(const int32_t* cells, size_t n, int delta);
     // The bytes of some cells, `cell_bytes` each, in the order [n][layer][K, V][head].
@@ -123,6 +126,7 @@ private:
     void heads(Plan& plan, size_t layer, size_t row, size_t kv);
     void measure(Plan& plan, size_t layer, size_t row, size_t kv, const Partial& total, size_t at,
                  float* scratch) const;
+    void show(Plan& plan, size_t layer, size_t at, size_t kv, float* scratch) const;
 
     Config config_;
     size_t n_cells_;
@@ -138,7 +142,7 @@ private:
     Buffer cache_;      // [block of cells][layer][K, V][head][cell]: what is not used yet is not touched
     size_t head_bytes_; // of one head's K or V in one cell
     size_t block_bytes_;
-    std::vector<float> received_;
+    std::vector<float> received_, watched_;
     Buffer scratch_;    // grows to what the largest batch needed
 };
 

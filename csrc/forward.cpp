@@ -97,6 +97,14 @@ void Decoder::forward(const Input& input, float* out, bool hidden) {
         }
     }
 
+    size_t n_shown = 0;
+    for (const size_t row : input.watched) {
+        plan.shown.push_back(n_shown);
+        n_shown += layers_.size() * c.n_head * input.lengths[row];
+    }
+    watched_.assign(n_shown, 0.0f);
+    plan.watched = watched_.data();
+
     // Room for tiles, if any matrix was not packed.
     size_t tile_bytes = 0;
     auto needs_tile = [&](const Matrix& m) {

@@ -49,6 +49,8 @@ struct Decoder::Plan {
     Partial partials;         // [block][kv head][span], if split
     std::vector<int32_t> probed;   // [n][probes]: where in its view a row finds a probed cell, or -1
     std::vector<float> received;   // [n][n_head][probes], summed over layers
+    std::vector<size_t> shown;     // where in `watched` each watched row begins
+    float* watched;                // Decoder::watched_
     std::vector<Thread> threads;
     std::unique_ptr<std::atomic<size_t>[]> counters;
     float* out;

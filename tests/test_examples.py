@@ -150,6 +150,14 @@ def test_resume_tomorrow(output_of):
     assert same == "the same tokens as without the break: True"
 
 
+def test_parallel(output_of):
+    lines = output_of("parallel.py").splitlines()
+    for mode, (text, share, attention) in zip(("isolated", "visible"), (lines[:3], lines[3:]), strict=True):
+        assert re.match(rf"{mode}: .*\[[^/]+/[^]]+\]", text)
+        assert re.match(r"  \d+% of the steps are parallel", share)
+        assert attention.endswith(", 0.000 to others") == (mode == "isolated")
+
+
 def test_every_example_is_tested():
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     examples = {path.stem for path in EXAMPLES.glob("*.py")}

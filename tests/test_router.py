@@ -15,7 +15,7 @@ from tiny_models import FOLDER
 WRONG = {
     "backend": (["cuda", "Native", "", None, 3, ["native"]], ["'auto'", "'native'", "'reference'"]),
     "device": (["gpu", "cpu:0", "", None, 0], ["'auto'", "'cpu'"]),
-    "kv": (["f32", "q4", "F16", "", None, 8], ["'f16'", "'q8'"]),
+    "kv": (["f64", "q4", "F16", "", None, 8], ["'f16'", "'q8'"]),
     "threads": ([0, -1, 1025, 1 << 40, 1.5, "2", True, [2]], ["1", "1024"]),
     "cells": ([0, -1, (1 << 24) + 1, 8.0, "8192", None, True], ["1", str(1 << 24)]),
     "repack": ([None, 1, "yes"], ["True", "False"]),
@@ -80,7 +80,7 @@ def test_what_is_asked_for_is_what_runs(smollm2_path, kv, threads):
     try:
         assert opened.backend.threads == threads
         assert opened.backend.n_cells == 100
-        per_head = {"f16": 2 * 64, "q8": 2 * 34}[kv]
+        per_head = {"f16": 2 * 64, "q8": 2 * 34, "f32": 4 * 64}[kv]
         assert opened.backend._decoder.cache_bytes == 30 * 2 * 3 * 100 * per_head
         assert opened.backend._decoder.weight_bytes == 0  # they stay in the file
         assert opened.tokenizer.n_vocab == opened.backend.spec.n_vocab

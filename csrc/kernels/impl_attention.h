@@ -1,6 +1,10 @@
 // The cache's numbers, and attention over views. Included by impl.h, within the namespace of an instruction set.
 
 void store_head(CacheType type, const float* x, size_t head_size, uint8_t* out) {
+    if (type == CacheType::kFloat) {
+        std::memcpy(out, x, head_size * sizeof(float));
+        return;
+    }
     if (type == CacheType::kHalf) {
         each_vector(head_size, [&](size_t i, size_t m) {
             uint16_t halves[16];
@@ -27,6 +31,11 @@ void store_head(CacheType type, const float* x, size_t head_size, uint8_t* out) 
 
 // Into floats, padded with zeros to whole vectors.
 void load_head(CacheType type, const uint8_t* x, size_t head_size, float* out) {
+    if (type == CacheType::kFloat) {
+        std::memcpy(out, x, head_size * sizeof(float));
+        std::memset(out + head_size, 0, (padded(head_size) - head_size) * sizeof(float));
+        return;
+    }
     if (type == CacheType::kHalf) {
         size_t i = 0;
         for (; i + 16 <= head_size; i += 16) store(out + i, load_half(reinterpret_cast<const uint16_t*>(x + 2 * i)));
@@ -276,7 +285,7 @@ void attend(const Attention& a, size_t first, size_t last, const Partial& out) {
     // A single row reads the cache as it is; several share the floats made from it. The numbers are the same.
     if (a.rows == 1 && a.head_size == 64 && a.type == CacheType::kHalf) {
         attend_rows<4, Source::kHalf>(a, first, last, out);
-    } else if (a.rows == 1 && a.head_size == 64) {
+    } else if (a.rows == 1 && a.head_size == 64 && a.type == CacheType::kQ8) {
         attend_rows<4, Source::kQ8>(a, first, last, out);
     } else if (a.rows == 1 && a.head_size == 128 && a.type == CacheType::kHalf) {
         attend_rows<8, Source::kHalf>(a, first, last, out);

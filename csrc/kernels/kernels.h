@@ -17,10 +17,11 @@ struct Quantized {
     int32_t* sums;   // [n][columns / 16], sums of 16
 };
 
-enum class CacheType { kHalf, kQ8 };
+enum class CacheType { kHalf, kQ8, kFloat };
 
 // Bytes that one head's K or V of one cell takes.
 inline size_t head_bytes(CacheType type, size_t head_size) {
+    if (type == CacheType::kFloat) return 4 * head_size;
     return type == CacheType::kHalf ? 2 * head_size : (head_size + 31) / 32 * 34;
 }
 

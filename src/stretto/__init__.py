@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stretto import hooks
+    from stretto import hooks, parallel
     from stretto.backends.base import Batch
     from stretto.engine import Limits, Result, Sequence, Step, Token
     from stretto.errors import (
@@ -56,7 +56,7 @@ _HOMES = {
     "stretto.sampling": ("SamplingParams", "sample"),
     "stretto.sampling.hooks": ("NativeHook",),
 }
-_MODULES = ("hooks",)
+_MODULES = ("hooks", "parallel")
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -83,6 +83,7 @@ __all__ = [
     "__version__",
     "hooks",
     "load",
+    "parallel",
     "sample",
 ]
 

@@ -62,8 +62,10 @@ class Decoder:
         vectors: dict[int, NDArray[np.float32]],
         hidden: bool,
         probes: NDArray[np.int32],
+        watched: NDArray[np.int32],
     ) -> NDArray[np.float32]: ...
     def received(self) -> NDArray[np.float32]: ...
+    def watched(self) -> NDArray[np.float32]: ...
     def loop(
         self,
         logits: NDArray[np.float32],

@@ -23,6 +23,7 @@ from stretto.engine.stream import TextStream
 from stretto.engine.table import CellTable
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
 from stretto.models import ModelSpec
+from stretto.parallel import ParallelRun, ParallelStream, ParallelText, parallel_params, run_all
 from stretto.router import open_model
 from stretto.sampling.rng import RandomStream
 from stretto.sampling.transforms import log_softmax
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from stretto.engine.aio import AsyncStream
     from stretto.engine.params import Options, SamplingOptions
+    from stretto.parallel import ParallelOptions
 
 Prompt = str | Seq[int]
 Message = Mapping[str, Any]
@@ -56,7 +58,8 @@ def load(
 ) -> LLM:
     """Load a model by name (`"smollm2"`), path, or `"hf:org/repo/file.gguf"`.
 
-    `cells` is the size of the cache in tokens, shared by all sequences; `kv="q8"` halves what it takes.
+    `cells` is the size of the cache in tokens, shared by all sequences; `kv="q8"` halves what it
+    takes, "f32" doubles it and rounds nothing.
     `repack=False` leaves the weights in the file, for one larger than memory: slower, the same results.
     With `prefix_cache=False` nothing is kept for later prompts that begin alike. `limits` (`stretto.Limits`)
     says how many requests may run and wait, and how long a step may take.
@@ -221,6 +224,47 @@ class LLM:
                     scores[i] = log_softmax(row)[tokens[i + 1]]
         return scores
 
+    @overload
+    def parallel(
+        self,
+        prompt: str | list[int] | Sequence,
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[ParallelOptions],
+    ) -> ParallelText: ...
+    @overload
+    def parallel(
+        self, prompt: str | list[int] | Sequence, *, stream: Literal[True], **options: Unpack[ParallelOptions]
+    ) -> ParallelStream: ...
+    @overload
+    def parallel(
+        self,
+        prompt: list[str] | list[list[int]] | list[Sequence],
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[ParallelOptions],
+    ) -> list[ParallelText]: ...
+    def parallel(
+        self, prompt: Any, *, stream: bool = False, **options: Any
+    ) -> ParallelText | list[ParallelText] | ParallelStream:
+        """Keep every token that is probable enough, several at one position (docs/parallel.md).
+
+        A prompt is text, token ids, or a sequence, from a fork of which the run goes on; a list of them is
+        run in one batch. `ParallelParams` documents the options. With `stream=True` steps come one by one.
+
+        >>> llm.parallel("The cat", threshold=0.2, max_tokens=20).brackets
+        """
+        params = parallel_params(options)
+        whole = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], (int, np.integer))
+        if whole and stream:
+            raise InvalidRequest("a stream is of one run; make one for each prompt, and take steps in turns")
+        prompts = prompt if whole else [prompt]
+        runs = [ParallelRun(self._engine, self._start_of(one), params) for one in prompts]
+        if stream:
+            return ParallelStream(self._engine, runs[0])
+        texts = run_all(self._engine, runs)
+        return texts if whole else texts[0]
+
     # -- tokens --
 
     def sequence(self, prompt: Prompt = (), seed: int | None = None) -> Sequence:
@@ -292,6 +336,14 @@ class LLM:
         if isinstance(prompt, tuple) and prompt:
             raise Unsupported("prompts of several parts are not supported yet; give text or token ids")
         return self._engine.check_tokens(prompt)
+
+    def _start_of(self, prompt: Prompt | Sequence) -> list[int] | Sequence:
+        """What a parallel run begins with: token ids, or a sequence of this model."""
+        if not isinstance(prompt, Sequence):
+            return self._ids(prompt)
+        if prompt._engine is not self._engine:
+            raise InvalidRequest(f"{prompt!r} is not a sequence of this model")
+        return prompt
 
     def _request(self, prompt: Prompt, options: Mapping[str, Any]) -> Request:
         how, rest = branching(options)

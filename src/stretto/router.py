@@ -20,7 +20,7 @@ from stretto.weights import hub
 from stretto.weights.gguf import GGUF
 
 BACKENDS = ("native", "reference")
-CACHE_TYPES = ("f16", "q8")
+CACHE_TYPES = ("f16", "q8", "f32")
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _backend(
     file: GGUF, spec: ModelSpec, name: str, threads: int | None, cells: int, kv: str, repack: bool
 ) -> Backend:
     if name == "reference":
-        if kv != "f16":
+        if kv == "q8":
             raise Unsupported(
                 "the reference backend keeps K and V as float32; kv='q8' needs backend='native'"
             )

@@ -98,6 +98,7 @@ def batch_arguments(n, n_cells=64, **changes):
         "vectors": {},
         "hidden": False,
         "probes": int32(),
+        "watched": int32(),
     }
     return {**arguments, **changes}
 
@@ -203,7 +204,7 @@ def test_bad_specs(changes, errors):
         (-1, "f16", 1, ""),
         (1 << 40, "f16", 1, ""),
         (1.5, "f16", 1, ""),
-        (64, "f32", 1, ""),
+        (64, "f64", 1, ""),
         (64, 16, 1, ""),
         (64, "f16", 0, ""),
         (64, "f16", -2, ""),
@@ -359,6 +360,8 @@ BAD_BATCHES = {
     "a probe too large": {"probes": int32(0, 64)},
     "a negative probe": {"probes": int32(-1)},
     "probes of 64 bits": {"probes": np.arange(2)},
+    "a watched row too large": {"watched": int32(0, 3)},
+    "a negative watched row": {"watched": int32(-1)},
     "hidden that is no bool": {"hidden": "yes"},
 }
 

@@ -68,7 +68,8 @@ def kernels(request, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "kv"), [(name, "f16") for name in NAMES] + [("llama", "q8"), ("gemma3-linear", "q8")]
+    ("name", "kv"),
+    [(name, "f16") for name in NAMES] + [("llama", "q8"), ("gemma3-linear", "q8"), ("llama", "f32")],
 )
 def test_chunks_threads_and_layouts(kernels, name, kv):
     text = words(45)

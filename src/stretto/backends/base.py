@@ -31,7 +31,7 @@ class Capabilities:
     shift: bool = True  # K can be turned to another position
     embeddings: bool = True  # batches may hold vectors instead of tokens
     hidden: bool = True  # final hidden states can be had
-    attention: bool = False  # the attention that cells receive can be had (Batch.probe)
+    attention: bool = False  # attention can be had (Batch.probe, Batch.watch)
     same_bits: bool = False  # results do not depend on what else is in the batch
     fused: bool = False  # several tokens without going back to Python
 

@@ -52,6 +52,8 @@ class Batch:
         self.placement: Placement | None = None
         self.probes = NO_PROBES  # cells whose share of attention is asked for
         self.received: Floats | None = None  # float32[n, probes] after the forward pass, if asked for
+        self.watched: list[int] = []  # rows whose whole attention is asked for
+        self.attention: list[Floats] = []  # of each of them: float32[n_layer, n_head, cells that it sees]
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -92,12 +94,27 @@ class Batch:
         self._vectors[row] = np.asarray(vector, np.float32)
         return row
 
-    def probe(self, cells: ArrayLike) -> None:
-        """Ask for the attention these cells get: `received`, for each row the mean over layers and heads."""
+    def probe(self, cells: ArrayLike) -> slice:
+        """Ask for the attention these cells get too: `received`, for each row the mean over layers and heads.
+
+        Returns the columns of `received` that are theirs.
+        """
         array = np.asarray(cells)
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
             raise InvalidRequest(f"probe takes a list of cells, not {array.dtype} of shape {array.shape}")
-        self.probes = array.astype(np.int32)
+        before = len(self.probes)
+        self.probes = np.concatenate((self.probes, array.astype(np.int32)))
+        return slice(before, len(self.probes))
+
+    def watch(self, row: int) -> int:
+        """Ask for all the attention of a row, by layer and head; return where in `attention` it will be.
+
+        Its columns are the cells that the row sees, in the order of its view.
+        """
+        if not 0 <= _integer("row", row) < len(self._tokens):
+            raise InvalidRequest(f"row {row} is not in the batch; add it before it is watched")
+        self.watched.append(int(row))
+        return len(self.watched) - 1
 
     def first_positions(self) -> dict[int, int]:
         """For each sequence in the batch the lowest position that it gets."""

@@ -171,9 +171,18 @@ class NativeBackend:
             batch.vectors,
             hidden,
             batch.probes,
+            np.array(batch.watched, np.int32),
         )
         if len(batch.probes):
             batch.received = self._open.received().reshape(len(batch), len(batch.probes))
+        if batch.watched:
+            lengths = placement.lengths[batch.watched]
+            ends = np.cumsum(lengths) * self.spec.n_layer * self.spec.n_head
+            blocks = np.split(self._open.watched(), ends[:-1])
+            shape = self.spec.n_layer, self.spec.n_head
+            batch.attention = [
+                block.reshape(*shape, n) for block, n in zip(blocks, lengths.tolist(), strict=True)
+            ]
         return rows
 
 

@@ -52,10 +52,11 @@ class ReferenceBackend:
 
     def hidden(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_embd]."""
-        computed = self.compute(batch, attention=len(batch.probes) > 0)
+        computed = self.compute(batch, attention=len(batch.probes) > 0 or len(batch.watched) > 0)
         if len(batch.probes):
             seen = [weights[:, :, batch.probes].mean(axis=0) for weights in computed.attention]
             batch.received = np.mean(seen, axis=0, dtype=np.float32)
+        batch.attention = [_row_of(computed.attention, batch, row) for row in batch.watched]
         return computed.hidden[batch.wanted]
 
     def logits(self, hidden: Floats) -> Floats:
@@ -164,6 +165,15 @@ class ReferenceBackend:
 
     def _norm_if(self, wanted: bool, i: int, name: str, x: Floats) -> Floats:
         return self._norm(i, name, x) if wanted else x
+
+
+def _row_of(attention: list[Floats], batch: Batch, row: int) -> Floats:
+    """float32[n_layer, n_head, n]: what a row gives to each cell of its view."""
+    placement = batch.placement
+    if placement is None:
+        raise InvalidRequest("the batch has no cells yet; call batch.place(cells) first")
+    seen = placement.views[placement.view_of[row]][: placement.lengths[row]]
+    return np.stack([weights[:, row, seen] for weights in attention])
 
 
 def attend(

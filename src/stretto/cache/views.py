@@ -60,7 +60,7 @@ class View:
         self._shown = None
         where = positions[cells]
         first = (int(where[0]), int(tokens[cells[0]]))
-        if self.last < first and bool((where[1:] > where[:-1]).all()):
+        if self.last < first and _in_order(where, tokens[cells]):
             self.last = (int(where[-1]), int(tokens[cells[-1]]))
         else:
             self.sort(positions, tokens)
@@ -96,3 +96,12 @@ class View:
         grown = np.empty(max(n, 2 * len(self._store)), np.int32)
         grown[: self.n] = self._store[: self.n]
         self._store = grown
+
+
+def _in_order(positions: Ints, tokens: Ints) -> bool:
+    """Whether cells with these positions and tokens stand in the order of a view."""
+    later = positions[1:] > positions[:-1]
+    if later.all():
+        return True
+    beside = (positions[1:] == positions[:-1]) & (tokens[1:] > tokens[:-1])  # several tokens at one position
+    return bool((later | beside).all())

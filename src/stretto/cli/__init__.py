@@ -21,6 +21,7 @@ from stretto.cli.devices import devices
 from stretto.cli.inspect import inspect
 from stretto.cli.models import models
 from stretto.cli.output import clean
+from stretto.cli.parallel import parallel
 from stretto.cli.pull import pull
 from stretto.cli.rm import rm
 from stretto.cli.run import run
@@ -39,7 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, run, pull, models, rm, inspect, tokenize, devices):
+for command in (chat, run, parallel, pull, models, rm, inspect, tokenize, devices):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

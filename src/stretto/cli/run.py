@@ -43,7 +43,7 @@ def run(
 
     if system is not None and not chat:
         raise InvalidRequest("--system is for --chat; without it the prompt is all the model sees")
-    text = _text(prompt)
+    text = prompt_text(prompt)
     settings: dict[str, Any] = {
         "temperature": temperature,
         "top_k": top_k,
@@ -90,7 +90,7 @@ def _print(llm: LLM, prompt: str | list[int], settings: dict[str, Any], model: s
     print_json(document)
 
 
-def _text(argument: str | None) -> str:
+def prompt_text(argument: str | None) -> str:
     """The prompt that was given. From stdin its last line break is left off, as a shell's `$(…)` does."""
     from stretto.cli.generation import check_text, note
 

@@ -186,20 +186,19 @@ class Engine:
         if all(n == 1 and sequence.at_end for sequence, n in work):
             self._decode([sequence for sequence, _ in work])
             return
-        batch, last = Batch(), []
+        batch, wanted = Batch(), []
         for sequence, n in work:
-            tokens, position, done = sequence.pending(n)
-            last.append(done)
-            batch.extend(tokens, position, (sequence.id,), logits=done)
+            wanted.append(sequence.enter(batch, n))
         self.make_room(len(batch))
         batch.place(self.cells)
-        rows = iter(self._compute(batch))
-        for (sequence, n), done in zip(work, last, strict=True):
-            sequence.computed(next(rows) if done else None)
-            if n > 1:
+        rows, start = self._compute(batch), 0
+        for (sequence, n), n_rows in zip(work, wanted, strict=True):
+            if n > sequence.at_once:
                 self.metrics.prompt_tokens += n
             else:
-                self.metrics.decoded_tokens += 1
+                self.metrics.decoded_tokens += n
+            sequence.leave(rows[start : start + n_rows])
+            start += n_rows
 
     def _decode(self, sequences: list[Sequence]) -> None:
         """`run` for the step that is taken most: the last token of each sequence, behind its end."""

@@ -33,6 +33,8 @@ class Request:
     has been computed. `notify` is called whenever something new has come.
     """
 
+    can_wait = True  # its cells can be given up, and be computed again from its tokens
+
     def __init__(
         self,
         engine: Engine,
@@ -40,6 +42,7 @@ class Request:
         params: RequestParams,
         index: int = 0,
         seed: int | None = None,
+        sequence: Sequence | None = None,
     ) -> None:
         if not prompt:
             raise InvalidRequest("the prompt is empty; give at least one token")
@@ -57,9 +60,10 @@ class Request:
                 )
         self.params = params
         self.number = next(_numbers)  # the order of arrival
-        self.sequence = Sequence(
-            engine, prompt, RandomStream(seed if seed is not None else params.seed, index)
-        )
+        if sequence is None:
+            random = RandomStream(seed if seed is not None else params.seed, index)
+            sequence = Sequence(engine, prompt, random)
+        self.sequence = sequence
         self.sequence.running = True
         self.sequences = [self.sequence]  # what is computed for it
         self.siblings: list[Request] = []

@@ -124,7 +124,7 @@ class Scheduler:
                 if not n and not sequence.ready:
                     sequence.prepare()  # an interrupted step has left it without logits
                     n = 1
-                if n == 1:
+                if n == sequence.at_once:
                     decoding.append((sequence, n))
                 elif n:
                     prompts.append((sequence, n))
@@ -133,7 +133,7 @@ class Scheduler:
             return decoding[: limits.max_tokens_per_step]
         somebody_decodes = len(prompts) < n_sequences
         room = self.pace.tokens_in(limits.max_step_ms) if somebody_decodes else limits.max_tokens_per_step
-        room = min(room, limits.max_tokens_per_step - len(decoding))
+        room = min(room, limits.max_tokens_per_step - sum([n for _, n in decoding]))
         work = decoding[: limits.max_tokens_per_step]
         for sequence, n in prompts:
             if room <= 0:
@@ -159,8 +159,11 @@ class Scheduler:
         """Send the youngest request back to the queue, and say so; the last one left ends here."""
         awake = self.awake
         # What was edited (overflow="shift") cannot be computed again: such a request goes last.
-        youngest = max(awake, key=lambda request: (all(s.exact for s in request.sequences), *_order(request)))
-        if len(awake) > 1:
+        youngest = max(
+            awake,
+            key=lambda r: (r.can_wait, all(sequence.exact for sequence in r.sequences), *_order(r)),
+        )
+        if len(awake) > 1 and youngest.can_wait:
             self.running.remove(youngest)
             for sequence in youngest.sequences:
                 sequence.release()
@@ -207,7 +210,8 @@ class Scheduler:
 
     def _fits(self, request: Request) -> bool:
         """Whether the cells suffice for a request beside those that run. What it can share it takes."""
-        for sequence in request.sequences:
+        bare = [sequence for sequence in request.sequences if not self._engine.cells.count(sequence.id)]
+        for sequence in bare:
             self._engine.reuse(sequence)
         if not self.awake:
             return True  # it will never be better: if it does not fit now, that is an error
@@ -216,7 +220,7 @@ class Scheduler:
         wanted = growth + request.n_pending + sum(other.n_pending for other in self.running)
         if wanted <= cells.n_free or wanted <= self._engine.n_available():
             return True
-        for sequence in request.sequences:
+        for sequence in bare:
             self._engine.unuse(sequence)
         return False
 

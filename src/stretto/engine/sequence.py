@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stretto.backends.base import FusedRun
+from stretto.backends.base import Batch, FusedRun
 from stretto.cache.cells import check_range
 from stretto.engine import saving
 from stretto.engine.params import sampling_params
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stretto.sampling.params import SamplingParams
 
 Row = NDArray[np.float32]
+Rows = NDArray[np.float32]
 
 
 class Sequence:
@@ -44,6 +45,8 @@ class Sequence:
     not computed again. Removing tokens frees their cells; what they already did to the K and V of later
     tokens stays done.
     """
+
+    at_once = 1  # how many pending tokens make a step; more than that are a prompt
 
     def __init__(self, engine: Engine, tokens: Iterable[int], random: RandomStream) -> None:
         self._engine = engine
@@ -181,13 +184,7 @@ class Sequence:
             random = self.random.fork() if seed is None else RandomStream(seed)
             self._engine.compute([self])  # so that there are cells to share
             twin = Sequence(self._engine, (), random)
-            self._engine.cells.copy(self.id, twin.id)
-            twin._tokens = list(self._tokens)
-            twin._resume = self._resume
-            twin._logits = None if self._logits is None else self._logits.copy()
-            twin._detokenizer = self._detokenizer.fork()
-            twin.n_prompt = self.n_prompt
-            twin._exact = self._exact
+            twin.follow(self)
             return twin
 
     def truncate(self, position: int) -> None:
@@ -305,6 +302,16 @@ class Sequence:
 
     # -- for the engine --
 
+    def follow(self, other: Sequence) -> None:
+        """Become what another sequence, all of it computed, is: its tokens, its cells, its logits."""
+        self._engine.cells.copy(other.id, self.id)
+        self._tokens = list(other._tokens)
+        self._resume = other._resume
+        self._logits = None if other._logits is None else other._logits.copy()
+        self._detokenizer = other._detokenizer.fork()
+        self.n_prompt = other.n_prompt
+        self._exact = other._exact
+
     def prepare(self) -> None:
         """Make sure that computing the pending tokens gives logits: after an edit the last one is redone."""
         self._alive()
@@ -340,10 +347,16 @@ class Sequence:
         """Whether exactly its last token has no cell, and goes to its end."""
         return self._resume is None and self.n_pending == 1
 
-    def pending(self, most: int) -> tuple[list[int], int, bool]:
-        """Up to `most` of the tokens without cells, the position of the first, and whether these are all."""
+    def enter(self, batch: Batch, most: int) -> int:
+        """Put up to `most` of the pending tokens into a batch; return how many rows of logits they get."""
         n = self._engine.cells.count(self.id)
-        return self._tokens[n : n + most], self._start, n + most >= len(self._tokens)
+        done = n + most >= len(self._tokens)
+        batch.extend(self._tokens[n : n + most], self._start, (self.id,), logits=done)
+        return 1 if done else 0
+
+    def leave(self, rows: Rows) -> None:
+        """What `enter` put into a batch has been computed; `rows` are the logits it asked for."""
+        self.computed(rows[0] if len(rows) else None)
 
     def computed(self, row: Row | None) -> None:
         """Some pending tokens now have cells; `row` are the logits of the last, if it was among them."""

@@ -1,0 +1,298 @@
+"""Parallel tokens, studied: isolated against visible, width by threshold, cost by width, cache strategies.
+
+    python benchmarks/parallel.py --out benchmarks/raw/parallel.json --plots docs/parallel
+
+Everything is measured on SmolLM2 by the native backend. Intervals are 95 % of a bootstrap over prompts.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+
+import stretto
+from stretto.backends.batch import Batch
+from stretto.parallel.select import combine, distributions, select
+
+OPENINGS = [
+    "The cat sat", "My favourite colour is", "The best way to", "Once upon a time", "In the morning",
+    "She opened the door and", "The capital of France is", "Water boils at", "A good friend", "The old man",
+]  # fmt: skip
+ENDINGS = ["", " because", ". Then", ", but", " and the", ". It was"]
+PROMPTS = [opening + ending for ending in ENDINGS for opening in OPENINGS]
+THRESHOLDS = 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5
+WIDTHS = range(1, 9)
+
+
+def interval(values, rng):
+    """The mean, and the 2.5th and 97.5th percentile of its bootstrap."""
+    array = np.asarray(values, float)
+    means = rng.choice(array, (2000, len(array))).mean(axis=1)
+    return [float(array.mean()), *np.percentile(means, [2.5, 97.5]).tolist()]
+
+
+def divergence(p, q):
+    """KL(p ‖ q) in nats."""
+    p, q = p.astype(float), q.astype(float)
+    seen = p > 0
+    return float((p[seen] * np.log(p[seen] / np.maximum(q[seen], 1e-300))).sum())
+
+
+class Past:
+    """A prompt in the cache, and what may be done after it; everything is undone when it is let go."""
+
+    def __init__(self, llm, tokens):
+        self.llm, self.engine, self.tokens = llm, llm._engine, tokens
+        self.sequence = llm.sequence(tokens)
+        self.first = distributions(self.sequence.logits[np.newaxis])[0]
+        self.lanes = []
+
+    def lane(self):
+        """A sequence of the past alone."""
+        self.lanes.append(self.engine.new_id())
+        self.engine.cells.copy(self.sequence.id, self.lanes[-1])
+        return self.lanes[-1]
+
+    def pass_over(self, rows, watched=False):
+        """Logits of rows (token, position, sequences), and what each watched row gives to its view."""
+        batch = Batch()
+        for token, position, sequences in rows:
+            row = batch.add(int(token), position, sequences, logits=True)
+            if watched:
+                batch.watch(row)
+        return self.engine.forward(batch), batch
+
+    def close(self):
+        for lane in self.lanes:
+            self.engine.cells.remove(lane)
+        self.sequence.close(park=False)
+
+
+def place(past, tokens, mode, watched=True):
+    """A set after the past: the lane that has all of it, the members' logits, and the batch."""
+    whole, position = past.lane(), len(past.tokens)
+    if mode == "visible":
+        rows = [(token, position, [whole]) for token in tokens]
+    else:
+        rows = [(token, position, [past.lane(), whole]) for token in tokens]
+    logits, batch = past.pass_over(rows, watched)
+    return whole, logits, batch
+
+
+def to_siblings(past, batch):
+    """The mean share of attention that members give to each other."""
+    own, shares = set(batch.placement.cells.tolist()), []
+    for at, row in enumerate(batch.watched):
+        view = batch.placement.views[batch.placement.view_of[row]][: batch.placement.lengths[row]]
+        others = [i for i, cell in enumerate(view) if cell in own and cell != batch.placement.cells[row]]
+        shares.append(batch.attention[at][..., others].sum(axis=-1).mean())
+    return float(np.mean(shares))
+
+
+def modes_compared(llm, prompts, rng):
+    """One set after each prompt, then one more token that sees all of it."""
+    found = {"kl": [], "top10": [], "attention": [], "kl_later": []}
+    for prompt in prompts:
+        past = Past(llm, llm.tokenizer.encode(prompt, special=True))
+        chosen = select(past.first, 0.05, 8)
+        if len(chosen.tokens) > 1:
+            nexts, laters = [], []
+            for mode in ("isolated", "visible"):
+                whole, logits, batch = place(past, chosen.tokens, mode)
+                nexts.append(combine(distributions(logits), chosen.weights, "mixture"))
+                if mode == "visible":
+                    found["attention"].append(to_siblings(past, batch))
+                token = int(nexts[0].argmax())
+                row, _ = past.pass_over([(token, len(past.tokens) + 1, [whole])])
+                laters.append(distributions(row)[0])
+            found["kl"].append(divergence(*nexts))
+            top = [set(np.argsort(-p)[:10].tolist()) for p in nexts]
+            found["top10"].append(len(top[0] & top[1]) / 10)
+            found["kl_later"].append(divergence(*laters))
+        past.close()
+    return {"prompts": len(found["kl"]), **{name: interval(values, rng) for name, values in found.items()}}
+
+
+def widths(llm, prompts):
+    """How wide the steps are, by threshold."""
+    found = {}
+    for threshold in THRESHOLDS:
+        runs = [llm.parallel(prompt, threshold=threshold, max_tokens=16) for prompt in prompts[:10]]
+        steps = [step.width for run in runs for step in run.steps]
+        found[threshold] = [float(np.mean(steps)), float(np.mean([width > 1 for width in steps]))]
+    return found
+
+
+def costs(llm, rounds):
+    """Seconds of a step by width, beside a plain one, in turns: medians, after 100 tokens."""
+    tokens = llm.tokenizer.encode("The cat sat on the mat and looked at the moon. " * 10)[:100]
+    times = {width: [] for width in (0, *WIDTHS)}  # 0: an ordinary request, decoding greedily
+    for _ in range(rounds):
+        with llm.stream(tokens, temperature=0, ignore_eos=True) as plain:
+            next(plain)
+            next(plain)
+            begun = time.perf_counter()
+            for _ in range(3):
+                next(plain)
+            times[0].append((time.perf_counter() - begun) / 3)
+        for width in WIDTHS:
+            stream = llm.parallel(
+                tokens, threshold=1e-9, max_width=width, max_tokens=6, stream=True, ignore_eos=True
+            )
+            next(stream)
+            next(stream)
+            begun = time.perf_counter()
+            for _ in range(3):
+                next(stream)
+            times[width].append((time.perf_counter() - begun) / 3)
+            stream.cancel()
+    return {width: statistics.median(values) for width, values in times.items()}
+
+
+def strategies(llm, prompts, rng):
+    """Ways to go on after a set: the KL of the next distribution to the exact one, and the seconds."""
+    found = {name: {"kl": [], "seconds": []} for name in STRATEGIES}
+    for prompt in prompts:
+        past = Past(llm, llm.tokenizer.encode(prompt, special=True))
+        chosen = select(past.first, 0.05, 8)
+        if len(chosen.tokens) > 1:
+            exact = None
+            _, logits, _ = place(past, chosen.tokens, "isolated")
+            token = int(
+                combine(distributions(logits), chosen.weights, "mixture").argmax()
+            )  # the same for all
+            for name, go_on in STRATEGIES.items():
+                begun = time.perf_counter()
+                distribution = go_on(past, chosen, token)
+                found[name]["seconds"].append(time.perf_counter() - begun)
+                exact = distribution if exact is None else exact
+                found[name]["kl"].append(divergence(exact, distribution))
+        past.close()
+    return {
+        name: {"kl": interval(of["kl"], rng), "seconds": statistics.median(of["seconds"])}
+        for name, of in found.items()
+    }
+
+
+def follow(past, token, whole, position):
+    """The distribution after the set and then a token that sees `whole`."""
+    row, _ = past.pass_over([(token, position, [whole])])
+    return distributions(row)[0]
+
+
+def merged(past, chosen, token):
+    whole, _, _ = place(past, chosen.tokens, "isolated", watched=False)
+    return follow(past, token, whole, len(past.tokens) + 1)
+
+
+def first_only(past, chosen, token):
+    """All members are computed, but later tokens find the first one alone."""
+    lanes = [past.lane() for _ in chosen.tokens]
+    position = len(past.tokens)
+    past.pass_over([(t, position, [lane]) for t, lane in zip(chosen.tokens, lanes, strict=True)])
+    return follow(past, token, lanes[0], position + 1)
+
+
+def one_after_another(past, chosen, token):
+    """The members as if they were a text: each at a position of its own, seeing those before it."""
+    whole, position = past.lane(), len(past.tokens)
+    past.pass_over([(t, position + i, [whole]) for i, t in enumerate(chosen.tokens)])
+    return follow(past, token, whole, position + len(chosen.tokens))
+
+
+def reprocess(past, chosen, token):
+    """Past and set computed again, in one pass, with an isolation mask made of sets; then the token."""
+    whole, rows = _all_again(past, chosen)
+    past.pass_over(rows)
+    return follow(past, token, whole, len(past.tokens) + 1)
+
+
+def no_cache(past, chosen, token):
+    """Past and set computed again, and for the token everything once more."""
+    past.pass_over(_all_again(past, chosen)[1])
+    whole, rows = _all_again(past, chosen)
+    logits, _ = past.pass_over([*rows, (token, len(past.tokens) + 1, [whole])])
+    return distributions(logits[-1:])[0]
+
+
+def _all_again(past, chosen):
+    """The sequence that gets everything, and the rows of past and set."""
+    whole, lanes = past.engine.new_id(), [past.engine.new_id() for _ in chosen.tokens]
+    past.lanes += [whole, *lanes]
+    rows = [(token, i, [whole, *lanes]) for i, token in enumerate(past.tokens)]
+    for token, lane in zip(chosen.tokens, lanes, strict=True):
+        rows.append((token, len(past.tokens), [lane, whole]))
+    return whole, rows
+
+
+STRATEGIES = {
+    "merge by sets": merged,
+    "first member's cache only": first_only,
+    "one after another": one_after_another,
+    "reprocessing": reprocess,
+    "no cache": no_cache,
+}
+
+
+def plot(path, title, points, x_name, y_name):
+    """A line through some points, as an SVG that needs nothing to be drawn with."""
+    xs, ys = zip(*points, strict=True)
+    left, right, low, high = min(xs), max(xs), 0.0, max(ys) * 1.1
+    at = [(60 + 400 * (x - left) / (right - left), 260 - 220 * (y - low) / (high - low)) for x, y in points]
+    path_of = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+    lines = [
+        '<svg xmlns="http://www.w3.org/2000/svg" width="500" height="310" font-family="sans-serif" '
+        'font-size="12">',
+        f'<text x="260" y="20" text-anchor="middle" font-size="14">{title}</text>',
+        '<path d="M60 40V260H460" fill="none" stroke="black"/>',
+        f'<polyline points="{path_of}" fill="none" stroke="#0a6" stroke-width="2"/>',
+    ]
+    for (x, y), value, name in zip(at, ys, xs, strict=True):
+        lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#0a6"/>')
+        lines.append(f'<text x="{x:.1f}" y="{y - 8:.1f}" text-anchor="middle">{value:.2f}</text>')
+        lines.append(f'<text x="{x:.1f}" y="278" text-anchor="middle">{name:g}</text>')
+    lines.append(f'<text x="260" y="300" text-anchor="middle">{x_name}</text>')
+    lines.append(
+        f'<text x="15" y="150" transform="rotate(-90 15 150)" text-anchor="middle">{y_name}</text></svg>'
+    )
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--prompts", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--plots", type=Path)
+    asked = parser.parse_args()
+    rng, prompts = np.random.default_rng(0), PROMPTS[: asked.prompts]
+    with stretto.load(asked.model, threads=asked.threads, cells=4096, prefix_cache=False) as llm:
+        found = {
+            "modes": modes_compared(llm, prompts, rng),
+            "widths": widths(llm, prompts),
+            "costs": costs(llm, asked.rounds),
+            "strategies": strategies(llm, prompts, rng),
+        }
+    plain = found["costs"].pop(0)
+    found["plain_step"] = plain
+    found["costs_relative"] = {width: seconds / plain for width, seconds in found["costs"].items()}
+    print(json.dumps(found, indent=2))
+    if asked.out:
+        asked.out.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+    if asked.plots:
+        asked.plots.mkdir(parents=True, exist_ok=True)
+        means = [(threshold, mean) for threshold, (mean, _) in found["widths"].items()]
+        plot(asked.plots / "width.svg", "Members a step", means, "threshold", "mean width")
+        relative = list(found["costs_relative"].items())
+        plot(asked.plots / "cost.svg", "Cost of a step", relative, "width", "times a plain step")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""`stretto parallel`: several tokens at one position, shown in brackets as they come."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, Literal
+
+import typer
+
+from stretto.cli import options as o
+
+_SETS = "Which tokens are kept"
+
+Threshold = Annotated[
+    float, typer.Option(help="Keep every token at least so probable.", rich_help_panel=_SETS)
+]
+Mode = Annotated[
+    Literal["isolated", "visible"],
+    typer.Option(help="Whether the tokens of a set see each other.", rich_help_panel=_SETS),
+]
+MaxWidth = Annotated[int, typer.Option(help="Tokens of a set, at most.", rich_help_panel=_SETS)]
+Combine = Annotated[
+    Literal["mixture", "best"],
+    typer.Option(help="What follows a set: a mixture, or what the best says.", rich_help_panel=_SETS),
+]
+Prune = Annotated[
+    float | None,
+    typer.Option(help="Remove what gets less than so many times the mean attention.", rich_help_panel=_SETS),
+]
+PruneAfter = Annotated[int, typer.Option(help="Decide that so many steps later.", rich_help_panel=_SETS)]
+Temperature = Annotated[
+    float, typer.Option(help="Below 1 sharper, above 1 flatter, before the threshold.", rich_help_panel=_SETS)
+]
+
+
+def parallel(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, or with -, stdin.")] = None,
+    model: o.Model = o.DEFAULT_MODEL,
+    threshold: Threshold = 0.25,
+    mode: Mode = "isolated",
+    max_width: MaxWidth = 8,
+    combine: Combine = "mixture",
+    prune: Prune = None,
+    prune_after: PruneAfter = 4,
+    temperature: Temperature = 1.0,
+    max_tokens: o.MaxTokens = None,
+    timeout: o.Timeout = None,
+    show_probs: Annotated[bool, typer.Option("--show-probs", help="Show the probabilities in sets.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object, at the end.")] = False,
+    stats: o.Stats = None,
+    cells: o.Cells = 8192,
+    backend: o.Backend = "auto",
+    threads: o.Threads = None,
+) -> None:
+    """Continue a prompt, and keep every probable token: sat[ on/ under/ beside] the."""
+    from stretto.cli.generation import note, open_llm, wants_stats
+    from stretto.cli.run import prompt_text
+
+    text = prompt_text(prompt)
+    settings: dict[str, Any] = {
+        "threshold": threshold,
+        "mode": mode,
+        "max_width": max_width,
+        "combine": combine,
+        "prune": prune,
+        "prune_after": prune_after,
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+        "timeout": timeout,
+    }
+    with open_llm(model, backend=backend, threads=threads, cells=cells) as llm:
+        stream = llm.parallel(text, stream=True, **settings)
+        if as_json:
+            from stretto.cli.output import print_json
+
+            print_json({**stream.result.to_dict(), "statistics": statistics(stream.result), "model": model})
+            return
+        _show(stream, show_probs)
+        if wants_stats(stats):
+            note(_sentence(statistics(stream.result)))
+
+
+def _show(stream: Any, probabilities: bool) -> None:
+    """Write the steps as they come: in a terminal the sets are coloured."""
+    from rich.text import Text
+
+    from stretto.cli.generation import printable
+    from stretto.cli.output import console
+
+    screen, last = console(), "\n"
+    try:
+        for step in stream:
+            if step.width == 1:
+                last = printable(step.brackets)
+                sys.stdout.write(last)
+            else:
+                last = "]"
+                shown = Text("[", style="dim")
+                for i, member in enumerate(step.members):
+                    shown.append("/" if i else "", style="dim")
+                    shown.append(printable(member.brackets), style="bold green" if i == 0 else "yellow")
+                    shown.append(f" {member.probability:.2f}" if probabilities else "", style="dim")
+                shown.append("]", style="dim")
+                if screen.is_terminal:
+                    screen.print(shown, end="", soft_wrap=True)
+                else:
+                    sys.stdout.write(shown.plain)
+            sys.stdout.flush()
+    finally:
+        if not last.endswith("\n"):
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+
+def statistics(run: Any) -> dict[str, Any]:
+    """How wide the run was, and how fast."""
+    return {
+        "steps": len(run.steps),
+        "mean_width": run.mean_width,
+        "parallel_share": run.parallel_share,
+        "cells_freed": run.cells_freed,
+        "tokens_per_second": run.timings.tokens_per_second,
+        "repeats_from": None if run.loop is None else run.loop.start,
+    }
+
+
+def _sentence(facts: dict[str, Any]) -> str:
+    said = [
+        f"{facts['steps']:,} steps",
+        f"mean width {facts['mean_width']:.2f}",
+        f"{facts['parallel_share']:.0%} of the steps parallel",
+        f"{facts['cells_freed']} cells saved by pruning",
+        f"{facts['tokens_per_second']:.1f} tok/s",
+    ]
+    if facts["repeats_from"] is not None:
+        said.append(f"repeats itself from step {facts['repeats_from']} on")
+    return ", ".join(said)

@@ -1,0 +1,31 @@
+"""Tokens that share a position: at each step every token that is probable enough is kept, as one set.
+
+    run = llm.parallel("The cat", threshold=0.2, max_tokens=20)
+    print(run.brackets)                     # sat[ on/ under/ beside] the …
+
+docs/parallel.md says what that means exactly.
+"""
+
+from stretto.parallel.options import ParallelOptions, ParallelParams, parallel_params
+from stretto.parallel.render import Loop, ParallelText
+from stretto.parallel.run import ParallelRun, run_all
+from stretto.parallel.schedule import Bezier, Cosine, Linear
+from stretto.parallel.stream import ParallelStream
+from stretto.parallel.types import Attention, Member, ParallelStep
+
+__all__ = [
+    "Attention",
+    "Bezier",
+    "Cosine",
+    "Linear",
+    "Loop",
+    "Member",
+    "ParallelOptions",
+    "ParallelParams",
+    "ParallelRun",
+    "ParallelStep",
+    "ParallelStream",
+    "ParallelText",
+    "parallel_params",
+    "run_all",
+]

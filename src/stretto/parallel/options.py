@@ -1,0 +1,141 @@
+"""The options of a parallel run: their names, their defaults, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from stretto.errors import InvalidRequest
+from stretto.parallel.advance import Matrix
+from stretto.parallel.schedule import Schedule, check_threshold
+from stretto.parallel.types import Member
+from stretto.sampling.params import check_integer, check_number
+
+Mode = Literal["isolated", "visible"] | ArrayLike | Callable[[list[Member]], ArrayLike]
+
+MAX_WIDTH = 256
+
+
+class ParallelOptions(TypedDict, total=False):
+    """Keyword arguments of `llm.parallel`; `ParallelParams` says what they mean."""
+
+    threshold: float | Schedule
+    mode: Mode
+    max_width: int
+    combine: Literal["mixture", "best"]
+    prune: float | None
+    prune_after: int
+    temperature: float
+    max_tokens: int | None
+    attention: bool
+    ignore_eos: bool
+    timeout: float | None
+
+
+@dataclass(frozen=True)
+class ParallelParams:
+    """The options of a parallel run, checked.
+
+    - `threshold`: every token at least so probable is kept; a number above 0 up to 1, or a schedule
+      (`Linear`, `Cosine`, `Bezier`, or any function of how much of the run has passed, from 0 to 1)
+    - `mode`: "isolated", "visible", a boolean matrix (does the row's member see the column's?) of which the
+      first rows and columns are used, or a function that makes one from a list of members
+    - `max_width`: members of a set, at most
+    - `combine`: the next distribution is the "mixture" of the members' ones, or that of the "best"
+    - `prune`: members that get less than so many times their set's mean attention are removed; None: none are
+    - `prune_after`: how many steps later that is decided
+    - `temperature`: applied before the threshold; 0 keeps the best token alone
+    - `max_tokens`: how many steps; None: to the end of the context
+    - `attention`: keep the attention of every set, by layer and head
+    - `ignore_eos`: end tokens are tokens like others
+    - `timeout`: seconds after which what is there is returned
+    """
+
+    threshold: float | Schedule = 0.25
+    mode: Mode = "isolated"
+    max_width: int = 8
+    combine: str = "mixture"
+    prune: float | None = None
+    prune_after: int = 4
+    temperature: float = 1.0
+    max_tokens: int | None = None
+    attention: bool = False
+    ignore_eos: bool = False
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.threshold):
+            check_threshold(self.threshold)
+        check_integer("max_width", self.max_width, 1, MAX_WIDTH)
+        if self.combine not in ("mixture", "best"):
+            raise InvalidRequest(f"combine must be 'mixture' or 'best', not {self.combine!r}")
+        if self.prune is not None:
+            check_number("prune", self.prune, 0.0, 100.0, open_low=True)
+        check_integer("prune_after", self.prune_after, 1, 1 << 20)
+        check_number("temperature", self.temperature, 0.0, 100.0)
+        if self.max_tokens is not None:
+            check_integer("max_tokens", self.max_tokens, 1, 1 << 31)
+        if self.timeout is not None:
+            check_number("timeout", self.timeout, 0.0, 1e9, open_low=True)
+        for name in ("attention", "ignore_eos"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name} must be True or False, not {getattr(self, name)!r}")
+        if isinstance(self.mode, str):
+            if self.mode not in ("isolated", "visible"):
+                raise InvalidRequest(
+                    f"mode must be 'isolated', 'visible', a boolean matrix or a function, not {self.mode!r}"
+                )
+        elif not callable(self.mode):
+            check_matrix(self.mode, self.max_width)
+
+    @property
+    def measures(self) -> bool:
+        """Whether attention is asked for."""
+        return self.prune is not None or self.attention
+
+    def threshold_at(self, passed: float) -> float:
+        """The threshold when so much of the run has passed."""
+        if not callable(self.threshold):
+            return self.threshold
+        value = self.threshold(passed)
+        check_threshold(value)
+        return float(value)
+
+    def sees(self, members: list[Member]) -> Matrix | None:
+        """Who of a set sees whom; None: all see all."""
+        n = len(members)
+        if n == 1 or (isinstance(self.mode, str) and self.mode == "visible"):
+            return None
+        if isinstance(self.mode, str):
+            return np.eye(n, dtype=bool)
+        matrix = self.mode(members) if callable(self.mode) else self.mode
+        return check_matrix(matrix, n)[:n, :n]
+
+
+def check_matrix(matrix: ArrayLike, width: int) -> Matrix:
+    """A matrix of who sees whom, for sets of up to `width` members."""
+    array = np.asarray(matrix)
+    if array.ndim != 2 or array.dtype != bool or array.shape[0] != array.shape[1] or len(array) < width:
+        raise InvalidRequest(
+            f"mode as a matrix must be bool[n, n] with n at least {width}, "
+            f"not {array.dtype}{list(array.shape)}"
+        )
+    if not array.diagonal().all():
+        raise InvalidRequest("mode as a matrix must be True on its diagonal: a token sees itself")
+    return array
+
+
+def parallel_params(options: Mapping[str, Any]) -> ParallelParams:
+    """Check the options of a run; an unknown name raises."""
+    names = [field.name for field in fields(ParallelParams)]
+    for name in options:
+        if name not in names:
+            near = get_close_matches(name, names, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}"
+            raise InvalidRequest(f"there is no parameter {name!r}{hint}")
+    return ParallelParams(**options)
