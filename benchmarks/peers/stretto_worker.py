@@ -14,7 +14,8 @@ opened = ExitStack()  # models and sequences that stay for the next round
 
 @cache
 def load(model, threads, kv, cells):
-    return opened.enter_context(stretto.load(model, threads=threads, kv=kv, cells=cells))
+    # Prompts come again within a round, and are to be computed again.
+    return opened.enter_context(stretto.load(model, threads=threads, kv=kv, cells=cells, prefix_cache=False))
 
 
 @cache

@@ -78,7 +78,7 @@ def test_depth_and_sequences_can_be_left_out():
 def test_the_plan_knows_the_cells_it_needs_and_gives_them_back():
     llm = mock_llm(chatter, cells=PLAN.cells)
     bench.speed(llm, PLAN)
-    assert llm.cells.n_free == PLAN.cells
+    assert llm.cache.stats().held == 0
 
 
 def test_what_does_not_fit_is_refused():

@@ -29,6 +29,11 @@ def chat(cli):
     return call
 
 
+def scripted(script):
+    """A model that keeps nothing from one prompt to the next, so that each is seen whole."""
+    return mock_llm(script, prefix_cache=False)
+
+
 def prompts(llm):
     """What the model was asked, prompt by prompt."""
     asked = [batch for batch in llm.backend.batches if len(batch) > 1]
@@ -50,7 +55,7 @@ NEXT = "<|start|>assistant\n"
 
 
 def test_each_line_is_a_turn_and_the_past_is_told_again(chat):
-    llm = mock_llm("Yes.")
+    llm = scripted("Yes.")
     assert chat("One?", "", "   ", "Two?\r", llm=llm) == (0, "Yes.\nYes.\n", "")
     assert prompts(llm) == [
         user("One?") + NEXT,
@@ -69,14 +74,14 @@ def test_options_and_statistics(chat):
 
 
 def test_nothing_of_a_model_reaches_the_terminal_raw(chat):
-    assert chat("Hi", llm=mock_llm("a\x1b[2J\tb\r"))[1] == "a\\x1b[2J\tb\\r\n"
+    assert chat("Hi", llm=scripted("a\x1b[2J\tb\r"))[1] == "a\\x1b[2J\tb\\r\n"
 
 
 # -- commands --
 
 
 def test_reset_forgets_all_but_the_system_message(chat):
-    llm = mock_llm("Yes.")
+    llm = scripted("Yes.")
     code, _, errors = chat("One?", "/reset", "Two?", llm=llm, options=("--system", "Be brief."))
     system = "<|start|>system\nBe brief.<|end|>"
     assert (code, errors) == (0, "a new conversation\n")
@@ -84,7 +89,7 @@ def test_reset_forgets_all_but_the_system_message(chat):
 
 
 def test_system_is_set_and_shown(chat):
-    llm = mock_llm("Yes.")
+    llm = scripted("Yes.")
     code, _, errors = chat("/system", "/system Be\tbrief. ", "/system", "One?", llm=llm)
     assert code == 0
     assert errors.splitlines() == [
@@ -95,7 +100,7 @@ def test_system_is_set_and_shown(chat):
 
 
 def test_stats(chat):
-    code, _, errors = chat("/stats", "One?", "/stats", llm=mock_llm("Yes."))
+    code, _, errors = chat("/stats", "One?", "/stats", llm=scripted("Yes."))
     before, after = errors.splitlines()
     assert code == 0
     assert before == "0 turns in 0 of 1,024 tokens; 0 generated in all"
@@ -109,7 +114,7 @@ def test_stats(chat):
 
 def test_save_and_load(chat, tmp_path):
     path = tmp_path / "a chat.json"
-    llm = mock_llm("Yes.")
+    llm = scripted("Yes.")
     code, _, errors = chat("One?", f"/save {path}", llm=llm, options=("--system", "Größe"))
     assert (code, errors) == (0, f"saved to {path}\n")
     assert json.loads(path.read_text()) == {
@@ -122,11 +127,11 @@ def test_save_and_load(chat, tmp_path):
     }
     assert list(tmp_path.iterdir()) == [path]
 
-    later = mock_llm("No.")
+    later = scripted("No.")
     chat("Two?", llm=later, options=("--load", path))
     past = "<|start|>system\nGröße<|end|>" + user("One?") + assistant("Yes.")
     assert prompts(later) == [past + user("Two?") + NEXT]
-    other = mock_llm("No.")
+    other = scripted("No.")
     chat("Two?", llm=other, options=("--load", path, "--system", "X"))
     assert prompts(other)[0].startswith("<|start|>system\nX<|end|><|start|>user")
 
@@ -173,7 +178,7 @@ def test_loading_what_is_not_there_is_one_line(chat, tmp_path):
 
 
 def test_help_and_exit(chat):
-    llm = mock_llm("Yes.")
+    llm = scripted("Yes.")
     code, output, errors = chat("/help", "/exit", "never said", llm=llm)
     assert (code, output) == (0, "")
     for command in ("/help", "/reset", "/system", "/stats", "/save", "/exit", "Ctrl-C"):
@@ -182,7 +187,7 @@ def test_help_and_exit(chat):
 
 
 def test_unknown_commands_are_not_said_and_two_slashes_are(chat):
-    llm = mock_llm("Yes.")
+    llm = scripted("Yes.")
     code, _, errors = chat("/etc is a folder", "/reset now", "//etc is one", llm=llm)
     assert code == 2
     assert errors.splitlines() == [
@@ -205,7 +210,7 @@ def test_an_error_removes_the_turn_and_the_chat_goes_on(chat):
             raise ZeroDivisionError("by \x1b")
         return 257 if text.endswith("\x01") else 1
 
-    llm = mock_llm(script)
+    llm = scripted(script)
     llm.chat_prompt = lambda messages, **_: list("|".join(m["content"] for m in messages).encode())
     code, output, errors = chat("good", "bad", "worse", "/stats", "again", llm=llm)
     assert code == 2
@@ -239,7 +244,7 @@ def test_bad_options_are_told_before_the_first_turn_or_in_it(chat):
 
 
 def test_a_model_without_a_template_cannot_chat(chat, monkeypatch):
-    llm = mock_llm("ok")
+    llm = scripted("ok")
 
     def no_template(messages, **variables):
         raise Unsupported("this model has no chat template")
@@ -262,7 +267,7 @@ def interrupting(at, times=1):
             signal.raise_signal(signals.pop())
         return 257 if said == ord("f") else said + 1
 
-    return mock_llm(script)
+    return scripted(script)
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_it(chat):

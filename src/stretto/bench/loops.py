@@ -124,13 +124,12 @@ def _clocked(llm: LLM) -> Iterator[dict[str, float]]:
             ("forward", type(llm.backend), "forward"),
             ("sampling", type(sequence), "choose"),
             ("detokenizing", type(llm.tokenizer.detokenizer()), "push"),
-            *(("cells and batch", Batch, name) for name in ("extend", "check", "place")),
+            *(("cells and batch", Batch, name) for name in ("extend", "check", "place", "decoding")),
         ]
     with ExitStack() as stack:
         for part, owner, name in calls:
-            original = getattr(owner, name)
-            setattr(owner, name, _timed(original, part, clock))
-            stack.callback(setattr, owner, name, original)
+            stack.callback(setattr, owner, name, vars(owner)[name])
+            setattr(owner, name, _timed(getattr(owner, name), part, clock))
         yield clock
 
 
