@@ -46,7 +46,9 @@ bench: $(VENV)/.test
 # reading the .pth files of .venv, one of which leads to the usual module. The C++ library has to be there
 # before the sanitizer, which wraps its exceptions; an interpreter never frees all it has, so leaks are not
 # looked for. Tests that start a Python of their own, or take away its memory, are left out.
-ASAN_TESTS := tests/backends/test_ops.py tests/backends/test_decoder.py tests/weights/test_formats.py \
+ASAN_TESTS := tests/backends/test_ops.py tests/backends/test_decoder.py tests/backends/test_fused.py \
+              tests/backends/test_probe.py tests/sampling/test_native.py tests/sampling/test_native_hook.py \
+              tests/engine/test_save.py tests/engine/test_table.py tests/weights/test_formats.py \
               tests/weights/test_gguf.py tests/weights/test_gguf_fuzz.py
 asan: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/asan/site --config-settings \
