@@ -42,16 +42,18 @@ Buffer::Buffer(size_t bytes) : bytes_(bytes) {
 #endif
         return;
     }
-    void* data = nullptr;
-    if (posix_memalign(&data, 64, (bytes + 63) / 64 * 64)) throw std::bad_alloc();
-    data_ = static_cast<uint8_t*>(data);
+    // Aligned by hand: some C libraries never use again all of what posix_memalign gave and got back.
+    allocated_ = std::malloc(bytes + 64);
+    if (!allocated_) throw std::bad_alloc();
+    const auto address = reinterpret_cast<uintptr_t>(allocated_);
+    data_ = static_cast<uint8_t*>(allocated_) + (64 - address % 64);
 }
 
 Buffer::~Buffer() {
     if (mapped_) {
         munmap(mapped_, mapped_bytes_);
     } else {
-        std::free(data_);
+        std::free(allocated_);
     }
 }
 
@@ -59,6 +61,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     std::swap(mapped_, other.mapped_);
+    std::swap(allocated_, other.allocated_);
     std::swap(mapped_bytes_, other.mapped_bytes_);
     return *this;
 }

@@ -48,6 +48,7 @@ public:
 private:
     uint8_t* data_ = nullptr;
     size_t bytes_ = 0;
+    void* allocated_ = nullptr;  // where a small one begins
     void* mapped_ = nullptr;  // where a large one begins and how long it is
     size_t mapped_bytes_ = 0;
 };

@@ -202,7 +202,7 @@ constexpr size_t kAhead = kChunk;  // how far cells are asked for before they ar
 // Scores of the whole span, then weights, then values: three loops without anything to wait for in them.
 template <int T, Source From>
 void attend_rows(const Attention& a, size_t first, size_t last, const Partial& out) {
-    const size_t size = padded(a.head_size), vectors = size / 16, bytes = head_bytes(a.type, a.head_size);
+    const size_t size = padded(a.head_size), vectors = size / 16;
     const size_t start = first / kChunk * kChunk;
     float* floats = a.scratch;                  // K or V of a chunk, if they are made into floats
     float* queries = floats + kChunk * size;    // four heads, padded

@@ -30,7 +30,7 @@ def test_requests_join_and_leave_between_steps():
 
 
 def test_a_long_prompt_does_not_hold_up_who_decodes():
-    llm = mock_llm(endless, cells=4096, context_length=4096)
+    llm = mock_llm(endless, cells=4096, context_length=4096, limits=Limits(max_step_ms=40))
     stream = llm.stream("a", max_tokens=200, temperature=0)
     next(stream)
     llm.backend.batches.clear()

@@ -39,7 +39,7 @@ class Limits:
     max_running: int = 64
     max_queue: int = 1024
     max_tokens_per_step: int = 512
-    max_step_ms: float = 40.0
+    max_step_ms: float = 45.0
 
     def __post_init__(self) -> None:
         check_integer("max_running", self.max_running, 1, 1 << 16)
