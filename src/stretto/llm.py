@@ -368,16 +368,8 @@ class LLM:
 
     def _run(self, several: list[Branches]) -> list[Result | list[Result]]:
         """Step the engine until all have finished."""
-        try:
-            for branches in several:
-                self._engine.add(branches.requests[0])
-            self._engine.step_until(lambda: all(branches.finished for branches in several))
-            return [branches.results() for branches in several]
-        finally:
-            with self._engine.lock:  # after an error or Ctrl-C the others give their cells back
-                for branches in several:
-                    for request in branches.requests:
-                        request.cancel()
+        self._engine.complete([branches.requests for branches in several])
+        return [branches.results() for branches in several]
 
 
 def _closed() -> str:

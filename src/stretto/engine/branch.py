@@ -158,31 +158,22 @@ class BeamSearch(Request):
         """How many hypotheses are kept."""
         return self._how.beams or 1
 
-    def advance(self) -> None:
+    def _advance(self) -> None:
         """One more token for all: of all continuations the most probable stay."""
-        self.busy = True
-        try:
-            if self._timed_out():
-                self._conclude("timeout")
-                return
-            self.note_token()
-            opened = self._extend(self._candidates())
-            for sequence in {beam.sequence for beam in self._beams} - {beam.sequence for beam in opened}:
-                sequence.close(park=False)
-            self._beams = opened
-            self.sequences = [beam.sequence for beam in opened]
-            self.tokens = list(opened[0].tokens) if opened else self.tokens
-            if not opened or len(opened[0].tokens) >= self._most:
-                self._conclude("length")
-            elif len(self._endings) >= self.width and self._hopeless():
-                self._conclude("stop")
-        except Exception as error:
-            self.fail(error)
-        except BaseException:
-            self.interrupted()
-            raise
-        finally:
-            self.busy = False
+        if self._timed_out():
+            self._conclude("timeout")
+            return
+        self.note_token()
+        opened = self._extend(self._candidates())
+        for sequence in {beam.sequence for beam in self._beams} - {beam.sequence for beam in opened}:
+            sequence.close(park=False)
+        self._beams = opened
+        self.sequences = [beam.sequence for beam in opened]
+        self.tokens = list(opened[0].tokens) if opened else self.tokens
+        if not opened or len(opened[0].tokens) >= self._most:
+            self._conclude("length")
+        elif len(self._endings) >= self.width and self._hopeless():
+            self._conclude("stop")
 
     def finish(self, reason: FinishReason, why: str | int | None = None) -> None:
         """End it from outside; the hypotheses end as they are."""

@@ -152,14 +152,17 @@ class Engine:
             self.lock.release()
         return free
 
-    def cancel(self, request: Request) -> None:
-        """End a request: at once, or within the step that somebody is at just now."""
-        request.unwanted = True
-        if self.lock.acquire(blocking=False):
-            try:
-                request.cancel()
-            finally:
-                self.lock.release()
+    def complete(self, groups: list[list[Request]]) -> None:
+        """Queue the first of each group, which starts the others, and step until all have finished."""
+        requests = [request for group in groups for request in group]
+        try:
+            for first, *_ in groups:
+                self.add(first)
+            self.step_until(lambda: all(request.finished for request in requests))
+        finally:
+            with self.lock:  # after an error or Ctrl-C the others give their cells back
+                for request in requests:
+                    request.cancel()
 
     # -- sequences --
 

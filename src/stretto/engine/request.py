@@ -112,6 +112,17 @@ class Request:
         """The text so far."""
         return "".join(self._text)
 
+    @property
+    def usage(self) -> Usage:
+        """Tokens counted so far."""
+        return Usage(self._n_prompt, len(self.tokens), self.sequence.n_cached)
+
+    @property
+    def timings(self) -> Timings:
+        """Times taken so far."""
+        first = self._started if self._first is None else self._first
+        return Timings(first - self._started, self._last - first, max(0, len(self.tokens) - 1))
+
     # -- forward --
 
     def spawn(self) -> list[Request]:
@@ -138,24 +149,18 @@ class Request:
             self.finish("timeout")
 
     def advance(self) -> None:
-        """Sample the next token and see whether it is the last.
+        """Sample the next token and see whether it is the last."""
+        self._guard(self._advance)
 
-        What goes wrong here, in a callback say, ends this request and no other.
-        """
+    def advance_fused(self) -> None:
+        """Sample several tokens in native code; they are the ones that `advance` would sample."""
+        self._guard(self._advance_fused)
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        """What goes wrong in a request's own work, in a callback say, ends this request and no other."""
         self.busy = True  # a callback may use the engine, and so step it
         try:
-            params = self.params
-            if params.timeout is not None and self._timed_out():
-                self.finish("timeout")
-                return
-            row = self.sequence.logits
-            begun = time.perf_counter()
-            token = self.sequence.choose(row, params.sampling)
-            self._engine.metrics.sampling += time.perf_counter() - begun
-            if params.logprobs or params.scored:
-                self._accept(token, *self._measure(token, row))
-            else:
-                self._accept(token, None, ())
+            work()
         except Exception as error:
             self.fail(error)
         except BaseException:
@@ -168,38 +173,42 @@ class Request:
         """Ctrl-C in the middle of a token: whether it counts is not known, so the request ends."""
         self.fail(Cancelled("the request was interrupted in the middle of a token; ask again"))
 
-    def advance_fused(self) -> None:
-        """Sample several tokens in native code; they are the ones that `advance` would sample."""
+    def _advance(self) -> None:
+        params = self.params
+        if params.timeout is not None and self._timed_out():
+            self.finish("timeout")
+            return
+        row = self.sequence.logits
+        begun = time.perf_counter()
+        token = self.sequence.choose(row, params.sampling)
+        self._engine.metrics.sampling += time.perf_counter() - begun
+        if params.logprobs or params.scored:
+            self._accept(token, *self._measure(token, row))
+        else:
+            self._accept(token, None, ())
+
+    def _advance_fused(self) -> None:
         most = self.params.max_tokens
         left = FUSED_TOKENS if most is None else most - len(self.tokens)
         cells = min(self._engine.cells.n_free, self._engine.context_length - self.sequence.position)
         n = min(FUSED_TOKENS, left, cells)
-        self.busy = True
-        try:
-            if n < 2 or self._timed_out():
-                for hook in self.params.native_hooks:
-                    hook(self.sequence.logits, self.sequence.history)
-                self.advance()
+        if n < 2 or self._timed_out():
+            for hook in self.params.native_hooks:
+                hook(self.sequence.logits, self.sequence.history)
+            self._advance()
+            return
+        last = most is not None and n == left
+        begun = time.perf_counter()
+        ahead = self.sequence.run_ahead(
+            n, self.params.sampling, self._end_ids, last, self.params.native_hooks
+        )
+        self._engine.metrics.forward += time.perf_counter() - begun
+        self._engine.metrics.decoded_tokens += len(ahead)
+        for token in ahead:
+            self._accept(token, None, (), placed=True)
+            if self.finished:
                 return
-            last = most is not None and n == left
-            begun = time.perf_counter()
-            ahead = self.sequence.run_ahead(
-                n, self.params.sampling, self._end_ids, last, self.params.native_hooks
-            )
-            self._engine.metrics.forward += time.perf_counter() - begun
-            self._engine.metrics.decoded_tokens += len(ahead)
-            for token in ahead:
-                self._accept(token, None, (), placed=True)
-                if self.finished:
-                    return
-            self.sequence.settle()
-        except Exception as error:
-            self.fail(error)
-        except BaseException:
-            self.interrupted()
-            raise
-        finally:
-            self.busy = False
+        self.sequence.settle()
 
     def _accept(
         self, token: int, logprob: float | None, top: tuple[Logprob, ...], placed: bool = False
@@ -335,14 +344,13 @@ class Request:
             raise self.error
         if self.finish_reason is None:
             raise InvalidRequest("the generation has not finished; iterate the stream to its end first")
-        first = self._started if self._first is None else self._first
         return Result(
             text=self.text,
             tokens=list(self.tokens),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-            usage=Usage(self._n_prompt, len(self.tokens), self.sequence.n_cached),
-            timings=Timings(first - self._started, self._last - first, max(0, len(self.tokens) - 1)),
+            usage=self.usage,
+            timings=self.timings,
             seed=self.sequence.random.seed,
             logprob=self.score / self.n_sampled if self.params.scored and self.n_sampled else None,
             logprobs=list(self._logprobs) if self.params.logprobs else None,

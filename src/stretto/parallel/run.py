@@ -9,7 +9,7 @@ from stretto.engine.engine import Engine
 from stretto.engine.params import RequestParams
 from stretto.engine.request import Request
 from stretto.engine.sequence import Sequence
-from stretto.engine.types import FinishReason, Timings, Usage
+from stretto.engine.types import FinishReason
 from stretto.errors import InvalidRequest
 from stretto.parallel.advance import SetSequence
 from stretto.parallel.options import ParallelParams
@@ -48,33 +48,24 @@ class ParallelRun(Request):
 
     # -- a step --
 
-    def advance(self) -> None:
+    def _advance(self) -> None:
         """Take in what the last set gave, and choose the next one."""
-        self.busy = True  # a function given as mode or threshold may use the engine, and so step it
-        try:
-            if self._timed_out():
-                self.finish("timeout")
-                return
-            self._take_in()
-            each = distributions(self.sequence.rows)
-            weights = [member.weight for member in self.steps[-1].members] if self.steps else [1.0]
-            threshold = self.run.threshold_at(len(self.steps) / max(1, self._most - 1))
-            following = temper(combine(each, weights, self.run.combine), self.run.temperature)
-            rows = self.sequence.rows
-            best = int(rows[0].argmax()) if len(rows) == 1 or self.run.combine == "best" else None
-            chosen = select(following, threshold, self.run.max_width, self._end_ids, best)
-            self.note_token()
-            if chosen.end is not None:
-                self._end("stop", chosen.end)
-            else:
-                self._go_on(chosen, each, threshold)
-        except Exception as error:
-            self.fail(error)
-        except BaseException:
-            self.interrupted()
-            raise
-        finally:
-            self.busy = False
+        if self._timed_out():
+            self.finish("timeout")
+            return
+        self._take_in()
+        each = distributions(self.sequence.rows)
+        weights = [member.weight for member in self.steps[-1].members] if self.steps else [1.0]
+        threshold = self.run.threshold_at(len(self.steps) / max(1, self._most - 1))
+        following = temper(combine(each, weights, self.run.combine), self.run.temperature)
+        rows = self.sequence.rows
+        best = int(rows[0].argmax()) if len(rows) == 1 or self.run.combine == "best" else None
+        chosen = select(following, threshold, self.run.max_width, self._end_ids, best)
+        self.note_token()
+        if chosen.end is not None:
+            self._end("stop", chosen.end)
+        else:
+            self._go_on(chosen, each, threshold)
 
     def _take_in(self) -> None:
         """Note the cells and the attention of the set that was computed, and prune."""
@@ -135,13 +126,12 @@ class ParallelRun(Request):
 
     def text_so_far(self) -> ParallelText:
         """What has come up to now."""
-        first = self._started if self._first is None else self._first
         return ParallelText(
             steps=list(self.steps),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-            usage=Usage(self._n_prompt, len(self.tokens), self.sequence.n_cached),
-            timings=Timings(first - self._started, self._last - first, max(0, len(self.tokens) - 1)),
+            usage=self.usage,
+            timings=self.timings,
             cells_freed=self._freed,
             rest=self._detokenizer.fork().flush(),
         )
@@ -170,12 +160,5 @@ def _start(engine: Engine, prompt: list[int] | Sequence) -> tuple[SetSequence, l
 def run_all(engine: Engine, runs: Iterable[ParallelRun]) -> list[ParallelText]:
     """Run several together, each in every batch, and wait for all of them."""
     several = list(runs)
-    try:
-        for run in several:
-            engine.add(run)
-        engine.step_until(lambda: all(run.finished for run in several))
-        return [run.outcome() for run in several]
-    finally:
-        with engine.lock:  # after an error or Ctrl-C the others give their cells back
-            for run in several:
-                run.cancel()
+    engine.complete([[run] for run in several])
+    return [run.outcome() for run in several]
