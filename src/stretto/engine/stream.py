@@ -1,16 +1,71 @@
-"""A generation as an iterator: whoever takes the next token steps the engine for it."""
+"""A request as an iterator: whoever takes its next event steps the engine for it."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from stretto.engine.engine import Engine
 from stretto.engine.request import Request
 from stretto.engine.types import Result, Token
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class TextStream:
+Event = TypeVar("Event")
+
+
+class EventStream(Generic[Event]):
+    """Iterate it for the events of a request; `cancel()` ends it, as does leaving a `with`."""
+
+    def __init__(self, engine: Engine, request: Request, events: deque[Event]) -> None:
+        self._engine = engine
+        self._request = request
+        self._events = events  # those nobody has taken yet
+        engine.add(request)
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        request, events, ended = self._request, self._events, False
+        while not ended:
+            ended = request.finished  # asked first: its last event is there by then
+            try:
+                return events.popleft()
+            except IndexError:  # none yet, or another thread took it
+                pass
+            try:
+                self._engine.step_until(lambda: bool(events) or request.finished)
+            except BaseException:  # Ctrl-C in the middle of a step: the cells are given back at once
+                self.cancel()
+                raise
+        if request.error is not None:
+            raise request.error
+        raise StopIteration
+
+    def cancel(self) -> None:
+        """End the request, from any thread; its cells are free then. What is there stays readable."""
+        with self._engine.lock:
+            self._request.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        # A stream that nobody holds any more would keep its cells for ever. This may be called in the
+        # middle of anything, so the next step ends it.
+        self._request.unwanted = True
+
+
+class TextStream(EventStream[Token]):
     """Iterate it for `Token`s; `result` is the whole when it has ended, `cancel()` ends it.
 
     stream = llm.stream("Once upon a time")
@@ -20,29 +75,7 @@ class TextStream:
     """
 
     def __init__(self, engine: Engine, request: Request) -> None:
-        self._engine = engine
-        self._request = request
-        engine.add(request)
-
-    def __iter__(self) -> Iterator[Token]:
-        return self
-
-    def __next__(self) -> Token:
-        request, ended = self._request, False
-        while not ended:
-            ended = request.finished  # asked first: its last token is there by then
-            try:
-                return request.events.popleft()
-            except IndexError:  # none yet, or another thread took it
-                pass
-            try:
-                self._engine.step_until(lambda: bool(request.events) or request.finished)
-            except BaseException:  # Ctrl-C in the middle of a step: the cells are given back at once
-                self.cancel()
-                raise
-        if request.error is not None:
-            raise request.error
-        raise StopIteration
+        super().__init__(engine, request, request.events)
 
     @property
     def result(self) -> Result:
@@ -55,21 +88,3 @@ class TextStream:
     def text(self) -> str:
         """The text so far."""
         return self._request.text
-
-    def cancel(self) -> None:
-        """End the generation, from any thread; its cells are free then. What is there stays readable."""
-        with self._engine.lock:
-            self._request.cancel()
-
-    def __enter__(self) -> TextStream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cancel()
-
-    def __del__(self) -> None:
-        # A stream that nobody holds any more would keep its cells for ever. This may be called in the
-        # middle of anything, so the next step ends it.
-        self._request.unwanted = True
