@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
 from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -12,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stretto.backends.base import Batch, FusedRun
-from stretto.cache.cells import check_range
-from stretto.engine import saving
+from stretto.engine import editing, saving
 from stretto.engine.params import sampling_params
 from stretto.engine.types import Step
 from stretto.errors import ContextOverflow, InvalidRequest
@@ -190,7 +188,7 @@ class Sequence:
     def truncate(self, position: int) -> None:
         """Keep only the tokens at positions below `position`."""
         with self._engine.lock:
-            self.remove(position, max(self.position, self._check_position("position", position)))
+            self.remove(position, max(self.position, editing.check_position("position", position)))
 
     def remove(self, start: int, stop: int, *, close: bool = False) -> None:
         """Remove the tokens at start ≤ position < stop.
@@ -198,61 +196,14 @@ class Sequence:
         A hole stays: later tokens keep their positions. `close=True` moves them down instead, and turns
         their K to the new positions.
         """
-        start, stop = self._check_position("start", start), self._check_position("stop", stop)
-        check_range(start, stop)
-        with self._engine.lock:
-            self._alive()
-            if close:
-                self._engine.backend.capabilities.require("shift", self._engine.backend.name)
-            uncomputed = close and start >= self._start  # a mere change of the text to come
-            if stop < self.position and self.n_pending and not uncomputed:
-                self._engine.compute([self])  # tokens behind the hole take their places before it is made
-            where = self.positions
-            first, last = bisect_left(where, start), bisect_left(where, stop)
-            if first == last:
-                return
-            if close and not uncomputed:  # what shifting takes, less what removing gives: before any change
-                cells = self._engine.cells
-                own = last - first - cells.count_shared(self.id, start, stop)
-                self._engine.make_room(cells.count_shared(self.id, stop) - own)
-            self._engine.cells.remove(self.id, start, stop)
-            del self._tokens[first:last]
-            self.n_prompt -= max(0, min(last, self.n_prompt) - first)
-            if first == 0 or start <= (self._resume or 0):
-                self._resume = None
-            self._edited(len(self._tokens) if uncomputed else first)
-            if close and not uncomputed:
-                self._engine.shift(self.id, stop, None, start - stop)
+        editing.remove(self, start, stop, close)
 
     def shift(self, start: int, stop: int | None = None, *, by: int) -> None:
         """Move the tokens at start ≤ position < stop by some positions, and turn their K with them.
 
         They keep their places in the order of tokens: a move onto or across others is refused.
         """
-        start = self._check_position("start", start)
-        stop = None if stop is None else self._check_position("stop", stop)
-        check_range(start, stop)
-        if isinstance(by, bool) or not isinstance(by, (int, np.integer)):
-            raise InvalidRequest(f"by must be a number of positions, not {by!r}")
-        by = int(by)
-        with self._engine.lock:
-            self._alive()
-            self._engine.backend.capabilities.require("shift", self._engine.backend.name)
-            self._engine.compute([self])
-            where = self.positions
-            last = len(where) if stop is None else bisect_left(where, stop)
-            first = bisect_left(where, start)
-            if first >= last or not by:
-                return
-            low = where[first - 1] if first else -1
-            high = where[last] if last < len(where) else self._engine.context_length
-            if not (low < where[first] + by and where[last - 1] + by < high):
-                raise InvalidRequest(
-                    f"positions {where[first]} to {where[last - 1]} moved by {by} would leave the room "
-                    f"between {low} and {high}"
-                )
-            self._engine.shift(self.id, start, stop, by)
-            self._edited(first)
+        editing.shift(self, start, stop, by)
 
     def clear(self) -> None:
         """Remove all tokens; the next one stands at position 0 again."""
@@ -439,9 +390,3 @@ class Sequence:
         if self.closed:
             raise InvalidRequest(f"sequence {self.id} is closed; make a new one with llm.sequence")
         self._engine.alive()
-
-    @staticmethod
-    def _check_position(name: str, value: int) -> int:
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-            raise InvalidRequest(f"{name} must be a position, 0 or more, not {value!r}")
-        return int(value)
