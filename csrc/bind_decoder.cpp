@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "bindings.h"
 #include "decoder.h"
@@ -80,13 +81,28 @@ void check_range(const int32_t* values, size_t n, int64_t end, const char* what)
     if (least < 0 || most >= end) fail(std::string(what) + " out of range");
 }
 
+void check_complete(Decoder& decoder) {
+    if (!decoder.complete()) fail("the model is incomplete: " + decoder.missing());
+}
+
+// Logits, or final hidden states, of the wanted rows.
+Array2<float> run(Decoder& decoder, const Input& input, bool hidden) {
+    const size_t columns = hidden ? decoder.config().n_embd : decoder.config().n_vocab;
+    std::unique_ptr<float[]> out(new float[input.wanted.size() * columns]);
+    {
+        nb::gil_scoped_release release;
+        decoder.forward(input, out.get(), hidden);
+    }
+    float* raw = out.release();
+    return Array2<float>(raw, {input.wanted.size(), columns}, owner_of(raw));
+}
+
 Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> positions, Input1<int32_t> cells,
                       const std::vector<Input1<int32_t>>& views, Input1<int32_t> view_of, Input1<int32_t> lengths,
                       Input1<int32_t> table, Input1<int32_t> wanted, const nb::dict& vectors, bool hidden,
                       Input1<int32_t> probes, Input1<int32_t> watched) {
     const Config& config = decoder.config();
-    const std::string missing = decoder.missing();
-    if (!missing.empty()) fail("the model is incomplete: " + missing);
+    check_complete(decoder);
     Input input;
     input.n = tokens.shape(0);
     if (!input.n || positions.shape(0) != input.n || cells.shape(0) != input.n || view_of.shape(0) != input.n ||
@@ -133,14 +149,39 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
     input.lengths = lengths.data();
     input.table = table.data();
 
-    const size_t columns = hidden ? config.n_embd : config.n_vocab;
-    std::unique_ptr<float[]> out(new float[input.wanted.size() * columns]);
-    {
-        nb::gil_scoped_release release;
-        decoder.forward(input, out.get(), hidden);
+    return run(decoder, input, hidden);
+}
+
+// A step of decoding: row i is a token that sees the first lengths[i] entries of a view of its own; all rows
+// get logits. Views may be longer than what they hold.
+Array2<float> decode(Decoder& decoder, const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
+                     const std::vector<int32_t>& cells, const std::vector<Input1<int32_t>>& views,
+                     const std::vector<int32_t>& lengths, Input1<int32_t> table) {
+    check_complete(decoder);
+    Input input;
+    input.n = tokens.size();
+    if (!input.n || positions.size() != input.n || cells.size() != input.n || views.size() != input.n ||
+        lengths.size() != input.n || table.shape(0) != decoder.n_cells()) {
+        fail("the lists of a step have different lengths");
     }
-    float* raw = out.release();
-    return Array2<float>(raw, {input.wanted.size(), columns}, owner_of(raw));
+    check_range(tokens.data(), input.n, decoder.config().n_vocab, "tokens");
+    check_range(positions.data(), input.n, kMost, "positions");
+    check_range(cells.data(), input.n, decoder.n_cells(), "cells");
+    input.wanted.resize(input.n);
+    std::iota(input.wanted.begin(), input.wanted.end(), 0);
+    const std::vector<int32_t> view_of(input.wanted.begin(), input.wanted.end());
+    for (size_t i = 0; i < input.n; ++i) {
+        if (lengths[i] < 1 || static_cast<size_t>(lengths[i]) > views[i].shape(0)) fail("lengths out of range");
+        check_range(views[i].data(), static_cast<size_t>(lengths[i]), decoder.n_cells(), "a view");
+        input.views.push_back(views[i].data());
+    }
+    input.tokens = tokens.data();
+    input.positions = positions.data();
+    input.cells = cells.data();
+    input.view_of = view_of.data();
+    input.lengths = lengths.data();
+    input.table = table.data();
+    return run(decoder, input, false);
 }
 
 Array1<float> copy_of(const std::vector<float>& numbers) {
@@ -154,8 +195,7 @@ nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, in
                Input1<int32_t> table, const nb::tuple& sampling, Input1<int32_t> tokens, size_t n_prompt,
                Input1<int32_t> biased, Input1<float> bias, uint64_t seed, uint64_t index, uint64_t draws,
                std::vector<int32_t> ends, bool last, const std::vector<std::pair<uintptr_t, uintptr_t>>& hooks) {
-    const std::string missing = decoder.missing();
-    if (!missing.empty()) fail("the model is incomplete: " + missing);
+    check_complete(decoder);
     const size_t n_vocab = decoder.config().n_vocab;
     Loop loop;
     loop.most = cells.shape(0);
@@ -286,6 +326,8 @@ void bind_decoder(nb::module_& m) {
              nb::arg("cells").noconvert(), nb::arg("views"), nb::arg("view_of").noconvert(),
              nb::arg("lengths").noconvert(), nb::arg("table").noconvert(), nb::arg("wanted").noconvert(),
              nb::arg("vectors"), nb::arg("hidden"), nb::arg("probes").noconvert(), nb::arg("watched").noconvert())
+        .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("cells"), nb::arg("views"),
+             nb::arg("lengths"), nb::arg("table").noconvert())
         .def("received", [](const Decoder& decoder) { return copy_of(decoder.received()); })
         .def("watched", [](const Decoder& decoder) { return copy_of(decoder.watched()); })
         .def("loop", &loop, nb::arg("logits").noconvert(), nb::arg("cells").noconvert(), nb::arg("position"),

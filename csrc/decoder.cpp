@@ -143,6 +143,7 @@ std::vector<float>* Decoder::vector_named(const std::string& name) {
 }
 
 void Decoder::set_unpacked(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data) {
+    complete_ = false;
     Matrix* matrix = matrix_named(name);
     Layout layout;
     if (!matrix || !layout_of(format, &layout)) throw std::invalid_argument("no use for the matrix " + name);
@@ -154,6 +155,7 @@ void Decoder::set_unpacked(const std::string& name, int format, size_t rows, siz
 
 void Decoder::pack_rows(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data,
                         size_t count) {
+    complete_ = false;
     Matrix* matrix = matrix_named(name);
     Layout layout;
     if (!matrix || !layout_of(format, &layout)) throw std::invalid_argument("no use for the matrix " + name);
@@ -179,6 +181,7 @@ void Decoder::pack_rows(const std::string& name, int format, size_t rows, size_t
 }
 
 void Decoder::set_vector(const std::string& name, const float* data, size_t n) {
+    complete_ = false;
     std::vector<float>* vector = vector_named(name);
     if (!vector) throw std::invalid_argument("no use for the vector " + name);
     vector->assign(data, data + n);

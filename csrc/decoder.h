@@ -88,8 +88,13 @@ public:
     void pack_rows(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data, size_t count);
     // A norm's weights or a bias.
     void set_vector(const std::string& name, const float* data, size_t n);
-    // Whether all that the config asks for has been set; the name of what is missing, or "".
+    // The name of what the config asks for and nobody has set, or "".
     std::string missing() const;
+    // Whether nothing is missing.
+    bool complete() {
+        if (!complete_) complete_ = missing().empty();
+        return complete_;
+    }
 
     // Runs a batch: logits [n_wanted][n_vocab], or with `hidden` the final states [n_wanted][n_embd].
     void forward(const Input& input, float* out, bool hidden);
@@ -144,6 +149,7 @@ private:
     size_t head_bytes_; // of one head's K or V in one cell
     size_t block_bytes_;
     std::vector<float> received_, watched_;
+    bool complete_ = false;  // known to be, since the last tensor was set
     Buffer scratch_;    // grows to what the largest batch needed
 };
 

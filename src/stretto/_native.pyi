@@ -64,6 +64,15 @@ class Decoder:
         probes: NDArray[np.int32],
         watched: NDArray[np.int32],
     ) -> NDArray[np.float32]: ...
+    def decode(
+        self,
+        tokens: list[int],
+        positions: list[int],
+        cells: list[int],
+        views: list[NDArray[np.int32]],
+        lengths: list[int],
+        table: NDArray[np.int32],
+    ) -> NDArray[np.float32]: ...
     def received(self) -> NDArray[np.float32]: ...
     def watched(self) -> NDArray[np.float32]: ...
     def loop(

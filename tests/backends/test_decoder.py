@@ -539,3 +539,62 @@ def test_more_threads_than_the_system_gives():
     )
     assert done.returncode == 0, done.stderr[-400:]
     assert done.stdout == "refused\n1 thread left\n"
+
+
+# -- a step of decoding --
+
+
+def step_arguments(**changes):
+    """One token of a sequence that has one cell already."""
+    arguments = {
+        "tokens": [1], "positions": [1], "cells": [1], "views": [np.array([0, 1, 99], np.int32)],
+        "lengths": [2], "table": np.array([0, 1, -1, -1], np.int32),
+    }  # fmt: skip
+    return {**arguments, **changes}
+
+
+def test_a_step_is_a_batch_of_single_rows(tiny_step):
+    decoder = tiny_step
+    views = [np.array([0, 1], np.int32), np.array([2, 3], np.int32)]
+    numbers = dict(cells=[1, 3], views=views, lengths=[2, 2], table=np.array([0, 1, 0, 1], np.int32))
+    step = decoder.decode(tokens=[5, 6], positions=[1, 1], **numbers)
+    arrays = {name: np.array(numbers[name], np.int32) for name in ("cells", "lengths")}
+    whole = decoder.forward(
+        tokens=np.array([5, 6], np.int32), positions=np.array([1, 1], np.int32), views=views,
+        view_of=np.array([0, 1], np.int32), table=numbers["table"], wanted=np.array([0, 1], np.int32),
+        vectors={}, hidden=False, probes=np.empty(0, np.int32), watched=np.empty(0, np.int32), **arrays,
+    )  # fmt: skip
+    np.testing.assert_array_equal(step, whole)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens": []},
+        {"tokens": [-1]},
+        {"tokens": [1 << 20]},
+        {"positions": [-1]},
+        {"positions": [0, 1]},
+        {"cells": [4]},
+        {"cells": [-1]},
+        {"lengths": [0]},
+        {"lengths": [4]},
+        {"lengths": [3]},  # the third entry of the view is no cell
+        {"views": []},
+        {"table": np.zeros(3, np.int32)},
+    ],
+)
+def test_a_step_that_does_not_fit_together_is_refused(tiny_step, changes):
+    with pytest.raises(ValueError, match="range|different lengths"):
+        tiny_step.decode(**step_arguments(**changes))
+
+
+def test_a_step_of_an_incomplete_model_is_refused():
+    decoder = _native.Decoder(plain(), 4, "f16", 1, "")
+    with pytest.raises(ValueError, match="incomplete: token_embd"):
+        decoder.decode(**step_arguments())
+
+
+@pytest.fixture(scope="module")
+def tiny_step():
+    return NativeBackend(tiny_file("llama"), tiny_spec("llama"), 4, 1)._decoder

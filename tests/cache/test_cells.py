@@ -225,20 +225,21 @@ def test_check_finds_what_is_wrong():
     broken(lambda c: c.shares.__setitem__(c.view(0)[0], 2))
     broken(lambda c: c._free.pop())
     broken(lambda c: c._free.append(int(c.view(0)[0])))
-    broken(lambda c: c._views.pop(1))
+    broken(lambda c: c.views.pop(1))
 
 
 def test_append_is_place_for_single_rows():
     one, other = Cells(20), Cells(20)
     for cells in (one, other):
         cells.place([1, 2, 3], [0, 1, 0], [(5,), (5,), (6,)])
-    taken, views = one.append([7, 8, 9], [2, 1, 0], [5, 6, 7])
-    assert taken.tolist() == other.place([7, 8, 9], [2, 1, 0], [(5,), (6,), (7,)]).tolist()
+    taken, places, views = one.append([7, 8, 9], [5, 6, 7])
+    assert places == [2, 1, 0]
+    assert taken == other.place([7, 8, 9], [2, 1, 0], [(5,), (6,), (7,)]).tolist()
     assert [view.n for view in views] == [3, 2, 1]
     for sequence in (5, 6, 7):
         assert one.view(sequence).tolist() == other.view(sequence).tolist()
     one.check()
     with pytest.raises(CacheFull, match="15 cells are needed and 14 of 20 are free"):
-        one.append([1] * 15, [0] * 15, list(range(10, 25)))
+        one.append([1] * 15, list(range(10, 25)))
     assert one.n_free == 14
     one.check()

@@ -1,5 +1,7 @@
 """The native sampler takes the token that the plain functions take."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -31,14 +33,8 @@ def near_a_border(row, params, tokens, n_prompt, uniform):
         choose_by_definition(row, changed, tokens, n_prompt, u)
         for changed in (
             params,
-            *(
-                SamplingParams(**{**vars(params), "top_p": min(max(params.top_p * f, 1e-9), 1.0)})
-                for f in (1 - 1e-6, 1 + 1e-6)
-            ),
-            *(
-                SamplingParams(**{**vars(params), "min_p": min(params.min_p * f, 1.0)})
-                for f in (1 - 1e-6, 1 + 1e-6)
-            ),
+            *(replace(params, top_p=min(max(params.top_p * f, 1e-9), 1.0)) for f in (1 - 1e-6, 1 + 1e-6)),
+            *(replace(params, min_p=min(params.min_p * f, 1.0)) for f in (1 - 1e-6, 1 + 1e-6)),
         )
         for u in (uniform, max(uniform - 1e-6, 0.0), min(uniform + 1e-6, 1 - 1e-12))
     }

@@ -8,14 +8,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.batch import Batch
+from stretto.backends.batch import Batch, Decoding
 from stretto.errors import Unsupported
 from stretto.models.spec import ModelSpec
 from stretto.sampling.hooks import NativeHook
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
 
-__all__ = ["Backend", "Batch", "Capabilities", "FusedRun"]
+__all__ = ["Backend", "Batch", "Capabilities", "Decoding", "FusedRun"]
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]

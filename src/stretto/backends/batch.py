@@ -49,7 +49,7 @@ class Batch:
         self._sequences: list[tuple[int, ...]] = []
         self._wanted: list[int] = []
         self._vectors: dict[int, Floats] = {}
-        self.placement: Placement | None = None
+        self._placement: Placement | None = None
         self.probes = NO_PROBES  # cells whose share of attention is asked for
         self.received: Floats | None = None  # float32[n, probes] after the forward pass, if asked for
         self.watched: list[int] = []  # rows whose whole attention is asked for
@@ -115,6 +115,11 @@ class Batch:
             raise InvalidRequest(f"row {row} is not in the batch; add it before it is watched")
         self.watched.append(int(row))
         return len(self.watched) - 1
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where its tokens went, once they have been placed."""
+        return self._placement
 
     def first_positions(self) -> dict[int, int]:
         """For each sequence in the batch the lowest position that it gets."""
@@ -186,25 +191,7 @@ class Batch:
         for index, rows in parts.items():
             wanted = [self._positions[row] for row in rows]
             seen[rows] = np.searchsorted(cells.positions[views[index]], wanted, side="right")
-        self.placement = Placement(taken, views, np.array(view_of, np.int32), seen, cells.positions)
-
-    @classmethod
-    def decoding(cls, cells: Cells, tokens: list[int], sequences: list[int]) -> Batch:
-        """A batch of one token behind the end of each sequence, all with logits, placed already."""
-        batch, n = cls(), len(tokens)
-        batch._tokens = tokens
-        batch._positions = positions = [cells.end(sequence) for sequence in sequences]
-        batch._sequences = [(sequence,) for sequence in sequences]
-        batch._wanted = rows = list(range(n))
-        taken, views = cells.append(tokens, positions, sequences)
-        batch.placement = Placement(
-            taken,
-            [view.cells for view in views],
-            np.array(rows, np.int32),
-            np.array([view.n for view in views], np.int32),
-            cells.positions,
-        )
-        return batch
+        self._placement = Placement(taken, views, np.array(view_of, np.int32), seen, cells.positions)
 
     def unplace(self, cells: Cells) -> None:
         """Give the cells back, when the forward pass failed."""
@@ -212,7 +199,44 @@ class Batch:
             for cell, sequences in zip(self.placement.cells.tolist(), self._sequences, strict=True):
                 for sequence in set(sequences):
                     cells.remove_cells(sequence, [cell])
-            self.placement = None
+            self._placement = None
+
+
+class Decoding(Batch):
+    """A batch of one token behind the end of each sequence, all with logits, placed already.
+
+    It is the step that is taken most, so a backend may read its lists as they are: row i is token `ids[i]` at
+    `places[i]`, writes cell `taken[i]` and sees the first `counts[i]` entries of `stores[i]`.
+    """
+
+    def __init__(self, cells: Cells, tokens: list[int], sequences: list[int]) -> None:
+        super().__init__()
+        self.ids = self._tokens = tokens
+        self.taken, self.places, views = cells.append(tokens, sequences)
+        self._positions = self.places
+        self._wanted = list(range(len(tokens)))
+        self._sequences = [(sequence,) for sequence in sequences]
+        self.stores = [view.store for view in views]
+        self.counts = [view.n for view in views]
+        self.table = cells.positions
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where its tokens went, for backends that treat all batches alike."""
+        if self._placement is None and self.taken:
+            self._placement = Placement(
+                np.array(self.taken, np.int32),
+                [store[:n] for store, n in zip(self.stores, self.counts, strict=True)],
+                np.array(self._wanted, np.int32),
+                np.array(self.counts, np.int32),
+                self.table,
+            )
+        return self._placement
+
+    def unplace(self, cells: Cells) -> None:
+        """Give the cells back, when the forward pass failed."""
+        super().unplace(cells)
+        self.taken = []
 
 
 def _members(sequences: Iterable[int]) -> tuple[int, ...]:

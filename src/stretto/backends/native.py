@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto import _native
-from stretto.backends.base import Batch, Capabilities, FusedRun
+from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun
 from stretto.errors import InvalidRequest, ModelError
 from stretto.models.spec import ModelSpec
-from stretto.sampling.sampler import WRONG, bias_arrays, history, native_params
+from stretto.sampling.sampler import WRONG, bias_arrays, history
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF, Tensor
 
@@ -96,6 +96,10 @@ class NativeBackend:
 
     def forward(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_vocab]."""
+        if isinstance(batch, Decoding):
+            return self._open.decode(
+                batch.ids, batch.places, batch.taken, batch.stores, batch.counts, batch.table
+            )
         return self._run(batch, hidden=False)
 
     def hidden(self, batch: Batch) -> Floats:
@@ -111,7 +115,7 @@ class NativeBackend:
             run.position,
             run.view,
             run.table,
-            native_params(run.params),
+            run.params.numbers,
             np.asarray(run.tokens, np.int32) if run.hooks else history(run.params, run.tokens),
             run.n_prompt,
             biased,

@@ -14,7 +14,7 @@ from functools import wraps
 from statistics import median
 from typing import Any, Literal
 
-from stretto.backends.base import Batch
+from stretto.backends.base import Batch, Decoding
 from stretto.bench.speed import TEMPERATURES, Sampling
 from stretto.llm import LLM
 from stretto.sampling.params import check_integer
@@ -124,7 +124,8 @@ def _clocked(llm: LLM) -> Iterator[dict[str, float]]:
             ("forward", type(llm.backend), "forward"),
             ("sampling", type(sequence), "choose"),
             ("detokenizing", type(llm.tokenizer.detokenizer()), "push"),
-            *(("cells and batch", Batch, name) for name in ("extend", "check", "place", "decoding")),
+            *(("cells and batch", Batch, name) for name in ("extend", "check", "place")),
+            ("cells and batch", Decoding, "__init__"),
         ]
     with ExitStack() as stack:
         for part, owner, name in calls:

@@ -43,14 +43,14 @@ class Cells:
         self.positions = np.full(n_cells, -1, np.int32)
         self.tokens = np.full(n_cells, -1, np.int32)
         self.shares = np.zeros(n_cells, np.int32)
-        self._views: dict[int, View] = {}
+        self.views: dict[int, View] = {}  # of the sequences that have cells
         self._free = list(range(n_cells - 1, -1, -1))  # a stack; low cells are handed out first
 
     def __len__(self) -> int:
         return self.n_cells
 
     def __repr__(self) -> str:
-        return f"<Cells: {self.n_used} of {self.n_cells} used by {len(self._views)} sequences>"
+        return f"<Cells: {self.n_used} of {self.n_cells} used by {len(self.views)} sequences>"
 
     @property
     def n_free(self) -> int:
@@ -65,13 +65,13 @@ class Cells:
     @property
     def sequences(self) -> list[int]:
         """The ids of the sequences that have cells."""
-        return list(self._views)
+        return list(self.views)
 
     # -- reading --
 
     def view(self, sequence: int) -> Ints:
         """int32[n]: the sequence's cells in position order; read-only, valid until the next change."""
-        view = self._views.get(check_id(sequence))
+        view = self.views.get(check_id(sequence))
         return np.empty(0, np.int32) if view is None else view.cells
 
     def sequence_positions(self, sequence: int) -> Ints:
@@ -80,18 +80,18 @@ class Cells:
 
     def count(self, sequence: int) -> int:
         """How many cells the sequence has."""
-        view = self._views.get(check_id(sequence))
+        view = self.views.get(check_id(sequence))
         return 0 if view is None else view.n
 
     def end(self, sequence: int) -> int:
         """The position after the sequence's last, 0 for one without cells."""
-        view = self._views.get(check_id(sequence))
+        view = self.views.get(check_id(sequence))
         return 0 if view is None else view.last[0] + 1
 
     def members(self, cell: int) -> set[int]:
         """The sequences that a cell belongs to."""
         (chosen,) = self._cells([cell])
-        return {sequence for sequence, view in self._views.items() if (view.cells == chosen).any()}
+        return {sequence for sequence, view in self.views.items() if (view.cells == chosen).any()}
 
     def is_shared(self, cells: ArrayLike) -> NDArray[np.bool_]:
         """For each cell, whether more than one sequence uses it."""
@@ -146,33 +146,34 @@ class Cells:
             start = stop
         return cells
 
-    def append(
-        self, tokens: list[int], positions: list[int], sequences: list[int]
-    ) -> tuple[Ints, list[View]]:
-        """One more cell for each of several sequences: a step of decoding, whose figures nobody has to check.
+    def append(self, tokens: list[int], sequences: list[int]) -> tuple[list[int], list[int], list[View]]:
+        """One more cell behind the end of each sequence: a step of decoding, with nothing to check.
 
-        As `place`, all or nothing; returns the cells, and the views of the sequences.
+        As `place`, all or nothing; returns the cells, their positions, and the views of the sequences.
         """
         n = len(tokens)
         if n > len(self._free):
             raise CacheFull(f"{n} cells are needed and {len(self._free)} of {self.n_cells} are free")
         taken = self._free[: -n - 1 : -1]
         del self._free[-n:]
-        views = []
-        for cell, token, position, sequence in zip(taken, tokens, positions, sequences, strict=True):
+        places, views = [], []
+        for cell, token, sequence in zip(taken, tokens, sequences, strict=True):
+            view = self.views.get(sequence)
+            if view is None:
+                view = self.views[sequence] = View()
+            position = view.follow_up(cell, token)
             self.positions[cell] = position
             self.tokens[cell] = token
             self.shares[cell] = 1
-            view = self._view(sequence)
-            view.append(cell, position, token, self.positions, self.tokens)
+            places.append(position)
             views.append(view)
-        return np.array(taken, np.int32), views
+        return taken, places, views
 
     def rename(self, sequence: int, cells: ArrayLike, tokens: ArrayLike) -> None:
         """Say which tokens cells hold that were placed before their tokens were known."""
         chosen = self._cells(cells)
         self.tokens[chosen] = _ints(tokens, "tokens", -1)
-        view = self._views.get(check_id(sequence))
+        view = self.views.get(check_id(sequence))
         if view:
             view.sort(self.positions, self.tokens)
 
@@ -181,7 +182,7 @@ class Cells:
         chosen = self._range(source, start, stop)
         if check_id(source) == check_id(target):
             return len(chosen)
-        held = self._views.get(target)
+        held = self.views.get(target)
         if held:
             chosen = chosen[~np.isin(chosen, held.cells)]
         if len(chosen):
@@ -207,7 +208,9 @@ class Cells:
 
     def clear(self) -> None:
         """Remove all sequences."""
-        self.__init__(self.n_cells)  # type: ignore[misc]  # back to the state after construction
+        for sequence in self.sequences:
+            self.remove(sequence)
+        self._free = list(range(self.n_cells - 1, -1, -1))
 
     def shift(self, sequence: int, start: int, stop: int | None, delta: int) -> Ints:
         """Move the sequence's cells at start ≤ p < stop by `delta` positions; return those cells.
@@ -228,7 +231,7 @@ class Cells:
         if (self.shares[chosen] > 1).any():
             raise InvalidRequest(f"cells of sequence {sequence} in this range are shared; unshare them first")
         self.positions[chosen] = moved
-        self._views[sequence].sort(self.positions, self.tokens)
+        self.views[sequence].sort(self.positions, self.tokens)
         return chosen
 
     def unshare(self, sequence: int, start: int = 0, stop: int | None = None) -> tuple[Ints, Ints]:
@@ -244,7 +247,7 @@ class Cells:
     def check(self) -> None:
         """Raise `RuntimeError` if the table contradicts itself anywhere."""
         shares = np.zeros(self.n_cells, np.int32)
-        for sequence, view in self._views.items():
+        for sequence, view in self.views.items():
             if not view:
                 raise RuntimeError(f"sequence {sequence} has an empty view")
             if len(np.unique(view.cells)) != len(view.cells):
@@ -266,19 +269,19 @@ class Cells:
     # -- within --
 
     def _view(self, sequence: int) -> View:
-        view = self._views.get(sequence)
+        view = self.views.get(sequence)
         if view is None:
-            view = self._views[sequence] = View()
+            view = self.views[sequence] = View()
         return view
 
     def _drop(self, sequence: int, cells: Ints) -> int:
         if not len(cells):
             return 0
         cells = cells.copy()  # it may be a part of the view that is about to change
-        view = self._views[sequence]
+        view = self.views[sequence]
         view.drop(cells, self.positions, self.tokens)
         if not view:
-            del self._views[sequence]
+            del self.views[sequence]
         self.shares[cells] -= 1
         freed = cells[self.shares[cells] == 0]
         self.positions[freed] = -1
@@ -289,7 +292,7 @@ class Cells:
     def _range(self, sequence: int, start: int, stop: int | None) -> Ints:
         """The part of a sequence's view with positions in a range: a contiguous piece."""
         check_range(start, stop)
-        view = self._views.get(check_id(sequence))
+        view = self.views.get(check_id(sequence))
         if view is None:
             return np.empty(0, np.int32)
         first = view.index(start, self.positions) if start else 0

@@ -19,10 +19,10 @@ NOTHING = (-1, -1)
 class View:
     """A growing array of cells in order of (position, token)."""
 
-    __slots__ = ("_shown", "_store", "last", "n")
+    __slots__ = ("_shown", "last", "n", "store")
 
     def __init__(self) -> None:
-        self._store = np.empty(16, np.int32)
+        self.store = np.empty(16, np.int32)  # its first n entries are the cells
         self.n = 0  # how many cells
         self._shown: Ints | None = None
         self.last = NOTHING  # position and token of the last cell
@@ -34,15 +34,15 @@ class View:
     def cells(self) -> Ints:
         """int32[n], read-only; valid until the next change."""
         if self._shown is None:
-            self._shown = self._store[: self.n]
+            self._shown = self.store[: self.n]
             self._shown.flags.writeable = False
         return self._shown
 
     def append(self, cell: int, position: int, token: int, positions: Ints, tokens: Ints) -> None:
         """Add one cell: the step of a generating sequence."""
-        if self.n == len(self._store):
+        if self.n == len(self.store):
             self._grow(self.n + 1)
-        self._store[self.n] = cell
+        self.store[self.n] = cell
         self.n += 1
         self._shown = None
         if self.last < (position, token):
@@ -50,12 +50,23 @@ class View:
         else:
             self.sort(positions, tokens)
 
+    def follow_up(self, cell: int, token: int) -> int:
+        """Add one cell behind the last position, and return its position: nothing has to be looked at."""
+        n, position = self.n, self.last[0] + 1
+        if n == len(self.store):
+            self._grow(n + 1)
+        self.store[n] = cell
+        self.n = n + 1
+        self._shown = None
+        self.last = (position, token)
+        return position
+
     def extend(self, cells: Ints, positions: Ints, tokens: Ints) -> None:
         """Add several cells, whose positions and tokens stand in the table's columns."""
         n = self.n + len(cells)
-        if n > len(self._store):
+        if n > len(self.store):
             self._grow(n)
-        self._store[self.n : n] = cells
+        self.store[self.n : n] = cells
         self.n = n
         self._shown = None
         where = positions[cells]
@@ -68,17 +79,17 @@ class View:
     def drop(self, cells: Ints, positions: Ints, tokens: Ints) -> None:
         """Take `cells` out; the others keep their order."""
         n = self.n - len(cells)
-        if not np.array_equal(cells, self._store[n : self.n]):  # or else the end is cut off
-            kept = self._store[: self.n]
+        if not np.array_equal(cells, self.store[n : self.n]):  # or else the end is cut off
+            kept = self.store[: self.n]
             kept = kept[~np.isin(kept, cells)]
-            self._store[: len(kept)] = kept
+            self.store[: len(kept)] = kept
         self.n = n
         self._shown = None
         self._find_last(positions, tokens)
 
     def sort(self, positions: Ints, tokens: Ints) -> None:
         """Put the cells into order again."""
-        cells = self._store[: self.n]
+        cells = self.store[: self.n]
         cells[:] = cells[np.lexsort((tokens[cells], positions[cells]))]
         self._find_last(positions, tokens)
 
@@ -86,16 +97,16 @@ class View:
         """How many cells stand at positions below `position`."""
         if position > self.last[0]:
             return self.n
-        return bisect_left(self._store, position, 0, self.n, key=positions.__getitem__)
+        return bisect_left(self.store, position, 0, self.n, key=positions.__getitem__)
 
     def _find_last(self, positions: Ints, tokens: Ints) -> None:
-        cell = self._store[self.n - 1]
+        cell = self.store[self.n - 1]
         self.last = (int(positions[cell]), int(tokens[cell])) if self.n else NOTHING
 
     def _grow(self, n: int) -> None:
-        grown = np.empty(max(n, 2 * len(self._store)), np.int32)
-        grown[: self.n] = self._store[: self.n]
-        self._store = grown
+        grown = np.empty(max(n, 2 * len(self.store)), np.int32)
+        grown[: self.n] = self.store[: self.n]
+        self.store = grown
 
 
 def _in_order(positions: Ints, tokens: Ints) -> bool:

@@ -62,7 +62,7 @@ class AsyncStream:
     def cancel(self) -> None:
         """End the generation within one step."""
         if self._request is not None:
-            self._request.unwanted = True
+            self._request.abandon()
 
     async def aclose(self) -> None:
         """End the generation within one step."""
@@ -95,7 +95,7 @@ async def start(
             task.exception()  # nobody else will ask for it, and asyncio would complain
         for group in made:
             for request in group:
-                request.unwanted = True
+                request.abandon()
 
     def notify() -> None:
         try:
@@ -131,5 +131,5 @@ async def finished(worker: Worker, make: Callable[[], list[list[Request]]]) -> N
                 await news.wait()
     except asyncio.CancelledError:
         for request in requests:
-            request.unwanted = True
+            request.abandon()
         raise

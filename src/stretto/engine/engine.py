@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Backend, Batch
+from stretto.backends.base import Backend, Batch, Decoding
 from stretto.cache.cells import Cells
 from stretto.cache.prefix import PrefixCache
 from stretto.cache.radix import common
@@ -92,31 +92,39 @@ class Engine:
         begun, forward, sampling = time.perf_counter(), metrics.forward, metrics.sampling
         work = scheduler.schedule()
         try:
-            self.run(work)
+            n_tokens = self.run(work)
         except CacheFull as error:
             metrics.preempted += scheduler.make_room(error)
             return
         if work:
-            n_tokens = sum([n for _, n in work])
             scheduler.pace.learn(n_tokens, metrics.forward - forward)
             metrics.width.add(n_tokens)
         ready = scheduler.ready()
-        for request in tuple(ready):
+        for request in [one for one in ready if one.siblings]:
             twins = request.spawn()
             scheduler.running += twins
             ready += twins
         if len(ready) == 1 and ready[0].params.fused and not ready[0].sequence.n_hooked:
             ready[0].advance_fused()
         else:
-            run_hooks(ready)
-            for request in ready:
-                if request.due:  # unless a callback has stepped the engine, and it has gone on already
-                    request.advance()
-        scheduler.sweep()
+            self._advance(ready)
+        if scheduler.stale:
+            scheduler.sweep()
         metrics.steps += 1
         metrics.running, metrics.waiting = len(scheduler.running), len(scheduler.waiting)
         spent = metrics.forward - forward + metrics.sampling - sampling
         metrics.python += time.perf_counter() - begun - spent
+
+    def _advance(self, ready: list[Request]) -> None:
+        """Run the hooks of requests whose logits are there, and let each sample its token."""
+        seen = self._n_steps
+        hooked = [request for request in ready if request.params.hooks]
+        if hooked:
+            run_hooks(hooked)
+        for request in ready:
+            # A hook or callback may have ended others, or stepped the engine, and they have gone on already.
+            if not request.finished and ((not hooked and self._n_steps == seen) or request.due):
+                request.advance()
 
     def step_until(self, done: Callable[[], bool]) -> None:
         """Step until `done`, or wait while somebody else steps."""
@@ -171,6 +179,9 @@ class Engine:
         with self.lock:
             self.alive()
             several = list(sequences)
+            if len(several) == 1 and several[0].at_end:
+                self._decode(several)
+                return
             for sequence in several:
                 self.reuse(sequence)
             while waiting := [sequence for sequence in several if sequence.n_pending]:
@@ -182,13 +193,16 @@ class Engine:
                     room -= n
                 self.run(work)
 
-    def run(self, work: list[tuple[Sequence, int]]) -> None:
-        """One forward pass over the next n pending tokens of each sequence."""
+    def run(self, work: list[tuple[Sequence, int]]) -> int:
+        """One forward pass over the next n pending tokens of each sequence; return how many that are."""
         if not work:
-            return
-        if all(n == 1 and sequence.at_end for sequence, n in work):
+            return 0
+        for sequence, n in work:
+            if n != 1 or not sequence.at_end:
+                break
+        else:
             self._decode([sequence for sequence, _ in work])
-            return
+            return len(work)
         batch, wanted = Batch(), []
         for sequence, n in work:
             wanted.append(sequence.enter(batch, n))
@@ -202,12 +216,13 @@ class Engine:
                 self.metrics.decoded_tokens += n
             sequence.leave(rows[start : start + n_rows])
             start += n_rows
+        return len(batch)
 
     def _decode(self, sequences: list[Sequence]) -> None:
         """`run` for the step that is taken most: the last token of each sequence, behind its end."""
         self.make_room(len(sequences))
         tokens = [sequence.history[-1] for sequence in sequences]
-        batch = Batch.decoding(self.cells, tokens, [sequence.id for sequence in sequences])
+        batch = Decoding(self.cells, tokens, [sequence.id for sequence in sequences])
         for sequence, row in zip(sequences, self._compute(batch), strict=True):
             sequence.computed(row)
         self.metrics.decoded_tokens += len(sequences)

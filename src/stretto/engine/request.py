@@ -79,20 +79,18 @@ class Request:
         self._engine = engine
         self._end_ids = params.stop_tokens | (frozenset() if params.ignore_eos else engine.tokenizer.end_ids)
         self._n_prompt = len(prompt)
+        self._enough = 0  # tokens after which the limits have to be looked at
         self._matcher = StopMatcher(params.stop)
         self._detokenizer = engine.tokenizer.detokenizer(after=prompt[-1])
         self._text: list[str] = []
         self._logprobs: list[Token] = []
+        self.finished = False  # nothing more will come
         self._started = time.monotonic()
+        self.deadline = None if params.timeout is None else self._started + params.timeout
         self._first: float | None = None
         self._last = self._started
         self.n_sampled = 0
         self.score = 0.0  # the log-probability of its tokens together, where somebody asked for it
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing more will come."""
-        return self.finish_reason is not None or self.error is not None
 
     @property
     def due(self) -> bool:
@@ -148,6 +146,11 @@ class Request:
         elif self._timed_out():
             self.finish("timeout")
 
+    def abandon(self) -> None:
+        """Nobody wants it any more. This may be called from anywhere: the next step ends it."""
+        self.unwanted = True
+        self._engine.scheduler.stale = True
+
     def advance(self) -> None:
         """Sample the next token and see whether it is the last."""
         self._guard(self._advance)
@@ -175,7 +178,7 @@ class Request:
 
     def _advance(self) -> None:
         params = self.params
-        if params.timeout is not None and self._timed_out():
+        if self._timed_out():
             self.finish("timeout")
             return
         row = self.sequence.logits
@@ -228,7 +231,7 @@ class Request:
                 stop(self.text + text) for stop in self.params.stop_functions
             ):
                 reason, why = "stop", "stop function"
-            elif self._exhausted():
+            elif len(self.tokens) >= self._enough and self._exhausted():
                 reason = "length"
             else:
                 self.sequence.adopt(token, placed)
@@ -254,14 +257,17 @@ class Request:
         self.n_sampled += 1
 
     def _exhausted(self) -> bool:
-        most = self.params.max_tokens
-        if most is not None and len(self.tokens) >= most:
+        """Whether there may be no more tokens; if not, `_enough` says when to ask again."""
+        n, most = len(self.tokens), self.params.max_tokens
+        if most is not None and n >= most:
             return True
-        if self.sequence.position < self._engine.context_length:
-            return False
-        if self.params.overflow == "error":
-            return True
-        self._make_room()
+        room = self._engine.context_length - self.sequence.position
+        if room <= 0:
+            if self.params.overflow == "error":
+                return True
+            self._make_room()
+            room = self._engine.context_length - self.sequence.position
+        self._enough = n + room if most is None else min(most, n + room)
         return False
 
     def _make_room(self) -> None:
@@ -271,8 +277,7 @@ class Request:
         self.sequence.remove(keep, keep + half, close=True)
 
     def _timed_out(self) -> bool:
-        limit = self.params.timeout
-        return limit is not None and time.monotonic() - self._started >= limit
+        return self.deadline is not None and time.monotonic() >= self.deadline
 
     def _measure(self, token: int, row: Row) -> tuple[float | None, tuple[Logprob, ...]]:
         logs = log_softmax(row)
@@ -312,6 +317,7 @@ class Request:
 
     def _end(self, reason: FinishReason, why: str | int | None) -> None:
         self.finish_reason, self.stop_reason = reason, why
+        self.finished = self._engine.scheduler.stale = True
         if self.queued:
             finished = self._engine.metrics.finished
             finished[reason] = finished.get(reason, 0) + 1
@@ -326,6 +332,7 @@ class Request:
         """End it with an exception, which whoever waits for it gets."""
         if not self.finished:
             self.error = error
+            self.finished = self._engine.scheduler.stale = True
             self._engine.metrics.failed += self.queued
             for sequence in self.sequences:
                 sequence.close()

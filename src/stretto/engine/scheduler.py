@@ -78,6 +78,7 @@ class Scheduler:
         self.pace = Pace()
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.stale = False  # somebody has ended or gone away since the last sweep
 
     @property
     def idle(self) -> bool:
@@ -111,13 +112,17 @@ class Scheduler:
 
     def schedule(self) -> list[tuple[Sequence, int]]:
         """The sequences of the next pass, and how many pending tokens of each."""
-        self.sweep()
-        if self.waiting:
+        if self.stale or self.waiting:
+            self.sweep()
             self._admit()
         decoding, prompts, n_sequences = [], [], 0
         for request in self.running:
             if request.busy:
                 continue  # its hook or callback is stepping us
+            if request.deadline is not None:
+                request.look_up()
+                if request.finished:
+                    continue
             n_sequences += len(request.sequences)
             for sequence in request.sequences:
                 n = sequence.n_pending
@@ -178,16 +183,13 @@ class Scheduler:
 
     def sweep(self) -> None:
         """Let go of what has finished, was cancelled, or has waited for too long."""
+        self.stale = False
         for request in self.running:
             request.look_up()
         for request in self.waiting:
             request.look_up()
-        for request in self.running:
-            if request.finished:
-                self.running = [request for request in self.running if not request.finished]
-                break
-        if self.waiting:
-            self.waiting = [request for request in self.waiting if not request.finished]
+        self.running = [request for request in self.running if not request.finished]
+        self.waiting = [request for request in self.waiting if not request.finished]
 
     def cancel_all(self) -> None:
         """End every request."""

@@ -61,6 +61,7 @@ class Sequence:
         self.n_hooked = 0  # how many of its request's hooks have seen these logits
         self.preempted = False  # it had to give its cells up; what it finds again is its own
         self._detokenizer = engine.tokenizer.detokenizer()
+        self._views = engine.cells.views
         self.n_prompt = 0
         with engine.lock:
             self.append(tokens)
@@ -99,7 +100,8 @@ class Sequence:
     @property
     def n_pending(self) -> int:
         """How many tokens have no cell yet."""
-        return len(self._tokens) - self._engine.cells.count(self.id)
+        view = self._views.get(self.id)
+        return len(self._tokens) if view is None else len(self._tokens) - view.n
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -113,14 +115,13 @@ class Sequence:
     @property
     def logits(self) -> Row:
         """float32[n_vocab] for the next token: writable, and valid until this sequence moves on."""
-        self._alive()
         row = self._logits
-        if row is None or self.n_pending:
-            with self._engine.lock:
-                self._alive()
-                self.prepare()
-                self._engine.compute([self])
-                row = self._logits
+        if row is not None and not self.closed and not self._engine.closed and not self.n_pending:
+            return row
+        with self._engine.lock:
+            self.prepare()
+            self._engine.compute([self])
+            row = self._logits
         if row is None:
             raise InvalidRequest(f"sequence {self.id} was changed while its logits were computed")
         return row
@@ -149,7 +150,10 @@ class Sequence:
         """Append a sampled token, unless it is an end token."""
         if token in self._engine.tokenizer.end_ids:
             return Step(token, "", True)
-        self.append(token)
+        with self._engine.lock:
+            self._alive()
+            self._check_room(1)
+            self.adopt(token)
         return Step(token, self._detokenizer.push(token), False)
 
     def append(self, what: int | str | Iterable[int]) -> None:
@@ -158,17 +162,20 @@ class Sequence:
             what = self._engine.tokenizer.encode(what)
         several = [what] if isinstance(what, (int, np.integer)) else what
         tokens = self._engine.check_tokens(several)
-        limit = self._engine.context_length
         with self._engine.lock:
             self._alive()
-            if self.position + len(tokens) > limit:
-                raise ContextOverflow(
-                    f"{len(tokens)} tokens at position {self.position} do not fit into a context of {limit}; "
-                    "shorten the text, or remove tokens first"
-                )
+            self._check_room(len(tokens))
             if tokens:
                 self._tokens += tokens
                 self._logits = None
+
+    def _check_room(self, n: int) -> None:
+        limit = self._engine.context_length
+        if self.position + n > limit:
+            raise ContextOverflow(
+                f"{n} tokens at position {self.position} do not fit into a context of {limit}; "
+                "shorten the text, or remove tokens first"
+            )
 
     # -- editing --
 

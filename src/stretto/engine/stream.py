@@ -30,13 +30,16 @@ class EventStream(Generic[Event]):
         return self
 
     def __next__(self) -> Event:
-        request, events, ended = self._request, self._events, False
-        while not ended:
+        request, events = self._request, self._events
+        while True:
             ended = request.finished  # asked first: its last event is there by then
-            try:
-                return events.popleft()
-            except IndexError:  # none yet, or another thread took it
-                pass
+            if events:
+                try:
+                    return events.popleft()
+                except IndexError:  # another thread took it
+                    pass
+            if ended:
+                break
             try:
                 self._engine.step_until(lambda: bool(events) or request.finished)
             except BaseException:  # Ctrl-C in the middle of a step: the cells are given back at once
@@ -62,7 +65,7 @@ class EventStream(Generic[Event]):
     def __del__(self) -> None:
         # A stream that nobody holds any more would keep its cells for ever. This may be called in the
         # middle of anything, so the next step ends it.
-        self._request.unwanted = True
+        self._request.abandon()
 
 
 class TextStream(EventStream[Token]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled"]
 
@@ -16,8 +16,7 @@ class Logprob:
     logprob: float
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """One event of a stream.
 
     `text` is what may be shown now: text that could begin a stop string, or half a character, is held
@@ -32,8 +31,7 @@ class Token:
     finish_reason: FinishReason | None = None
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What `Sequence.step` did: the token it sampled, its text, and whether it is an end token."""
 
     token: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite
 from types import MappingProxyType
 
@@ -56,10 +57,23 @@ class SamplingParams:
             ):
                 raise InvalidRequest(f"logit_bias of token {token} must be a number or −inf, not {value!r}")
 
-    @property
+    @cached_property
     def penalizes(self) -> bool:
         """Whether any penalty is in force."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @cached_property
+    def numbers(self) -> tuple[float, int, float, float, float, float, float]:
+        """The numbers of the chain, in the order of the native code."""
+        return (
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.repetition_penalty,
+            self.presence_penalty,
+            self.frequency_penalty,
+        )
 
 
 def check_number(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

@@ -81,23 +81,10 @@ def choose(logits: Row, params: SamplingParams, tokens: Sequence[int], n_prompt:
         past = history(params, tokens)
     else:
         past, biased, bias = NO_TOKENS, NO_TOKENS, NO_FLOATS
-    token = _native.sample(logits, uniform, *native_params(params), past, n_prompt, biased, bias)
+    token = _native.sample(logits, uniform, *params.numbers, past, n_prompt, biased, bias)
     if token < 0:
         raise InvalidRequest(WRONG[token])
     return token
-
-
-def native_params(params: SamplingParams) -> tuple[float, int, float, float, float, float, float]:
-    """The numbers of the chain, in the order of the native code."""
-    return (
-        params.temperature,
-        params.top_k,
-        params.top_p,
-        params.min_p,
-        params.repetition_penalty,
-        params.presence_penalty,
-        params.frequency_penalty,
-    )
 
 
 def history(params: SamplingParams, tokens: Sequence[int]) -> NDArray[np.int32]:

@@ -22,11 +22,11 @@ class StopMatcher:
 
     def push(self, text: str) -> str:
         """Add text; return what can be shown. After a match everything further is dropped."""
+        if not self._stops:
+            return text
         if self.matched is not None:
             return ""
         text = self._held + text
-        if not self._stops:
-            return text
         found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text]
         if found:
             # The first to be complete, so that it does not matter how the text was cut into pieces.
