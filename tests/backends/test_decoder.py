@@ -556,7 +556,8 @@ def step_arguments(**changes):
 def test_a_step_is_a_batch_of_single_rows(tiny_step):
     decoder = tiny_step
     views = [np.array([0, 1], np.int32), np.array([2, 3], np.int32)]
-    numbers = dict(cells=[1, 3], views=views, lengths=[2, 2], table=np.array([0, 1, 0, 1], np.int32))
+    table = np.array([0, 1, 0, 1], np.int32)
+    numbers = {"cells": [1, 3], "views": views, "lengths": [2, 2], "table": table}
     step = decoder.decode(tokens=[5, 6], positions=[1, 1], **numbers)
     arrays = {name: np.array(numbers[name], np.int32) for name in ("cells", "lengths")}
     whole = decoder.forward(
@@ -585,7 +586,7 @@ def test_a_step_is_a_batch_of_single_rows(tiny_step):
     ],
 )
 def test_a_step_that_does_not_fit_together_is_refused(tiny_step, changes):
-    with pytest.raises(ValueError, match="range|different lengths"):
+    with pytest.raises(ValueError, match=r"range|different lengths"):
         tiny_step.decode(**step_arguments(**changes))
 
 

@@ -272,10 +272,47 @@ def test_siblings_and_refused_requests_are_counted_right():
     llm.generate("p", n=3)
     assert llm.metrics.added == 3
     settled(llm)
+    waiting = llm.stream("w")
     with pytest.raises(QueueFull):
-        llm.generate(["a", "b", "c"], n=2)
-    assert (llm.metrics.added, llm.metrics.refused) == (5, 1)
+        llm.generate(["a", "b", "c"], n=2)  # all of it is refused
+    assert (llm.metrics.added, llm.metrics.refused) == (4, 1)
+    waiting.cancel()
     settled(llm)
+
+
+def test_a_list_longer_than_the_queue_is_one_call():
+    llm = mock_llm("Hello", limits=Limits(max_running=2, max_queue=1))
+    assert [result.text for result in llm.generate(["a"] * 9)] == ["Hello"] * 9
+    settled(llm)
+    results = asyncio.run(llm.agenerate(["a"] * 9))
+    assert [result.text for result in results] == ["Hello"] * 9
+    settled(llm)
+
+
+def test_who_decodes_takes_turns_when_a_pass_is_too_small():
+    llm = mock_llm(endless, limits=Limits(max_tokens_per_step=2))
+    order = []
+    streams = [
+        llm.stream(name, max_tokens=6, temperature=0, callback=lambda token, name=name: order.append(name))
+        for name in "abcde"
+    ]
+    for stream in streams:
+        assert stream.result.text == "x" * 6
+    for i in range(len(order)):
+        counts = [order[:i].count(name) for name in "abcde"]
+        assert max(counts) - min(counts) <= 2
+    settled(llm)
+
+
+def test_no_room_to_shift_shared_cells_ends_a_request_with_its_text():
+    llm = mock_llm(endless, cells=16, context_length=12)
+    seq = llm.sequence("abcdefgh")
+    seq.logits  # noqa: B018
+    others = [llm.sequence(text) for text in ("ijk",)]
+    others[0].logits  # noqa: B018
+    result = llm.generate("abcdefgh", overflow="shift", keep=1, temperature=0, max_tokens=100)
+    assert result.finish_reason == "length"
+    assert result.text == "x" * len(result.tokens)
 
 
 def test_waiting_for_room_counts_no_hits():

@@ -108,7 +108,7 @@ async def start(
         for group in made:
             for request in group:
                 request.notify = notify
-            worker.add(*group)
+        worker.add(made)
 
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:

@@ -69,11 +69,11 @@ class Engine:
 
     # -- requests --
 
-    def add(self, request: Request) -> None:
-        """Queue a request; it runs from the next step on."""
+    def add(self, *requests: Request) -> None:
+        """Queue the requests of a call, all or none; they run from the next step on."""
         with self.lock:
             self.alive()
-            self.scheduler.add(request)
+            self.scheduler.add(requests)
 
     def step(self) -> None:
         """Move all running requests forward by one forward pass."""
@@ -163,10 +163,16 @@ class Engine:
     def complete(self, groups: list[list[Request]]) -> None:
         """Queue the first of each group, which starts the others, and step until all have finished."""
         requests = [request for group in groups for request in group]
+        left = requests[::-1]
+
+        def done() -> bool:
+            while left and left[-1].finished:
+                left.pop()
+            return not left
+
         try:
-            for first, *_ in groups:
-                self.add(first)
-            self.step_until(lambda: all(request.finished for request in requests))
+            self.add(*(first for first, *_ in groups))
+            self.step_until(done)
         finally:
             with self.lock:  # after an error or Ctrl-C the others give their cells back
                 for request in requests:

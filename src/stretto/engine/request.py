@@ -13,7 +13,7 @@ import numpy as np
 from stretto.engine.params import RequestParams
 from stretto.engine.sequence import Row, Sequence
 from stretto.engine.types import FinishReason, Logprob, Result, Timings, Token, Usage
-from stretto.errors import Cancelled, ContextOverflow, InvalidRequest
+from stretto.errors import CacheFull, Cancelled, ContextOverflow, InvalidRequest
 from stretto.sampling.rng import RandomStream
 from stretto.sampling.transforms import log_softmax
 from stretto.text.stops import StopMatcher
@@ -265,7 +265,10 @@ class Request:
         if room <= 0:
             if self.params.overflow == "error":
                 return True
-            self._make_room()
+            try:
+                self._make_room()
+            except CacheFull:  # others share its cells, and there are none to copy them to
+                return True
             room = self._engine.context_length - self.sequence.position
         self._enough = n + room if most is None else min(most, n + room)
         return False

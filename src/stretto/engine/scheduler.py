@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 MIN_SHARED = 32  # tokens: a common beginning at least this long is worth waiting for
 GROWTH = 16  # cells that every running request should find free
 
+Work = tuple[Sequence, int]  # so many pending tokens of it
+
 
 @dataclass(frozen=True)
 class Limits:
     """How much an engine takes on.
 
     - `max_running`: requests in one forward pass
-    - `max_queue`: requests that wait; one more is refused with `QueueFull`
+    - `max_queue`: requests that wait; a call that finds so many is refused with `QueueFull`
     - `max_tokens_per_step`: tokens in a forward pass, at most
     - `max_step_ms`: how long a pass may take while somebody decodes, about; prompts are cut to fit
     """
@@ -79,6 +81,7 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.stale = False  # somebody has ended or gone away since the last sweep
+        self._turn = 0  # whose token comes first, when a pass has no room for all
 
     @property
     def idle(self) -> bool:
@@ -95,8 +98,8 @@ class Scheduler:
         """Whether no step could move anything on."""
         return not self.waiting and not self.awake
 
-    def add(self, request: Request) -> None:
-        """Put a request into the queue, behind those of its priority."""
+    def add(self, requests: tuple[Request, ...]) -> None:
+        """Put the requests of a call into the queue, behind those of their priority."""
         if len(self.waiting) >= self.limits.max_queue:
             self.sweep()
         if len(self.waiting) >= self.limits.max_queue and not self.idle:
@@ -105,12 +108,13 @@ class Scheduler:
                 f"{len(self.waiting)} requests wait already, and max_queue is {self.limits.max_queue}; "
                 "try again later"
             )
-        insort(self.waiting, request, key=_order)
-        for one in (request, *request.siblings):
-            one.queued = True
-            self._engine.metrics.added += 1
+        for request in requests:
+            insort(self.waiting, request, key=_order)
+            for one in (request, *request.siblings):
+                one.queued = True
+                self._engine.metrics.added += 1
 
-    def schedule(self) -> list[tuple[Sequence, int]]:
+    def schedule(self) -> list[Work]:
         """The sequences of the next pass, and how many pending tokens of each."""
         if self.stale or self.waiting:
             self.sweep()
@@ -134,18 +138,35 @@ class Scheduler:
                 elif n:
                     prompts.append((sequence, n))
         limits = self.limits
-        if not prompts:
-            return decoding[: limits.max_tokens_per_step]
-        somebody_decodes = len(prompts) < n_sequences
-        room = self.pace.tokens_in(limits.max_step_ms) if somebody_decodes else limits.max_tokens_per_step
-        room = min(room, limits.max_tokens_per_step - sum([n for _, n in decoding]))
-        work = decoding[: limits.max_tokens_per_step]
+        work, room = self._turns(decoding)
+        if prompts and len(prompts) < n_sequences:  # somebody decodes
+            room = min(room, self.pace.tokens_in(limits.max_step_ms))
         for sequence, n in prompts:
             if room <= 0:
                 break
             work.append((sequence, min(n, room)))
             room -= n
         return work
+
+    def _turns(self, decoding: list[Work]) -> tuple[list[Work], int]:
+        """Those who decode in this pass, and how many more tokens it can take.
+
+        If there are too many, those who had to wait come first in the next pass.
+        """
+        most = self.limits.max_tokens_per_step
+        n_tokens = sum([n for _, n in decoding])
+        if n_tokens <= most:
+            return decoding, most - n_tokens
+        first = self._turn % len(decoding)
+        chosen: list[Work] = []
+        room = most
+        for work in decoding[first:] + decoding[:first]:
+            if work[1] > room and chosen:
+                break
+            chosen.append(work)
+            room -= work[1]
+        self._turn = first + len(chosen)
+        return chosen, 0
 
     def ready(self) -> list[Request]:
         """Running requests all of whose logits are there."""

@@ -26,11 +26,11 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def add(self, request: Request, *siblings: Request) -> None:
-        """Queue a request, which starts its siblings, and see to it that somebody steps."""
-        self._engine.add(request)
+    def add(self, groups: list[list[Request]]) -> None:
+        """Queue the first of each group, which starts the others, and see to it that somebody steps."""
+        self._engine.add(*(first for first, *_ in groups))
         with self._news:
-            self._requests += (request, *siblings)
+            self._requests += [request for group in groups for request in group]
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._work, name="stretto", daemon=True)
                 self._thread.start()
