@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stretto import hooks, parallel
     from stretto.backends.base import Batch
+    from stretto.drafts import DraftModel, PromptLookup
     from stretto.engine import Limits, Result, Sequence, Step, Token
     from stretto.errors import (
         CacheFull,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "stretto.backends.base": ("Batch",),
+    "stretto.drafts": ("DraftModel", "PromptLookup"),
     "stretto.engine": ("Limits", "Result", "Sequence", "Step", "Token"),
     "stretto.errors": (
         "CacheFull",
@@ -65,10 +67,12 @@ __all__ = [
     "CacheFull",
     "Cancelled",
     "ContextOverflow",
+    "DraftModel",
     "InvalidRequest",
     "Limits",
     "ModelError",
     "NativeHook",
+    "PromptLookup",
     "PullError",
     "QueueFull",
     "Result",

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from stretto.backends.base import Backend, Batch
 from stretto.engine import Engine, Limits, Request, Result, Sequence, Step
 from stretto.engine.branch import Branches, branching
+from stretto.engine.drafted import new_request
 from stretto.engine.metrics import Metrics
 from stretto.engine.params import RequestParams, request_params, sampling_params
 from stretto.engine.parked import ParkedSequences
@@ -349,7 +350,7 @@ class LLM:
         how, rest = branching(options)
         if not how.plain:
             raise InvalidRequest("a stream gives one text; n, best_of and beams are for generate")
-        return Request(self._engine, self._ids(prompt), self._params(rest))
+        return new_request(self._engine, self._ids(prompt), self._params(rest))
 
     def _branches(self, prompt: Prompt, options: Mapping[str, Any]) -> Branches:
         how, rest = branching(options)

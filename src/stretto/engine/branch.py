@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stretto.engine.drafted import new_request
 from stretto.engine.params import RequestParams
 from stretto.engine.request import Request
 from stretto.engine.sequence import Sequence
@@ -73,7 +74,7 @@ def branching(options: Mapping[str, Any]) -> tuple[Branching, dict[str, Any]]:
     found = Branching(**{name: options[name] for name in NAMES if name in options})
     rest = {name: value for name, value in options.items() if name not in NAMES}
     if found.beams is not None:
-        for name in (*SAMPLING, *PENALTIES, "callback"):
+        for name in (*SAMPLING, *PENALTIES, "callback", "draft"):
             if rest.get(name) is not None:
                 raise InvalidRequest(f"{name} has no meaning in a beam search")
         if rest.get("loop") == "fused" or rest.get("overflow") == "shift":
@@ -95,11 +96,11 @@ class Branches:
             self.requests = [self.beam]
             return
         self.beam = None
-        first = Request(engine, prompt, params)
+        first = new_request(engine, prompt, params)
         seed = first.sequence.random.seed  # one for all, and an index for each
         self.requests = [first]
         for index in range(1, how.best_of or how.n or 1):
-            self.requests.append(Request(engine, prompt, params, index, seed))
+            self.requests.append(new_request(engine, prompt, params, index, seed))
         first.siblings = self.requests[1:]
 
     @property

@@ -50,6 +50,7 @@ class Metrics:
     - `added`, `finished` (by reason), `failed`, `refused`, `preempted`: requests
     - `waiting`, `running`: requests now
     - `steps`; `prompt_tokens` and `decoded_tokens` that were computed; `cached_tokens` that were not
+    - `guessed_tokens` that were computed to be checked, and how many were right (`draft=`)
     - `forward`, `sampling`, `python`: where the time of the steps went
     - `first_token`, `between_tokens`: latencies of requests; `width`: tokens in a forward pass
     """
@@ -65,6 +66,8 @@ class Metrics:
     prompt_tokens: int = 0
     decoded_tokens: int = 0
     cached_tokens: int = 0
+    guessed_tokens: int = 0
+    guessed_right: int = 0
     forward: float = 0.0
     sampling: float = 0.0
     python: float = 0.0

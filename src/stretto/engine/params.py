@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.drafts import Drafter, PromptLookup
 from stretto.engine.types import Token
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.sampling.hooks import NativeHook
@@ -57,6 +58,7 @@ class Options(SamplingOptions, total=False):
     length_penalty: float
     overflow: Literal["error", "shift"]
     keep: int
+    draft: Drafter | Literal["lookup"] | None
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class RequestParams:
     - `priority`: requests with a higher one go first in the queue
     - `overflow`: at the end of the context the generation ends ("error": never silently); "shift" forgets
       the older half of the tokens behind the first `keep` and goes on
+    - `draft`: who guesses tokens that are then checked several at a time: "lookup", or a `Drafter`; the
+      text stays the same
     - `scored`: the log-probability of the whole is summed up
     """
 
@@ -95,6 +99,7 @@ class RequestParams:
     priority: int = 0
     overflow: Literal["error", "shift"] = "error"
     keep: int = 0
+    draft: Drafter | None = None
     scored: bool = False
 
     @property
@@ -157,6 +162,7 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
         raise InvalidRequest("loop='fused' runs no hooks but NativeHooks; use loop='python' for others")
     if rest["fused"] and rest.get("logprobs"):
         raise InvalidRequest("loop='fused' gives no logprobs; use loop='python' for them")
+    rest["draft"] = _drafter(rest)
     stops = rest.pop("stop", ())
     stops = (stops,) if isinstance(stops, str) or callable(stops) else stops
     stops = _all(
@@ -175,6 +181,23 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     for token in sampling.logit_bias or ():
         check_integer("a token of logit_bias", token, 0, n_vocab - 1)
     return RequestParams(sampling, **rest)
+
+
+def _drafter(options: Mapping[str, Any]) -> Drafter | None:
+    """Who guesses; checked beside the other options."""
+    draft = options.get("draft")
+    if draft is None:
+        return None
+    if isinstance(draft, str) and draft == "lookup":
+        draft = PromptLookup()
+    if not isinstance(draft, Drafter):
+        raise InvalidRequest(f"draft must be 'lookup' or a Drafter such as DraftModel(llm), not {draft!r}")
+    check_integer("draft.most", draft.most, 1, 256)
+    if options["fused"]:
+        raise InvalidRequest("loop='fused' checks no guesses; leave loop away with draft")
+    if options["hooks"]:
+        raise InvalidRequest("hooks see one token at a time and draft computes several; use one of them")
+    return draft
 
 
 def _known(options: Mapping[str, Any], names: tuple[str, ...]) -> None:

@@ -34,6 +34,7 @@ class Request:
     """
 
     can_wait = True  # its cells can be given up, and be computed again from its tokens
+    sequence_type = Sequence
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Request:
         self.number = next(_numbers)  # the order of arrival
         if sequence is None:
             random = RandomStream(seed if seed is not None else params.seed, index)
-            sequence = Sequence(engine, prompt, random)
+            sequence = self.sequence_type(engine, prompt, random)
         self.sequence = sequence
         self.sequence.running = True
         self.sequences = [self.sequence]  # what is computed for it
@@ -177,18 +178,26 @@ class Request:
         self.fail(Cancelled("the request was interrupted in the middle of a token; ask again"))
 
     def _advance(self) -> None:
-        params = self.params
         if self._timed_out():
             self.finish("timeout")
             return
-        row = self.sequence.logits
+        self._take(self.sequence.logits)
+
+    def _take(self, row: Row, guessed: int | None = None) -> bool:
+        """Sample a token from a row of logits, and say whether it is the one that was guessed.
+
+        A token that was guessed has its cell already.
+        """
+        params = self.params
         begun = time.perf_counter()
         token = self.sequence.choose(row, params.sampling)
         self._engine.metrics.sampling += time.perf_counter() - begun
+        right = token == guessed
         if params.logprobs or params.scored:
-            self._accept(token, *self._measure(token, row))
+            self._accept(token, *self._measure(token, row), placed=right)
         else:
-            self._accept(token, None, ())
+            self._accept(token, None, (), placed=right)
+        return right
 
     def _advance_fused(self) -> None:
         most = self.params.max_tokens

@@ -182,8 +182,13 @@ class Scheduler:
         return found
 
     def make_room(self, error: CacheFull) -> bool:
-        """Send the youngest request back to the queue, and say so; the last one left ends here."""
+        """Send the youngest request back to the queue, and say so; the last one left ends here.
+
+        Guesses go first: then nobody has to wait.
+        """
         awake = self.awake
+        if any(sequence.lighten() for request in awake for sequence in request.sequences):
+            return False
         # What was edited (overflow="shift") cannot be computed again: such a request goes last.
         youngest = max(
             awake,

@@ -188,7 +188,7 @@ class Sequence:
             self._alive()
             random = self.random.fork() if seed is None else RandomStream(seed)
             self._engine.compute([self])  # so that there are cells to share
-            twin = Sequence(self._engine, (), random)
+            twin = type(self)(self._engine, (), random)
             twin.follow(self)
             return twin
 
@@ -321,6 +321,10 @@ class Sequence:
         self._resume = None
         self._logits = row
         self.n_hooked = 0
+
+    def lighten(self) -> bool:
+        """Give up what is not needed, if there is anything, and say so: cells are short."""
+        return False
 
     def forget_logits(self) -> None:
         """Something was interrupted while it changed them: they are computed again."""

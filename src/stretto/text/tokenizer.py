@@ -94,6 +94,14 @@ class Tokenizer(ABC):
         """
         return Detokenizer(self, special, after)
 
+    def same_as(self, other: Tokenizer) -> bool:
+        """Whether each id stands for the same bytes in both, and the same ids end a text."""
+        return self is other or (
+            self.n_vocab == other.n_vocab
+            and self.end_ids == other.end_ids
+            and all(self.token_bytes(token) == other.token_bytes(token) for token in range(self.n_vocab))
+        )
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token stands for; none for control tokens."""
         return self._bytes[self._check_id(token)]
