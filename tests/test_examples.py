@@ -54,6 +54,16 @@ def test_sampling(output_of):
     assert len({line.split("…")[1] for line in lines}) == 4
 
 
+def test_prompt_lookup(output_of):
+    plain, drafted = output_of("prompt_lookup.py").splitlines()
+    (n, steps), (m, fewer) = (
+        map(int, re.match(r"(\d+) tokens in (\d+) steps", line).groups()) for line in (plain, drafted)
+    )
+    assert n == m
+    assert fewer < steps
+    assert plain.split(":", 1)[1] == drafted.split(":", 1)[1]
+
+
 def test_chat(output_of):
     lines = output_of("chat.py").splitlines()
     assert [line.split(":")[0].strip() for line in lines] == ["system", *["user", "assistant"] * 2]
