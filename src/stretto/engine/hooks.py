@@ -46,7 +46,7 @@ def _next(request: Request, sequence: Sequence, turn: int) -> bool:
 def _call_one(request: Request, sequence: Sequence, hook: Hook) -> None:
     request.busy = True  # a hook may use the engine, and so step it
     try:
-        hook(sequence.logits, sequence.history)
+        hook(sequence.logits, sequence.path)
         sequence.n_hooked += 1
     except Exception as error:
         request.fail(error)
@@ -66,7 +66,7 @@ def _call_together(rows: list[tuple[Request, Sequence]], hook: Any, turn: int) -
     try:
         logits = [sequence.logits for _, sequence in rows]
         together = np.stack(logits) if len(logits) > 1 else logits[0][np.newaxis]
-        hook.batch(together, [HookRow(sequence.history, request.number) for request, sequence in rows])
+        hook.batch(together, [HookRow(sequence.path, request.number) for request, sequence in rows])
         if len(logits) > 1:
             for row, changed in zip(logits, together, strict=True):
                 row[:] = changed

@@ -132,7 +132,7 @@ class Scheduler:
                 n = sequence.n_pending
                 if not n and not sequence.ready:
                     sequence.prepare()  # an interrupted step has left it without logits
-                    n = 1
+                    n = sequence.n_pending
                 if n == sequence.at_once:
                     decoding.append((sequence, n))
                 elif n:

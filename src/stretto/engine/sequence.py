@@ -81,6 +81,11 @@ class Sequence:
         return self._tokens
 
     @property
+    def path(self) -> list[int]:
+        """What hooks see of it: its tokens; of sets at one position the first tokens alone."""
+        return self._tokens
+
+    @property
     def text(self) -> str:
         """Its tokens as text."""
         return self._engine.tokenizer.decode(self._tokens)
