@@ -8,56 +8,64 @@ within one step, and its cells are free.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from stretto.engine.request import Request
 from stretto.engine.types import Result, Token
 from stretto.engine.worker import Worker
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class AsyncStream:
-    """Iterate it with `async for`; `await stream.result()` is the whole when it has ended.
+Event = TypeVar("Event")
 
-    async for token in llm.astream("Once upon a time"):
-        print(token.text, end="", flush=True)
-    """
 
-    def __init__(self, worker: Worker, make: Callable[[], Request]) -> None:
+class AsyncEventStream(Generic[Event]):
+    """Iterate it with `async for`; a loop that is left cancels the request and frees its cells."""
+
+    def __init__(self, worker: Worker, make: Callable[[], tuple[Request, deque[Event]]]) -> None:
         self._worker = worker
-        self._make = make
+        self._make = make  # the request, and where its events will be
         self._request: Request | None = None
+        self._events: deque[Event] = deque()
         self._news: asyncio.Event | None = None
 
-    def __aiter__(self) -> AsyncIterator[Token]:
+    def __aiter__(self) -> AsyncIterator[Event]:
         return self
 
-    async def __anext__(self) -> Token:
+    async def __anext__(self) -> Event:
         request = self._request
         if request is None or self._news is None:
             self._news = asyncio.Event()
-            ((request,),) = await start(self._worker, lambda: [[self._make()]], self._news)
+            ((request,),) = await start(self._worker, self._begin, self._news)
             self._request = request
         try:
-            while not request.events and not request.finished:
+            while not self._events and not request.finished:
                 self._news.clear()
-                if not request.events and not request.finished:
+                if not self._events and not request.finished:
                     await self._news.wait()
         except asyncio.CancelledError:
             self.cancel()
             raise
-        if request.events:
-            return request.events.popleft()
+        if self._events:
+            return self._events.popleft()
         if request.error is not None:
             raise request.error
         raise StopAsyncIteration
 
-    async def result(self) -> Result:
-        """The whole result; runs what is left of the generation first."""
+    def _begin(self) -> list[list[Request]]:
+        request, self._events = self._make()
+        return [[request]]
+
+    async def _exhausted(self) -> Request:
+        """The request, when all its events have been taken."""
         async for _ in self:
             pass
         assert self._request is not None
-        return self._request.result()
+        return self._request
 
     def cancel(self) -> None:
         """End the generation within one step."""
@@ -68,7 +76,7 @@ class AsyncStream:
         """End the generation within one step."""
         self.cancel()
 
-    async def __aenter__(self) -> AsyncStream:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -78,6 +86,25 @@ class AsyncStream:
 
     def __del__(self) -> None:
         self.cancel()
+
+
+class AsyncStream(AsyncEventStream[Token]):
+    """Iterate it with `async for`; `await stream.result()` is the whole when it has ended.
+
+    async for token in llm.astream("Once upon a time"):
+        print(token.text, end="", flush=True)
+    """
+
+    def __init__(self, worker: Worker, make: Callable[[], Request]) -> None:
+        def begin() -> tuple[Request, deque[Token]]:
+            request = make()
+            return request, request.events
+
+        super().__init__(worker, begin)
+
+    async def result(self) -> Result:
+        """The whole result; runs what is left of the generation first."""
+        return (await self._exhausted()).result()
 
 
 async def start(
