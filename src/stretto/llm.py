@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from types import TracebackType
@@ -37,11 +37,13 @@ if TYPE_CHECKING:
     from stretto.engine.aio import AsyncStream
     from stretto.engine.params import Options, SamplingOptions
     from stretto.parallel import ParallelOptions
+    from stretto.parallel.aio import AsyncParallelStream
 
 Prompt = str | Seq[int]
 Message = Mapping[str, Any]
 Floats = NDArray[np.float32]
 
+ONE_STREAM = "a stream is of one run; make one for each prompt, and take steps in turns"
 SCORE_NUMBERS = 1 << 24  # logits held at once while scoring: 64 MB
 
 
@@ -144,8 +146,9 @@ class LLM:
 
         >>> llm.generate("The capital of France is", max_tokens=8, temperature=0).text
         """
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], (int, np.integer)):
-            return self._run([self._branches(one, options) for one in prompt])  # type: ignore[return-value]
+        if _is_list(prompt):
+            several = [self._branches(one, options) for one in cast(list[Prompt], prompt)]
+            return self._run(several)  # type: ignore[return-value]
         return self._run([self._branches(cast(Prompt, prompt), options)])[0]
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:
@@ -165,7 +168,7 @@ class LLM:
         from stretto.engine.aio import finished
 
         several: list[Branches] = []
-        whole = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], (int, np.integer))
+        whole = _is_list(prompt)
 
         def make() -> list[list[Request]]:
             prompts = cast(list[Prompt], prompt) if whole else [cast(Prompt, prompt)]
@@ -255,16 +258,35 @@ class LLM:
 
         >>> llm.parallel("The cat", threshold=0.2, max_tokens=20).brackets
         """
-        params = parallel_params(options)
-        whole = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], (int, np.integer))
+        whole = _is_list(prompt)
         if whole and stream:
-            raise InvalidRequest("a stream is of one run; make one for each prompt, and take steps in turns")
-        prompts = prompt if whole else [prompt]
-        runs = [ParallelRun(self._engine, self._start_of(one), params) for one in prompts]
+            raise InvalidRequest(ONE_STREAM)
+        runs = self._runs(prompt if whole else [prompt], options)
         if stream:
             return ParallelStream(self._engine, runs[0])
         texts = run_all(self._engine, runs)
         return texts if whole else texts[0]
+
+    @overload
+    def aparallel(
+        self, prompt: Any, *, stream: Literal[False] = False, **options: Unpack[ParallelOptions]
+    ) -> Awaitable[Any]: ...
+    @overload
+    def aparallel(
+        self, prompt: str | list[int] | Sequence, *, stream: Literal[True], **options: Unpack[ParallelOptions]
+    ) -> AsyncParallelStream: ...
+    def aparallel(
+        self, prompt: Any, *, stream: bool = False, **options: Any
+    ) -> Awaitable[ParallelText | list[ParallelText]] | AsyncParallelStream:
+        """As `parallel`, to await; with `stream=True` for `async for`. Leaving or cancelling it ends it."""
+        from stretto.parallel.aio import AsyncParallelStream, outcomes
+
+        whole, worker = _is_list(prompt), self._engine.worker
+        if not stream:
+            return outcomes(worker, lambda: self._runs(prompt if whole else [prompt], options), whole)
+        if whole:
+            raise InvalidRequest(ONE_STREAM)
+        return AsyncParallelStream(worker, lambda: self._runs([prompt], options)[0])
 
     # -- tokens --
 
@@ -338,6 +360,10 @@ class LLM:
             raise Unsupported("prompts of several parts are not supported yet; give text or token ids")
         return self._engine.check_tokens(prompt)
 
+    def _runs(self, prompts: Any, options: Mapping[str, Any]) -> list[ParallelRun]:
+        run, params = parallel_params(options, self.spec.n_vocab)
+        return [ParallelRun(self._engine, self._start_of(one), run, params) for one in prompts]
+
     def _start_of(self, prompt: Prompt | Sequence) -> list[int] | Sequence:
         """What a parallel run begins with: token ids, or a sequence of this model."""
         if not isinstance(prompt, Sequence):
@@ -371,6 +397,11 @@ class LLM:
         """Step the engine until all have finished."""
         self._engine.complete([branches.requests for branches in several])
         return [branches.results() for branches in several]
+
+
+def _is_list(prompt: Any) -> bool:
+    """Whether these are several prompts, and not the tokens of one."""
+    return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], (int, np.integer))
 
 
 def _closed() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Literal, TypedDict
@@ -10,10 +10,11 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
+from stretto.engine.params import Hook, RequestParams, Stop, request_params
 from stretto.errors import InvalidRequest
 from stretto.parallel.advance import Matrix
 from stretto.parallel.schedule import Schedule, check_threshold
-from stretto.parallel.types import Member
+from stretto.parallel.types import Member, ParallelStep
 from stretto.sampling.params import check_integer, check_number
 
 Mode = Literal["isolated", "visible"] | ArrayLike | Callable[[list[Member]], ArrayLike]
@@ -22,7 +23,7 @@ MAX_WIDTH = 256
 
 
 class ParallelOptions(TypedDict, total=False):
-    """Keyword arguments of `llm.parallel`; `ParallelParams` says what they mean."""
+    """Keyword arguments of `llm.parallel`; `ParallelParams` and `RequestParams` say what they mean."""
 
     threshold: float | Schedule
     mode: Mode
@@ -31,15 +32,20 @@ class ParallelOptions(TypedDict, total=False):
     prune: float | None
     prune_after: int
     temperature: float
-    max_tokens: int | None
     attention: bool
+    max_tokens: int | None
+    stop: Stop | Iterable[Stop]
+    stop_tokens: Iterable[int]
     ignore_eos: bool
     timeout: float | None
+    hooks: Iterable[Hook]
+    callback: Callable[[ParallelStep], Any] | None
+    priority: int
 
 
 @dataclass(frozen=True)
 class ParallelParams:
-    """The options of a parallel run, checked.
+    """The options of a parallel run that ordinary requests do not have, checked.
 
     - `threshold`: every token at least so probable is kept; a number above 0 up to 1, or a schedule
       (`Linear`, `Cosine`, `Bezier`, or any function of how much of the run has passed, from 0 to 1)
@@ -50,10 +56,7 @@ class ParallelParams:
     - `prune`: members that get less than so many times their set's mean attention are removed; None: none are
     - `prune_after`: how many steps later that is decided
     - `temperature`: applied before the threshold; 0 keeps the best token alone
-    - `max_tokens`: how many steps; None: to the end of the context
     - `attention`: keep the attention of every set, by layer and head
-    - `ignore_eos`: end tokens are tokens like others
-    - `timeout`: seconds after which what is there is returned
     """
 
     threshold: float | Schedule = 0.25
@@ -63,10 +66,7 @@ class ParallelParams:
     prune: float | None = None
     prune_after: int = 4
     temperature: float = 1.0
-    max_tokens: int | None = None
     attention: bool = False
-    ignore_eos: bool = False
-    timeout: float | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.threshold):
@@ -78,13 +78,8 @@ class ParallelParams:
             check_number("prune", self.prune, 0.0, 100.0, open_low=True)
         check_integer("prune_after", self.prune_after, 1, 1 << 20)
         check_number("temperature", self.temperature, 0.0, 100.0)
-        if self.max_tokens is not None:
-            check_integer("max_tokens", self.max_tokens, 1, 1 << 31)
-        if self.timeout is not None:
-            check_number("timeout", self.timeout, 0.0, 1e9, open_low=True)
-        for name in ("attention", "ignore_eos"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidRequest(f"{name} must be True or False, not {getattr(self, name)!r}")
+        if not isinstance(self.attention, bool):
+            raise InvalidRequest(f"attention must be True or False, not {self.attention!r}")
         if isinstance(self.mode, str):
             if self.mode not in ("isolated", "visible"):
                 raise InvalidRequest(
@@ -130,12 +125,40 @@ def check_matrix(matrix: ArrayLike, width: int) -> Matrix:
     return array
 
 
-def parallel_params(options: Mapping[str, Any]) -> ParallelParams:
-    """Check the options of a run; an unknown name raises."""
-    names = [field.name for field in fields(ParallelParams)]
+def parallel_params(options: Mapping[str, Any], n_vocab: int) -> tuple[ParallelParams, RequestParams]:
+    """Check the options of a run; an unknown name raises, and one that a run has no use for says why."""
     for name in options:
-        if name not in names:
-            near = get_close_matches(name, names, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}"
+        if name in NOT_FOR_RUNS:
+            raise InvalidRequest(f"{name} is not for parallel runs: {NOT_FOR_RUNS[name]}")
+        if name not in NAMES:
+            near = get_close_matches(name, NAMES, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(NAMES)}"
             raise InvalidRequest(f"there is no parameter {name!r}{hint}")
-    return ParallelParams(**options)
+    own = {name: value for name, value in options.items() if name in OWN}
+    shared = {name: value for name, value in options.items() if name not in OWN}
+    return ParallelParams(**own), request_params(shared, n_vocab)
+
+
+OWN = tuple(field.name for field in fields(ParallelParams))
+NAMES = tuple(ParallelOptions.__annotations__)
+
+# What `generate` takes and a run does not, and what to do instead.
+NOT_FOR_RUNS = {
+    "top_k": "max_width says how many tokens are kept",
+    "top_p": "threshold says which tokens are kept",
+    "min_p": "threshold says which tokens are kept",
+    "seed": "nothing is drawn, and the same run comes every time; leave it out",
+    "repetition_penalty": "use a hook, such as stretto.hooks.NoRepeat",
+    "presence_penalty": "use a hook, such as stretto.hooks.NoRepeat",
+    "frequency_penalty": "use a hook, such as stretto.hooks.NoRepeat",
+    "logit_bias": "use hooks=[stretto.hooks.Bias({...})]",
+    "logprobs": "every member has its probability; leave it out",
+    "grammar": "sets have no single text that it could judge; use a hook to exclude tokens",
+    "loop": "sets are chosen in Python; leave it out",
+    "overflow": "sets cannot be shifted; a run ends at the end of the context",
+    "keep": "sets cannot be shifted; a run ends at the end of the context",
+    "n": "the same run comes every time; give a list of prompts for several",
+    "best_of": "the same run comes every time; give a list of prompts for several",
+    "beams": "all probable tokens are kept already; max_width says how many",
+    "length_penalty": "it is for beams; leave it out",
+}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.parallel.types import Floats, Member, ParallelStep
+from stretto.parallel.types import Floats, ParallelStep, Place
 
 
 @dataclass
@@ -33,18 +33,19 @@ class Pruner:
         self._open: list[_Open] = []
 
     @property
-    def cells(self) -> list[int]:
-        """The cells whose attention is to be measured in the next step, as `note` expects them."""
-        return [member.cell for one in self._open for member in one.step.members if member.cell is not None]
+    def places(self) -> list[Place]:
+        """The members whose attention is to be measured in the next step, as `note` expects them."""
+        return [(one.step.position, member.id) for one in self._open for member in one.step.members]
 
     def watch(self, step: ParallelStep) -> None:
         """Measure a set from the next step on; a single token has nothing to be compared with."""
         if step.width > 1:
             self._open.append(_Open(step, np.zeros(step.width)))
 
-    def note(self, received: Floats) -> list[Member]:
-        """Take what the tokens of a step gave, float32[tokens, cells]; return who is to go now."""
-        start, gone = 0, []
+    def note(self, received: Floats) -> list[Place]:
+        """Take what the tokens of a step gave, float32[tokens, places]; return who is to go now."""
+        start = 0
+        gone: list[Place] = []
         for one in self._open:
             n = one.step.width
             one.total += received[:, start : start + n].sum(axis=0, dtype=np.float64)
@@ -56,12 +57,12 @@ class Pruner:
         self._open = [one for one in self._open if one.n_steps < self.after]
         return gone
 
-    def _decide(self, one: _Open) -> list[Member]:
+    def _decide(self, one: _Open) -> list[Place]:
         shares = one.total / one.n_tokens
         least, gone = self.ratio * shares.mean(), []
         for i, (member, share) in enumerate(zip(one.step.members, shares.tolist(), strict=True)):
             member.attention = share
             if i and share < least:
                 member.kept = False
-                gone.append(member)
+                gone.append((one.step.position, member.id))
         return gone

@@ -58,7 +58,7 @@ class ParallelText:
     def raw(self) -> str:
         """All members of all sets, one after the other."""
         return "".join(
-            step.text if step.width == 1 else "".join(member.text for member in step.members)
+            step.text if step.width == 1 or step.cut else "".join(member.text for member in step.members)
             for step in self.steps
         )
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stretto.errors import InvalidRequest
+from stretto.sampling.sampler import WRONG
 
 Rows = NDArray[np.float32]  # float32[members, n_vocab]
 Row = NDArray[np.float32]  # float32[n_vocab]
@@ -29,14 +30,34 @@ class Chosen:
         return [probability / total for probability in self.probabilities]
 
 
-def distributions(rows: Rows) -> Rows:
-    """The next-token distribution of each member: float32[members, n_vocab]."""
-    most = rows.max(axis=1, keepdims=True)
-    if not np.isfinite(most).all():
-        raise InvalidRequest("the model's logits are not finite numbers; the file may be damaged")
-    each: Rows = np.exp(rows - most)
-    each /= each.sum(axis=1, keepdims=True)
+def shares(rows: Rows) -> Rows:
+    """The next-token distribution of each member: float32[members, n_vocab]. NaN where there is none."""
+    with np.errstate(invalid="ignore"):
+        each: Rows = np.exp(rows - rows.max(axis=1, keepdims=True))
+        each /= each.sum(axis=1, keepdims=True)
     return each
+
+
+def check_shares(each: Rows) -> None:
+    """Raise `InvalidRequest` if logits were no numbers: one that is not spoils its whole row."""
+    if not np.isfinite(each[:, 0]).all():
+        raise InvalidRequest("the model's logits are not finite numbers; the file may be damaged")
+
+
+def distributions(rows: Rows) -> Rows:
+    """`shares`, of logits that are numbers."""
+    each = shares(rows)
+    check_shares(each)
+    return each
+
+
+def distribution(row: Row) -> Row:
+    """The distribution of a row that hooks may have changed: −inf excludes a token."""
+    most = float(row.max())
+    if not np.isfinite(most):
+        raise InvalidRequest(WRONG[-1 if np.isnan(most) else -2 if most < 0 else -3])
+    first: Row = shares(row[np.newaxis])[0]
+    return first
 
 
 def combine(each: Rows, weights: ArrayLike, how: str) -> Row:
@@ -51,13 +72,20 @@ def combine(each: Rows, weights: ArrayLike, how: str) -> Row:
     return mixed
 
 
-def temper(distribution: Row, temperature: float) -> Row:
+def mixed_row(each: Rows, weights: ArrayLike) -> Row:
+    """Logits of the mixture of some distributions: what hooks see after a set."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        row: Row = np.log(combine(each, weights, "mixture"))
+    return row
+
+
+def temper(distribution: Row, temperature: float, best: int | None = None) -> Row:
     """The distribution at a temperature: below 1 sharper, above 1 flatter, at 0 the best token alone."""
     if temperature == 1.0:
         return distribution
     if temperature == 0.0:
         only = np.zeros_like(distribution)
-        only[int(np.argmax(distribution))] = 1.0
+        only[int(np.argmax(distribution)) if best is None else best] = 1.0
         return only
     with np.errstate(divide="ignore"):
         logs = np.log(distribution) / np.float32(temperature)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
+Place = tuple[int, int]  # a member of a run: its position and its token
 
 
 @dataclass
@@ -54,6 +55,7 @@ class ParallelStep:
     """One set of tokens at one position, the most probable first.
 
     - `text`: what the best path gained here; half a character waits for the next step
+    - `cut`: whether a stop string begins here or goes on; then `text` has only what stands before it
     - `edges[i][j]`: the probability of member j after member i of the step before, in the model's own
       distribution there; one row where the step before had one member, or was the prompt
     - `attention`: with `attention=True`, once the set has been computed
@@ -65,6 +67,7 @@ class ParallelStep:
     text: str = ""
     threshold: float = 1.0
     edges: list[list[float]] = field(default_factory=list)
+    cut: bool = False
     attention: Attention | None = field(default=None, repr=False)
 
     @property
@@ -80,7 +83,7 @@ class ParallelStep:
     @property
     def brackets(self) -> str:
         r"""Its text, or `[a/b/c]`; what would be taken for a bracket or a stroke has a `\` before it."""
-        if self.width == 1:
+        if self.width == 1 or self.cut:
             return _escaped(self.text, "\\[")
         return "[" + "/".join(member.brackets for member in self.members) + "]"
 
