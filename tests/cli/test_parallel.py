@@ -64,6 +64,15 @@ def test_json(cli):
     assert [member["text"] for member in data["steps"][0]["members"]] == ["a", "b"]
 
 
+def test_stop_strings(cli):
+    assert ask(cli, "x", "--stop", "\x1b") == (0, "[a/b]\n", "")
+    assert ask(cli, "x", "--stop", "a\x1b") == (0, "", "")
+    data = json.loads(ask(cli, "x", "--stop", "a", "--json")[1])
+    assert (data["text"], data["brackets"], data["stop_reason"]) == ("", "", "a")
+    assert data["steps"][0]["text"] == ""
+    assert len(data["steps"][0]["members"]) == 2
+
+
 def test_refusals(cli):
     code, output, errors = ask(cli, "x", "--threshold", 0)
     assert (code, output) == (2, "")

@@ -44,6 +44,7 @@ def parallel(
     prune_after: PruneAfter = 4,
     temperature: Temperature = 1.0,
     max_tokens: o.MaxTokens = None,
+    stop: o.Stop = None,
     timeout: o.Timeout = None,
     show_probs: Annotated[bool, typer.Option("--show-probs", help="Show the probabilities in sets.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object, at the end.")] = False,
@@ -66,6 +67,7 @@ def parallel(
         "prune_after": prune_after,
         "temperature": temperature,
         "max_tokens": max_tokens,
+        "stop": stop or (),
         "timeout": timeout,
     }
     with open_llm(model, backend=backend, threads=threads, cells=cells) as llm:
@@ -90,21 +92,22 @@ def _show(stream: Any, probabilities: bool) -> None:
     screen, last = console(), "\n"
     try:
         for step in stream:
-            if step.width == 1:
-                last = printable(step.brackets)
-                sys.stdout.write(last)
+            if step.width == 1 or step.cut:
+                shown = printable(step.brackets)
+                sys.stdout.write(shown)
+                last = shown or last
             else:
                 last = "]"
-                shown = Text("[", style="dim")
+                members = Text("[", style="dim")
                 for i, member in enumerate(step.members):
-                    shown.append("/" if i else "", style="dim")
-                    shown.append(printable(member.brackets), style="bold green" if i == 0 else "yellow")
-                    shown.append(f" {member.probability:.2f}" if probabilities else "", style="dim")
-                shown.append("]", style="dim")
+                    members.append("/" if i else "", style="dim")
+                    members.append(printable(member.brackets), style="bold green" if i == 0 else "yellow")
+                    members.append(f" {member.probability:.2f}" if probabilities else "", style="dim")
+                members.append("]", style="dim")
                 if screen.is_terminal:
-                    screen.print(shown, end="", soft_wrap=True)
+                    screen.print(members, end="", soft_wrap=True)
                 else:
-                    sys.stdout.write(shown.plain)
+                    sys.stdout.write(members.plain)
             sys.stdout.flush()
     finally:
         if not last.endswith("\n"):

@@ -101,6 +101,7 @@ class ParallelText:
             "steps": [
                 {
                     "position": step.position,
+                    "text": step.text,
                     "threshold": step.threshold,
                     "members": [asdict(member) for member in step.members],
                 }
