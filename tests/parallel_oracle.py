@@ -15,13 +15,21 @@ def tiny_llm(backend, **options):
     return LLM(backend, byte_tokenizer(), **options)
 
 
-def recorded(llm, prompt, **options):
-    """A finished run, and the logits of every member: a list of float32[members, n_vocab], a set each."""
-    stream = llm.parallel(prompt, stream=True, **options)
-    rows = []
-    for step in stream:
-        if step.index:
+def recorded(llm, prompt, look=None, **options):
+    """A finished run, and the logits of every member: a list of float32[members, n_vocab], a set each.
+
+    `look(stream, step)` is called for each step when it has been computed, before the next one is.
+    """
+    steps, rows = [], []
+
+    def note(step):
+        if steps:
             rows.append(stream._run.sequence.rows.copy())
+            if look is not None:
+                look(stream, steps[-1])
+        steps.append(step)
+
+    stream = llm.parallel(prompt, stream=True, callback=note, **options)
     return stream.result, rows
 
 
@@ -60,12 +68,18 @@ def by_mask(backend, rows, mask):
 
 def by_sets(backend, rows, mask):
     """The same by any backend, in one pass over an empty cache: each row has a sequence of its own."""
+    return with_cells(backend, rows, mask)[0]
+
+
+def with_cells(backend, rows, mask):
+    """`by_sets`, and what each row's cell holds."""
     batch = Batch()
     for b, (token, position, _, _) in enumerate(rows):
         seers = np.flatnonzero(mask[:, b]).tolist()
         batch.add(token, position, [b, *[a for a in seers if a != b]], logits=True)
     batch.place(Cells(backend.n_cells))
-    return backend.forward(batch)
+    logits = backend.forward(batch)
+    return logits, backend.read_cells(batch.placement.cells)
 
 
 def sets_of(rows, logits):

@@ -39,49 +39,6 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_run_equals_reprocessing_it_all(llm, again, mode):
-    steps = []
-    for prompt in PROMPTS:
-        run, found = recorded(llm, prompt, mode=mode, **OPTIONS)
-        rows, mask = who_sees_whom(llm.tokenizer.encode(prompt, special=True), run.steps[:-1], MODES[mode])
-        for ours, whole in zip(found, sets_of(rows, by_sets(again, rows, mask)), strict=True):
-            same(ours, whole)
-        assert [step.position - run.steps[0].position for step in run.steps] == list(range(16))
-        steps += run.steps
-    assert sum(step.width > 1 for step in steps) >= 0.3 * len(steps)
-
-
-def test_a_member_is_what_it_is_alone(llm):
-    stream = llm.parallel(PROMPTS[0], stream=True, **OPTIONS)
-    step = next(stream)
-    next(stream)
-    assert step.width > 1
-    data = llm.backend.read_cells(np.array([member.cell for member in step.members], np.int32))
-    rows = stream._run.sequence.rows.copy()
-    for member, ours, row in zip(step.members, data, rows, strict=True):
-        tokens = [*llm.tokenizer.encode(PROMPTS[0], special=True), member.id]
-        with llm.sequence(tokens) as alone:
-            same(alone.logits, row)
-            same(llm.backend.read_cells(llm.cells.view(alone.id)[-1:])[0], ours)
-    stream.cancel()
-
-
-def test_the_order_of_a_set_does_not_matter(again):
-    # Everyone sees everyone: the same tokens in another order give the same rows in that order.
-    found = {}
-    for order in ([40, 7, 300, 12], [12, 300, 7, 40]):
-        cells, batch = Cells(512), Batch()
-        batch.extend([5, 6, 7], 0, [0])
-        for token in order:
-            batch.add(token, 3, [0], logits=True)
-        batch.place(cells)
-        found[tuple(order)] = dict(zip(order, again.forward(batch), strict=True))
-    first, second = found.values()
-    for token, row in first.items():
-        same(row, second[token])
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_threshold_1_is_greedy(llm, mode):
     for prompt in PROMPTS:
         greedy = llm.generate(prompt, temperature=0, max_tokens=16, ignore_eos=True)

@@ -389,7 +389,9 @@ def test_async_results_and_streams(llm):
         assert (await stream.result()).finish_reason == "stop"
         with llm.sequence("x") as seq:
             assert (await llm.aparallel(seq)).text == "adeh"
-        runs = await asyncio.gather(*(llm.aparallel("x") for _ in range(8)), llm.agenerate("x", temperature=0))
+        runs = await asyncio.gather(
+            *(llm.aparallel("x") for _ in range(8)), llm.agenerate("x", temperature=0)
+        )
         assert [run.text for run in runs] == ["adeh"] * 9
         assert max(len(tokens) for tokens in llm.backend.batches) > 8
 
