@@ -1,4 +1,4 @@
-"""Parallel tokens, studied: isolated against visible, width by threshold, cost by width, cache strategies.
+"""Parallel tokens, studied: isolated against visible, widths, costs, pruning, cache strategies.
 
     python benchmarks/parallel.py --out benchmarks/raw/parallel.json --plots docs/parallel
 
@@ -15,6 +15,7 @@ import numpy as np
 
 import stretto
 from stretto.backends.batch import Batch
+from stretto.parallel.advance import SetSequence
 from stretto.parallel.select import combine, distributions, select
 
 OPENINGS = [
@@ -25,6 +26,7 @@ ENDINGS = ["", " because", ". Then", ", but", " and the", ". It was"]
 PROMPTS = [opening + ending for ending in ENDINGS for opening in OPENINGS]
 THRESHOLDS = 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5
 WIDTHS = range(1, 9)
+PRUNED = {"threshold": 0.05, "prune": 0.8, "prune_after": 4, "max_tokens": 16, "ignore_eos": True}
 
 
 def interval(values, rng):
@@ -116,13 +118,60 @@ def modes_compared(llm, prompts, rng):
     return {"prompts": len(found["kl"]), **{name: interval(values, rng) for name, values in found.items()}}
 
 
-def widths(llm, prompts):
-    """How wide the steps are, by threshold."""
+def widths(llm, prompts, rng):
+    """How wide the steps are, by threshold: the mean of each run, and how many steps are wider than one."""
     found = {}
     for threshold in THRESHOLDS:
-        runs = [llm.parallel(prompt, threshold=threshold, max_tokens=16) for prompt in prompts[:10]]
-        steps = [step.width for run in runs for step in run.steps]
-        found[threshold] = [float(np.mean(steps)), float(np.mean([width > 1 for width in steps]))]
+        runs = llm.parallel(prompts, threshold=threshold, max_tokens=16, ignore_eos=True)
+        found[threshold] = {
+            "mean": interval([run.mean_width for run in runs], rng),
+            "wider": interval([run.parallel_share for run in runs], rng),
+        }
+    return found
+
+
+def pruning(llm, prompts, mode, rng):
+    """After a decision: the KL of pruned runs to those without the member at all, and to unpruned ones."""
+    found = {"without": [], "unpruned": [], "share": []}
+    for prompt in prompts:
+        run = llm.parallel(prompt, mode=mode, **PRUNED)
+        gone = [step.index for step in run.steps if not all(member.kept for member in step.members)]
+        if not gone or gone[0] + PRUNED["prune_after"] >= len(run.steps) - 2:
+            continue
+        begin = gone[0] + PRUNED["prune_after"] + 1  # the first set that does not see what was pruned
+        tokens = llm.tokenizer.encode(prompt, special=True)
+        after = {
+            how: after_sets(llm, tokens, run.steps[:-1], mode, how)[begin:]
+            for how in ("pruned", "without", "unpruned")
+        }
+        for how in ("without", "unpruned"):
+            pairs = zip(after["pruned"], after[how], strict=True)
+            found[how].append(float(np.mean([divergence(p, q) for p, q in pairs])))
+        found["share"].append(run.n_pruned / sum(step.width for step in run.steps))
+    return {"prompts": len(found["share"]), **{name: interval(of, rng) for name, of in found.items()}}
+
+
+def after_sets(llm, tokens, steps, mode, how):
+    """The distribution after each set of a run, which is computed again with the same sets.
+
+    How: "pruned" forgets members where the run did; "without" never has them; "unpruned" keeps them. The
+    distribution is the mixture of the members that stayed in the run, in all three.
+    """
+    found, sequence = [], SetSequence(llm._engine, tokens)
+    for step in steps:
+        members = [member for member in step.members if member.kept or how != "without"]
+        sees = np.eye(len(members), dtype=bool) if mode == "isolated" else None
+        sequence.push([member.id for member in members], sees)
+        llm._engine.compute([sequence])
+        stay = [i for i, member in enumerate(members) if member.kept]
+        weights = np.array([members[i].weight for i in stay])
+        each = distributions(sequence.rows)[stay]
+        found.append(combine(each, weights / weights.sum(), "mixture"))
+        decided = step.index - PRUNED["prune_after"]
+        if how == "pruned" and decided >= 0:
+            then = steps[decided]
+            sequence.forget([(then.position, member.id) for member in then.members if not member.kept])
+    sequence.close(park=False)
     return found
 
 
@@ -237,16 +286,23 @@ STRATEGIES = {
 }
 
 
+def save(path, title, lines):
+    """An SVG that needs nothing to be drawn with."""
+    head = (
+        '<svg xmlns="http://www.w3.org/2000/svg" width="500" height="310" font-family="sans-serif" '
+        'font-size="12">'
+    )
+    title = f'<text x="260" y="20" text-anchor="middle" font-size="14">{title}</text>'
+    path.write_text("\n".join([head, title, *lines, "</svg>"]) + "\n", "utf-8")
+
+
 def plot(path, title, points, x_name, y_name):
-    """A line through some points, as an SVG that needs nothing to be drawn with."""
+    """A line through some points."""
     xs, ys = zip(*points, strict=True)
     left, right, low, high = min(xs), max(xs), 0.0, max(ys) * 1.1
     at = [(60 + 400 * (x - left) / (right - left), 260 - 220 * (y - low) / (high - low)) for x, y in points]
     path_of = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
     lines = [
-        '<svg xmlns="http://www.w3.org/2000/svg" width="500" height="310" font-family="sans-serif" '
-        'font-size="12">',
-        f'<text x="260" y="20" text-anchor="middle" font-size="14">{title}</text>',
         '<path d="M60 40V260H460" fill="none" stroke="black"/>',
         f'<polyline points="{path_of}" fill="none" stroke="#0a6" stroke-width="2"/>',
     ]
@@ -255,10 +311,40 @@ def plot(path, title, points, x_name, y_name):
         lines.append(f'<text x="{x:.1f}" y="{y - 8:.1f}" text-anchor="middle">{value:.2f}</text>')
         lines.append(f'<text x="{x:.1f}" y="278" text-anchor="middle">{name:g}</text>')
     lines.append(f'<text x="260" y="300" text-anchor="middle">{x_name}</text>')
-    lines.append(
-        f'<text x="15" y="150" transform="rotate(-90 15 150)" text-anchor="middle">{y_name}</text></svg>'
-    )
-    path.write_text("\n".join(lines) + "\n", "utf-8")
+    lines.append(f'<text x="15" y="150" transform="rotate(-90 15 150)" text-anchor="middle">{y_name}</text>')
+    save(path, title, lines)
+
+
+def bars(path, title, intervals, x_name):
+    """A bar for each name, with the interval of its mean."""
+    scale = 220 / max(high for _, _, high in intervals.values())
+    lines, height = ['<path d="M210 40V270H470" fill="none" stroke="black"/>'], 220 / len(intervals)
+    for i, (name, (mean, low, high)) in enumerate(intervals.items()):
+        y = 50 + height * (i + 0.5)
+        start, end = 210 + scale * low, 210 + scale * high
+        bar = f'x="210" y="{y - height / 4:.1f}" width="{scale * mean:.1f}" height="{height / 2:.1f}"'
+        lines.append(f'<rect {bar} fill="#0a6" fill-opacity="0.6"/>')
+        lines.append(f'<path d="M{start:.1f} {y:.1f}H{end:.1f}" stroke="black"/>')
+        lines.append(f'<text x="204" y="{y + 4:.1f}" text-anchor="end">{name}</text>')
+        lines.append(f'<text x="{end + 6:.1f}" y="{y + 4:.1f}">{mean:.2f}</text>')
+    lines.append(f'<text x="340" y="295" text-anchor="middle">{x_name}</text>')
+    save(path, title, lines)
+
+
+def draw(folder, found):
+    """All plots of docs/parallel-tokens.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    modes, pruned = found["modes"], found["pruning"]
+    kl = {"next distribution": modes["kl"], "one token later": modes["kl_later"]}
+    bars(folder / "modes.svg", "Isolated against visible", kl, "KL, nats")
+    means = [(threshold, of["mean"][0]) for threshold, of in found["widths"].items()]
+    plot(folder / "width.svg", "Members a step", means, "threshold", "mean width")
+    relative = list(found["costs_relative"].items())
+    plot(folder / "cost.svg", "Cost of a step", relative, "width", "times a plain step")
+    kl = {f"{mode}, to {how}": pruned[mode][how] for mode in pruned for how in ("without", "unpruned")}
+    bars(folder / "pruning.svg", "What pruning leaves behind", kl, "KL, nats")
+    kl = {name: of["kl"] for name, of in found["strategies"].items()}
+    bars(folder / "strategies.svg", "Errors of cache strategies", kl, "KL to merging by sets, nats")
 
 
 def main():
@@ -276,7 +362,8 @@ def main():
     with stretto.load(asked.model, threads=asked.threads, cells=4096, prefix_cache=False) as llm:
         found = {
             "modes": modes_compared(llm, prompts, rng),
-            "widths": widths(llm, prompts),
+            "widths": widths(llm, prompts, rng),
+            "pruning": {mode: pruning(llm, prompts, mode, rng) for mode in ("isolated", "visible")},
             "costs": costs(llm, asked.rounds),
             "strategies": strategies(llm, prompts, rng),
         }
@@ -287,11 +374,7 @@ def main():
     if asked.out:
         asked.out.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
     if asked.plots:
-        asked.plots.mkdir(parents=True, exist_ok=True)
-        means = [(threshold, mean) for threshold, (mean, _) in found["widths"].items()]
-        plot(asked.plots / "width.svg", "Members a step", means, "threshold", "mean width")
-        relative = list(found["costs_relative"].items())
-        plot(asked.plots / "cost.svg", "Cost of a step", relative, "width", "times a plain step")
+        draw(asked.plots, found)
 
 
 if __name__ == "__main__":

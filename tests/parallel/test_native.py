@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import stretto
-from parallel_oracle import by_sets, isolated, recorded, sets_of, visible, who_sees_whom
+from parallel_oracle import isolated, recorded, visible, who_sees_whom
 from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
@@ -86,26 +86,6 @@ def test_prefixes_are_shared_up_to_the_first_set(llm):
     first = next(i for i, step in enumerate(run.steps) if step.width > 1)
     result = llm.generate([*prompt, *run.tokens], max_tokens=1, temperature=0)
     assert result.usage.cached_tokens == len(prompt) + first
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_pruning_equals_reprocessing(llm, again, mode):
-    run, found = recorded(llm, PROMPTS[1], mode=mode, prune=0.9, prune_after=3, **OPTIONS)
-    gone = {
-        (i, j): i + 3
-        for i, step in enumerate(run.steps)
-        for j, member in enumerate(step.members)
-        if not member.kept
-    }
-    assert gone
-    prompt = llm.tokenizer.encode(PROMPTS[1], special=True)
-    rows, mask = who_sees_whom(prompt, run.steps[:-1], MODES[mode], gone)
-    for ours, whole in zip(found, sets_of(rows, by_sets(again, rows, mask)), strict=True):
-        same(ours, whole)
-    # It is not a run without them: what they did to later tokens stays done.
-    rows, mask = who_sees_whom(prompt, run.steps[:-1], MODES[mode], {key: key[0] for key in gone})
-    never = sets_of(rows, by_sets(again, rows, mask))[-1]
-    assert np.abs(never - found[-1]).max() > 1e-3
 
 
 def test_attention_of_a_quantised_file(llm, smollm2_path):
