@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import stretto
-from parallel_oracle import isolated, recorded, visible, who_sees_whom
+from parallel_oracle import by_mask, isolated, recorded, tiny_llm, visible, who_sees_whom
 from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
@@ -23,15 +23,6 @@ MODES = {"isolated": isolated, "visible": visible}
 def llm(smollm2_path):
     with stretto.load(smollm2_path, cells=1024) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def again(smollm2_path):
-    """Another copy, by one thread, to compute runs again."""
-    file = GGUF(smollm2_path)
-    backend = NativeBackend(file, read_spec(file), 512, 1)
-    yield backend
-    backend.close()
 
 
 def same(found, expected):
@@ -88,18 +79,29 @@ def test_prefixes_are_shared_up_to_the_first_set(llm):
     assert result.usage.cached_tokens == len(prompt) + first
 
 
-def test_attention_of_a_quantised_file(llm, smollm2_path):
-    run = llm.parallel(PROMPTS[0], mode="visible", attention=True, **{**OPTIONS, "max_tokens": 6})
+def test_one_forward_pass_a_step(llm, monkeypatch):
+    llm.cache.clear()
+    sizes = []
+    forward = llm.backend.forward
+    monkeypatch.setattr(llm.backend, "forward", lambda batch: sizes.append(len(batch)) or forward(batch))
+    for mode in MODES:
+        for options in ({}, {"attention": True, "prune": 0.9}):
+            llm.cache.clear()
+            sizes.clear()
+            run = llm.parallel(PROMPTS[0], mode=mode, **OPTIONS, **options)
+            n_prompt = len(llm.tokenizer.encode(PROMPTS[0], special=True))
+            assert sizes == [n_prompt, *[step.width for step in run.steps[:-1]]]
+            assert max(sizes[1:]) > 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_attention_of_a_quantised_file(llm, smollm2_path, mode):
+    run = llm.parallel(PROMPTS[0], mode=mode, attention=True, **{**OPTIONS, "max_tokens": 8})
+    assert run.parallel_share >= 0.3
     file = GGUF(smollm2_path)
     exact = ReferenceBackend(file, read_spec(file), 64)
-    rows, mask = who_sees_whom(llm.tokenizer.encode(PROMPTS[0], special=True), run.steps[:-1], visible)
-    batch = Batch()
-    for token, position, _, _ in rows:
-        batch.add(token, position, [0])
-    batch.place(Cells(64))
-    dense = np.zeros((len(rows), 64), bool)
-    dense[:, batch.placement.cells] = mask
-    weights = np.stack(exact.compute(batch, dense, attention=True).attention)[..., batch.placement.cells]
+    rows, mask = who_sees_whom(llm.tokenizer.encode(PROMPTS[0], special=True), run.steps[:-1], MODES[mode])
+    weights = by_mask(exact, rows, mask)[1]
     distances = []
     for i, step in enumerate(run.steps[:-1]):
         mine = [r for r, row in enumerate(rows) if row[2] == i]
@@ -112,25 +114,39 @@ def test_attention_of_a_quantised_file(llm, smollm2_path):
     assert np.concatenate(distances).mean() <= 0.05
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2", "qwen3"])
-def test_attention_of_an_f32_file(tmp_path, name):
-    source = tiny_file(name)
+@pytest.fixture(params=["llama", "gemma3", "qwen2", "qwen3"])
+def f32(request, tmp_path):
+    """A tiny model in float32, by both backends."""
+    source = tiny_file(request.param)
     tensors = {key: tensor.dequantize() for key, tensor in source.tensors.items()}
     write_gguf(tmp_path / "f32.gguf", source.metadata, tensors)
-    file = GGUF(tmp_path / "f32.gguf")
+    file, spec = GGUF(tmp_path / "f32.gguf"), tiny_spec(request.param)
+    return ReferenceBackend(file, spec, 128), NativeBackend(file, spec, 128, 2, "f32")
+
+
+def test_attention_of_an_f32_file(f32):
     found = []
-    for backend in (
-        ReferenceBackend(file, tiny_spec(name), 64),
-        NativeBackend(file, tiny_spec(name), 64, 2, "f32"),
-    ):
+    for backend in f32:
         batch = Batch()
         tokens = np.random.default_rng(4).integers(0, 96, 40).tolist()
         for position, token in enumerate(tokens):
             batch.watch(batch.add(token, min(position, 30), [0], logits=True))
-        batch.place(Cells(64))
+        batch.place(Cells(128))
         found.append((backend.forward(batch), batch.attention))
     for exact, ours in zip(*[attention for _, attention in found], strict=True):
         assert ours.shape == exact.shape
         np.testing.assert_allclose(ours, exact, atol=1e-4)
         np.testing.assert_allclose(ours.sum(axis=-1), 1, atol=1e-5)
     np.testing.assert_allclose(found[1][0], found[0][0], atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_attention_of_runs_on_an_f32_file(f32, mode):
+    options = {"threshold": 0.02, "max_width": 3, "max_tokens": 12, "ignore_eos": True, "attention": True}
+    exact, ours = (tiny_llm(backend).parallel([5, 60, 17, 33, 2], mode=mode, **options) for backend in f32)
+    assert ours.parallel_share >= 0.3
+    for mine, other in zip(ours.steps[:-1], exact.steps[:-1], strict=True):
+        assert [member.id for member in mine.members] == [member.id for member in other.members]
+        assert mine.attention.tokens.tolist() == other.attention.tokens.tolist()
+        np.testing.assert_allclose(mine.attention.weights, other.attention.weights, atol=1e-4)
+        np.testing.assert_allclose(mine.attention.weights.sum(axis=-1), 1, atol=1e-5)
