@@ -206,3 +206,48 @@ def test_the_last_one_left_ends_and_keeps_its_text():
     assert run.brackets == "[a/b]" * 16
     assert llm.cache.stats().held == 0
     llm.cells.check()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_runs_under_pressure(seed):
+    """Runs and requests of all kinds come and go in too few cells; each that ends is what it is alone."""
+    random = np.random.default_rng(seed)
+    limits = stretto.Limits(max_running=12, max_tokens_per_step=int(random.integers(1, 40)))
+    asked = []
+    for _ in range(14):
+        prompt = random.integers(0, 4, random.integers(1, 12)).tolist()  # few tokens: beginnings are shared
+        options = {
+            "mode": list(MODES.values())[random.integers(3)],
+            "threshold": float(random.choice([0.02, 0.03, 1.0])),
+            "max_width": 4,
+            "max_tokens": int(random.integers(1, 20)),
+            "combine": str(random.choice(["mixture", "best"])),
+            "prune": random.choice([None, 0.95]),
+            "prune_after": int(random.integers(1, 4)),
+            "ignore_eos": True,
+        }
+        asked.append((prompt, options))
+    greedy = {"temperature": 0, "ignore_eos": True, "max_tokens": 12}
+    with tiny_native() as llm:
+        alone = [llm.parallel(prompt, **options) for prompt, options in asked]
+        texts = [llm.generate(prompt, **greedy).tokens for prompt, _ in asked]
+    backend = NativeBackend(tiny_file("llama"), tiny_spec("llama"), 100, 2)
+    with tiny_llm(backend, limits=limits, prefix_cache=bool(seed % 2)) as llm:
+        runs, requests = [], []
+        for prompt, options in asked:
+            runs.append(llm.parallel(prompt, stream=True, **options))
+            requests.append(llm.stream(prompt, **greedy))
+            for _ in range(random.integers(4)):
+                next(runs[random.integers(len(runs))], None)
+            if random.random() < 0.2:
+                runs[-1].cancel()
+            llm.cells.check()
+        for stream, expected in zip(runs, alone, strict=True):
+            run = stream.result
+            if run.finish_reason != "cancelled":
+                assert facts(run) == facts(expected)
+                assert run.finish_reason == expected.finish_reason
+        assert [request.result.tokens for request in requests] == texts
+        assert llm.metrics.preempted
+        assert llm.cache.stats().held == 0
+        llm.cells.check()

@@ -4,15 +4,19 @@ import asyncio
 import ctypes
 import gc
 import time
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
 from stretto import Limits
+from stretto.engine.branch import Branching
+from stretto.engine.params import SAMPLING_NAMES, Options
 from stretto.errors import InvalidRequest, QueueFull
 from stretto.hooks import Ban, Bias, Force, Guidance, HookRow, NativeHook, NoRepeat, Watcher
-from stretto.parallel import ParallelStep
+from stretto.parallel import ParallelOptions, ParallelStep
 from stretto.parallel.held import HeldSteps
+from stretto.parallel.options import NOT_FOR_RUNS
 from stretto.testing import END, byte_tokenizer, mock_llm
 
 END_ID = byte_tokenizer().specials[END]
@@ -362,6 +366,7 @@ def test_priorities():
         ({"overflow": "shift"}, "ends at the end of the context"),
         ({"n": 2}, "list of prompts"),
         ({"beams": 2}, "max_width"),
+        ({"draft": "lookup"}, "leave it out"),
         ({"logprobs": 1}, "every member has its probability"),
         ({"stop": [3]}, "stop must hold strings or functions, not 3"),
         ({"stop_tokens": [999]}, "stop_tokens"),
@@ -375,6 +380,12 @@ def test_priorities():
 def test_what_is_refused(llm, options, words):
     with pytest.raises(InvalidRequest, match=words):
         llm.parallel("x", **options)
+
+
+def test_every_option_of_generate_is_taken_or_refused_with_a_remedy():
+    known = set(Options.__annotations__) | set(SAMPLING_NAMES) | {field.name for field in fields(Branching)}
+    assert known == set(NOT_FOR_RUNS) | (known & set(ParallelOptions.__annotations__))
+    assert not set(NOT_FOR_RUNS) & set(ParallelOptions.__annotations__)
 
 
 # -- asyncio --
@@ -393,7 +404,9 @@ def test_async_results_and_streams(llm):
             *(llm.aparallel("x") for _ in range(8)), llm.agenerate("x", temperature=0)
         )
         assert [run.text for run in runs] == ["adeh"] * 9
-        assert max(len(tokens) for tokens in llm.backend.batches) > 8
+        llm.backend.batches.clear()
+        assert [run.text for run in await llm.aparallel(["x"] * 4)] == ["adeh"] * 4
+        assert [len(tokens) for tokens in llm.backend.batches] == [4, 8, 4, 8, 8]
 
     asyncio.run(main())
 

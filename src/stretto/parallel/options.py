@@ -155,6 +155,7 @@ NOT_FOR_RUNS = {
     "logprobs": "every member has its probability; leave it out",
     "grammar": "sets have no single text that it could judge; use a hook to exclude tokens",
     "loop": "sets are chosen in Python; leave it out",
+    "draft": "a set is not one token that could be guessed; leave it out",
     "overflow": "sets cannot be shifted; a run ends at the end of the context",
     "keep": "sets cannot be shifted; a run ends at the end of the context",
     "n": "the same run comes every time; give a list of prompts for several",
