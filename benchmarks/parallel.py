@@ -3,6 +3,7 @@
     python benchmarks/parallel.py --out benchmarks/raw/parallel.json --plots docs/parallel
 
 Everything is measured on SmolLM2 by the native backend. Intervals are 95 % of a bootstrap over prompts.
+`--only costs` measures one part again, and leaves the others in the file as they are.
 """
 
 import argparse
@@ -176,7 +177,7 @@ def after_sets(llm, tokens, steps, mode, how):
 
 
 def costs(llm, rounds):
-    """Seconds of a step by width, beside a plain one, in turns: medians, after 100 tokens."""
+    """Seconds of a step by width, and how many plain steps that is, in turns: medians, after 100 tokens."""
     tokens = llm.tokenizer.encode("The cat sat on the mat and looked at the moon. " * 10)[:100]
     times = {width: [] for width in (0, *WIDTHS)}  # 0: an ordinary request, decoding greedily
     for _ in range(rounds):
@@ -198,7 +199,12 @@ def costs(llm, rounds):
                 next(stream)
             times[width].append((time.perf_counter() - begun) / 3)
             stream.cancel()
-    return {width: statistics.median(values) for width, values in times.items()}
+    plain = times.pop(0)
+    return {
+        "plain_step": statistics.median(plain),
+        "seconds": {width: statistics.median(of) for width, of in times.items()},
+        "relative": {width: statistics.median(np.divide(of, plain).tolist()) for width, of in times.items()},
+    }
 
 
 def strategies(llm, prompts, rng):
@@ -337,14 +343,25 @@ def draw(folder, found):
     modes, pruned = found["modes"], found["pruning"]
     kl = {"next distribution": modes["kl"], "one token later": modes["kl_later"]}
     bars(folder / "modes.svg", "Isolated against visible", kl, "KL, nats")
-    means = [(threshold, of["mean"][0]) for threshold, of in found["widths"].items()]
+    means = [(float(threshold), of["mean"][0]) for threshold, of in found["widths"].items()]
     plot(folder / "width.svg", "Members a step", means, "threshold", "mean width")
-    relative = list(found["costs_relative"].items())
+    relative = [(int(width), times) for width, times in found["costs"]["relative"].items()]
     plot(folder / "cost.svg", "Cost of a step", relative, "width", "times a plain step")
     kl = {f"{mode}, to {how}": pruned[mode][how] for mode in pruned for how in ("without", "unpruned")}
     bars(folder / "pruning.svg", "What pruning leaves behind", kl, "KL, nats")
     kl = {name: of["kl"] for name, of in found["strategies"].items()}
     bars(folder / "strategies.svg", "Errors of cache strategies", kl, "KL to merging by sets, nats")
+
+
+PARTS = {
+    "modes": lambda llm, prompts, rng, rounds: modes_compared(llm, prompts, rng),
+    "widths": lambda llm, prompts, rng, rounds: widths(llm, prompts, rng),
+    "pruning": lambda llm, prompts, rng, rounds: {
+        mode: pruning(llm, prompts, mode, rng) for mode in ("isolated", "visible")
+    },
+    "costs": lambda llm, prompts, rng, rounds: costs(llm, rounds),
+    "strategies": lambda llm, prompts, rng, rounds: strategies(llm, prompts, rng),
+}
 
 
 def main():
@@ -355,24 +372,20 @@ def main():
     parser.add_argument("--prompts", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plots", type=Path)
     asked = parser.parse_args()
-    rng, prompts = np.random.default_rng(0), PROMPTS[: asked.prompts]
-    with stretto.load(asked.model, threads=asked.threads, cells=4096, prefix_cache=False) as llm:
-        found = {
-            "modes": modes_compared(llm, prompts, rng),
-            "widths": widths(llm, prompts, rng),
-            "pruning": {mode: pruning(llm, prompts, mode, rng) for mode in ("isolated", "visible")},
-            "costs": costs(llm, asked.rounds),
-            "strategies": strategies(llm, prompts, rng),
-        }
-    plain = found["costs"].pop(0)
-    found["plain_step"] = plain
-    found["costs_relative"] = {width: seconds / plain for width, seconds in found["costs"].items()}
-    print(json.dumps(found, indent=2))
+    prompts, found = PROMPTS[: asked.prompts], {}
+    if asked.out and asked.out.exists() and len(asked.only) < len(PARTS):
+        found = json.loads(asked.out.read_text("utf-8"))
+    with stretto.load(asked.model, threads=asked.threads, cells=8192, prefix_cache=False) as llm:
+        for name in asked.only:
+            found[name] = PARTS[name](llm, prompts, np.random.default_rng(0), asked.rounds)
+    text = json.dumps(found, indent=2)
+    print(text)
     if asked.out:
-        asked.out.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+        asked.out.write_text(text + "\n", "utf-8")
     if asked.plots:
         draw(asked.plots, found)
 

@@ -254,7 +254,8 @@ class LLM:
         """Keep every token that is probable enough, several at one position (docs/parallel.md).
 
         A prompt is text, token ids, or a sequence, from a fork of which the run goes on; a list of them is
-        run in one batch. `ParallelParams` documents the options. With `stream=True` steps come one by one.
+        run in one batch. `ParallelParams` and `RequestParams` document the options. With `stream=True` steps
+        come one by one.
 
         >>> llm.parallel("The cat", threshold=0.2, max_tokens=20).brackets
         """
