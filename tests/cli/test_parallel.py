@@ -40,7 +40,8 @@ def test_colours_in_a_terminal(cli, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     output = ask(cli, "x", "-n", 1)[1]
-    assert "\x1b[" in output
+    assert "\x1b[1;32ma\x1b[0m" in output  # the best one, and not dimmed as the brackets are
+    assert "\x1b[33mb\x1b[0m" in output
     assert re.sub(r"\x1b\[[\d;]*m", "", output) == "[a/b]\n"
     assert not sys.stdout.isatty()
 

@@ -98,7 +98,7 @@ def _show(stream: Any, probabilities: bool) -> None:
                 last = shown or last
             else:
                 last = "]"
-                members = Text("[", style="dim")
+                members = Text().append("[", style="dim")
                 for i, member in enumerate(step.members):
                     members.append("/" if i else "", style="dim")
                     members.append(printable(member.brackets), style="bold green" if i == 0 else "yellow")
