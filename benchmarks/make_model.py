@@ -1,7 +1,7 @@
 """Writes a model with the shape of a known one and random weights, for measuring speed.
 
     python benchmarks/make_model.py qwen2.5-0.5b model.gguf
-    python benchmarks/make_model.py llama-3.2-1b model.gguf --format q4_0 --embedding q8_0
+    python benchmarks/make_model.py llama-3.2-1b model.gguf --format q4_k --embedding q6_k
 
 How fast a dense model runs does not depend on what its weights say. The vocabulary has the right size, the
 256 bytes and one merge in it; the rest is filler.
@@ -42,6 +42,10 @@ SHAPES = {
     "smollm2-135m": Shape("llama", "smollm", 30, 576, 1536, 9, 3, 64, 49_152, 8192, 1e5, 1e-5),
     "tiny": Shape("llama", "gpt-2", 2, 64, 128, 2, 1, 32, 300, 512, 1e4, 1e-5),
 }
+
+
+# Where a block has its half floats, and how large they have to be for numbers of about unit variance.
+SCALES = {Format.Q4_K: {0: 1 / 200, 2: 1 / 30}, Format.Q6_K: {208: 1 / 1300}}
 
 
 def metadata(shape):
@@ -97,6 +101,8 @@ def tensors(shape, weights, embedding, rng):
     }
 
     def drawn(rows, columns, fmt):
+        if fmt in SCALES:
+            return random_blocks(rows, columns, fmt, rng)
         blocks = [
             quantize(rng.normal(0, columns**-0.5, (min(4096, rows - row), columns)), fmt)
             for row in range(0, rows, 4096)
@@ -126,6 +132,15 @@ def tensors(shape, weights, embedding, rng):
     return found
 
 
+def random_blocks(rows, columns, fmt, rng):
+    """Blocks of a format that we read and do not write: random bits with a scale that suits their number."""
+    blocks = rng.integers(0, 256, (rows, columns // fmt.block, fmt.size), dtype=np.uint8)
+    for at, size in SCALES[fmt].items():
+        scale = np.array([size * columns**-0.5], np.float16)
+        blocks[..., at : at + 2] = scale.view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
 def make(path, shape, weights=Format.Q4_0, embedding=Format.Q8_0, seed=0):
     rng = np.random.default_rng(seed)
     write_gguf(path, metadata(shape), tensors(shape, weights, embedding, rng))
@@ -136,7 +151,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("path", type=Path)
-    names = sorted(fmt.name.lower() for fmt in WRITABLE)
+    names = sorted(fmt.name.lower() for fmt in {*WRITABLE, *SCALES})
     parser.add_argument("--format", choices=names, default="q4_0", help="of the layers' matrices")
     parser.add_argument(
         "--embedding", choices=names, default="q8_0", help="of the embedding, also the output"
