@@ -54,21 +54,22 @@ std::unique_ptr<T[]> room(size_t n) { return std::unique_ptr<T[]>(new T[n]); }
 
 // Rows of activations as int8.
 struct Activations {
+    size_t blocks;  // of 32, of all rows
     std::unique_ptr<int8_t[]> q;
     std::unique_ptr<float[]> scale, scaled;
     std::unique_ptr<int32_t[]> sums;
+    size_t lanes;
 
-    Activations(const Kernels& kernel, const float* x, size_t n, size_t columns)
-        : q(room<int8_t>(n * columns)),
-          scale(room<float>(n * (columns / kBlock))),
-          scaled(room<float>(n * (columns / kBlock))),
-          sums(room<int32_t>(n * (columns / 16))) {
-        for (size_t row = 0; row < n; ++row) {
-            kernel.quantize(x + row * columns, columns, q.get() + row * columns, scale.get() + row * (columns / kBlock),
-                            scaled.get() + row * (columns / kBlock), sums.get() + row * (columns / 16));
-        }
+    Activations(const Kernels& kernel, const float* x, size_t n, size_t columns, size_t n_lanes)
+        : blocks((n + n_lanes - 1) / n_lanes * n_lanes * (columns / kBlock)),
+          q(room<int8_t>(blocks * kBlock)),
+          scale(room<float>(blocks)),
+          scaled(room<float>(blocks)),
+          sums(room<int32_t>(2 * blocks)),
+          lanes(n_lanes) {
+        for (size_t row = 0; row < n; ++row) kernel.quantize(x + row * columns, columns, row, view());
     }
-    Quantized view() const { return {q.get(), scale.get(), scaled.get(), sums.get()}; }
+    Quantized view() const { return {q.get(), scale.get(), scaled.get(), sums.get(), lanes}; }
 };
 
 // A matrix with the memory it is in.
@@ -92,7 +93,7 @@ struct Packed {
         if (is_float(matrix.layout)) {
             return kernel.matmul(matrix, Quantized{}, x, n, 0, matrix.panels(), out, matrix.rows);
         }
-        const Activations a(kernel, x, n, matrix.columns);
+        const Activations a(kernel, x, n, matrix.columns, kernel.lanes(n));
         kernel.matmul(matrix, a.view(), x, n, 0, matrix.panels(), out, matrix.rows);
     }
 };
@@ -104,7 +105,7 @@ QuantizedRows quantize_rows(Input2<float> x, const std::string& kernels) {
     const size_t n = x.shape(0), columns = x.shape(1);
     check_filled(n, columns);
     if (columns % kBlock) fail("rows must be whole blocks of " + std::to_string(kBlock));
-    Activations a(kernel, x.data(), n, columns);
+    Activations a(kernel, x.data(), n, columns, 1);
     return {give(std::move(a.q), n, columns), give(std::move(a.scale), n, columns / kBlock),
             give(std::move(a.scaled), n, columns / kBlock), give(std::move(a.sums), n, columns / 16)};
 }

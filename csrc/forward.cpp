@@ -24,12 +24,14 @@ public:
         used_ += (n * sizeof(T) + 63) / 64 * 64;
         return at;
     }
-    Quantized quantized(size_t n, size_t columns) {
+    Quantized quantized(size_t n, size_t columns, size_t lanes) {
+        const size_t blocks = (n + lanes - 1) / lanes * lanes * (columns / kBlock);
         Quantized q;
-        q.q = take<int8_t>(n * columns);
-        q.scale = take<float>(n * (columns / 32));
-        q.scaled = take<float>(n * (columns / 32));
-        q.sums = take<int32_t>(n * (columns / 16));
+        q.q = take<int8_t>(blocks * kBlock);
+        q.scale = take<float>(blocks);
+        q.scaled = take<float>(blocks);
+        q.sums = take<int32_t>(2 * blocks);
+        q.lanes = lanes;
         return q;
     }
     size_t used() const { return used_; }
@@ -131,7 +133,7 @@ void Decoder::forward(const Input& input, float* out, bool hidden) {
         plan.added = carver.take<float>(n * c.n_embd);
         plan.gate = carver.take<float>(n * c.n_ff);
         plan.up = carver.take<float>(n * c.n_ff);
-        plan.quantized = carver.quantized(n, widest);
+        plan.quantized = carver.quantized(n, widest, kernels_->lanes(n));
         plan.states = carver.take<float>(input.wanted.size() * c.n_embd);
         plan.cos.clear();
         plan.sin.clear();
@@ -145,7 +147,7 @@ void Decoder::forward(const Input& input, float* out, bool hidden) {
             Thread thread;
             thread.x = carver.take<float>(c.n_embd);
             thread.normed = carver.take<float>(c.n_embd);
-            thread.quantized = carver.quantized(1, widest);
+            thread.quantized = carver.quantized(1, widest, 1);
             thread.attention = carver.take<float>(attention_scratch(c.head_size, kRowsAtOnce, group));
             thread.partial = partial(kRowsAtOnce * group);
             thread.total = partial(kRowsAtOnce * group);
@@ -217,11 +219,7 @@ void Decoder::run(Plan& plan, int thread) {
 
     auto quantize = [&](const float* rows, size_t columns) {
         if (columns % kBlock) return;  // only float layouts have such, and they read the floats
-        for (size_t row = first; row < last; ++row) {
-            kernel.quantize(rows + row * columns, columns, quantized.q + row * columns,
-                            quantized.scale + row * (columns / 32), quantized.scaled + row * (columns / 32),
-                            quantized.sums + row * (columns / 16));
-        }
+        for (size_t row = first; row < last; ++row) kernel.quantize(rows + row * columns, columns, row, quantized);
         meet_if_shared();
     };
     auto norm_rows = [&](const std::vector<float>& weight) {
@@ -319,18 +317,17 @@ void Decoder::run(Plan& plan, int thread) {
     float* states = plan.hidden ? plan.out : plan.states;
     const size_t begin = alone ? 0 : n_wanted * thread / n_threads;
     const size_t end = alone ? n_wanted : n_wanted * (thread + 1) / n_threads;
+    Quantized last_quantized = quantized;  // fewer rows, which may be kept in another way
+    last_quantized.lanes = kernel.lanes(n_wanted);
     float* own = alone && !(plan.hidden && thread == 0) ? normed : states;
     for (size_t w = begin; w < end; ++w) {
         float* to = own + w * c.n_embd;
         kernel.rms_norm(x + input.wanted[w] * c.n_embd, output_norm_.data(), c.n_embd, c.norm_eps, to);
-        if (!plan.hidden && c.n_embd % kBlock == 0) {
-            kernel.quantize(to, c.n_embd, quantized.q + w * c.n_embd, quantized.scale + w * (c.n_embd / 32),
-                            quantized.scaled + w * (c.n_embd / 32), quantized.sums + w * (c.n_embd / 16));
-        }
+        if (!plan.hidden && c.n_embd % kBlock == 0) kernel.quantize(to, c.n_embd, w, last_quantized);
     }
     if (plan.hidden || !n_wanted) return;
     meet_if_shared();
-    product(c.tied ? embedding_ : output_, own, n_wanted, plan.out, quantized, counter[0]);
+    product(c.tied ? embedding_ : output_, own, n_wanted, plan.out, last_quantized, counter[0]);
 }
 
 }  // namespace stretto

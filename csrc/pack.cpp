@@ -223,22 +223,6 @@ void put_block(const Block& block, const Shape& shape, size_t lane, uint8_t* out
 
 }  // namespace
 
-bool is_float(Layout layout) {
-    return layout == Layout::kF32 || layout == Layout::kF16 || layout == Layout::kBF16;
-}
-
-Shape shape_of(Layout layout) {
-    switch (layout) {
-        case Layout::kNibbles: return {4, true, 1, false, 8};
-        case Layout::kNibblesMin: return {4, true, 1, true, 0};
-        case Layout::kNibblesMinF: return {4, false, 1, true, 0};
-        case Layout::kBytes: return {8, true, 1, false, 128};
-        case Layout::kBytesMinF: return {8, false, 1, true, 128};
-        case Layout::kBytes16F: return {8, false, 2, false, 128};
-        default: return {8, false, 2, true, 128};
-    }
-}
-
 bool layout_of(int format_code, Layout* layout) {
     const Row* row = reader_of(format_code);
     if (row) *layout = row->layout;

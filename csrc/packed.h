@@ -9,6 +9,9 @@
 // where the nibble layouts keep columns 4g…4g+3 in the low halves and 16+4g… in the high halves of the
 // same bytes. A number is scale × (quant − offset) + minimum. Float layouts have 16 numbers a column.
 //
+// A scale is a half float times an integer of 8 bits at most, so it has 19 significant bits at most, also where
+// it is a float. Kernels rely on that.
+//
 // A format of the file costs a reader in pack.cpp, not a kernel.
 #pragma once
 
@@ -41,13 +44,27 @@ struct Shape {
     bool min;
     int offset;
 
-    size_t scale_bytes() const { return groups * kPanelRows * (half ? 2 : 4); }
-    size_t head_bytes() const { return scale_bytes() * (min ? 2 : 1); }
-    size_t block_bytes() const { return head_bytes() + kPanelRows * kBlock * bits / 8; }
+    constexpr size_t scale_bytes() const { return groups * kPanelRows * (half ? 2 : 4); }
+    constexpr size_t head_bytes() const { return scale_bytes() * (min ? 2 : 1); }
+    constexpr size_t block_bytes() const { return head_bytes() + kPanelRows * kBlock * bits / 8; }
 };
 
-bool is_float(Layout layout);
-Shape shape_of(Layout layout);  // of a quantised layout
+constexpr bool is_float(Layout layout) {
+    return layout == Layout::kF32 || layout == Layout::kF16 || layout == Layout::kBF16;
+}
+
+// The shape of a quantised layout.
+constexpr Shape shape_of(Layout layout) {
+    switch (layout) {
+        case Layout::kNibbles: return {4, true, 1, false, 8};
+        case Layout::kNibblesMin: return {4, true, 1, true, 0};
+        case Layout::kNibblesMinF: return {4, false, 1, true, 0};
+        case Layout::kBytes: return {8, true, 1, false, 128};
+        case Layout::kBytesMinF: return {8, false, 1, true, 128};
+        case Layout::kBytes16F: return {8, false, 2, false, 128};
+        default: return {8, false, 2, true, 128};
+    }
+}
 
 struct Matrix {
     Layout layout = Layout::kF32;

@@ -1,53 +1,78 @@
 // Products of packed matrices with columns of activations. Included by impl.h, within the namespace of an instruction set.
 
-template <int Bits, bool Half, int Groups, bool Min, int Offset>
+// Sums of products begin at kSumStart. On x86 these are the bits of kFloatBias as a float, so that they end as
+// floats that are too large by kFloatBias; one fused operation takes that away and multiplies with the scale.
+// It rounds once, so the result is sum × scale, rounded: packed scales have so few bits that kFloatBias × scale
+// is exact.
+constexpr float kFloatBias = 12582912.0f;  // 1.5 × 2^23
+
+// Panels of a matrix, and the part of their columns that a tile multiplies.
+struct Piece {
+    const uint8_t* data;       // of the first panel, from its first block on
+    const uint8_t* wide;       // nibbles as bytes, from block `first` on: [panel][kUnpacked blocks]; or null
+    size_t panel_bytes;
+    size_t columns;
+    size_t first, last;        // blocks
+    float* out;                // of the first panel
+    size_t out_stride;
+    size_t rows;               // from the first panel on
+};
+
+constexpr size_t kUnpacked = 32;                            // blocks that are unpacked at a time
+constexpr size_t kWideBytes = kPanelRows * kBlock;          // of a block with a byte for each quant
+
+template <Layout L>
 struct Quant {
-    static constexpr size_t kScales = Groups * kPanelRows * (Half ? 2 : 4);
-    static constexpr size_t kHead = kScales * (Min ? 2 : 1);
-    static constexpr size_t kBytes = kHead + kPanelRows * kBlock * Bits / 8;
+    using Input = Quantized;
+    static constexpr Shape kShape = shape_of(L);
+    static constexpr int kGroups = static_cast<int>(kShape.groups);
+    static constexpr size_t kScales = kShape.scale_bytes(), kBytes = kShape.block_bytes();
     // What the integer sum has in it beyond Σ (quant − offset) × activation.
-    static constexpr int kExcess = Bits == 4 ? Offset : (Offset - 128) + kWideBias;
+    static constexpr int kExcess = kShape.bits == 4 ? kShape.offset : (kShape.offset - 128) + kWideBias;
 
     // P panels × C columns.
-    template <int P, int C>
-    static void tile(const uint8_t* w, size_t panel_bytes, size_t columns, const Quantized& a, size_t column,
-                     float* out, size_t out_stride, size_t rows) {
-        const size_t blocks = columns / kBlock;
+    template <int P, int C, bool Wide>
+    static void tile(const Piece& piece, const Quantized& a, size_t column) {
         Floats total[P][C];
-        UNROLL for (int p = 0; p < P; ++p) UNROLL for (int c = 0; c < C; ++c) total[p][c] = splat(0.0f);
+        UNROLL for (int p = 0; p < P; ++p) UNROLL for (int c = 0; c < C; ++c) {
+            total[p][c] = piece.first ? load_some(result(piece, p, column + c), rows_of(piece, p)) : splat(0.0f);
+        }
         const int8_t* q[C];
         const float* scale[C];
         const float* scaled[C];
         const int32_t* sums[C];
         UNROLL for (int c = 0; c < C; ++c) {
-            q[c] = a.q + (column + c) * columns;
-            scale[c] = a.scale + (column + c) * blocks;
-            scaled[c] = a.scaled + (column + c) * blocks;
-            sums[c] = a.sums + (column + c) * 2 * blocks;
+            const size_t at = a.block_of(column + c, piece.columns) + piece.first * a.lanes;
+            q[c] = a.q + at * kBlock;
+            scale[c] = a.scale + at;
+            scaled[c] = a.scaled + at;
+            sums[c] = a.sums + 2 * at;
         }
-        for (size_t block = 0; block < blocks; ++block, w += kBytes) {
-            UNROLL for (int g = 0; g < Groups; ++g) {
+        const uint8_t* w = piece.data + piece.first * kBytes;
+        const uint8_t* quants = Wide ? piece.wide : w + kShape.head_bytes();
+        const size_t quants_stride = Wide ? kUnpacked * kWideBytes : piece.panel_bytes;
+        const size_t n = (piece.last - piece.first) * a.lanes;
+        for (size_t b = 0; b < n; b += a.lanes, w += kBytes, quants += Wide ? kWideBytes : kBytes) {
+            UNROLL for (int g = 0; g < kGroups; ++g) {
                 Ints dots[P][C];
                 UNROLL for (int c = 0; c < C; ++c) {
                     int32_t excess = 0;
-                    if constexpr (kExcess != 0) {
-                        excess = Groups == 2 ? sums[c][2 * block + g] : sums[c][2 * block] + sums[c][2 * block + 1];
-                    }
-                    UNROLL for (int p = 0; p < P; ++p) dots[p][c] = splat_int(-kExcess * excess);
+                    if constexpr (kExcess != 0) excess = kGroups == 2 ? sums[c][2 * b + g] : sums[c][2 * b] + sums[c][2 * b + 1];
+                    UNROLL for (int p = 0; p < P; ++p) dots[p][c] = splat_int(kSumStart - kExcess * excess);
                 }
-                multiply<P, C>(w + kHead, panel_bytes, q, block * kBlock, g, dots);
+                multiply<P, C, Wide>(quants, quants_stride, q, b * kBlock, g, dots);
                 UNROLL for (int p = 0; p < P; ++p) {
-                    const uint8_t* head = w + p * panel_bytes + g * (kScales / Groups);
-                    const Floats d = load_scales<Half>(head);
+                    const uint8_t* head = w + p * piece.panel_bytes + g * (kScales / kGroups);
+                    const Floats d = load_scales<kShape.half>(head);
+                    const Floats bias = mul(d, splat(-kFloatBias));
                     UNROLL for (int c = 0; c < C; ++c) {
-                        const Floats part = mul(to_float(dots[p][c]), d);
-                        total[p][c] = fma(part, splat(scale[c][block]), total[p][c]);
+                        const Floats part = scaled_sum(dots[p][c], d, bias);
+                        total[p][c] = fma(part, splat(scale[c][b]), total[p][c]);
                     }
-                    if constexpr (Min) {
-                        const Floats m = load_scales<Half>(head + kScales);
+                    if constexpr (kShape.min) {
+                        const Floats m = load_scales<kShape.half>(head + kScales);
                         UNROLL for (int c = 0; c < C; ++c) {
-                            const float sum = Groups == 1 ? scaled[c][block]
-                                                          : scale[c][block] * static_cast<float>(sums[c][2 * block + g]);
+                            const float sum = kGroups == 1 ? scaled[c][b] : scale[c][b] * static_cast<float>(sums[c][2 * b + g]);
                             total[p][c] = fma(m, splat(sum), total[p][c]);
                         }
                     }
@@ -55,41 +80,73 @@ struct Quant {
             }
         }
         UNROLL for (int p = 0; p < P; ++p) UNROLL for (int c = 0; c < C; ++c) {
-            float* to = out + (column + c) * out_stride + p * kPanelRows;
-            const size_t left = rows - p * kPanelRows;
-            store_some(to, total[p][c], left < kPanelRows ? left : kPanelRows);
+            store_some(result(piece, p, column + c), total[p][c], rows_of(piece, p));
         }
     }
 
     // dots += the block's quants of group g × activations
-    template <int P, int C>
-    static inline void multiply(const uint8_t* w, size_t panel_bytes, const int8_t* const* q, size_t at, int g,
+    template <int P, int C, bool Wide>
+    static inline void multiply(const uint8_t* w, size_t stride, const int8_t* const* q, size_t at, int g,
                                 Ints (&dots)[P][C]) {
-        if constexpr (Bits == 4) {
-            UNROLL for (int i = 0; i < 4; ++i) {
-                Bytes both[P];
-                UNROLL for (int p = 0; p < P; ++p) both[p] = load_bytes(w + p * panel_bytes + i * 64);
-                UNROLL for (int half = 0; half < 2; ++half) {
-                    Bytes part[P];
-                    UNROLL for (int p = 0; p < P; ++p) part[p] = half ? high_half(both[p]) : low_half(both[p]);
-                    UNROLL for (int c = 0; c < C; ++c) {
-                        const Quad x = quad(q[c] + at + half * 16 + i * 4);
-                        UNROLL for (int p = 0; p < P; ++p) dots[p][c] = dot_small(dots[p][c], part[p], x);
-                    }
-                }
-            }
-        } else {
-            constexpr int kQuads = 8 / Groups;
+        if constexpr (kShape.bits == 8) {
+            constexpr int kQuads = 8 / kGroups;
             UNROLL for (int i = 0; i < kQuads; ++i) {
                 const int quad_index = g * kQuads + i;
                 Bytes part[P];
-                UNROLL for (int p = 0; p < P; ++p) part[p] = load_bytes(w + p * panel_bytes + quad_index * 64);
+                UNROLL for (int p = 0; p < P; ++p) part[p] = load_bytes(w + p * stride + quad_index * 64);
                 UNROLL for (int c = 0; c < C; ++c) {
                     const Quad x = quad(q[c] + at + quad_index * 4);
                     UNROLL for (int p = 0; p < P; ++p) dots[p][c] = dot_wide(dots[p][c], part[p], x);
                 }
             }
+            return;
         }
+        Smalls small[P][C];
+        UNROLL for (int p = 0; p < P; ++p) UNROLL for (int c = 0; c < C; ++c) small[p][c] = begin_small(dots[p][c]);
+        UNROLL for (int i = 0; i < 4; ++i) {
+            Bytes both[P];
+            if constexpr (!Wide) {
+                UNROLL for (int p = 0; p < P; ++p) both[p] = load_bytes(w + p * stride + i * 64);
+            }
+            UNROLL for (int half = 0; half < 2; ++half) {
+                Bytes part[P];
+                UNROLL for (int p = 0; p < P; ++p) {
+                    if constexpr (Wide) {
+                        part[p] = load_bytes(w + p * stride + (half * 4 + i) * 64);
+                    } else {
+                        part[p] = half ? high_half(both[p]) : low_half(both[p]);
+                    }
+                }
+                UNROLL for (int c = 0; c < C; ++c) {
+                    const Quad x = quad(q[c] + at + half * 16 + i * 4);
+                    UNROLL for (int p = 0; p < P; ++p) small[p][c] = dot_small(small[p][c], part[p], x);
+                }
+            }
+        }
+        UNROLL for (int p = 0; p < P; ++p) UNROLL for (int c = 0; c < C; ++c) dots[p][c] = end_small(dots[p][c], small[p][c]);
+    }
+
+    // The nibbles of a piece's blocks as bytes.
+    static void unpack(const Piece& piece, size_t panels, uint8_t* out) {
+        for (size_t p = 0; p < panels; ++p) {
+            const uint8_t* from = piece.data + p * piece.panel_bytes + piece.first * kBytes + kShape.head_bytes();
+            uint8_t* to = out + p * kUnpacked * kWideBytes;
+            for (size_t block = piece.first; block < piece.last; ++block, from += kBytes, to += kWideBytes) {
+                UNROLL for (int i = 0; i < 4; ++i) {
+                    const Bytes both = load_bytes(from + i * 64);
+                    store_bytes(to + i * 64, low_half(both));
+                    store_bytes(to + (i + 4) * 64, high_half(both));
+                }
+            }
+        }
+    }
+
+    static float* result(const Piece& piece, int p, size_t column) {
+        return piece.out + column * piece.out_stride + p * kPanelRows;
+    }
+    static size_t rows_of(const Piece& piece, int p) {
+        const size_t left = piece.rows - p * kPanelRows;
+        return left < kPanelRows ? left : kPanelRows;
     }
 };
 
@@ -97,6 +154,8 @@ enum class FloatKind { kF32, kF16, kBF16 };
 
 template <FloatKind Kind>
 struct Plain {
+    using Input = const float*;
+
     static inline Floats weights(const uint8_t* w, size_t k) {
         if constexpr (Kind == FloatKind::kF32) return load(reinterpret_cast<const float*>(w) + k * kPanelRows);
         const uint16_t* at = reinterpret_cast<const uint16_t*>(w) + k * kPanelRows;
@@ -104,72 +163,104 @@ struct Plain {
         return load_bf16(at);
     }
 
-    template <int P, int C>
-    static void tile(const uint8_t* w, size_t panel_bytes, size_t columns, const float* x, size_t column, float* out,
-                     size_t out_stride, size_t rows) {
+    template <int P, int C, bool>
+    static void tile(const Piece& piece, const float* x, size_t column) {
+        const size_t columns = piece.columns;
         Floats total[P][C];
         UNROLL for (int p = 0; p < P; ++p) UNROLL for (int c = 0; c < C; ++c) total[p][c] = splat(0.0f);
         for (size_t k = 0; k < columns; ++k) {
             UNROLL for (int p = 0; p < P; ++p) {
-                const Floats row = weights(w + p * panel_bytes, k);
+                const Floats row = weights(piece.data + p * piece.panel_bytes, k);
                 UNROLL for (int c = 0; c < C; ++c) {
                     total[p][c] = fma(row, splat(x[(column + c) * columns + k]), total[p][c]);
                 }
             }
         }
         UNROLL for (int p = 0; p < P; ++p) UNROLL for (int c = 0; c < C; ++c) {
-            float* to = out + (column + c) * out_stride + p * kPanelRows;
-            const size_t left = rows - p * kPanelRows;
+            float* to = piece.out + (column + c) * piece.out_stride + p * kPanelRows;
+            const size_t left = piece.rows - p * kPanelRows;
             store_some(to, total[p][c], left < kPanelRows ? left : kPanelRows);
         }
     }
 };
 
+template <auto V>
+constexpr std::integral_constant<decltype(V), V> constant{};
+
 // Runs `Tile::tile` over all columns of P panels: as many columns at a time as fit, then the rest.
-template <typename Tile, int P, typename Input>
-void columns_of(const Matrix& w, const Input& input, size_t n, size_t panel, float* out, size_t out_stride) {
-    const uint8_t* data = w.data + panel * w.panel_bytes;
-    const size_t rows = w.rows - panel * kPanelRows;
-    float* to = out + panel * kPanelRows;
+template <typename Tile, int P, bool Wide>
+void columns_of(const Piece& piece, const typename Tile::Input& input, size_t n) {
     size_t c = 0;
-    for (; c + kColumns <= n; c += kColumns) {
-        Tile::template tile<P, kColumns>(data, w.panel_bytes, w.columns, input, c, to, out_stride, rows);
-    }
+    for (; c + kColumns <= n; c += kColumns) Tile::template tile<P, kColumns, Wide>(piece, input, c);
     if constexpr (kColumns > 4) {
-        for (; c + 4 <= n; c += 4) Tile::template tile<P, 4>(data, w.panel_bytes, w.columns, input, c, to, out_stride, rows);
+        for (; c + 4 <= n; c += 4) Tile::template tile<P, 4, Wide>(piece, input, c);
     }
     if constexpr (kColumns > 2) {
-        for (; c + 2 <= n; c += 2) Tile::template tile<P, 2>(data, w.panel_bytes, w.columns, input, c, to, out_stride, rows);
+        for (; c + 2 <= n; c += 2) Tile::template tile<P, 2, Wide>(piece, input, c);
     }
-    for (; c < n; ++c) Tile::template tile<P, 1>(data, w.panel_bytes, w.columns, input, c, to, out_stride, rows);
+    for (; c < n; ++c) Tile::template tile<P, 1, Wide>(piece, input, c);
 }
 
-template <typename Tile, typename Input>
-void product(const Matrix& w, const Input& input, size_t n, size_t begin, size_t end, float* out, size_t out_stride) {
+// The same for quantised panels. With many columns nibbles are unpacked once for all of them, some blocks at a
+// time; the sums wait in `out` meanwhile, which changes no bit of them.
+template <Layout L, int P>
+void quant_columns(Piece piece, const Quantized& a, size_t n) {
+    if constexpr (shape_of(L).bits == 4 && kUnpackFrom > 0) {
+        if (n >= kUnpackFrom) {
+            alignas(64) uint8_t wide[P * kUnpacked * kWideBytes];
+            const size_t blocks = piece.last;
+            piece.wide = wide;
+            for (; piece.first < blocks; piece.first += kUnpacked) {
+                piece.last = piece.first + kUnpacked < blocks ? piece.first + kUnpacked : blocks;
+                Quant<L>::unpack(piece, P, wide);
+                columns_of<Quant<L>, P, true>(piece, a, n);
+            }
+            return;
+        }
+    }
+    columns_of<Quant<L>, P, false>(piece, a, n);
+}
+
+// Calls f(panels at once, piece) for panels [begin, end).
+template <typename F>
+void each_piece(const Matrix& w, size_t n, size_t begin, size_t end, float* out, size_t out_stride, F f) {
+    auto piece = [&](size_t panel) {
+        return Piece{w.data + panel * w.panel_bytes, nullptr, w.panel_bytes, w.columns, 0, w.columns / kBlock,
+                     out + panel * kPanelRows, out_stride, w.rows - panel * kPanelRows};
+    };
     size_t panel = begin;
     if (n == 1) {
-        for (; panel + kPanelsOne <= end; panel += kPanelsOne) {
-            Tile::template tile<kPanelsOne, 1>(w.data + panel * w.panel_bytes, w.panel_bytes, w.columns, input, 0,
-                                               out + panel * kPanelRows, out_stride, w.rows - panel * kPanelRows);
-        }
+        for (; panel + kPanelsOne <= end; panel += kPanelsOne) f(std::integral_constant<int, kPanelsOne>{}, piece(panel));
     } else {
-        for (; panel + kPanels <= end; panel += kPanels) columns_of<Tile, kPanels>(w, input, n, panel, out, out_stride);
+        for (; panel + kPanels <= end; panel += kPanels) f(std::integral_constant<int, kPanels>{}, piece(panel));
     }
-    for (; panel < end; ++panel) columns_of<Tile, 1>(w, input, n, panel, out, out_stride);
+    for (; panel < end; ++panel) f(std::integral_constant<int, 1>{}, piece(panel));
 }
 
 void matmul(const Matrix& w, const Quantized& a, const float* x, size_t n, size_t begin, size_t end, float* out,
             size_t stride) {
+    auto quantised = [&](auto layout) {
+        each_piece(w, n, begin, end, out, stride, [&](auto panels, const Piece& piece) {
+            if constexpr (panels > kPanels) return Quant<layout>::template tile<panels, 1, false>(piece, a, 0);
+            quant_columns<layout, panels>(piece, a, n);
+        });
+    };
+    auto plain = [&](auto kind) {
+        each_piece(w, n, begin, end, out, stride, [&](auto panels, const Piece& piece) {
+            if constexpr (panels > kPanels) return Plain<kind>::template tile<panels, 1, false>(piece, x, 0);
+            columns_of<Plain<kind>, panels, false>(piece, x, n);
+        });
+    };
     switch (w.layout) {
-        case Layout::kNibbles: return product<Quant<4, true, 1, false, 8>>(w, a, n, begin, end, out, stride);
-        case Layout::kNibblesMin: return product<Quant<4, true, 1, true, 0>>(w, a, n, begin, end, out, stride);
-        case Layout::kNibblesMinF: return product<Quant<4, false, 1, true, 0>>(w, a, n, begin, end, out, stride);
-        case Layout::kBytes: return product<Quant<8, true, 1, false, 128>>(w, a, n, begin, end, out, stride);
-        case Layout::kBytesMinF: return product<Quant<8, false, 1, true, 128>>(w, a, n, begin, end, out, stride);
-        case Layout::kBytes16F: return product<Quant<8, false, 2, false, 128>>(w, a, n, begin, end, out, stride);
-        case Layout::kBytes16MinF: return product<Quant<8, false, 2, true, 128>>(w, a, n, begin, end, out, stride);
-        case Layout::kF32: return product<Plain<FloatKind::kF32>>(w, x, n, begin, end, out, stride);
-        case Layout::kF16: return product<Plain<FloatKind::kF16>>(w, x, n, begin, end, out, stride);
-        case Layout::kBF16: return product<Plain<FloatKind::kBF16>>(w, x, n, begin, end, out, stride);
+        case Layout::kNibbles: return quantised(constant<Layout::kNibbles>);
+        case Layout::kNibblesMin: return quantised(constant<Layout::kNibblesMin>);
+        case Layout::kNibblesMinF: return quantised(constant<Layout::kNibblesMinF>);
+        case Layout::kBytes: return quantised(constant<Layout::kBytes>);
+        case Layout::kBytesMinF: return quantised(constant<Layout::kBytesMinF>);
+        case Layout::kBytes16F: return quantised(constant<Layout::kBytes16F>);
+        case Layout::kBytes16MinF: return quantised(constant<Layout::kBytes16MinF>);
+        case Layout::kF32: return plain(constant<FloatKind::kF32>);
+        case Layout::kF16: return plain(constant<FloatKind::kF16>);
+        case Layout::kBF16: return plain(constant<FloatKind::kBF16>);
     }
 }

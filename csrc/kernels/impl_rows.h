@@ -1,25 +1,30 @@
 // Row-wise steps: quantising, norms, activations. Included by impl.h, within the namespace of an instruction set.
 
-void quantize(const float* x, size_t columns, int8_t* q, float* scale, float* scaled, int32_t* sums) {
-    for (size_t block = 0; block < columns / kBlock; ++block, x += kBlock, q += kBlock) {
+size_t one_lane(size_t) { return 1; }
+
+void quantize(const float* x, size_t columns, size_t row, const Quantized& out) {
+    const size_t last = out.block_of(row, columns) + columns / kBlock * out.lanes;
+    for (size_t at = out.block_of(row, columns); at < last; at += out.lanes, x += kBlock) {
+        int8_t* q = out.q + at * kBlock;
+        int32_t* sums = out.sums + 2 * at;
         const Floats a = load(x), b = load(x + 16);
         const float largest = largest_magnitude(a, b), inverse = 127.0f / largest;
         if (!(largest <= FLT_MAX && inverse <= FLT_MAX)) {
             // Zeros and what is next to them; or the scale says that there was an infinity or NaN.
             std::memset(q, 0, kBlock);
-            sums[2 * block] = sums[2 * block + 1] = 0;
-            scale[block] = largest <= FLT_MAX ? 0.0f : largest;
-            scaled[block] = scale[block] * 0.0f;
+            sums[0] = sums[1] = 0;
+            out.scale[at] = largest <= FLT_MAX ? 0.0f : largest;
+            out.scaled[at] = out.scale[at] * 0.0f;
             continue;
         }
         const float d = largest / 127.0f;
         const Ints first = round_to_int(mul(a, splat(inverse))), second = round_to_int(mul(b, splat(inverse)));
         store_int8(q, first);
         store_int8(q + 16, second);
-        sums[2 * block] = reduce_add_int(first);
-        sums[2 * block + 1] = reduce_add_int(second);
-        scale[block] = d;
-        scaled[block] = d * static_cast<float>(sums[2 * block] + sums[2 * block + 1]);
+        sums[0] = reduce_add_int(first);
+        sums[1] = reduce_add_int(second);
+        out.scale[at] = d;
+        out.scaled[at] = d * static_cast<float>(sums[0] + sums[1]);
     }
 }
 

@@ -9,12 +9,19 @@
 
 namespace stretto {
 
-// Activations as the integer kernels read them: int8 in blocks of 32 with a float scale.
+// Activations as the integer kernels read them: int8 in blocks of 32 with a float scale. `lanes` rows stand
+// together, block by block: 1 is row after row, matrix units want 16 at once. n is made up to whole lanes.
 struct Quantized {
-    int8_t* q;       // [n][columns]
-    float* scale;    // [n][columns / 32]
-    float* scaled;   // [n][columns / 32], scale × sum of the block
-    int32_t* sums;   // [n][columns / 16], sums of 16
+    int8_t* q;         // [n / lanes][columns / 32][lanes][32]
+    float* scale;      // [n / lanes][columns / 32][lanes]
+    float* scaled;     // the same, scale × sum of the block
+    int32_t* sums;     // [n / lanes][columns / 32][lanes][2], sums of 16
+    size_t lanes = 1;
+
+    // Where a row's first block is; the next one is `lanes` further.
+    size_t block_of(size_t row, size_t columns) const {
+        return row / lanes * (columns / kBlock) * lanes + row % lanes;
+    }
 };
 
 enum class CacheType { kHalf, kQ8, kFloat };
@@ -70,8 +77,10 @@ inline size_t attention_scratch(size_t head_size, size_t rows, size_t group) {
 
 struct Kernels {
     const char* name;
-    // One row of `columns` floats, a multiple of 32, to int8.
-    void (*quantize)(const float* x, size_t columns, int8_t* q, float* scale, float* scaled, int32_t* sums);
+    // How many rows stand together when n of them are multiplied: Quantized::lanes.
+    size_t (*lanes)(size_t n);
+    // `columns` floats, a multiple of 32, become a row of `out`.
+    void (*quantize)(const float* x, size_t columns, size_t row, const Quantized& out);
     // out[c][r] = row r of the matrix · column c, for the rows of panels [begin, end) and n columns. Quantised
     // layouts read `a`, float layouts `x` ([n][columns]).
     void (*matmul)(const Matrix& w, const Quantized& a, const float* x, size_t n, size_t begin, size_t end,
@@ -92,7 +101,9 @@ struct Kernels {
     void (*merge)(size_t count, size_t head_size, const Partial& total, const Partial& part);
 };
 
-// The table by name ("portable", "avx2", "avx512", "neon"), or null if this machine cannot run it.
+constexpr const char* kKernelNames[] = {"amx", "avx512", "avx2", "neon", "portable"};  // the best first
+
+// The table by name, or null if this machine cannot run it.
 const Kernels* kernels_named(const char* name);
 // The best table for this machine.
 const Kernels* best_kernels();

@@ -13,6 +13,8 @@ constexpr int kPanelsOne = 2;
 constexpr int kPanels = 1;
 constexpr int kColumns = 2;
 constexpr int kWideBias = 0;
+constexpr size_t kUnpackFrom = 16;
+constexpr int32_t kSumStart = 0x4b400000;
 
 struct Floats { __m256 a, b; };
 struct Ints { __m256i a, b; };
@@ -104,6 +106,10 @@ inline Floats splat_half(const uint8_t* p) {
 }
 
 inline Bytes load_bytes(const uint8_t* p) { return {load256(p), load256(p + 32)}; }
+inline void store_bytes(uint8_t* p, Bytes x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), x.b);
+}
 inline Bytes low_half(Bytes x) {
     const __m256i mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
@@ -117,15 +123,26 @@ inline Quad quad(const int8_t* p) {
     std::memcpy(&four, p, 4);
     return _mm256_set1_epi32(four);
 }
-// 15 × 127 × 2 fits into the 16 bits of the intermediate sums.
-inline __m256i dot_eight(__m256i s, __m256i w, __m256i a) {
-    return _mm256_add_epi32(s, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
+// Sums that began at kSumStart are floats; see kFloatBias in impl_matmul.h.
+inline Floats scaled_sum(Ints s, Floats d, Floats bias) {
+    return fma({_mm256_castsi256_ps(s.a), _mm256_castsi256_ps(s.b)}, d, bias);
 }
-inline Ints dot_small(Ints s, Bytes w, Quad a) { return {dot_eight(s.a, w.a, a), dot_eight(s.b, w.b, a)}; }
+
+// Sums of small products: all eight of a block fit into 16 bits, 8 × 2 × 15 × 127 = 30480.
+struct Smalls { __m256i a, b; };
+inline Smalls begin_small(Ints) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline Smalls dot_small(Smalls s, Bytes w, Quad a) {
+    return {_mm256_add_epi16(s.a, _mm256_maddubs_epi16(w.a, a)), _mm256_add_epi16(s.b, _mm256_maddubs_epi16(w.b, a))};
+}
+inline __m256i add_pairs(__m256i s, __m256i pairs) {
+    return _mm256_add_epi32(s, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+inline Ints end_small(Ints s, Smalls x) { return {add_pairs(s.a, x.a), add_pairs(s.b, x.b)}; }
+
 // Signed weights: |w| × (a with w's sign). 128 × 127 × 2 = 32512 still fits.
 inline __m256i dot_signed(__m256i s, __m256i w, __m256i a) {
     w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-    return dot_eight(s, _mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
+    return add_pairs(s, _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w)));
 }
 inline Ints dot_wide(Ints s, Bytes w, Quad a) { return {dot_signed(s.a, w.a, a), dot_signed(s.b, w.b, a)}; }
 

@@ -13,6 +13,8 @@ constexpr int kPanelsOne = 4;
 constexpr int kPanels = 2;
 constexpr int kColumns = 6;
 constexpr int kWideBias = 128;  // vpdpbusd takes bytes as unsigned, so 128 × the activations' sum stays in
+constexpr size_t kUnpackFrom = 32;       // columns for which nibbles are unpacked in advance; 0: never
+constexpr int32_t kSumStart = 0x4b400000;  // sums end as floats that are too large by kFloatBias
 
 using Floats = __m512;
 using Ints = __m512i;
@@ -74,7 +76,13 @@ inline Floats splat_half(const uint8_t* p) {
     return splat(_cvtsh_ss(half));
 }
 
+// Sums of small products: here they are the sums themselves.
+using Smalls = Ints;
+inline Smalls begin_small(Ints s) { return s; }
+inline Ints end_small(Ints, Smalls s) { return s; }
+
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline void store_bytes(uint8_t* p, Bytes a) { _mm512_storeu_si512(p, a); }
 inline Bytes low_half(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline Bytes high_half(Bytes a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
 inline Quad quad(const int8_t* p) {
@@ -98,6 +106,8 @@ inline Floats sums16(const Floats* a) {
     return add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
 }
 
+// Sums that began at kSumStart are floats; see kFloatBias in impl_matmul.h.
+inline Floats scaled_sum(Ints s, Floats d, Floats bias) { return fma(_mm512_castsi512_ps(s), d, bias); }
 inline Ints dot_small(Ints s, Bytes w, Quad a) { return _mm512_dpbusd_epi32(s, w, a); }
 inline Ints dot_wide(Ints s, Bytes w, Quad a) { return _mm512_dpbusd_epi32(s, w, a); }
 

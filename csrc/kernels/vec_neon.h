@@ -13,6 +13,8 @@ constexpr int kPanelsOne = 2;
 constexpr int kPanels = 1;
 constexpr int kColumns = 3;
 constexpr int kWideBias = 0;
+constexpr size_t kUnpackFrom = 0;
+constexpr int32_t kSumStart = 0;
 
 struct Floats { float32x4_t v[4]; };
 struct Ints { int32x4_t v[4]; };
@@ -95,7 +97,13 @@ inline Floats load_int8(const int8_t* p) {
              vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
 }
 
+// Sums of small products: here they are the sums themselves.
+using Smalls = Ints;
+inline Smalls begin_small(Ints s) { return s; }
+inline Ints end_small(Ints, Smalls s) { return s; }
+
 inline Bytes load_bytes(const uint8_t* p) { return {{vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)}}; }
+inline void store_bytes(uint8_t* p, Bytes x) { for (int i = 0; i < 4; ++i) vst1q_u8(p + 16 * i, x.v[i]); }
 #define E(i) vandq_u8(x.v[i], vdupq_n_u8(15))
 inline Bytes low_half(Bytes x) { return FOUR(E); }
 #undef E
@@ -107,6 +115,7 @@ inline Quad quad(const int8_t* p) {
     std::memcpy(&four, p, 4);
     return vreinterpretq_s8_s32(vdupq_n_s32(four));
 }
+inline Floats scaled_sum(Ints s, Floats d, Floats) { return mul(to_float(s), d); }
 #define E(i) vdotq_s32(s.v[i], vreinterpretq_s8_u8(w.v[i]), a)
 inline Ints dot_small(Ints s, Bytes w, Quad a) { return FOUR(E); }
 #undef E

@@ -14,6 +14,8 @@ constexpr int kPanelsOne = 1;   // panels at once for a single column
 constexpr int kPanels = 1;      // panels at once for several columns
 constexpr int kColumns = 2;     // columns at once
 constexpr int kWideBias = 0;    // what dot_wide leaves in: nothing
+constexpr size_t kUnpackFrom = 0;  // columns for which nibbles are unpacked in advance: never
+constexpr int32_t kSumStart = 0;   // sums of products are plain integers
 
 struct Floats { float v[16]; };
 struct Ints { int32_t v[16]; };
@@ -74,10 +76,18 @@ inline int32_t reduce_add_int(Ints a) { int32_t s = 0; EACH_LANE s += a.v[i]; re
 inline void store_int8(int8_t* p, Ints a) { EACH_LANE p[i] = static_cast<int8_t>(a.v[i]); }
 inline Floats load_int8(const int8_t* p) { Floats r; EACH_LANE r.v[i] = p[i]; return r; }
 
+// Sums of small products: here they are the sums themselves.
+using Smalls = Ints;
+inline Smalls begin_small(Ints s) { return s; }
+inline Ints end_small(Ints, Smalls s) { return s; }
+
 inline Bytes load_bytes(const uint8_t* p) { Bytes r; std::memcpy(r.v, p, sizeof r.v); return r; }
+inline void store_bytes(uint8_t* p, Bytes a) { std::memcpy(p, a.v, sizeof a.v); }
 inline Bytes low_half(Bytes a) { for (uint8_t& x : a.v) x &= 15; return a; }
 inline Bytes high_half(Bytes a) { for (uint8_t& x : a.v) x >>= 4; return a; }
 inline Quad quad(const int8_t* p) { Quad r; std::memcpy(r.v, p, 4); return r; }
+// A sum of products times its scale; `bias` is for those whose sums do not begin at zero.
+inline Floats scaled_sum(Ints s, Floats d, Floats) { return mul(to_float(s), d); }
 // Lane i gains the products of its four bytes with the four activations; bytes from 0 to 15.
 inline Ints dot_small(Ints s, Bytes w, Quad a) {
     EACH_LANE for (int j = 0; j < 4; ++j) s.v[i] += w.v[4 * i + j] * a.v[j];
