@@ -286,7 +286,7 @@ void write_cells(Decoder& decoder, Input1<int32_t> cells, Input2<uint8_t> data) 
 
 std::vector<std::string> kernel_names() {
     std::vector<std::string> names;
-    for (const char* name : {"avx512", "avx2", "neon", "portable"}) {
+    for (const char* name : kKernelNames) {
         if (kernels_named(name)) names.emplace_back(name);
     }
     return names;

@@ -5,7 +5,8 @@
 #include "kernels/kernels.h"
 
 #if defined(__x86_64__)
-#include <cpuid.h>
+#include "kernels/amx.h"
+#include "probe.h"
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -15,26 +16,42 @@ namespace stretto {
 namespace {
 
 struct Candidate {
-    const Kernels* kernels;
+    const char* name;
     bool (*runs)();
+    const Kernels* (*kernels)();
 };
 
 bool always() { return true; }
 
 #if defined(__x86_64__)
-// Not every compiler's builtin knows this name.
-bool has_f16c() {
-    unsigned a, b, c = 0, d;
-    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+// These ask the CPU, and the operating system whether it saves the registers and permits tiles.
+bool has_avx2() {
+    const CpuFeatures& f = cpu_features();
+    return f.avx2 && f.fma && f.f16c;
 }
-// These ask the CPU, and the operating system whether it saves the registers.
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
 bool has_avx512() {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vnni");
+    const CpuFeatures& f = cpu_features();
+    return has_avx2() && f.avx512f && f.avx512bw && f.avx512vl && f.avx512dq && f.avx512vnni;
 }
-const Candidate kCandidates[] = {{&kAvx512, has_avx512}, {&kAvx2, has_avx2}, {&kPortable, always}};
+bool has_amx() { return has_avx512() && cpu_features().amx_int8; }
+
+// Made here and not in amx.cpp, whose code must not run before it is known that it can.
+const Kernels* amx_kernels() {
+    static const Kernels kernels = [] {
+        Kernels table = kAvx512;
+        table.name = "amx";
+        table.lanes = amx::lanes;
+        table.matmul = amx::matmul;
+        return table;
+    }();
+    return &kernels;
+}
+const Candidate kCandidates[] = {
+    {"amx", has_amx, amx_kernels},
+    {"avx512", has_avx512, [] { return &kAvx512; }},
+    {"avx2", has_avx2, [] { return &kAvx2; }},
+    {"portable", always, [] { return &kPortable; }},
+};
 #elif defined(__aarch64__)
 bool has_dot() {
 #if defined(__linux__)
@@ -43,16 +60,19 @@ bool has_dot() {
     return true;  // every Apple machine with this architecture
 #endif
 }
-const Candidate kCandidates[] = {{&kNeon, has_dot}, {&kPortable, always}};
+const Candidate kCandidates[] = {
+    {"neon", has_dot, [] { return &kNeon; }},
+    {"portable", always, [] { return &kPortable; }},
+};
 #else
-const Candidate kCandidates[] = {{&kPortable, always}};
+const Candidate kCandidates[] = {{"portable", always, [] { return &kPortable; }}};
 #endif
 
 }  // namespace
 
 const Kernels* kernels_named(const char* name) {
     for (const Candidate& candidate : kCandidates) {
-        if (!std::strcmp(candidate.kernels->name, name) && candidate.runs()) return candidate.kernels;
+        if (!std::strcmp(candidate.name, name) && candidate.runs()) return candidate.kernels();
     }
     return nullptr;
 }
@@ -61,7 +81,7 @@ const Kernels* best_kernels() {
     // Asked once: in a virtual machine the question can take as long as the work.
     static const Kernels* const best = [] {
         for (const Candidate& candidate : kCandidates) {
-            if (candidate.runs()) return candidate.kernels;
+            if (candidate.runs()) return candidate.kernels();
         }
         return &kPortable;
     }();

@@ -208,6 +208,19 @@ def test_prefill_one_by_one(real):
     same(in_chunks(backend, real.tokens[:20], [1]), real.rows(range(20)))
 
 
+def test_each_kernel_set(real, kernels, monkeypatch):
+    """Few and many columns are computed in different ways."""
+    text = real.tokens[:33]
+    one = NativeBackend(real.file, real.spec, 64, 1)
+    assert one.kernels == kernels
+    whole = in_chunks(one, text, [33])
+    same(in_chunks(one, text, [1, 13, 2, 17]), whole)
+    same(in_chunks(NativeBackend(real.file, real.spec, 64, 3), text, [16, 14, 3]), whole)
+    if kernels == "amx":  # tiles only do exactly what vectors do
+        monkeypatch.setenv("STRETTO_KERNELS", "avx512")
+        same(in_chunks(NativeBackend(real.file, real.spec, 64, 1), text, [33]), whole)
+
+
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads(real, threads):
     backend, cells = real.backend(threads), Cells(2500)

@@ -1,0 +1,180 @@
+// What the matrix products of each kernel set reach alone, on one thread: `make bench-kernels`.
+//
+//     kernels [seconds] [set …]      all sets that the machine can run, if none is named
+//
+// For each layout, shape and number of columns the sets take turns, several times over. Of each piece of work the
+// shortest time counts, since a busy neighbour can only make a set look slower. GMAC/s.
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <memory>
+#include <vector>
+
+#include <sys/mman.h>
+
+#include "half.h"
+#include "kernels/kernels.h"
+
+namespace stretto {
+
+namespace {
+
+// Processor time of this thread, which does not run on while others have the processor.
+double now() {
+    timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+struct Case {
+    const char* name;
+    Layout layout;
+    size_t rows, columns;
+};
+
+// A matrix of each shape is read from memory that is larger than the second cache, as in a model.
+const Case kCases[] = {
+    {"SmolLM2 gate Q4_1", Layout::kNibblesMin, 1536, 576},
+    {"SmolLM2 down Q4_1", Layout::kNibblesMin, 576, 1536},
+    {"Qwen 0.5B gate Q4_0", Layout::kNibbles, 4864, 896},
+    {"Qwen 0.5B down Q4_0", Layout::kNibbles, 896, 4864},
+    {"Llama 1B gate Q4_K", Layout::kNibblesMinF, 8192, 2048},
+    {"Llama 1B down Q4_K", Layout::kNibblesMinF, 2048, 8192},
+    {"SmolLM2 output Q8_0", Layout::kBytes, 8192, 576},
+    {"2048 square Q5_K", Layout::kBytesMinF, 2048, 2048},
+    {"Llama 1B down Q6_K", Layout::kBytes16F, 2048, 8192},
+    {"2048 square Q2_K", Layout::kBytes16MinF, 2048, 2048},
+};
+
+// Memory on huge pages, as the decoder has it.
+template <typename T>
+struct Room {
+    size_t bytes;
+    T* data;
+
+    explicit Room(size_t n) : bytes((n * sizeof(T) + kHuge - 1) / kHuge * kHuge) {
+        data = static_cast<T*>(std::aligned_alloc(kHuge, bytes));
+        madvise(data, bytes, MADV_HUGEPAGE);
+        std::memset(data, 0, bytes);
+    }
+    ~Room() { std::free(data); }
+    Room(const Room&) = delete;
+
+    static constexpr size_t kHuge = size_t{2} << 20;
+};
+
+uint32_t next_bits(uint64_t& state) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<uint32_t>(state >> 32);
+}
+
+void fill(const Matrix& matrix, uint8_t* bytes) {
+    const Shape shape = shape_of(matrix.layout);
+    uint64_t state = 1;
+    for (size_t block = 0; block < matrix.bytes(); block += shape.block_bytes()) {
+        const float scale = 0.01f;
+        for (size_t i = 0; i < shape.head_bytes(); i += shape.half ? 2 : 4) {
+            if (shape.half) {
+                store16(bytes + block + i, float_to_half(scale));
+            } else {
+                std::memcpy(bytes + block + i, &scale, 4);
+            }
+        }
+        for (size_t i = shape.head_bytes(); i < shape.block_bytes(); ++i) {
+            bytes[block + i] = static_cast<uint8_t>(next_bits(state));
+        }
+    }
+}
+
+// The columns of a product, as a kernel set wants them.
+struct Columns {
+    size_t lanes, blocks;
+    Room<int8_t> q;
+    Room<float> scale, scaled;
+    Room<int32_t> sums;
+
+    Columns(const Kernels& kernel, size_t n, size_t columns)
+        : lanes(kernel.lanes(n)), blocks((n + lanes - 1) / lanes * lanes * (columns / kBlock)), q(blocks * kBlock),
+          scale(blocks), scaled(blocks), sums(2 * blocks) {
+        uint64_t state = 1;
+        std::vector<float> x(columns);
+        for (size_t row = 0; row < n; ++row) {
+            for (float& value : x) value = static_cast<float>(next_bits(state) >> 8) * 0x1p-23f - 1.0f;
+            kernel.quantize(x.data(), columns, row, view());
+        }
+    }
+    Quantized view() { return {q.data, scale.data, scaled.data, sums.data, lanes}; }
+};
+
+// The shortest time that the whole product took, in pieces as threads take them, each measured alone.
+double seconds_of(const Kernels& kernel, const Matrix& w, Columns& a, size_t n, float* out, double least) {
+    constexpr size_t kPiece = 4;
+    const size_t pieces = (w.panels() + kPiece - 1) / kPiece;
+    std::vector<double> best(pieces, 1e9);
+    const double start = now();
+    do {
+        for (size_t i = 0; i < pieces; ++i) {
+            const double begin = now();
+            kernel.matmul(w, a.view(), nullptr, n, i * kPiece, std::min((i + 1) * kPiece, w.panels()), out, w.rows);
+            best[i] = std::min(best[i], now() - begin);
+        }
+    } while (now() - start < least);
+    double sum = 0.0;
+    for (const double seconds : best) sum += seconds;
+    return sum;
+}
+
+void measure(const std::vector<const Kernels*>& sets, const Case& c, size_t n, double least) {
+    constexpr int kRounds = 5;
+    Matrix w = matrix_for(c.layout, c.rows, c.columns);
+    const Room<uint8_t> bytes(w.bytes());
+    fill(w, bytes.data);
+    w.data = bytes.data;
+    std::vector<std::unique_ptr<Columns>> columns;
+    for (const Kernels* set : sets) columns.push_back(std::make_unique<Columns>(*set, n, c.columns));
+    const Room<float> out(n * c.rows);
+    std::vector<double> best(sets.size(), 1e9);
+    for (int round = 0; round < kRounds; ++round) {
+        for (size_t i = 0; i < sets.size(); ++i) {
+            best[i] = std::min(best[i], seconds_of(*sets[i], w, *columns[i], n, out.data, least));
+        }
+    }
+    std::printf("%-22s %4zu", c.name, n);
+    for (const double seconds : best) {
+        std::printf(" %10.1f", 1e-9 * static_cast<double>(c.rows * c.columns * n) / seconds);
+    }
+    std::printf("\n");
+}
+
+int run(int count, char** arguments) {
+    const double least = count > 1 ? std::atof(arguments[1]) : 0.01;
+    std::vector<const Kernels*> sets;
+    for (int i = 2; i < count; ++i) {
+        const Kernels* found = kernels_named(arguments[i]);
+        if (!found) {
+            std::fprintf(stderr, "this machine cannot run the kernels '%s'\n", arguments[i]);
+            return 2;
+        }
+        sets.push_back(found);
+    }
+    for (const char* name : kKernelNames) {
+        if (count > 2) break;
+        if (const Kernels* found = kernels_named(name)) sets.push_back(found);
+    }
+    std::printf("%-22s %4s", "GMAC/s", "n");
+    for (const Kernels* set : sets) std::printf(" %10s", set->name);
+    std::printf("\n");
+    for (const Case& c : kCases) {
+        for (const size_t n : {1, 4, 8, 16, 32, 64, 512}) measure(sets, c, n, least);
+    }
+    return 0;
+}
+
+}  // namespace
+
+}  // namespace stretto
+
+int main(int count, char** arguments) { return stretto::run(count, arguments); }

@@ -1,0 +1,235 @@
+// Products on AMX's tiles: 16 columns at a time, for matrices of integers with one scale a block.
+//
+// A tile product takes 16 columns × 16 rows over one block. Tile B is a block of a panel as it is packed, four
+// columns of 16 rows in each of its rows; A the activations of 16 columns, which stand together; C gets one
+// column's sums in each of its rows, which is what a vector holds in the other kernels. Scales are applied by
+// AVX-512's operations in AVX-512's order, so the results are the same bits, and a set may use both.
+//
+// While tiles are in use, only one of the processor's two units for wide floats works. So little is left to it:
+// sums become floats by an integer addition (see kFloatBias in impl_matmul.h), and tile operations run up to
+// three blocks ahead of the scaling, because each of them takes long.
+
+#define STRETTO_ISA amx
+#include "kernels/amx.h"
+
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/vec_avx512.h"
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+namespace stretto {
+namespace amx {
+
+namespace {
+
+constexpr size_t kUnpacked = 32;  // blocks of a panel that are unpacked at a time, with many columns
+constexpr size_t kUnpackedFew = 16;  // and with few
+constexpr float kFloatBias = 12582912.0f;
+
+// Some blocks of a panel: signed bytes, scales and minima as floats.
+template <Layout L>
+struct alignas(64) Panel {
+    static constexpr Shape kShape = shape_of(L);
+
+    int8_t q[kUnpacked][kPanelRows * kBlock];
+    float scale[kUnpacked][kPanelRows];
+    float bias[kUnpacked][kPanelRows];  // −kFloatBias × scale
+    float min[kShape.min ? kUnpacked : 1][kPanelRows];
+
+    static Floats load_scales(const uint8_t* p) {
+        if constexpr (kShape.half) return load_half(reinterpret_cast<const uint16_t*>(p));
+        return load(reinterpret_cast<const float*>(p));
+    }
+
+    void unpack(const uint8_t* from, size_t blocks) {
+        const Bytes offset = _mm512_set1_epi8(static_cast<char>(kShape.offset));
+        for (size_t b = 0; b < blocks; ++b, from += kShape.block_bytes()) {
+            const Floats d = load_scales(from);
+            store(scale[b], d);
+            store(bias[b], mul(d, splat(-kFloatBias)));
+            if constexpr (kShape.min) store(min[b], load_scales(from + kShape.scale_bytes()));
+            const uint8_t* quants = from + kShape.head_bytes();
+            auto put = [&](int i, Bytes x) { _mm512_store_si512(q[b] + 64 * i, _mm512_sub_epi8(x, offset)); };
+            if constexpr (kShape.bits == 8) {
+                UNROLL for (int i = 0; i < 8; ++i) put(i, load_bytes(quants + 64 * i));
+            } else {
+                UNROLL for (int i = 0; i < 4; ++i) {
+                    const Bytes both = load_bytes(quants + 64 * i);
+                    put(i, low_half(both));
+                    put(i + 4, high_half(both));
+                }
+            }
+        }
+    }
+};
+
+// Tiles 0 and 1 are for sums, 2 and 3 for activations, 4 and 5 for weights; blocks take them in turn. Their
+// numbers are part of the instructions, so they stand here one by one.
+struct alignas(64) Shapes {  // as the processor reads it
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 32, 32, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 8, 8};
+};
+static_assert(sizeof(Shapes) == 64, "the processor reads 64 bytes");
+const Shapes kShapes;
+
+inline void load_tiles(size_t block, const int8_t* activations, const int8_t* weights) {
+    if (block % 2) {
+        _tile_loadd(3, activations, kBlock);
+        _tile_loadd(5, weights, 64);
+    } else {
+        _tile_loadd(2, activations, kBlock);
+        _tile_loadd(4, weights, 64);
+    }
+}
+inline void multiply_tiles(size_t block) {
+    if (block % 2) {
+        _tile_zero(1);
+        _tile_dpbssd(1, 3, 5);
+    } else {
+        _tile_zero(0);
+        _tile_dpbssd(0, 2, 4);
+    }
+}
+inline void store_tile(size_t block, int32_t* sums) {
+    if (block % 2) {
+        _tile_stored(1, sums, 64);
+    } else {
+        _tile_stored(0, sums, 64);
+    }
+}
+
+// Some blocks of a panel × C of the 16 columns of `a`. With `more` the sums go on from what is in `out`. As many
+// blocks are asked for from `ahead` on, if it is not null.
+template <Layout L, size_t C>
+void tile(const Panel<L>& panel, const Quantized& a, size_t blocks, bool more, const uint8_t* ahead, float* out,
+          size_t stride) {
+    Floats total[C];
+    UNROLL for (size_t c = 0; c < C; ++c) total[c] = more ? load(out + c * stride) : splat(0.0f);
+    alignas(64) int32_t sums[2][kTileColumns * kPanelRows];
+    auto load_block = [&](size_t b) {
+        if (b < blocks) load_tiles(b, a.q + b * kTileColumns * kBlock, panel.q[b]);
+    };
+    auto multiply_block = [&](size_t b) {
+        if (b < blocks) multiply_tiles(b);
+    };
+    auto store_block = [&](size_t b) {
+        if (b < blocks) store_tile(b, sums[b % 2]);
+    };
+    load_block(0);
+    load_block(1);
+    multiply_block(0);
+    store_block(0);
+    multiply_block(1);
+    load_block(2);
+    const Ints start = splat_int(kSumStart);
+    for (size_t b = 0; b < blocks; ++b) {
+        store_block(b + 1);
+        multiply_block(b + 2);
+        load_block(b + 3);
+        if (ahead) {
+            constexpr size_t kBytes = Panel<L>::kShape.block_bytes();
+            UNROLL for (size_t i = 0; i < kBytes; i += 64) __builtin_prefetch(ahead + b * kBytes + i);
+        }
+        const float* scale = a.scale + b * kTileColumns;
+        const float* scaled = a.scaled + b * kTileColumns;
+        const Floats d = load(panel.scale[b]), bias = load(panel.bias[b]);
+        UNROLL for (size_t c = 0; c < C; ++c) {
+            const Ints sum = _mm512_add_epi32(start, _mm512_load_si512(sums[b % 2] + c * kPanelRows));
+            total[c] = fma(scaled_sum(sum, d, bias), splat(scale[c]), total[c]);
+            if constexpr (Panel<L>::kShape.min) total[c] = fma(load(panel.min[b]), splat(scaled[c]), total[c]);
+        }
+    }
+    UNROLL for (size_t c = 0; c < C; ++c) store(out + c * stride, total[c]);
+}
+
+// The same where not all of the columns or rows are wanted: by way of a place that has room for all.
+template <Layout L>
+void part_of_tile(const Panel<L>& panel, const Quantized& a, size_t blocks, bool more, const uint8_t* ahead,
+                  float* out, size_t stride, size_t columns, size_t rows) {
+    alignas(64) float whole[kTileColumns][kPanelRows] = {};
+    for (size_t c = 0; more && c < columns; ++c) std::memcpy(whole[c], out + c * stride, rows * sizeof(float));
+    if (columns > kTileColumns / 2) {
+        tile<L, kTileColumns>(panel, a, blocks, more, ahead, whole[0], kPanelRows);
+    } else {
+        tile<L, kTileColumns / 2>(panel, a, blocks, more, ahead, whole[0], kPanelRows);
+    }
+    for (size_t c = 0; c < columns; ++c) std::memcpy(out + c * stride, whole[c], rows * sizeof(float));
+}
+
+template <Layout L>
+void columns_of(const Panel<L>& panel, const Quantized& a, size_t n, size_t all_blocks, size_t first, size_t blocks,
+                const uint8_t* ahead, float* out, size_t stride, size_t rows) {
+    for (size_t column = 0; column < n; column += kTileColumns) {
+        const size_t at = column * all_blocks + first * kTileColumns;
+        const Quantized part{a.q + at * kBlock, a.scale + at, a.scaled + at, a.sums + 2 * at, kTileColumns};
+        const size_t columns = n - column < kTileColumns ? n - column : kTileColumns;
+        if (columns == kTileColumns && rows == kPanelRows) {
+            tile<L, kTileColumns>(panel, part, blocks, first > 0, ahead, out + column * stride, stride);
+        } else {
+            part_of_tile<L>(panel, part, blocks, first > 0, ahead, out + column * stride, stride, columns, rows);
+        }
+        ahead = nullptr;
+    }
+}
+
+// A part of a panel is unpacked for all columns. With many of them, all panels have their turn before the next
+// part, so that the activations stay in the cache; with few, the matrix is read from end to end.
+template <Layout L>
+void product(const Matrix& w, const Quantized& a, size_t n, size_t begin, size_t end, float* out, size_t stride) {
+    Panel<L> unpacked;
+    const size_t blocks = w.columns / kBlock;
+    const bool few = n <= 2 * kTileColumns;
+    const size_t step = few ? kUnpackedFew : kUnpacked;
+    auto part = [&](size_t panel, size_t first) {
+        const size_t count = blocks - first < step ? blocks - first : step;
+        const uint8_t* from = w.data + panel * w.panel_bytes + first * unpacked.kShape.block_bytes();
+        unpacked.unpack(from, count);
+        asm volatile("" ::: "memory");  // the compiler does not see what tiles are loaded from
+        const size_t left = w.rows - panel * kPanelRows;
+        columns_of<L>(unpacked, a, n, blocks, first, count, few ? from + count * unpacked.kShape.block_bytes() : nullptr,
+                      out + panel * kPanelRows, stride, left < kPanelRows ? left : kPanelRows);
+    };
+    if (few) {
+        for (size_t panel = begin; panel < end; ++panel) {
+            for (size_t first = 0; first < blocks; first += step) part(panel, first);
+        }
+    } else {
+        for (size_t first = 0; first < blocks; first += step) {
+            for (size_t panel = begin; panel < end; ++panel) part(panel, first);
+        }
+    }
+}
+
+// Calls f with the layout as a constant; false if tiles are no quicker for it than vectors. They are not where
+// blocks have two scales: a product over 16 columns takes a tile as long as one over 64.
+template <typename F>
+bool with_tiles(Layout layout, F f) {
+    switch (layout) {
+        case Layout::kNibbles: return f(std::integral_constant<Layout, Layout::kNibbles>{}), true;
+        case Layout::kNibblesMin: return f(std::integral_constant<Layout, Layout::kNibblesMin>{}), true;
+        case Layout::kNibblesMinF: return f(std::integral_constant<Layout, Layout::kNibblesMinF>{}), true;
+        case Layout::kBytes: return f(std::integral_constant<Layout, Layout::kBytes>{}), true;
+        case Layout::kBytesMinF: return f(std::integral_constant<Layout, Layout::kBytesMinF>{}), true;
+        default: return false;
+    }
+}
+
+}  // namespace
+
+size_t lanes(size_t n) { return n >= kLeastColumns ? kTileColumns : 1; }
+
+void matmul(const Matrix& w, const Quantized& a, const float* x, size_t n, size_t begin, size_t end, float* out,
+            size_t stride) {
+    const bool done = a.lanes == kTileColumns && with_tiles(w.layout, [&](auto layout) {
+        _tile_loadconfig(&kShapes);
+        product<layout>(w, a, n, begin, end, out, stride);
+        _tile_release();  // a thread without tiles is quicker to switch, and its core may sleep
+    });
+    if (!done) kAvx512.matmul(w, a, x, n, begin, end, out, stride);
+}
+
+}  // namespace amx
+}  // namespace stretto
