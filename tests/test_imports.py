@@ -7,9 +7,10 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "stretto"
 
-# What each part may use beside itself. Everyone may use `errors` and the native core.
+# What each part may use beside itself. Everyone may use `errors`, the native core and `kernels`.
 ALLOWED = {
     "errors": set(),
+    "kernels": set(),
     "weights": set(),
     "text": {"weights"},
     "models": {"weights"},
@@ -28,7 +29,7 @@ ALLOWED = {
     "cli": {"bench", "hardware", "llm", "text", "weights"},
     "__init__": {"*"},
 }
-EVERYONE = {"errors", "_native"}
+EVERYONE = {"errors", "kernels", "_native"}
 
 
 def part_of(path):

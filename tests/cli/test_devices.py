@@ -25,6 +25,7 @@ FOUND = Hardware(
     bandwidth=Bandwidth(Rate(10.04, 20.5), 268_435_456, Rate(30.0, 60.0), 100_000_000),
     integer_peak=IntegerPeak("avx2", Rate(83.3, 1666.6)),
     gpus=(Gpu("NVIDIA H200", 150_000_000_000, 149_000_000_000, "570.1"),),
+    kernel_sets=("avx512", "avx2", "portable"),
 )
 NOTHING = replace(
     FOUND,
@@ -38,6 +39,7 @@ NOTHING = replace(
     bandwidth=None,
     integer_peak=None,
     gpus=(),
+    kernel_sets=("avx2",),
 )
 
 
@@ -64,7 +66,7 @@ def test_the_table(devices):
         "cpu EPYC 32 (x86_64)",
         "cores 2 usable (the machine: 32 cores, 64 threads, limited to the time of 1.5)",
         "instruction sets avx2, fma",
-        "kernels avx2",
+        "kernels avx2 (STRETTO_KERNELS may be avx512, portable)",
         "caches L1d 32 × 48 KiB, L3 4 × 32 MiB",
         "memory 4.0 GB, 3.0 GB free",
         "read 10.0 GB/s one core, 20.5 GB/s all, from 268.4 MB",
@@ -80,6 +82,7 @@ def test_a_machine_that_tells_nothing(devices):
     for words in (
         "cores 2 usable (the machine: 64 threads)",
         "none beyond the basic ones",
+        "kernels avx2 caches",
         "caches not known",
         "memory not known",
         "read not measured",
@@ -114,3 +117,18 @@ def test_on_this_machine(capsys, monkeypatch):
     document = json.loads(capsys.readouterr().out)
     assert ended.value.code == 0
     assert document["cores_usable"] >= 1
+
+
+def test_kernels_that_were_asked_for(capsys, monkeypatch):
+    probe = hardware.probe
+    monkeypatch.setattr(hardware, "probe", lambda **options: probe(measure=False))
+    for wanted, code in (("portable", 0), ("abacus", 2), ("AVX2", 2)):
+        monkeypatch.setenv("STRETTO_KERNELS", wanted)
+        with pytest.raises(SystemExit) as ended:
+            main(("devices", "--json"))
+        captured = capsys.readouterr()
+        assert ended.value.code == code
+        if code:
+            assert f"STRETTO_KERNELS={wanted!r} is none of portable, avx2" in " ".join(captured.err.split())
+        else:
+            assert json.loads(captured.out)["kernels"] == wanted

@@ -51,8 +51,8 @@ class Native:
     def cpu_features(self):
         return ("avx2",)
 
-    def kernels(self):
-        return "avx2"
+    def kernel_names(self):
+        return ["avx2", "portable"]
 
     def dot_instructions(self):
         return ("avx2", "portable")

@@ -7,7 +7,7 @@ import pytest
 from machines import GIB, MEASURED
 
 from stretto import _native, hardware
-from stretto.errors import PullError
+from stretto.errors import InvalidRequest, PullError
 from stretto.hardware import cpu
 from stretto.hardware.speed import Rate
 from stretto.weights.hub import Store
@@ -20,6 +20,15 @@ def test_probe(machine, native):
     assert (found.instruction_sets, found.kernels) == (("avx2",), "avx2")
     assert (found.bandwidth, found.integer_peak) == (MEASURED.bandwidth, MEASURED.integer_peak)
     assert hardware.usable_cores() == 2
+
+
+def test_kernels_are_chosen_by_the_environment(machine, monkeypatch):
+    assert hardware.probe(measure=False).kernel_sets == ("avx2", "portable")
+    monkeypatch.setenv("STRETTO_KERNELS", "portable")
+    assert hardware.probe(measure=False).kernels == "portable"
+    monkeypatch.setenv("STRETTO_KERNELS", "amx")
+    with pytest.raises(InvalidRequest, match="'amx' cannot run on this machine; here it can be avx2, portable"):
+        hardware.probe(measure=False)
 
 
 def test_it_measures_once(machine, native, store_home):

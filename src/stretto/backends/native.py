@@ -9,13 +9,12 @@ they are computed.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto import _native
+from stretto import _native, kernels
 from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun
 from stretto.errors import InvalidRequest, ModelError
 from stretto.models.spec import ModelSpec
@@ -27,7 +26,6 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
 
-KERNELS_VARIABLE = "STRETTO_KERNELS"
 PANEL = 16  # rows that are packed together
 PIECE = 8 << 20  # bytes of a matrix that are packed at a time
 
@@ -50,7 +48,7 @@ class NativeBackend:
         self.spec = spec
         self.n_cells = n_cells
         self._decoder: _native.Decoder | None = _native.Decoder(
-            _plain(spec), n_cells, kv, threads, chosen_kernels()
+            _plain(spec), n_cells, kv, threads, kernels.chosen()
         )
         self.cell_bytes = self._decoder.cell_bytes
         self.cell_layout = f"native {kv}, {spec.n_layer} layers, {spec.n_kv_head} heads of {spec.head_size}"
@@ -191,15 +189,6 @@ class NativeBackend:
 
 
 PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
-
-
-def chosen_kernels() -> str:
-    """The kernel set that the environment asks for; "" for the best one."""
-    wanted = os.environ.get(KERNELS_VARIABLE, "")
-    if wanted and wanted not in _native.kernel_names():
-        here = ", ".join(_native.kernel_names())
-        raise InvalidRequest(f"{KERNELS_VARIABLE}={wanted!r} cannot run here; this machine has {here}")
-    return wanted
 
 
 def _plain_name(tensor: Tensor) -> str:

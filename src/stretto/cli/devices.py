@@ -40,7 +40,7 @@ def _rows(found: Hardware) -> Iterator[tuple[str, str]]:
     yield "cpu", f"{found.cpu} ({found.architecture})"
     yield "cores", _cores(found)
     yield "instruction sets", ", ".join(found.instruction_sets) or "none beyond the basic ones"
-    yield "kernels", found.kernels
+    yield "kernels", _kernels(found)
     yield "caches", ", ".join(map(_cache, found.caches)) or "not known"
     yield "memory", _memory(found.memory_total, found.memory_free)
     if found.bandwidth:
@@ -57,6 +57,11 @@ def _rows(found: Hardware) -> Iterator[tuple[str, str]]:
         yield "gpu", _gpu(gpu)
     if not found.gpus:
         yield "gpu", "none found"
+
+
+def _kernels(found: Hardware) -> str:
+    others = [name for name in found.kernel_sets if name != found.kernels]
+    return f"{found.kernels} (STRETTO_KERNELS may be {', '.join(others)})" if others else found.kernels
 
 
 def _cores(found: Hardware) -> str:

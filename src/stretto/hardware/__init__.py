@@ -6,8 +6,8 @@
     found = hardware.probe()       # measures for a second, the first time
     found.memory_free, found.bandwidth, found.integer_peak
 
-Limits of containers count: two of sixty-four cores are two cores. Nothing here fails; what cannot be found
-out is None.
+Limits of containers count: two of sixty-four cores are two cores. What cannot be found out is None; only a
+STRETTO_KERNELS that cannot be is an error.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stretto import kernels
 from stretto.hardware import cpu, gpus, limits, mac, speed
 from stretto.hardware.cpu import Cache
 from stretto.hardware.files import ROOT
@@ -33,7 +34,8 @@ class Hardware:
     `cores_physical` and `cores_logical` are the machine's (None: not told); `cores_usable` is what this
     process should use, `cpu_quota` the share of processor time it is granted, as in 1.5 processors.
     `memory_total` and `memory_free` are what it can have, within its limits. `instruction_sets` are those
-    that both the processor and the operating system allow; `kernels` names the native kernels in use.
+    that both the processor and the operating system allow; `kernels` names the native kernels in use,
+    `kernel_sets` all that could be.
     """
 
     cpu: str
@@ -51,6 +53,7 @@ class Hardware:
     bandwidth: Bandwidth | None
     integer_peak: IntegerPeak | None
     gpus: tuple[Gpu, ...]
+    kernel_sets: tuple[str, ...] = ()
 
 
 def usable_cores() -> int:
@@ -81,6 +84,7 @@ def probe(measure: bool = True, *, refresh: bool = False) -> Hardware:
     else:
         found, memory, quota = cpu.read(ROOT), limits.memory(ROOT), limits.quota(ROOT)
         usable = _usable_cores(ROOT, limits.allowed_cpus())
+    sets = tuple(native.kernel_names()) if hasattr(native, "kernel_names") else ()
     known = _speed(native, found, usable, memory[1], measure, refresh)
     return Hardware(
         cpu=found.name,
@@ -91,13 +95,14 @@ def probe(measure: bool = True, *, refresh: bool = False) -> Hardware:
         cores_usable=usable,
         cpu_quota=quota,
         instruction_sets=tuple(native.cpu_features()) if hasattr(native, "cpu_features") else found.flags,
-        kernels=str(native.kernels()) if hasattr(native, "kernels") else "portable",
+        kernels=kernels.chosen(sets) if sets else "portable",
         caches=found.caches,
         memory_total=memory[0],
         memory_free=memory[1],
         bandwidth=known.bandwidth,
         integer_peak=known.integer_peak,
         gpus=gpus.find(),
+        kernel_sets=sets,
     )
 
 
