@@ -6,6 +6,8 @@
 #   make test                       all tests
 #   make asan                       the native core's tests under sanitizers (gcc)
 #   make check-arm                  the ARM kernels, compiled here and run by qemu
+#   make check-compilers            the native core with every compiler there is, without warnings
+#   make bench-kernels              what each kernel set's matrix products reach
 
 PYTHON ?= python3
 VENV   := .venv
@@ -17,7 +19,7 @@ unexport PROMPT MODEL
 chat: export STRETTO_PROMPT := $(value PROMPT)
 chat: export STRETTO_MODEL  := $(or $(value MODEL),smollm2)
 
-.PHONY: chat test check format bench asan check-arm clean
+.PHONY: chat test check format bench asan check-arm check-compilers bench-kernels clean
 
 chat: $(VENV)/.installed
 	@if [ -n "$$STRETTO_PROMPT" ]; \
@@ -74,6 +76,15 @@ build/arm/kernels_check: tests/native/kernels_check.cpp $(NATIVE)
 	$(ARM) $(ARM_FLAGS) -march=armv8.2-a+dotprod+fp16 -c csrc/kernels/neon.cpp -o build/arm/neon.o
 	$(ARM) $(ARM_FLAGS) -static -o $@ $< build/arm/neon.o csrc/formats.cpp csrc/kquants.cpp csrc/pack.cpp \
 	    csrc/kernels/select.cpp csrc/kernels/portable.cpp
+
+check-compilers:
+	scripts/check_compilers.sh
+
+bench-kernels: $(VENV)/.installed
+	@mkdir -p build
+	$(CXX) -std=c++17 -O2 -Wall -Wextra -Icsrc benchmarks/kernels.cpp -o build/bench_kernels \
+	    "$$(find build/cp* -name libstretto_core.a | head -n 1)" -pthread
+	build/bench_kernels
 
 clean:
 	rm -rf $(VENV) build dist

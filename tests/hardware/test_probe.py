@@ -27,7 +27,7 @@ def test_kernels_are_chosen_by_the_environment(machine, monkeypatch):
     monkeypatch.setenv("STRETTO_KERNELS", "portable")
     assert hardware.probe(measure=False).kernels == "portable"
     monkeypatch.setenv("STRETTO_KERNELS", "amx")
-    with pytest.raises(InvalidRequest, match="'amx' cannot run on this machine; here it can be avx2, portable"):
+    with pytest.raises(InvalidRequest, match=r"'amx' cannot run on this machine.*avx2, portable"):
         hardware.probe(measure=False)
 
 
