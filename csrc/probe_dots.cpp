@@ -97,7 +97,8 @@ STRETTO_DOT(run_neon, , int8x16_t, "w", vdupq_n_s8, 8, 16,
                                              vmlal_high_s8(vmull_s8(vget_low_s8(a), vget_low_s8(b)), a, b))))
 #endif
 #if defined(STRETTO_ARM_DOTS)
-#define STRETTO_TARGET(NAME) __attribute__((target(NAME)))
+// With the architecture that GCC's intrinsics name: only then may they be inlined.
+#define STRETTO_TARGET(NAME) __attribute__((target("arch=armv8.2-a" NAME)))
 STRETTO_DOT(run_dotprod, STRETTO_TARGET("+dotprod"), int8x16_t, "w", vdupq_n_s8, 16, 16,
             vreinterpretq_s8_s32(vdotq_s32(vreinterpretq_s32_s8(sum), a, b)))
 STRETTO_DOT(run_i8mm, STRETTO_TARGET("+i8mm"), int8x16_t, "w", vdupq_n_s8, 16, 32,
