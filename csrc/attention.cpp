@@ -103,11 +103,13 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
     const size_t items = input.n * c.n_kv_head;
     const bool together = plan.alone && !plan.split;
     if (!together) {
-        const size_t piece = std::max<size_t>(1, items / (4 * n_threads));
-        for (size_t begin, end; next_piece(counter[1], items, piece, &begin, &end);) {
-            for (size_t item = begin; item < end; ++item) heads(plan, layer, item / c.n_kv_head, item % c.n_kv_head);
+        const size_t step = std::max<size_t>(1, items / (4 * n_threads));
+        Share share(counter[1], pieces_of(items, step), thread, n_threads);
+        for (size_t piece; share.next(&piece);) {
+            const size_t end = std::min((piece + 1) * step, items);
+            for (size_t item = piece * step; item < end; ++item) heads(plan, layer, item / c.n_kv_head, item % c.n_kv_head);
         }
-        pool_.barrier();
+        pool_.barrier(thread);
     }
 
     auto task = [&](const RowBlock& block, size_t kv) {
@@ -157,9 +159,12 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
 
     const size_t n_tasks = plan.blocks.size() * c.n_kv_head;
     if (!plan.split) {
-        for (size_t begin, end; next_piece(counter[5], n_tasks, 1, &begin, &end);) {
-            const RowBlock& block = plan.blocks[begin / c.n_kv_head];
-            const size_t kv = begin % c.n_kv_head;
+        Share share(counter[5], n_tasks, thread, n_threads);
+        for (size_t task_at; share.next(&task_at);) {
+            // The last first: in a prompt it sees most and takes longest.
+            const size_t which = n_tasks - 1 - task_at;
+            const RowBlock& block = plan.blocks[which / c.n_kv_head];
+            const size_t kv = which % c.n_kv_head;
             if (together) heads(plan, layer, 0, kv);
             const Attention a = task(block, kv);
             const size_t from = first_span(block);
@@ -172,15 +177,16 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
         }
         return;
     }
-    for (size_t begin, end; next_piece(counter[5], n_tasks * plan.spans, 1, &begin, &end);) {
-        const size_t span = begin % plan.spans, which = begin / plan.spans;
+    Share share(counter[5], n_tasks * plan.spans, thread, n_threads);
+    for (size_t part; share.next(&part);) {
+        const size_t span = part % plan.spans, which = part / plan.spans;
         const RowBlock& block = plan.blocks[which / c.n_kv_head];
         if (span < first_span(block) || span * kSpan >= block.last) continue;
         const Attention a = task(block, which % c.n_kv_head);
         kernel.attend(a, span * kSpan, std::min((span + 1) * kSpan, block.last),
                       part_of(which / c.n_kv_head, which % c.n_kv_head, span));
     }
-    pool_.barrier();
+    pool_.barrier(thread);
     for (size_t which = thread; which < n_tasks; which += n_threads) {
         const RowBlock& block = plan.blocks[which / c.n_kv_head];
         const size_t kv = which % c.n_kv_head, from = first_span(block);

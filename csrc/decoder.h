@@ -116,8 +116,8 @@ private:
     struct Plan;    // what one forward pass works on, in forward.cpp
     struct Thread;  // what each thread has of its own
 
-    void multiply(const Matrix& w, const Quantized& a, const float* x, size_t n, size_t begin, size_t end, float* out,
-                  uint8_t* tile) const;
+    struct Columns;  // of a product, in plan.h
+    void multiply(const Matrix& w, const Columns& columns, size_t begin, size_t end, float* out, uint8_t* tile) const;
     Matrix* matrix_named(const std::string& name);
     std::vector<float>* vector_named(const std::string& name);
     uint8_t* take_weights(size_t bytes);

@@ -186,10 +186,14 @@ void Decoder::forward(const Input& input, float* out, bool hidden) {
     for (float& sum : received_) sum /= static_cast<float>(c.n_head * layers_.size());
 }
 
-// Panels [begin, end) of a product. Weights that were not packed are packed a few panels at a time, into memory
-// that stays in the cache: the same kernels, the same bits.
-void Decoder::multiply(const Matrix& w, const Quantized& a, const float* x, size_t n, size_t begin, size_t end,
-                       float* out, uint8_t* tile) const {
+// Panels [begin, end) × some columns of a product; `out` is where the whole product begins. Weights that were not
+// packed are packed a few panels at a time, into memory that stays in the cache: the same kernels, the same bits.
+void Decoder::multiply(const Matrix& w, const Columns& columns, size_t begin, size_t end, float* out,
+                       uint8_t* tile) const {
+    const size_t n = columns.last - columns.first;
+    const Quantized a = columns.quantized.from(columns.first, w.columns);
+    const float* x = columns.floats + columns.first * w.columns;
+    out += columns.first * w.rows;
     if (w.data) return kernels_->matmul(w, a, x, n, begin, end, out, w.rows);
     for (size_t at = begin; at < end; at += kTilePanels) {
         const size_t count = std::min(kTilePanels, end - at);
@@ -215,7 +219,7 @@ void Decoder::run(Plan& plan, int thread) {
     float* normed = alone ? mine.normed : plan.normed;
     const Quantized quantized = alone ? mine.quantized : plan.quantized;
     std::atomic<size_t>* counter = plan.counters.get();
-    auto meet_if_shared = [&] { if (!alone) pool_.barrier(); };
+    auto meet_if_shared = [&] { if (!alone) pool_.barrier(thread); };
 
     auto quantize = [&](const float* rows, size_t columns) {
         if (columns % kBlock) return;  // only float layouts have such, and they read the floats
@@ -240,17 +244,17 @@ void Decoder::run(Plan& plan, int thread) {
             kernel.add(x + row * c.n_embd, added, c.n_embd);
         }
     };
-    // Panels that a thread takes at a time: a few pieces for each, none too small.
-    auto piece_of = [&](size_t panels) {
-        return std::max<size_t>(4, (panels + 4 * n_threads - 1) / (4 * n_threads));
+    // Calls f(piece) for the pieces of a product that this thread gets to do.
+    auto each_piece = [&](std::atomic<size_t>& taken, size_t panels, size_t columns, bool packed, auto f) {
+        const Cut cut(panels, columns, n_threads, !packed);
+        Share share(taken, cut.count(), thread, n_threads);
+        for (size_t piece; share.next(&piece);) f(cut.at(piece));
     };
-    // The share of a product that this thread gets to do.
-    auto product = [&](const Matrix& w, const float* floats, size_t columns_n, float* out, const Quantized& in,
-                       std::atomic<size_t>& shared) {
-        const size_t panels = w.panels();
-        for (size_t begin, end; next_piece(shared, panels, piece_of(panels), &begin, &end);) {
-            multiply(w, in, floats, columns_n, begin, end, out, mine.tile);
-        }
+    auto product = [&](const Matrix& w, const float* floats, size_t columns, float* out, const Quantized& in,
+                       std::atomic<size_t>& taken) {
+        each_piece(taken, w.panels(), columns, w.data, [&](const Cut::Piece& piece) {
+            multiply(w, {in, floats, piece.first, piece.last}, piece.begin, piece.end, out, mine.tile);
+        });
     };
 
     for (size_t row = first; row < last; ++row) {
@@ -272,42 +276,43 @@ void Decoder::run(Plan& plan, int thread) {
         const Matrix* parts[3] = {&layer.q, &layer.k, &layer.v};
         float* outs[3] = {plan.q, plan.k, plan.v};
         const size_t panels = layer.q.panels() + layer.k.panels() + layer.v.panels();
-        for (size_t begin, end; next_piece(counter[0], panels, piece_of(panels), &begin, &end);) {
+        each_piece(counter[0], panels, n, layer.q.data, [&](const Cut::Piece& piece) {
             size_t before = 0;
             for (int part = 0; part < 3; ++part) {
                 const size_t count = parts[part]->panels();
-                const size_t from = std::max(begin, before), to = std::min(end, before + count);
+                const size_t from = std::max(piece.begin, before), to = std::min(piece.end, before + count);
                 if (from < to) {
-                    multiply(*parts[part], quantized, normed, n, from - before, to - before, outs[part], mine.tile);
+                    multiply(*parts[part], {quantized, normed, piece.first, piece.last}, from - before, to - before,
+                             outs[part], mine.tile);
                 }
                 before += count;
             }
-        }
-        pool_.barrier();
+        });
+        pool_.barrier(thread);
         attention(plan, thread, i);
-        pool_.barrier();
+        pool_.barrier(thread);
 
         quantize(plan.mixed, q_size);
         product(layer.o, plan.mixed, n, plan.added, quantized, counter[2]);
-        pool_.barrier();
+        pool_.barrier(thread);
         add_rows(layer.post_attn);
 
         norm_rows(layer.ffn_norm);
-        const size_t ff_panels = layer.gate.panels();
-        for (size_t begin, end; next_piece(counter[3], ff_panels, piece_of(ff_panels), &begin, &end);) {
-            multiply(layer.gate, quantized, normed, n, begin, end, plan.gate, mine.tile);
-            multiply(layer.up, quantized, normed, n, begin, end, plan.up, mine.tile);
-            const size_t from = begin * kPanelRows, to = std::min(end * kPanelRows, c.n_ff);
-            for (size_t row = 0; row < n; ++row) {
+        each_piece(counter[3], layer.gate.panels(), n, layer.gate.data, [&](const Cut::Piece& piece) {
+            const Columns columns{quantized, normed, piece.first, piece.last};
+            multiply(layer.gate, columns, piece.begin, piece.end, plan.gate, mine.tile);
+            multiply(layer.up, columns, piece.begin, piece.end, plan.up, mine.tile);
+            const size_t from = piece.begin * kPanelRows, to = std::min(piece.end * kPanelRows, c.n_ff);
+            for (size_t row = piece.first; row < piece.last; ++row) {
                 float* gate = plan.gate + row * c.n_ff + from;
                 const float* up = plan.up + row * c.n_ff + from;
                 (c.gelu ? kernel.gelu : kernel.silu)(gate, up, to - from);
             }
-        }
-        pool_.barrier();
+        });
+        pool_.barrier(thread);
         quantize(plan.gate, c.n_ff);
         product(layer.down, plan.gate, n, plan.added, quantized, counter[4]);
-        pool_.barrier();
+        pool_.barrier(thread);
         add_rows(layer.post_ffn);
     }
 

@@ -29,6 +29,13 @@ struct Decoder::Thread {
     uint8_t* tile;  // kTilePanels of the widest matrix, for weights that were not packed
 };
 
+// Columns [first, last) of those that a product has: as integers, and as floats for float layouts.
+struct Decoder::Columns {
+    const Quantized& quantized;
+    const float* floats;
+    size_t first, last;
+};
+
 struct Decoder::Plan {
     const Input* input;
     bool alone;               // a single row
@@ -57,11 +64,60 @@ struct Decoder::Plan {
     bool hidden;
 };
 
-// The next piece [begin, end) of n things, shared out by a counter.
-inline bool next_piece(std::atomic<size_t>& counter, size_t n, size_t piece, size_t* begin, size_t* end) {
-    *begin = counter.fetch_add(piece, std::memory_order_relaxed);
-    *end = std::min(*begin + piece, n);
-    return *begin < n;
-}
+inline size_t pieces_of(size_t n, size_t step) { return (n + step - 1) / step; }
+
+// Pieces of work that threads share: each begins with the one of its own number, and then takes from what is left.
+// So nobody waits for a counter unless there are more pieces than threads.
+class Share {
+public:
+    Share(std::atomic<size_t>& taken, size_t n, size_t thread, size_t threads)
+        : taken_(taken), n_(n), threads_(threads), first_(thread) {}
+
+    bool next(size_t* piece) {
+        if (first_ < threads_) {
+            *piece = first_;
+            first_ = threads_;
+        } else {
+            if (n_ <= threads_) return false;
+            *piece = threads_ + taken_.fetch_add(1, std::memory_order_relaxed);
+        }
+        return *piece < n_;
+    }
+
+private:
+    std::atomic<size_t>& taken_;
+    size_t n_, threads_, first_;
+};
+
+// A product cut into pieces of some panels × some columns: several for each thread if they do not get too small.
+class Cut {
+public:
+    struct Piece {
+        size_t begin, end;    // panels
+        size_t first, last;   // columns
+    };
+
+    Cut(size_t panels, size_t columns, size_t threads, bool only_panels) : panels_(panels), columns_(columns) {
+        if (columns < 2 * kColumnStep || only_panels) {
+            const size_t each = std::clamp<size_t>(panels / (4 * threads), 1, 4);
+            panel_step_ = pieces_of(panels, each * threads);
+            column_step_ = columns;
+        } else {
+            panel_step_ = std::clamp<size_t>(pieces_of(panels, 4 * threads), 4, 8);
+            const size_t across = pieces_of(4 * threads, pieces_of(panels, panel_step_));
+            column_step_ = pieces_of(columns, across * kColumnStep) * kColumnStep;
+        }
+    }
+    size_t count() const { return pieces_of(panels_, panel_step_) * pieces_of(columns_, column_step_); }
+    Piece at(size_t index) const {
+        const size_t across = pieces_of(columns_, column_step_);
+        const size_t begin = index / across * panel_step_, first = index % across * column_step_;
+        return {begin, std::min(begin + panel_step_, panels_), first, std::min(first + column_step_, columns_)};
+    }
+
+private:
+    static constexpr size_t kColumnStep = 48;  // whole tiles of every kernel set
+    size_t panels_, columns_, panel_step_, column_step_;
+};
 
 }  // namespace stretto

@@ -16,14 +16,21 @@ inline void relax() {
 #endif
 }
 
-constexpr int kSpins = 4000;        // at a barrier, before letting others have the core
-constexpr int kIdleSpins = 20000;   // for a job, before going to sleep
+// A pause takes about a hundred cycles on x86-64 and next to none elsewhere.
+#if defined(__x86_64__)
+constexpr int kSpins = 400, kIdleSpins = 20000;
+#else
+constexpr int kSpins = 4000, kIdleSpins = 20000;
+#endif
+constexpr int kCrowdedSpins = 20;  // with more threads than cores, who is waited for may be waiting for this core
+
+}  // namespace
 
 // Spins until `done`, giving the core away once it takes long.
 template <typename Done>
-void spin(Done done) {
+void Pool::spin(Done done) const {
     for (int i = 0; !done(); ++i) {
-        if (i < kSpins) {
+        if (i < spins_) {
             relax();
         } else {
             std::this_thread::yield();
@@ -31,9 +38,12 @@ void spin(Done done) {
     }
 }
 
-}  // namespace
-
 Pool::Pool(int threads) : size_(threads) {
+    const unsigned cores = std::thread::hardware_concurrency();
+    spins_ = cores && static_cast<unsigned>(threads) > cores ? kCrowdedSpins : kSpins;
+    while (1 << rounds_ < threads) ++rounds_;
+    signals_.reset(new Signal[static_cast<size_t>(threads) * rounds_ + 1]);
+    turns_.reset(new Signal[threads]);
     try {
         for (int i = 1; i < threads; ++i) threads_.emplace_back([this, i] { work(i); });
     } catch (...) {  // the system gives no more; those that run must not be left waiting
@@ -85,15 +95,18 @@ void Pool::work(int thread) {
     }
 }
 
-void Pool::barrier() {
-    if (size_ == 1) return;
-    const unsigned turn = turn_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
-        arrived_.store(0, std::memory_order_relaxed);
-        turn_.store(turn + 1, std::memory_order_release);
-        return;
+// In round r each thread tells the one 2^r further on that it is there, and waits for the one 2^r before it. After
+// the last round it has heard of all, in log2(size) steps and without a number that everyone writes to.
+void Pool::barrier(int thread) {
+    const unsigned turn = turns_[thread].turn.load(std::memory_order_relaxed) + 1;
+    turns_[thread].turn.store(turn, std::memory_order_relaxed);
+    for (int round = 0; round < rounds_; ++round) {
+        const int next = (thread + (1 << round)) % size_;
+        signals_[next * rounds_ + round].turn.store(turn, std::memory_order_release);
+        const std::atomic<unsigned>& heard = signals_[thread * rounds_ + round].turn;
+        // Who is ahead may already have signalled the next barrier. The difference survives wrapping around.
+        spin([&] { return static_cast<int>(heard.load(std::memory_order_acquire) - turn) >= 0; });
     }
-    spin([&] { return turn_.load(std::memory_order_acquire) != turn; });
 }
 
 }  // namespace stretto

@@ -18,6 +18,11 @@ struct Quantized {
     int32_t* sums;     // [n / lanes][columns / 32][lanes][2], sums of 16
     size_t lanes = 1;
 
+    // The same from a row on, which is the first of its lanes.
+    Quantized from(size_t row, size_t columns) const {
+        const size_t at = row * (columns / kBlock);
+        return {q + at * kBlock, scale + at, scaled + at, sums + 2 * at, lanes};
+    }
     // Where a row's first block is; the next one is `lanes` further.
     size_t block_of(size_t row, size_t columns) const {
         return row / lanes * (columns / kBlock) * lanes + row % lanes;
