@@ -7,7 +7,7 @@
 //
 // While tiles are in use, only one of the processor's two units for wide floats works. So little is left to it:
 // sums become floats by an integer addition (see kFloatBias in impl_matmul.h), and tile operations run up to
-// three blocks ahead of the scaling, because each of them takes long.
+// three blocks ahead of the scaling, also from one group of columns to the next, because each of them takes long.
 
 #define STRETTO_ISA amx
 #include "kernels/amx.h"
@@ -65,8 +65,8 @@ struct alignas(64) Panel {
     }
 };
 
-// Tiles 0 and 1 are for sums, 2 and 3 for activations, 4 and 5 for weights; blocks take them in turn. Their
-// numbers are part of the instructions, so they stand here one by one.
+// Tiles 0 and 1 are for sums, 2 and 3 for activations, 4 and 5 for weights; units take them in turn. Their numbers
+// are part of the instructions, so they stand one by one where they are used.
 struct alignas(64) Shapes {  // as the processor reads it
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {64, 64, 32, 32, 64, 64};
@@ -75,104 +75,144 @@ struct alignas(64) Shapes {  // as the processor reads it
 static_assert(sizeof(Shapes) == 64, "the processor reads 64 bytes");
 const Shapes kShapes;
 
-inline void load_tiles(size_t block, const int8_t* activations, const int8_t* weights) {
-    if (block % 2) {
-        _tile_loadd(3, activations, kBlock);
-        _tile_loadd(5, weights, 64);
-    } else {
-        _tile_loadd(2, activations, kBlock);
-        _tile_loadd(4, weights, 64);
-    }
-}
-inline void multiply_tiles(size_t block) {
-    if (block % 2) {
-        _tile_zero(1);
-        _tile_dpbssd(1, 3, 5);
-    } else {
-        _tile_zero(0);
-        _tile_dpbssd(0, 2, 4);
-    }
-}
-inline void store_tile(size_t block, int32_t* sums) {
-    if (block % 2) {
-        _tile_stored(1, sums, 64);
-    } else {
-        _tile_stored(0, sums, 64);
-    }
-}
+// The units of a strip, one after the other: block after block, then the same blocks of the next 16 columns.
+// Loading, multiplying and storing each go through all of them, at their own pace.
+class Units {
+public:
+    Units(const int8_t* activations, const int8_t* weights, size_t blocks, size_t gap, size_t count)
+        : activations_(activations), weights_(weights), blocks_(blocks), gap_(gap), count_(count) {}
 
-// Some blocks of a panel × C of the 16 columns of `a`. With `more` the sums go on from what is in `out`. As many
-// blocks are asked for from `ahead` on, if it is not null.
+    void load() {
+        if (loaded_ == count_) return;
+        const int8_t* weights = weights_ + block_ * kPanelRows * kBlock;
+        if (loaded_++ % 2) {
+            _tile_loadd(3, activations_, kBlock);
+            _tile_loadd(5, weights, 64);
+        } else {
+            _tile_loadd(2, activations_, kBlock);
+            _tile_loadd(4, weights, 64);
+        }
+        activations_ += kTileColumns * kBlock;
+        if (++block_ == blocks_) {
+            block_ = 0;
+            activations_ += gap_ * kTileColumns * kBlock;
+        }
+    }
+    void multiply() {
+        if (multiplied_ == count_) return;
+        if (multiplied_++ % 2) {
+            _tile_zero(1);
+            _tile_dpbssd(1, 3, 5);
+        } else {
+            _tile_zero(0);
+            _tile_dpbssd(0, 2, 4);
+        }
+    }
+    void store() {
+        if (stored_ == count_) return;
+        if (stored_++ % 2) {
+            _tile_stored(1, sums_[1], 64);
+        } else {
+            _tile_stored(0, sums_[0], 64);
+        }
+    }
+    const int32_t* sums(size_t unit) const { return sums_[unit % 2]; }
+
+private:
+    alignas(64) int32_t sums_[2][kTileColumns * kPanelRows];
+    const int8_t* activations_;
+    const int8_t* weights_;
+    size_t blocks_, gap_, count_, block_ = 0, loaded_ = 0, multiplied_ = 0, stored_ = 0;
+};
+
+// Where a strip reads and writes: some blocks of a panel × `tiles` times 16 columns.
+struct Strip {
+    const int8_t* q;
+    const float* scale;
+    const float* scaled;
+    size_t blocks, gap;      // blocks from the last one of 16 columns to the first one of the next
+    size_t tiles;
+    bool more;               // the sums go on from what is in `out`
+    const uint8_t* ahead;    // from where on as many blocks are asked for; or null
+    float* out;
+    size_t stride;
+};
+
+// C of each 16 columns are wanted.
 template <Layout L, size_t C>
-void tile(const Panel<L>& panel, const Quantized& a, size_t blocks, bool more, const uint8_t* ahead, float* out,
-          size_t stride) {
-    Floats total[C];
-    UNROLL for (size_t c = 0; c < C; ++c) total[c] = more ? load(out + c * stride) : splat(0.0f);
-    alignas(64) int32_t sums[2][kTileColumns * kPanelRows];
-    auto load_block = [&](size_t b) {
-        if (b < blocks) load_tiles(b, a.q + b * kTileColumns * kBlock, panel.q[b]);
-    };
-    auto multiply_block = [&](size_t b) {
-        if (b < blocks) multiply_tiles(b);
-    };
-    auto store_block = [&](size_t b) {
-        if (b < blocks) store_tile(b, sums[b % 2]);
-    };
-    load_block(0);
-    load_block(1);
-    multiply_block(0);
-    store_block(0);
-    multiply_block(1);
-    load_block(2);
+void multiply(const Panel<L>& panel, Strip s) {
+    Units units(s.q, panel.q[0], s.blocks, s.gap, s.tiles * s.blocks);
+    units.load();
+    units.load();
+    units.multiply();
+    units.store();
+    units.multiply();
+    units.load();
     const Ints start = splat_int(kSumStart);
-    for (size_t b = 0; b < blocks; ++b) {
-        store_block(b + 1);
-        multiply_block(b + 2);
-        load_block(b + 3);
-        if (ahead) {
-            constexpr size_t kBytes = Panel<L>::kShape.block_bytes();
-            UNROLL for (size_t i = 0; i < kBytes; i += 64) __builtin_prefetch(ahead + b * kBytes + i);
+    size_t unit = 0;
+    for (size_t t = 0; t < s.tiles; ++t, s.out += kTileColumns * s.stride) {
+        Floats total[C];
+        UNROLL for (size_t c = 0; c < C; ++c) total[c] = s.more ? load(s.out + c * s.stride) : splat(0.0f);
+        for (size_t b = 0; b < s.blocks; ++b, ++unit, s.scale += kTileColumns, s.scaled += kTileColumns) {
+            units.store();
+            units.multiply();
+            units.load();
+            if (s.ahead) {
+                constexpr size_t kBytes = Panel<L>::kShape.block_bytes();
+                UNROLL for (size_t i = 0; i < kBytes; i += 64) __builtin_prefetch(s.ahead + b * kBytes + i);
+            }
+            const int32_t* sums = units.sums(unit);
+            const Floats d = load(panel.scale[b]), bias = load(panel.bias[b]);
+            UNROLL for (size_t c = 0; c < C; ++c) {
+                const Ints sum = _mm512_add_epi32(start, _mm512_load_si512(sums + c * kPanelRows));
+                total[c] = fma(scaled_sum(sum, d, bias), splat(s.scale[c]), total[c]);
+                if constexpr (Panel<L>::kShape.min) total[c] = fma(load(panel.min[b]), splat(s.scaled[c]), total[c]);
+            }
         }
-        const float* scale = a.scale + b * kTileColumns;
-        const float* scaled = a.scaled + b * kTileColumns;
-        const Floats d = load(panel.scale[b]), bias = load(panel.bias[b]);
-        UNROLL for (size_t c = 0; c < C; ++c) {
-            const Ints sum = _mm512_add_epi32(start, _mm512_load_si512(sums[b % 2] + c * kPanelRows));
-            total[c] = fma(scaled_sum(sum, d, bias), splat(scale[c]), total[c]);
-            if constexpr (Panel<L>::kShape.min) total[c] = fma(load(panel.min[b]), splat(scaled[c]), total[c]);
-        }
+        UNROLL for (size_t c = 0; c < C; ++c) store(s.out + c * s.stride, total[c]);
+        s.scale += s.gap * kTileColumns;
+        s.scaled += s.gap * kTileColumns;
+        s.ahead = nullptr;
     }
-    UNROLL for (size_t c = 0; c < C; ++c) store(out + c * stride, total[c]);
 }
 
-// The same where not all of the columns or rows are wanted: by way of a place that has room for all.
+// The same for one tile of which not all columns or rows are wanted: by way of a place that has room for all.
 template <Layout L>
-void part_of_tile(const Panel<L>& panel, const Quantized& a, size_t blocks, bool more, const uint8_t* ahead,
-                  float* out, size_t stride, size_t columns, size_t rows) {
+void multiply_some(const Panel<L>& panel, Strip s, size_t columns, size_t rows) {
     alignas(64) float whole[kTileColumns][kPanelRows] = {};
-    for (size_t c = 0; more && c < columns; ++c) std::memcpy(whole[c], out + c * stride, rows * sizeof(float));
+    float* out = s.out;
+    const size_t stride = s.stride;
+    for (size_t c = 0; s.more && c < columns; ++c) std::memcpy(whole[c], out + c * stride, rows * sizeof(float));
+    s.out = whole[0];
+    s.stride = kPanelRows;
+    s.tiles = 1;
     if (columns > kTileColumns / 2) {
-        tile<L, kTileColumns>(panel, a, blocks, more, ahead, whole[0], kPanelRows);
+        multiply<L, kTileColumns>(panel, s);
     } else {
-        tile<L, kTileColumns / 2>(panel, a, blocks, more, ahead, whole[0], kPanelRows);
+        multiply<L, kTileColumns / 2>(panel, s);
     }
     for (size_t c = 0; c < columns; ++c) std::memcpy(out + c * stride, whole[c], rows * sizeof(float));
 }
 
+// All columns.
 template <Layout L>
-void columns_of(const Panel<L>& panel, const Quantized& a, size_t n, size_t all_blocks, size_t first, size_t blocks,
-                const uint8_t* ahead, float* out, size_t stride, size_t rows) {
-    for (size_t column = 0; column < n; column += kTileColumns) {
-        const size_t at = column * all_blocks + first * kTileColumns;
-        const Quantized part{a.q + at * kBlock, a.scale + at, a.scaled + at, a.sums + 2 * at, kTileColumns};
-        const size_t columns = n - column < kTileColumns ? n - column : kTileColumns;
-        if (columns == kTileColumns && rows == kPanelRows) {
-            tile<L, kTileColumns>(panel, part, blocks, first > 0, ahead, out + column * stride, stride);
-        } else {
-            part_of_tile<L>(panel, part, blocks, first > 0, ahead, out + column * stride, stride, columns, rows);
-        }
-        ahead = nullptr;
+void multiply_all(const Panel<L>& panel, Strip s, size_t n, size_t rows) {
+    size_t column = 0;
+    auto skip = [&](size_t tiles) {
+        const size_t blocks = tiles * (s.blocks + s.gap) * kTileColumns;
+        s.q += blocks * kBlock;
+        s.scale += blocks;
+        s.scaled += blocks;
+        s.out += tiles * kTileColumns * s.stride;
+        s.ahead = nullptr;
+        column += tiles * kTileColumns;
+    };
+    if (rows == kPanelRows && n >= kTileColumns) {
+        s.tiles = n / kTileColumns;
+        multiply<L, kTileColumns>(panel, s);
+        skip(s.tiles);
     }
+    for (; column < n; skip(1)) multiply_some<L>(panel, s, n - column < kTileColumns ? n - column : kTileColumns, rows);
 }
 
 // A part of a panel is unpacked for all columns. With many of them, all panels have their turn before the next
@@ -188,9 +228,10 @@ void product(const Matrix& w, const Quantized& a, size_t n, size_t begin, size_t
         const uint8_t* from = w.data + panel * w.panel_bytes + first * unpacked.kShape.block_bytes();
         unpacked.unpack(from, count);
         asm volatile("" ::: "memory");  // the compiler does not see what tiles are loaded from
-        const size_t left = w.rows - panel * kPanelRows;
-        columns_of<L>(unpacked, a, n, blocks, first, count, few ? from + count * unpacked.kShape.block_bytes() : nullptr,
-                      out + panel * kPanelRows, stride, left < kPanelRows ? left : kPanelRows);
+        const size_t at = first * kTileColumns, rows = w.rows - panel * kPanelRows;
+        const Strip strip{a.q + at * kBlock, a.scale + at, a.scaled + at, count, blocks - count, 0, first > 0,
+                          few ? from + count * unpacked.kShape.block_bytes() : nullptr, out + panel * kPanelRows, stride};
+        multiply_all<L>(unpacked, strip, n, rows < kPanelRows ? rows : kPanelRows);
     };
     if (few) {
         for (size_t panel = begin; panel < end; ++panel) {
