@@ -8,8 +8,8 @@ BUILD is llama.cpp with native flags; its source is in llama-cpp-python's sdist,
     cmake --build BUILD --target llama-bench llama-batched-bench
 
 The models have random weights (make_model.py) and are made in --models unless they are there. Samples of both
-take turns; llama.cpp runs with flash attention on and off, and the better median counts. Ours go through public
-calls, sampling greedily. Each part (--only) adds its samples to --out, so that a run can be cut up; the
+take turns; llama.cpp runs with flash attention on and off, and the better median counts. Ours are public
+calls with greedy sampling. Each part (--only) adds its samples to --out, so that a run can be cut up; the
 table is made of what is there. The machine's memory bandwidth is measured beside, by our probe.
 """
 
