@@ -62,6 +62,7 @@ class Run:
 
     def ours(self, name, llm, threads, plan, wanted):
         """The tests of a plan that are wanted, greedy."""
+        llm.cache.clear()  # a plan has the same prompts every time
         for row in speed(llm, plan):
             test = "tg" if row.test.startswith("tg") else "pp"
             test = "wide" if " x" in row.test else "deep" if "@" in row.test else test
@@ -109,7 +110,6 @@ def deep(run, threads=8, depth=4096, tokens=32):
     for name in MODELS:
         with stretto.load(run.path(name), threads=threads, cells=8192) as llm:
             for _ in range(max(2, run.args.rounds - 1)):
-                llm.cache.clear()
                 run.ours(name, llm, threads, Plan(32, tokens, depth, 0, 1), ("deep",))
                 for flash in (0, 1):
                     run.bench(name, threads, flash, "deep", "-p", "0", "-n", str(tokens), "-d", str(depth))
@@ -120,7 +120,6 @@ def wide(run, threads=8, tokens=64):
     for name in MODELS:
         with stretto.load(run.path(name), threads=threads, cells=8192) as llm:
             for _ in range(max(2, run.args.rounds - 1)):
-                llm.cache.clear()
                 run.ours(name, llm, threads, Plan(32, tokens, 0, 16, 1), ("wide",))
                 for flash in (0, 1):
                     run.batched(name, threads, flash, tokens)
@@ -132,6 +131,7 @@ def scaling(run):
     for threads in (*SCALING, None):
         with stretto.load(run.path(name), threads=threads, cells=4096) as llm:
             for _ in range(run.args.rounds):
+                llm.cache.clear()
                 for row in speed(llm, Plan(512, 128, 0, 0, 1)):
                     if row.sampling == "greedy":
                         test = "tg" if row.test.startswith("tg") else "pp"
