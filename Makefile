@@ -7,6 +7,7 @@
 #   make asan                       the native core's tests under sanitizers (gcc)
 #   make check-arm                  the ARM kernels, compiled here and run by qemu
 #   make check-compilers            the native core with every compiler there is, without warnings
+#   make check-wheel                a wheel, tried out where there is no compiler
 #   make bench-kernels              what each kernel set's matrix products reach
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ unexport PROMPT MODEL
 chat: export STRETTO_PROMPT := $(value PROMPT)
 chat: export STRETTO_MODEL  := $(or $(value MODEL),smollm2)
 
-.PHONY: chat test check format bench asan check-arm check-compilers bench-kernels clean
+.PHONY: chat test check format bench asan check-arm check-compilers check-wheel bench-kernels clean
 
 chat: $(VENV)/.installed
 	@if [ -n "$$STRETTO_PROMPT" ]; \
@@ -79,6 +80,9 @@ build/arm/kernels_check: tests/native/kernels_check.cpp $(NATIVE)
 
 check-compilers:
 	scripts/check_compilers.sh
+
+check-wheel: $(BIN)/python
+	$(BIN)/python scripts/check_wheel.py --make
 
 bench-kernels: $(VENV)/.installed
 	@mkdir -p build

@@ -1,0 +1,63 @@
+"""Tries out an installed Stretto: a tiny model generates with every kernel set of the machine.
+
+python scripts/check_wheel.py               the Stretto that this Python has
+python scripts/check_wheel.py --make        builds a wheel, installs it in a clean environment whose PATH
+                                            holds no compiler, and tries it out there
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "clang++", "cmake", "ninja", "make")
+
+
+def try_out():
+    sys.path.append(str(HERE.parent / "benchmarks"))
+    import stretto
+    from make_model import SHAPES, make
+    from stretto import _native, kernels
+
+    texts = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = make(Path(folder) / "tiny.gguf", SHAPES["tiny"])
+        for name in kernels.available():
+            os.environ[kernels.VARIABLE] = name
+            with stretto.load(path, cells=64, threads=2) as llm:
+                result = llm.generate("Hello, my name is", max_tokens=16, temperature=0, ignore_eos=True)
+            if len(result.tokens) != 16:
+                raise SystemExit(f"{name}: {len(result.tokens)} tokens instead of 16")
+            texts[name] = result.tokens
+    print(f"stretto {stretto.__version__}, {_native.__file__}: 16 tokens with each of {', '.join(texts)}")
+
+
+def make_wheel():
+    """Build a wheel, install it in a clean environment and try it out without any compiler."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder)
+        wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, str(HERE.parent)]
+        subprocess.run(wheel, check=True)
+        (path,) = made.glob("*.whl")
+        venv.create(made / "env", with_pip=True)
+        python = made / "env" / ("Scripts" if os.name == "nt" else "bin") / "python"
+        # No compiler can be found, and none could stand in for a missing binary.
+        bare = {**os.environ, "PATH": str(python.parent), "CC": "/nowhere", "CXX": "/nowhere"}
+        for name in COMPILERS:
+            if shutil.which(name, path=bare["PATH"]):
+                raise SystemExit(f"{name} is on the path of the clean environment")
+        install = [python, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", str(path)]
+        subprocess.run(install, check=True, env=bare)
+        subprocess.run([python, "-I", str(HERE / "check_wheel.py")], check=True, env=bare, cwd=folder)
+        print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB, runs where there is no compiler")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--make", action="store_true", help="build a wheel and try that one out")
+    make_wheel() if parser.parse_args().make else try_out()
