@@ -18,7 +18,7 @@ inline void relax() {
 
 // A pause takes about a hundred cycles on x86-64 and next to none elsewhere.
 #if defined(__x86_64__)
-constexpr int kSpins = 400, kIdleSpins = 20000;
+constexpr int kSpins = 2000, kIdleSpins = 20000;
 #else
 constexpr int kSpins = 4000, kIdleSpins = 20000;
 #endif
