@@ -9,7 +9,12 @@
 #include <new>
 #include <stdexcept>
 
+#if defined(_WIN32)
+#define NOMINMAX
+#include <windows.h>
+#else
 #include <sys/mman.h>
+#endif
 
 #include "rope.h"
 
@@ -20,6 +25,24 @@ namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kChunkBytes = size_t{16} << 20;
 
+// Zeroed pages straight from the system, or null.
+void* take_pages(size_t bytes) {
+#if defined(_WIN32)
+    return VirtualAlloc(nullptr, bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
+#else
+    void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return pages == MAP_FAILED ? nullptr : pages;
+#endif
+}
+
+void give_pages_back(void* pages, [[maybe_unused]] size_t bytes) {
+#if defined(_WIN32)
+    VirtualFree(pages, 0, MEM_RELEASE);
+#else
+    munmap(pages, bytes);
+#endif
+}
+
 }  // namespace
 
 // Large ones are mapped, so that the system gets them back when they are freed.
@@ -29,11 +52,8 @@ Buffer::Buffer(size_t bytes) : bytes_(bytes) {
         if (bytes > SIZE_MAX - 2 * kHugePage) throw std::bad_alloc();
         // One huge page more than asked for, so that the data can begin at a huge page's border.
         mapped_bytes_ = (bytes + kHugePage - 1) / kHugePage * kHugePage + kHugePage;
-        mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (mapped_ == MAP_FAILED) {
-            mapped_ = nullptr;
-            throw std::bad_alloc();
-        }
+        mapped_ = take_pages(mapped_bytes_);
+        if (!mapped_) throw std::bad_alloc();
         const auto address = reinterpret_cast<uintptr_t>(mapped_);
         data_ = static_cast<uint8_t*>(mapped_) + ((address + kHugePage - 1) / kHugePage * kHugePage - address);
 #if defined(__linux__)
@@ -51,7 +71,7 @@ Buffer::Buffer(size_t bytes) : bytes_(bytes) {
 
 Buffer::~Buffer() {
     if (mapped_) {
-        munmap(mapped_, mapped_bytes_);
+        give_pages_back(mapped_, mapped_bytes_);
     } else {
         std::free(allocated_);
     }

@@ -212,7 +212,10 @@ void multiply_all(const Panel<L>& panel, Strip s, size_t n, size_t rows) {
         multiply<L, kTileColumns>(panel, s);
         skip(s.tiles);
     }
-    for (; column < n; skip(1)) multiply_some<L>(panel, s, n - column < kTileColumns ? n - column : kTileColumns, rows);
+    while (column < n) {
+        multiply_some<L>(panel, s, n - column < kTileColumns ? n - column : kTileColumns, rows);
+        skip(1);
+    }
 }
 
 // A part of a panel is unpacked for all columns. With many of them, all panels have their turn before the next
