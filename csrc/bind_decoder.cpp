@@ -190,11 +190,27 @@ Array1<float> copy_of(const std::vector<float>& numbers) {
     return Array1<float>(copy, {numbers.size()}, owner_of(copy));
 }
 
-// (tokens, logits after them, code of the sampler's error or 0)
+// A guide in Python: guide(token, room) -> (tokens that have to follow, does anything come then). It changes the
+// mask, which it holds, in place.
+Guide guide_of(const nb::object& function, size_t n_vocab) {
+    if (function.is_none()) return nullptr;
+    return [function = function.ptr(), n_vocab](int32_t token, size_t room, std::vector<int32_t>& more) {
+        nb::gil_scoped_acquire acquire;
+        const auto [follow, goes_on] =
+            nb::cast<std::pair<std::vector<int32_t>, bool>>(nb::borrow(function)(token, room));
+        if (follow.size() > room) fail("a guide gave more tokens than there is room for");
+        check_range(follow.data(), follow.size(), n_vocab, "what a guide gave");
+        more = follow;
+        return goes_on;
+    };
+}
+
+// (tokens, logits after them, code of the sampler's error or 0, how many of the tokens have been run, draws so far)
 nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, int32_t position, Input1<int32_t> view,
                Input1<int32_t> table, const nb::tuple& sampling, Input1<int32_t> tokens, size_t n_prompt,
                Input1<int32_t> biased, Input1<float> bias, uint64_t seed, uint64_t index, uint64_t draws,
-               std::vector<int32_t> ends, bool last, const std::vector<std::pair<uintptr_t, uintptr_t>>& hooks) {
+               std::vector<int32_t> ends, bool last, const std::vector<std::pair<uintptr_t, uintptr_t>>& hooks,
+               Input1<uint32_t> mask, const nb::object& guide) {
     check_complete(decoder);
     const size_t n_vocab = decoder.config().n_vocab;
     Loop loop;
@@ -238,13 +254,19 @@ nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, in
         if (!function) fail("a hook has no address");
         loop.hooks.push_back(Hook::at(function, state));
     }
+    if (mask.shape(0)) {
+        if (mask.shape(0) < (n_vocab + 31) / 32) fail("the mask must have a bit for each of the logits");
+        loop.history.mask = mask.data();
+    }
+    loop.guide = guide_of(guide, n_vocab);
     std::unique_ptr<float[]> out(new float[n_vocab]());
     {
         nb::gil_scoped_release release;
         run_loop(decoder, loop, out.get());
     }
     float* raw = out.release();
-    return nb::make_tuple(loop.tokens, Array1<float>(raw, {n_vocab}, owner_of(raw)), loop.error);
+    return nb::make_tuple(loop.tokens, Array1<float>(raw, {n_vocab}, owner_of(raw)), loop.error,
+                          loop.n_run, loop.draws);
 }
 
 void copy_cells(Decoder& decoder, Input1<int32_t> source, Input1<int32_t> target) {
@@ -334,7 +356,7 @@ void bind_decoder(nb::module_& m) {
              nb::arg("view").noconvert(), nb::arg("table").noconvert(), nb::arg("sampling"),
              nb::arg("tokens").noconvert(), nb::arg("n_prompt"), nb::arg("biased").noconvert(),
              nb::arg("bias").noconvert(), nb::arg("seed"), nb::arg("index"), nb::arg("draws"), nb::arg("ends"),
-             nb::arg("last"), nb::arg("hooks"))
+             nb::arg("last"), nb::arg("hooks"), nb::arg("mask").noconvert(), nb::arg("guide").none())
         .def("copy_cells", &copy_cells, nb::arg("source").noconvert(), nb::arg("target").noconvert())
         .def("turn_cells", &turn_cells, nb::arg("cells").noconvert(), nb::arg("delta"))
         .def("read_cells", &read_cells, nb::arg("cells").noconvert())

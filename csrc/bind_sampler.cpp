@@ -19,9 +19,9 @@ void check_tokens(const Input1<int32_t>& tokens, size_t n, const char* what) {
     }
 }
 
-int sample_row(Input1<float> logits, double uniform, float temperature, size_t top_k, double top_p, double min_p,
-               float repetition, float presence, float frequency, Input1<int32_t> tokens, size_t n_prompt,
-               Input1<int32_t> biased, Input1<float> bias) {
+int sample_from(const Input1<float>& logits, double uniform, float temperature, size_t top_k, double top_p,
+                double min_p, float repetition, float presence, float frequency, const Input1<int32_t>& tokens,
+                size_t n_prompt, const Input1<int32_t>& biased, const Input1<float>& bias, const uint32_t* mask) {
     const size_t n = logits.shape(0);
     if (n < 1 || n > kMost) fail("logits must have at least one entry");
     if (!(temperature >= 0.0f) || !(top_p > 0.0) || !(min_p >= 0.0) || !(repetition > 0.0f)) {
@@ -45,8 +45,24 @@ int sample_row(Input1<float> logits, double uniform, float temperature, size_t t
     history.biased = biased.data();
     history.bias = bias.data();
     history.n_bias = bias.shape(0);
+    history.mask = mask;
     nb::gil_scoped_release release;
     return sample(logits.data(), n, params, history, uniform);
+}
+
+int sample_row(Input1<float> logits, double uniform, float temperature, size_t top_k, double top_p, double min_p,
+               float repetition, float presence, float frequency, Input1<int32_t> tokens, size_t n_prompt,
+               Input1<int32_t> biased, Input1<float> bias) {
+    return sample_from(logits, uniform, temperature, top_k, top_p, min_p, repetition, presence, frequency, tokens,
+                       n_prompt, biased, bias, nullptr);
+}
+
+int sample_masked(Input1<float> logits, double uniform, float temperature, size_t top_k, double top_p, double min_p,
+                  float repetition, float presence, float frequency, Input1<int32_t> tokens, size_t n_prompt,
+                  Input1<int32_t> biased, Input1<float> bias, Input1<uint32_t> mask) {
+    if (mask.shape(0) < (logits.shape(0) + 31) / 32) fail("the mask must have a bit for each of the logits");
+    return sample_from(logits, uniform, temperature, top_k, top_p, min_p, repetition, presence, frequency, tokens,
+                       n_prompt, biased, bias, mask.data());
 }
 
 void call_hook(uintptr_t function, uintptr_t state, Row logits, Input1<int32_t> tokens) {
@@ -64,6 +80,11 @@ void bind_sampler(nb::module_& m) {
           nb::arg("frequency"), nb::arg("tokens").noconvert(), nb::arg("n_prompt"), nb::arg("biased").noconvert(),
           nb::arg("bias").noconvert(),
           "A token drawn from a row, or -1 (NaN), -2 (everything excluded), -3 (infinity).");
+    m.def("sample_masked", &sample_masked, nb::arg("logits").noconvert(), nb::arg("uniform"), nb::arg("temperature"),
+          nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"), nb::arg("repetition"), nb::arg("presence"),
+          nb::arg("frequency"), nb::arg("tokens").noconvert(), nb::arg("n_prompt"), nb::arg("biased").noconvert(),
+          nb::arg("bias").noconvert(), nb::arg("mask").noconvert(),
+          "As `sample`, of the tokens whose bits in the mask are set.");
     m.def("call_hook", &call_hook, nb::arg("function"), nb::arg("state"), nb::arg("logits").noconvert(),
           nb::arg("tokens").noconvert(), "Call a native hook by its address, without the GIL.");
 }

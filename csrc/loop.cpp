@@ -39,18 +39,16 @@ void run_loop(Decoder& decoder, Loop& loop, float* out) {
     std::vector<int32_t> history(loop.history.tokens, loop.history.tokens + loop.history.n);
     const size_t n_vocab = decoder.config().n_vocab;
     const float* logits = loop.logits;
-    const int32_t view_of = 0;
     Input input;
-    input.n = 1;
     input.views = {loop.view};
-    input.view_of = &view_of;
     input.table = loop.table;
-    input.wanted = {0};
     if (!loop.hooks.empty()) {  // they change the row, and this one is not ours
         std::copy(logits, logits + n_vocab, out);
         logits = out;
     }
-    for (size_t i = 0; i < loop.most; ++i) {
+    std::vector<int32_t> more, positions, lengths, view_of;  // of the tokens of one pass
+    loop.tokens.reserve(loop.most);
+    while (loop.tokens.size() < loop.most) {
         SamplerHistory past = loop.history;
         past.tokens = history.data();
         past.n = history.size();
@@ -62,17 +60,34 @@ void run_loop(Decoder& decoder, Loop& loop, float* out) {
             loop.error = token;
             return;
         }
+        const size_t first = loop.tokens.size();
         loop.tokens.push_back(token);
         if (std::find(loop.ends.begin(), loop.ends.end(), token) != loop.ends.end()) return;
-        if (loop.last && i + 1 == loop.most) return;
-        history.push_back(token);
-        const int32_t position = loop.position + static_cast<int32_t>(i);
-        const int32_t length = static_cast<int32_t>(loop.length + i + 1);
-        input.tokens = &loop.tokens.back();
-        input.positions = &position;
-        input.cells = loop.cells + i;
-        input.lengths = &length;
+        if (loop.guide) {
+            more.clear();
+            const bool goes_on = loop.guide(token, loop.most - loop.tokens.size(), more);
+            loop.tokens.insert(loop.tokens.end(), more.begin(), more.end());
+            if (!goes_on) return;
+        }
+        if (loop.last && loop.tokens.size() == loop.most) return;
+        const size_t n = loop.tokens.size() - first;
+        history.insert(history.end(), loop.tokens.begin() + static_cast<std::ptrdiff_t>(first), loop.tokens.end());
+        positions.resize(n);
+        lengths.resize(n);
+        view_of.assign(n, 0);
+        for (size_t i = 0; i < n; ++i) {
+            positions[i] = loop.position + static_cast<int32_t>(first + i);
+            lengths[i] = static_cast<int32_t>(loop.length + first + i + 1);
+        }
+        input.n = n;
+        input.wanted = {n - 1};
+        input.view_of = view_of.data();
+        input.tokens = loop.tokens.data() + first;
+        input.positions = positions.data();
+        input.cells = loop.cells + first;
+        input.lengths = lengths.data();
         decoder.forward(input, out, false);
+        loop.n_run = loop.tokens.size();
         logits = out;
     }
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "decoder.h"
@@ -12,6 +13,10 @@ namespace stretto {
 
 // Number `draw` (from 0) of a request's random stream: NumPy's Philox with the key (seed, index).
 double uniform(uint64_t seed, uint64_t index, uint64_t draw);
+
+// What follows a sampled token: puts at most `room` tokens that have to come next into `more`, readies the mask
+// for the one after them, and says whether anything comes then.
+using Guide = std::function<bool(int32_t token, size_t room, std::vector<int32_t>& more)>;
 
 struct Loop {
     const float* logits;            // of the last token so far
@@ -27,8 +32,10 @@ struct Loop {
     std::vector<int32_t> ends;      // tokens that end it
     bool last;                      // nothing comes after these tokens, so the last one need not be run
     std::vector<Hook> hooks;        // run in order before each token; they need the whole history
+    Guide guide;                    // asked after each token, if there is one; history.mask is its to change
 
-    std::vector<int32_t> tokens;    // what was sampled, an end token included
+    std::vector<int32_t> tokens;    // what was sampled or had to follow, an end token included
+    size_t n_run = 0;               // how many of them have been run
     int error = 0;                  // a code of the sampler
 };
 

@@ -20,6 +20,23 @@ struct Candidate {
     double weight;
 };
 
+// A copy of the row in which tokens that may not come have −inf; whole words of the mask are copied at once.
+void copy_allowed(const float* row, size_t n, const uint32_t* mask, std::vector<float>& out) {
+    out.resize(n);
+    for (size_t i = 0; i < n; i += 32) {
+        const uint32_t word = mask[i / 32];
+        const size_t end = std::min(n, i + 32);
+        if (word == 0) {
+            std::fill(out.begin() + static_cast<std::ptrdiff_t>(i), out.begin() + static_cast<std::ptrdiff_t>(end),
+                      kMinusInfinity);
+        } else if (word == ~uint32_t{0}) {
+            std::copy(row + i, row + end, out.begin() + static_cast<std::ptrdiff_t>(i));
+        } else {
+            for (size_t j = i; j < end; ++j) out[j] = word >> (j - i) & 1 ? row[j] : kMinusInfinity;
+        }
+    }
+}
+
 // Penalties and bias on a copy of the row.
 void adjust(std::vector<float>& row, const SamplerParams& params, const SamplerHistory& history) {
     if (params.repetition != 1.0f) {
@@ -106,10 +123,14 @@ void top_p(std::vector<Candidate>& all, double p) {
 
 int sample(const float* logits, size_t n, const SamplerParams& params, const SamplerHistory& history,
            double uniform) {
-    std::vector<float> changed;
+    static thread_local std::vector<float> changed;  // its memory is used again
     const bool penalized = params.repetition != 1.0f || params.presence != 0.0f || params.frequency != 0.0f;
-    if (penalized || history.n_bias) {
-        changed.assign(logits, logits + n);
+    if (penalized || history.n_bias || history.mask) {
+        if (history.mask) {
+            copy_allowed(logits, n, history.mask, changed);
+        } else {
+            changed.assign(logits, logits + n);
+        }
         adjust(changed, params, history);
         logits = changed.data();
     }

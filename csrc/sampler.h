@@ -24,6 +24,7 @@ struct SamplerHistory {
     const int32_t* biased = nullptr;
     const float* bias = nullptr;
     size_t n_bias = 0;
+    const uint32_t* mask = nullptr;  // a bit for each token, set where it may come; null: all may
 };
 
 // What is wrong with a row.

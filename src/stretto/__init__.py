@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from stretto.llm import LLM, load
     from stretto.sampling import SamplingParams, sample
     from stretto.sampling.hooks import NativeHook
+    from stretto.structured import Grammar, Guide
 
     __version__: str
 
@@ -57,6 +58,7 @@ _HOMES = {
     "stretto.llm": ("LLM", "load"),
     "stretto.sampling": ("SamplingParams", "sample"),
     "stretto.sampling.hooks": ("NativeHook",),
+    "stretto.structured": ("Grammar", "Guide"),
 }
 _MODULES = ("hooks", "parallel")
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -68,6 +70,8 @@ __all__ = [
     "Cancelled",
     "ContextOverflow",
     "DraftModel",
+    "Grammar",
+    "Guide",
     "InvalidRequest",
     "Limits",
     "ModelError",

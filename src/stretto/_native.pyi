@@ -1,5 +1,6 @@
 """Types of the native core; the code is in csrc/."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,22 @@ def sample(
     n_prompt: int,
     biased: NDArray[np.int32],
     bias: NDArray[np.float32],
+) -> int: ...
+def sample_masked(
+    logits: NDArray[np.float32],
+    uniform: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition: float,
+    presence: float,
+    frequency: float,
+    tokens: NDArray[np.int32],
+    n_prompt: int,
+    biased: NDArray[np.int32],
+    bias: NDArray[np.float32],
+    mask: NDArray[np.uint32],
 ) -> int: ...
 def call_hook(function: int, state: int, logits: NDArray[np.float32], tokens: NDArray[np.int32]) -> None: ...
 def uniform(seed: int, index: int, draw: int) -> float: ...
@@ -93,7 +110,9 @@ class Decoder:
         ends: list[int],
         last: bool,
         hooks: list[tuple[int, int]],
-    ) -> tuple[list[int], NDArray[np.float32], int]: ...
+        mask: NDArray[np.uint32],
+        guide: Callable[[int, int], tuple[list[int], bool]] | None,
+    ) -> tuple[list[int], NDArray[np.float32], int, int, int]: ...
     def copy_cells(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None: ...
     def turn_cells(self, cells: NDArray[np.int32], delta: int) -> None: ...
     def read_cells(self, cells: NDArray[np.int32]) -> NDArray[np.uint8]: ...

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stretto.backends.base import Backend, Batch
 from stretto.engine import Engine, Limits, Request, Result, Sequence, Step
 from stretto.engine.branch import Branches, branching
-from stretto.engine.drafted import new_request
+from stretto.engine.kinds import new_request
 from stretto.engine.metrics import Metrics
 from stretto.engine.params import RequestParams, request_params, sampling_params
 from stretto.engine.parked import ParkedSequences
@@ -28,6 +28,7 @@ from stretto.parallel import ParallelRun, ParallelStream, ParallelText, parallel
 from stretto.router import open_model
 from stretto.sampling.rng import RandomStream
 from stretto.sampling.transforms import log_softmax
+from stretto.structured import Grammar, Guide, as_grammar
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 
@@ -295,6 +296,14 @@ class LLM:
         """A sequence in your own hands: logits, sample, step, append, fork, truncate, remove."""
         return Sequence(self._engine, self._ids(prompt), RandomStream(seed))
 
+    def guide(self, grammar: Grammar | Mapping[str, Any]) -> Guide:
+        """A guide through a grammar for a loop of your own: what may come next, and what has to.
+
+        >>> guide = llm.guide(stretto.Grammar.choices(["yes", "no"]))
+        >>> seq.sample(logits=guide.masked(seq.logits))
+        """
+        return self._engine.grammars.compile(as_grammar(grammar)).guide()
+
     def restore(self, path: str | os.PathLike[str]) -> Sequence:
         """The sequence that `seq.save` wrote: the same tokens, K and V, and random numbers to come.
 
@@ -382,6 +391,8 @@ class LLM:
     def _branches(self, prompt: Prompt, options: Mapping[str, Any]) -> Branches:
         how, rest = branching(options)
         params = self._params(rest)
+        if how.beams is not None and params.grammar is not None:
+            raise Unsupported("a beam search has no grammar; sample with n or best_of instead")
         if how.best_of is not None:
             if params.fused:
                 raise InvalidRequest("loop='fused' gives no log-probabilities, which best_of needs")
@@ -392,6 +403,8 @@ class LLM:
         params = request_params(options, self.spec.n_vocab)
         if params.fused:
             self.backend.capabilities.require("fused", self.backend.name)
+        if isinstance(params.grammar, Grammar):
+            params = replace(params, grammar=self._engine.grammars.compile(params.grammar))
         return params
 
     def _run(self, several: list[Branches]) -> list[Result | list[Result]]:

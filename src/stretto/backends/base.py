@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -15,11 +16,16 @@ from stretto.sampling.hooks import NativeHook
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
 
-__all__ = ["Backend", "Batch", "Capabilities", "Decoding", "FusedRun"]
+__all__ = ["Backend", "Batch", "Capabilities", "Decoding", "Follow", "FusedRun", "Mask"]
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
+Mask = NDArray[np.uint32]
+
+# Gets a sampled token and how many more there is room for; returns those that have to follow, and whether
+# anything comes then.
+Follow = Callable[[int, int], tuple[list[int], bool]]
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,9 @@ class FusedRun:
     ends: list[int]  # tokens that end it
     last: bool  # nothing comes after these tokens
     hooks: tuple[NativeHook, ...] = ()  # called before each token
+    mask: Mask | None = None  # uint32[n_vocab / 32]: the tokens that may come, a bit each; None: all
+    follow: Follow | None = None  # called after each token; changes `mask` in place
+    n_run: int = 0  # the loop's answer: how many of its tokens have K and V in their cells
 
 
 class Backend(Protocol):

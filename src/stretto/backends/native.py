@@ -26,6 +26,7 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
 
+NO_MASK = np.empty(0, np.uint32)
 PANEL = 16  # rows that are packed together
 PIECE = 8 << 20  # bytes of a matrix that are packed at a time
 
@@ -107,7 +108,7 @@ class NativeBackend:
     def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
         """Several tokens of one sequence in native code."""
         biased, bias = bias_arrays(run.params, self.spec.n_vocab)
-        tokens, logits, error = self._open.loop(
+        tokens, logits, error, run.n_run, draws = self._open.loop(
             run.logits,
             run.cells,
             run.position,
@@ -124,9 +125,10 @@ class NativeBackend:
             run.ends,
             run.last,
             [hook.addresses for hook in run.hooks],
+            NO_MASK if run.mask is None else run.mask,
+            run.follow,
         )
-        if run.params.temperature != 0:
-            run.random.skip(len(tokens) + (1 if error else 0))
+        run.random.skip(draws - run.random.draws)
         if error:
             raise InvalidRequest(WRONG[error])
         return tokens, logits

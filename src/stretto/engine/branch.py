@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stretto.engine.drafted import new_request
+from stretto.engine.kinds import new_request
 from stretto.engine.params import RequestParams
 from stretto.engine.request import Request
 from stretto.engine.sequence import Sequence

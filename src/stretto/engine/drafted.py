@@ -152,11 +152,3 @@ class DraftedRequest(Request):
         """End it with an exception."""
         super().fail(error)
         self._guesser.close()
-
-
-def new_request(
-    engine: Engine, prompt: list[int], params: RequestParams, index: int = 0, seed: int | None = None
-) -> Request:
-    """A request of the kind that its options ask for."""
-    kind = Request if params.draft is None else DraftedRequest
-    return kind(engine, prompt, params, index, seed)

@@ -28,6 +28,7 @@ from stretto.engine.scheduler import Limits, Scheduler
 from stretto.engine.sequence import Sequence
 from stretto.engine.worker import Worker
 from stretto.errors import CacheFull, InvalidRequest
+from stretto.structured import Compiler
 from stretto.text.tokenizer import Tokenizer
 
 Floats = NDArray[np.float32]
@@ -62,6 +63,7 @@ class Engine:
         self.closed = False
         self._ids = count(FIRST_ID)
         self.metrics = Metrics()
+        self.grammars = Compiler(tokenizer, self.spec.n_vocab)
         self.worker = Worker(self)  # for callers who cannot step
         self._n_steps = self._n_waiting = 0
         self._depth = 0  # steps we are in: a hook or callback may step too

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from stretto.drafts import Drafter, PromptLookup
 from stretto.engine.types import Token
-from stretto.errors import InvalidRequest, Unsupported
+from stretto.errors import InvalidRequest
 from stretto.sampling.hooks import NativeHook
 from stretto.sampling.params import SamplingParams, check_integer, check_number
+from stretto.structured import Compiled, Grammar, as_grammar
 
 Hook = Callable[[NDArray[np.float32], list[int]], None]
 Callback = Callable[[Token], Any]
@@ -49,7 +50,7 @@ class Options(SamplingOptions, total=False):
     timeout: float | None
     logprobs: int
     hooks: Iterable[Hook]
-    grammar: Any
+    grammar: Grammar | Mapping[str, Any] | None
     callback: Callback | None
     loop: Literal["auto", "python", "fused"]
     priority: int
@@ -74,6 +75,8 @@ class RequestParams:
     - `logprobs`: 0 for none, n for each token's own log-probability and the n best
     - `hooks`: functions that get (logits, tokens) before each token and may change logits in place
       (docs/control.md)
+    - `grammar`: what the text has to look like: a JSON schema, or made by `stretto.Grammar`
+      (docs/structured.md); the engine wants it compiled
     - `callback`: gets each `Token`; returning False ends the generation
     - `fused`: several tokens at a time in native code, the same ones (`loop="fused"`)
     - `priority`: requests with a higher one go first in the queue
@@ -94,6 +97,7 @@ class RequestParams:
     timeout: float | None = None
     logprobs: int = 0
     hooks: tuple[Hook, ...] = ()
+    grammar: Grammar | Compiled | None = None
     callback: Callback | None = None
     fused: bool = False
     priority: int = 0
@@ -134,8 +138,10 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     _known(options, NAMES)
     rest = dict(options)
     sampling = SamplingParams(**{name: rest.pop(name) for name in SAMPLING_NAMES if name in rest})
-    if rest.pop("grammar", None) is not None:
-        raise Unsupported("grammar is not supported yet; use hooks to constrain tokens")
+    if rest.get("grammar") is not None:
+        rest["grammar"] = as_grammar(rest["grammar"])
+        if rest.get("ignore_eos"):
+            raise InvalidRequest("ignore_eos beside a grammar: the end token says that a text is complete")
     loop = rest.pop("loop", "auto")
     if loop not in ("auto", "python", "fused"):
         raise InvalidRequest(f"loop must be 'auto', 'python' or 'fused', not {loop!r}")
@@ -197,6 +203,8 @@ def _drafter(options: Mapping[str, Any]) -> Drafter | None:
         raise InvalidRequest("loop='fused' checks no guesses; leave loop away with draft")
     if options["hooks"]:
         raise InvalidRequest("hooks see one token at a time and draft computes several; use one of them")
+    if options.get("grammar") is not None:
+        raise InvalidRequest("a grammar already skips what is certain, and checks no guesses; leave draft away")
     return draft
 
 

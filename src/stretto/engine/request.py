@@ -35,6 +35,7 @@ class Request:
 
     can_wait = True  # its cells can be given up, and be computed again from its tokens
     sequence_type = Sequence
+    complete = False  # with the token at hand its grammar allows no more
 
     def __init__(
         self,
@@ -240,6 +241,8 @@ class Request:
                 stop(self.text + text) for stop in self.params.stop_functions
             ):
                 reason, why = "stop", "stop function"
+            elif self.complete:
+                reason, why = "stop", "grammar"
             elif len(self.tokens) >= self._enough and self._exhausted():
                 reason = "length"
             else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stretto.backends.base import Batch, FusedRun
+from stretto.backends.base import Batch, Follow, FusedRun, Mask
 from stretto.engine import editing, saving
 from stretto.engine.params import sampling_params
 from stretto.engine.types import Step
@@ -342,6 +342,8 @@ class Sequence:
         ends: Iterable[int],
         last: bool,
         hooks: tuple[NativeHook, ...] = (),
+        mask: Mask | None = None,
+        follow: Follow | None = None,
     ) -> list[int]:
         """Sample up to `n` tokens in the backend's own loop. `adopt` those that count, then `settle`."""
         row, cells, start = self.logits, self._engine.cells, self.position
@@ -360,6 +362,8 @@ class Sequence:
             ends=list(ends),
             last=last,
             hooks=hooks,
+            mask=mask,
+            follow=follow,
         )
         try:
             tokens, self._ahead = self._engine.backend.loop(run)
@@ -367,7 +371,13 @@ class Sequence:
             cells.remove(self.id, start)
             raise
         cells.rename(self.id, placed[: len(tokens)], tokens)
+        if follow is not None and run.n_run < len(tokens):  # the last ones have not been run, and need not be
+            cells.remove(self.id, start + run.n_run)
         return tokens
+
+    def retract(self, n: int) -> None:
+        """Take its last `n` tokens back and leave their cells: `adopt` them again as `placed`."""
+        del self._tokens[len(self._tokens) - n :]
 
     def adopt(self, token: int, placed: bool = False) -> None:
         """Append a sampled token, which needs no check; if `placed`, `run_ahead` has filled its cell."""

@@ -87,6 +87,23 @@ def choose(logits: Row, params: SamplingParams, tokens: Sequence[int], n_prompt:
     return token
 
 
+def choose_masked(
+    logits: Row,
+    params: SamplingParams,
+    tokens: Sequence[int],
+    n_prompt: int,
+    uniform: float,
+    mask: NDArray[np.uint32],
+) -> int:
+    """As `choose`, of the tokens whose bits in `mask` are set: uint32[n_vocab / 32], the lowest bit first."""
+    biased, bias = bias_arrays(params, len(logits))
+    past = history(params, tokens)
+    token = _native.sample_masked(logits, uniform, *params.numbers, past, n_prompt, biased, bias, mask)
+    if token < 0:
+        raise InvalidRequest(WRONG[token])
+    return token
+
+
 def history(params: SamplingParams, tokens: Sequence[int]) -> NDArray[np.int32]:
     """The tokens so far, if any penalty asks for them."""
     return np.asarray(tokens, np.int32) if params.penalizes else NO_TOKENS

@@ -22,31 +22,35 @@ class Detokenizer:
         print(detokenizer.flush())
     """
 
-    def __init__(self, tokenizer: Tokenizer, special: bool = False, after: int | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, special: bool = False, after: int | None = None, exact: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
+        self._exact = exact
         self._special = special
         self._after = after
         self._decoder = _utf8("replace")
-        self._fresh = tokenizer.starts_fragment(after)
+        self._fresh = not exact and tokenizer.starts_fragment(after)
 
     def push(self, token: int | bytes) -> str:
         """The text that this token, or these bytes, complete; often a word, sometimes nothing yet."""
         if isinstance(token, (bytes, bytearray)):
             self._fresh = False
             return self._decoder.decode(token)
-        piece, self._fresh = self._tokenizer.next_piece(token, self._special, self._fresh)
+        piece, fresh = self._tokenizer.next_piece(token, self._special, self._fresh)
+        self._fresh = fresh and not self._exact
         return self._decoder.decode(piece)
 
     def flush(self) -> str:
         """What is left: U+FFFD for a character that was never finished. Begins anew afterwards."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
-        self._fresh = self._tokenizer.starts_fragment(self._after)
+        self._fresh = not self._exact and self._tokenizer.starts_fragment(self._after)
         return rest
 
     def fork(self) -> Detokenizer:
         """Another one that goes on from here by itself."""
-        twin = Detokenizer(self._tokenizer, self._special, self._after)
+        twin = Detokenizer(self._tokenizer, self._special, self._after, self._exact)
         twin.state = self.state
         return twin
 

@@ -83,16 +83,28 @@ class Tokenizer(ABC):
             ids.append(self.eos_id)
         return ids
 
+    def encode_inside(self, text: str) -> list[int]:
+        """The ids of a text that stands in the middle of another: no BOS, no space in front."""
+        _check_text(text)
+        ids: list[int] = []
+        for part in self._match_always.split(text):
+            ids += [part] if isinstance(part, int) else self._encode_plain(part)
+        return ids
+
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of `ids`; control tokens show if `special=True`, bytes that are no text as U+FFFD."""
         return b"".join(self.pieces(ids, special)).decode("utf-8", "replace")
 
-    def detokenizer(self, special: bool = False, after: int | None = None) -> Detokenizer:
+    def detokenizer(
+        self, special: bool = False, after: int | None = None, exact: bool = False
+    ) -> Detokenizer:
         """Decodes token by token. `after` is the token before the first one, where a text is continued.
+
+        With `exact` every token gives its own bytes, and no space is taken away where a fragment begins.
 
         detokenizer = tokenizer.detokenizer(after=prompt[-1])
         """
-        return Detokenizer(self, special, after)
+        return Detokenizer(self, special, after, exact)
 
     def same_as(self, other: Tokenizer) -> bool:
         """Whether each id stands for the same bytes in both, and the same ids end a text."""
@@ -105,6 +117,15 @@ class Tokenizer(ABC):
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token stands for; none for control tokens."""
         return self._bytes[self._check_id(token)]
+
+    def all_bytes(self) -> list[bytes]:
+        """The bytes of every token; control tokens are spelled out."""
+        kinds = self.vocabulary.types.tolist()
+        normal, spell = int(TokenType.NORMAL), self._plain_bytes
+        return [
+            spell(text) if kind == normal else self._bytes_special[token]
+            for token, (text, kind) in enumerate(zip(self.vocabulary.tokens, kinds, strict=True))
+        ]
 
     def piece(self, token: int) -> str:
         """The token as the vocabulary spells it, for display."""

@@ -1,0 +1,15 @@
+"""Texts that fit a grammar: JSON schemas, regular expressions, Lark grammars, lists of choices.
+
+    grammar.py    what a text has to look like: a value, compared by content
+    checks.py     what is refused before anything is compiled, and where in a schema it stands
+    compiler.py   grammars become matchers, in a worker with limits, and are kept
+    guide.py      where one text stands in its grammar: what may come next, what has to
+
+The parsing is done by the `llguidance` library.
+"""
+
+from stretto.structured.compiler import Compiled, Compiler
+from stretto.structured.grammar import Grammar, as_grammar
+from stretto.structured.guide import Guide
+
+__all__ = ["Compiled", "Compiler", "Grammar", "Guide", "as_grammar"]

@@ -1,0 +1,128 @@
+"""What is refused before anything is compiled.
+
+The compiler recurses along a grammar and cannot be interrupted, so what it gets is bounded first: in size,
+which bounds how far definitions can refer to each other, and in how deep brackets stand in brackets.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stretto.errors import InvalidRequest
+
+MAX_TEXT = 256 << 10  # characters of a grammar
+MAX_DEPTH = 100  # of brackets in a JSON schema
+OPTIONS_KEY = "x-guidance"  # settings of the library, hidden in a schema
+
+_TEMPERATURE = re.compile(r"^[ \t]*[?!]?[\w-]+(\.\d+)?[ \t]*\[[^\]]*\btemperature\b", re.MULTILINE)
+
+
+def check_size(text: str, name: str) -> None:
+    """Refuse a grammar that is too long, or no text."""
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{name} must be a text, not {text!r:.100}")
+    if not text:
+        raise InvalidRequest(f"{name} is empty")
+    if len(text) > MAX_TEXT:
+        raise InvalidRequest(f"{name} has {len(text)} characters; a grammar may have {MAX_TEXT}")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"{name} has a lone surrogate at character {error.start}") from None
+
+
+def check_regex(pattern: str, name: str) -> None:
+    """Refuse what is no regular expression of a bearable size; the compiler judges the rest."""
+    check_size(pattern, name)
+
+
+def check_lark(text: str) -> None:
+    """Refuse what is no grammar of a bearable size, and what would be ignored in it."""
+    check_size(text, "a Lark grammar")
+    if _TEMPERATURE.search(text):
+        raise InvalidRequest(
+            "a Lark grammar asks for a temperature of its own, which is not supported; "
+            "use the option temperature"
+        )
+
+
+def check_schema(schema: Any) -> str:
+    """The text of a schema; refuses what is none, is too large or too deep, or leads elsewhere."""
+    if isinstance(schema, str):
+        check_size(schema, "the JSON schema")
+        try:
+            schema = json.loads(schema)
+        except RecursionError:
+            raise InvalidRequest(_too_deep("")) from None
+        except ValueError as error:
+            raise InvalidRequest(f"the JSON schema is no JSON: {error}") from None
+    if not isinstance(schema, (Mapping, bool)):
+        raise InvalidRequest(f"a JSON schema must be a dict, True or False, not {schema!r:.100}")
+    if schema is False:
+        raise InvalidRequest("the JSON schema is false: nothing fits it")
+    for path, value in walk(schema):
+        if isinstance(value, Mapping):
+            _check_mapping(path, value)
+    try:
+        text = json.dumps(schema, allow_nan=False, ensure_ascii=False, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"the JSON schema cannot be written as JSON: {error}") from None
+    check_size(text, "the JSON schema")
+    return text
+
+
+def walk(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Every value in a schema with its path, `#/properties/name`; without recursion, and never too deep."""
+    stack: list[tuple[str, Any, int]] = [("#", schema, 1)]
+    n = 0
+    while stack:
+        path, value, depth = stack.pop()
+        n += 1
+        if depth > MAX_DEPTH:
+            raise InvalidRequest(_too_deep(path))
+        if n > MAX_TEXT:
+            raise InvalidRequest(f"the JSON schema has more than {MAX_TEXT} values")
+        yield path, value
+        if isinstance(value, Mapping):
+            stack += [(f"{path}/{_escaped(key)}", item, depth + 1) for key, item in value.items()]
+        elif isinstance(value, (list, tuple)):
+            stack += [(f"{path}/{i}", item, depth + 1) for i, item in enumerate(value)]
+
+
+def find_key(schema: str, key: str) -> str | None:
+    """Where in the text of a schema a keyword stands, the first place if there are several."""
+    places = [path for path, value in walk(json.loads(schema)) if isinstance(value, dict) and key in value]
+    return f"{min(places, key=len)}/{_escaped(key)}" if places else None
+
+
+def _check_mapping(path: str, value: Mapping[Any, Any]) -> None:
+    for key in value:
+        if not isinstance(key, str):
+            raise InvalidRequest(f"the JSON schema has {key!r} as a key at {path}; keys are texts")
+    reference = value.get("$ref")
+    if isinstance(reference, str) and not reference.startswith("#"):
+        raise InvalidRequest(
+            f"the JSON schema refers to {reference!r:.100} at {path}/$ref; nothing is fetched, so put it "
+            "into $defs and refer to #/$defs/..."
+        )
+    if path == "#" and OPTIONS_KEY in value:
+        raise InvalidRequest(f"{OPTIONS_KEY} in a schema is not supported; use the options of Grammar.json")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{value!r:.100} is no JSON value")
+
+
+def _escaped(key: Any) -> str:
+    return str(key).replace("~", "~0").replace("/", "~1")
+
+
+def _too_deep(path: str) -> str:
+    where = f" at {path[:60]}..." if path else ""
+    return f"the JSON schema is nested deeper than {MAX_DEPTH} brackets{where}; use $defs and $ref"

@@ -1,0 +1,223 @@
+"""Grammars become matchers: in a worker with limits, once for each content.
+
+The worker is a thread with a large stack, since the compiler recurses along chains of definitions (a chain as
+long as `checks.MAX_TEXT` allows fits in). It works without the GIL. What takes too long is given up: its
+thread goes on until the compiler's own limits end it, and a few of those at a time are all there can be.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from stretto.errors import InvalidRequest
+from stretto.structured.checks import find_key
+from stretto.structured.grammar import Grammar, choice_pattern
+from stretto.structured.guide import Guide, brief
+from stretto.text.tokenizer import Tokenizer
+from stretto.text.vocabulary import TokenType
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_SECONDS = 10.0  # for a grammar; most take milliseconds
+MAX_KEPT = 64  # grammars
+MAX_GIVEN_UP = 2  # workers that still run
+STACK = 256 << 20  # bytes of address space; memory is taken as it is used
+
+# How much work the matcher may do, in its own units. A step costs at most some 20 ms by them.
+LIMITS: dict[str, Any] = {
+    "max_lexer_states": 50_000,  # about 1.5 kB each
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+
+Value = TypeVar("Value")
+
+
+class Compiled:
+    """A grammar ready for one vocabulary; `guide()` begins a text."""
+
+    def __init__(self, grammar: Grammar, guide: Guide) -> None:
+        self.grammar = grammar
+        self._start = guide
+        self._lock = threading.Lock()
+
+    def guide(self) -> Guide:
+        """A guide at the beginning."""
+        with self._lock:
+            return self._start.fork()
+
+    def __repr__(self) -> str:
+        return f"<compiled {self.grammar!r}>"
+
+
+class Compiler:
+    """Compiles grammars for one tokenizer, and keeps those used last. Threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer, n_vocab: int) -> None:
+        self._tokenizer = tokenizer
+        self._n_vocab = n_vocab  # of the logits
+        self._matched: LLTokenizer | None = None  # the vocabulary as the library wants it
+        self._kept: OrderedDict[Grammar, Compiled] = OrderedDict()
+        self._lock = threading.Lock()
+        self._worker = Worker()
+
+    def compile(self, grammar: Grammar) -> Compiled:
+        """The grammar ready to use; `InvalidRequest` says what is wrong with it."""
+        with self._lock:
+            if found := self._kept.get(grammar):
+                self._kept.move_to_end(grammar)
+                return found
+        tokenizer = self._vocabulary()
+        guide = self._worker.run(lambda: self._compile(grammar, tokenizer), MAX_SECONDS)
+        compiled = Compiled(grammar, guide)
+        with self._lock:
+            self._kept[grammar] = compiled
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return compiled
+
+    def _vocabulary(self) -> LLTokenizer:
+        with self._lock:
+            if self._matched is None:
+                self._matched = wrap(self._tokenizer)
+            return self._matched
+
+    def _compile(self, grammar: Grammar, tokenizer: LLTokenizer) -> Guide:
+        import llguidance
+
+        limits = llguidance.LLParserLimits(**LIMITS)
+        matcher: LLMatcher = llguidance.LLMatcher(tokenizer, _source(grammar), log_level=0, limits=limits)
+        if matcher.is_error():
+            raise InvalidRequest(_wrong(grammar, brief(matcher.get_error())))
+        guide = Guide(matcher, self._n_vocab, tokenizer.vocab_size, self._tokenizer.end_ids)
+        # The first step is taken here: what cannot even begin is found out, and the rest starts warm.
+        first = guide.fork()
+        try:
+            first.begin()
+            if first.done or len(first.allowed()):
+                return guide
+            reason = "no text fits it"
+        except InvalidRequest as error:
+            reason = str(error)
+        if "NoExtension" in reason:
+            reason = "no text fits it"
+        raise InvalidRequest(_wrong(grammar, reason))
+
+
+class Worker:
+    """Runs pieces of work in threads of their own, each for a limited time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given_up: list[threading.Thread] = []
+
+    def run(self, work: Callable[[], Value], seconds: float) -> Value:
+        """The result of `work`, or its exception; `InvalidRequest` if it takes longer than `seconds`."""
+        outcome: list[tuple[Value | None, BaseException | None]] = []
+
+        def task() -> None:
+            try:
+                outcome.append((work(), None))
+            except BaseException as error:
+                outcome.append((None, error))
+
+        with self._lock:
+            self._given_up = [thread for thread in self._given_up if thread.is_alive()]
+            if len(self._given_up) >= MAX_GIVEN_UP:
+                raise InvalidRequest(
+                    f"{MAX_GIVEN_UP} grammars that took too long are still being compiled; try again later"
+                )
+            thread = threading.Thread(target=task, name="stretto-grammar", daemon=True)
+            before = threading.stack_size(STACK)
+            try:
+                thread.start()
+            finally:
+                threading.stack_size(before)
+        thread.join(seconds)
+        if not outcome:
+            with self._lock:
+                self._given_up.append(thread)
+            raise InvalidRequest(f"the grammar takes longer than {seconds:g} s to compile; simplify it")
+        value, error = outcome[0]
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]
+
+
+def wrap(tokenizer: Tokenizer) -> LLTokenizer:
+    """A tokenizer as the library wants it. Control tokens match nothing but their own names."""
+    import llguidance
+
+    vocabulary = _Vocabulary(tokenizer)
+    matched = llguidance.LLTokenizer(vocabulary, eos_token=vocabulary.ends)  # type: ignore[arg-type]
+    vocabulary.greedy = matched.greedy_tokenize
+    return matched
+
+
+class _Vocabulary:
+    """What the library asks of a tokenizer."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id: int | None = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        kinds = tokenizer.vocabulary.types
+        special = np.isin(kinds, (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.UNUSED))
+        self.tokens = tokenizer.all_bytes()
+        self.special_token_ids = np.flatnonzero(special).tolist()
+        self.ends = sorted(tokenizer.end_ids)
+        if not self.ends:  # one that is never sampled
+            self.ends = [len(self.tokens)]
+            self.special_token_ids += self.ends
+            self.tokens.append(b"<end>")
+        self.eos_token_id = self.ends[0] if tokenizer.eos_id is None else tokenizer.eos_id
+        self.greedy: Callable[[str], list[int]] | None = None
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        """The ids of forced text. An exception here would end the library's thread."""
+        try:
+            return self._tokenizer.encode_inside(text)
+        except Exception:  # the vocabulary cannot express it as text, but perhaps by bytes
+            return self.greedy(text) if self.greedy else []
+
+
+def _source(grammar: Grammar) -> str:
+    """The grammar in the library's own format."""
+    from llguidance import LLMatcher
+
+    if grammar.kind == "json":
+        # The options go into the text of the schema by hand: it stays as it is, also where numbers are long.
+        return f'{{"grammars": [{{"json_schema": {_with_options(grammar)}}}]}}'
+    if grammar.kind == "lark":
+        return LLMatcher.grammar_from_lark(grammar.text)
+    pattern = grammar.text if grammar.kind == "regex" else choice_pattern(grammar.text)
+    return LLMatcher.grammar_from_regex(pattern)
+
+
+def _with_options(grammar: Grammar) -> str:
+    if grammar.text == "true":
+        return f'{{"x-guidance": {grammar.options}}}'
+    rest = grammar.text.removeprefix("{").lstrip()
+    comma = "" if rest == "}" else ", "
+    return f'{{"x-guidance": {grammar.options}{comma}{rest}'
+
+
+def _wrong(grammar: Grammar, reason: str) -> str:
+    """A message that names the place in a schema where it is known."""
+    if grammar.kind == "json" and reason.startswith("Unimplemented keys"):
+        keys: list[str] = json.loads(reason[reason.index("[") : reason.rindex("]") + 1])
+        places = [find_key(grammar.text, key) or key for key in keys]
+        return f"the JSON schema uses keywords that are not supported: {', '.join(places)}; leave them out"
+    if grammar.kind == "json" and (found := re.match(r"Unknown format: (.*)", reason)):
+        return f"the JSON schema has the format {found[1]!r}, which is not supported; use a pattern"
+    names = {"json": "the JSON schema", "regex": "the regular expression", "lark": "the Lark grammar"}
+    return f"{names.get(grammar.kind, 'the grammar')} cannot be used: {reason}"

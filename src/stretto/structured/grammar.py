@@ -1,0 +1,126 @@
+"""What a text has to look like."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stretto.errors import InvalidRequest
+from stretto.structured.checks import check_lark, check_regex, check_schema, check_size
+
+Kind = Literal["json", "regex", "lark", "choices"]
+
+# What llguidance calls them. Separators and white space are regular expressions there.
+WHITESPACE: dict[str, dict[str, Any]] = {
+    "spaced": {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False},
+    "compact": {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False},
+    # Bounded, so that a model that has lost its way cannot go on with blanks for ever.
+    "flexible": {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"},
+}
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A shape for the text of an answer. Make one with `json`, `regex`, `lark` or `choices`.
+
+        llm.generate(prompt, grammar=Grammar.regex(r"\\d{4}-\\d{2}-\\d{2}"))
+
+    It is a value: two with the same content are equal, and a model compiles them once.
+
+    >>> Grammar.choices(["yes", "no"]) == Grammar.choices(["yes", "no"])
+    True
+    """
+
+    kind: Kind
+    text: str
+    options: str = "{}"  # of a JSON grammar: what stands between its values, as JSON
+
+    @classmethod
+    def json(
+        cls, schema: Any, *, whitespace: str = "spaced", whitespace_pattern: str | None = None
+    ) -> Grammar:
+        """JSON that fits a schema: a dict, its text, or a class with `model_json_schema` (as of pydantic).
+
+        `whitespace` is "spaced" (as `json.dumps` writes), "compact" (none), or "flexible" (whatever the
+        model likes). `whitespace_pattern` is a regular expression for it instead.
+
+        >>> Grammar.json({"type": "integer", "minimum": 1, "maximum": 6}).kind
+        'json'
+        """
+        if whitespace not in WHITESPACE:
+            raise InvalidRequest(f"whitespace must be one of {', '.join(WHITESPACE)}, not {whitespace!r}")
+        options = WHITESPACE[whitespace]
+        if whitespace_pattern is not None:
+            check_regex(whitespace_pattern, "whitespace_pattern")
+            options = {"whitespace_pattern": whitespace_pattern}
+        if callable(getattr(schema, "model_json_schema", None)):
+            schema = schema.model_json_schema()
+        return cls("json", check_schema(schema), json.dumps(options))
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        """A text that a regular expression matches as a whole. It has no look-around or back-references.
+
+        >>> Grammar.regex(r"[a-z]+@[a-z]+\\.org").text
+        '[a-z]+@[a-z]+\\\\.org'
+        """
+        check_regex(pattern, "pattern")
+        return cls("regex", pattern)
+
+    @classmethod
+    def lark(cls, text: str) -> Grammar:
+        """A text of a context-free grammar, written as for Lark (docs/structured.md has what differs).
+
+        >>> Grammar.lark('start: "a" start | "b"').kind
+        'lark'
+        """
+        check_lark(text)
+        return cls("lark", text)
+
+    @classmethod
+    def choices(cls, choices: Iterable[str]) -> Grammar:
+        """One of some texts.
+
+        >>> Grammar.choices(["red", "green"]).text
+        '["red", "green"]'
+        """
+        if isinstance(choices, (str, bytes, Mapping)) or not isinstance(choices, Iterable):
+            raise InvalidRequest(f"choices must be a list of texts, not {choices!r}")
+        found = list(choices)
+        for choice in found:
+            if not isinstance(choice, str) or not choice:
+                raise InvalidRequest(f"choices must be texts of at least one character, not {choice!r}")
+        if not found:
+            raise InvalidRequest("choices is empty; give at least one text")
+        text = json.dumps(list(dict.fromkeys(found)), ensure_ascii=False)
+        check_size(text, "choices")
+        return cls("choices", text)
+
+    def __repr__(self) -> str:
+        short = self.text if len(self.text) <= 60 else f"{self.text[:57]}..."
+        return f"Grammar.{self.kind}({short!r})"
+
+
+def as_grammar(value: Any) -> Grammar:
+    """The grammar that an option means: a `Grammar`, or a JSON schema as a dict."""
+    if isinstance(value, Grammar):
+        return value
+    if isinstance(value, Mapping):
+        return Grammar.json(value)
+    raise InvalidRequest(
+        f"grammar must be a JSON schema (a dict) or made by stretto.Grammar, not {value!r:.100}; "
+        "there are Grammar.json, .regex, .lark and .choices"
+    )
+
+
+def choice_pattern(text: str) -> str:
+    """A regular expression for the choices of a grammar."""
+    return "|".join(_literal(choice) for choice in json.loads(text))
+
+
+def _literal(text: str) -> str:
+    """A regular expression that matches a text and nothing else, for any dialect."""
+    return re.sub(r"[^\w ]", lambda match: f"\\x{{{ord(match[0]):X}}}", text)

@@ -1,0 +1,107 @@
+"""Where one text stands in its grammar: which tokens may come next, and which have to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Row = NDArray[np.float32]
+Mask = NDArray[np.uint32]
+
+
+class Guide:
+    """The state of a grammar after some tokens. `llm.guide(grammar)` makes one for a loop of your own.
+
+        guide = llm.guide({"type": "integer"})
+        seq.append(guide.begin())                           # tokens that have to come first, if any
+        while not guide.done:
+            token = seq.sample(logits=guide.masked(seq.logits))
+            if token in llm.tokenizer.end_ids:
+                break
+            seq.append([token, *guide.push(token)])         # and those that have to follow
+
+    `mask` is uint32[n_vocab / 32] with a bit for each token, set where it may come; `done` says that nothing
+    can follow, `accepting` that the text could end here.
+    """
+
+    def __init__(self, matcher: LLMatcher, n_vocab: int, n_matched: int, ends: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._n_vocab = n_vocab  # of the logits
+        self._n_matched = n_matched  # of the matcher: an end token more where the vocabulary has none
+        self._ends = ends
+        most = max(n_vocab, n_matched)
+        self._mask: Mask = np.zeros((most + 31) // 32, np.uint32)
+        self._address = self._mask.ctypes.data
+        self._bytes = (n_matched + 31) // 32 * 4
+        self._known = False  # the mask is that of the present state
+        self.done = False
+
+    def begin(self) -> list[int]:
+        """The tokens that have to come first; they count as pushed."""
+        return self._forced()
+
+    @property
+    def mask(self) -> Mask:
+        """uint32[n_vocab / 32]: the tokens that may come next, the lowest bit first; read it only."""
+        if not self._known:
+            self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
+            if self._matcher.is_error():
+                raise InvalidRequest(f"the grammar cannot go on: {brief(self._matcher.get_error())}")
+            self._known = True
+        return self._mask
+
+    @property
+    def accepting(self) -> bool:
+        """Whether the text fits the grammar as it is."""
+        return self._matcher.is_accepting()
+
+    def allowed(self) -> NDArray[np.intp]:
+        """The ids of the tokens that may come next."""
+        bits = np.unpackbits(self.mask.view(np.uint8), bitorder="little")
+        return np.flatnonzero(bits[: self._n_vocab])
+
+    def masked(self, logits: Row) -> Row:
+        """A copy of a row of logits in which what may not come has −inf."""
+        bits = np.unpackbits(self.mask.view(np.uint8), bitorder="little")
+        return np.where(bits[: len(logits)] != 0, logits, np.float32(-np.inf)).astype(np.float32, copy=False)
+
+    def push(self, token: int) -> list[int]:
+        """Go past a token; return those that have to follow it, which count as pushed too."""
+        self._known = False
+        if not self._matcher.consume_token(token):
+            raise InvalidRequest(f"token {token} does not fit the grammar here; take one that `mask` allows")
+        return self._forced()
+
+    def fork(self) -> Guide:
+        """Another one that goes on from here by itself."""
+        twin = Guide(self._matcher.deep_copy(), self._n_vocab, self._n_matched, self._ends)
+        twin.done = self.done
+        return twin
+
+    def _forced(self) -> list[int]:
+        matcher = self._matcher
+        forced = matcher.compute_ff_tokens()
+        if forced:
+            self._known = False
+            if not matcher.consume_tokens(forced):
+                raise InvalidRequest(f"the grammar cannot go on: {brief(matcher.get_error())}")
+        if matcher.is_stopped():
+            self.done = True
+            if matcher.is_error():
+                raise InvalidRequest(f"the grammar cannot go on: {brief(matcher.get_error())}")
+            while forced and forced[-1] in self._ends:  # nothing but the end can follow
+                forced.pop()
+        return forced
+
+
+def brief(error: str) -> str:
+    """What the library says, without what is only for its makers."""
+    text = error.removeprefix("panic: ").split("<backtrace>")[0].split("<non-verbose/>")[0].strip()
+    return text if len(text) <= 400 else f"{text[:397]}..."
