@@ -18,7 +18,7 @@ import numpy as np
 
 from stretto.errors import InvalidRequest
 from stretto.structured.checks import find_key
-from stretto.structured.grammar import Grammar, choice_pattern
+from stretto.structured.grammar import Grammar, ascii_classes, choice_pattern
 from stretto.structured.guide import Guide, brief
 from stretto.text.tokenizer import Tokenizer
 from stretto.text.vocabulary import TokenType
@@ -199,7 +199,7 @@ def _source(grammar: Grammar) -> str:
         return f'{{"grammars": [{{"json_schema": {_with_options(grammar)}}}]}}'
     if grammar.kind == "lark":
         return LLMatcher.grammar_from_lark(grammar.text)
-    pattern = grammar.text if grammar.kind == "regex" else choice_pattern(grammar.text)
+    pattern = ascii_classes(grammar.text) if grammar.kind == "regex" else choice_pattern(grammar.text)
     return LLMatcher.grammar_from_regex(pattern)
 
 

@@ -22,6 +22,9 @@ WHITESPACE: dict[str, dict[str, Any]] = {
 }
 
 
+CLASSES = {r"\d": "0-9", r"\w": "0-9A-Za-z_", r"\s": r" \t\n\r\f\v"}
+
+
 @dataclass(frozen=True)
 class Grammar:
     """A shape for the text of an answer. Make one with `json`, `regex`, `lark` or `choices`.
@@ -63,6 +66,8 @@ class Grammar:
     @classmethod
     def regex(cls, pattern: str) -> Grammar:
         """A text that a regular expression matches as a whole. It has no look-around or back-references.
+
+        \\d, \\w and \\s are ASCII.
 
         >>> Grammar.regex(r"[a-z]+@[a-z]+\\.org").text
         '[a-z]+@[a-z]+\\\\.org'
@@ -119,6 +124,29 @@ def as_grammar(value: Any) -> Grammar:
 def choice_pattern(text: str) -> str:
     """A regular expression for the choices of a grammar."""
     return "|".join(_literal(choice) for choice in json.loads(text))
+
+
+def ascii_classes(pattern: str) -> str:
+    """A pattern in which \\d, \\w and \\s mean ASCII, as those who ask for a date expect.
+
+    What is negated, also within brackets, keeps its meaning: nothing is allowed that was not before.
+
+    >>> ascii_classes(r"\\d[\\w.]\\D")
+    '[0-9][0-9A-Za-z_.]\\\\D'
+    """
+    pieces, brackets, negated = [], 0, False
+    for found in re.finditer(r"\\.?|\[\^?\]?|\]|[^\\\[\]]+", pattern, re.DOTALL):
+        piece = found[0]
+        if piece.startswith("["):
+            brackets += 1
+            negated = negated or piece.startswith("[^")
+        elif piece == "]":
+            brackets = max(0, brackets - 1)
+            negated = negated and brackets > 0
+        elif piece in CLASSES and not negated:
+            piece = CLASSES[piece] if brackets else f"[{CLASSES[piece]}]"
+        pieces.append(piece)
+    return "".join(pieces)
 
 
 def _literal(text: str) -> str:
