@@ -3,7 +3,23 @@
 import random
 import string
 
-WORDS = "name title size état kind größe values note a-b x/y id 数 tags 'q' $price".split(" ")
+WORDS = ["name", "title", "size", "état", "kind", "größe", "values", "a-b", "x/y", "数", "'q'", "$price"]
+    "name",
+    "title",
+    "size",
+    "état",
+    "kind",
+    "größe",
+    "values",
+    "note",
+    "a-b",
+    "x/y",
+    "id",
+    "数",
+    "tags",
+    "'q'",
+    "$price",
+]
 
 
 class Random(random.Random):
@@ -85,7 +101,10 @@ def text(rng):
         low = rng.randint(0, 4)
         return {"type": "string", "minLength": low, "maxLength": low + rng.randint(0, 12)}
     if kind == 1:
-        return {"type": "string", "pattern": rng.choice(["^[a-z]{2,8}$", "^\\d{3}-\\d{4}$", "^(ab|cd){1,4}$"])}
+        return {
+            "type": "string",
+            "pattern": rng.choice(["^[a-z]{2,8}$", "^\\d{3}-\\d{4}$", "^(ab|cd){1,4}$"]),
+        }
     if kind == 2:
         formats = ["date", "uuid", "ipv4", *(["time", "date-time"] if rng.decimals else [])]
         return {"type": "string", "format": rng.choice(formats)}

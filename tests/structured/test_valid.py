@@ -8,9 +8,9 @@ import zlib
 import jsonschema
 import numpy as np
 import pytest
-from random_schemas import random_schema
 
 import stretto
+from random_schemas import random_schema
 from stretto import Grammar
 from stretto.llm import LLM
 from stretto.testing import MockBackend, mock_llm

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from stretto.engine.params import Hook, RequestParams, Stop, request_params
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidRequest, Unsupported
 from stretto.parallel.advance import Matrix
 from stretto.parallel.schedule import Schedule, check_threshold
 from stretto.parallel.types import Member, ParallelStep
@@ -129,7 +129,8 @@ def parallel_params(options: Mapping[str, Any], n_vocab: int) -> tuple[ParallelP
     """Check the options of a run; an unknown name raises, and one that a run has no use for says why."""
     for name in options:
         if name in NOT_FOR_RUNS:
-            raise InvalidRequest(f"{name} is not for parallel runs: {NOT_FOR_RUNS[name]}")
+            kind = Unsupported if name == "grammar" else InvalidRequest
+            raise kind(f"{name} is not for parallel runs: {NOT_FOR_RUNS[name]}")
         if name not in NAMES:
             near = get_close_matches(name, NAMES, 1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(NAMES)}"
