@@ -4,22 +4,6 @@ import random
 import string
 
 WORDS = ["name", "title", "size", "état", "kind", "größe", "values", "a-b", "x/y", "数", "'q'", "$price"]
-    "name",
-    "title",
-    "size",
-    "état",
-    "kind",
-    "größe",
-    "values",
-    "note",
-    "a-b",
-    "x/y",
-    "id",
-    "数",
-    "tags",
-    "'q'",
-    "$price",
-]
 
 
 class Random(random.Random):
