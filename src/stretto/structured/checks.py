@@ -14,20 +14,21 @@ from typing import Any
 from stretto.errors import InvalidRequest
 
 MAX_TEXT = 256 << 10  # characters of a grammar
+MAX_LARK = 64 << 10  # of a Lark grammar, whose rules may be combined more freely
 MAX_DEPTH = 100  # of brackets in a JSON schema
 OPTIONS_KEY = "x-guidance"  # settings of the library, hidden in a schema
 
 _TEMPERATURE = re.compile(r"^[ \t]*[?!]?[\w-]+(\.\d+)?[ \t]*\[[^\]]*\btemperature\b", re.MULTILINE)
 
 
-def check_size(text: str, name: str) -> None:
+def check_size(text: str, name: str, most: int = MAX_TEXT) -> None:
     """Refuse a grammar that is too long, or no text."""
     if not isinstance(text, str):
         raise InvalidRequest(f"{name} must be a text, not {text!r:.100}")
     if not text:
         raise InvalidRequest(f"{name} is empty")
-    if len(text) > MAX_TEXT:
-        raise InvalidRequest(f"{name} has {len(text)} characters; a grammar may have {MAX_TEXT}")
+    if len(text) > most:
+        raise InvalidRequest(f"{name} has {len(text)} characters; it may have {most}")
     if not text.isascii():
         try:
             text.encode()
@@ -42,7 +43,7 @@ def check_regex(pattern: str, name: str) -> None:
 
 def check_lark(text: str) -> None:
     """Refuse what is no grammar of a bearable size, and what would be ignored in it."""
-    check_size(text, "a Lark grammar")
+    check_size(text, "a Lark grammar", MAX_LARK)
     if _TEMPERATURE.search(text):
         raise InvalidRequest(
             "a Lark grammar asks for a temperature of its own, which is not supported; "

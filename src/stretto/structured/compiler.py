@@ -31,12 +31,14 @@ MAX_KEPT = 64  # grammars
 MAX_GIVEN_UP = 2  # workers that still run
 STACK = 256 << 20  # bytes of address space; memory is taken as it is used
 
-# How much work the matcher may do, in its own units. A step costs at most some 20 ms by them.
+# How much the matcher may build, in its own units. What a step costs grows with the square of how many
+# symbols of a grammar are in play at once. In Lark that may be all, in a schema they are few.
 LIMITS: dict[str, Any] = {
     "max_lexer_states": 50_000,  # about 1.5 kB each
-    "max_grammar_size": 200_000,
+    "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
+LARK_LIMITS = {**LIMITS, "max_grammar_size": 10_000}
 
 Value = TypeVar("Value")
 
@@ -93,7 +95,7 @@ class Compiler:
     def _compile(self, grammar: Grammar, tokenizer: LLTokenizer) -> Guide:
         import llguidance
 
-        limits = llguidance.LLParserLimits(**LIMITS)
+        limits = llguidance.LLParserLimits(**(LARK_LIMITS if grammar.kind == "lark" else LIMITS))
         matcher: LLMatcher = llguidance.LLMatcher(tokenizer, _source(grammar), log_level=0, limits=limits)
         if matcher.is_error():
             raise InvalidRequest(_wrong(grammar, brief(matcher.get_error())))

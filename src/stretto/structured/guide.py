@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,8 @@ from stretto.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+MAX_STEP = 1.0  # seconds for one token; the usual are microseconds
 
 Row = NDArray[np.float32]
 Mask = NDArray[np.uint32]
@@ -51,9 +54,11 @@ class Guide:
     def mask(self) -> Mask:
         """uint32[n_vocab / 32]: the tokens that may come next, the lowest bit first; read it only."""
         if not self._known:
+            begun = perf_counter()
             self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
             if self._matcher.is_error():
                 raise InvalidRequest(f"the grammar cannot go on: {brief(self._matcher.get_error())}")
+            _check_time(begun)
             self._known = True
         return self._mask
 
@@ -75,9 +80,12 @@ class Guide:
     def push(self, token: int) -> list[int]:
         """Go past a token; return those that have to follow it, which count as pushed too."""
         self._known = False
+        begun = perf_counter()
         if not self._matcher.consume_token(token):
             raise InvalidRequest(f"token {token} does not fit the grammar here; take one that `mask` allows")
-        return self._forced()
+        forced = self._forced()
+        _check_time(begun)
+        return forced
 
     def fork(self) -> Guide:
         """Another one that goes on from here by itself."""
@@ -99,6 +107,14 @@ class Guide:
             while forced and forced[-1] in self._ends:  # nothing but the end can follow
                 forced.pop()
         return forced
+
+
+def _check_time(begun: float) -> None:
+    """A grammar that makes everybody wait is given up at its first slow step."""
+    if (spent := perf_counter() - begun) > MAX_STEP:
+        raise InvalidRequest(
+            f"the grammar took {spent:.1f} s for one token; make it less ambiguous, or smaller"
+        )
 
 
 def brief(error: str) -> str:
