@@ -204,7 +204,9 @@ def _drafter(options: Mapping[str, Any]) -> Drafter | None:
     if options["hooks"]:
         raise InvalidRequest("hooks see one token at a time and draft computes several; use one of them")
     if options.get("grammar") is not None:
-        raise InvalidRequest("a grammar already skips what is certain, and checks no guesses; leave draft away")
+        raise InvalidRequest(
+            "a grammar already skips what is certain, and checks no guesses; leave draft away"
+        )
     return draft
 
 
