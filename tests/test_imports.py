@@ -35,6 +35,7 @@ ALLOWED = {
         "text",
         "tools",
     },
+    "tools": {"engine", "structured", "text"},
     "hardware": {"weights"},
     "testing": {"*"},
     "bench": {"backends.base", "hardware", "llm", "sampling", "weights"},

@@ -14,10 +14,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stretto import hooks, parallel
+    from stretto import hooks, parallel, tools
     from stretto.backends.base import Batch
     from stretto.drafts import DraftModel, PromptLookup
     from stretto.engine import Limits, Result, Sequence, Step, Token
+    from stretto.engine.types import ToolCall
     from stretto.errors import (
         CacheFull,
         Cancelled,
@@ -42,6 +43,7 @@ _HOMES = {
     "stretto.backends.base": ("Batch",),
     "stretto.drafts": ("DraftModel", "PromptLookup"),
     "stretto.engine": ("Limits", "Result", "Sequence", "Step", "Token"),
+    "stretto.engine.types": ("ToolCall",),
     "stretto.errors": (
         "CacheFull",
         "Cancelled",
@@ -60,7 +62,7 @@ _HOMES = {
     "stretto.sampling.hooks": ("NativeHook",),
     "stretto.structured": ("Grammar", "Guide"),
 }
-_MODULES = ("hooks", "parallel")
+_MODULES = ("hooks", "parallel", "tools")
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -87,12 +89,14 @@ __all__ = [
     "StrettoError",
     "Timeout",
     "Token",
+    "ToolCall",
     "Unsupported",
     "__version__",
     "hooks",
     "load",
     "parallel",
     "sample",
+    "tools",
 ]
 
 

@@ -20,17 +20,18 @@ from stretto.engine.metrics import Metrics
 from stretto.engine.params import RequestParams, request_params, sampling_params
 from stretto.engine.parked import ParkedSequences
 from stretto.engine.saving import restore
+from stretto.engine.scoring import score
 from stretto.engine.stream import TextStream
 from stretto.engine.table import CellTable
-from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
+from stretto.errors import InvalidRequest, Unsupported
 from stretto.models import ModelSpec
 from stretto.parallel import ParallelRun, ParallelStream, ParallelText, parallel_params, run_all
 from stretto.router import open_model
 from stretto.sampling.rng import RandomStream
-from stretto.sampling.transforms import log_softmax
 from stretto.structured import Grammar, Guide, as_grammar
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
+from stretto.tools.plan import ToolStream, plan_tools, with_arguments
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,13 +40,13 @@ if TYPE_CHECKING:
     from stretto.engine.params import Options, SamplingOptions
     from stretto.parallel import ParallelOptions
     from stretto.parallel.aio import AsyncParallelStream
+    from stretto.tools.check import Choice, Tools
 
 Prompt = str | Seq[int]
 Message = Mapping[str, Any]
 Floats = NDArray[np.float32]
 
 ONE_STREAM = "a stream is of one run; make one for each prompt, and take steps in turns"
-SCORE_NUMBERS = 1 << 24  # logits held at once while scoring: 64 MB
 
 
 def load(
@@ -188,46 +189,56 @@ class LLM:
         if self._template is None:
             raise Unsupported("this model has no chat template; use generate with a prompt of your own")
         ids: list[int] = []
-        for part in self._template.parts(messages, **variables):
+        for part in self._template.parts(with_arguments(messages), **variables):
             ids += [part] if isinstance(part, int) else self.tokenizer.encode(part)
         return ids
 
     @overload
     def chat(
-        self, messages: Seq[Message], *, stream: Literal[False] = False, **options: Unpack[Options]
+        self,
+        messages: Seq[Message],
+        *,
+        stream: Literal[False] = False,
+        tools: Tools | None = None,
+        tool_choice: Choice | None = None,
+        **options: Unpack[Options],
     ) -> Result: ...
     @overload
     def chat(
-        self, messages: Seq[Message], *, stream: bool, **options: Unpack[Options]
+        self,
+        messages: Seq[Message],
+        *,
+        stream: bool,
+        tools: Tools | None = None,
+        tool_choice: Choice | None = None,
+        **options: Unpack[Options],
     ) -> Result | TextStream: ...
     def chat(
-        self, messages: Seq[Message], *, stream: bool = False, **options: Unpack[Options]
+        self,
+        messages: Seq[Message],
+        *,
+        stream: bool = False,
+        tools: Tools | None = None,
+        tool_choice: Choice | None = None,
+        **options: Any,
     ) -> Result | TextStream:
         """Answer a conversation: a list of messages, each with a role and a content.
 
+        With `tools` the model may call functions, or has to (`tool_choice`: "auto", "none", "required" or a
+        function); the result has its `tool_calls` (docs/structured.md).
+
         >>> llm.chat([{"role": "user", "content": "Hi"}]).text
         """
-        prompt = self.chat_prompt(messages)
-        return self.stream(prompt, **options) if stream else self.generate(prompt, **options)
+        plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
+        prompt = self.chat_prompt(messages, tools=plan.shown)
+        options = plan.options(options)
+        if stream:
+            return ToolStream(self._engine, self._request(prompt, options), plan)
+        return cast(Result, plan.read_all(self.generate(prompt, **options)))
 
     def score(self, ids: Seq[int] | str) -> Floats:
         """float32[n-1]: the log-probability of each token after the first, given those before it."""
-        tokens = self._ids(ids)
-        if len(tokens) < 2:
-            raise InvalidRequest(f"a text of at least 2 tokens can be scored, not of {len(tokens)}")
-        if len(tokens) > self.context_length:
-            raise ContextOverflow(f"the text has {len(tokens)} tokens and the context {self.context_length}")
-        scores = np.empty(len(tokens) - 1, np.float32)
-        chunk = max(1, min(self._engine.chunk, SCORE_NUMBERS // self.spec.n_vocab))
-        with self.sequence() as sequence:
-            sequence.running = True  # nobody else may change its cells meanwhile
-            for start in range(0, len(scores), chunk):
-                batch = Batch()
-                for i, token in enumerate(tokens[start : min(start + chunk, len(scores))], start):
-                    batch.add(token, i, (sequence.id,), logits=True)
-                for i, row in enumerate(self._engine.forward(batch), start):
-                    scores[i] = log_softmax(row)[tokens[i + 1]]
-        return scores
+        return score(self._engine, self._ids(ids))
 
     @overload
     def parallel(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled"]
 
@@ -68,13 +69,38 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A function that the model calls, and its arguments; the answer to it names its `id`."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The call as part of a message of the assistant."""
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
+
+    def answer(self, content: Any) -> dict[str, Any]:
+        """The message that answers it: a text as it is, anything else as JSON."""
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        return {"role": "tool", "tool_call_id": self.id, "name": self.name, "content": text}
+
+
+@dataclass(frozen=True)
 class Result:
     """A finished generation.
 
     `tokens` are those generated, without the end token. `stop_reason` says what stopped it: the stop
-    string, the id of the end or stop token, "callback", "stop function", "cache full", or None. With
+    string, the id of the end or stop token, "grammar" (nothing more fits), "callback", "stop function",
+    "cache full", or None. With
     `logprobs=n`, `logprobs` has an entry for each event of a token. `logprob` is what `best_of` and `beams`
-    chose by: the mean log-probability of the tokens sampled, or the score of the hypothesis.
+    chose by: the mean log-probability of the tokens sampled, or the score of the hypothesis. `tool_calls` are
+    those found in the answer of a chat with tools; `text` is then what was said beside them.
     """
 
     text: str
@@ -86,6 +112,15 @@ class Result:
     seed: int
     logprobs: list[Token] | None = field(default=None, repr=False)
     logprob: float | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message, for the conversation to go on with."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.tool_calls:
+            message["tool_calls"] = [call.message for call in self.tool_calls]
+        return message
 
     def __str__(self) -> str:
         return self.text

@@ -40,6 +40,14 @@ LIMITS: dict[str, Any] = {
 }
 LARK_LIMITS = {**LIMITS, "max_grammar_size": 10_000}
 
+NAMES = {
+    "json": "the JSON schema",
+    "regex": "the regular expression",
+    "lark": "the Lark grammar",
+    "choices": "the list of choices",
+    "tools": "the description of the tools",
+}
+
 Value = TypeVar("Value")
 
 
@@ -199,7 +207,7 @@ def _source(grammar: Grammar) -> str:
     if grammar.kind == "json":
         # The options go into the text of the schema by hand: it stays as it is, also where numbers are long.
         return f'{{"grammars": [{{"json_schema": {_with_options(grammar)}}}]}}'
-    if grammar.kind == "lark":
+    if grammar.kind in ("lark", "tools"):  # those for tools are Lark that was put together by us
         return LLMatcher.grammar_from_lark(grammar.text)
     pattern = ascii_classes(grammar.text) if grammar.kind == "regex" else choice_pattern(grammar.text)
     return LLMatcher.grammar_from_regex(pattern)
@@ -221,5 +229,4 @@ def _wrong(grammar: Grammar, reason: str) -> str:
         return f"the JSON schema uses keywords that are not supported: {', '.join(places)}; leave them out"
     if grammar.kind == "json" and (found := re.match(r"Unknown format: (.*)", reason)):
         return f"the JSON schema has the format {found[1]!r}, which is not supported; use a pattern"
-    names = {"json": "the JSON schema", "regex": "the regular expression", "lark": "the Lark grammar"}
-    return f"{names.get(grammar.kind, 'the grammar')} cannot be used: {reason}"
+    return f"{NAMES[grammar.kind]} cannot be used: {reason}"

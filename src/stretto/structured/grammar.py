@@ -11,7 +11,7 @@ from typing import Any, Literal
 from stretto.errors import InvalidRequest
 from stretto.structured.checks import check_lark, check_regex, check_schema, check_size
 
-Kind = Literal["json", "regex", "lark", "choices"]
+Kind = Literal["json", "regex", "lark", "choices", "tools"]
 
 # What llguidance calls them. Separators and white space are regular expressions there.
 WHITESPACE: dict[str, dict[str, Any]] = {

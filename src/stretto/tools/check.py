@@ -1,0 +1,91 @@
+"""The tools and the choice among them that a request names, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stretto.errors import InvalidRequest
+from stretto.structured.checks import check_schema
+
+Tools = Sequence[Mapping[str, Any]]
+Choice = str | Mapping[str, Any]
+
+MAX_TOOLS = 256
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function the model may call; `schema` is the text of the JSON schema of its arguments."""
+
+    name: str
+    schema: str
+    description: Mapping[str, Any]  # as templates want it: {"type": "function", "function": …}
+
+
+def check_tools(tools: Tools) -> list[Tool]:
+    """The tools of a request; `InvalidRequest` names the one that is wrong."""
+    if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
+        raise InvalidRequest(f"tools must be a list of tool descriptions, not {tools!r:.100}")
+    if not 1 <= len(tools) <= MAX_TOOLS:
+        raise InvalidRequest(f"tools has {len(tools)} entries; there may be 1 to {MAX_TOOLS}")
+    found = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    names = [tool.name for tool in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidRequest(f"tools has two functions called {name!r}; names tell them apart")
+    return found
+
+
+def check_choice(choice: Choice | None, tools: list[Tool]) -> tuple[str, list[Tool]]:
+    """How a tool is chosen ("auto", "none" or "required"), and from which."""
+    if choice is None or choice in ("auto", "none", "required"):
+        return (choice if isinstance(choice, str) else "auto"), tools
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else choice.get("name")
+        for tool in tools:
+            if tool.name == name:
+                return "required", [tool]
+        names = ", ".join(tool.name for tool in tools)
+        raise InvalidRequest(f"tool_choice names the function {name!r}; tools has {names}")
+    raise InvalidRequest(
+        'tool_choice must be "auto", "none", "required" or {"type": "function", "function": {"name": …}}, '
+        f"not {choice!r:.100}"
+    )
+
+
+def _tool(tool: Any, where: str) -> Tool:
+    if not isinstance(tool, Mapping):
+        raise InvalidRequest(f"{where} must be a dict, not {tool!r:.100}")
+    kind = tool.get("type", "function")
+    if kind != "function":
+        raise InvalidRequest(f'{where} has the type {kind!r}; only "function" is supported')
+    function = tool.get("function", tool)
+    if not isinstance(function, Mapping):
+        raise InvalidRequest(f"{where} has a function that is no dict: {function!r:.100}")
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequest(f"{where} has the name {name!r:.100}; a name has 1 to 64 letters, digits, _ . -")
+    parameters = function.get("parameters")
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}}
+    if not isinstance(parameters, Mapping):
+        raise InvalidRequest(f"{where} ({name}) has parameters that are no JSON schema: {parameters!r:.100}")
+    try:
+        schema = check_schema(_closed(parameters))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{where} ({name}): {error}") from None
+    described = {"description": "", **function, "parameters": parameters}
+    return Tool(name, schema, {"type": "function", "function": described})
+
+
+def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments are an object, and it has the properties that are named, unless it says otherwise."""
+    closed = {"type": "object", **parameters}
+    if "$ref" not in closed and "patternProperties" not in closed:
+        closed.setdefault("additionalProperties", False)
+    return closed

@@ -1,0 +1,143 @@
+"""How a chat template writes calls, learned by letting it write some.
+
+Templates differ: some put `<tool_call>` around JSON, others a list behind a special token, or JSON alone.
+Each can write a turn of the assistant that holds calls, since such turns are part of later prompts. So a call
+with a name and arguments that stand nowhere else is rendered, and what stands around them is the format.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from stretto.errors import InvalidRequest, Unsupported
+from stretto.text.template import ChatTemplate
+from stretto.text.tokenizer import Tokenizer
+from stretto.tools.check import Tool
+
+MARKS = 0x100000  # special tokens stand as characters from here on, in a private plane
+ID = "Stretto0"  # with a digit behind it the id of a call: nine letters and digits, as Mistral's are
+
+FALLBACK = (
+    "describe the tools in a message instead and use grammar=stretto.tools.call_grammar(tools) "
+    "(docs/structured.md)"
+)
+_learned: WeakKeyDictionary[ChatTemplate, CallFormat] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """What stands before a name, between it and the arguments, after them, and between two calls.
+
+    Special tokens are characters from `MARKS` on. `joint` is None where a turn has one call at most.
+    """
+
+    before: str
+    between: str
+    after: str
+    joint: str | None
+
+
+def call_format(template: ChatTemplate, tokenizer: Tokenizer, tools: list[Tool]) -> CallFormat:
+    """The format of a template's calls; `Unsupported` where it knows no tools or writes none."""
+    shown = [tool.description for tool in tools]
+    user = {"role": "user", "content": "x"}
+    try:
+        prompt = _text(template.parts([user], tools=shown))
+        bare = _text(template.parts([user]))
+    except InvalidRequest as error:
+        raise Unsupported(f"this model's chat template takes no tools ({error}); {FALLBACK}") from None
+    if prompt == bare:
+        raise Unsupported(f"this model's chat template does not mention tools; {FALLBACK}")
+    found = _learned.get(template)
+    if found is None:
+        found = _learned[template] = _learn(template, tokenizer, shown, user, prompt)
+    return found
+
+
+def marked(token: int) -> str:
+    """The character that stands for a special token."""
+    return chr(MARKS + token)
+
+
+def _learn(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    shown: list[Mapping[str, Any]],
+    user: Mapping[str, Any],
+    prompt: str,
+) -> CallFormat:
+    def answer(n: int) -> str:
+        """A turn with `n` calls, as the template writes it behind the prompt."""
+        calls = [{"id": _id(i), "type": "function", "function": _call(i)} for i in range(n)]
+        turn = {"role": "assistant", "content": "", "tool_calls": calls}
+        whole = _text(template.parts([user, turn], tools=shown, add_generation_prompt=False))
+        if not whole.startswith(prompt):
+            raise InvalidRequest("a turn with a call does not begin as an answer does")
+        turn_text = whole[len(prompt) :]
+        ends = [turn_text.find(marked(token)) for token in tokenizer.end_ids]
+        end = min((at for at in ends if at >= 0), default=len(turn_text.rstrip()))
+        return turn_text[:end]
+
+    try:
+        one = answer(1)
+        before, between, after = _around(one, 0)
+    except InvalidRequest as error:
+        raise Unsupported(
+            f"how this model's chat template writes calls of tools cannot be told: {error}; {FALLBACK}"
+        ) from None
+    return CallFormat(before, between, after, _joint(answer, before, between, after))
+
+
+def _joint(answer: Any, before: str, between: str, after: str) -> str | None:
+    """What stands between two calls, if they are written as one call is."""
+    try:
+        two = answer(2)
+        first = _around(two, 0)
+        head, middle, tail = _around(two, 1)
+    except InvalidRequest:
+        return None  # the template refuses, or writes them in another way
+    joint = head.removeprefix(first[0] + _name(0) + first[1])
+    arguments = re.match(_arguments(0), joint)
+    same = (first[0], first[1], middle) == (before, between, between)
+    if not same or arguments is None or tail != after.replace(_id(0), _id(1)):
+        return None
+    return joint[arguments.end() :]
+
+
+def _around(text: str, number: int) -> tuple[str, str, str]:
+    """What stands before the name of a call, between it and its arguments, and behind them."""
+    at = text.find(_name(number))
+    if at < 0:
+        raise InvalidRequest("it leaves the name of the function out")
+    rest = text[at + len(_name(number)) :]
+    arguments = re.search(_arguments(number), rest)
+    if arguments is None:
+        raise InvalidRequest("it does not write the arguments as JSON behind the name")
+    return text[:at], rest[: arguments.start()], rest[arguments.end() :]
+
+
+def _name(number: int) -> str:
+    return f"stretto_function_{number}"
+
+
+def _id(number: int) -> str:
+    return f"{ID}{number}"
+
+
+def _call(number: int) -> dict[str, Any]:
+    return {"name": _name(number), "arguments": {f"stretto_key_{number}": f"stretto_value_{number}"}}
+
+
+def _arguments(number: int) -> str:
+    """A pattern for the arguments of a call as JSON, whatever its white space."""
+    key, value = (re.escape(json.dumps(f"stretto_{what}_{number}")) for what in ("key", "value"))
+    return rf"\{{\s*{key}\s*:\s*{value}\s*\}}"
+
+
+def _text(parts: list[str | int]) -> str:
+    return "".join(marked(part) if isinstance(part, int) else part for part in parts)

@@ -1,0 +1,109 @@
+"""What tools mean for one chat: what the template shows, what is enforced, what is read from the answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stretto.engine.engine import Engine
+from stretto.engine.request import Request
+from stretto.engine.stream import TextStream
+from stretto.engine.types import Result
+from stretto.errors import InvalidRequest, Unsupported
+from stretto.structured import Grammar
+from stretto.text.template import ChatTemplate
+from stretto.text.tokenizer import Tokenizer
+from stretto.tools.check import Choice, Tools, check_choice, check_tools
+from stretto.tools.format import call_format
+from stretto.tools.grammar import required_calls
+from stretto.tools.reading import CallReader
+
+
+@dataclass(frozen=True)
+class ToolPlan:
+    """`shown` goes to the template, `grammar` to the request, and `read` gets its result."""
+
+    shown: list[Mapping[str, Any]] | None = None
+    grammar: Grammar | None = None
+    reader: CallReader | None = None
+
+    def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of the request, with the grammar of a call where one is required."""
+        if self.shown is not None and options.get("grammar") is not None:
+            raise InvalidRequest(
+                "grammar beside tools: a call has a grammar of its own; leave one of them away"
+            )
+        return dict(options) if self.grammar is None else {**options, "grammar": self.grammar}
+
+    def read_all(self, found: Result | list[Result]) -> Result | list[Result]:
+        """As `read`, also for several results."""
+        return [self.read(one) for one in found] if isinstance(found, list) else self.read(found)
+
+    def read(self, result: Result) -> Result:
+        """The result with its calls; its text is what was said beside them."""
+        if self.reader is None:
+            return result
+        text, calls = self.reader.read(result.tokens)
+        return replace(result, text=text, tool_calls=calls) if calls else result
+
+
+def plan_tools(
+    template: ChatTemplate | None, tokenizer: Tokenizer, tools: Tools | None, choice: Choice | None
+) -> ToolPlan:
+    """What to do about some tools; `Unsupported` where the template knows none."""
+    if tools is None:
+        if choice is not None and choice != "none":
+            raise InvalidRequest(f"tool_choice is {choice!r:.100}, but there are no tools to choose from")
+        return ToolPlan()
+    several = check_tools(tools)
+    how, chosen = check_choice(choice, several)
+    if how == "none":
+        return ToolPlan()
+    if template is None:
+        raise Unsupported("this model has no chat template; use generate with a prompt of your own")
+    layout = call_format(template, tokenizer, several)
+    shown = [tool.description for tool in several]
+    reader = CallReader(layout, tokenizer)
+    if how == "auto":
+        return ToolPlan(shown, None, reader)
+    one = isinstance(choice, Mapping)
+    return ToolPlan(shown, required_calls(layout, chosen, one), reader)
+
+
+class ToolStream(TextStream):
+    """A stream whose `result` has the calls; its tokens are those of the whole text."""
+
+    def __init__(self, engine: Engine, request: Request, plan: ToolPlan) -> None:
+        super().__init__(engine, request)
+        self._plan = plan
+
+    @property
+    def result(self) -> Result:
+        """The whole result; runs what is left of the generation first."""
+        return self._plan.read(super().result)
+
+
+def with_arguments(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Messages whose calls have their arguments as templates want them: as objects, not as JSON."""
+    if not isinstance(messages, (list, tuple)) or not any(
+        isinstance(message, Mapping) and message.get("tool_calls") for message in messages
+    ):
+        return messages
+    return [_with_objects(message) if isinstance(message, Mapping) else message for message in messages]
+
+
+def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, (list, tuple)):
+        return message
+    changed = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
+            with suppress(ValueError):  # what is not JSON the template gets as it is
+                call = {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+        changed.append(call)
+    return {**message, "tool_calls": changed}

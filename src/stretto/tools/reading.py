@@ -1,0 +1,138 @@
+"""Calls found in what a model said."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from stretto.engine.types import ToolCall
+from stretto.errors import InvalidRequest
+from stretto.text.tokenizer import Tokenizer
+from stretto.tools.format import ID, MARKS, CallFormat
+
+_decoder = json.JSONDecoder()
+_NAME_KEYS = ("name",)
+_ARGUMENT_KEYS = ("arguments", "parameters")
+
+
+def read_call(text: str) -> ToolCall:
+    """The call in a text that `call_grammar` has shaped.
+
+    >>> read_call('{"name": "now", "arguments": {}}').name
+    'now'
+    """
+    try:
+        call = _call(json.loads(text), "", 0)
+    except ValueError as error:
+        raise InvalidRequest(f"the text is no JSON, so no call: {error}") from None
+    if call is None:
+        raise InvalidRequest(f"the text is no call with a name and arguments: {text!r:.100}")
+    return call
+
+
+class CallReader:
+    """Finds calls written in a template's format, with some tolerance for white space and order."""
+
+    def __init__(self, layout: CallFormat, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        marks = {c for part in (layout.before, layout.between, layout.after) for c in part if ord(c) >= MARKS}
+        spelled = {ord(c): tokenizer.piece(ord(c) - MARKS) for c in marks}
+        before, between = layout.before.translate(spelled), layout.between.translate(spelled)
+        self._closing = re.sub(r"\s+", "", re.sub(rf"{ID}\d", "", layout.after.translate(spelled)))
+        brace = before.rfind("{")
+        self._as_object = brace >= 0 and between.lstrip().startswith('"')
+        lead = before[:brace] if self._as_object else before
+        self._marker = lead.strip().rsplit("\n", 1)[-1].rstrip("[ ")
+        self._between = between.strip()
+
+    def read(self, tokens: list[int]) -> tuple[str, tuple[ToolCall, ...]]:
+        """What was said beside the calls, and the calls."""
+        return self.read_text(self._tokenizer.decode(tokens, special=True))
+
+    def read_text(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
+        """As `read`, of a text with special tokens spelled out."""
+        calls: list[ToolCall] = []
+        said: list[str] = []
+        at = 0
+        while (found := self._next(text, at, bool(calls))) is not None:
+            start, end, name, value = found
+            call = _call(value, name, len(calls))
+            if call is None:
+                said.append(text[at:end])
+            else:
+                said.append(self._tidy(text[at:start], bool(calls)))
+                calls.append(call)
+            at = end
+        said.append(self._tidy(text[at:], bool(calls)))
+        return "".join(said).strip(), tuple(calls)
+
+    def _next(self, text: str, at: int, again: bool) -> tuple[int, int, str, Any] | None:
+        """The next call: where it starts and ends, a name that stands before it, and its JSON."""
+        while True:
+            start = text.find(self._marker, at) if self._marker else self._bare(text, at)
+            listed = re.compile(r"[\s,]*(?=\{)").match(text, at) if again else None
+            if listed and (start < 0 or start >= listed.end()):
+                start, inner = at, listed.end()
+            elif start < 0:
+                return None
+            else:
+                inner = start + len(self._marker)
+            name = ""
+            if not self._as_object:
+                end = text.find(self._between, inner) if self._between else inner
+                if end < 0:
+                    return None
+                name, inner = text[inner:end].strip(), end + len(self._between)
+            opened = re.compile(r"[\s\[]*").match(text, inner)
+            inner = opened.end() if opened else inner
+            try:
+                value, end = _decoder.raw_decode(text, inner)
+                return start, end, name, value
+            except ValueError:
+                if not self._marker:
+                    return None
+                at = inner  # it looked like a call, and is text
+                again = False
+
+    @staticmethod
+    def _bare(text: str, at: int) -> int:
+        """Without anything that marks a call, it is one only if it stands at the beginning."""
+        brace = re.compile(r"\s*(?=\{)").match(text, at)
+        return brace.end() if brace and not text[:at].strip() else -1
+
+    def _tidy(self, text: str, closes: bool) -> str:
+        """What stands between calls, without what ends the one before."""
+        if not closes:
+            return text
+        closing = r"\s*".join(re.escape(c) for c in self._closing.lstrip("}"))
+        return re.sub(rf"^[\s,}}\]]*({closing})?", "", text) if closing else text.lstrip(" \n,}]")
+
+
+def _call(value: Any, name: str, number: int) -> ToolCall | None:
+    """The call that a JSON value is; None if it is none."""
+    if not isinstance(value, Mapping):
+        return None
+    arguments: Any = value
+    if not name:
+        inner = value.get("function")
+        value = inner if isinstance(inner, Mapping) else value
+        name = next((value[key] for key in _NAME_KEYS if isinstance(value.get(key), str)), "")
+        arguments = next((value[key] for key in _ARGUMENT_KEYS if key in value), None)
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return None
+    if not name or not isinstance(arguments, Mapping):
+        return None
+    given = value.get("id") if isinstance(value.get("id"), str) else None
+    return ToolCall(name, dict(arguments), given or _identity(name, arguments, number))
+
+
+def _identity(name: str, arguments: Mapping[str, Any], number: int) -> str:
+    """An id of nine letters and digits; the same call has the same one."""
+    text = json.dumps([number, name, arguments], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:9]
