@@ -1,5 +1,6 @@
 """Every example runs as it stands, with the real model, and shows what it promises."""
 
+import ast
 import os
 import re
 import shutil
@@ -166,6 +167,40 @@ def test_parallel(output_of):
         assert re.match(rf"{mode}: .*\[[^/]+/[^]]+\]", text)
         assert re.match(r"  \d+% of the steps are parallel", share)
         assert attention.endswith(", 0.000 to others") == (mode == "isolated")
+
+
+def test_extract_json(output_of):
+    *found, steps = output_of("extract_json.py").splitlines()
+    first, second = (ast.literal_eval(line) for line in found)
+    assert (first["name"], first["count"], second["city"]) == ("Anna Berg", 3, "Rome")
+    assert first.keys() == second.keys() == {"name", "city", "thing", "count", "phone"}
+    tokens, n_steps = map(int, re.match(r"up to (\d+) tokens in (\d+) steps", steps).groups())
+    assert n_steps < tokens
+
+
+def test_classify(output_of):
+    lines = output_of("classify.py").splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        label, *shares = re.match(
+            r" *(\w+) \(praise (\d+)%, complaint (\d+)%, neither (\d+)%\)", line
+        ).groups()
+        assert label in ("praise", "complaint", "neither")
+        assert 98 <= sum(map(int, shares)) <= 102
+    assert lines[0].split()[0] == "praise"
+
+
+def test_dates(output_of):
+    lines = output_of("dates.py").splitlines()
+    assert all(re.fullmatch(r"temperature \d: \d\d [A-Z][a-z]+ (19|20)\d\d", line) for line in lines)
+    assert len(lines) == 3
+
+
+def test_tools(output_of):
+    price, first, product, second = output_of("tools.py").splitlines()
+    assert (price, product) == ("price({'thing': 'chair'}) is 45", "multiply({'a': 12, 'b': 7}) is 84")
+    assert "45" in first
+    assert "84" in second
 
 
 def test_every_example_is_tested():
