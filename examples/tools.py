@@ -1,54 +1,28 @@
-"""A loop with tools: the model calls a function, gets its answer, and says what it found.
-
-SmolLM2's chat template knows no tools, so they are described in a message and calls come as JSON. For a model
-whose template does, the call is `llm.chat(messages, tools=TOOLS).tool_calls`, with `call.answer(…)` for the
-message that goes back.
-"""
+"""A loop with tools. SmolLM2's chat template knows none, so calls come as JSON (see docs/structured.md)."""
 
 import stretto
 from stretto.tools import call_grammar, read_call
 
 PRICES = {"lamp": 30, "chair": 45, "table": 120}
-TOOLS = [
-    {
-        "name": "price",
-        "description": "The price of a thing in the shop.",
-        "parameters": {
-            "type": "object",
-            "properties": {"thing": {"enum": list(PRICES)}},
-            "required": ["thing"],
-        },
-    },
-    {
-        "name": "multiply",
-        "description": "Multiplies two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {name: {"type": "integer", "minimum": 0, "maximum": 10000} for name in "ab"},
-            "required": ["a", "b"],
-        },
-    },
-]
 FUNCTIONS = {"price": lambda thing: PRICES[thing], "multiply": lambda a, b: a * b}
+PARAMETERS = {
+    "price": {"thing": {"enum": list(PRICES)}},
+    "multiply": {name: {"type": "integer", "minimum": 0, "maximum": 10000} for name in "ab"},
+}
+TOOLS = [
+    {"name": name, "parameters": {"type": "object", "properties": found, "required": list(found)}}
+    for name, found in PARAMETERS.items()
+]
+CALLS = """Call a function for each question.
+What is 2 times 3? {"name": "multiply", "arguments": {"a": 2, "b": 3}}
+What does the lamp cost? {"name": "price", "arguments": {"thing": "lamp"}}
+"""
+ANSWERS = "What is 2 times 3? (6) It is 6.\nWhat does the lamp cost? (30) It costs 30.\n"
 
 with stretto.load("smollm2") as llm:
-    calls = [
-        {"role": "system", "content": "You call a function for each question, as JSON."},
-        {"role": "user", "content": "What is 2 times 3?"},
-        {"role": "assistant", "content": '{"name": "multiply", "arguments": {"a": 2, "b": 3}}'},
-        {"role": "user", "content": "What does the lamp cost?"},
-        {"role": "assistant", "content": '{"name": "price", "arguments": {"thing": "lamp"}}'},
-    ]
-    answers = [
-        {"role": "user", "content": "What is 2 times 3? The result is 6."},
-        {"role": "assistant", "content": "2 times 3 is 6."},
-        {"role": "user", "content": "What does the lamp cost? The result is 30."},
-        {"role": "assistant", "content": "The lamp costs 30."},
-    ]
     for question in ("What does the chair cost?", "What is 12 times 7?"):
-        asked = [*calls, {"role": "user", "content": question}]
-        call = read_call(llm.chat(asked, grammar=call_grammar(TOOLS), temperature=0).text)
+        said = llm.generate(f"{CALLS}{question} ", grammar=call_grammar(TOOLS), temperature=0)
+        call = read_call(said.text)
         value = FUNCTIONS[call.name](**call.arguments)
-        print(f"{call.name}({call.arguments}) is {value}")
-        told = [*answers, {"role": "user", "content": f"{question} The result is {value}."}]
-        print(" ", llm.chat(told, temperature=0, max_tokens=24).text)
+        answer = llm.generate(f"{ANSWERS}{question} ({value})", temperature=0, stop="\n")
+        print(f"{call.name}({call.arguments}) is {value}:{answer.text}")

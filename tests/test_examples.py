@@ -172,8 +172,8 @@ def test_parallel(output_of):
 def test_extract_json(output_of):
     *found, steps = output_of("extract_json.py").splitlines()
     first, second = (ast.literal_eval(line) for line in found)
-    assert (first["name"], first["count"], second["city"]) == ("Anna Berg", 3, "Rome")
-    assert first.keys() == second.keys() == {"name", "city", "thing", "count", "phone"}
+    assert first == {"name": "Anna Berg", "thing": "lamp", "count": 3}
+    assert second == {"name": "Marco Rossi", "thing": "chair", "count": 12}
     tokens, n_steps = map(int, re.match(r"up to (\d+) tokens in (\d+) steps", steps).groups())
     assert n_steps < tokens
 
@@ -197,10 +197,9 @@ def test_dates(output_of):
 
 
 def test_tools(output_of):
-    price, first, product, second = output_of("tools.py").splitlines()
-    assert (price, product) == ("price({'thing': 'chair'}) is 45", "multiply({'a': 12, 'b': 7}) is 84")
-    assert "45" in first
-    assert "84" in second
+    price, product = output_of("tools.py").splitlines()
+    assert re.fullmatch(r"price\({'thing': 'chair'}\) is 45:.* 45.*", price)
+    assert re.fullmatch(r"multiply\({'a': 12, 'b': 7}\) is 84:.* 84.*", product)
 
 
 def test_every_example_is_tested():
