@@ -1,0 +1,213 @@
+"""What a grammar costs: a step with and without by turns; masks and compilation beside llama-cpp-python's.
+
+    python benchmarks/grammar.py --peer PEER/bin/python --rounds 20 --schemas 300 --threads 2
+
+PEER is an environment with `llama-cpp-python`. A step: every sample with a grammar stands next to one
+without, in changing order; the cost is what the two of a round differ by. Masks: each schema of `schemas.py`
+is compiled, and its masks are taken along a text that fits it, the same text on both sides. The table goes
+to stdout, all samples to --out. The machine has to be quiet; what others used of it stands under the table.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+from peers.process import Process, busy_seconds, own_seconds
+from schemas import realistic
+from stretto import hardware
+from stretto.weights import hub
+
+HERE = Path(__file__).parent
+MODELS = {"SmolLM2 135M": "smollm2", "Gemma 3 270M": "gemma3-270m"}
+BAR = 0.05  # the most a grammar should cost of a step
+CASES = [(loop, grammar) for loop in ("python", "fused") for grammar in ("text", "digits")]
+
+
+def steps(args, ours, paths):
+    """Pairs of samples, with a grammar and without; the first round warms up."""
+    samples = []
+    for model, path in paths.items():
+        job = {"do": "decode", "model": path, "threads": args.threads, "tokens": args.tokens}
+        for number in range(args.rounds + 1):
+            for loop, grammar in CASES:
+                note(f"{model}, round {number} of {args.rounds}: {loop}, {grammar}")
+                seconds = {}
+                for kind in ("none", grammar) if number % 2 else (grammar, "none"):
+                    answer = ours.ask({**job, "seed": number, "grammar": kind, "loop": loop})
+                    seconds[kind] = answer["seconds"]
+                if number:
+                    key = {"model": model, "loop": loop, "grammar": grammar, "round": number}
+                    samples.append({**key, "without": seconds["none"], "with": seconds[grammar]})
+        ours.ask({"do": "close"})
+    return samples
+
+
+def records(args, ours, paths):
+    """Tokens a second of JSON whose keys are forced, and of free text."""
+    found = []
+    for model, path in paths.items():
+        job = {
+            "do": "decode",
+            "model": path,
+            "threads": args.threads,
+            "tokens": args.tokens,
+            "loop": "python",
+        }
+        pairs = []
+        for number in range(args.rounds + 1):
+            note(f"{model}, records, round {number} of {args.rounds}")
+            pairs.append([ours.ask({**job, "seed": number, "grammar": kind}) for kind in ("none", "records")])
+        found.append({"model": model, "rounds": pairs[1:]})
+        ours.ask({"do": "close"})
+    return found
+
+
+def walks(args, processes, paths):
+    """Both sides along the same texts; what either refuses is counted."""
+    samples = []
+    for model, path in paths.items():
+        for number, (schema, value) in enumerate(realistic(args.schemas)):
+            note(f"{model}, schema {number} of {args.schemas}")
+            job = {"model": path, "threads": args.threads, "schema": schema}
+            job["text"] = json.dumps(value, ensure_ascii=False)
+            order = list(processes.items())[:: 1 if number % 2 else -1]
+            answers = {whose: process.ask({"do": "walk", **job}) for whose, process in order}
+            samples.append({"model": model, "schema": number, **answers})
+        for process in processes.values():
+            process.ask({"do": "close"})
+    return samples
+
+
+def step_rows(document):
+    n = document["tokens"]
+    for model in MODELS:
+        for loop, grammar in CASES:
+            key = (model, loop, grammar)
+            found = [s for s in document["steps"] if (s["model"], s["loop"], s["grammar"]) == key]
+            if not found:
+                continue
+            shares = sorted(s["with"] / s["without"] - 1 for s in found)
+            half = f"{shares[len(shares) // 4]:+.1%} to {shares[-1 - len(shares) // 4]:+.1%}"
+            verdict = "met" if median(shares) < BAR else "missed"
+            yield (
+                f"| {model} | {loop} | {grammar} | {median(1e3 * s['without'] / n for s in found):.2f} ms "
+                f"| {median(1e6 * (s['with'] - s['without']) / n for s in found):+.0f} µs "
+                f"| **{median(shares):+.1%}** | {half} | {BAR:.0%}: {verdict} |"
+            )
+
+
+def record_rows(document):
+    for found in document["records"]:
+        speeds, steps_a_token = [], []
+        for plain, guided in found["rounds"]:
+            speeds.append((plain["tokens"] / plain["seconds"], guided["tokens"] / guided["seconds"]))
+            steps_a_token.append(guided["steps"] / guided["tokens"])
+        plain, guided = (median(column) for column in zip(*speeds, strict=True))
+        yield (
+            f"| {found['model']} | {plain:.0f} tok/s | {guided:.0f} tok/s | **{guided / plain:.2f}** "
+            f"| {median(steps_a_token):.2f} |"
+        )
+
+
+def walk_rows(document):
+    for model in MODELS:
+        samples = [sample for sample in document["walks"] if sample["model"] == model]
+        if not samples:
+            continue
+        both = [s for s in samples if all("masks" in s[whose] for whose in document["sides"])]
+        for whose in document["sides"]:
+            refused = sum("refused" in sample[whose] for sample in samples)
+            masks = sorted(1e6 * t for s in both for t in s[whose]["masks"])
+            pushes = [1e6 * t for s in both for t in s[whose]["pushes"]]
+            compiled = sorted(1e3 * s[whose]["compile"] for s in both)
+            mean, taking = sum(masks) / len(masks), sum(pushes) / len(pushes)
+            yield (
+                f"| {model} | {whose} | {len(samples) - refused} of {len(samples)} | {mean:.1f} "
+                f"| {median(masks):.1f} | {at(masks, 0.99):.0f} | {masks[-1]:.0f} | {taking:.1f} "
+                f"| {median(compiled):.2f} | {at(compiled, 0.99):.1f} | {compiled[-1]:.1f} |"
+            )
+
+
+def at(values, share):
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
+def markdown(document):
+    yield f"{document['cpu']}, {document['threads']} threads; {document['ours']}; {document['peer']}."
+    yield f"`{document['command']}`"
+    yield ""
+    yield "| model | loop | grammar | a step without | it adds | share | middle half of the rounds | bar |"
+    yield "|---|---|---|---|---|---|---|---|"
+    yield from step_rows(document)
+    yield ""
+    yield "| model | free text | records as JSON | ratio | steps a token |"
+    yield "|---|---|---|---|---|"
+    yield from record_rows(document)
+    yield ""
+    yield (
+        "| vocabulary | | schemas | mask, mean µs | median | 99 % | most | taking a token, mean µs "
+        "| compiling, median ms | 99 % | most |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
+    yield from walk_rows(document)
+    yield ""
+    yield f"Medians of {document['rounds']} rounds; masks along {document['schemas']} texts, of those schemas"
+    yield f"that both sides take. All else on the machine used {document['others']:.0%} of the processors."
+
+
+def note(text):
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peer", required=True, help="the Python that has llama-cpp-python")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--schemas", type=int, default=300)
+    parser.add_argument("--threads", type=int, default=hardware.usable_cores())
+    parser.add_argument("--tokens", type=int, default=64, help="decoded in a sample")
+    parser.add_argument("--out", type=Path, help="where all samples go (default: raw/, by processor)")
+    return parser.parse_args()
+
+
+def main():
+    args = arguments()
+    cpu = hardware.probe(measure=False).cpu
+    slug = re.sub(r"\W+", "-", re.sub(r"\(.*?\)", "", cpu)).strip("-").lower()
+    out = args.out or HERE / "raw" / f"grammar-{slug}.json"
+    sizes = {name: getattr(args, name) for name in ("rounds", "schemas", "threads", "tokens")}
+    options = " ".join(f"--{name} {value}" for name, value in sizes.items())
+    paths = {model: str(hub.resolve(name)) for model, name in MODELS.items()}
+    begun = time.monotonic(), busy_seconds() - own_seconds()
+    with (
+        Process([sys.executable, str(HERE / "peers" / "stretto_grammar.py")]) as ours,
+        Process([args.peer, str(HERE / "peers" / "llamacpp_grammar.py")]) as peer,
+    ):
+        processes = {"Stretto": ours, "llama-cpp-python": peer}
+        document = {
+            "command": f"python benchmarks/grammar.py --peer PEER/bin/python {options}",
+            "cpu": cpu,
+            "ours": ours.ask({"do": "about"})["version"],
+            "peer": peer.ask({"do": "about"})["version"],
+            "sides": list(processes),
+            **sizes,
+            "steps": steps(args, ours, paths),
+            "records": records(args, ours, paths),
+            "walks": walks(args, processes, paths),
+        }
+    note("")
+    wall, busy = time.monotonic() - begun[0], busy_seconds() - own_seconds() - begun[1]
+    document["others"] = max(0.0, busy / (wall * (os.cpu_count() or 1)))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document) + "\n")
+    print("\n".join(markdown(document)))
+
+
+if __name__ == "__main__":
+    main()
