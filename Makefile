@@ -51,6 +51,7 @@ bench: $(VENV)/.test
 # looked for. Tests that start a Python of their own, or take away its memory, are left out.
 ASAN_TESTS := tests/backends/test_ops.py tests/backends/test_decoder.py tests/backends/test_fused.py \
               tests/backends/test_probe.py tests/sampling/test_native.py tests/sampling/test_native_hook.py \
+              tests/structured/test_mask.py \
               tests/engine/test_save.py tests/engine/test_table.py tests/weights/test_formats.py \
               tests/weights/test_gguf.py tests/weights/test_gguf_fuzz.py
 asan: $(VENV)/.test

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <unordered_map>
 #include <vector>
@@ -20,21 +21,44 @@ struct Candidate {
     double weight;
 };
 
-// A copy of the row in which tokens that may not come have −inf; whole words of the mask are copied at once.
-void copy_allowed(const float* row, size_t n, const uint32_t* mask, std::vector<float>& out) {
-    out.resize(n);
-    for (size_t i = 0; i < n; i += 32) {
-        const uint32_t word = mask[i / 32];
-        const size_t end = std::min(n, i + 32);
-        if (word == 0) {
-            std::fill(out.begin() + static_cast<std::ptrdiff_t>(i), out.begin() + static_cast<std::ptrdiff_t>(end),
-                      kMinusInfinity);
-        } else if (word == ~uint32_t{0}) {
-            std::copy(row + i, row + end, out.begin() + static_cast<std::ptrdiff_t>(i));
-        } else {
-            for (size_t j = i; j < end; ++j) out[j] = word >> (j - i) & 1 ? row[j] : kMinusInfinity;
+// For each byte of a mask eight words, all ones where its bit is set: vectors can be masked without shifting bits.
+struct Lanes {
+    uint32_t of[256][8];
+
+    Lanes() {
+        for (uint32_t byte = 0; byte < 256; ++byte) {
+            for (uint32_t bit = 0; bit < 8; ++bit) of[byte][bit] = byte >> bit & 1 ? ~uint32_t{0} : 0;
         }
     }
+};
+
+// A copy of the row in which tokens that may not come have −inf.
+void copy_allowed(const float* row, size_t n, const uint32_t* mask, std::vector<float>& out) {
+    static const Lanes lanes;
+    uint32_t infinity;
+    std::memcpy(&infinity, &kMinusInfinity, sizeof infinity);
+    out.resize(n);
+    float* to = out.data();
+    size_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        const uint32_t word = mask[i / 32];
+        if (word == 0) {
+            std::fill(to + i, to + i + 32, kMinusInfinity);
+        } else if (word == ~uint32_t{0}) {
+            std::copy(row + i, row + i + 32, to + i);
+        } else {
+            uint32_t bits[32];
+            std::memcpy(bits, row + i, sizeof bits);
+            for (size_t byte = 0; byte < 4; ++byte) {
+                const uint32_t* keep = lanes.of[word >> 8 * byte & 255];
+                for (size_t k = 0; k < 8; ++k) {
+                    bits[8 * byte + k] = (bits[8 * byte + k] & keep[k]) | (infinity & ~keep[k]);
+                }
+            }
+            std::memcpy(to + i, bits, sizeof bits);
+        }
+    }
+    for (; i < n; ++i) to[i] = mask[i / 32] >> (i % 32) & 1 ? row[i] : kMinusInfinity;
 }
 
 // Penalties and bias on a copy of the row.
@@ -70,6 +94,10 @@ void top_k(const float* row, size_t n, const std::vector<float>& peaks, size_t k
     heap.clear();
     size_t i = 0;
     for (; i < n && heap.size() < k; ++i) {
+        if (i % kPeak == 0 && peaks[i / kPeak] == kMinusInfinity) {  // nothing here, as where a mask leaves little
+            i += kPeak - 1;
+            continue;
+        }
         if (row[i] > kMinusInfinity) heap.push_back({row[i] / temperature, static_cast<int32_t>(i), 0.0});
     }
     std::make_heap(heap.begin(), heap.end(), before);
@@ -155,6 +183,10 @@ int sample(const float* logits, size_t n, const SamplerParams& params, const Sam
         in_order = params.top_p >= 1.0;
         kept.clear();
         for (size_t i = 0; i < n; ++i) {
+            if (i % kPeak == 0 && peaks[i / kPeak] == kMinusInfinity) {
+                i += kPeak - 1;
+                continue;
+            }
             if (logits[i] > kMinusInfinity) kept.push_back({logits[i] / params.temperature, static_cast<int32_t>(i), 0.0});
         }
     }
