@@ -361,7 +361,6 @@ def test_priorities():
         ({"seed": 1}, "nothing is drawn"),
         ({"logit_bias": {1: 2}}, r"hooks=\[stretto.hooks.Bias"),
         ({"repetition_penalty": 1.1}, "NoRepeat"),
-        ({"grammar": {}}, "use a hook"),
         ({"loop": "fused"}, "sets are chosen in Python"),
         ({"overflow": "shift"}, "ends at the end of the context"),
         ({"n": 2}, "list of prompts"),
