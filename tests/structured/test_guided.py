@@ -12,6 +12,7 @@ import vocabularies
 from stretto import Grammar, InvalidRequest, Unsupported
 from stretto.llm import LLM
 from stretto.sampling.hooks import NativeHook
+from stretto.structured import guide
 from stretto.testing import MockBackend, mock_llm
 from stretto.text.spm import SPMTokenizer
 
@@ -238,6 +239,16 @@ def test_a_hook_that_leaves_nothing_ends_its_own_request(llm):
     with pytest.raises(InvalidRequest, match="every token is excluded"):
         llm.generate("x", grammar=Grammar.regex("[a-z]{3}"), hooks=[nothing])
     assert len(other.result.tokens) == 12
+
+
+def test_what_fails_within_the_fused_loop_ends_its_own_request(llm, monkeypatch):
+    stream = llm.stream("x", grammar=PERSON, loop="fused", **WILD)
+    monkeypatch.setattr(guide, "MAX_STEP", -1.0)
+    with pytest.raises(InvalidRequest, match="for one token"):
+        _ = stream.result
+    monkeypatch.undo()
+    assert llm.cache.stats().held == 0
+    assert json.loads(llm.generate("x", grammar=PERSON, loop="fused", seed=1, **WILD).text)
 
 
 def test_native_hooks_in_the_fused_loop(llm):

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from stretto import Grammar, InvalidRequest
-from stretto.structured import Compiler, compiler, guide
+from stretto.structured import Compiler, as_grammar, compiler, guide
 from stretto.structured.checks import MAX_DEPTH, MAX_LARK, MAX_TEXT
 from stretto.testing import byte_tokenizer, mock_llm
 
@@ -297,4 +297,5 @@ def test_classes_with_a_schema():
             return {"type": "boolean"}
 
     assert json.loads(Grammar.json(Model).text) == {"type": "boolean"}
+    assert as_grammar(Model) == Grammar.json({"type": "boolean"})
     assert repr(Grammar.choices(["a"])) == "Grammar.choices('[\"a\"]')"

@@ -110,10 +110,10 @@ class Grammar:
 
 
 def as_grammar(value: Any) -> Grammar:
-    """The grammar that an option means: a `Grammar`, or a JSON schema as a dict."""
+    """The grammar that an option means: a `Grammar`, or a JSON schema as `Grammar.json` takes it, but no text."""
     if isinstance(value, Grammar):
         return value
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) or callable(getattr(value, "model_json_schema", None)):
         return Grammar.json(value)
     raise InvalidRequest(
         f"grammar must be a JSON schema (a dict) or made by stretto.Grammar, not {value!r:.100}; "
