@@ -110,7 +110,7 @@ class Grammar:
 
 
 def as_grammar(value: Any) -> Grammar:
-    """The grammar that an option means: a `Grammar`, or a JSON schema as `Grammar.json` takes it, but no text."""
+    """The grammar that an option means: a `Grammar`, or a JSON schema (a dict, a class of pydantic's)."""
     if isinstance(value, Grammar):
         return value
     if isinstance(value, Mapping) or callable(getattr(value, "model_json_schema", None)):
