@@ -12,4 +12,5 @@ NB_MODULE(_native, m) {
     stretto::bind_sampler(m);
     stretto::bind_ops(m);
     stretto::bind_probe(m);
+    stretto::bind_vision(m);
 }

@@ -35,5 +35,6 @@ void bind_formats(nb::module_& m);
 void bind_decoder(nb::module_& m);
 void bind_sampler(nb::module_& m);
 void bind_ops(nb::module_& m);
+void bind_vision(nb::module_& m);
 
 }  // namespace stretto

@@ -18,6 +18,7 @@ ALLOWED = {
     "sampling": set(),
     "hooks": {"sampling"},
     "drafts": {"cache.radix", "sampling.params", "text"},
+    "vision": {"models", "weights"},
     "backends": {"cache", "models", "sampling", "weights"},
     "structured": {"text"},
     "engine": {"backends.base", "cache", "drafts", "sampling", "structured", "text"},

@@ -118,6 +118,26 @@ class Decoder:
     def read_cells(self, cells: NDArray[np.int32]) -> NDArray[np.uint8]: ...
     def write_cells(self, cells: NDArray[np.int32], data: NDArray[np.uint8]) -> None: ...
 
+class Vision:
+    kernels: str
+    threads: int
+
+    def __init__(
+        self,
+        n_embd: int,
+        n_ff: int,
+        n_head: int,
+        norm_eps: float,
+        activation: str,
+        threads: int,
+        kernels: str,
+    ) -> None: ...
+    def set_matrix(self, name: str, code: int, rows: int, columns: int, data: NDArray[np.uint8]) -> None: ...
+    def set_vector(self, name: str, data: NDArray[np.float32]) -> None: ...
+    def multiply(self, name: str, x: NDArray[np.float32], activation: str) -> NDArray[np.float32]: ...
+    def norm(self, name: str, x: NDArray[np.float32]) -> NDArray[np.float32]: ...
+    def block(self, name: str, x: NDArray[np.float32]) -> NDArray[np.float32]: ...
+
 class _Operators:
     """The submodule `ops`: the operators of the decoder, each alone; `kernels=""` are the best."""
 

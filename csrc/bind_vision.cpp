@@ -1,0 +1,123 @@
+// The image encoder as a Python class.
+
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+
+#include "bindings.h"
+#include "vision.h"
+
+namespace stretto {
+
+namespace {
+
+using Input3 = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using Array3 = nb::ndarray<nb::numpy, float, nb::ndim<3>>;
+
+constexpr size_t kMost = size_t{1} << 20;   // of any size that a caller names
+constexpr size_t kMostNumbers = size_t{1} << 32;
+
+Activation activation_named(const std::string& name) {
+    if (name == "gelu") return Activation::kGelu;
+    if (name == "quick_gelu") return Activation::kQuickGelu;
+    if (name == "silu") return Activation::kSilu;
+    if (name == "exact_gelu") return Activation::kExactGelu;
+    if (name == "") return Activation::kNone;
+    fail("there is no activation " + name);
+}
+
+Array3 copy_of(const Input3& x, size_t columns) {
+    const size_t n = x.shape(0) * x.shape(1) * columns;
+    float* data = new float[n];
+    return Array3(data, {x.shape(0), x.shape(1), columns}, owner_of(data));
+}
+
+void check_rows(const Input3& x) {
+    if (!x.shape(0) || !x.shape(1) || !x.shape(2)) fail("an array without numbers");
+    if (x.shape(0) > kMost || x.shape(1) > kMost || x.shape(0) * x.shape(1) * x.shape(2) > kMostNumbers) {
+        fail("an array of too many numbers");
+    }
+}
+
+Vision* make(size_t n_embd, size_t n_ff, size_t n_head, float norm_eps, const std::string& activation, int threads,
+             const std::string& kernels) {
+    if (!n_embd || n_embd > kMost || !n_ff || n_ff > kMost || !n_head || n_embd % n_head) fail("sizes out of range");
+    if (threads < 1 || threads > 1024) fail("threads out of range");
+    const Kernels* table = kernels.empty() ? best_kernels() : kernels_named(kernels.c_str());
+    if (!table) fail("no kernels called " + kernels);
+    return new Vision(n_embd, n_ff, n_head, norm_eps, activation_named(activation), threads, table);
+}
+
+void set_matrix(Vision& vision, const std::string& name, int code, size_t rows, size_t columns, Input1<uint8_t> data) {
+    check_matrix(code, rows, columns, rows, data.shape(0));
+    nb::gil_scoped_release release;
+    vision.set_matrix(name, code, rows, columns, data.data());
+}
+
+void set_vector(Vision& vision, const std::string& name, Input1<float> data) {
+    vision.set_vector(name, data.data(), data.shape(0));
+}
+
+Array3 multiply(Vision& vision, const std::string& name, Input3 x, const std::string& activation) {
+    const Matrix* matrix = vision.matrix(name + ".weight");
+    const std::vector<float>* bias = vision.vector(name + ".bias");
+    check_rows(x);
+    if (!matrix || x.shape(2) != matrix->columns || (bias && bias->size() != matrix->rows)) {
+        fail("no matrix " + name + " for rows of " + std::to_string(x.shape(2)));
+    }
+    if (x.shape(0) * x.shape(1) * matrix->rows > kMostNumbers) fail("an array of too many numbers");
+    const Activation chosen = activation_named(activation);
+    Array3 out = copy_of(x, matrix->rows);
+    {
+        nb::gil_scoped_release release;
+        vision.multiply(name, x.data(), x.shape(0) * x.shape(1), chosen, out.data());
+    }
+    return out;
+}
+
+Array3 norm(Vision& vision, const std::string& name, Input3 x) {
+    check_rows(x);
+    const std::vector<float>* weight = vision.vector(name + ".weight");
+    const std::vector<float>* bias = vision.vector(name + ".bias");
+    if (!weight || !bias || weight->size() != vision.n_embd() || bias->size() != vision.n_embd() ||
+        x.shape(2) != vision.n_embd()) {
+        fail("no norm " + name + " for rows of " + std::to_string(x.shape(2)));
+    }
+    Array3 out = copy_of(x, x.shape(2));
+    std::memcpy(out.data(), x.data(), x.size() * sizeof(float));
+    {
+        nb::gil_scoped_release release;
+        vision.norm(name, out.data(), x.shape(0) * x.shape(1));
+    }
+    return out;
+}
+
+Array3 block(Vision& vision, const std::string& name, Input3 x) {
+    check_rows(x);
+    if (x.shape(2) != vision.n_embd()) fail("rows of the wrong size");
+    const std::string missing = vision.missing(name);
+    if (!missing.empty()) fail("the encoder is incomplete: " + missing);
+    Array3 out = copy_of(x, x.shape(2));
+    std::memcpy(out.data(), x.data(), x.size() * sizeof(float));
+    {
+        nb::gil_scoped_release release;
+        vision.block(name, out.data(), x.shape(0), x.shape(1));
+    }
+    return out;
+}
+
+}  // namespace
+
+void bind_vision(nb::module_& m) {
+    nb::class_<Vision>(m, "Vision")
+        .def(nb::new_(&make))
+        .def_prop_ro("threads", &Vision::threads)
+        .def_prop_ro("kernels", [](const Vision& vision) { return vision.kernels().name; })
+        .def("set_matrix", &set_matrix)
+        .def("set_vector", &set_vector)
+        .def("multiply", &multiply)
+        .def("norm", &norm)
+        .def("block", &block);
+}
+
+}  // namespace stretto

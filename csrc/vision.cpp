@@ -1,0 +1,302 @@
+#include "vision.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "carver.h"
+#include "plan.h"
+
+namespace stretto {
+
+namespace {
+
+constexpr size_t kRowsOfAttention = 16;
+constexpr float kQuick = 1.702f;
+constexpr float kRootHalf = 0.70710678f;
+
+}  // namespace
+
+// What each thread has for itself.
+struct Vision::Scratch {
+    float* attention;
+    Partial partial, total;
+    float* constant;      // [widest], what an activation multiplies with
+    const int32_t* view;  // 0, 1, 2, …
+};
+
+Vision::Vision(size_t n_embd, size_t n_ff, size_t n_head, float norm_eps, Activation activation, int threads,
+               const Kernels* kernels)
+    : n_embd_(n_embd), n_ff_(n_ff), n_head_(n_head), norm_eps_(norm_eps), activation_(activation), kernels_(kernels),
+      pool_(threads) {}
+
+void Vision::set_matrix(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data) {
+    Layout layout;
+    if (!layout_of(format, &layout)) throw std::invalid_argument("no layout for the matrix " + name);
+    Matrix matrix = matrix_for(layout, rows, columns);
+    weights_.emplace_back(matrix.bytes());
+    uint8_t* out = weights_.back().data();
+    const size_t panels = matrix.panels();
+    pool_.run([&](int thread) {
+        const size_t begin = panels * thread / pool_.size(), end = panels * (thread + 1) / pool_.size();
+        pack_panels(format, data, matrix, begin, end, out + begin * matrix.panel_bytes);
+    });
+    matrix.data = out;
+    matrix.ready = rows;
+    matrices_[name] = matrix;
+}
+
+void Vision::set_vector(const std::string& name, const float* data, size_t n) { vectors_[name].assign(data, data + n); }
+
+const Matrix* Vision::matrix(const std::string& name) const {
+    const auto found = matrices_.find(name);
+    return found == matrices_.end() ? nullptr : &found->second;
+}
+
+const std::vector<float>* Vision::vector(const std::string& name) const {
+    const auto found = vectors_.find(name);
+    return found == vectors_.end() ? nullptr : &found->second;
+}
+
+std::string Vision::missing(const std::string& block) const {
+    auto is = [&](const char* part, size_t rows, size_t columns) {
+        const Matrix* m = matrix(block + part + ".weight");
+        const std::vector<float>* bias = vector(block + part + ".bias");
+        return m && m->rows == rows && m->columns == columns && (!bias || bias->size() == rows);
+    };
+    for (const char* part : {"attn_q", "attn_k", "attn_v", "attn_out"}) {
+        if (!is(part, n_embd_, n_embd_)) return block + part;
+    }
+    if (!is("ffn_up", n_ff_, n_embd_)) return block + "ffn_up";
+    if (!is("ffn_down", n_embd_, n_ff_)) return block + "ffn_down";
+    for (const char* part : {"ln1.weight", "ln1.bias", "ln2.weight", "ln2.bias"}) {
+        const std::vector<float>* v = vector(block + part);
+        if (!v || v->size() != n_embd_) return block + part;
+    }
+    return "";
+}
+
+// (x − mean) / √(variance + eps) × weight + bias: what is centred first, the root of mean squares does.
+void Vision::normalise(const std::vector<float>& weight, const std::vector<float>& bias, const float* x,
+                       float* out) const {
+    const size_t n = weight.size();
+    double sum = 0.0;
+    for (size_t i = 0; i < n; ++i) sum += x[i];
+    const float mean = static_cast<float>(sum / static_cast<double>(n));
+    for (size_t i = 0; i < n; ++i) out[i] = x[i] - mean;
+    kernels_->rms_norm(out, weight.data(), n, norm_eps_, out);
+    kernels_->add(out, bias.data(), n);
+}
+
+// x × sigmoid(1.702 x) is silu(1.702 x) / 1.702, so one kernel serves both.
+void Vision::activate(Activation activation, float* x, size_t n, float* constant) const {
+    switch (activation) {
+        case Activation::kNone: return;
+        case Activation::kExactGelu:
+            for (size_t i = 0; i < n; ++i) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * kRootHalf));
+            return;
+        case Activation::kQuickGelu:
+            for (size_t i = 0; i < n; ++i) x[i] *= kQuick;
+            std::fill(constant, constant + n, 1.0f / kQuick);
+            return kernels_->silu(x, constant, n);
+        case Activation::kSilu:
+            std::fill(constant, constant + n, 1.0f);
+            return kernels_->silu(x, constant, n);
+        case Activation::kGelu:
+            std::fill(constant, constant + n, 1.0f);
+            return kernels_->gelu(x, constant, n);
+    }
+}
+
+void Vision::quantize(std::initializer_list<const Matrix*> readers, const float* x, size_t n, const Quantized& to,
+                      int thread) const {
+    const bool wanted = std::any_of(readers.begin(), readers.end(), [](const Matrix* w) { return !is_float(w->layout); });
+    if (!wanted) return;
+    const size_t columns = (*readers.begin())->columns, n_threads = pool_.size();
+    for (size_t row = n * thread / n_threads; row < n * (thread + 1) / n_threads; ++row) {
+        kernels_->quantize(x + row * columns, columns, row, to);
+    }
+}
+
+void Vision::share(const Matrix& w, const std::vector<float>* bias, const float* x, size_t n, Activation activation,
+                   const Quantized& quantized, float* constant, int thread, std::atomic<size_t>& counter, float* out) {
+    const Cut cut(w.panels(), n, pool_.size(), false);
+    Share mine(counter, cut.count(), thread, pool_.size());
+    for (size_t index; mine.next(&index);) {
+        const Cut::Piece piece = cut.at(index);
+        const Quantized part = is_float(w.layout) ? quantized : quantized.from(piece.first, w.columns);
+        kernels_->matmul(w, part, x + piece.first * w.columns, piece.last - piece.first, piece.begin, piece.end,
+                         out + piece.first * w.rows, w.rows);
+        const size_t from = piece.begin * kPanelRows, to = std::min(piece.end * kPanelRows, w.rows);
+        for (size_t row = piece.first; row < piece.last; ++row) {
+            float* at = out + row * w.rows + from;
+            if (bias) kernels_->add(at, bias->data() + from, to - from);
+            activate(activation, at, to - from, constant);
+        }
+    }
+}
+
+void Vision::multiply(const std::string& name, const float* x, size_t n, Activation activation, float* out) {
+    const Matrix& w = matrices_.at(name + ".weight");
+    const std::vector<float>* bias = vector(name + ".bias");
+    const size_t n_threads = pool_.size(), quantized_columns = is_float(w.layout) ? 0 : w.columns;
+    Quantized quantized;
+    std::vector<float*> constants(n_threads);
+    auto carve = [&](uint8_t* base) {
+        Carver carver(base);
+        quantized = carver.quantized(n, quantized_columns, kernels_->lanes(n));
+        for (float*& constant : constants) constant = carver.take<float>(w.rows);
+        return carver.used();
+    };
+    carve(scratch_.reserve(carve(nullptr)));
+    std::atomic<size_t> counter{0};
+    pool_.run([&](int thread) {
+        quantize({&w}, x, n, quantized, thread);
+        pool_.barrier(thread);
+        share(w, bias, x, n, activation, quantized, constants[thread], thread, counter, out);
+    });
+}
+
+void Vision::norm(const std::string& name, float* x, size_t n) {
+    const std::vector<float>& weight = vectors_.at(name + ".weight");
+    const std::vector<float>& bias = vectors_.at(name + ".bias");
+    pool_.run([&](int thread) {
+        const size_t n_threads = pool_.size();
+        for (size_t row = n * thread / n_threads; row < n * (thread + 1) / n_threads; ++row) {
+            normalise(weight, bias, x + row * n_embd_, x + row * n_embd_);
+        }
+    });
+}
+
+// One head's rows over all positions of their image: K and V stand behind each other, as floats.
+void Vision::attend(const float* q, const uint8_t* keys, const uint8_t* values, size_t length, size_t row, size_t rows,
+                    size_t head, const Scratch& mine, float* out) const {
+    const size_t size = n_embd_ / n_head_;
+    int32_t begins[kRowsOfAttention] = {}, ends[kRowsOfAttention];
+    std::fill(ends, ends + rows, static_cast<int32_t>(length));
+    Attention a;
+    a.type = CacheType::kFloat;
+    a.keys = keys;
+    a.values = values;
+    a.cell_stride = head_bytes(CacheType::kFloat, size);
+    a.block_stride = kCellBlock * a.cell_stride;
+    a.view = mine.view;
+    a.head_size = size;
+    a.group = 1;
+    a.scale = 1.0f / std::sqrt(static_cast<float>(size));
+    a.cap = 0.0f;
+    a.queries = q + row * n_embd_ + head * size;
+    a.query_stride = n_embd_;
+    a.begins = begins;
+    a.ends = ends;
+    a.rows = rows;
+    a.scratch = mine.attention;
+    kernels_->attend(a, 0, std::min(kSpan, length), mine.total);
+    for (size_t at = kSpan; at < length; at += kSpan) {
+        kernels_->attend(a, at, std::min(at + kSpan, length), mine.partial);
+        kernels_->merge(rows, size, mine.total, mine.partial);
+    }
+    for (size_t r = 0; r < rows; ++r) {
+        const float inverse = 1.0f / mine.total.sum[r];
+        const float* from = mine.total.out + r * padded(size);
+        float* to = out + (row + r) * n_embd_ + head * size;
+        for (size_t i = 0; i < size; ++i) to[i] = from[i] * inverse;
+    }
+}
+
+void Vision::block(const std::string& name, float* x, size_t n, size_t length) {
+    auto weight = [&](const char* part) -> const Matrix& { return matrices_.at(name + part + ".weight"); };
+    auto bias = [&](const char* part) { return vector(name + part + ".bias"); };
+    const std::vector<float>&ln1 = vectors_.at(name + "ln1.weight"), &ln1_bias = vectors_.at(name + "ln1.bias");
+    const std::vector<float>&ln2 = vectors_.at(name + "ln2.weight"), &ln2_bias = vectors_.at(name + "ln2.bias");
+    const size_t rows = n * length, n_threads = pool_.size(), size = n_embd_ / n_head_, widest = std::max(n_embd_, n_ff_);
+    const size_t row_blocks = (length + kRowsOfAttention - 1) / kRowsOfAttention;
+    float *normed, *q, *k, *v, *hidden;
+    uint8_t *keys, *values;
+    int32_t* view;
+    Quantized quantized;
+    std::vector<Scratch> threads(n_threads);
+    auto carve = [&](uint8_t* base) {
+        Carver carver(base);
+        normed = carver.take<float>(rows * n_embd_);
+        q = carver.take<float>(rows * n_embd_);
+        k = carver.take<float>(rows * n_embd_);
+        v = carver.take<float>(rows * n_embd_);
+        hidden = carver.take<float>(rows * n_ff_);
+        keys = carver.take<uint8_t>(rows * n_embd_ * sizeof(float));
+        values = carver.take<uint8_t>(rows * n_embd_ * sizeof(float));
+        view = carver.take<int32_t>(length);
+        quantized = carver.quantized(rows, widest / 32 * 32, kernels_->lanes(rows));
+        for (Scratch& mine : threads) {
+            auto partial = [&] {
+                return Partial{carver.take<float>(kRowsOfAttention), carver.take<float>(kRowsOfAttention),
+                               carver.take<float>(kRowsOfAttention * padded(size))};
+            };
+            mine.attention = carver.take<float>(attention_scratch(size, kRowsOfAttention, 1));
+            mine.partial = partial();
+            mine.total = partial();
+            mine.constant = carver.take<float>(widest);
+            mine.view = view;
+        }
+        return carver.used();
+    };
+    carve(scratch_.reserve(carve(nullptr)));
+    for (size_t i = 0; i < length; ++i) view[i] = static_cast<int32_t>(i);
+    std::atomic<size_t> counters[7] = {};
+
+    pool_.run([&](int thread) {
+        const Scratch& mine = threads[thread];
+        const size_t first = rows * thread / n_threads, last = rows * (thread + 1) / n_threads;
+        auto product = [&](const char* part, const float* from, Activation activation, size_t counter, float* to) {
+            share(weight(part), bias(part), from, rows, activation, quantized, mine.constant, thread, counters[counter],
+                  to);
+        };
+        // What all products of one input share; nobody reads it before everybody is done with it.
+        auto prepare = [&](std::initializer_list<const Matrix*> readers, const float* from) {
+            pool_.barrier(thread);
+            quantize(readers, from, rows, quantized, thread);
+            pool_.barrier(thread);
+        };
+        for (size_t row = first; row < last; ++row) {
+            normalise(ln1, ln1_bias, x + row * n_embd_, normed + row * n_embd_);
+        }
+        prepare({&weight("attn_q"), &weight("attn_k"), &weight("attn_v")}, normed);
+        product("attn_q", normed, Activation::kNone, 0, q);
+        product("attn_k", normed, Activation::kNone, 1, k);
+        product("attn_v", normed, Activation::kNone, 2, v);
+        pool_.barrier(thread);
+        // [n][head][position]: what one head reads lies in a row.
+        for (size_t row = first; row < last; ++row) {
+            for (size_t head = 0; head < n_head_; ++head) {
+                const size_t to = ((row / length * n_head_ + head) * length + row % length) * size * sizeof(float);
+                kernels_->store_head(CacheType::kFloat, k + row * n_embd_ + head * size, size, keys + to);
+                kernels_->store_head(CacheType::kFloat, v + row * n_embd_ + head * size, size, values + to);
+            }
+        }
+        pool_.barrier(thread);
+        Share pieces(counters[3], n * n_head_ * row_blocks, thread, n_threads);
+        for (size_t piece; pieces.next(&piece);) {
+            const size_t part = piece % row_blocks, which = piece / row_blocks;  // [n][head]
+            const size_t row = part * kRowsOfAttention, image = which / n_head_;
+            const size_t plane = which * length * size * sizeof(float);
+            attend(q + image * length * n_embd_, keys + plane, values + plane, length, row,
+                   std::min(kRowsOfAttention, length - row), which % n_head_, mine, normed + image * length * n_embd_);
+        }
+        prepare({&weight("attn_out")}, normed);
+        product("attn_out", normed, Activation::kNone, 4, q);
+        pool_.barrier(thread);
+        for (size_t row = first; row < last; ++row) {
+            kernels_->add(x + row * n_embd_, q + row * n_embd_, n_embd_);
+            normalise(ln2, ln2_bias, x + row * n_embd_, normed + row * n_embd_);
+        }
+        prepare({&weight("ffn_up")}, normed);
+        product("ffn_up", normed, activation_, 5, hidden);
+        prepare({&weight("ffn_down")}, hidden);
+        product("ffn_down", hidden, Activation::kNone, 6, q);
+        pool_.barrier(thread);
+        for (size_t row = first; row < last; ++row) kernels_->add(x + row * n_embd_, q + row * n_embd_, n_embd_);
+    });
+}
+
+}  // namespace stretto

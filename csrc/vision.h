@@ -1,0 +1,67 @@
+// An image encoder: a ViT whose patches all see each other, and the matrices behind it.
+//
+// Its parts are called one by one, on arrays of the caller's, so that he decides how much is done at a time.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "decoder.h"
+
+namespace stretto {
+
+enum class Activation { kGelu, kQuickGelu, kSilu, kExactGelu, kNone };
+
+class Vision {
+public:
+    Vision(size_t n_embd, size_t n_ff, size_t n_head, float norm_eps, Activation activation, int threads,
+           const Kernels* kernels);
+
+    size_t n_embd() const { return n_embd_; }
+    int threads() const { return pool_.size(); }
+    const Kernels& kernels() const { return *kernels_; }
+
+    // Packs a matrix from the file's bytes; they are not needed afterwards.
+    void set_matrix(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data);
+    void set_vector(const std::string& name, const float* data, size_t n);
+    // The matrix or vector of that name, or null.
+    const Matrix* matrix(const std::string& name) const;
+    const std::vector<float>* vector(const std::string& name) const;
+    // The name of what a block needs and is missing or of the wrong size, or "".
+    std::string missing(const std::string& block) const;
+
+    // out[n][rows] = activation(x[n][columns] · matrix + bias); the bias is that of the same name, if there is one.
+    void multiply(const std::string& name, const float* x, size_t n, Activation activation, float* out);
+    // Each row of x[n][n_embd] normalised, in place.
+    void norm(const std::string& name, float* x, size_t n);
+    // One block over x[n][length][n_embd], in place; attention stays within each n.
+    void block(const std::string& name, float* x, size_t n, size_t length);
+
+private:
+    struct Scratch;
+
+    void normalise(const std::vector<float>& weight, const std::vector<float>& bias, const float* x, float* out) const;
+    void activate(Activation activation, float* x, size_t n, float* constant) const;
+    // This thread's share of a product; all of them must come, and meet afterwards.
+    void share(const Matrix& w, const std::vector<float>* bias, const float* x, size_t n, Activation activation,
+               const Quantized& quantized, float* constant, int thread, std::atomic<size_t>& counter, float* out);
+    // This thread's share of the rows, as the quantised ones among the matrices that read them want them.
+    void quantize(std::initializer_list<const Matrix*> readers, const float* x, size_t n, const Quantized& to,
+                  int thread) const;
+    void attend(const float* q, const uint8_t* keys, const uint8_t* values, size_t length, size_t row, size_t rows,
+                size_t head, const Scratch& mine, float* out) const;
+
+    size_t n_embd_, n_ff_, n_head_;
+    float norm_eps_;
+    Activation activation_;
+    const Kernels* kernels_;
+    Pool pool_;
+    std::unordered_map<std::string, Matrix> matrices_;
+    std::unordered_map<std::string, std::vector<float>> vectors_;
+    std::vector<Buffer> weights_;
+    Buffer scratch_;  // grows to what the largest batch needed
+};
+
+}  // namespace stretto

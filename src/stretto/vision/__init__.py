@@ -1,0 +1,6 @@
+"""Images: preprocessing, encoders and projectors, from the `mmproj` files beside language models."""
+
+from stretto.vision.image import Image
+from stretto.vision.spec import VisionSpec, read_vision_spec
+
+__all__ = ["Image", "VisionSpec", "read_vision_spec"]
