@@ -6,8 +6,8 @@ writes tests/data/vision/CASE.gguf and tests/data/vision/golden.npz, always the 
 transformers and Pillow; the tests, which read the files, do not need the first two.
 
 No constant has its usual value, and weights are drawn so that activations and vectors have about unit
-variance: no piece can be wrong unnoticed. All weights are exact in float16. The pictures go through the models' own
-processors, so that golden pixels are theirs too.
+variance: no piece can be wrong unnoticed. All weights are exact in float16. The pictures go through the
+models' own processors, so that golden pixels are theirs too.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     idefics3   resized until its longest edge fits, then to whole tiles (Lanczos); the tiles row by row, and
                last all of it in one more tile
 
-`transformers` calls these LlavaImageProcessorPil (do_pad), Gemma3ImageProcessorPil, Idefics3ImageProcessorPil.
+In `transformers`: LlavaImageProcessorPil (do_pad), Gemma3ImageProcessorPil, Idefics3ImageProcessorPil.
 """
 
 from __future__ import annotations
