@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from stretto.sampling import SamplingParams, sample
     from stretto.sampling.hooks import NativeHook
     from stretto.structured import Grammar, Guide
+    from stretto.vision.image import Image
 
     __version__: str
 
@@ -61,6 +62,7 @@ _HOMES = {
     "stretto.sampling": ("SamplingParams", "sample"),
     "stretto.sampling.hooks": ("NativeHook",),
     "stretto.structured": ("Grammar", "Guide"),
+    "stretto.vision.image": ("Image",),
 }
 _MODULES = ("hooks", "parallel", "tools")
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -74,6 +76,7 @@ __all__ = [
     "DraftModel",
     "Grammar",
     "Guide",
+    "Image",
     "InvalidRequest",
     "Limits",
     "ModelError",

@@ -32,6 +32,9 @@ from stretto.structured import Grammar, Guide, as_grammar
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.plan import ToolStream, plan_tools, with_arguments
+from stretto.vision.chat import has_images, place_images
+from stretto.vision.image import Image
+from stretto.vision.vision import Vision
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,7 +45,9 @@ if TYPE_CHECKING:
     from stretto.parallel.aio import AsyncParallelStream
     from stretto.tools.check import Choice, Tools
 
-Prompt = str | Seq[int]
+Parts = tuple[str | Image, ...]
+OnePrompt = str | list[int] | Parts
+Prompt = str | Seq[int] | Parts
 Message = Mapping[str, Any]
 Floats = NDArray[np.float32]
 
@@ -60,6 +65,7 @@ def load(
     repack: bool = True,
     prefix_cache: bool = True,
     limits: Limits | None = None,
+    vision: str | os.PathLike[str] | None = None,
 ) -> LLM:
     """Load a model by name (`"smollm2"`), path, or `"hf:org/repo/file.gguf"`.
 
@@ -67,13 +73,21 @@ def load(
     takes, "f32" doubles it and rounds nothing.
     `repack=False` leaves the weights in the file, for one larger than memory: slower, the same results.
     With `prefix_cache=False` nothing is kept for later prompts that begin alike. `limits` (`stretto.Limits`)
-    says how many requests may run and wait, and how long a step may take.
+    says how many requests may run and wait, and how long a step may take. `vision` is the `mmproj` file that
+    lets the model see images.
 
     >>> llm = stretto.load("smollm2")
     >>> llm.generate("Once upon a time").text
     """
     opened = open_model(
-        model, backend=backend, device=device, threads=threads, cells=cells, kv=kv, repack=repack
+        model,
+        backend=backend,
+        device=device,
+        threads=threads,
+        cells=cells,
+        kv=kv,
+        repack=repack,
+        vision=vision,
     )
     return LLM(
         opened.backend,
@@ -82,6 +96,7 @@ def load(
         fingerprint=opened.fingerprint,
         prefix_cache=prefix_cache,
         limits=limits,
+        vision=opened.vision,
     )
 
 
@@ -97,8 +112,10 @@ class LLM:
         fingerprint: Callable[[], str] | None = None,
         prefix_cache: bool = True,
         limits: Limits | None = None,
+        vision: Vision | None = None,
     ) -> None:
         self._engine = Engine(backend, tokenizer, limits, prefix_cache, fingerprint)
+        self._engine.images = self.vision = vision  # what encodes images, or None
         self._template = template
         self.tokenizer = tokenizer
         self.cells = CellTable(self._engine)  # copy, remove, keep, clear by `seq.id`
@@ -127,24 +144,24 @@ class LLM:
     # -- text --
 
     @overload
-    def generate(self, prompt: str | list[int], *, n: int, **options: Unpack[Options]) -> list[Result]: ...
+    def generate(self, prompt: OnePrompt, *, n: int, **options: Unpack[Options]) -> list[Result]: ...
     @overload
-    def generate(self, prompt: str | list[int], *, n: None = None, **options: Unpack[Options]) -> Result: ...
+    def generate(self, prompt: OnePrompt, *, n: None = None, **options: Unpack[Options]) -> Result: ...
     @overload
     def generate(
-        self, prompt: list[str] | list[list[int]], *, n: int, **options: Unpack[Options]
+        self, prompt: list[str] | list[list[int]] | list[Parts], *, n: int, **options: Unpack[Options]
     ) -> list[list[Result]]: ...
     @overload
     def generate(
-        self, prompt: list[str] | list[list[int]], *, n: None = None, **options: Unpack[Options]
+        self, prompt: list[str] | list[list[int]] | list[Parts], *, n: None = None, **options: Unpack[Options]
     ) -> list[Result]: ...
     def generate(
-        self, prompt: str | list[int] | list[str] | list[list[int]], **options: Any
+        self, prompt: OnePrompt | list[str] | list[list[int]] | list[Parts], **options: Any
     ) -> Result | list[Result] | list[list[Result]]:
         """Generate from a prompt, or from each of a list of prompts in one batch, results in order.
 
-        A prompt is text or a list of token ids. `RequestParams` documents the options, `Branching` those for
-        several texts from one prompt: with `n` a list of results comes for each prompt.
+        A prompt is text, a list of token ids, or a tuple of texts and images. `RequestParams` documents the
+        options, `Branching` those for several texts from one prompt: with `n` each gets a list of results.
 
         >>> llm.generate("The capital of France is", max_tokens=8, temperature=0).text
         """
@@ -164,7 +181,7 @@ class LLM:
         return AsyncStream(self._engine.worker, lambda: self._request(prompt, options))
 
     async def agenerate(
-        self, prompt: str | list[int] | list[str] | list[list[int]], **options: Any
+        self, prompt: OnePrompt | list[str] | list[list[int]] | list[Parts], **options: Any
     ) -> Result | list[Result] | list[list[Result]]:
         """As `generate`, to await; cancelling the task cancels what it waits for."""
         from stretto.engine.aio import finished
@@ -188,9 +205,21 @@ class LLM:
         """
         if self._template is None:
             raise Unsupported("this model has no chat template; use generate with a prompt of your own")
+        parts: Iterable[str | int | Image]
+        if has_images(messages):
+            parts = place_images(
+                self._template, with_arguments(messages), self.tokenizer.specials, variables
+            )
+        else:
+            parts = self._template.parts(with_arguments(messages), **variables)
         ids: list[int] = []
-        for part in self._template.parts(with_arguments(messages), **variables):
-            ids += [part] if isinstance(part, int) else self.tokenizer.encode(part)
+        for part in parts:
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += (
+                    self.tokenizer.encode(part) if isinstance(part, str) else self._engine.image_tokens(part)
+                )
         return ids
 
     @overload
@@ -378,8 +407,23 @@ class LLM:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, special=True)
         if isinstance(prompt, tuple) and prompt:
-            raise Unsupported("prompts of several parts are not supported yet; give text or token ids")
-        return self._engine.check_tokens(prompt)
+            return self._parts(prompt)
+        return self._engine.check_tokens(cast(Seq[int], prompt))
+
+    def _parts(self, parts: tuple[object, ...]) -> list[int]:
+        """The tokens of texts and images, one behind the other."""
+        ids = [self.tokenizer.bos_id] if self.tokenizer.add_bos and self.tokenizer.bos_id is not None else []
+        for part in parts:
+            if isinstance(part, str):
+                ids += self.tokenizer.encode(part, special=True, bos=False)
+            elif isinstance(part, Image):
+                ids += self._engine.image_tokens(part)
+            else:
+                raise InvalidRequest(
+                    f"a prompt's parts are texts and images, not {type(part).__name__}; "
+                    "stretto.Image.open makes an image of a file, an array or a PIL image"
+                )
+        return ids
 
     def _runs(self, prompts: Any, options: Mapping[str, Any]) -> list[ParallelRun]:
         run, params = parallel_params(options, self.spec.n_vocab)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from stretto.backends.base import Backend
-from stretto.backends.native import NativeBackend
+from stretto.backends.native import NativeBackend, chosen_kernels
 from stretto.backends.reference import ReferenceBackend
 from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.hardware import usable_cores
@@ -16,6 +16,11 @@ from stretto.models import ModelSpec, read_spec
 from stretto.sampling.params import check_integer
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer, load_tokenizer
+from stretto.vision.encoder import Encoder
+from stretto.vision.native import NativeEncoder
+from stretto.vision.reference import ReferenceEncoder
+from stretto.vision.spec import read_vision_spec
+from stretto.vision.vision import Vision
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
 
@@ -31,6 +36,7 @@ class Opened:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     fingerprint: Callable[[], str]  # of the file, computed when asked for
+    vision: Vision | None = None
 
 
 def open_model(
@@ -42,6 +48,7 @@ def open_model(
     cells: int = 8192,
     kv: str = "f16",
     repack: bool = True,
+    vision: str | os.PathLike[str] | None = None,
 ) -> Opened:
     """Find a model's file, fetch it if need be, and open it with a backend."""
     _one_of("backend", backend, ("auto", *BACKENDS))
@@ -64,7 +71,31 @@ def open_model(
             except BaseException:
                 runs.close()
                 raise
-        return Opened(runs, tokenizer, template, file.fingerprint())
+        try:
+            sees = None if vision is None else _vision(vision, spec, tokenizer, backend, threads)
+        except BaseException:
+            runs.close()
+            raise
+        return Opened(runs, tokenizer, template, file.fingerprint(), sees)
+
+
+def _vision(
+    path: str | os.PathLike[str], spec: ModelSpec, tokenizer: Tokenizer, backend: str, threads: int | None
+) -> Vision:
+    with GGUF(hub.resolve(path)) as file:
+        seen = read_vision_spec(file)
+        if seen.n_out != spec.n_embd:
+            raise ModelError(
+                f"it makes vectors of {seen.n_out} numbers, and the language model takes {spec.n_embd}; "
+                "give the mmproj file that belongs to it",
+                path=file.path,
+            )
+        encoder: Encoder
+        if backend == "reference":
+            encoder = ReferenceEncoder(file, seen)
+        else:
+            encoder = NativeEncoder(file, seen, threads or usable_cores(), chosen_kernels())
+        return Vision(encoder, tokenizer, file.fingerprint())
 
 
 def _text_side(file: GGUF, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate | None]:

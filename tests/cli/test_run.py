@@ -155,7 +155,9 @@ def test_a_prompt_behind_two_dashes_may_look_like_an_option(ask):
 
 def test_options_of_loading(ask):
     ask("Hi", "--cells", 512, "--backend", "reference", "--threads", 2)
-    assert ask.loaded() == [("mock.gguf", {"backend": "reference", "threads": 2, "cells": 512})]
+    assert ask.loaded() == [
+        ("mock.gguf", {"backend": "reference", "threads": 2, "cells": 512, "vision": None})
+    ]
 
 
 def test_seeds_repeat(ask):

@@ -429,9 +429,11 @@ def test_bad_prompts(prompt):
         generate("Hello", prompt)
 
 
-def test_parts_are_not_supported_yet():
-    with pytest.raises(Unsupported, match="several parts"):
-        generate("Hello", ("a", "b"))
+def test_parts_of_a_prompt():
+    llm = mock_llm("Hello")
+    assert llm.sequence(("ab", "c")).tokens == llm.sequence("abc").tokens
+    with pytest.raises(InvalidRequest, match="parts are texts and images, not bytes"):
+        llm.generate(("ab", b"c"))
 
 
 def test_a_closed_model():

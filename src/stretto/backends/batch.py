@@ -49,6 +49,7 @@ class Batch:
         self._sequences: list[tuple[int, ...]] = []
         self._wanted: list[int] = []
         self._vectors: dict[int, Floats] = {}
+        self._ahead: dict[int, int] = {}  # rows that see beyond their own position, and how far
         self._placement: Placement | None = None
         self.probes = NO_PROBES  # cells whose share of attention is asked for
         self.received: Floats | None = None  # float32[n, probes] after the forward pass, if asked for
@@ -93,6 +94,17 @@ class Batch:
         row = self.add(token, position, sequences, logits=logits)
         self._vectors[row] = np.asarray(vector, np.float32)
         return row
+
+    def set_vector(self, row: int, vector: ArrayLike, ahead: int = 0) -> None:
+        """Put a vector in place of the embedding of a row's token; it sees `ahead` positions beyond its own.
+
+        Tokens of one image that see each other must be in one batch.
+        """
+        if not 0 <= _integer("row", row) < len(self._tokens):
+            raise InvalidRequest(f"row {row} is not in the batch; add it before it gets a vector")
+        self._vectors[row] = np.asarray(vector, np.float32)
+        if ahead:
+            self._ahead[row] = _integer("ahead", ahead)
 
     def probe(self, cells: ArrayLike) -> slice:
         """Ask for the attention these cells get too: `received`, for each row the mean over layers and heads.
@@ -190,6 +202,8 @@ class Batch:
                 parts.setdefault(index, []).append(row)
         for index, rows in parts.items():
             wanted = [self._positions[row] for row in rows]
+            if self._ahead:
+                wanted = [self._positions[row] + self._ahead.get(row, 0) for row in rows]
             seen[rows] = np.searchsorted(cells.positions[views[index]], wanted, side="right")
         self._placement = Placement(taken, views, np.array(view_of, np.int32), seen, cells.positions)
 

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from stretto.cli.conversation import Conversation
     from stretto.cli.generation import Answer
     from stretto.llm import LLM
+    from stretto.vision import Image
 
 COMMANDS = {
     "/help": "this list",
     "/reset": "forget the conversation, keep the system message",
     "/system TEXT": "what the model is told before all else; alone: show it",
+    "/image FILE": "show an image with what you say next",
     "/stats": "tokens and speed so far",
     "/save FILE": "write the conversation as JSON; stretto chat --load FILE takes it up again",
     "/exit": "end the chat, as Ctrl-D does",
@@ -33,6 +35,7 @@ COMMANDS = {
 def chat(
     model: o.Model = o.DEFAULT_MODEL,
     system: o.System = None,
+    vision: o.Vision = None,
     load: Annotated[
         Path | None, typer.Option("--load", metavar="FILE", help="Take up a chat that /save has written.")
     ] = None,
@@ -70,7 +73,7 @@ def chat(
         "timeout": timeout,
     }
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    with open_llm(model, backend=backend, threads=threads, cells=cells) as llm:
+    with open_llm(model, backend=backend, threads=threads, cells=cells, vision=vision) as llm:
         session = Chat(llm, model, conversation, settings, wants_stats(stats))
         if interactive:
             note(
@@ -105,6 +108,7 @@ class Chat:
         self.settings = settings
         self.stats = stats
         self.answers: list[Answer] = []
+        self.images: list[Image] = []  # to be shown with the next turn
         self.n_failed = 0
         try:
             llm.chat_prompt([*conversation.messages, {"role": "user", "content": "?"}])
@@ -137,7 +141,7 @@ class Chat:
         """Say something and show the answer. A turn without an answer leaves no trace."""
         from stretto.cli.generation import note, say, stopped_by_ctrl_c
 
-        self.conversation.add("user", text)
+        self.conversation.add("user", [*self.images, text] if self.images else text)
         try:
             prompt = self.llm.chat_prompt(self.conversation.messages)
             with stopped_by_ctrl_c() as stopped:
@@ -152,6 +156,7 @@ class Chat:
                     "/reset begins a new one"
                 ) from None
             raise
+        self.images = []
         self.conversation.add("assistant", answer.text)
         self.answers.append(answer)
         if self.stats:
@@ -163,7 +168,7 @@ class Chat:
 
         argument = argument.strip()
         conversation = self.conversation
-        if argument and name not in ("system", "save"):
+        if argument and name not in ("system", "save", "image"):
             raise InvalidRequest(f"/{name} stands alone; // begins a text that begins with a /")
         if name in ("exit", "quit"):
             return False
@@ -173,10 +178,13 @@ class Chat:
                 note(f"{command:<{width}}  {meaning}")
         elif name == "reset":
             conversation.reset()
+            self.images = []
             note("a new conversation")
         elif name == "system":
             conversation.system = argument or conversation.system
             note(f"system message: {clean(conversation.system or 'none of yours')}")
+        elif name == "image":
+            self.show(argument)
         elif name == "stats":
             note(self.summary())
         elif name == "save" and argument:
@@ -188,6 +196,19 @@ class Chat:
         else:
             raise InvalidRequest(f"there is no command /{name}; /help lists them")
         return True
+
+    def show(self, path: str) -> None:
+        """Keep an image for the next turn."""
+        from stretto.cli.generation import note
+        from stretto.vision import Image
+
+        if self.llm.vision is None:
+            raise InvalidRequest("this model sees no images; start the chat with --vision and an mmproj file")
+        if not path:
+            raise InvalidRequest("/image needs the name of a file")
+        image = Image.open(Path(path).expanduser())
+        self.images.append(image)
+        note(f"{image.width} × {image.height} pixels; now say something about it")
 
     def summary(self) -> str:
         """How much was said and how fast."""

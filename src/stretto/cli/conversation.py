@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stretto.cli.output import clean
 from stretto.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from stretto.vision import Image
 
 ROLES = ("system", "user", "assistant")
 
@@ -23,16 +26,16 @@ class Conversation:
 
     def __init__(self, system: str | None = None) -> None:
         self.system = system
-        self.turns: list[dict[str, str]] = []
+        self.turns: list[dict[str, Any]] = []
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """All messages, as a chat template takes them."""
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         return first + self.turns
 
-    def add(self, role: str, content: str) -> None:
-        """Append a message."""
+    def add(self, role: str, content: str | list[str | Image]) -> None:
+        """Append a message: a text, or texts and images."""
         self.turns.append({"role": role, "content": content})
 
     def reset(self) -> None:
@@ -43,6 +46,8 @@ class Conversation:
         """Write it as JSON; the file is there whole, or as it was before."""
         from stretto.weights.files import atomic_write
 
+        if any(not isinstance(turn["content"], str) for turn in self.turns):
+            raise InvalidRequest("a conversation with images cannot be saved; /reset begins a new one")
         document = {"model": model, "messages": self.messages}
         try:
             with atomic_write(path) as file:

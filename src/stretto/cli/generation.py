@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from stretto.errors import InvalidRequest, ModelError
 
 if TYPE_CHECKING:
     from stretto.llm import LLM
+    from stretto.vision import Image
 
 # A terminal obeys control characters; format characters reverse the direction of text. Lines and tabs may
 # stay, and the joiners that emoji, Persian and Indic scripts are written with.
@@ -46,7 +48,17 @@ class Answer:
         return ", ".join(facts)
 
 
-def open_llm(model: str, *, backend: str, threads: int | None, cells: int) -> LLM:
+def open_images(paths: Iterable[Path], vision: str | None) -> list[Image]:
+    """The images in some files, before anything is loaded."""
+    from stretto.vision import Image
+
+    images = [Image.open(path.expanduser()) for path in paths]
+    if images and vision is None:
+        raise InvalidRequest("--image needs --vision, the mmproj file that lets the model see")
+    return images
+
+
+def open_llm(model: str, *, backend: str, threads: int | None, cells: int, vision: str | None = None) -> LLM:
     """Load a model; one that is not here is fetched first. Both are shown on stderr."""
     from rich.text import Text
 
@@ -61,11 +73,14 @@ def open_llm(model: str, *, backend: str, threads: int | None, cells: int) -> LL
             pull(model)
     screen = console(stderr=True)
     with screen.status(Text(f"loading {clean(model)}")) if screen.is_terminal else nullcontext():
-        return llm.load(model, backend=backend, threads=threads, cells=cells)
+        return llm.load(model, backend=backend, threads=threads, cells=cells, vision=vision)
 
 
 def say(
-    llm: LLM, prompt: str | list[int], options: dict[str, Any], stop: Callable[[], bool] = lambda: False
+    llm: LLM,
+    prompt: str | list[int] | tuple[str | Image, ...],
+    options: dict[str, Any],
+    stop: Callable[[], bool] = lambda: False,
 ) -> Answer:
     """Generate, and write the text to stdout as it comes; `stop()` is asked after each token."""
     last = "\n"

@@ -15,6 +15,10 @@ DEFAULT_MODEL = "smollm2"
 Model = Annotated[
     str, typer.Option("--model", "-m", metavar="MODEL", help="A name, a path, or hf:org/repo/file.gguf.")
 ]
+Vision = Annotated[
+    str | None,
+    typer.Option("--vision", metavar="FILE", help="The mmproj file that lets the model see images."),
+]
 System = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="What the model is told before all else.")
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from stretto.cli import options as o
 from stretto.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from stretto.llm import LLM
+    from stretto.llm import LLM, Parts
 
 
 def run(
@@ -21,6 +22,11 @@ def run(
         bool, typer.Option("--chat/--raw", help="Ask the prompt as a user would, or continue it as it is.")
     ] = False,
     system: o.System = None,
+    vision: o.Vision = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option("--image", metavar="FILE", help="An image before the prompt; may be repeated."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object, at the end.")] = False,
     stats: o.Stats = None,
     temperature: o.Temperature = 0.8,
@@ -39,10 +45,11 @@ def run(
 
     The prompt is continued as it is; --chat asks it in the model's own chat format instead.
     """
-    from stretto.cli.generation import note, open_llm, say, wants_stats
+    from stretto.cli.generation import note, open_images, open_llm, say, wants_stats
 
     if system is not None and not chat:
         raise InvalidRequest("--system is for --chat; without it the prompt is all the model sees")
+    images = open_images(image or [], vision)
     text = prompt_text(prompt)
     settings: dict[str, Any] = {
         "temperature": temperature,
@@ -54,8 +61,11 @@ def run(
         "stop": stop or (),
         "timeout": timeout,
     }
-    with open_llm(model, backend=backend, threads=threads, cells=cells) as llm:
-        asked = _asked(llm, text, system) if chat else text
+    with open_llm(model, backend=backend, threads=threads, cells=cells, vision=vision) as llm:
+        parts: Parts = (*images, text)
+        asked: str | list[int] | Parts = parts if images else text
+        if chat:
+            asked = _asked(llm, parts, system)
         if as_json:
             _print(llm, asked, settings, model)
         else:
@@ -64,14 +74,14 @@ def run(
                 note(str(answer))
 
 
-def _asked(llm: LLM, text: str, system: str | None) -> list[int]:
-    messages = [{"role": "user", "content": text}]
+def _asked(llm: LLM, parts: Parts, system: str | None) -> list[int]:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": parts if len(parts) > 1 else parts[0]}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     return llm.chat_prompt(messages)
 
 
-def _print(llm: LLM, prompt: str | list[int], settings: dict[str, Any], model: str) -> None:
+def _print(llm: LLM, prompt: str | list[int] | Parts, settings: dict[str, Any], model: str) -> None:
     from dataclasses import asdict
 
     from stretto.cli.output import print_json

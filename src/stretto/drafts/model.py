@@ -53,6 +53,7 @@ class ModelGuesser:
     def __init__(self, llm: Model) -> None:
         self._llm = llm
         self._sequence: Any = None
+        self._pictured = False
 
     def propose(self, tokens: list[int], most: int) -> list[int]:
         """The small model's own continuation; what it cannot hold it does not guess."""
@@ -69,7 +70,11 @@ class ModelGuesser:
         return found
 
     def _follow(self, tokens: list[int]) -> None:
-        """Take back what was guessed wrong, and add what has come."""
+        """Take back what was guessed wrong, and add what has come. Of images it sees the stand-ins only."""
+        if self._sequence is None:
+            self._pictured = any(type(token) is not int for token in tokens)
+        if self._pictured:
+            tokens = [int(token) for token in tokens]
         if self._sequence is None:
             self._sequence = self._llm.sequence(tokens)
             return

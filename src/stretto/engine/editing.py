@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stretto.cache.cells import check_range
+from stretto.engine.pictures import refuse_cut
 from stretto.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def remove(sequence: Sequence, start: int, stop: int, close: bool) -> None:
         first, last = bisect_left(where, start), bisect_left(where, stop)
         if first == last:
             return
+        if sequence.pictured:
+            refuse_cut(sequence._tokens, first, last)
         if close and not uncomputed:  # what shifting takes, less what removing gives: before any change
             cells = engine.cells
             own = last - first - cells.count_shared(sequence.id, start, stop)

@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Backend, Batch, Decoding
 from stretto.cache.cells import Cells
+from stretto.cache.items import Images, ImageToken, Pixels
 from stretto.cache.prefix import PrefixCache
 from stretto.cache.radix import common
 from stretto.engine.hooks import run_hooks
 from stretto.engine.metrics import Metrics
+from stretto.engine.pictures import REMEDY
 from stretto.engine.request import Request
 from stretto.engine.scheduler import Limits, Scheduler
 from stretto.engine.sequence import Sequence
@@ -61,6 +63,7 @@ class Engine:
         self.live: WeakValueDictionary[int, Sequence] = WeakValueDictionary()
         self.orphans: deque[tuple[int, list[int], int | None]] = deque()  # sequences nobody closed
         self.closed = False
+        self.images: Images | None = None  # what makes tokens of images, if anything does
         self._ids = count(FIRST_ID)
         self.metrics = Metrics()
         self.grammars = Compiler(tokenizer, self.spec.n_vocab)
@@ -365,8 +368,16 @@ class Engine:
                 raise InvalidRequest(f"a token id must be an integer, not {token!r}")
             if not 0 <= token < self.spec.n_vocab:
                 raise InvalidRequest(f"token {token} is not in the vocabulary (0 to {self.spec.n_vocab - 1})")
-            found.append(int(token))
+            if isinstance(token, ImageToken) and self.images is None:
+                raise InvalidRequest(f"{token!r}, but this model sees no images; {REMEDY}")
+            found.append(token if isinstance(token, ImageToken) else int(token))
         return found
+
+    def image_tokens(self, image: Pixels) -> list[int]:
+        """The tokens of an image."""
+        if self.images is None:
+            raise InvalidRequest(f"this model sees no images; {REMEDY}")
+        return self.images.tokens(image)
 
     def alive(self) -> None:
         """Raise unless the engine is open."""
@@ -391,3 +402,5 @@ class Engine:
                 self.closed = True
                 self.orphans.clear()
                 self.backend.close()
+                if self.images is not None:
+                    self.images.close()

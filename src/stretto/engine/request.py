@@ -289,7 +289,8 @@ class Request:
         """The context is full: forget the older half of what is not to be kept, and close the gap."""
         keep = self.params.keep
         half = (self.sequence.position - keep + 1) // 2
-        self.sequence.remove(keep, keep + half, close=True)
+        start, stop = (self.sequence.uncut(position) for position in (keep, keep + half))
+        self.sequence.remove(start, stop, close=True)
 
     def _timed_out(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline

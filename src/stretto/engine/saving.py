@@ -22,6 +22,8 @@ def save(sequence: Sequence, path: str | os.PathLike[str]) -> None:
     model = _fingerprint(engine)
     with engine.lock:
         sequence._alive()
+        if sequence.pictured:
+            raise Unsupported("a sequence with images cannot be saved yet")
         engine.compute([sequence])
         cells = engine.cells.view(sequence.id).copy()
         waiting, fresh = sequence._detokenizer.state

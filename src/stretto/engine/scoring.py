@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from stretto.backends.base import Batch
 from stretto.engine.engine import Engine
 from stretto.engine.sequence import Sequence
-from stretto.errors import ContextOverflow, InvalidRequest
+from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
 from stretto.sampling.rng import RandomStream
 from stretto.sampling.transforms import log_softmax
 
@@ -21,6 +21,8 @@ def score(engine: Engine, tokens: list[int]) -> NDArray[np.float32]:
         raise InvalidRequest(f"a text of at least 2 tokens can be scored, not of {len(tokens)}")
     if len(tokens) > engine.context_length:
         raise ContextOverflow(f"the text has {len(tokens)} tokens and the context {engine.context_length}")
+    if any(type(token) is not int for token in tokens):
+        raise Unsupported("texts with images are not scored; use a sequence and its logits")
     scores = np.empty(len(tokens) - 1, np.float32)
     chunk = max(1, min(engine.chunk, NUMBERS // engine.spec.n_vocab))
     with Sequence(engine, (), RandomStream(None)) as sequence:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stretto.backends.base import Batch, Follow, FusedRun, Mask
-from stretto.engine import editing, saving
+from stretto.cache.items import ImageToken, bare
+from stretto.engine import editing, pictures, saving
 from stretto.engine.params import sampling_params
 from stretto.engine.types import Step
 from stretto.errors import ContextOverflow, InvalidRequest
@@ -21,6 +22,7 @@ from stretto.sampling.sampler import choose
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from stretto.cache.items import Pixels
     from stretto.engine.engine import Engine
     from stretto.engine.params import SamplingOptions
     from stretto.sampling.hooks import NativeHook
@@ -54,6 +56,7 @@ class Sequence:
         self.running = False  # in the hands of a request, which alone may change it
         self.random = random
         self._tokens: list[int] = []  # all, in order; the first len(view) of them have cells
+        self.pictured = False  # some of them are of an image
         self._resume: int | None = None  # where the first token without a cell goes, if not at the end
         self._logits: Row | None = None  # of the last token, while they are true
         self._ahead: Row | None = None  # of the last token of `run_ahead`
@@ -144,7 +147,15 @@ class Sequence:
     def choose(self, row: Row, params: SamplingParams) -> int:
         """The token that `params` take from a row of logits, with this sequence's history and stream."""
         uniform = 0.0 if params.temperature == 0 else self.random.uniform()
-        return choose(row, params, self._tokens, self.n_prompt, uniform)
+        return choose(row, params, *self._said, uniform)
+
+    @property
+    def _said(self) -> tuple[list[int], int]:
+        """Its tokens without those of images, and how many of them belong to the prompt."""
+        if not self.pictured:
+            return self._tokens, self.n_prompt
+        texts = [token for token in self._tokens if not isinstance(token, ImageToken)]
+        return texts, self.n_prompt - (len(self._tokens) - len(texts))
 
     def step(self, **options: Unpack[SamplingOptions]) -> Step:
         """Sample a token and append it. An end token is told of and not appended."""
@@ -161,10 +172,12 @@ class Sequence:
             self.adopt(token)
         return Step(token, self._detokenizer.push(token), False)
 
-    def append(self, what: int | str | Iterable[int]) -> None:
-        """Append a token, tokens, or text (in which special tokens are not parsed)."""
+    def append(self, what: int | str | Iterable[int] | Pixels) -> None:
+        """Append a token, tokens, text (in which special tokens are not parsed) or a `stretto.Image`."""
         if isinstance(what, str):
             what = self._engine.tokenizer.encode(what)
+        elif hasattr(what, "pixels"):
+            what = self._engine.image_tokens(cast("Pixels", what))
         several = [what] if isinstance(what, (int, np.integer)) else what
         tokens = self._engine.check_tokens(several)
         with self._engine.lock:
@@ -173,6 +186,7 @@ class Sequence:
             if tokens:
                 self._tokens += tokens
                 self._logits = None
+                self.pictured = self.pictured or any(type(token) is ImageToken for token in tokens)
 
     def _check_room(self, n: int) -> None:
         limit = self._engine.context_length
@@ -210,6 +224,10 @@ class Sequence:
         """
         editing.remove(self, start, stop, close)
 
+    def uncut(self, index: int) -> int:
+        """`index`, or the end of the image that a cut there would go through."""
+        return pictures.uncut(self._tokens, index) if self.pictured else index
+
     def shift(self, start: int, stop: int | None = None, *, by: int) -> None:
         """Move the tokens at start ≤ position < stop by some positions, and turn their K with them.
 
@@ -223,6 +241,7 @@ class Sequence:
             self._alive()
             self.release()
             self._tokens = []
+            self.pictured = False
             self.n_prompt = 0
             self._exact = None
             self._detokenizer = self._engine.tokenizer.detokenizer()
@@ -238,7 +257,7 @@ class Sequence:
                 self._logits = None
                 self._engine.live.pop(self.id, None)
                 if not self._engine.closed:
-                    self._engine.park(self.id, self._tokens if park else [], self._exact)
+                    self._engine.park(self.id, self._kept if park else [], self._exact)
 
     def _edited(self, first: int) -> None:
         """From the token with this index on, K and V are no longer those of an unedited text."""
@@ -269,6 +288,7 @@ class Sequence:
         """Become what another sequence, all of it computed, is: its tokens, its cells, its logits."""
         self._engine.cells.copy(other.id, self.id)
         self._tokens = list(other._tokens)
+        self.pictured = other.pictured
         self._resume = other._resume
         self._logits = None if other._logits is None else other._logits.copy()
         self._detokenizer = other._detokenizer.fork()
@@ -308,13 +328,18 @@ class Sequence:
     @property
     def at_end(self) -> bool:
         """Whether exactly its last token has no cell, and goes to its end."""
-        return self._resume is None and self.n_pending == 1
+        return self._resume is None and self.n_pending == 1 and type(self._tokens[-1]) is not ImageToken
 
     def enter(self, batch: Batch, most: int) -> int:
         """Put up to `most` of the pending tokens into a batch; return how many rows of logits they get."""
         n = self._engine.cells.count(self.id)
+        if self.pictured:
+            most = pictures.uncut(self._tokens, n + most) - n
         done = n + most >= len(self._tokens)
-        batch.extend(self._tokens[n : n + most], self._start, (self.id,), logits=done)
+        row, several = len(batch), self._tokens[n : n + most]
+        batch.extend(several, self._start, (self.id,), logits=done)
+        if self.pictured:
+            pictures.add_vectors(batch, row, several)
         return 1 if done else 0
 
     def leave(self, rows: Rows) -> None:
@@ -356,8 +381,8 @@ class Sequence:
             view=cells.view(self.id),
             table=cells.positions,
             params=params,
-            tokens=self._tokens,
-            n_prompt=self.n_prompt,
+            tokens=self._said[0],
+            n_prompt=self._said[1],
             random=self.random,
             ends=list(ends),
             last=last,
@@ -392,7 +417,7 @@ class Sequence:
 
     def release(self) -> None:
         """Give the cells up and keep the tokens: what is not parked then is computed again."""
-        self._engine.park(self.id, self._tokens, self._exact, keep_id=True)
+        self._engine.park(self.id, self._kept, self._exact, keep_id=True)
         self.preempted = self.running
         self._resume = None
         self._logits = None
@@ -405,12 +430,19 @@ class Sequence:
         self._tokens = cells.tokens[view].tolist()
         self.n_prompt = min(self.n_prompt, len(self._tokens))
         self._resume = None
-        self._edited(int(np.searchsorted(cells.positions[view], start)))
+        # The table knows only stand-ins of an image's tokens, by which no prompt may find them.
+        self._edited(0 if self.pictured else int(np.searchsorted(cells.positions[view], start)))
+        self.pictured = False
+
+    @property
+    def _kept(self) -> list[int]:
+        """Its tokens, as they are kept in the cache."""
+        return bare(self._tokens) if self.pictured else self._tokens
 
     def __del__(self) -> None:
         # Not here: this may be called in the middle of anything. The engine tidies up when it next works.
         if not self.closed and not self._engine.closed:
-            self._engine.orphans.append((self.id, self._tokens, self._exact))
+            self._engine.orphans.append((self.id, self._kept, self._exact))
 
     def _alive(self) -> None:
         if self.closed:

@@ -32,7 +32,7 @@ Pixels = NDArray[np.uint8]
 
 MAX_PIXELS = 64_000_000  # of one image
 MAX_FILE = 256 << 20  # bytes of a file
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 TAKEN = "a path, bytes of a file, a data: URL, a PIL image or an array of uint8[height, width, 3]"
 
 

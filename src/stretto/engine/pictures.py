@@ -1,0 +1,51 @@
+"""Images in a sequence: their vectors go into batches, and what is seen as a whole is not cut."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from stretto.backends.base import Batch
+from stretto.cache.items import ImageToken
+from stretto.errors import InvalidRequest, Unsupported
+
+REMEDY = 'load the model with vision="mmproj.gguf"'
+
+
+def uncut(tokens: list[int], index: int) -> int:
+    """`index`, or the end of the whole image that it would cut in two."""
+    token = tokens[index] if 0 < index < len(tokens) else None
+    if isinstance(token, ImageToken) and token.whole and token.follows(tokens[index - 1]):
+        return min(len(tokens), index + token.stop - token.index)
+    return index
+
+
+def refuse_cut(tokens: list[int], first: int, last: int) -> None:
+    """Raise if taking tokens [first, last) away would leave a part of a whole image."""
+    for index in (first, last):
+        if (end := uncut(tokens, index)) != index:
+            raise InvalidRequest(
+                f"the tokens of an image see each other, so it is removed as a whole: token {index} lies in "
+                f"one that ends at {end}"
+            )
+
+
+def add_vectors(batch: Batch, row: int, tokens: list[int]) -> None:
+    """Give the rows of image tokens, which stand in the batch from `row` on, their vectors."""
+    at = row
+    for key, run in groupby(
+        tokens, key=lambda token: token.digest if isinstance(token, ImageToken) else None
+    ):
+        several = list(run)
+        if key is not None:
+            _add_run(batch, at, [token for token in several if isinstance(token, ImageToken)])
+        at += len(several)
+
+
+def _add_run(batch: Batch, row: int, tokens: list[ImageToken]) -> None:
+    picture = tokens[0].picture
+    if picture is None:
+        raise Unsupported("the pixels of an image are gone; append the image again")
+    vectors = picture.vectors()
+    for offset, token in enumerate(tokens):
+        ahead = token.stop - 1 - token.index if picture.whole else 0
+        batch.set_vector(row + offset, vectors[token.index], ahead)

@@ -1,0 +1,175 @@
+"""Images in chat messages: taken out before the template sees them, and put back where they stood.
+
+A template that knows images writes a marker of its own for each, a special token such as `<image>`; that is
+where they go. For any other template an image is one private character in the text of its message, which no
+text of the caller's holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from stretto.errors import InvalidRequest
+from stretto.text.intake import check_messages
+from stretto.text.template import ChatTemplate
+from stretto.vision.image import Image
+
+MARKERS = ("<image>", "<start_of_image>", "<image_soft_token>")
+MAX_IMAGES = 64  # of a prompt
+MAX_DEPTH = 64
+FIRST, LAST = 0xF0000, 0xFFFFD  # private characters
+
+Message = Mapping[str, Any]
+
+
+class ImageMessages:
+    """Messages without their images.
+
+    messages = ImageMessages(messages, template.source)
+    parts = template.parts(messages.plain)          # texts and ids
+    list(messages.resolve(parts, specials))         # texts, ids and images
+    """
+
+    def __init__(self, messages: Sequence[Message], source: str) -> None:
+        self.images: list[Image] = []
+        self.n_placed = 0  # of them, after `resolve`
+        self._mark = ""
+        split = [_split(message, i) for i, message in enumerate(messages)]
+        for parts in split:
+            self.images += [part for part in parts if isinstance(part, Image)]
+        if len(self.images) > MAX_IMAGES:
+            raise InvalidRequest(f"messages: {len(self.images)} images; at most {MAX_IMAGES} are taken")
+        self._knows = "image" in source
+        if self._knows:
+            self.plain = [_typed(m, parts) for m, parts in zip(messages, split, strict=True)]
+        else:
+            self._mark = _unused(messages)
+            self.plain = [_flat(m, parts, self._mark) for m, parts in zip(messages, split, strict=True)]
+
+    def resolve(self, parts: Sequence[str | int], specials: Mapping[str, int]) -> Iterator[str | int | Image]:
+        """What the template made of it, with the images in their places."""
+        markers = {specials[text] for text in MARKERS if text in specials}
+        waiting = iter(self.images)
+        for part in parts:
+            if isinstance(part, int):
+                if self._knows and part in markers:
+                    self.n_placed += 1
+                    yield next(waiting, part)
+                else:
+                    yield part
+                continue
+            if not self._mark:
+                yield part
+                continue
+            first, *rest = part.split(self._mark)
+            if first:
+                yield first
+            for text in rest:
+                self.n_placed += 1
+                yield from islice(waiting, 1)
+                if text:
+                    yield text
+
+
+def has_images(messages: object) -> bool:
+    """Whether any message has an image among its parts."""
+    if not isinstance(messages, (list, tuple)):
+        return False
+    contents = (message.get("content") for message in messages if isinstance(message, Mapping))
+    return any(
+        isinstance(part, Image)
+        or (isinstance(part, Mapping) and part.get("type") in ("image", "image_url", "input_image"))
+        for content in contents
+        for part in (content if isinstance(content, (list, tuple)) else (content,))
+    )
+
+
+def place_images(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    specials: Mapping[str, int],
+    variables: Mapping[str, Any],
+) -> list[str | int | Image]:
+    """A conversation rendered, as texts, ids and images in order."""
+    check_messages([{**m, "content": ""} if isinstance(m, Mapping) else m for m in messages])
+    if "image" in template.source:  # it may know images, and write a marker for each
+        typed = ImageMessages(messages, template.source)
+        found = list(typed.resolve(template.parts(typed.plain, **variables), specials))
+        if typed.n_placed == len(typed.images):
+            return found
+    flat = ImageMessages(messages, "")
+    found = list(flat.resolve(template.parts(flat.plain, **variables), specials))
+    if flat.n_placed != len(flat.images):
+        raise InvalidRequest(
+            f"messages: they have {len(flat.images)} images, the chat template shows {flat.n_placed}; "
+            "give generate a tuple of texts and images instead"
+        )
+    return found
+
+
+def _split(message: Message, index: int) -> list[str | Image]:
+    """A message's content as texts and images."""
+    content = message.get("content")
+    parts = content if isinstance(content, (list, tuple)) else (content,)
+    found: list[str | Image] = []
+    for i, part in enumerate(parts):
+        where = f"messages[{index}].content[{i}]"
+        if isinstance(part, (str, Image)):
+            found.append(part)
+        elif isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+            found.append(part["text"])
+        elif isinstance(part, Mapping) and "image" in str(part.get("type")):
+            found.append(_image(part, where))
+        elif part is not None:
+            raise InvalidRequest(
+                f"{where}: beside images a part is a text or {{'type': 'text', 'text': …}}, not {part!r:.80}"
+            )
+    return found
+
+
+def _image(part: Mapping[str, Any], where: str) -> Image:
+    source = part.get("image_url", part.get("image"))
+    if isinstance(source, Mapping):
+        source = source.get("url")
+    if isinstance(source, str) and source[:5].lower() != "data:":
+        raise InvalidRequest(
+            f"{where}: {source[:60]!r} is not opened for a message; give a data: URL, or a stretto.Image"
+        )
+    try:
+        return Image.open(source)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{where}: {error}") from None
+
+
+def _typed(message: Message, parts: list[str | Image]) -> Message:
+    content = [
+        {"type": "image"} if isinstance(part, Image) else {"type": "text", "text": part} for part in parts
+    ]
+    return {**message, "content": content}
+
+
+def _flat(message: Message, parts: list[str | Image], mark: str) -> Message:
+    if message.get("content") is None:
+        return message
+    return {**message, "content": "".join(mark if isinstance(part, Image) else part for part in parts)}
+
+
+def _unused(messages: Sequence[Message]) -> str:
+    """A private character that stands in no text of the messages."""
+    taken: set[str] = set()
+
+    def look(value: object, depth: int = 0) -> None:
+        if isinstance(value, str):
+            taken.update(value)
+        elif depth < MAX_DEPTH:  # what is nested deeper no template takes
+            items = (*value, *value.values()) if isinstance(value, Mapping) else value
+            for item in items if isinstance(items, (list, tuple)) else ():
+                look(item, depth + 1)
+
+    look(messages)
+    found = next((chr(code) for code in range(LAST, FIRST, -1) if chr(code) not in taken), None)
+    if found is None:
+        raise InvalidRequest("messages: they use all private-use characters there are; leave out some")
+    return found
