@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from stretto.backends.base import Backend
 from stretto.backends.native import NativeBackend, chosen_kernels
@@ -25,6 +26,7 @@ from stretto.weights import hub
 from stretto.weights.gguf import GGUF
 
 BACKENDS = ("native", "reference")
+SHIPPED = {"sketch": Path(__file__).parent / "vision" / "sketch.gguf"}  # encoders that come with us
 CACHE_TYPES = ("f16", "q8", "f32")
 
 
@@ -82,7 +84,7 @@ def open_model(
 def _vision(
     path: str | os.PathLike[str], spec: ModelSpec, tokenizer: Tokenizer, backend: str, threads: int | None
 ) -> Vision:
-    with GGUF(hub.resolve(path)) as file:
+    with GGUF(SHIPPED.get(str(path)) or hub.resolve(path)) as file:
         seen = read_vision_spec(file)
         if seen.n_out != spec.n_embd:
             raise ModelError(
