@@ -164,6 +164,8 @@ def tensors(case: str, encoder: torch.nn.Module, projector: torch.nn.Module) -> 
         elif plain.startswith("encoder.layers."):
             _, _, layer, rest = plain.split(".", 3)
             module, kind = rest.rsplit(".", 1)
+            if case == "mlp" and int(layer) == SIZES[case][2] - 1:
+                continue  # LLaVA takes what goes into the last block
             target = f"v.blk.{layer}.{BLOCK[module]}.{kind}"
         else:
             raise KeyError(name)
@@ -190,7 +192,7 @@ def metadata(case: str) -> dict[str, Any]:
         "clip.vision.embedding_length": HIDDEN,
         "clip.vision.feed_forward_length": FEED_FORWARD,
         "clip.vision.projection_dim": TEXT,
-        "clip.vision.block_count": blocks,
+        "clip.vision.block_count": blocks - (case == "mlp"),
         "clip.vision.attention.head_count": HEADS,
         "clip.vision.attention.layer_norm_epsilon": EPS,
         "clip.vision.image_mean": np.array(MEAN, np.float32),

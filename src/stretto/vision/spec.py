@@ -167,7 +167,8 @@ def _spec(file: GGUF) -> VisionSpec:
     if projector is None:
         raise ModelError(f"the projector {kind!r} is not supported; {SUPPORTED}", path=file.path, field=key)
     for unknown in ("clip.vision.image_grid_pinpoints", "clip.vision.mm_patch_merge_type"):
-        if unknown in metadata and metadata.get(unknown) != "flat":
+        value = metadata.get(unknown, "flat")
+        if not isinstance(value, str) or value != "flat":
             raise ModelError("LLaVA 1.6's grids are not supported", path=file.path, field=unknown)
     n_embd = positive(file, "clip.vision.embedding_length", most=MAX_WIDTH)
     n_head = positive(file, "clip.vision.attention.head_count", most=n_embd)
@@ -236,11 +237,14 @@ def _sizes(file: GGUF) -> tuple[int, int]:
 
 
 def _layers(file: GGUF, projector: Projector) -> int:
-    """How many blocks are run. LLaVA takes what goes into its last block, unless the file names another."""
+    """How many blocks are run: all, unless the file names one behind which LLaVA's projector stands.
+
+    LLaVA takes what goes into its encoder's last block, so its files have no such block.
+    """
     n_block = positive(file, "clip.vision.block_count", most=MAX_BLOCKS)
     key = "clip.vision.feature_layer"
     if key not in file.metadata:
-        return n_block - 1 if projector == "mlp" else n_block
+        return n_block
     layers = file.metadata.array(key)
     if projector != "mlp" or layers.shape != (1,) or not 0 < int(layers[0]) <= n_block:
         raise ModelError(
@@ -298,7 +302,7 @@ def _refuse_others(file: GGUF, spec: VisionSpec) -> None:
     for name in file.tensors:
         block = name.removeprefix("v.blk.").split(".")[0]
         known = name.startswith("v.blk.") and block.isdecimal() and len(block) < 6
-        beyond = known and int(block) >= spec.n_layer  # LLaVA's last block, which is not run
+        beyond = known and int(block) >= spec.n_layer  # behind the one that the file names
         if name.startswith(("v.", "mm.")) and not beyond and name not in used and name not in IGNORED:
             raise ModelError(
                 f"the tensor has no place in an encoder with the projector {spec.projector!r}",

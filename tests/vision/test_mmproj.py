@@ -1,0 +1,141 @@
+"""`mmproj` files that are wrong: a `ModelError` that says where, before anything is allocated."""
+
+import random
+
+import numpy as np
+import pytest
+
+import stretto
+from stretto.errors import ModelError, StrettoError
+from stretto.vision.encoder import encode
+from stretto.vision.native import NativeEncoder
+from stretto.vision.spec import read_vision_spec
+from stretto.weights.formats import Format
+from stretto.weights.gguf import GGUF
+from stretto.weights.writer import Quantized, write_gguf
+from tiny_vision import FOLDER, NAMES, vectors, vision_answer, vision_file
+
+
+def changed(tmp_path, name, metadata=None, tensors=None, without=()):
+    """A copy of a tiny file with some keys and tensors changed."""
+    file = vision_file(name)
+    keys = {**file.metadata, **(metadata or {})}
+    arrays = {**file.tensors, **(tensors or {})}
+    for gone in without:
+        keys.pop(gone, None)
+        arrays.pop(gone, None)
+    types = {key: kind for key, kind in file.metadata.types.items() if key not in (metadata or {})}
+    path = tmp_path / "changed.gguf"
+    write_gguf(path, keys, arrays, types=types)
+    return GGUF(path)
+
+
+WRONG = [
+    ("mlp", {"general.architecture": "llama"}, "general.architecture"),
+    ("mlp", {"clip.has_vision_encoder": False}, "clip.has_vision_encoder"),
+    ("mlp", {"clip.projector_type": "resampler"}, "'resampler' is not supported"),
+    ("mlp", {"clip.vision.image_size": 0}, "image_size"),
+    ("mlp", {"clip.vision.image_size": 1 << 30}, "image_size"),
+    ("mlp", {"clip.vision.image_size": 25}, "no whole number of patches"),
+    ("mlp", {"clip.vision.image_size": 6000, "clip.vision.patch_size": 1}, "patches"),
+    ("mlp", {"clip.vision.patch_size": 0}, "patch_size"),
+    ("mlp", {"clip.vision.embedding_length": 1 << 20}, "embedding_length"),
+    ("mlp", {"clip.vision.attention.head_count": 5}, "evenly"),
+    ("mlp", {"clip.vision.attention.head_count": 0}, "head_count"),
+    ("mlp", {"clip.vision.block_count": 100_000}, "block_count"),
+    ("mlp", {"clip.vision.block_count": 3}, r"v\.blk\.2\."),
+    ("mlp", {"clip.vision.feature_layer": np.array([9], np.int32)}, "feature_layer"),
+    ("mlp", {"clip.vision.feature_layer": np.array([1, 2], np.int32)}, "feature_layer"),
+    ("mlp", {"clip.vision.attention.layer_norm_epsilon": float("nan")}, "epsilon"),
+    ("mlp", {"clip.vision.image_std": np.array([1, 0, 1], np.float32)}, "image_std"),
+    ("mlp", {"clip.vision.image_mean": np.array([1, 0], np.float32)}, "image_mean"),
+    ("mlp", {"clip.use_silu": True, "clip.use_gelu": True}, "at once"),
+    ("mlp", {"clip.vision.image_grid_pinpoints": np.array([1, 2], np.int32)}, "LLaVA 1.6"),
+    ("gemma3", {"clip.vision.projector.scale_factor": 3}, "cannot be merged"),
+    ("idefics3", {"clip.vision.projector.scale_factor": 0}, "scale_factor"),
+    ("idefics3", {"clip.vision.preproc_image_size": 1 << 20}, "preproc_image_size"),
+]
+
+
+@pytest.mark.parametrize(("name", "metadata", "message"), WRONG)
+def test_wrong_metadata(tmp_path, name, metadata, message):
+    with pytest.raises(ModelError, match=message):
+        read_vision_spec(changed(tmp_path, name, metadata))
+
+
+def test_wrong_tensors(tmp_path):
+    with pytest.raises(ModelError, match=r"mm\.2\.bias.*missing"):
+        read_vision_spec(changed(tmp_path, "mlp", without=["mm.2.bias"]))
+    with pytest.raises(ModelError, match="the projector's matrix is missing"):
+        read_vision_spec(changed(tmp_path, "idefics3", without=["mm.model.fc.weight"]))
+    wrong = {"v.position_embd.weight": np.zeros((5, 32), np.float32)}
+    with pytest.raises(ModelError, match=r"position_embd.*\(5, 32\)"):
+        read_vision_spec(changed(tmp_path, "mlp", tensors=wrong))
+    with pytest.raises(ModelError, match="no place"):
+        read_vision_spec(changed(tmp_path, "mlp", tensors={"v.norm_embd.weight": np.zeros(3, np.float32)}))
+
+
+def test_the_layer_that_a_file_names(tmp_path):
+    """All blocks are run where it does not say, and fewer where it does."""
+    assert read_vision_spec(vision_file("mlp")).n_layer == 2
+    named = {"clip.vision.feature_layer": np.array([1], np.int32)}
+    assert read_vision_spec(changed(tmp_path, "mlp", named)).n_layer == 1
+
+
+def test_old_files_with_the_feed_forward_swapped(tmp_path):
+    names = [name for name in vision_file("gemma3").tensors if ".ffn_" in name]
+    other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+    tensors = {
+        ".".join(other.get(p, p) for p in n.split(".")): vision_file("gemma3").tensors[n] for n in names
+    }
+    file = changed(tmp_path, "gemma3", tensors=tensors)
+    spec = read_vision_spec(file)
+    assert spec.swapped
+    found = vectors(NativeEncoder(file, spec, 2), 0)
+    np.testing.assert_allclose(found, vision_answer("gemma3", "vectors.0"), atol=5e-5)
+
+
+@pytest.mark.parametrize("fmt", [Format.Q8_0, Format.F32])
+@pytest.mark.parametrize("name", NAMES)
+def test_other_formats(tmp_path, name, fmt):
+    """Quantised encoders are near what they were made from."""
+    file = vision_file(name)
+    wide = {n: t for n, t in file.tensors.items() if ".blk." in n and len(t.shape) == 2}
+    tensors = {n: Quantized(t.dequantize(), fmt) for n, t in wide.items()}
+    other = changed(tmp_path, name, tensors=tensors)
+    found = vectors(NativeEncoder(other, read_vision_spec(other), 2), 1)
+    gap = np.abs(found - vision_answer(name, "vectors.1"))
+    assert gap.mean() < (5e-5 if fmt is Format.F32 else 0.05)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_damaged_files(tmp_path, name):
+    """Whatever a byte says: an encoder that runs, or an error of ours."""
+    whole = (FOLDER / f"{name}.gguf").read_bytes()
+    generator, path = random.Random(name), tmp_path / "damaged.gguf"
+    outcomes = {"runs": 0, "refused": 0}
+    head = 4096
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(generator.randint(1, 3)):
+            data[generator.randrange(head)] = generator.choice(
+                (0, 1, 127, 128, 255, generator.randrange(256))
+            )
+        path.write_bytes(data[: generator.randrange(len(data)) if generator.random() < 0.1 else None])
+        try:
+            with GGUF(path) as file:
+                spec = read_vision_spec(file)
+                encoder = NativeEncoder(file, spec, 1)
+                shape = (1, spec.n_patches, spec.patch_numbers)
+                assert encode(encoder, np.zeros(shape, np.float32)).shape == (1, spec.n_tokens, spec.n_out)
+            outcomes["runs"] += 1
+        except StrettoError:
+            outcomes["refused"] += 1
+    assert min(outcomes.values()) > 10, outcomes
+
+
+def test_the_wrong_file_for_the_model(tmp_path):
+    with pytest.raises(ModelError, match="no image encoder"):
+        stretto.load("smollm2", vision=FOLDER.parent / "tiny" / "llama.gguf")
+    with pytest.raises(ModelError, match="vectors of 32 numbers, and the language model takes 576"):
+        stretto.load("smollm2", vision=FOLDER / "mlp.gguf")
