@@ -3,12 +3,12 @@
     python scripts/compare_mtmd.py [FILE.gguf …] > benchmarks/raw/vision-llamacpp.md
 
 llama.cpp's library (mtmd) comes with the package xllamacpp and is called through ctypes. Without arguments
-the tiny encoders of the tests are compared, as they are (float16) and with float32 weights, where its products
-round nothing; its GELU is a table of half floats all the same.
+the tiny encoders of the tests are compared, as they are (float16) and with float32 weights, where its
+products round nothing; its GELU is a table of half floats all the same.
 
 For a LLaVA encoder with a class token it cannot be right: mtmd puts the token behind the patches, not before
-them, and runs one block too few (llama.cpp issue 25814). Such files are compared without the token and with
-the number of blocks written down.
+them, and runs one block too few (ggml-org/llama.cpp#25814). Such files are compared without the token and
+with the number of blocks written down.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from stretto.weights.gguf import GGUF, Tensor
 from stretto.weights.writer import write_gguf
 
 NOTE = """\
-Vectors have about unit spread. Where a picture is no square, llama.cpp pads it for gemma3 (with black) and pads
-it after resizing for mlp; here it is treated as by the models' own processors. A class token it puts in the
-wrong place (llama.cpp issue 25814), so mlp is compared without one too.
+Vectors have about unit spread. Where a picture is no square, llama.cpp pads it for gemma3 (with black) and
+pads it after resizing for mlp; here it is treated as by the models' own processors. A class token it puts in
+the wrong place (ggml-org/llama.cpp#25814), so mlp is compared without one too.
 """
 DATA = Path(__file__).parent.parent / "tests" / "data"
 IMAGE_CHUNK = 1

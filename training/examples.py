@@ -89,10 +89,7 @@ def make_batch(texts: Texts, n: int, rng: np.random.Generator, *, test: bool = F
     drawn = pictures(n, rng, unseen=test)
     rows, kinds = [], []
     for scene, _ in drawn:
-        questions = ask(scene, rng, TEST if test else TRAIN)
-        if len(questions) > 1 and not test and rng.random() < 0.7:
-            questions = [q for q in questions if q.kind not in ("is there", "side", "height")] or questions
-        questions = questions[: 1 if test else TURNS]
+        questions = _chosen(ask(scene, rng, TEST if test else TRAIN), 1 if test else TURNS, rng)
         rows.append(texts.conversation(questions, rng))
         kinds.append([question.kind for question in questions])
     length = -(-max(len(tokens) for tokens, _, _ in rows) // 16) * 16
@@ -106,6 +103,14 @@ def make_batch(texts: Texts, n: int, rng: np.random.Generator, *, test: bool = F
         letters=np.stack([_letters(scene) for scene, _ in drawn]),
         kinds=kinds,
     )
+
+
+def _chosen(questions: list[Question], n: int, rng: np.random.Generator) -> list[Question]:
+    """Up to `n` of them, no two of one type; a description of everything comes last."""
+    kinds = sorted({question.kind for question in questions})
+    picked = [kinds[i] for i in rng.permutation(len(kinds))[:n]]
+    picked.sort(key=lambda kind: kind == "caption")
+    return [next(question for question in questions if question.kind == kind) for kind in picked]
 
 
 def _padded(rows: list[list[int]], length: int, filler: int, dtype: type) -> np.ndarray:
