@@ -53,7 +53,8 @@ ASAN_TESTS := tests/backends/test_ops.py tests/backends/test_decoder.py tests/ba
               tests/backends/test_probe.py tests/sampling/test_native.py tests/sampling/test_native_hook.py \
               tests/structured/test_mask.py \
               tests/engine/test_save.py tests/engine/test_table.py tests/weights/test_formats.py \
-              tests/weights/test_gguf.py tests/weights/test_gguf_fuzz.py
+              tests/weights/test_gguf.py tests/weights/test_gguf_fuzz.py tests/vision/test_encoders.py \
+              tests/vision/test_mmproj.py
 asan: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/asan/site --config-settings \
 	    build-dir=build/asan/cmake --config-settings cmake.build-type=RelWithDebInfo \

@@ -20,7 +20,7 @@ IGNORED = -100  # a label that is none
 TURNS = 3  # questions about one picture, at most
 LETTERS = 6
 ALPHABET = "-abcdefghijklmnopqrstuvwxyz0123456789"
-N_PAIRS = len(COLOURS) * len(SHAPES)
+SIDE = 8  # patches along each side
 N_COUNTS = 7
 
 
@@ -73,7 +73,8 @@ class Batch:
     tokens: np.ndarray  # int32[n, length], IMAGE where the image goes
     labels: np.ndarray  # int32[n, length]
     which: np.ndarray  # int8[n, length]: the question that a label belongs to
-    pairs: np.ndarray  # float32[n, N_PAIRS], 1 where such a thing is there
+    colours: np.ndarray  # int64[n, 64]: the color of the thing at each patch, 0 for none
+    shapes: np.ndarray  # int64[n, 64]: its shape
     counts: np.ndarray  # int64[n]
     letters: np.ndarray  # int64[n, LETTERS]
     kinds: list[list[str]]
@@ -98,7 +99,8 @@ def make_batch(texts: Texts, n: int, rng: np.random.Generator, *, test: bool = F
         tokens=_padded([tokens for tokens, _, _ in rows], length, 0, np.int32),
         labels=_padded([labels for _, labels, _ in rows], length, IGNORED, np.int32),
         which=_padded([which for _, _, which in rows], length, -1, np.int8),
-        pairs=np.stack([_pairs(scene) for scene, _ in drawn]),
+        colours=np.stack([_at_patches(scene)[0] for scene, _ in drawn]),
+        shapes=np.stack([_at_patches(scene)[1] for scene, _ in drawn]),
         counts=np.array([len(scene.things) for scene, _ in drawn], np.int64),
         letters=np.stack([_letters(scene) for scene, _ in drawn]),
         kinds=kinds,
@@ -120,11 +122,15 @@ def _padded(rows: list[list[int]], length: int, filler: int, dtype: type) -> np.
     return found
 
 
-def _pairs(scene: Scene) -> np.ndarray:
-    found = np.zeros(N_PAIRS, np.float32)
+def _at_patches(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
+    """What stands at each patch: color and shape apart, so that unseen pairs are nothing new."""
+    middle = (np.arange(SIDE) + 0.5) / SIDE
+    colours, shapes = np.zeros((SIDE, SIDE), np.int64), np.zeros((SIDE, SIDE), np.int64)
     for thing in scene.things:
-        found[list(COLOURS).index(thing.colour) * len(SHAPES) + SHAPES.index(thing.shape)] = 1
-    return found
+        near = np.hypot(middle[None, :] - thing.x, middle[:, None] - thing.y) < max(thing.radius, 0.09)
+        colours[near] = 1 + list(COLOURS).index(thing.colour)
+        shapes[near] = 1 + SHAPES.index(thing.shape)
+    return colours.ravel(), shapes.ravel()
 
 
 def _letters(scene: Scene) -> np.ndarray:

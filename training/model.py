@@ -105,18 +105,19 @@ def _file_name(name: str) -> str:
 class Heads(nn.Module):
     """What a scene shows, read off the encoder's features: a second teacher, which is not exported."""
 
-    def __init__(self, pairs: int, counts: int, letters: int, alphabet: int) -> None:
+    def __init__(self, colours: int, shapes: int, counts: int, letters: int, alphabet: int) -> None:
         super().__init__()
-        self.pairs, self.count = nn.Linear(2 * WIDTH, pairs), nn.Linear(2 * WIDTH, counts)
+        self.colour, self.shape = nn.Linear(WIDTH, 1 + colours), nn.Linear(WIDTH, 1 + shapes)
+        self.count = nn.Linear(2 * WIDTH, counts)
         self.letters = nn.Linear(N_TOKENS * 32, letters * alphabet)
         self.narrow = nn.Linear(WIDTH, 32)
         self.alphabet = alphabet
 
-    def forward(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Pairs of colour and shape, the number of things, and letters by place."""
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Colour and shape at each patch, the number of things, and letters by place."""
         pooled = torch.cat((features.mean(1), features.amax(1)), -1)
         letters = self.letters(F.gelu(self.narrow(features)).flatten(1)).unflatten(-1, (-1, self.alphabet))
-        return self.pairs(pooled), self.count(pooled), letters
+        return self.colour(features), self.shape(features), self.count(pooled), letters
 
 
 class Llama(nn.Module):

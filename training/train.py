@@ -20,8 +20,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from examples import ALPHABET, IGNORED, IMAGE, LETTERS, N_COUNTS, N_PAIRS, Batch, Source, Texts, make_batch
+from examples import ALPHABET, IGNORED, IMAGE, LETTERS, N_COUNTS, Batch, Source, Texts, make_batch
 from model import N_TOKENS, Heads, Llama, Sketch
+from scenes import COLOURS, SHAPES
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
@@ -47,7 +48,8 @@ class Trainer:
             sample = self.sketch.project(self.sketch.features(torch.randint(0, 256, (4, 128, 128, 3))))
             self.sketch.mm2.weight *= spread / float(sample.std())
         self.sketch.to(self.device)
-        self.heads = Heads(N_PAIRS, N_COUNTS, LETTERS, len(ALPHABET)).to(self.device)
+        heads = Heads(len(COLOURS), len(SHAPES), N_COUNTS, LETTERS, len(ALPHABET))
+        self.heads = heads.to(self.device)
         projector = [*self.sketch.mm0.parameters(), *self.sketch.mm2.parameters()]
         known = {id(parameter) for parameter in projector}
         encoder = [p for p in self.sketch.parameters() if id(p) not in known] + [*self.heads.parameters()]
@@ -68,11 +70,15 @@ class Trainer:
 
     def aux_loss(self, features: Tensor, batch: Batch) -> Tensor:
         """How well the features name what is there."""
-        pairs, count, letters = (part.float() for part in self.heads(features))
-        there = self.to(batch.pairs)
-        loss = F.binary_cross_entropy_with_logits(pairs, there, pos_weight=torch.full_like(there[0], 8.0))
-        loss = 4 * loss + F.cross_entropy(count, self.to(batch.counts))
-        return loss + F.cross_entropy(letters.flatten(0, 1), self.to(batch.letters).flatten())
+        colour, shape, count, letters = (part.float() for part in self.heads(features))
+        loss = F.cross_entropy(count, self.to(batch.counts))
+        for logits, wanted, weight in (
+            (colour, batch.colours, 4.0),  # most patches show nothing
+            (shape, batch.shapes, 4.0),
+            (letters, batch.letters, 1.0),
+        ):
+            loss = loss + weight * F.cross_entropy(logits.flatten(0, 1), self.to(wanted).flatten())
+        return loss
 
     def states(self, features: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Logits where an answer's token comes next, these tokens, and where they stand."""

@@ -147,7 +147,9 @@ class Sequence:
     def choose(self, row: Row, params: SamplingParams) -> int:
         """The token that `params` take from a row of logits, with this sequence's history and stream."""
         uniform = 0.0 if params.temperature == 0 else self.random.uniform()
-        return choose(row, params, *self._said, uniform)
+        if self.pictured:
+            return choose(row, params, *self._said, uniform)
+        return choose(row, params, self._tokens, self.n_prompt, uniform)
 
     @property
     def _said(self) -> tuple[list[int], int]:
@@ -186,7 +188,7 @@ class Sequence:
             if tokens:
                 self._tokens += tokens
                 self._logits = None
-                self.pictured = self.pictured or any(type(token) is ImageToken for token in tokens)
+                self.pictured = self.pictured or ImageToken in map(type, tokens)
 
     def _check_room(self, n: int) -> None:
         limit = self._engine.context_length
