@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from stretto import kernels
 from stretto.backends.base import Backend
-from stretto.backends.native import NativeBackend, chosen_kernels
+from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.hardware import usable_cores
@@ -96,7 +97,7 @@ def _vision(
         if backend == "reference":
             encoder = ReferenceEncoder(file, seen)
         else:
-            encoder = NativeEncoder(file, seen, threads or usable_cores(), chosen_kernels())
+            encoder = NativeEncoder(file, seen, threads or usable_cores(), kernels.chosen())
         return Vision(encoder, tokenizer, file.fingerprint())
 
 

@@ -148,11 +148,11 @@ class Sequence:
         """The token that `params` take from a row of logits, with this sequence's history and stream."""
         uniform = 0.0 if params.temperature == 0 else self.random.uniform()
         if self.pictured:
-            return choose(row, params, *self._said, uniform)
+            return choose(row, params, *self._spoken, uniform)
         return choose(row, params, self._tokens, self.n_prompt, uniform)
 
     @property
-    def _said(self) -> tuple[list[int], int]:
+    def _spoken(self) -> tuple[list[int], int]:
         """Its tokens without those of images, and how many of them belong to the prompt."""
         if not self.pictured:
             return self._tokens, self.n_prompt
@@ -383,8 +383,8 @@ class Sequence:
             view=cells.view(self.id),
             table=cells.positions,
             params=params,
-            tokens=self._said[0],
-            n_prompt=self._said[1],
+            tokens=self._spoken[0],
+            n_prompt=self._spoken[1],
             random=self.random,
             ends=list(ends),
             last=last,
