@@ -207,9 +207,7 @@ class LLM:
             raise Unsupported("this model has no chat template; use generate with a prompt of your own")
         parts: Iterable[str | int | Image]
         if has_images(messages):
-            parts = place_images(
-                self._template, with_arguments(messages), self.tokenizer.specials, variables
-            )
+            parts = place_images(self._template, with_arguments(messages), self.tokenizer.specials, variables)
         else:
             parts = self._template.parts(with_arguments(messages), **variables)
         ids: list[int] = []
