@@ -153,6 +153,8 @@ void multiply(const Panel<L>& panel, Strip s) {
     for (size_t t = 0; t < s.tiles; ++t, s.out += kTileColumns * s.stride) {
         Floats total[C];
         UNROLL for (size_t c = 0; c < C; ++c) total[c] = s.more ? load(s.out + c * s.stride) : splat(0.0f);
+        // Where the next columns go is far away, and will be wanted all at once.
+        for (size_t c = 0; t + 1 < s.tiles && c < C; ++c) __builtin_prefetch(s.out + (kTileColumns + c) * s.stride, 1);
         for (size_t b = 0; b < s.blocks; ++b, ++unit, s.scale += kTileColumns, s.scaled += kTileColumns) {
             units.store();
             units.multiply();
