@@ -118,6 +118,25 @@ def batch(model, threads, sequences, prompt, tokens, seed, flash=False, kv="f16"
     return behind(c, sequences, prompt, min(4, tokens) if warm else tokens, seed)
 
 
+def mixed(model, threads, requests, seed, flash=False, kv="f16"):
+    """Requests of mixed lengths: all prompts, then passes over those that have not finished."""
+    c = context(model, threads, flash, kv, max(prompt + tokens for prompt, tokens in requests), len(requests))
+    lc.llama_memory_clear(c.memory, True)
+    texts = [c.ids(prompt, seed + i) for i, (prompt, _) in enumerate(requests)]
+    token = c.ids(1, seed)[0]
+    with Stopwatch() as watch:
+        for sequence, text in enumerate(texts):
+            c.prompt(text, sequence)
+        for turn in range(max(tokens for _, tokens in requests) - 1):  # the prompt gave the first token
+            rows = [
+                (token, prompt + turn, sequence, True)
+                for sequence, (prompt, tokens) in enumerate(requests)
+                if turn < tokens - 1
+            ]
+            c.run(rows)
+    return watch.answer
+
+
 def behind(c, sequences, length, tokens, seed):
     """Decode behind prefixes: `tokens` passes over all sequences. The prefixes stay for the next round."""
     if not c.prefilled:
@@ -159,5 +178,5 @@ def close():
 
 
 if __name__ == "__main__":
-    jobs = (about, quantize, prefill, decode, batch, first_token, close)
+    jobs = (about, quantize, prefill, decode, batch, mixed, first_token, close)
     serve({function.__name__: function for function in jobs})

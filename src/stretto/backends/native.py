@@ -96,7 +96,7 @@ class NativeBackend:
     def forward(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_vocab]."""
         if isinstance(batch, Decoding):
-            return self._open.decode(
+            return (self._decoder or self._open).decode(
                 batch.ids, batch.places, batch.taken, batch.stores, batch.counts, batch.table
             )
         return self._run(batch, hidden=False)

@@ -83,14 +83,16 @@ class Engine:
     def step(self) -> None:
         """Move all running requests forward by one forward pass."""
         with self.lock:
-            self.alive()
+            if self.closed:
+                self.alive()
             self._depth += 1
             try:
                 self._step()
             finally:
                 self._depth -= 1
                 self._n_steps += 1
-                self._tell()
+                if self._n_waiting:
+                    self._tell()
 
     def _step(self) -> None:
         scheduler, metrics = self.scheduler, self.metrics
@@ -137,7 +139,7 @@ class Engine:
             seen = self._n_steps
             if self.lock.acquire(blocking=False):
                 try:
-                    if not done():
+                    if self._n_steps == seen or not done():  # or else somebody has stepped meanwhile
                         self.step()
                         if self._depth and self.scheduler.asleep and not done():
                             raise InvalidRequest(
@@ -151,13 +153,13 @@ class Engine:
                     if self._n_steps == seen and not self._is_free():
                         self._news.wait(0.01)  # not for ever: who has the lock may not be stepping
                     self._n_waiting -= 1
-        self._tell()  # somebody else has to step now
+        if self._n_waiting:
+            self._tell()  # somebody else has to step now
 
     def _tell(self) -> None:
         """Wake up those who wait for a step."""
-        if self._n_waiting:
-            with self._news:
-                self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
 
     def _is_free(self) -> bool:
         """Whether nobody has the lock just now."""
@@ -231,7 +233,8 @@ class Engine:
 
     def _decode(self, sequences: list[Sequence]) -> None:
         """`run` for the step that is taken most: the last token of each sequence, behind its end."""
-        self.make_room(len(sequences))
+        if self.orphans or len(sequences) > self.cells.n_free:
+            self.make_room(len(sequences))
         tokens = [sequence.history[-1] for sequence in sequences]
         batch = Decoding(self.cells, tokens, [sequence.id for sequence in sequences])
         for sequence, row in zip(sequences, self._compute(batch), strict=True):

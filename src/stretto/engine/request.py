@@ -179,7 +179,7 @@ class Request:
         self.fail(Cancelled("the request was interrupted in the middle of a token; ask again"))
 
     def _advance(self) -> None:
-        if self._timed_out():
+        if self.deadline is not None and self._timed_out():
             self.finish("timeout")
             return
         self._take(self.sequence.logits)
@@ -234,7 +234,9 @@ class Request:
             reason, why = "stop", token
         else:
             self.tokens.append(token)
-            text = self._matcher.push(self._detokenizer.push(token))
+            text = self._detokenizer.push(token)
+            if self.params.stop:
+                text = self._matcher.push(text)
             if self._matcher.matched is not None:
                 reason, why = "stop", self._matcher.matched
             elif self.params.stop_functions and any(
