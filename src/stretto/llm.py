@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from stretto.engine.aio import AsyncStream
+    from stretto.engine.embedding import Pooling
+    from stretto.engine.many import AsyncTexts
     from stretto.engine.params import Options, SamplingOptions
     from stretto.parallel import ParallelOptions
     from stretto.parallel.aio import AsyncParallelStream
@@ -198,6 +200,15 @@ class LLM:
         results = [branches.results() for branches in several]
         return cast(list[Result], results) if whole else results[0]
 
+    def astream_many(
+        self, prompts: list[str] | list[list[int]], *, n: int = 1, **options: Unpack[Options]
+    ) -> AsyncTexts:
+        """`n` texts of each prompt, all in the same steps, as lists of (index of the text, token)."""
+        from stretto.engine.many import AsyncTexts
+
+        how = {**options, "n": n}
+        return AsyncTexts(self._engine.worker, lambda: [self._branches(one, how) for one in prompts])
+
     def chat_prompt(self, messages: Seq[Message], **variables: Any) -> list[int]:
         """The ids of a conversation in the model's own format, up to where its answer begins.
 
@@ -266,6 +277,22 @@ class LLM:
     def score(self, ids: Seq[int] | str) -> Floats:
         """float32[n-1]: the log-probability of each token after the first, given those before it."""
         return score(self._engine, self._ids(ids))
+
+    def embed(
+        self, texts: list[str] | list[list[int]], *, pooling: Pooling = "mean", normalize: bool = True
+    ) -> Floats:
+        """float32[n_texts, n_embd]: a vector for each text, from the final hidden states of its tokens.
+
+        `pooling="mean"` is their mean, "last" the last token's; `normalize` makes vectors one long, so that
+        their dot product is the cosine between them.
+
+        >>> cat, dog = llm.embed(["a cat", "a dog"])
+        """
+        from stretto.engine.embedding import embed
+
+        if not isinstance(texts, list):
+            raise InvalidRequest(f"texts must be a list, not {type(texts).__name__}")
+        return embed(self._engine, [self._ids(text) for text in texts], pooling, normalize)
 
     @overload
     def parallel(

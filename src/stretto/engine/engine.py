@@ -241,25 +241,28 @@ class Engine:
             sequence.computed(row)
         self.metrics.decoded_tokens += len(sequences)
 
-    def _compute(self, batch: Batch) -> Floats:
+    def _compute(self, batch: Batch, hidden: bool = False) -> Floats:
         """Run a batch that has its cells, and take them back if that fails."""
         begun = time.perf_counter()
         try:
-            return self.backend.forward(batch)
+            return self.backend.hidden(batch) if hidden else self.backend.forward(batch)
         except BaseException:
             batch.unplace(self.cells)
             raise
         finally:
             self.metrics.forward += time.perf_counter() - begun
 
-    def forward(self, batch: Batch) -> Floats:
-        """Place a batch and run it: float32[n_wanted, n_vocab]. On failure nothing is changed."""
+    def forward(self, batch: Batch, hidden: bool = False) -> Floats:
+        """Place a batch and run it: float32[n_wanted, n_vocab], or with `hidden` the final hidden states.
+
+        On failure nothing is changed.
+        """
         with self.lock:
             self.alive()
             batch.check(self.spec.n_vocab, self.spec.n_embd, self.context_length)
             self.make_room(len(batch))
             batch.place(self.cells)
-            return self._compute(batch)
+            return self._compute(batch, hidden)
 
     def shift(self, sequence: int, start: int, stop: int | None, delta: int) -> None:
         """Move a sequence's tokens to other positions, turning their K; shared cells are copied first."""

@@ -1,0 +1,90 @@
+"""Several texts at once for asyncio: the texts of many prompts, or many of one, as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from stretto.engine.aio import start
+from stretto.engine.branch import Branches
+from stretto.engine.request import Request
+from stretto.engine.types import Result, Token
+from stretto.engine.worker import Worker
+
+
+class AsyncTexts:
+    """Iterate it for lists of (index of the text, `Token`), all that has come since the last list.
+
+    texts = llm.astream_many(["One", "Two"], n=2)       # texts 0 and 1 are of the first prompt
+    async for news in texts:
+        for index, token in news:
+            print(index, token.text)
+    await texts.results()
+    """
+
+    def __init__(self, worker: Worker, make: Callable[[], list[Branches]]) -> None:
+        self._worker = worker
+        self._make = make
+        self._branches: list[Branches] = []
+        self._requests: list[Request] = []
+        self._news = asyncio.Event()
+        self._started = False
+
+    async def start(self) -> None:
+        """Make the requests and queue them, all or none. Iterating does it too."""
+        if not self._started:
+            self._started = True
+            made = await start(self._worker, self._begin, self._news)
+            self._requests = [request for group in made for request in group]
+
+    def _begin(self) -> list[list[Request]]:
+        self._branches = self._make()
+        return [branches.requests for branches in self._branches]
+
+    def __aiter__(self) -> AsyncIterator[list[tuple[int, Token]]]:
+        return self
+
+    async def __anext__(self) -> list[tuple[int, Token]]:
+        await self.start()
+        try:
+            while True:
+                self._news.clear()
+                ended = all([request.finished for request in self._requests])  # their last events are there
+                found = self._take()
+                if found:
+                    return found
+                if ended:
+                    raise StopAsyncIteration
+                await self._news.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def _take(self) -> list[tuple[int, Token]]:
+        found: list[tuple[int, Token]] = []
+        for index, request in enumerate(self._requests):
+            if request.error is not None:
+                self.cancel()
+                raise request.error
+            events = request.events
+            while events:
+                found.append((index, events.popleft()))
+        return found
+
+    async def results(self) -> list[Result]:
+        """All results, those of the first prompt first; runs what is left first."""
+        async for _ in self:
+            pass
+        found: list[Result] = []
+        for branches in self._branches:
+            result = branches.results()
+            found += result if isinstance(result, list) else [result]
+        return found
+
+    def cancel(self) -> None:
+        """End all of them within one step."""
+        for request in self._requests:
+            request.abandon()
+
+    def __del__(self) -> None:
+        self.cancel()

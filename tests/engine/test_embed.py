@@ -1,0 +1,102 @@
+"""`llm.embed`: the model's final hidden states, pooled."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from tiny_models import tiny_backend, tiny_file, tiny_spec
+
+from stretto import LLM, Limits
+from stretto.backends.batch import Batch
+from stretto.backends.native import NativeBackend
+from stretto.cache.cells import Cells
+from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
+from stretto.testing import byte_tokenizer, mock_llm
+
+TEXTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [2]]
+
+
+def tiny_llm(**options):
+    backend = NativeBackend(tiny_file("llama"), tiny_spec("llama"), 64, 1)
+    return LLM(backend, byte_tokenizer(), **options)
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with tiny_llm() as llm:
+        yield llm
+
+
+def states(tokens):
+    """float32[n, n_embd] of a text alone, by the reference backend."""
+    backend, batch = tiny_backend("llama"), Batch()
+    for position, token in enumerate(tokens):
+        batch.add(token, position, (0,), logits=True)
+    batch.place(Cells(backend.n_cells))
+    return backend.hidden(batch)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_vectors_are_the_pooled_final_states(llm, pooling):
+    found = llm.embed(TEXTS, pooling=pooling, normalize=False)
+    for vector, tokens in zip(found, TEXTS, strict=True):
+        rows = states(tokens)
+        np.testing.assert_allclose(vector, rows.mean(0) if pooling == "mean" else rows[-1], atol=0.05)
+
+
+def test_vectors_do_not_depend_on_what_else_is_asked(llm):
+    together = llm.embed(TEXTS)
+    assert all((llm.embed([text])[0] == row).all() for text, row in zip(TEXTS, together, strict=True))
+
+
+def test_a_long_text_comes_in_pieces(llm):
+    tokens = [1 + i % 9 for i in range(50)]
+    with tiny_llm(limits=Limits(max_tokens_per_step=7)) as slow:
+        np.testing.assert_allclose(slow.embed([tokens]), llm.embed([tokens]), atol=1e-6)
+
+
+def test_vectors_are_one_long_and_leave_no_cells_behind(llm):
+    before = llm.cells.n_used
+    assert np.linalg.norm(llm.embed(TEXTS), axis=1) == pytest.approx(1.0)
+    assert llm.cells.n_used == before
+
+
+def test_what_cannot_be_embedded_is_refused(llm):
+    with pytest.raises(ContextOverflow, match="text 1 has 65 tokens and the context 64"):
+        llm.embed([[1], [1] * 65])
+    with pytest.raises(InvalidRequest, match="text 0 is empty"):
+        llm.embed([[]])
+    with pytest.raises(InvalidRequest, match="pooling must be"):
+        llm.embed([[1]], pooling="max")
+    with pytest.raises(InvalidRequest, match="texts must be a list"):
+        llm.embed("a text")
+    with pytest.raises(Unsupported), mock_llm("x") as mock:
+        mock.embed(["a"])
+
+
+def test_many_texts_come_as_they_would_alone(llm):
+    prompts, options = [[1, 2, 3], [4, 5]], {"max_tokens": 6, "seed": 3, "ignore_eos": True}
+
+    async def run():
+        texts, found = llm.astream_many(prompts, n=2, **options), {}
+        async for news in texts:
+            for index, token in news:
+                found.setdefault(index, []).append(token.id)
+        return found, await texts.results()
+
+    found, results = asyncio.run(run())
+    alone = [result for prompt in prompts for result in llm.generate(prompt, n=2, **options)]
+    assert [result.tokens for result in results] == [result.tokens for result in alone]
+    assert [found[index] for index in range(4)] == [result.tokens for result in alone]
+
+
+def test_texts_that_are_left_free_their_cells(llm):
+    async def run():
+        texts = llm.astream_many([[1, 2, 3]], n=3, ignore_eos=True)
+        await anext(texts)
+        texts.cancel()
+        return await texts.results()
+
+    results = asyncio.run(run())
+    assert {result.finish_reason for result in results} == {"cancelled"}
+    assert llm.cache.stats().held == 0
