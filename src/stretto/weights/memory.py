@@ -23,6 +23,12 @@ from stretto.weights.metadata import Metadata
 CACHE_TYPES: Mapping[str, Format] = {"f16": Format.F16, "q8": Format.Q8_0}
 LENGTHS = (512, 2048, 8192)
 
+# Bits a number takes as the native kernels want it (csrc/packed.h); other formats stay as they are in the file.
+PACKED_BITS: Mapping[str, float] = {
+    "Q2_K": 12, "Q3_K": 10, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 6, "Q5_0": 8.5, "Q5_1": 10, "Q5_K": 10, "Q6_K": 10,
+    "Q8_0": 8.5, "IQ4_NL": 8.5, "IQ4_XS": 10,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -40,6 +46,11 @@ class Memory:
     def weight_bytes(self) -> int:
         """All weights together."""
         return sum(self.weights.values())
+
+    @property
+    def packed_bytes(self) -> int:
+        """All weights together, once they are loaded."""
+        return sum(_packed(name, nbytes) for name, nbytes in self.weights.items())
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -68,6 +79,13 @@ def memory(file: GGUF) -> Memory:
         context_length=_positive(file.metadata, f"{arch}.context_length"),
         rows=_rows(file.metadata, f"{arch}"),
     )
+
+
+def _packed(name: str, nbytes: int) -> int:
+    if name not in PACKED_BITS:
+        return nbytes
+    fmt = Format[name]
+    return int(nbytes // fmt.size * fmt.block * PACKED_BITS[name] / 8)
 
 
 def _rows(metadata: Metadata, arch: str) -> tuple[tuple[int, int], ...]:
