@@ -4,7 +4,6 @@ import asyncio
 
 import numpy as np
 import pytest
-from tiny_models import tiny_backend, tiny_file, tiny_spec
 
 from stretto import LLM, Limits
 from stretto.backends.batch import Batch
@@ -12,6 +11,7 @@ from stretto.backends.native import NativeBackend
 from stretto.cache.cells import Cells
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
 from stretto.testing import byte_tokenizer, mock_llm
+from tiny_models import tiny_backend, tiny_file, tiny_spec
 
 TEXTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [2]]
 

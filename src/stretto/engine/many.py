@@ -49,7 +49,7 @@ class AsyncTexts:
         try:
             while True:
                 self._news.clear()
-                ended = all([request.finished for request in self._requests])  # their last events are there
+                ended = all(request.finished for request in self._requests)  # their last events are there
                 found = self._take()
                 if found:
                     return found
@@ -80,6 +80,10 @@ class AsyncTexts:
             result = branches.results()
             found += result if isinstance(result, list) else [result]
         return found
+
+    def result(self, index: int) -> Result:
+        """The result of one text, once its last token has come."""
+        return self._requests[index].result()
 
     def cancel(self) -> None:
         """End all of them within one step."""

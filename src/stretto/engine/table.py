@@ -6,7 +6,7 @@ and what is parked for others, cannot be changed from here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -74,6 +74,36 @@ class CellTable:
         """The sequences that a cell belongs to."""
         with self._engine.lock:
             return self._cells.members(cell)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The table as plain data: the cells in use with position and token, the sequences with their cells.
+
+        A sequence is "running" for a request, "held" by a caller, or "parked" for prompts to come.
+        """
+        with self._engine.lock:
+            cells, prefixes = self._cells, self._engine.prefixes
+            used = np.flatnonzero(cells.shares)
+            return {
+                "cells": len(cells),
+                "free": cells.n_free,
+                "used": [
+                    {"cell": cell, "position": position, "token": token}
+                    for cell, position, token in zip(
+                        used.tolist(),
+                        cells.positions[used].tolist(),
+                        cells.tokens[used].tolist(),
+                        strict=True,
+                    )
+                ],
+                "sequences": [
+                    {
+                        "id": i,
+                        "state": "parked" if i in prefixes else "running" if self._runs(i) else "held",
+                        "cells": cells.view(i).tolist(),
+                    }
+                    for i in cells.sequences
+                ],
+            }
 
     def check(self) -> None:
         """Raise `RuntimeError` if the table contradicts itself anywhere."""
