@@ -41,7 +41,8 @@ ALLOWED = {
     "hardware": {"weights"},
     "testing": {"*"},
     "bench": {"backends.base", "hardware", "llm", "sampling", "weights"},
-    "cli": {"bench", "hardware", "llm", "text", "vision", "weights"},
+    "server": {"Limits", "Result", "Token", "hardware", "llm", "weights"},
+    "cli": {"bench", "hardware", "llm", "server", "text", "vision", "weights"},
     "__init__": {"*"},
 }
 EVERYONE = {"errors", "kernels", "_native"}

@@ -1,0 +1,211 @@
+"""What went wrong, in the shape that clients expect, with the field that was wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from stretto import errors
+
+log = logging.getLogger("stretto.server")
+
+RETRY_AFTER = 2  # seconds
+INVALID = "invalid_request_error"
+SERVER = "server_error"
+
+_FIELD = re.compile(r"([a-z][a-z_]*(?:\[\d+\])?(?:\.[a-z_]+(?:\[\d+\])?)*)(?=[: ])")
+_TOKEN_OF = re.compile(r"a token of ([a-z_]+) ")
+_LONG = 300  # characters of a message that come from a request
+
+
+class ApiError(Exception):
+    """An answer other than 200: status, message, the field it is about, a code for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Json(Response):
+    """An answer in JSON."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """As `dumps` writes it."""
+        return dumps(content).encode()
+
+
+def dumps(value: Any) -> str:
+    """A value as JSON, without spaces, in ASCII."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def unsupported(message: str, param: str) -> ApiError:
+    """A field that this server knows and cannot serve."""
+    return ApiError(400, message, param=param, code="unsupported")
+
+
+def body_of(error: ApiError, path: str) -> dict[str, Any]:
+    """What is sent: OpenAI's shape, or for Ollama's clients theirs."""
+    if path.startswith("/api/"):
+        return {"error": error.message}
+    return {
+        "error": {
+            "message": error.message,
+            "type": INVALID if error.status < 500 else SERVER,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def answer(error: ApiError, path: str) -> Response:
+    """The error as an answer."""
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Json(body_of(error, path), error.status, headers)
+
+
+def translate(error: BaseException, prompt: str | None = None) -> ApiError:
+    """Any exception as an `ApiError`; `prompt` is the field that holds the prompt, where one does."""
+    message = str(error)
+    match error:
+        case ApiError():
+            return error
+        case errors.ContextOverflow():
+            return ApiError(400, message, param=prompt, code="context_length_exceeded")
+        case errors.QueueFull():
+            return ApiError(429, message, code="queue_full", retry_after=RETRY_AFTER)
+        case errors.CacheFull():
+            return ApiError(429, message, code="cache_full", retry_after=RETRY_AFTER)
+        case errors.Unsupported():
+            return ApiError(400, message, param=field_of(message), code="unsupported")
+        case errors.InvalidRequest():
+            param = prompt if message.startswith("the prompt") else field_of(message)
+            return ApiError(400, message, param=param)
+        case errors.Timeout():
+            return ApiError(503, message, code="timeout", retry_after=RETRY_AFTER)
+        case errors.Cancelled():
+            return ApiError(503, message, code="cancelled", retry_after=RETRY_AFTER)
+        case errors.ModelError():
+            return ApiError(503, message, code="model_unavailable")
+        case MemoryError():
+            return ApiError(503, "there is not enough memory", code="out_of_memory", retry_after=RETRY_AFTER)
+    log.error("a bug: %s", type(error).__name__, exc_info=error)
+    return ApiError(
+        500, "something went wrong here that should not; the log says more", code="internal_error"
+    )
+
+
+def field_of(message: str) -> str | None:
+    """The field that one of our messages begins with: `temperature must be …`.
+
+    >>> field_of("messages[0].role: 'x y' is not a role")
+    'messages[0].role'
+    """
+    if found := _TOKEN_OF.match(message):
+        return found[1]
+    found = _FIELD.match(message)
+    known = found and (found[1].startswith(("messages", "tools")) or "_" in found[1] or found[1] in _PLAIN)
+    return found[1] if found and known else None
+
+
+_PLAIN = {"temperature", "seed", "stop", "logprobs", "timeout", "threshold", "mode", "combine", "prune", "n"}
+_PLAIN |= {"prompt", "tokens", "images", "grammar"}
+
+
+def install(app: FastAPI) -> None:
+    """Let the app answer every error in the right shape."""
+
+    async def known(request: Request, error: Exception) -> Response:
+        return answer(translate(error), request.url.path)
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return answer(_explained(error), request.url.path)
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.url.path
+        if error.status_code == 404:
+            return answer(ApiError(404, f"there is no {path[:_LONG]} here", code="not_found"), path)
+        if error.status_code == 405:
+            said = f"{request.method} cannot be used on {path[:_LONG]}"
+            response = answer(ApiError(405, said, code="method_not_allowed"), path)
+            response.headers.update(error.headers or {})
+            return response
+        if error.status_code == 400:  # what FastAPI says when JSON cannot be read
+            return answer(ApiError(400, "the body is no JSON that can be read"), path)
+        return answer(ApiError(error.status_code, str(error.detail)), path)
+
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # to nobody
+
+    for kind in (ApiError, errors.StrettoError):
+        app.add_exception_handler(kind, known)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(ClientGone, gone)
+    app.add_exception_handler(Exception, known)
+
+
+def _explained(error: RequestValidationError) -> ApiError:
+    """What was wrong with a body: the first field that was, in the order of importance."""
+    found = [(_path(one, error.body), one) for one in error.errors()]
+    param, first = min(found, key=lambda pair: (pair[1]["type"] != "extra_forbidden", -len(pair[1]["loc"])))
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", "it ends too early")
+        return ApiError(400, f"the body is no JSON: {reason}", code="invalid_json")
+    if not param:
+        return ApiError(400, "the body must be a JSON object with the fields that /docs lists")
+    if first["type"] == "extra_forbidden":
+        said = f"{param} is no field that is known here; leave it out"
+        return ApiError(400, said, param=param, code="unknown_field")
+    if first["type"] == "missing":
+        return ApiError(400, f"{param} is missing", param=param, code="missing_field")
+    reasons = [one["msg"].removeprefix("Value error, ") for path, one in found if path == param]
+    said = ", or ".join(dict.fromkeys(f"{text[:1].lower()}{text[1:]}" for text in reasons))
+    given = first.get("input")
+    shown = f"; it is {given!r:.60}" if isinstance(given, (str, int, float, bool, type(None))) else ""
+    return ApiError(400, f"{param}: {said}{shown}", param=param, code="invalid_value")
+
+
+def _path(one: Any, body: Any) -> str:
+    """Where in the body something is wrong; branches of unions, which the validator names too, are not."""
+    path, here = "", body
+    loc = one["loc"]
+    if loc[:1] in (("query",), ("path",)):
+        return str(loc[-1])[:_LONG]
+    for part in loc[1:]:
+        if isinstance(part, int) and isinstance(here, list) and part < len(here):
+            path, here = f"{path}[{part}]", here[part]
+        elif isinstance(here, dict) and part in here:
+            path, here = f"{path}.{part}", here[part]
+    if one["type"] == "missing":
+        path += f".{loc[-1]}"
+    return path.lstrip(".")[:_LONG]

@@ -1,0 +1,212 @@
+"""A request's texts, from the model to the client.
+
+A `Generation` holds its model, its texts and its deadline. Whatever ends it (a client that goes away, an
+error, the end of the server), it lets go of all of them at once; the engine frees the cells within a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from stretto import Result, Token
+from stretto.server.errors import ApiError, ClientGone
+from stretto.server.registry import Lease
+
+if TYPE_CHECKING:
+    from stretto.server.state import State
+
+Value = TypeVar("Value")
+News = list[tuple[int, Token]]
+
+SLOW = 30.0  # seconds that a client may take, after the end, to read what it was sent
+
+
+class Generation:
+    """Texts on their way: `start`, then `results` or `news`; `close` in any case."""
+
+    def __init__(self, state: State, lease: Lease, since: float) -> None:
+        self._state = state
+        self.limits = state.settings.limits
+        self.lease = lease
+        self.since = since  # when the request came
+        self.texts: Any = None  # an AsyncTexts, or an async iterator over parallel steps
+        self.last: Callable[[], None] | None = None  # what remains to be done in the end, in a thread
+        state.generations.add(self)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the request has to end."""
+        left = self.since + self.limits.seconds - time.monotonic()
+        if left <= 0:
+            most = self.limits.seconds
+            raise ApiError(
+                503, f"the request had to wait for longer than {most:g} s", code="timeout", retry_after=10
+            )
+        return left
+
+    async def start(self, prompts: list[Any], options: dict[str, Any]) -> None:
+        """Queue the texts, all or none."""
+        asked = options.get("timeout")
+        options["timeout"] = self.left if asked is None else min(asked, self.left)
+        self.texts = self.lease.llm.astream_many(prompts, **options)
+        await self.texts.start()
+
+    async def results(self) -> list[Result]:
+        """All texts, when they are done."""
+        found: list[Result] = await self.texts.results()
+        for result in found:
+            self.check(result)
+        await self.finish()
+        return found
+
+    async def finish(self) -> None:
+        """Do what remains to be done when all texts have come."""
+        if self.last is not None:
+            last, self.last = self.last, None
+            await asyncio.to_thread(last)
+
+    async def news(self) -> AsyncIterator[News]:
+        """What comes, as it comes."""
+        async for news in self.texts:
+            yield news
+
+    def check(self, result: Result) -> None:
+        """Raise if there is nothing to return."""
+        if result.finish_reason == "cancelled":
+            raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
+        if result.finish_reason == "timeout" and not result.tokens:
+            raise ApiError(
+                503, "no token came before the time limit of the request", code="timeout", retry_after=10
+            )
+
+    def timings(self, results: list[Result]) -> dict[str, float]:
+        """Seconds and speeds, for the answer."""
+        first = min(result.timings.first_token for result in results)
+        decode = max(result.timings.decode for result in results)
+        decoded = sum(result.timings.n_decoded for result in results)
+        return {
+            "load": round(self.lease.waited, 6),
+            "first_token": round(first, 6),
+            "decode": round(decode, 6),
+            "total": round(time.monotonic() - self.since, 6),
+            "tokens_per_second": round(decoded / decode, 3) if decode > 0 else 0.0,
+        }
+
+    def spent(self) -> dict[str, float]:
+        """The times of what has no tokens of its own."""
+        return {"load": round(self.lease.waited, 6), "total": round(time.monotonic() - self.since, 6)}
+
+    def stop(self) -> None:
+        """End it: the server does."""
+        if self.texts is not None:
+            self.texts.cancel()
+
+    def close(self) -> None:
+        """Let go of everything. Closing twice is fine."""
+        if self in self._state.generations:
+            self._state.generations.discard(self)
+            if self.texts is not None:
+                self.texts.cancel()
+            self.lease.release()
+
+
+async def begin(state: State, name: str, request: Request) -> Generation:
+    """A generation with a model that is ready; waits for it only as long as the client does."""
+    since = time.monotonic()
+    lease = await unless_gone(request, state.registry.lease(name), lambda lease: lease.release())
+    return Generation(state, lease, since)
+
+
+async def unless_gone(
+    request: Request, work: Awaitable[Value], too_late: Callable[[Value], None] | None = None
+) -> Value:
+    """The result of `work`; if the client goes away first, the work is cancelled and `ClientGone` raised.
+
+    `too_late` gets a result that came in the very moment nobody wanted it any more.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        watch.cancel()
+        if not task.done():
+            task.cancel()
+            with suppress(BaseException):
+                late = await task
+                if too_late is not None:
+                    too_late(late)
+
+
+async def _gone(receive: Receive) -> None:
+    """Returns when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Streamed(Response):
+    """An answer that comes in pieces; `close` is called when it has ended, however it ends.
+
+    While pieces are awaited, the client is watched: when it goes away, so does the work.
+    """
+
+    def __init__(
+        self, pieces: AsyncIterator[bytes], close: Callable[[], None], media_type: str, seconds: float
+    ) -> None:
+        super().__init__(
+            media_type=media_type, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self._pieces = pieces
+        self._close = close
+        self._seconds = seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send what comes."""
+        work = asyncio.ensure_future(self._send(send))
+        watch = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait(
+                (work, watch), timeout=self._seconds + SLOW, return_when=asyncio.FIRST_COMPLETED
+            )
+            if work.done():
+                work.result()
+        finally:
+            watch.cancel()
+            if not work.done():
+                self._close()  # at once: the next step frees the cells
+                work.cancel()
+                with suppress(BaseException):
+                    await work
+            self._close()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for piece in self._pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def usage(results: list[Result], n_prompts: int = 1) -> dict[str, Any]:
+    """Tokens counted, as OpenAI's clients read them; each prompt counts once."""
+    step = max(1, len(results) // n_prompts)
+    prompt = sum(result.usage.prompt_tokens for result in results[::step])
+    cached = sum(result.usage.cached_tokens for result in results[::step])
+    completion = sum(result.usage.completion_tokens for result in results)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

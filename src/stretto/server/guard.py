@@ -1,0 +1,265 @@
+"""Who may come in, and with how much: the first thing a request meets and the last that an answer passes.
+
+In this order: a server that ends takes nobody new; a browser may only come from pages that were allowed, and
+only under our own name; a key; a body of bearable size. Behind it every body is whole, and is JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from itertools import count
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stretto.server.errors import ApiError, answer, translate
+from stretto.server.settings import LOOPBACK_NAMES, Settings
+
+if TYPE_CHECKING:
+    from stretto.server.state import State
+
+log = logging.getLogger("stretto.server")
+
+OPEN_PATHS = ("/health", "/docs", "/openapi.json")  # without a key
+KNOWN_METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
+JSON_TYPE = (b"content-type", b"application/json")
+
+
+class Guard:
+    """An ASGI app around the app."""
+
+    state: State
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+        self._keys = [key.encode() for key in settings.api_keys]
+        self._bodies = 0  # bytes that requests hold
+        self.stopping = False
+        self.active = 0  # requests under way
+        self.answered: Counter[tuple[str, int]] = Counter()  # by route and status
+        self.paths: frozenset[str] = frozenset()  # that are counted one by one
+        self._numbers = count()
+        self._prefix = token_hex(4)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        visit = _Visit(scope, send, f"req-{self._prefix}-{next(self._numbers)}")
+        self.active += 1
+        held = 0
+        try:
+            headers = dict(scope["headers"])
+            self._admit(scope, headers)
+            if self._settings.origins and await self._preflight(scope, headers, visit):
+                return
+            if scope["method"] in ("POST", "PUT", "PATCH", "DELETE"):
+                body = await self._body(headers, receive)
+                held = len(body)
+                scope["headers"] = [*(h for h in scope["headers"] if h[0] != b"content-type"), JSON_TYPE]
+                receive = _whole(body, receive)
+            await self._app(scope, receive, visit.send)
+        except Exception as error:  # ours, or one that the app has answered and raised again
+            if not visit.begun:
+                response = answer(translate(error), scope["path"])
+                await response(scope, receive, visit.send)
+        finally:
+            self._bodies -= held
+            self.active -= 1
+            self._note(visit)
+
+    # -- who --
+
+    def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        settings = self._settings
+        if self.stopping:
+            raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
+        if settings.loopback and not self._keys:
+            host = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or ""
+            if host not in LOOPBACK_NAMES and not host.startswith("127."):
+                raise ApiError(
+                    421,
+                    f"this server does not answer to the name {host[:100]!r}; use localhost",
+                    code="wrong_host",
+                )
+        origin = headers.get(b"origin")
+        if origin is not None and not self._may_ask(origin.decode("latin-1"), headers):
+            raise ApiError(
+                403,
+                "pages from elsewhere may not use this server; --allow-origin allows one",
+                code="wrong_origin",
+            )
+        if self._keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+            self._check_key(headers.get(b"authorization", b""))
+
+    def _may_ask(self, origin: str, headers: dict[bytes, bytes]) -> bool:
+        host = headers.get(b"host", b"").decode("latin-1")
+        return origin in self._settings.origins or urlsplit(origin).netloc == host
+
+    def _check_key(self, given: bytes) -> None:
+        scheme, _, key = given.partition(b" ")
+        # Every key is compared, in a time that does not depend on where they differ.
+        right = [hmac.compare_digest(key.strip(), known) for known in self._keys]
+        if scheme.lower() != b"bearer" or not any(right):
+            said = "this API key is not right" if given else "there is no API key"
+            raise ApiError(401, f"{said}; send Authorization: Bearer KEY", code="invalid_api_key")
+
+    async def _preflight(self, scope: Scope, headers: dict[bytes, bytes], visit: _Visit) -> bool:
+        """Tell a browser what its page may do; True if that was all it asked."""
+        origin = headers.get(b"origin")
+        if origin is None:
+            return False
+        visit.extra += [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        if scope["method"] != "OPTIONS":
+            return False
+        visit.extra += [
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (b"access-control-allow-headers", b"authorization, content-type"),
+        ]
+        await visit.send({"type": "http.response.start", "status": 204, "headers": []})
+        await visit.send({"type": "http.response.body"})
+        return True
+
+    # -- how much --
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        limits = self._settings.limits
+        told = headers.get(b"content-length", b"0")
+        if told.isdigit() and int(told) > limits.body:
+            raise self._too_large(int(told))
+        pieces: list[bytes] = []
+        n = 0
+        deadline = time.monotonic() + limits.body_seconds
+        try:
+            while True:
+                left = deadline - time.monotonic()
+                try:
+                    message = await asyncio.wait_for(receive(), max(left, 0.001))
+                except asyncio.TimeoutError:
+                    raise ApiError(
+                        408, f"the body took longer than {limits.body_seconds:g} s to come"
+                    ) from None
+                if message["type"] != "http.request":
+                    raise ApiError(400, "the body ended too early")
+                piece = message.get("body", b"")
+                n += len(piece)
+                self._bodies += len(piece)
+                if n > limits.body:
+                    raise self._too_large(n)
+                if self._bodies > limits.bodies:
+                    raise ApiError(
+                        429, "too much is being sent at once; try again", code="busy", retry_after=1
+                    )
+                pieces.append(piece)
+                if not message.get("more_body"):
+                    return b"".join(pieces)
+        except BaseException:
+            self._bodies -= n
+            raise
+
+    def _too_large(self, n: int) -> ApiError:
+        most = self._settings.limits.body
+        return ApiError(
+            413, f"the body has {n:,} bytes or more; at most {most:,} are taken", code="body_too_large"
+        )
+
+    # -- afterwards --
+
+    def _note(self, visit: _Visit) -> None:
+        """Count an answer, and log it if somebody wants that."""
+        path = visit.path if visit.path in self.paths else "other"
+        self.answered[path, visit.status] += 1
+        if self._settings.log == "quiet" and visit.status < 500:
+            return
+        facts = {
+            "request": visit.name,
+            "method": visit.method,
+            "path": visit.path[:200],
+            "status": visit.status,
+            "ms": round(1e3 * (time.monotonic() - visit.since), 1),
+            "client": visit.client,
+            **visit.notes,
+        }
+        log.log(
+            logging.ERROR if visit.status >= 500 else logging.INFO, "%s", "request", extra={"facts": facts}
+        )
+
+
+class _Visit:
+    """One request and how it was answered."""
+
+    def __init__(self, scope: Scope, send: Send, name: str) -> None:
+        self.since = time.monotonic()
+        self.name = name
+        method = scope["method"]
+        self.method = method if method in KNOWN_METHODS else "other"
+        self.path: str = scope["path"]
+        self.client = (scope.get("client") or ("", 0))[0]
+        self.status = 499  # until somebody says otherwise: the client has gone
+        self.begun = False
+        self.extra: list[tuple[bytes, bytes]] = []
+        self.notes: dict[str, Any] = scope.setdefault("stretto", {})
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        """Pass on a piece of the answer; its head gets the request's name and the time so far."""
+        if message["type"] == "http.response.start":
+            self.begun, self.status = True, message["status"]
+            spent = 1e3 * (time.monotonic() - self.since)
+            message["headers"] = [
+                *message["headers"],
+                (b"x-request-id", self.name.encode()),
+                (b"server-timing", b"app;dur=%.1f" % spent),
+                (b"x-content-type-options", b"nosniff"),
+                *self.extra,
+            ]
+        await self._send(message)
+
+
+def _whole(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
+    """`receive` for an app: the body in one piece, then what comes after it."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+class JsonLines(logging.Formatter):
+    """A log line as a JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Time, level, and the facts or the message."""
+        line: dict[str, Any] = {"time": round(record.created, 3), "level": record.levelname.lower()}
+        line.update(getattr(record, "facts", None) or {"message": record.getMessage()})
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+class TextLines(logging.Formatter):
+    """A log line for people."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Time, level, and the facts or the message."""
+        facts = getattr(record, "facts", None)
+        said = " ".join(f"{key}={value}" for key, value in facts.items()) if facts else record.getMessage()
+        line = (
+            f"{self.formatTime(record)} {record.levelname.lower()} {said.encode('unicode_escape').decode()}"
+        )
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line

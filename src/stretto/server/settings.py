@@ -1,0 +1,145 @@
+"""What the operator says: models, address, keys, limits. Checked when it is made."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+
+from stretto.errors import InvalidRequest
+from stretto.weights.hub.names import HF_PREFIX
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model to serve: the name that requests give, and what `stretto.load` gets.
+
+    >>> ModelEntry.parse("small=./models/m.gguf")
+    ModelEntry(name='small', source='./models/m.gguf')
+    """
+
+    name: str
+    source: str
+
+    @classmethod
+    def parse(cls, text: str) -> ModelEntry:
+        """`NAME=MODEL`, or a model, which is called as itself, a file by its stem."""
+        name, equals, source = text.partition("=")
+        if not equals or "/" in name or name.startswith(HF_PREFIX):
+            name, source = "", text
+        if not source:
+            raise InvalidRequest(f"--model {text!r} names no model; give a name, a path or NAME=MODEL")
+        if not name:
+            is_path = not source.startswith(HF_PREFIX) and ("/" in source or source.endswith(".gguf"))
+            name = Path(source).stem if is_path else source
+        return cls(name, source)
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What one request may ask for; sizes in bytes, times in seconds."""
+
+    body: int = 16 << 20
+    bodies: int = 256 << 20  # of all requests together
+    head: int = 32 << 10  # request line and headers
+    head_seconds: float = 10.0  # until they have come
+    body_seconds: float = 60.0  # until the rest has come
+    prompt: int = 1_000_000  # characters
+    prompts: int = 64  # in one request
+    n: int = 16
+    images: int = 8
+    image: int = 8 << 20
+    pixels: int = 16_000_000
+    schema: int = 64 << 10  # characters of a schema or grammar
+    tools: int = 128
+    seconds: float = 600.0  # of a whole request
+    pins: int = 16
+    connections: int = 1024
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                raise InvalidRequest(f"the limit {item.name!r} must be above 0, not {value!r}")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All of it. `memory` is what all loaded models may take together; None: most of what is free.
+
+    >>> Settings((ModelEntry.parse("smollm2"),)).loopback
+    True
+    """
+
+    models: tuple[ModelEntry, ...]
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_keys: tuple[str, ...] = ()
+    no_auth: bool = False
+    origins: tuple[str, ...] = ()  # web pages that may use the server
+    remote_images: bool = False
+    memory: int | None = None
+    cells: int = 8192
+    kv: Literal["f16", "q8"] = "f16"
+    backend: str = "auto"
+    threads: int | None = None
+    max_running: int = 64
+    max_queue: int = 256
+    load_seconds: float = 120.0  # a request waits so long until there is room for its model
+    grace_seconds: float = 10.0  # requests have so long to finish when the server ends
+    log: Literal["quiet", "text", "json"] = "quiet"
+    limits: RequestLimits = field(default_factory=RequestLimits)
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise InvalidRequest("there is no model to serve; give --model")
+        names = [entry.name for entry in self.models]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidRequest(f"two models are called {name!r}; give one of them as NAME=MODEL")
+        if not 0 <= self.port <= 65535:
+            raise InvalidRequest(f"--port must be from 0 to 65535, not {self.port}")
+        for key in self.api_keys:
+            if not key or not key.isascii() or not key.isprintable() or " " in key:
+                raise InvalidRequest("an API key must be printable ASCII without spaces, and not empty")
+        if self.api_keys and self.no_auth:
+            raise InvalidRequest("--api-key and --no-auth contradict each other; give one of them")
+        if not self.loopback and not self.api_keys and not self.no_auth:
+            raise InvalidRequest(
+                f"{self.host} can be reached from elsewhere; set --api-key (or STRETTO_API_KEY), or say "
+                "--no-auth if everybody who reaches it may use it"
+            )
+        for origin in self.origins:
+            if "://" not in origin or origin.endswith("/"):
+                raise InvalidRequest(
+                    f"--allow-origin takes an origin like https://example.org, not {origin!r}"
+                )
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        if self.host in LOOPBACK_NAMES:
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+
+def api_keys(given: list[str] | None, file: Path | None) -> tuple[str, ...]:
+    """The keys from the command line, a file (one a line) and STRETTO_API_KEY."""
+    keys = list(given or ())
+    if file is not None:
+        try:
+            keys += [line.strip() for line in file.read_text().splitlines() if line.strip()]
+        except (OSError, UnicodeError) as error:
+            raise InvalidRequest(f"--api-key-file {file}: {error}") from None
+        if not keys:
+            raise InvalidRequest(f"--api-key-file {file}: there is no key in it")
+    if key := os.environ.get("STRETTO_API_KEY"):
+        keys.append(key)
+    return tuple(dict.fromkeys(keys))
