@@ -25,6 +25,7 @@ from stretto.cli.parallel import parallel
 from stretto.cli.pull import pull
 from stretto.cli.rm import rm
 from stretto.cli.run import run
+from stretto.cli.serve import serve
 from stretto.cli.tokenize import tokenize
 from stretto.errors import StrettoError
 
@@ -40,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, run, parallel, pull, models, rm, inspect, tokenize, devices):
+for command in (chat, run, parallel, serve, pull, models, rm, inspect, tokenize, devices):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

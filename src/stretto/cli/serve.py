@@ -1,0 +1,178 @@
+"""`stretto serve`: models over HTTP, for clients of OpenAI, of Ollama, and for programs of your own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from stretto.cli import options as o
+from stretto.errors import InvalidRequest, ModelError, StrettoError
+
+if TYPE_CHECKING:
+    from stretto.server.settings import ModelEntry
+
+_WHO = "Who may use it"
+_MODELS = "Models and memory"
+_LIMITS = "Limits"
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
+
+
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="[NAME=]MODEL",
+            help="A name, a path, or hf:org/repo/file.gguf; may be repeated. Loaded on first use "
+            f"(default: {o.DEFAULT_MODEL}).",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="What loaded models may take together, as 8GB; the least recently used is unloaded "
+            "(default: 80 % of what is free).",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    cells: Annotated[
+        int, typer.Option(help="The cache of each model, in tokens.", rich_help_panel=_MODELS)
+    ] = 8192,
+    kv: Annotated[
+        Literal["f16", "q8"],
+        typer.Option(help="How the cache is kept; q8 takes half.", rich_help_panel=_MODELS),
+    ] = "f16",
+    threads: o.Threads = None,
+    backend: o.Backend = "auto",
+    host: Annotated[str, typer.Option(help="The address to listen on.", rich_help_panel=_WHO)] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", rich_help_panel=_WHO)] = 8080,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="Clients have to send it; may be repeated. Others on this machine can see it here: "
+            "STRETTO_API_KEY and --api-key-file are better places.",
+            rich_help_panel=_WHO,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keys, one a line.", rich_help_panel=_WHO)
+    ] = None,
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Let everybody in who reaches --host.", rich_help_panel=_WHO)
+    ] = False,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Web pages from there may use the server, as https://example.org; may be repeated.",
+            rich_help_panel=_WHO,
+        ),
+    ] = None,
+    remote_images: Annotated[
+        bool,
+        typer.Option(
+            "--remote-images", help="Fetch images from public URLs in requests.", rich_help_panel=_WHO
+        ),
+    ] = False,
+    max_running: Annotated[
+        int, typer.Option(help="Requests that run at once.", rich_help_panel=_LIMITS)
+    ] = 64,
+    max_queue: Annotated[
+        int, typer.Option(help="Requests that wait; more are told to come later.", rich_help_panel=_LIMITS)
+    ] = 256,
+    max_time: Annotated[
+        float, typer.Option(metavar="SECONDS", help="What a request may take.", rich_help_panel=_LIMITS)
+    ] = 600.0,
+    max_body: Annotated[
+        str, typer.Option(metavar="SIZE", help="What a request may send.", rich_help_panel=_LIMITS)
+    ] = "16MiB",
+    max_n: Annotated[int, typer.Option(help="Texts from one prompt.", rich_help_panel=_LIMITS)] = 16,
+    grace: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="What requests have left when the server is told to end.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 10.0,
+    log: Annotated[
+        Literal["quiet", "text", "json"],
+        typer.Option(help="What is told on stderr: errors, or every request, for people or programs."),
+    ] = "quiet",
+) -> None:
+    """Serve models over HTTP: OpenAI's and Ollama's clients use them unchanged.
+
+    Listens on this machine only, unless --host says otherwise; then --api-key is needed.
+    Point a client at it: OPENAI_BASE_URL=http://localhost:8080/v1, or OLLAMA_HOST=localhost:8080.
+    """
+    try:
+        from stretto.server.serve import serve as run
+        from stretto.server.settings import ModelEntry, RequestLimits, Settings, api_keys
+    except ImportError as error:
+        raise StrettoError(
+            f"{error.name} is missing; the server needs: pip install 'stretto[server]'"
+        ) from None
+    entries = tuple(ModelEntry.parse(text) for text in model or [o.DEFAULT_MODEL])
+    settings = Settings(
+        models=entries,
+        host=host,
+        port=port,
+        api_keys=api_keys(api_key, api_key_file),
+        no_auth=no_auth,
+        origins=tuple(allow_origin or ()),
+        remote_images=remote_images,
+        memory=None if memory is None else size("--memory", memory),
+        cells=cells,
+        kv=kv,
+        backend=backend,
+        threads=threads,
+        max_running=max_running,
+        max_queue=max_queue,
+        grace_seconds=grace,
+        log=log,
+        limits=RequestLimits(n=max_n, seconds=max_time, body=size("--max-body", max_body)),
+    )
+    for entry in entries:
+        _fetch(entry)
+    names = ", ".join(entry.name for entry in entries)
+    run(settings, lambda address: print(f"serving {names} on {address}", flush=True))
+
+
+def size(name: str, text: str) -> int:
+    """Bytes from `8GB`, `512MiB` or `1000000`.
+
+    >>> size("--memory", "2GB")
+    2000000000
+    """
+    cleaned = text.strip().upper().removesuffix("B")
+    digits = cleaned.rstrip("KMGTI ")
+    unit = cleaned[len(digits) :].strip()
+    try:
+        number = float(digits)
+    except ValueError:
+        number = 0.0
+    if unit not in UNITS or not 0 < number < 1e15:
+        raise InvalidRequest(f"{name} takes a size like 8GB or 512MiB, not {text!r}")
+    return int(number * UNITS[unit])
+
+
+def _fetch(entry: ModelEntry) -> None:
+    """Fetch a model that is not here, and show it on stderr."""
+    from contextlib import redirect_stdout
+
+    from stretto.cli.pull import pull
+    from stretto.weights import hub
+
+    try:
+        hub.resolve(entry.source, pull=False)
+    except ModelError:
+        with redirect_stdout(sys.stderr):
+            pull(entry.source)

@@ -1,0 +1,75 @@
+"""The app: routes, errors, the guard around them, and what happens at the start and at the end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
+from starlette.responses import HTMLResponse, Response
+
+from stretto import __version__
+from stretto.server import docs, ollama, openai, own
+from stretto.server.errors import install
+from stretto.server.guard import Guard
+from stretto.server.registry import Opener
+from stretto.server.settings import Settings
+from stretto.server.state import State
+
+DESCRIPTION = (
+    "Language models on your own machine: OpenAI's endpoints, Ollama's, and our own. "
+    "Fields that are not listed are refused; every answer carries its timings."
+)
+ROUTERS = (openai.router, ollama.router, own.router)
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "A field is wrong; `error.param` names it."},
+    401: {"description": "The API key is missing or wrong."},
+    404: {"description": "There is no such model."},
+    413: {"description": "The body is too large."},
+    429: {"description": "Too much at once; Retry-After says when to come again."},
+    503: {"description": "The model cannot be had now; Retry-After says when to come again."},
+}
+
+
+def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
+    """The ASGI app of a server. `opener` makes models from entries, for tests.
+
+    >>> app = create_app(Settings((ModelEntry.parse("smollm2"),)))
+    """
+    state = State(settings, opener)
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        state.cancel_all()
+        await state.registry.close()
+
+    app = FastAPI(
+        title="Stretto",
+        version=__version__,
+        description=DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=life,
+        responses=ERRORS,
+        separate_input_output_schemas=False,
+    )
+    app.state.stretto = state
+    for router in ROUTERS:
+        app.include_router(router)
+
+    @app.get("/docs", include_in_schema=False)
+    async def page(request: Request) -> Response:
+        """This API, for people."""
+        return HTMLResponse(docs.page(app.openapi()), headers={"content-security-policy": docs.POLICY})
+
+    install(app)
+    guard = Guard(app, settings)
+    guard.paths = frozenset(
+        route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)
+    )
+    guard.state = state
+    state.guard = guard
+    return guard

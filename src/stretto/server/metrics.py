@@ -1,0 +1,129 @@
+"""`/metrics`: what the engines count, as Prometheus reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from stretto import __version__
+
+if TYPE_CHECKING:
+    from stretto.server.state import State
+
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+COUNTERS = {
+    "added": "requests taken into the queue",
+    "failed": "requests ended by an exception",
+    "refused": "requests turned away because the queue was full",
+    "preempted": "how often a request was sent back to the queue",
+    "steps": "steps of the engine",
+    "prompt_tokens": "tokens of prompts that were computed",
+    "decoded_tokens": "tokens that were computed one at a time",
+    "cached_tokens": "tokens that were found in the cache",
+    "guessed_tokens": "tokens that were guessed and checked",
+    "guessed_right": "guesses that were right",
+}
+SECONDS = {
+    "forward": "seconds of steps in the backend",
+    "sampling": "seconds of steps in the sampler",
+    "python": "seconds of steps in Python",
+}
+HISTOGRAMS = {
+    "first_token": ("first_token_seconds", "from a request to its first token"),
+    "between_tokens": ("between_tokens_seconds", "from a token to the next of its request"),
+    "width": ("step_width_tokens", "tokens in a forward pass"),
+}
+
+
+def render(state: State) -> str:
+    """All of it as text."""
+    return "\n".join(_lines(state)) + "\n"
+
+
+def _lines(state: State) -> Iterator[str]:
+    registry, guard = state.registry, state.guard
+    yield from _metric("stretto_info", "gauge", "the version", [({"version": __version__}, 1)])
+    yield from _metric(
+        "stretto_http_responses_total",
+        "counter",
+        "answers by path and status",
+        [({"path": path, "status": str(status)}, n) for (path, status), n in sorted(guard.answered.items())],
+    )
+    yield from _metric("stretto_http_active", "gauge", "requests under way", [({}, guard.active)])
+    slots = list(registry.slots.values())
+    names = [({"model": slot.name}, slot) for slot in slots]
+    yield from _metric(
+        "stretto_model_loaded",
+        "gauge",
+        "whether a model is loaded",
+        [(label, int(s.llm is not None)) for label, s in names],
+    )
+    yield from _metric(
+        "stretto_model_loads_total", "counter", "loads", [(label, s.loads) for label, s in names]
+    )
+    yield from _metric(
+        "stretto_models_bytes", "gauge", "what the loaded models take", [({}, registry.loaded_bytes)]
+    )
+    yield from _metric("stretto_models_limit_bytes", "gauge", "what they may take", [({}, registry.limit)])
+    found = [(label, s.llm.metrics.as_dict(), s.llm) for label, s in names if s.llm is not None]
+    for name, said in COUNTERS.items():
+        yield from _metric(
+            f"stretto_{name}_total", "counter", said, [(label, m[name]) for label, m, _ in found]
+        )
+    for name, said in SECONDS.items():
+        yield from _metric(
+            f"stretto_{name}_seconds_total", "counter", said, [(label, m[name]) for label, m, _ in found]
+        )
+    yield from _metric(
+        "stretto_finished_total",
+        "counter",
+        "requests by how they ended",
+        [
+            ({**label, "reason": reason}, n)
+            for label, m, _ in found
+            for reason, n in sorted(m["finished"].items())
+        ],
+    )
+    for name in ("running", "waiting"):
+        yield from _metric(
+            f"stretto_{name}", "gauge", f"requests {name} now", [(label, m[name]) for label, m, _ in found]
+        )
+    for key, (name, said) in HISTOGRAMS.items():
+        yield f"# HELP stretto_{name} {said}"
+        yield f"# TYPE stretto_{name} histogram"
+        for labels, m, _ in found:
+            yield from _histogram(f"stretto_{name}", labels, m[key])
+    for kind in ("free", "used"):
+        yield from _metric(
+            f"stretto_cells_{kind}",
+            "gauge",
+            f"cells {kind}",
+            [(label, getattr(x.cells, f"n_{kind}")) for label, _, x in found],
+        )
+
+
+def _metric(name: str, kind: str, said: str, values: list[tuple[dict[str, str], float]]) -> Iterator[str]:
+    if values:
+        yield f"# HELP {name} {said}"
+        yield f"# TYPE {name} {kind}"
+        for labels, value in values:
+            yield f"{name}{_labels(labels)} {value}"
+
+
+def _histogram(name: str, labels: dict[str, str], data: dict[str, Any]) -> Iterator[str]:
+    seen = 0
+    for bound, n in zip((*data["bounds"], "+Inf"), data["counts"], strict=True):
+        seen += n
+        yield f"{name}_bucket{_labels({**labels, 'le': str(bound)})} {seen}"
+    yield f"{name}_sum{_labels(labels)} {data['total']}"
+    yield f"{name}_count{_labels(labels)} {seen}"
+
+
+def _labels(labels: dict[str, str]) -> str:
+    def escaped(text: str) -> str:
+        return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+    return (
+        "{" + ",".join(f'{key}="{escaped(value)}"' for key, value in labels.items()) + "}" if labels else ""
+    )

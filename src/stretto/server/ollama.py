@@ -1,0 +1,307 @@
+"""`/api/…`: what Ollama's clients ask for. Streams are lines of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime, timezone
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from stretto import Result, __version__
+from stretto.server.chat import check_format, ollama_prompt
+from stretto.server.errors import ApiError, Json, body_of, dumps, translate
+from stretto.server.generation import Generation, Streamed, begin, unless_gone
+from stretto.server.ollama_schemas import (
+    Common,
+    EmbedRequest,
+    GenerateRequest,
+    OllamaChatRequest,
+    OllamaMessage,
+    Options,
+    ShowRequest,
+)
+from stretto.server.openai import embedded, prompts_of
+from stretto.server.options import check_prompts
+from stretto.server.registry import Slot
+from stretto.server.state import State, state_of
+
+LINES = "application/x-ndjson"
+TAG = ":latest"
+NAMES = {"repeat_penalty": "repetition_penalty"}
+SAME = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+)
+WORDS = {"stop": "stop", "length": "length", "timeout": "timeout", "cancelled": "cancelled"}
+
+router = APIRouter(tags=["Ollama"])
+
+
+@router.get("/api/version")
+async def version() -> Response:
+    """The version, which is ours."""
+    return Json({"version": __version__})
+
+
+@router.get("/api/tags")
+async def tags(request: Request) -> Response:
+    """The models that are served."""
+    slots = state_of(request).registry.slots.values()
+    listed = [
+        {
+            "name": _tagged(slot.name),
+            "model": _tagged(slot.name),
+            "modified_at": _time(slot.facts["modified"]),
+            "size": slot.facts["file_bytes"],
+            "digest": "",
+            "details": _details(slot),
+        }
+        for slot in slots
+    ]
+    return Json({"models": listed})
+
+
+@router.post("/api/show")
+async def show(body: ShowRequest, request: Request) -> Response:
+    """What a model is."""
+    slot = state_of(request).registry.find(_name(body.model))
+    facts = slot.facts
+    arch = facts["architecture"]
+    return Json(
+        {
+            "modelfile": "",
+            "parameters": "",
+            "template": facts["template"],
+            "license": facts["license"],
+            "details": _details(slot),
+            "model_info": {
+                "general.architecture": arch,
+                "general.parameter_count": facts["parameters"],
+                f"{arch}.context_length": facts["context_length"],
+            },
+            "capabilities": ["completion", "embedding"],
+            "modified_at": _time(facts["modified"]),
+        }
+    )
+
+
+@router.post("/api/generate")
+async def generate(body: GenerateRequest, request: Request) -> Response:
+    """Answer a prompt."""
+    state = state_of(request)
+    if not body.prompt and not body.images:
+        return await _load(state, body, request, {"response": ""})
+    messages = [{"role": "system", "content": body.system}] if body.system else []
+    messages.append({"role": "user", "content": body.prompt or ""})
+    pictures = {len(messages) - 1: body.images or []}
+    whole = body.prompt if body.raw else None
+    return await _generated(state, body, request, messages, pictures, whole, lambda text: {"response": text})
+
+
+@router.post("/api/chat")
+async def chat(body: OllamaChatRequest, request: Request) -> Response:
+    """Answer a conversation."""
+    state = state_of(request)
+    if not body.messages:
+        return await _load(state, body, request, {"message": {"role": "assistant", "content": ""}})
+    messages = [_message(message) for message in body.messages]
+    pictures = {index: message.images or [] for index, message in enumerate(body.messages)}
+    return await _generated(
+        state, body, request, messages, pictures, None,
+        lambda text: {"message": {"role": "assistant", "content": text}},
+    )  # fmt: skip
+
+
+@router.post("/api/embed")
+async def embed(body: EmbedRequest, request: Request) -> Response:
+    """A vector for each text."""
+    state = state_of(request)
+    texts = prompts_of(body.input)
+    check_prompts("input", texts, state.settings.limits)
+    generation = await begin(state, _name(body.model), request)
+    try:
+        if body.dimensions not in (None, generation.lease.llm.spec.n_embd):
+            raise ApiError(400, f"dimensions must be {generation.lease.llm.spec.n_embd}: vectors are not cut")
+        vectors, n_tokens = await unless_gone(request, embedded(generation, texts))
+    except Exception as error:
+        raise translate(error, "input") from error
+    finally:
+        generation.close()
+    spent = generation.spent()
+    return Json(
+        {
+            "model": body.model,
+            "embeddings": [[float(number) for number in vector] for vector in vectors],
+            "total_duration": _nanoseconds(spent["total"]),
+            "load_duration": _nanoseconds(spent["load"]),
+            "prompt_eval_count": n_tokens,
+        }
+    )
+
+
+async def _generated(
+    state: State,
+    body: GenerateRequest | OllamaChatRequest,
+    request: Request,
+    messages: list[dict[str, Any]],
+    pictures: dict[int, list[str]],
+    whole: str | None,
+    said: Callable[[str], dict[str, Any]],
+) -> Response:
+    limits = state.settings.limits
+    options = _options(body.options)
+    options.update(check_format(body.format, limits))
+    check_prompts("prompt" if whole else "messages", [str(m["content"]) for m in messages], limits)
+    generation = await begin(state, _name(body.model), request)
+    try:
+        _check_context(body.options, generation.lease.llm.context_length)
+        tools = body.tools if isinstance(body, OllamaChatRequest) else None
+        prompt = whole or await unless_gone(
+            request, ollama_prompt(generation.lease.llm, messages, pictures, tools, state.settings)
+        )
+        await unless_gone(request, generation.start([prompt], options))
+        request.scope["stretto"].update(model=body.model)
+        head = {"model": body.model, "created_at": _now()}
+        if body.stream is not False:
+            return Streamed(_lines(generation, head, said), generation.close, LINES, generation.left)
+        (result,) = await unless_gone(request, generation.results())
+        ended = {**head, **said(result.text), **_end(generation, result)}
+        generation.close()
+        return Json(ended)
+    except BaseException as error:
+        generation.close()
+        if isinstance(error, Exception):
+            raise translate(error, "prompt") from error
+        raise
+
+
+async def _lines(
+    generation: Generation, head: dict[str, Any], said: Callable[[str], dict[str, Any]]
+) -> AsyncIterator[bytes]:
+    """The answer as lines of JSON; an error on the way is one too, and the last."""
+    try:
+        async for news in generation.news():
+            out = []
+            for _, token in news:
+                if token.text:
+                    out.append({**head, **said(token.text), "done": False})
+                if token.finish_reason is not None:
+                    result = generation.texts.result(0)
+                    generation.check(result)
+                    out.append({**head, **said(""), **_end(generation, result)})
+            yield "".join(dumps(line) + "\n" for line in out).encode()
+    except Exception as error:
+        yield (dumps(body_of(translate(error), "/api/")) + "\n").encode()
+    finally:
+        generation.close()
+
+
+async def _load(state: State, body: Common, request: Request, empty: dict[str, Any]) -> Response:
+    """Without a prompt a model is loaded, or with `keep_alive` 0 unloaded."""
+    name = _name(body.model)
+    head = {"model": body.model, "created_at": _now(), **empty, "done": True}
+    if body.keep_alive in (0, "0", "0s"):
+        await state.registry.unload(name)
+        return Json({**head, "done_reason": "unload"})
+    generation = await begin(state, name, request)
+    generation.close()
+    return Json({**head, "done_reason": "load"})
+
+
+def _options(given: Options | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"n": 1}
+    if given is None:
+        return found
+    found.update(
+        {NAMES.get(name, name): value for name in SAME if (value := getattr(given, name)) is not None}
+    )
+    if given.seed is not None:
+        found["seed"] = given.seed % (1 << 64)
+    if given.num_predict is not None and given.num_predict > 0:
+        found["max_tokens"] = given.num_predict
+    if given.num_predict == 0:
+        raise ApiError(
+            400, "options.num_predict must be -1, -2 or above 0, not 0", param="options.num_predict"
+        )
+    return found
+
+
+def _check_context(given: Options | None, length: int) -> None:
+    if given is not None and given.num_ctx is not None and given.num_ctx > length:
+        raise ApiError(
+            400,
+            f"options.num_ctx is {given.num_ctx:,}, and the context has {length:,} tokens; start the server "
+            "with more --cells, if the model can use them",
+            param="options.num_ctx",
+        )
+
+
+def _end(generation: Generation, result: Result) -> dict[str, Any]:
+    spent = generation.timings([result])
+    return {
+        "done": True,
+        "done_reason": WORDS[result.finish_reason],
+        "total_duration": _nanoseconds(spent["total"]),
+        "load_duration": _nanoseconds(spent["load"]),
+        "prompt_eval_count": result.usage.prompt_tokens,
+        "prompt_eval_duration": _nanoseconds(spent["first_token"]),
+        "eval_count": result.usage.completion_tokens,
+        "eval_duration": _nanoseconds(spent["decode"]),
+    }
+
+
+def _message(message: OllamaMessage) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    if message.tool_calls:
+        said["tool_calls"] = [
+            {
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_name:
+        said["name"] = message.tool_name
+    return said
+
+
+def _details(slot: Slot) -> dict[str, Any]:
+    facts = slot.facts
+    formats = [name for name in facts["formats"] if name != "F32"] or ["F32"]
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": facts["architecture"],
+        "families": [facts["architecture"]],
+        "parameter_size": f"{facts['parameters'] / 1e6:.0f}M",
+        "quantization_level": formats[0],
+    }
+
+
+def _name(model: str) -> str:
+    """Ollama's clients put a tag behind a name; there is one of each here."""
+    return model.removesuffix(TAG)
+
+
+def _tagged(name: str) -> str:
+    return name + TAG
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat()
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(1e9 * seconds)

@@ -1,0 +1,194 @@
+"""`/v1/…`: what OpenAI's clients ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from stretto.llm import LLM
+from stretto.server.chat import prompt_of, structured
+from stretto.server.errors import ApiError, Json, translate
+from stretto.server.generation import Generation, Streamed, begin, unless_gone
+from stretto.server.options import chat_options, check_at_most, check_prompts, completion_options
+from stretto.server.pins import check_pin, pin
+from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from stretto.server.shapes import ChatShape, Shape
+from stretto.server.state import state_of
+
+EVENTS = "text/event-stream"
+TOGETHER = 16  # texts that are embedded at a time; then others have a turn
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> Response:
+    """The models that are served."""
+    state = state_of(request)
+    listed = [_model(slot.name, slot.facts) for slot in state.registry.slots.values()]
+    return Json({"object": "list", "data": listed})
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, request: Request) -> Response:
+    """One of them."""
+    slot = state_of(request).registry.find(name)
+    return Json(_model(slot.name, slot.facts))
+
+
+@router.post("/v1/completions")
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    """Continue a text, or several."""
+    state = state_of(request)
+    options = completion_options(body, state.settings.limits)
+    options.update(structured(body, state.settings.limits))
+    prompts = prompts_of(body.prompt)
+    check_prompts("prompt", prompts, state.settings.limits)
+    check_at_most("n", options["n"] * len(prompts), state.settings.max_queue)
+    generation = await begin(state, body.model, request)
+    try:
+        shape = Shape(generation, body.model, body.logprobs)
+        if body.echo:
+            texts = [_text(generation.lease.llm, prompt) for prompt in prompts]
+            shape.before = [text for text in texts for _ in range(options["n"])]
+        return await _answer(request, body, generation, shape, prompts, options)
+    except BaseException as error:
+        generation.close()
+        if isinstance(error, Exception):
+            raise translate(error, "prompt") from error
+        raise
+
+
+@router.post("/v1/chat/completions")
+async def chat(body: ChatRequest, request: Request) -> Response:
+    """Answer a conversation."""
+    state = state_of(request)
+    options = chat_options(body, state.settings.limits)
+    options.update(structured(body, state.settings.limits))
+    check_at_most("n", options["n"], state.settings.max_queue)
+    generation = await begin(state, body.model, request)
+    try:
+        tops = (body.top_logprobs or 0) if body.logprobs else None
+        prompt = await unless_gone(request, prompt_of(body, generation.lease.llm, state.settings))
+        shape = ChatShape(generation, body.model, tops)
+        return await _answer(request, body, generation, shape, [prompt], options)
+    except BaseException as error:
+        generation.close()
+        if isinstance(error, Exception):
+            raise translate(error, "messages") from error
+        raise
+
+
+async def _answer(
+    request: Request,
+    body: CompletionRequest | ChatRequest,
+    generation: Generation,
+    shape: Shape,
+    prompts: list[Any],
+    options: dict[str, Any],
+) -> Response:
+    request.scope["stretto"].update(model=body.model, **({"user": body.user[:100]} if body.user else {}))
+    if (name := body.cache_pin) is not None:
+        (prompt,) = check_one(prompts, "cache_pin")
+        ids = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
+        check_pin(generation.lease.slot, name, len(ids), generation.limits.pins)
+        generation.last = lambda: pin(generation.lease, name, ids)
+    await unless_gone(request, generation.start(prompts, options))
+    if body.stream:
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        return Streamed(shape.chunks(usage, len(prompts)), generation.close, EVENTS, generation.left)
+    results = await unless_gone(request, generation.results())
+    whole = shape.whole(results, len(prompts))
+    generation.close()
+    return Json(whole)
+
+
+@router.post("/v1/embeddings")
+async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+    """A vector for each text: its final hidden states, pooled."""
+    state = state_of(request)
+    texts = prompts_of(body.input)
+    check_prompts("input", texts, state.settings.limits)
+    generation = await begin(state, body.model, request)
+    try:
+        n_embd = generation.lease.llm.spec.n_embd
+        if body.dimensions is not None and body.dimensions != n_embd:
+            raise ApiError(400, f"dimensions must be {n_embd}: vectors are not cut", param="dimensions")
+        vectors, n_tokens = await unless_gone(
+            request, embedded(generation, texts, body.pooling, body.normalize)
+        )
+    except Exception as error:
+        raise translate(error, "input") from error
+    finally:
+        generation.close()
+    data = [
+        {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
+        for index, vector in enumerate(vectors)
+    ]
+    return Json(
+        {
+            "object": "list",
+            "data": data,
+            "model": body.model,
+            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+            "timings": generation.spent(),
+        }
+    )
+
+
+async def embedded(
+    generation: Generation, texts: list[Any], pooling: Any = "mean", normalize: bool = True
+) -> tuple[list[Any], int]:
+    """The vectors of texts, some at a time, and how many tokens they have together."""
+    llm, vectors, n_tokens = generation.lease.llm, [], 0
+    ids = await asyncio.to_thread(lambda: [ids_of(llm, text) for text in texts])
+    for start in range(0, len(ids), TOGETHER):
+        some = ids[start : start + TOGETHER]
+        _ = generation.left  # raises if there is no time left
+        vectors += list(await asyncio.to_thread(llm.embed, some, pooling=pooling, normalize=normalize))
+        n_tokens += sum(map(len, some))
+    return vectors, n_tokens
+
+
+def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[Any]:
+    """A list of prompts, whatever was given."""
+    if isinstance(given, str) or isinstance(given[0], int):
+        return [given]
+    return list(given)
+
+
+def ids_of(llm: LLM, prompt: Any) -> list[int]:
+    """The tokens of a prompt, as the engine will see them."""
+    return llm.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else list(prompt)
+
+
+def check_one(prompts: list[Any], name: str) -> list[Any]:
+    """Refuse what is for a single prompt where there are several."""
+    if len(prompts) != 1:
+        raise ApiError(400, f"{name} is for a single prompt, not for {len(prompts)}", param=name)
+    return prompts
+
+
+def _text(llm: LLM, prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else llm.tokenizer.decode(prompt)
+
+
+def _encoded(vector: Any, how: str | None) -> list[float] | str:
+    if how == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return [float(number) for number in np.asarray(vector)]
+
+
+def _model(name: str, facts: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(facts["modified"]),
+        "owned_by": "stretto",
+        "context_length": facts["context_length"],
+    }

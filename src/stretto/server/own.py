@@ -1,0 +1,244 @@
+"""`/stretto/…`: what only Stretto has, and `/health` and `/metrics`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
+from starlette.responses import PlainTextResponse, Response
+
+from stretto import __version__, hardware
+from stretto.server import metrics
+from stretto.server.errors import ApiError, Json, body_of, dumps, translate
+from stretto.server.generation import Generation, Streamed, begin, unless_gone
+from stretto.server.openai import EVENTS, ids_of
+from stretto.server.options import check_prompts
+from stretto.server.pins import release
+from stretto.server.registry import Slot
+from stretto.server.schemas import Body, Name, Number, Stop, Text, Tokens
+from stretto.server.state import state_of
+
+router = APIRouter(tags=["Stretto"])
+
+ModelName = Annotated[str, Query(min_length=1, max_length=256)]
+
+
+class TokenizeRequest(Body):
+    """`POST /stretto/tokenize`: text to tokens, or tokens to text."""
+
+    model: Name
+    text: Text | None = None
+    tokens: Tokens | None = None
+    special: bool = Field(True, description="Special tokens in the text are tokens, and BOS is added.")
+
+
+class ScoreRequest(Body):
+    """`POST /stretto/score`."""
+
+    model: Name
+    text: Text | Tokens
+
+
+class ParallelRequest(Body):
+    """`POST /stretto/parallel`: several tokens at one position (docs/parallel.md)."""
+
+    model: Name
+    prompt: Text | Tokens
+    stream: bool = False
+    threshold: Annotated[Number, Field(gt=0, le=1)] | None = None
+    mode: Literal["isolated", "visible"] | None = None
+    max_width: Annotated[int, Field(ge=1, le=256)] | None = None
+    combine: Literal["mixture", "best"] | None = None
+    prune: Annotated[Number, Field(gt=0, le=100)] | None = None
+    prune_after: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    ignore_eos: bool | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
+    timeout: Annotated[Number, Field(gt=0, le=1e9)] | None = None
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """Whether the server is there and takes requests."""
+    state = state_of(request)
+    return Json({"status": "ok", "version": __version__, "uptime": round(time.time() - state.started, 1)})
+
+
+@router.get("/metrics")
+async def prometheus(request: Request) -> Response:
+    """What is counted, for Prometheus."""
+    return PlainTextResponse(metrics.render(state_of(request)), media_type=metrics.PROMETHEUS)
+
+
+@router.get("/stretto/hardware")
+async def machine() -> Response:
+    """What this machine has; speeds if they were ever measured (`stretto devices`)."""
+    return Json(asdict(await asyncio.to_thread(hardware.probe, False)))
+
+
+@router.get("/stretto/stats")
+async def stats(request: Request) -> Response:
+    """The models, their memory, and what their engines and caches have done."""
+    state = state_of(request)
+    registry = state.registry
+    return Json(
+        {
+            "uptime": round(time.time() - state.started, 3),
+            "requests": state.guard.active,
+            "memory": {"loaded": registry.loaded_bytes, "limit": registry.limit, "unloads": registry.unloads},
+            "models": {name: await _stats(slot) for name, slot in registry.slots.items()},
+        }
+    )
+
+
+async def _stats(slot: Slot) -> dict[str, Any]:
+    llm = slot.llm
+    facts: dict[str, Any] = {
+        "loaded": llm is not None,
+        "need": slot.need,
+        "users": slot.users,
+        "loads": slot.loads,
+        "load_seconds": slot.load_seconds,
+        **{key: slot.facts[key] for key in ("architecture", "parameters", "formats")},
+    }
+    if llm is not None:
+        facts["context_length"] = llm.context_length
+        facts["engine"] = llm.metrics.as_dict()
+        facts["cache"] = asdict(await asyncio.to_thread(llm.cache.stats))
+    return facts
+
+
+@router.get("/stretto/cells")
+async def cells(request: Request, model: ModelName) -> Response:
+    """A snapshot of a model's cells: those in use with position and token, and the sequences."""
+    slot = state_of(request).registry.find(model)
+    if slot.llm is None:
+        return Json({"model": model, "loaded": False, "cells": 0, "free": 0, "used": [], "sequences": []})
+    found = await asyncio.to_thread(slot.llm.cells.snapshot)
+    return Json({"model": model, "loaded": True, **found})
+
+
+@router.get("/stretto/pins")
+async def pins(request: Request, model: ModelName) -> Response:
+    """The prompts that stay in a model's cache (`cache_pin`)."""
+    slot = state_of(request).registry.find(model)
+    return Json({"model": model, "pins": [{"name": n, "tokens": p.n_tokens} for n, p in slot.pins.items()]})
+
+
+@router.delete("/stretto/pins/{name}")
+async def unpin(name: str, request: Request, model: ModelName) -> Response:
+    """Let one of them go."""
+    slot = state_of(request).registry.find(model)
+    await asyncio.to_thread(release, slot, name)
+    return Json({"model": model, "released": name})
+
+
+@router.post("/stretto/tokenize")
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    """Text to tokens, or tokens to text."""
+    state = state_of(request)
+    if (body.text is None) == (body.tokens is None):
+        raise ApiError(400, "give either text or tokens", param="text")
+    check_prompts(
+        "text" if body.text is not None else "tokens", [body.text or body.tokens or ""], state.settings.limits
+    )
+    generation = await begin(state, body.model, request)
+    try:
+        tokenizer = generation.lease.llm.tokenizer
+        if body.text is not None:
+            ids = await asyncio.to_thread(tokenizer.encode, body.text, body.special)
+        else:
+            ids = body.tokens or []
+        text = tokenizer.decode(ids, special=body.special)
+        pieces = [tokenizer.decode([token], special=True) for token in ids]
+    finally:
+        generation.close()
+    found = {"model": body.model, "tokens": ids, "pieces": pieces, "text": text, "count": len(ids)}
+    return Json({**found, "timings": generation.spent()})
+
+
+@router.post("/stretto/score")
+async def score(body: ScoreRequest, request: Request) -> Response:
+    """The log-probability of each token of a text after its first, given those before it."""
+    state = state_of(request)
+    check_prompts("text", [body.text], state.settings.limits)
+    generation = await begin(state, body.model, request)
+    try:
+        llm = generation.lease.llm
+        ids = await asyncio.to_thread(ids_of, llm, body.text)
+        scores = await unless_gone(request, asyncio.to_thread(llm.score, ids))
+        pieces = [llm.tokenizer.decode([token], special=True) for token in ids]
+    except Exception as error:
+        raise translate(error, "text") from error
+    finally:
+        generation.close()
+    logprobs = [max(-9999.0, float(number)) for number in scores]
+    return Json(
+        {
+            "model": body.model,
+            "tokens": ids,
+            "pieces": pieces,
+            "logprobs": [None, *logprobs],
+            "total": sum(logprobs),
+            "usage": {"prompt_tokens": len(ids), "total_tokens": len(ids)},
+            "timings": generation.spent(),
+        }
+    )
+
+
+@router.post("/stretto/parallel")
+async def parallel(body: ParallelRequest, request: Request) -> Response:
+    """Continue a text and keep every token that is probable enough; with `stream`, step by step."""
+    state = state_of(request)
+    check_prompts("prompt", [body.prompt], state.settings.limits)
+    options = body.model_dump(exclude={"model", "prompt", "stream"}, exclude_none=True)
+    generation = await begin(state, body.model, request)
+    try:
+        left = generation.left
+        options["timeout"] = min(options.get("timeout", left), left)
+        generation.texts = generation.lease.llm.aparallel(body.prompt, stream=True, **options)
+        if body.stream:
+            # The first step tells whether it can be done at all.
+            first = await unless_gone(request, anext(generation.texts, None))
+            return Streamed(_steps(generation, first), generation.close, EVENTS, left)
+        text = await unless_gone(request, generation.texts.result())
+        found = {"model": body.model, **text.to_dict()}
+        found["timings"] = {**found["timings"], **generation.spent()}
+        generation.close()
+        return Json(found)
+    except BaseException as error:
+        generation.close()
+        if isinstance(error, Exception):
+            raise translate(error, "prompt") from error
+        raise
+
+
+async def _steps(generation: Generation, first: Any) -> AsyncIterator[bytes]:
+    """The steps as events, then the whole."""
+    try:
+        step = first
+        while step is not None:
+            told = {
+                "index": step.index,
+                "position": step.position,
+                "text": step.text,
+                "brackets": step.brackets,
+                "threshold": step.threshold,
+                "members": [asdict(member) for member in step.members],
+            }
+            yield f"data: {dumps({'step': told})}\n\n".encode()
+            step = await anext(generation.texts, None)
+        text = (await generation.texts.result()).to_dict()
+        text["timings"] = {**text["timings"], **generation.spent()}
+        yield f"data: {dumps({'result': text})}\n\n".encode()
+        yield b"data: [DONE]\n\n"
+    except Exception as error:
+        yield f"data: {dumps(body_of(translate(error), '/stretto/'))}\n\n".encode()
+    finally:
+        generation.close()

@@ -1,0 +1,278 @@
+"""What the bodies of `/v1/…` look like. Types are not converted, and a field that is not here is refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Text = Annotated[str, Field(max_length=1 << 24)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, max_length=1 << 20)]
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+
+LABEL = "Accepted and only logged."
+
+
+class Body(BaseModel):
+    """A body, or an object in one."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+class RegexGrammar(Body):
+    """A regular expression that the text fits."""
+
+    type: Literal["regex"]
+    pattern: Text
+
+
+class LarkGrammar(Body):
+    """A grammar in Lark's notation that the text fits."""
+
+    type: Literal["lark"]
+    grammar: Text
+
+
+class ChoiceGrammar(Body):
+    """One of these texts."""
+
+    type: Literal["choices"]
+    choices: Annotated[list[Text], Field(min_length=1, max_length=10_000)]
+
+
+class SchemaGrammar(Body):
+    """JSON that fits a schema."""
+
+    type: Literal["json"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+GrammarField = Annotated[
+    RegexGrammar | LarkGrammar | ChoiceGrammar | SchemaGrammar, Field(discriminator="type")
+]
+
+
+class StreamOptions(Body):
+    """What a stream carries beside the text."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class Sampling(Body):
+    """The fields that both kinds of completion have. Those that are left out take Stretto's defaults."""
+
+    model: Name
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[Number, Field(ge=-100, le=100)]],
+            Field(max_length=1024),
+        ]
+        | None
+    ) = None
+    n: Annotated[int, Field(ge=1, le=256)] | None = 1
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
+    user: Annotated[Text, Field(description=LABEL)] | None = None
+    # What OpenAI does not have
+    top_k: Annotated[int, Field(ge=0, lt=1 << 31, description="Only the k most probable; 0: all.")] | None = (
+        None
+    )
+    min_p: (
+        Annotated[Number, Field(ge=0, le=1, description="Only those with this share of the best one's.")]
+        | None
+    ) = None
+    repetition_penalty: (
+        Annotated[Number, Field(gt=0, le=100, description="Above 1: what was said is less probable.")] | None
+    ) = None
+    ignore_eos: Annotated[bool, Field(description="Go on behind the model's end tokens.")] | None = None
+    stop_tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=64)] | None = (
+        Field(None, description="Ids that end the text.")
+    )
+    timeout: (
+        Annotated[Number, Field(gt=0, le=1e9, description="Seconds; then what is there is sent.")] | None
+    ) = None
+    grammar: GrammarField | None = Field(None, description="What the text has to look like.")
+    cache_pin: (
+        Annotated[
+            str, Field(pattern="^[A-Za-z0-9._-]{1,64}$", description="Keep the prompt in the cache, by name.")
+        ]
+        | None
+    ) = None
+
+
+class CompletionRequest(Sampling):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=2048)]
+        | Tokens
+        | Annotated[list[Tokens], Field(min_length=1, max_length=2048)]
+    )
+    max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = 16
+    best_of: Annotated[int, Field(ge=1, le=256)] | None = None
+    echo: bool | None = False
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    suffix: None = Field(None, description="Not supported.")
+
+
+class TextPart(Body):
+    """Text of a message."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class ImageUrl(Body):
+    """Where an image is: a `data:` URL, or one of the network if the operator allows that."""
+
+    url: Annotated[str, Field(min_length=1, max_length=1 << 26)]
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ImagePart(Body):
+    """An image of a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
+class FunctionCall(Body):
+    """Which function was called, with what."""
+
+    name: Name
+    arguments: Text
+
+
+class ToolCall(Body):
+    """A call that the model made."""
+
+    id: Name
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Body):
+    """One message of a conversation. "developer" is understood as "system"."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[Part], Field(max_length=1024)] | None = None
+    name: Name | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_call_id: Name | None = None
+    refusal: Text | None = None
+    reasoning_content: Text | None = None
+    audio: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: None = None
+
+
+class Function(Body):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A tool: only functions are supported."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    """The name of a function."""
+
+    name: Name
+
+
+class NamedTool(Body):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(Body):
+    """A schema with a name."""
+
+    name: Name
+    description: Text | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class PlainFormat(Body):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonFormat(Body):
+    """A JSON object."""
+
+    type: Literal["json_object"]
+
+
+class SchemaFormat(Body):
+    """JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[PlainFormat | JsonFormat | SchemaFormat, Field(discriminator="type")]
+
+
+class ChatRequest(Sampling):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=64, description=LABEL)] | None = None
+    safety_identifier: Annotated[Text, Field(description=LABEL)] | None = None
+    prompt_cache_key: Annotated[Text, Field(description=LABEL)] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    modalities: list[Literal["text"]] | None = None
+
+
+class EmbeddingRequest(Body):
+    """`POST /v1/embeddings`."""
+
+    model: Name
+    input: (
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=2048)]
+        | Tokens
+        | Annotated[list[Tokens], Field(min_length=1, max_length=2048)]
+    )
+    encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    user: Annotated[Text, Field(description=LABEL)] | None = None
+    pooling: Annotated[
+        Literal["mean", "last"], Field(description="How a text's states become one vector.")
+    ] = "mean"
+    normalize: Annotated[bool, Field(description="Make vectors one long.")] = True

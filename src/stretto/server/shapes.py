@@ -1,0 +1,219 @@
+"""Answers in OpenAI's shapes: choices, chunks, log-probabilities."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from secrets import token_hex
+from typing import Any
+
+from stretto import Result, Token, __version__
+from stretto.server.errors import body_of, dumps, translate
+from stretto.server.generation import Generation, usage
+
+FINGERPRINT = f"stretto-{__version__}"
+LOWEST = -9999.0  # stands for −∞, which JSON does not have
+REASONS = {"stop": "stop", "length": "length", "timeout": "length", "cancelled": "length"}
+
+quoted = json.encoder.encode_basestring_ascii  # a text as JSON
+
+
+class Shape:
+    """How the texts of one request are told: ids, names, and what of them was asked for."""
+
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+    prefix = "cmpl"
+
+    def __init__(self, generation: Generation, model: str, tops: int | None) -> None:
+        self.generation = generation
+        self.tokenizer = generation.lease.llm.tokenizer
+        self.model = model
+        self.tops = tops  # how many alternatives to tell; None: no log-probabilities at all
+        self.id = f"{self.prefix}-{token_hex(12)}"
+        self.created = int(time.time())
+        self.before: list[str] = []  # the text that comes before each of them (`echo`)
+        self._opened: set[int] = set()
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """What every answer and every chunk begins with."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    def whole(self, results: list[Result], n_prompts: int = 1) -> dict[str, Any]:
+        """The answer in one piece."""
+        choices = [
+            {
+                "index": index,
+                **self.said(index, result),
+                "finish_reason": self.reason(index, result),
+                "stop_reason": stop_reason(result),
+            }
+            for index, result in enumerate(results)
+        ]
+        return {
+            **self.head(self.kind),
+            "choices": choices,
+            "usage": usage(results, n_prompts),
+            "timings": self.generation.timings(results),
+        }
+
+    async def chunks(self, include_usage: bool, n_prompts: int = 1) -> AsyncIterator[bytes]:
+        """The answer as server-sent events; an error on the way is one too, and the last."""
+        none = ',"usage":null' if include_usage else ""
+        head = f"data: {dumps(self.head(self.chunk_kind))[:-1]}{none},"
+        results: dict[int, Result] = {}
+        try:
+            async for news in self.generation.news():
+                out: list[str] = []
+                for index, token in news:
+                    if index not in self._opened:
+                        self._opened.add(index)
+                        if opening := self.opening(index):
+                            out.append(
+                                f'{head}"choices":[{{"index":{index},{opening},"finish_reason":null}}]}}\n\n'
+                            )
+                    for piece in self.pieces(index, token):
+                        out.append(
+                            f'{head}"choices":[{{"index":{index},{piece},"finish_reason":null}}]}}\n\n'
+                        )
+                    if token.finish_reason is not None:
+                        results[index] = self.generation.texts.result(index)
+                        self.generation.check(results[index])
+                        out += [f"{head}{last}\n\n" for last in self.ending(index, results[index])]
+                yield "".join(out).encode()
+            await self.generation.finish()
+            if include_usage:
+                told = [results[index] for index in sorted(results)]
+                last = {
+                    **self.head(self.chunk_kind),
+                    "choices": [],
+                    "usage": usage(told, n_prompts),
+                    "timings": self.generation.timings(told),
+                }
+                yield f"data: {dumps(last)}\n\n".encode()
+            yield b"data: [DONE]\n\n"
+        except Exception as error:
+            yield f"data: {dumps(body_of(translate(error), '/v1/'))}\n\n".encode()
+        finally:
+            self.generation.close()
+
+    def ending(self, index: int, result: Result) -> list[str]:
+        """The last chunks of a text, without their heads."""
+        choice = {
+            "index": index,
+            **self.empty(),
+            "finish_reason": self.reason(index, result),
+            "stop_reason": stop_reason(result),
+        }
+        rest = {"choices": [choice], "timings": self.generation.timings([result])}
+        return [dumps(rest)[1:]]
+
+    def reason(self, index: int, result: Result) -> str:
+        """OpenAI's word for how a text ended."""
+        return REASONS[result.finish_reason]
+
+    # -- what the kinds differ in --
+
+    def opening(self, index: int) -> str:
+        """What comes before a text's first token; nothing, and there is no such chunk."""
+        return f'"text":{quoted(self.before[index])},"logprobs":null' if self.before else ""
+
+    def empty(self) -> dict[str, Any]:
+        """The text of a chunk that has none."""
+        return {"text": "", "logprobs": None}
+
+    def pieces(self, index: int, token: Token) -> list[str]:
+        """What a token adds, as the inside of a JSON object; none if it adds nothing."""
+        if not token.text and (self.tops is None or token.id is None):
+            return []
+        logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
+        return [f'"text":{quoted(token.text)},"logprobs":{logprobs}']
+
+    def said(self, index: int, result: Result) -> dict[str, Any]:
+        """A whole text."""
+        logprobs = None if self.tops is None else self.logprobs(result.logprobs or [])
+        before = self.before[index] if self.before else ""
+        return {"text": before + result.text, "logprobs": logprobs}
+
+    def logprobs(self, tokens: list[Token]) -> dict[str, Any]:
+        """Log-probabilities as `/v1/completions` tells them."""
+        known = [token for token in tokens if token.id is not None]
+        offsets, at = [], 0
+        for token in known:
+            offsets.append(at)
+            at += len(token.text)
+        return {
+            "tokens": [self.shown(token.id) for token in known],
+            "token_logprobs": [lowest(token.logprob) for token in known],
+            "top_logprobs": [
+                {self.shown(one.token): lowest(one.logprob) for one in token.top[: self.tops]}
+                for token in known
+            ],
+            "text_offset": offsets,
+        }
+
+    def shown(self, token: int | None) -> str:
+        """A token as text."""
+        return "" if token is None else self.tokenizer.decode([token], special=True)
+
+
+class ChatShape(Shape):
+    """The shapes of `/v1/chat/completions`."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    prefix = "chatcmpl"
+
+    def opening(self, index: int) -> str:
+        """Who speaks."""
+        return '"delta":{"role":"assistant","content":""},"logprobs":null'
+
+    def empty(self) -> dict[str, Any]:
+        """Nothing more."""
+        return {"delta": {}, "logprobs": None}
+
+    def pieces(self, index: int, token: Token) -> list[str]:
+        """What a token adds."""
+        if not token.text and (self.tops is None or token.id is None):
+            return []
+        logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
+        return [f'"delta":{{"content":{quoted(token.text)}}},"logprobs":{logprobs}']
+
+    def said(self, index: int, result: Result) -> dict[str, Any]:
+        """A whole message."""
+        logprobs = None if self.tops is None else self.logprobs(result.logprobs or [])
+        message = {"role": "assistant", "content": result.text, "refusal": None}
+        return {"message": message, "logprobs": logprobs}
+
+    def logprobs(self, tokens: list[Token]) -> dict[str, Any]:
+        """Log-probabilities as chats tell them."""
+        content = [
+            {
+                **self._entry(token.id, token.logprob),
+                "top_logprobs": [self._entry(one.token, one.logprob) for one in token.top[: self.tops]],
+            }
+            for token in tokens
+            if token.id is not None
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
+        data = self.tokenizer.token_bytes(token) or self.shown(token).encode()
+        return {"token": self.shown(token), "logprob": lowest(logprob), "bytes": list(data)}
+
+
+def lowest(logprob: float | None) -> float:
+    """A log-probability that JSON can hold."""
+    return LOWEST if logprob is None else max(LOWEST, logprob)
+
+
+def stop_reason(result: Result) -> str | int | None:
+    """What stopped it: a stop string, the id of a token, "timeout" …"""
+    return "timeout" if result.finish_reason == "timeout" else result.stop_reason
