@@ -14,8 +14,9 @@ import uvicorn
 
 from stretto.errors import InvalidRequest
 from stretto.server.app import create_app
-from stretto.server.guard import Guard, JsonLines, TextLines
+from stretto.server.guard import JsonLines, TextLines
 from stretto.server.protocol import protocol
+from stretto.server.registry import Opener
 from stretto.server.settings import Settings
 
 THREADS = 16  # for what would hold up the loop: templates, tokenizers, loading
@@ -24,76 +25,81 @@ LAST = 5.0  # seconds for answers to be told that they were ended
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with an end of our own."""
+    """uvicorn's server with an end of our own. Made here, it listens already; `run` serves.
 
-    guard: Guard
+    >>> server = Server(settings)
+    >>> server.address
+    'http://127.0.0.1:8080'
+    """
+
+    def __init__(self, settings: Settings, opener: Opener | None = None) -> None:
+        self.settings = settings
+        self.guard = create_app(settings, opener)
+        self._listening = _listen(settings)
+        self.address = _address(settings, self._listening)
+        config = uvicorn.Config(
+            self.guard,
+            http=protocol(settings.limits),
+            loop="auto",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=settings.limits.connections,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=int(settings.grace_seconds + LAST) + 1,
+            proxy_headers=False,
+        )
+        super().__init__(config)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """`serve` has set its own."""
         yield
 
+    def run_until_ended(self, started: Callable[[str], None], signals: bool = True) -> None:
+        """Serve until `end` is called, by a signal if `signals`. `started` gets the address."""
+        make_loop = self.config.get_loop_factory()
+        loop = make_loop() if make_loop is not None else asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(self._live(started, signals))
+        finally:
+            loop.close()
+
     def end(self) -> None:
-        """Take nobody new, and let those who are there finish; asked again, end at once."""
+        """Take nobody new, and let those who are there finish; asked again, end them at once."""
         if self.should_exit:
             self.guard.state.cancel_all()
         self.guard.state.stop()
         self.should_exit = True
 
+    async def _live(self, started: Callable[[str], None], signals: bool) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(THREADS, "stretto-server"))
+        for number in (signal.SIGINT, signal.SIGTERM) if signals else ():
+            loop.add_signal_handler(number, self.end)
+        watch = asyncio.create_task(self._watch(started))
+        try:
+            await self.serve(sockets=[self._listening])
+        finally:
+            watch.cancel()
+
+    async def _watch(self, started: Callable[[str], None]) -> None:
+        """Tell when the server has started; when it ends, end what does not finish in time."""
+        while not self.started:
+            await asyncio.sleep(TICK)
+        started(self.address)
+        while not self.should_exit:
+            await asyncio.sleep(TICK)
+        await asyncio.sleep(self.settings.grace_seconds)
+        self.guard.state.cancel_all()
+
 
 def serve(settings: Settings, started: Callable[[str], None] = lambda address: None) -> None:
     """Serve until a signal comes. `started` gets the address once it can be used."""
     _log(settings)
-    listening = _listen(settings)
-    address = _address(settings, listening)
-    guard = create_app(settings)
-    config = uvicorn.Config(
-        guard,
-        http=protocol(settings.limits),
-        loop="auto",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        limit_concurrency=settings.limits.connections,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(settings.grace_seconds + LAST) + 1,
-        proxy_headers=False,
-    )
-    server = Server(config)
-    server.guard = guard
-    make_loop = config.get_loop_factory()
-    loop = make_loop() if make_loop is not None else asyncio.new_event_loop()
-    try:
-        loop.run_until_complete(_serve(server, listening, settings, lambda: started(address)))
-    finally:
-        loop.close()
-
-
-async def _serve(
-    server: Server, listening: socket.socket, settings: Settings, started: Callable[[], None]
-) -> None:
-    loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(THREADS, "stretto-server"))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, server.end)
-    ending = asyncio.create_task(_end(server, settings, started))
-    try:
-        await server.serve(sockets=[listening])
-    finally:
-        ending.cancel()
-
-
-async def _end(server: Server, settings: Settings, started: Callable[[], None]) -> None:
-    """Tell when the server has started; when it ends, end what does not finish in time."""
-    while not server.started:
-        await asyncio.sleep(TICK)
-    started()
-    while not server.should_exit:
-        await asyncio.sleep(TICK)
-    await asyncio.sleep(settings.grace_seconds)
-    server.guard.state.cancel_all()
+    Server(settings).run_until_ended(started)
 
 
 def _listen(settings: Settings) -> socket.socket:
