@@ -247,3 +247,11 @@ def test_params_are_hashable_data():
     assert SamplingParams(temperature=0.5) == SamplingParams(temperature=0.5)
     assert not SamplingParams().penalizes
     assert SamplingParams(frequency_penalty=0.1).penalizes
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("temperature", 1e-7), ("temperature", 5e-324), ("repetition_penalty", 5e-324)]
+)
+def test_numbers_that_floats_cannot_divide_by_are_refused(name, value):
+    with pytest.raises(InvalidRequest, match=f"{name} must be"):
+        SamplingParams(**{name: value})

@@ -15,7 +15,7 @@ from stretto.errors import InvalidRequest, Unsupported
 from stretto.parallel.advance import Matrix
 from stretto.parallel.schedule import Schedule, check_threshold
 from stretto.parallel.types import Member, ParallelStep
-from stretto.sampling.params import check_integer, check_number
+from stretto.sampling.params import check_integer, check_number, check_temperature
 
 Mode = Literal["isolated", "visible"] | ArrayLike | Callable[[list[Member]], ArrayLike]
 
@@ -77,7 +77,7 @@ class ParallelParams:
         if self.prune is not None:
             check_number("prune", self.prune, 0.0, 100.0, open_low=True)
         check_integer("prune_after", self.prune_after, 1, 1 << 20)
-        check_number("temperature", self.temperature, 0.0, 100.0)
+        check_temperature(self.temperature)
         if not isinstance(self.attention, bool):
             raise InvalidRequest(f"attention must be True or False, not {self.attention!r}")
         if isinstance(self.mode, str):

@@ -12,6 +12,8 @@ import numpy as np
 
 from stretto.errors import InvalidRequest
 
+SMALLEST = 1e-6  # smaller numbers overflow when logits are divided by them as floats
+
 NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
@@ -37,11 +39,11 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        check_number("temperature", self.temperature, 0.0, 100.0)
+        check_temperature(self.temperature)
         check_integer("top_k", self.top_k, 0, 1 << 31)
         check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         check_number("min_p", self.min_p, 0.0, 1.0)
-        check_number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        check_number("repetition_penalty", self.repetition_penalty, SMALLEST, 100.0)
         check_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
         check_number("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         bias = NO_BIAS if self.logit_bias is None else self.logit_bias
@@ -74,6 +76,13 @@ class SamplingParams:
             self.presence_penalty,
             self.frequency_penalty,
         )
+
+
+def check_temperature(value: float) -> None:
+    """Raise `InvalidRequest` unless `value` is a temperature that can be divided by, or 0."""
+    check_number("temperature", value, 0.0, 100.0)
+    if 0 < value < SMALLEST:
+        raise InvalidRequest(f"temperature must be 0 or at least {SMALLEST:g}, not {value!r}")
 
 
 def check_number(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
