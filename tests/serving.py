@@ -1,16 +1,18 @@
 """A server in a thread, on a free port, with a model of the test's own."""
 
+import sys
 import threading
 import time
 from contextlib import contextmanager
 
-from tiny_models import FOLDER
+import httpx
 
-from stretto import Limits
 from stretto.server.serve import Server
 from stretto.server.settings import ModelEntry, RequestLimits, Settings
 from stretto.testing import mock_llm
+from tiny_models import FOLDER
 
+STRETTO = [sys.executable, "-c", "from stretto.cli import main; main()"]  # the command
 TINY = FOLDER / "llama.gguf"  # stands for a file; what it says is up to the opener
 HELLO = "Hello world, this is a mock."
 
@@ -81,12 +83,16 @@ def serving(opener=None, models=(f"mock={TINY}",), limits=None, **settings):
         assert not thread.is_alive(), "the server did not end"
 
 
+@contextmanager
+def visiting(*args, **settings):
+    """A server, and a client of it."""
+    with serving(*args, **settings) as running, httpx.Client(base_url=running.url, timeout=20) as web:
+        yield running, web
+
+
 def until(condition, seconds=10.0):
     """Wait for something that happens elsewhere."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.005)
-
-
-__all__ = ["HELLO", "TINY", "Limits", "RequestLimits", "Running", "endless", "mock", "serving", "until"]

@@ -4,6 +4,7 @@ import json
 
 import httpx
 import pytest
+
 from serving import HELLO, serving
 
 CHAT = {"model": "mock", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
@@ -70,7 +71,9 @@ def test_a_stream_without_usage_has_its_timings_at_the_end(http):
 def test_several_texts_of_several_prompts(http):
     asked = {**TEXT, "prompt": ["a", "b"], "n": 2, "max_tokens": 5}
     body = http.post("/v1/completions", json=asked).json()
-    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == [(i, "Hello") for i in range(4)]
+    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == [
+        (i, "Hello") for i in range(4)
+    ]
     assert body["usage"] == {
         "prompt_tokens": 2,
         "completion_tokens": 20,
@@ -105,7 +108,9 @@ def test_stop_strings_are_told(http):
 
 def test_logit_bias_reaches_the_sampler(http):
     bias = {str(ord("J")): 100}
-    choice = http.post("/v1/chat/completions", json={**CHAT, "logit_bias": bias, "max_tokens": 3}).json()["choices"]
+    choice = http.post("/v1/chat/completions", json={**CHAT, "logit_bias": bias, "max_tokens": 3}).json()[
+        "choices"
+    ]
     assert choice[0]["message"]["content"] == "JJJ"
 
 
@@ -133,9 +138,9 @@ def test_log_probabilities_of_a_chat(http):
 
 
 def test_log_probabilities_of_a_completion(http):
-    logprobs = http.post("/v1/completions", json={**TEXT, "logprobs": 1, "max_tokens": 2}).json()["choices"][0][
-        "logprobs"
-    ]
+    logprobs = http.post("/v1/completions", json={**TEXT, "logprobs": 1, "max_tokens": 2}).json()["choices"][
+        0
+    ]["logprobs"]
     assert logprobs["tokens"] == ["H", "e"]
     assert list(logprobs["top_logprobs"][1]) == ["e"]
     assert logprobs["text_offset"] == [0, 1]
@@ -156,9 +161,18 @@ def test_models_are_listed(http):
 
 def test_a_message_may_have_several_texts_and_be_of_a_developer(http):
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    asked = {**CHAT, "messages": [{"role": "developer", "content": "Be brief"}, {"role": "user", "content": parts}]}
-    plain = {**CHAT, "messages": [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "a\nb"}]}
-    counts = [http.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"] for body in (asked, plain)]
+    asked = {
+        **CHAT,
+        "messages": [{"role": "developer", "content": "Be brief"}, {"role": "user", "content": parts}],
+    }
+    plain = {
+        **CHAT,
+        "messages": [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "a\nb"}],
+    }
+    counts = [
+        http.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"]
+        for body in (asked, plain)
+    ]
     assert counts[0] == counts[1]
 
 

@@ -49,7 +49,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     options.update(structured(body, state.settings.limits))
     prompts = prompts_of(body.prompt)
     check_prompts("prompt", prompts, state.settings.limits)
-    check_at_most("n", options["n"] * len(prompts), state.settings.max_queue)
+    check_at_most("n", options["n"] * len(prompts), state.settings.max_running)
     generation = await begin(state, body.model, request)
     try:
         shape = Shape(generation, body.model, body.logprobs)
@@ -70,7 +70,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     state = state_of(request)
     options = chat_options(body, state.settings.limits)
     options.update(structured(body, state.settings.limits))
-    check_at_most("n", options["n"], state.settings.max_queue)
+    check_at_most("n", options["n"], state.settings.max_running)
     generation = await begin(state, body.model, request)
     try:
         tops = (body.top_logprobs or 0) if body.logprobs else None

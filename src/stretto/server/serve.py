@@ -20,6 +20,7 @@ from stretto.server.registry import Opener
 from stretto.server.settings import Settings
 
 THREADS = 16  # for what would hold up the loop: templates, tokenizers, loading
+BACKLOG = 2048  # connections that nobody has accepted yet
 TICK = 0.05  # seconds
 LAST = 5.0  # seconds for answers to be told that they were ended
 
@@ -107,9 +108,13 @@ def _listen(settings: Settings) -> socket.socket:
     try:
         ((family, *_, where), *_) = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM)
         listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(where)
-        listening.listen(2048)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(where)
+            listening.listen(BACKLOG)
+        except OSError:
+            listening.close()
+            raise
     except OSError as error:
         raise InvalidRequest(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"

@@ -1,0 +1,302 @@
+"""What is refused: never silently, with the right status, naming the field, and without harm to others."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+
+from serving import TINY, endless, mock, serving, until, visiting
+from stretto import Limits
+from stretto.errors import InvalidRequest
+from stretto.server.settings import ModelEntry, RequestLimits, Settings, api_keys
+
+CHAT = {"model": "mock", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
+TEXT = {"model": "mock", "prompt": "Say it: ", "temperature": 0}
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+SMALL = RequestLimits(
+    body=20_000, head=4_000, head_seconds=1.0, body_seconds=1.0, prompt=5_000, n=4, prompts=3, schema=500
+)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving(limits=SMALL) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def web(server):
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        yield client
+
+
+CHAT_WRONG = [
+    ({"bogus": 1}, "bogus", "unknown_field"),
+    ({"temperature": "hot"}, "temperature", "invalid_value"),
+    ({"temperature": -1}, "temperature", "invalid_value"),
+    ({"temperature": True}, "temperature", "invalid_value"),
+    ({"top_p": 0}, "top_p", "invalid_value"),
+    ({"n": 0}, "n", "invalid_value"),
+    ({"n": 5}, "n", "over_limit"),
+    ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+    ({"max_tokens": 3.5}, "max_tokens", "invalid_value"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", None),
+    ({"logit_bias": {"cat": 1}}, "logit_bias.cat", "invalid_value"),
+    ({"logit_bias": {"999999": 1}}, "logit_bias", None),
+    ({"stop": [""]}, "stop[0]", "invalid_value"),
+    ({"stop": 5}, "stop", "invalid_value"),
+    ({"stream": "yes"}, "stream", "invalid_value"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", None),
+    ({"top_logprobs": 3}, "top_logprobs", None),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+    ({"messages": []}, "messages", "invalid_value"),
+    ({"messages": "Hi"}, "messages", "invalid_value"),
+    ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages[0].role", "invalid_value"),
+    ({"messages": [{"role": "user", "content": "Hi", "colour": 1}]}, "messages[0].colour", "unknown_field"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", None),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "video", "url": "x"}]}]},
+        "messages[0].content[0]",
+        None,
+    ),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", None),
+    ({"messages": [{"role": "user", "content": "x" * 2000}]}, "messages", "context_length_exceeded"),
+    ({"messages": [{"role": "user", "content": "x" * 5001}]}, "messages", "over_limit"),
+    ({"model": "other"}, "model", "model_not_found"),
+    ({"model": "../../etc/passwd"}, "model", "model_not_found"),
+    ({"model": str(TINY)}, "model", "model_not_found"),
+    ({"store": True}, "store", "invalid_value"),
+    ({"seed": 1 << 64}, "seed", "invalid_value"),
+    ({"cache_pin": "../x"}, "cache_pin", "invalid_value"),
+    ({"response_format": {"type": "xml"}}, "response_format", "invalid_value"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "param", "code"), CHAT_WRONG, ids=lambda value: json.dumps(value)[:40])
+def test_a_wrong_field_is_named(web, wrong, param, code):
+    answer = web.post("/v1/chat/completions", content=json.dumps({**CHAT, **wrong}))
+    error = answer.json()["error"]
+    assert answer.status_code == (404 if code == "model_not_found" else 400)
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    if code is not None:
+        assert error["code"] == code
+    assert param.split("[")[0].split(".")[0] in error["message"] or code in ("context_length_exceeded", None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"prompt": 1.5}, "prompt"),
+        ({"prompt": ["a", "b", "c", "d"]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [99999]}, None),
+        ({"best_of": 3, "stream": True}, "best_of"),
+        ({"best_of": 2, "n": 3}, "n"),
+        ({"suffix": "x"}, "suffix"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": ["a", "b"], "cache_pin": "x"}, "cache_pin"),
+    ],
+    ids=str,
+)
+def test_a_wrong_completion_is_refused(web, wrong, param):
+    answer = web.post("/v1/completions", json={**TEXT, **wrong})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["", "{", "[]", "null", '"x"', "{}", "[" * 9000, '{"model": ' + "9" * 5000 + "}", "\xff", '{"a": NaN}'],
+)
+def test_what_is_no_request_is_refused(web, body):
+    answer = web.post("/v1/chat/completions", content=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_other_paths_and_methods(web):
+    assert web.get("/v1/nothing").json()["error"]["code"] == "not_found"
+    wrong = web.get("/v1/chat/completions")
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert web.get("/../../etc/passwd").status_code == 404
+
+
+def test_ollama_clients_get_their_own_shape(web):
+    answer = web.post("/api/chat", json={"model": "mock", "messages": [], "bogus": 1})
+    assert answer.status_code == 400
+    assert answer.json() == {"error": "bogus is no field that is known here; leave it out"}
+
+
+# -- how much --
+
+
+def raw(server, data, seconds=5.0):
+    """What comes back for some bytes, until the server closes."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=seconds) as link:
+        link.sendall(data)
+        pieces = []
+        while piece := link.recv(65536):
+            pieces.append(piece)
+        return b"".join(pieces)
+
+
+def test_a_body_over_the_limit_is_refused(web, server):
+    assert web.post("/v1/completions", json={**TEXT, "prompt": "x" * 20_000}).status_code == 413
+    told = POST + b"Content-Length: 9999999\r\n\r\n"
+    link = http.client.HTTPConnection("127.0.0.1", server.port)
+    link.sock = socket.create_connection(("127.0.0.1", server.port))
+    link.sock.sendall(told)  # and no body: the claim is enough
+    answer = http.client.HTTPResponse(link.sock)
+    answer.begin()
+    assert answer.status == 413
+    assert json.loads(answer.read())["error"]["code"] == "body_too_large"
+    link.close()
+    chunked = (b"%x\r\n" % 30_000 + b"x" * 30_000 + b"\r\n") * 2 + b"0\r\n\r\n"
+    head = POST + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    assert raw(server, head + chunked).startswith(b"HTTP/1.1 413")
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(server):
+    begun = time.monotonic()
+    head = POST + b"Content-Length: 10\r\nConnection: close\r\n\r\n{"
+    assert raw(server, head).startswith(b"HTTP/1.1 408")
+    assert time.monotonic() - begun > 0.9
+
+
+def test_headers_over_the_limit_are_refused(server):
+    answer = raw(server, b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 5000)
+    assert answer.startswith(b"HTTP/1.1 431")
+    assert json.loads(answer.split(b"\r\n\r\n")[1])["error"]["code"] == "headers_too_large"
+
+
+def test_headers_that_do_not_come_are_not_waited_for(server):
+    assert raw(server, b"GET /health HTTP/1.1\r\nHost: loc") == b""
+
+
+def test_a_full_queue_says_when_to_come_again():
+    opener = endless(limits=Limits(max_running=1, max_queue=1))
+    with visiting(opener, max_running=1, max_queue=1) as (server, web):
+        threads = [
+            threading.Thread(
+                target=web.post, args=("/v1/completions",), kwargs={"json": {**TEXT, "max_tokens": 300}}
+            )
+            for _ in range(2)
+        ]
+        threads[0].start()
+        until(lambda: server.llm() and server.llm().metrics.running == 1)
+        threads[1].start()
+        until(lambda: server.llm().metrics.waiting == 1)
+        refused = web.post("/v1/completions", json=TEXT)
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "2"
+        assert refused.json()["error"]["code"] == "queue_full"
+        assert web.post("/v1/completions", json={**TEXT, "n": 2}).status_code == 400  # would never fit
+        for thread in threads:
+            thread.join()
+
+
+def test_a_request_that_takes_too_long_ends_with_what_there_is():
+    with visiting(endless(0.02), limits=RequestLimits(seconds=0.5)) as (_, web):
+        choice = web.post("/v1/completions", json={**TEXT, "max_tokens": 900}).json()["choices"][0]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "timeout")
+        assert 3 < len(choice["text"]) < 60
+        mine = web.post("/v1/completions", json={**TEXT, "max_tokens": 900, "timeout": 0.1}).json()[
+            "choices"
+        ][0]
+        assert len(mine["text"]) < len(choice["text"])
+
+
+def test_a_failing_request_harms_no_other():
+    def opener(entry):
+        llm = mock("x" * 200, 0.01)(entry)
+        forward = llm.tokenizer.encode
+
+        def encode(text, *args, **options):
+            if "boom" in text:
+                raise RuntimeError("a bug")
+            return forward(text, *args, **options)
+
+        llm.tokenizer.encode = encode
+        return llm
+
+    with serving(opener) as server, httpx.Client(base_url=server.url, timeout=20) as web:
+        found = []
+        good = threading.Thread(
+            target=lambda: found.append(web.post("/v1/completions", json={**TEXT, "max_tokens": 100}))
+        )
+        good.start()
+        for _ in range(5):
+            bad = web.post("/v1/completions", json={**TEXT, "prompt": "boom"})
+            assert bad.status_code == 500
+            assert "bug" not in bad.text
+        good.join()
+        assert found[0].json()["choices"][0]["text"] == "x" * 100
+
+
+# -- who --
+
+
+def test_a_key_is_needed_where_one_is_set():
+    with visiting(api_keys=("secret-1", "secret-2")) as (_, web):
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret-1"}):
+            refused = web.post("/v1/completions", json=TEXT, headers=headers)
+            assert refused.status_code == 401
+            assert refused.headers["www-authenticate"] == "Bearer"
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+        assert web.get("/metrics").status_code == 401
+        for key in ("secret-1", "secret-2"):
+            good = web.post("/v1/completions", json=TEXT, headers={"authorization": f"Bearer {key}"})
+            assert good.status_code == 200
+        assert [web.get(path).status_code for path in ("/health", "/docs", "/openapi.json")] == [200] * 3
+
+
+def test_web_pages_are_kept_out(web, server):
+    elsewhere = {"origin": "https://evil.example"}
+    assert web.post("/v1/completions", json=TEXT, headers=elsewhere).json()["error"]["code"] == "wrong_origin"
+    assert web.post("/v1/completions", json=TEXT, headers={"origin": server.url}).status_code == 200
+    rebound = web.get("/v1/models", headers={"host": "evil.example"})
+    assert (rebound.status_code, rebound.json()["error"]["code"]) == (421, "wrong_host")
+    assert "access-control-allow-origin" not in web.get("/health").headers
+
+
+def test_a_page_that_was_allowed_may_ask():
+    page = {"origin": "https://good.example"}
+    with visiting(origins=("https://good.example",)) as (_, web):
+        before = web.options("/v1/completions", headers={**page, "access-control-request-method": "POST"})
+        assert before.status_code == 204
+        assert before.headers["access-control-allow-origin"] == "https://good.example"
+        assert web.post("/v1/completions", json=TEXT, headers=page).status_code == 200
+        assert web.get("/health", headers={"origin": "https://other.example"}).status_code == 403
+
+
+MODELS = (ModelEntry("mock", str(TINY)),)
+
+
+def test_other_addresses_need_a_key_or_a_word():
+    with pytest.raises(InvalidRequest, match="set --api-key"):
+        Settings(MODELS, host="0.0.0.0")
+    assert not Settings(MODELS, host="0.0.0.0", no_auth=True).loopback
+    assert not Settings(MODELS, host="0.0.0.0", api_keys=("k",)).loopback
+    for host in ("127.0.0.1", "localhost", "::1", "127.8.8.8"):
+        assert Settings(MODELS, host=host).loopback
+    with pytest.raises(InvalidRequest, match="contradict"):
+        Settings(MODELS, api_keys=("k",), no_auth=True)
+    with pytest.raises(InvalidRequest, match="two models are called"):
+        Settings(MODELS * 2)
+
+
+def test_keys_come_from_three_places(tmp_path, monkeypatch):
+    file = tmp_path / "keys"
+    file.write_text("two\n\nthree\n")
+    monkeypatch.setenv("STRETTO_API_KEY", "four")
+    assert api_keys(["one"], file) == ("one", "two", "three", "four")
+    file.write_text("\n")
+    with pytest.raises(InvalidRequest, match="no key"):
+        api_keys(None, file)
+    with pytest.raises(InvalidRequest, match="printable"):
+        Settings(MODELS, api_keys=("with space",))
