@@ -131,11 +131,12 @@ async def start(
             forget()
 
     def work() -> None:
-        made.extend(make())
-        for group in made:
-            for request in group:
-                request.notify = notify
-        worker.add(made)
+        with worker.arriving():
+            made.extend(make())
+            for group in made:
+                for request in group:
+                    request.notify = notify
+            worker.add(made)
 
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:

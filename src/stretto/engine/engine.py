@@ -243,7 +243,7 @@ class Engine:
 
     def _compute(self, batch: Batch, hidden: bool = False) -> Floats:
         """Run a batch that has its cells, and take them back if that fails."""
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), time.thread_time()
         try:
             return self.backend.hidden(batch) if hidden else self.backend.forward(batch)
         except BaseException:
@@ -251,13 +251,14 @@ class Engine:
             raise
         finally:
             self.metrics.forward += time.perf_counter() - begun
+            self.metrics.forward_cpu += time.thread_time() - cpu
 
     def forward(self, batch: Batch, hidden: bool = False) -> Floats:
         """Place a batch and run it: float32[n_wanted, n_vocab], or with `hidden` the final hidden states.
 
         On failure nothing is changed.
         """
-        with self.lock:
+        with self.worker.arriving(), self.lock:
             self.alive()
             batch.check(self.spec.n_vocab, self.spec.n_embd, self.context_length)
             self.make_room(len(batch))

@@ -6,6 +6,8 @@ It starts with the first such request and ends when there has been none for a wh
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from stretto.engine.request import Request
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from stretto.engine.engine import Engine
 
 PATIENCE = 5.0  # seconds without work after which the thread ends
+COURTESY = 0.002  # seconds between two steps, at most, in which those who arrive can have the engine's lock
 
 
 class Worker:
@@ -25,6 +28,20 @@ class Worker:
         self._news = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._arriving = 0  # threads that are making requests
+
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Requests are being made. That needs the engine's lock, for which they would lose race after race
+        against a thread that takes it again as soon as it has let it go."""
+        with self._news:
+            self._arriving += 1
+        try:
+            yield
+        finally:
+            with self._news:
+                self._arriving -= 1
+                self._news.notify()
 
     def add(self, groups: list[list[Request]]) -> None:
         """Queue the first of each group, which starts the others, and see to it that somebody steps."""
@@ -59,6 +76,8 @@ class Worker:
         """Wait for work; False if there was none for too long, or never will be."""
         with self._news:
             self._requests = [request for request in self._requests if not request.finished]
+            if self._arriving and self._requests:
+                self._news.wait_for(lambda: not self._arriving, COURTESY)
             if not self._requests and not self._closed:
                 self._news.wait(PATIENCE)
             if self._closed or not self._requests:
