@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -24,6 +26,10 @@ from stretto.server.schemas import Body, Name, Number, Stop, Text, Tokens
 from stretto.server.state import state_of
 
 router = APIRouter(tags=["Stretto"])
+
+HELPERS = "stretto-server"  # how the threads are called that templates and tokenizers run in
+
+STEPPER = "stretto"  # and that in which an engine's worker runs
 
 ModelName = Annotated[str, Query(min_length=1, max_length=256)]
 
@@ -91,10 +97,33 @@ async def stats(request: Request) -> Response:
         {
             "uptime": round(time.time() - state.started, 3),
             "requests": state.guard.active,
+            "generations": len(state.generations),
+            "cpu": cpu_seconds(),
             "memory": {"loaded": registry.loaded_bytes, "limit": registry.limit, "unloads": registry.unloads},
             "models": {name: await _stats(slot) for name, slot in registry.slots.items()},
         }
     )
+
+
+def cpu_seconds() -> dict[str, float]:
+    """Processor time: of the process, the thread that serves, its helpers, and those who step engines.
+
+    The last two are only known on Linux.
+    """
+    named = [(thread.name, thread.native_id) for thread in threading.enumerate() if thread.native_id]
+    return {
+        "process": time.process_time(),
+        "loop": time.thread_time(),
+        "helpers": sum(_seconds(number) for name, number in named if name.startswith(HELPERS)),
+        "steps": sum(_seconds(number) for name, number in named if name == STEPPER),
+    }
+
+
+def _seconds(thread: int) -> float:
+    try:
+        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 async def _stats(slot: Slot) -> dict[str, Any]:

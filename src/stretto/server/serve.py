@@ -15,13 +15,14 @@ import uvicorn
 from stretto.errors import InvalidRequest
 from stretto.server.app import create_app
 from stretto.server.guard import JsonLines, TextLines
+from stretto.server.own import HELPERS
 from stretto.server.protocol import protocol
 from stretto.server.registry import Opener
 from stretto.server.settings import Settings
 
 THREADS = 16  # for what would hold up the loop: templates, tokenizers, loading
 BACKLOG = 2048  # connections that nobody has accepted yet
-TICK = 0.05  # seconds
+TICK, LONG_TICK = 0.02, 0.5  # seconds
 LAST = 5.0  # seconds for answers to be told that they were ended
 
 
@@ -77,7 +78,7 @@ class Server(uvicorn.Server):
 
     async def _live(self, started: Callable[[str], None], signals: bool) -> None:
         loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(THREADS, "stretto-server"))
+        loop.set_default_executor(ThreadPoolExecutor(THREADS, HELPERS))
         for number in (signal.SIGINT, signal.SIGTERM) if signals else ():
             loop.add_signal_handler(number, self.end)
         watch = asyncio.create_task(self._watch(started))
@@ -92,7 +93,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(TICK)
         started(self.address)
         while not self.should_exit:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(LONG_TICK)
         await asyncio.sleep(self.settings.grace_seconds)
         self.guard.state.cancel_all()
 

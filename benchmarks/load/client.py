@@ -1,0 +1,78 @@
+"""A streaming client that costs little: on a small machine it shares the processors with what it measures."""
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Heard:
+    """What one request got, and when: seconds since it was sent."""
+
+    status: int = 0
+    times: list = field(default_factory=list)  # of each chunk with text
+    error: str | None = None
+    seconds: float = 0.0
+
+
+def head(address, path, body):
+    host = address.removeprefix("http://")
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    ).encode()
+
+
+async def connect(address):
+    host, port = address.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port), limit=1 << 20)
+
+
+async def stream(address, path, body, leave_after=None, pause=0.0):
+    """Ask for a stream and note when its chunks come; leave after so many, or read slowly."""
+    data, heard = json.dumps(body).encode(), Heard()
+    begun = time.perf_counter()
+    reader, writer = await connect(address)
+    try:
+        writer.write(head(address, path, data) + data)
+        heard.status = int((await reader.readline()).split()[1])
+        while (await reader.readline()).strip():
+            pass
+        ended = False
+        while line := await reader.readline():
+            if line.startswith(b"data: "):
+                now = time.perf_counter() - begun
+                if line.startswith(b"data: [DONE]"):
+                    ended = True
+                elif b'"error":' in line:
+                    heard.error = line.decode()[:300]
+                elif b'"content":"' in line.replace(b'": "', b'":"') or b'"text":"' in line.replace(
+                    b'": "', b'":"'
+                ):
+                    heard.times.append(now)
+                    if leave_after is not None and len(heard.times) >= leave_after:
+                        return heard
+                    if pause:
+                        await asyncio.sleep(pause)
+            elif heard.status != 200 and line.startswith(b"{"):
+                heard.error = line.decode()[:300]
+        if heard.status == 200 and not ended and heard.error is None:
+            heard.error = "the stream ended without [DONE]"
+    except (OSError, asyncio.IncompleteReadError, IndexError, ValueError) as error:
+        heard.error = f"{type(error).__name__}: {error}"
+    finally:
+        heard.seconds = time.perf_counter() - begun
+        writer.close()
+    return heard
+
+
+async def get(address, path):
+    """A JSON answer."""
+    reader, writer = await connect(address)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        answer = await reader.read()
+    finally:
+        writer.close()
+    return json.loads(answer.split(b"\r\n\r\n", 1)[1])
