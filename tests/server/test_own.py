@@ -1,0 +1,173 @@
+"""`/stretto/…`, `/metrics`, `/docs`: what only Stretto has."""
+
+import json
+import re
+
+import httpx
+import pytest
+
+from serving import HELLO, serving
+from stretto import LLM
+from stretto.backends.native import NativeBackend
+from stretto.testing import byte_tokenizer
+from tiny_models import tiny_file, tiny_spec
+
+
+def tiny(entry):
+    """A real model, random and tiny."""
+    return LLM(NativeBackend(tiny_file("llama"), tiny_spec("llama"), 256, 1), byte_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def web(server):
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def small():
+    with serving(tiny) as running, httpx.Client(base_url=running.url, timeout=20) as client:
+        yield client
+
+
+def test_tokens_and_texts(web):
+    found = web.post("/stretto/tokenize", json={"model": "mock", "text": "Hé<|end|>"}).json()
+    assert found["tokens"] == [72, 195, 169, 257]
+    assert found["count"] == 4
+    assert found["pieces"][-1] == "<|end|>"
+    assert found["timings"]["total"] > 0
+    back = web.post("/stretto/tokenize", json={"model": "mock", "tokens": found["tokens"]}).json()
+    assert back["text"] == "Hé<|end|>"
+    plain = web.post("/stretto/tokenize", json={"model": "mock", "text": "<|end|>", "special": False}).json()
+    assert plain["count"] == 7
+    for wrong in ({}, {"text": "a", "tokens": [1]}):
+        assert web.post("/stretto/tokenize", json={"model": "mock", **wrong}).status_code == 400
+    assert web.post("/stretto/tokenize", json={"model": "mock", "tokens": [999]}).status_code == 400
+
+
+def test_scores_are_those_of_the_model(small):
+    tokens = [1, 5, 9, 2, 7]
+    found = small.post("/stretto/score", json={"model": "mock", "text": tokens}).json()
+    with tiny(None) as llm:
+        expected = llm.score(tokens)
+    assert found["logprobs"][0] is None
+    assert found["logprobs"][1:] == pytest.approx(expected.tolist())
+    assert found["total"] == pytest.approx(float(expected.sum()), rel=1e-5)
+    assert small.post("/stretto/score", json={"model": "mock", "text": [1]}).status_code == 400
+
+
+def test_embeddings_are_those_of_the_model(small):
+    asked = {"model": "mock", "input": [[1, 2, 3], [4, 5]], "pooling": "last", "normalize": False}
+    found = small.post("/v1/embeddings", json=asked).json()
+    with tiny(None) as llm:
+        expected = llm.embed([[1, 2, 3], [4, 5]], pooling="last", normalize=False)
+    assert [item["index"] for item in found["data"]] == [0, 1]
+    for item, vector in zip(found["data"], expected, strict=True):
+        assert item["embedding"] == pytest.approx(vector.tolist())
+    assert found["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+    wrong = small.post("/v1/embeddings", json={**asked, "dimensions": 5})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "dimensions")
+    assert small.post("/v1/embeddings", json={**asked, "input": [[1] * 300]}).status_code == 400
+
+
+def test_a_model_without_states_says_so(web):
+    refused = web.post("/v1/embeddings", json={"model": "mock", "input": "a"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported")
+
+
+def test_parallel_steps_are_streamed(small):
+    asked = {"model": "mock", "prompt": [1, 2, 3], "threshold": 0.01, "max_tokens": 6, "ignore_eos": True}
+    whole = small.post("/stretto/parallel", json=asked).json()
+    assert len(whole["steps"]) == 6
+    assert whole["timings"]["total"] > 0
+    lines = [
+        line
+        for line in small.post("/stretto/parallel", json={**asked, "stream": True}).text.split("\n\n")
+        if line
+    ]
+    assert lines[-1] == "data: [DONE]"
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    steps = [event["step"] for event in events[:-1]]
+    assert [[m["id"] for m in step["members"]] for step in steps] == [
+        [m["id"] for m in step["members"]] for step in whole["steps"]
+    ]
+    assert max(len(step["members"]) for step in steps) > 1
+    assert events[-1]["result"]["brackets"] == whole["brackets"]
+    with tiny(None) as llm:
+        alone = llm.parallel([1, 2, 3], threshold=0.01, max_tokens=6, ignore_eos=True)
+    assert whole["brackets"] == alone.brackets
+
+
+def test_parallel_says_what_is_wrong(small):
+    for wrong, param in [
+        ({"threshold": 0}, "threshold"),
+        ({"mode": "x"}, "mode"),
+        ({"prompt": []}, "prompt"),
+    ]:
+        body = {"model": "mock", "prompt": [1, 2], "stream": True, **wrong}
+        refused = small.post("/stretto/parallel", json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+def test_the_cells_are_shown(web, server):
+    web.post("/v1/completions", json={"model": "mock", "prompt": "abc", "temperature": 0})
+    found = web.get("/stretto/cells?model=mock").json()
+    assert found["cells"] == 1024
+    assert len(found["used"]) == found["cells"] - found["free"]
+    by_cell = {entry["cell"]: entry for entry in found["used"]}
+    sequence = next(s for s in found["sequences"] if by_cell[s["cells"][0]]["token"] == ord("a"))
+    assert sequence["state"] == "parked"
+    assert bytes(by_cell[cell]["token"] for cell in sequence["cells"]).decode().startswith("abc" + HELLO[:10])
+    assert [by_cell[cell]["position"] for cell in sequence["cells"]] == list(range(len(sequence["cells"])))
+    assert web.get("/stretto/cells").status_code == 400
+    assert web.get("/stretto/cells?model=x").status_code == 404
+
+
+def test_statistics_and_hardware(web):
+    web.post("/v1/completions", json={"model": "mock", "prompt": "abc"})
+    stats = web.get("/stretto/stats").json()
+    mock = stats["models"]["mock"]
+    assert mock["loaded"]
+    assert mock["engine"]["decoded_tokens"] > 0
+    assert mock["cache"]["cells"] == 1024
+    assert stats["memory"]["loaded"] == mock["need"]
+    assert stats["cpu"]["process"] >= stats["cpu"]["loop"] > 0
+    assert web.get("/stretto/hardware").json()["cores_usable"] >= 1
+
+
+METRIC = re.compile(r'[a-z_]+(\{([a-z_]+="[^"\n]*",?)*\})? [0-9.e+-]+(inf)?')
+
+
+def test_metrics_can_be_read_by_prometheus(web):
+    web.post("/v1/completions", json={"model": "mock", "prompt": "abc", "max_tokens": 3, "temperature": 0})
+    answer = web.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = answer.text.splitlines()
+    for line in lines:
+        assert line.startswith(("# HELP ", "# TYPE ")) or METRIC.fullmatch(line), line
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert int(values['stretto_http_responses_total{path="/v1/completions",status="200"}']) >= 1
+    assert float(values['stretto_finished_total{model="mock",reason="length"}']) >= 1
+    buckets = [float(v) for k, v in values.items() if k.startswith("stretto_first_token_seconds_bucket")]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == float(values['stretto_first_token_seconds_count{model="mock"}'])
+
+
+def test_the_page_of_documentation_loads_nothing(web):
+    page = web.get("/docs")
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    assert not re.search(r"(src|href)=[\"']?https?:", page.text)
+    for path in web.get("/openapi.json").json()["paths"]:
+        assert path in page.text
+    for field in ("min_p", "repetition_penalty", "cache_pin", "response_format"):
+        assert field in page.text
+
+
+def test_health_needs_no_model(web):
+    assert web.get("/health").json()["status"] == "ok"
