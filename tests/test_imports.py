@@ -41,7 +41,7 @@ ALLOWED = {
     "hardware": {"weights"},
     "testing": {"*"},
     "bench": {"backends.base", "hardware", "llm", "sampling", "weights"},
-    "server": {"Limits", "Result", "Token", "hardware", "llm", "weights"},
+    "server": {"Grammar", "Limits", "Result", "Token", "hardware", "llm", "weights"},
     "cli": {"bench", "hardware", "llm", "server", "text", "vision", "weights"},
     "__init__": {"*"},
 }

@@ -8,8 +8,8 @@ from typing import Any
 from stretto.llm import LLM
 from stretto.server.errors import unsupported
 from stretto.server.options import check_prompts
-from stretto.server.schemas import ChatRequest, ImagePart, Message, Sampling
-from stretto.server.settings import RequestLimits, Settings
+from stretto.server.schemas import ChatRequest, ImagePart, Message
+from stretto.server.settings import Settings
 
 
 async def prompt_of(body: ChatRequest, llm: LLM, settings: Settings) -> Any:
@@ -32,21 +32,11 @@ def as_message(message: Message, index: int) -> dict[str, Any]:
     return said
 
 
-def structured(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
-    """The options that say what the text has to look like."""
-    for name in ("grammar", "tools", "tool_choice"):
-        if getattr(body, name, None) is not None:
+def check_tools(body: ChatRequest) -> None:
+    """Tools are not there yet."""
+    for name in ("tools", "tool_choice"):
+        if getattr(body, name) is not None:
             raise unsupported(f"{name} is not supported yet", name)
-    if isinstance(body, ChatRequest) and body.response_format and body.response_format.type != "text":
-        raise unsupported("response_format is not supported yet", "response_format")
-    return {}
-
-
-def check_format(given: str | dict[str, Any] | None, limits: RequestLimits) -> dict[str, Any]:
-    """Ollama's `format`: nothing, "json", or a schema."""
-    if given:
-        raise unsupported("format is not supported yet", "format")
-    return {}
 
 
 async def ollama_prompt(

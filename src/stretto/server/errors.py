@@ -22,6 +22,13 @@ SERVER = "server_error"
 
 _FIELD = re.compile(r"([a-z][a-z_]*(?:\[\d+\])?(?:\.[a-z_]+(?:\[\d+\])?)*)(?=[: ])")
 _TOKEN_OF = re.compile(r"a token of ([a-z_]+) ")
+_GRAMMARS = (
+    "the JSON schema",
+    "the regular expression",
+    "the Lark grammar",
+    "the list of choices",
+    "the grammar",
+)
 _LONG = 300  # characters of a message that come from a request
 
 
@@ -91,8 +98,8 @@ def answer(error: ApiError, path: str) -> Response:
     return Json(body_of(error, path), error.status, headers)
 
 
-def translate(error: BaseException, prompt: str | None = None) -> ApiError:
-    """Any exception as an `ApiError`; `prompt` is the field that holds the prompt, where one does."""
+def translate(error: BaseException, prompt: str | None = None, grammar: str | None = "grammar") -> ApiError:
+    """Any exception as an `ApiError`; `prompt` and `grammar` are the fields that hold them."""
     message = str(error)
     match error:
         case ApiError():
@@ -106,6 +113,8 @@ def translate(error: BaseException, prompt: str | None = None) -> ApiError:
         case errors.Unsupported():
             return ApiError(400, message, param=field_of(message), code="unsupported")
         case errors.InvalidRequest():
+            if message.startswith(_GRAMMARS):
+                return ApiError(400, message, param=grammar, code="invalid_grammar")
             param = prompt if message.startswith("the prompt") else field_of(message)
             return ApiError(400, message, param=param)
         case errors.Timeout():

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stretto import Result, __version__
-from stretto.server.chat import check_format, ollama_prompt
+from stretto.server.chat import ollama_prompt
 from stretto.server.errors import ApiError, Json, body_of, dumps, translate
 from stretto.server.generation import Generation, Streamed, begin, unless_gone
 from stretto.server.ollama_schemas import (
@@ -26,6 +26,7 @@ from stretto.server.openai import embedded, prompts_of
 from stretto.server.options import check_prompts
 from stretto.server.registry import Slot
 from stretto.server.state import State, state_of
+from stretto.server.structured import ollama_grammar
 
 LINES = "application/x-ndjson"
 TAG = ":latest"
@@ -158,7 +159,7 @@ async def _generated(
 ) -> Response:
     limits = state.settings.limits
     options = _options(body.options)
-    options.update(check_format(body.format, limits))
+    options.update(ollama_grammar(body.format, limits))
     check_prompts("prompt" if whole else "messages", [str(m["content"]) for m in messages], limits)
     generation = await begin(state, _name(body.model), request)
     try:
@@ -179,7 +180,7 @@ async def _generated(
     except BaseException as error:
         generation.close()
         if isinstance(error, Exception):
-            raise translate(error, "prompt") from error
+            raise translate(error, "prompt", "format") from error
         raise
 
 

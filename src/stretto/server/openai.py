@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stretto.llm import LLM
-from stretto.server.chat import prompt_of, structured
+from stretto.server.chat import check_tools, prompt_of
 from stretto.server.errors import ApiError, Json, translate
 from stretto.server.generation import Generation, Streamed, begin, unless_gone
 from stretto.server.options import chat_options, check_at_most, check_prompts, completion_options
@@ -19,6 +19,7 @@ from stretto.server.pins import check_pin, pin
 from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from stretto.server.shapes import ChatShape, Shape
 from stretto.server.state import state_of
+from stretto.server.structured import grammar_of
 
 EVENTS = "text/event-stream"
 TOGETHER = 16  # texts that are embedded at a time; then others have a turn
@@ -46,7 +47,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue a text, or several."""
     state = state_of(request)
     options = completion_options(body, state.settings.limits)
-    options.update(structured(body, state.settings.limits))
+    options.update(grammar_of(body, state.settings.limits))
     prompts = prompts_of(body.prompt)
     check_prompts("prompt", prompts, state.settings.limits)
     check_at_most("n", options["n"] * len(prompts), state.settings.max_running)
@@ -69,7 +70,8 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     state = state_of(request)
     options = chat_options(body, state.settings.limits)
-    options.update(structured(body, state.settings.limits))
+    options.update(grammar_of(body, state.settings.limits))
+    check_tools(body)
     check_at_most("n", options["n"], state.settings.max_running)
     generation = await begin(state, body.model, request)
     try:
@@ -80,7 +82,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     except BaseException as error:
         generation.close()
         if isinstance(error, Exception):
-            raise translate(error, "messages") from error
+            raise translate(error, "messages", "grammar" if body.grammar else "response_format") from error
         raise
 
 

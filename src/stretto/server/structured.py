@@ -1,0 +1,85 @@
+"""What an answer has to look like: `response_format`, `format` and `grammar` as grammars of the engine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stretto import Grammar
+from stretto.errors import InvalidRequest
+from stretto.server.errors import ApiError
+from stretto.server.schemas import (
+    ChatRequest,
+    ChoiceGrammar,
+    JsonFormat,
+    LarkGrammar,
+    RegexGrammar,
+    Sampling,
+    SchemaFormat,
+)
+from stretto.server.settings import RequestLimits
+
+OBJECT = {"type": "object"}
+
+
+def grammar_of(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
+    """The option `grammar`, if a request says what its text has to look like."""
+    wanted = body.response_format if isinstance(body, ChatRequest) else None
+    shaped = isinstance(wanted, (JsonFormat, SchemaFormat))
+    if body.grammar is not None:
+        if shaped:
+            raise ApiError(400, "grammar and response_format say the same; give one of them", param="grammar")
+        return {"grammar": _named("grammar", lambda: _grammar(body.grammar, limits))}
+    if isinstance(wanted, JsonFormat):
+        return {"grammar": Grammar.json(OBJECT)}
+    if isinstance(wanted, SchemaFormat):
+        schema = wanted.json_schema.schema_
+        return {"grammar": _schema("response_format", OBJECT if schema is None else schema, limits)}
+    return {}
+
+
+def ollama_grammar(given: str | dict[str, Any] | None, limits: RequestLimits) -> dict[str, Any]:
+    """Ollama's `format`: nothing, "json", or a schema."""
+    if not given:
+        return {}
+    return {"grammar": _schema("format", OBJECT if isinstance(given, str) else given, limits)}
+
+
+def check_size(name: str, text: str, limits: RequestLimits) -> None:
+    """Refuse a schema or grammar that is longer than the operator allows."""
+    if len(text) > limits.schema:
+        raise ApiError(
+            400,
+            f"{name} has {len(text):,} characters; at most {limits.schema:,} are served",
+            param=name,
+            code="over_limit",
+        )
+
+
+def _schema(name: str, schema: dict[str, Any], limits: RequestLimits) -> Grammar:
+    check_size(name, json.dumps(schema), limits)
+    return _named(name, lambda: Grammar.json(schema))
+
+
+def _grammar(given: Any, limits: RequestLimits) -> Grammar:
+    match given:
+        case RegexGrammar():
+            check_size("grammar.pattern", given.pattern, limits)
+            return Grammar.regex(given.pattern)
+        case LarkGrammar():
+            check_size("grammar.grammar", given.grammar, limits)
+            return Grammar.lark(given.grammar)
+        case ChoiceGrammar():
+            check_size("grammar.choices", json.dumps(given.choices), limits)
+            return Grammar.choices(given.choices)
+    check_size("grammar.schema", json.dumps(given.schema_), limits)
+    return Grammar.json(given.schema_)
+
+
+def _named(name: str, make: Any) -> Grammar:
+    """A grammar; what is wrong with it is the fault of the field `name`."""
+    try:
+        made: Grammar = make()
+        return made
+    except InvalidRequest as error:
+        raise ApiError(400, f"{name}: {error}", param=name, code="invalid_grammar") from None
