@@ -31,7 +31,7 @@ from stretto.sampling.rng import RandomStream
 from stretto.structured import Grammar, Guide, as_grammar
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
-from stretto.tools.plan import ToolStream, plan_tools, with_arguments
+from stretto.tools.plan import ToolPlan, ToolStream, plan_tools, with_arguments
 from stretto.vision.chat import has_images, place_images
 from stretto.vision.image import Image
 from stretto.vision.vision import Vision
@@ -273,6 +273,14 @@ class LLM:
         if stream:
             return ToolStream(self._engine, self._request(prompt, options), plan)
         return cast(Result, plan.read_all(self.generate(prompt, **options)))
+
+    def tool_plan(self, tools: Tools | None, tool_choice: Choice | None = None) -> ToolPlan:
+        """What `chat` does about tools, for loops of your own.
+
+        `plan.shown` is for `chat_prompt(messages, tools=…)`, `plan.options(…)` for the request, and
+        `plan.read(result)` finds the calls.
+        """
+        return plan_tools(self._template, self.tokenizer, tools, tool_choice)
 
     def score(self, ids: Seq[int] | str) -> Floats:
         """float32[n-1]: the log-probability of each token after the first, given those before it."""

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stretto import Result, __version__
+from stretto.server.calls import CallWatcher, ollama_calls, tool_plan
 from stretto.server.chat import ollama_prompt
 from stretto.server.errors import ApiError, Json, body_of, dumps, translate
 from stretto.server.generation import Generation, Streamed, begin, unless_gone
@@ -27,6 +28,7 @@ from stretto.server.options import check_prompts
 from stretto.server.registry import Slot
 from stretto.server.state import State, state_of
 from stretto.server.structured import ollama_grammar
+from stretto.tools.plan import ToolPlan
 
 LINES = "application/x-ndjson"
 TAG = ":latest"
@@ -164,17 +166,20 @@ async def _generated(
     generation = await begin(state, _name(body.model), request)
     try:
         _check_context(body.options, generation.lease.llm.context_length)
+        llm = generation.lease.llm
         tools = body.tools if isinstance(body, OllamaChatRequest) else None
+        plan = await unless_gone(request, tool_plan(llm, tools, None, limits))
+        options = plan.options(options)
         prompt = whole or await unless_gone(
-            request, ollama_prompt(generation.lease.llm, messages, pictures, tools, state.settings)
+            request, ollama_prompt(llm, messages, pictures, plan, state.settings)
         )
         await unless_gone(request, generation.start([prompt], options))
         request.scope["stretto"].update(model=body.model)
         head = {"model": body.model, "created_at": _now()}
         if body.stream is not False:
-            return Streamed(_lines(generation, head, said), generation.close, LINES, generation.left)
-        (result,) = await unless_gone(request, generation.results())
-        ended = {**head, **said(result.text), **_end(generation, result)}
+            return Streamed(_lines(generation, head, said, plan), generation.close, LINES, generation.left)
+        (result,) = map(plan.read, await unless_gone(request, generation.results()))
+        ended = {**head, **_with_calls(said(result.text), result), **_end(generation, result)}
         generation.close()
         return Json(ended)
     except BaseException as error:
@@ -185,18 +190,26 @@ async def _generated(
 
 
 async def _lines(
-    generation: Generation, head: dict[str, Any], said: Callable[[str], dict[str, Any]]
+    generation: Generation, head: dict[str, Any], said: Callable[[str], dict[str, Any]], plan: ToolPlan
 ) -> AsyncIterator[bytes]:
     """The answer as lines of JSON; an error on the way is one too, and the last."""
+    watcher = CallWatcher(plan, generation.lease.llm.tokenizer) if plan.reader is not None else None
     try:
         async for news in generation.news():
             out = []
             for _, token in news:
-                if token.text:
-                    out.append({**head, **said(token.text), "done": False})
+                text = token.text if watcher is None else watcher.push(token)
+                result = None
                 if token.finish_reason is not None:
                     result = generation.texts.result(0)
                     generation.check(result)
+                    if watcher is not None:
+                        rest, result = watcher.end(result)
+                        text += rest
+                if text or (result is not None and result.tool_calls):
+                    piece = said(text) if result is None else _with_calls(said(text), result)
+                    out.append({**head, **piece, "done": False})
+                if result is not None:
                     out.append({**head, **said(""), **_end(generation, result)})
             yield "".join(dumps(line) + "\n" for line in out).encode()
     except Exception as error:
@@ -257,6 +270,12 @@ def _end(generation: Generation, result: Result) -> dict[str, Any]:
         "eval_count": result.usage.completion_tokens,
         "eval_duration": _nanoseconds(spent["decode"]),
     }
+
+
+def _with_calls(said: dict[str, Any], result: Result) -> dict[str, Any]:
+    if result.tool_calls:
+        said["message"]["tool_calls"] = ollama_calls(result)
+    return said
 
 
 def _message(message: OllamaMessage) -> dict[str, Any]:

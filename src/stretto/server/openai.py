@@ -11,7 +11,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stretto.llm import LLM
-from stretto.server.chat import check_tools, prompt_of
+from stretto.server.calls import plan_of
+from stretto.server.chat import prompt_of
 from stretto.server.errors import ApiError, Json, translate
 from stretto.server.generation import Generation, Streamed, begin, unless_gone
 from stretto.server.options import chat_options, check_at_most, check_prompts, completion_options
@@ -71,13 +72,15 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     state = state_of(request)
     options = chat_options(body, state.settings.limits)
     options.update(grammar_of(body, state.settings.limits))
-    check_tools(body)
     check_at_most("n", options["n"], state.settings.max_running)
     generation = await begin(state, body.model, request)
     try:
         tops = (body.top_logprobs or 0) if body.logprobs else None
-        prompt = await unless_gone(request, prompt_of(body, generation.lease.llm, state.settings))
-        shape = ChatShape(generation, body.model, tops)
+        llm = generation.lease.llm
+        plan = await unless_gone(request, plan_of(body, llm, state.settings.limits))
+        options = plan.options(options)
+        prompt = await unless_gone(request, prompt_of(body, llm, state.settings, plan))
+        shape = ChatShape(generation, body.model, tops, plan)
         return await _answer(request, body, generation, shape, [prompt], options)
     except BaseException as error:
         generation.close()

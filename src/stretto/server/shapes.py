@@ -9,8 +9,10 @@ from secrets import token_hex
 from typing import Any
 
 from stretto import Result, Token, __version__
+from stretto.server.calls import CallWatcher, openai_calls
 from stretto.server.errors import body_of, dumps, translate
 from stretto.server.generation import Generation, usage
+from stretto.tools.plan import ToolPlan
 
 FINGERPRINT = f"stretto-{__version__}"
 LOWEST = -9999.0  # stands for −∞, which JSON does not have
@@ -55,7 +57,7 @@ class Shape:
                 "finish_reason": self.reason(index, result),
                 "stop_reason": stop_reason(result),
             }
-            for index, result in enumerate(results)
+            for index, result in enumerate(map(self.read, results))
         ]
         return {
             **self.head(self.kind),
@@ -121,6 +123,10 @@ class Shape:
 
     # -- what the kinds differ in --
 
+    def read(self, result: Result) -> Result:
+        """A result as it is told."""
+        return result
+
     def opening(self, index: int) -> str:
         """What comes before a text's first token; nothing, and there is no such chunk."""
         return f'"text":{quoted(self.before[index])},"logprobs":null' if self.before else ""
@@ -165,11 +171,24 @@ class Shape:
 
 
 class ChatShape(Shape):
-    """The shapes of `/v1/chat/completions`."""
+    """The shapes of `/v1/chat/completions`; with tools, calls are told apart from what is said."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl"
+
+    def __init__(self, generation: Generation, model: str, tops: int | None, plan: ToolPlan) -> None:
+        super().__init__(generation, model, tops)
+        self._plan = plan
+        self._watchers: dict[int, CallWatcher] = {}
+
+    def reason(self, index: int, result: Result) -> str:
+        """A text with calls ends with them."""
+        return "tool_calls" if result.tool_calls else super().reason(index, result)
+
+    def read(self, result: Result) -> Result:
+        """With calls, if there are tools."""
+        return self._plan.read(result)
 
     def opening(self, index: int) -> str:
         """Who speaks."""
@@ -181,6 +200,8 @@ class ChatShape(Shape):
 
     def pieces(self, index: int, token: Token) -> list[str]:
         """What a token adds."""
+        if self._plan.reader is not None:
+            token = token._replace(text=self._watcher(index).push(token))
         if not token.text and (self.tops is None or token.id is None):
             return []
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
@@ -189,8 +210,31 @@ class ChatShape(Shape):
     def said(self, index: int, result: Result) -> dict[str, Any]:
         """A whole message."""
         logprobs = None if self.tops is None else self.logprobs(result.logprobs or [])
-        message = {"role": "assistant", "content": result.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": result.text, "refusal": None}
+        if result.tool_calls:
+            message["content"] = result.text or None
+            message["tool_calls"] = openai_calls(result)
         return {"message": message, "logprobs": logprobs}
+
+    def ending(self, index: int, result: Result) -> list[str]:
+        """What was held back, the calls, and the end."""
+        last: list[str] = []
+        if self._plan.reader is not None:
+            rest, result = self._watcher(index).end(result)
+            deltas: list[dict[str, Any]] = [{"content": rest}] if rest else []
+            if result.tool_calls:
+                deltas.append(
+                    {"tool_calls": [{"index": i, **call} for i, call in enumerate(openai_calls(result))]}
+                )
+            for delta in deltas:
+                choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+                last.append(dumps({"choices": [choice]})[1:])
+        return last + super().ending(index, result)
+
+    def _watcher(self, index: int) -> CallWatcher:
+        if index not in self._watchers:
+            self._watchers[index] = CallWatcher(self._plan, self.tokenizer)
+        return self._watchers[index]
 
     def logprobs(self, tokens: list[Token]) -> dict[str, Any]:
         """Log-probabilities as chats tell them."""

@@ -48,6 +48,11 @@ class CallReader:
         self._marker = lead.strip().rsplit("\n", 1)[-1].rstrip("[ ")
         self._between = between.strip()
 
+    @property
+    def marker(self) -> str:
+        """What every call begins with, special tokens spelled out; "" if a call is nothing but an object."""
+        return self._marker
+
     def read(self, tokens: list[int]) -> tuple[str, tuple[ToolCall, ...]]:
         """What was said beside the calls, and the calls."""
         return self.read_text(self._tokenizer.decode(tokens, special=True))
