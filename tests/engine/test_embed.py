@@ -100,3 +100,18 @@ def test_texts_that_are_left_free_their_cells(llm):
     results = asyncio.run(run())
     assert {result.finish_reason for result in results} == {"cancelled"}
     assert llm.cache.stats().held == 0
+
+
+def test_one_that_fails_ends_the_others(llm):
+    def hook(logits, tokens):
+        if tokens[0] == 4 and len(tokens) > 4:
+            raise RuntimeError("enough")
+
+    async def run():
+        texts = llm.astream_many([[1, 2, 3], [4, 5]], hooks=[hook], ignore_eos=True)
+        async for _ in texts:
+            pass
+
+    with pytest.raises(RuntimeError, match="enough"):
+        asyncio.run(run())
+    assert llm.cache.stats().held == 0

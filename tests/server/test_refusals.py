@@ -209,6 +209,8 @@ def test_a_request_that_takes_too_long_ends_with_what_there_is():
             "choices"
         ][0]
         assert len(mine["text"]) < len(choice["text"])
+        none = web.post("/v1/completions", json={**TEXT, "timeout": 1e-9})
+        assert (none.status_code, none.json()["choices"][0]["text"]) == (200, "")
 
 
 def test_a_failing_request_harms_no_other():

@@ -45,31 +45,38 @@ class AsyncTexts:
         return self
 
     async def __anext__(self) -> list[tuple[int, Token]]:
-        await self.start()
+        if not self._started:
+            await self.start()
+        news = self._news
         try:
             while True:
-                self._news.clear()
-                ended = all(request.finished for request in self._requests)  # their last events are there
-                found = self._take()
-                if found:
+                news.clear()
+                if found := self._take():
                     return found
-                if ended:
+                if all(request.finished and not request.events for request in self._requests):
+                    self._check()
                     raise StopAsyncIteration
-                await self._news.wait()
+                if not news.is_set():
+                    await news.wait()
         except asyncio.CancelledError:
             self.cancel()
             raise
 
     def _take(self) -> list[tuple[int, Token]]:
+        self._check()
         found: list[tuple[int, Token]] = []
         for index, request in enumerate(self._requests):
-            if request.error is not None:
-                self.cancel()
-                raise request.error
             events = request.events
             while events:
                 found.append((index, events.popleft()))
         return found
+
+    def _check(self) -> None:
+        """If one of them has failed, none is wanted."""
+        for request in self._requests:
+            if request.error is not None:
+                self.cancel()
+                raise request.error
 
     async def results(self) -> list[Result]:
         """All results, those of the first prompt first; runs what is left first."""

@@ -16,7 +16,7 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from stretto import Result, Token
+from stretto import Result
 from stretto.server.errors import ApiError, ClientGone
 from stretto.server.registry import Lease
 
@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from stretto.server.state import State
 
 Value = TypeVar("Value")
-News = list[tuple[int, Token]]
 
 SLOW = 30.0  # seconds that a client may take, after the end, to read what it was sent
 
 
 class Generation:
-    """Texts on their way: `start`, then `results` or `news`; `close` in any case."""
+    """Texts on their way: `start`, then `results`, or iterate `texts`; `close` in any case."""
 
     def __init__(self, state: State, lease: Lease, since: float) -> None:
         self._state = state
@@ -38,6 +37,7 @@ class Generation:
         self.lease = lease
         self.since = since  # when the request came
         self.texts: Any = None  # an AsyncTexts, or an async iterator over parallel steps
+        self._hurried = False  # the client itself wants it to end early
         self.last: Callable[[], None] | None = None  # what remains to be done in the end, in a thread
         state.generations.add(self)
 
@@ -54,8 +54,9 @@ class Generation:
 
     async def start(self, prompts: list[Any], options: dict[str, Any]) -> None:
         """Queue the texts, all or none."""
-        asked = options.get("timeout")
-        options["timeout"] = self.left if asked is None else min(asked, self.left)
+        asked, left = options.get("timeout"), self.left
+        self._hurried = asked is not None and asked < left
+        options["timeout"] = min(asked, left) if asked is not None else left
         self.texts = self.lease.llm.astream_many(prompts, **options)
         await self.texts.start()
 
@@ -73,16 +74,11 @@ class Generation:
             last, self.last = self.last, None
             await asyncio.to_thread(last)
 
-    async def news(self) -> AsyncIterator[News]:
-        """What comes, as it comes."""
-        async for news in self.texts:
-            yield news
-
     def check(self, result: Result) -> None:
         """Raise if there is nothing to return."""
         if result.finish_reason == "cancelled":
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
-        if result.finish_reason == "timeout" and not result.tokens:
+        if result.finish_reason == "timeout" and not result.tokens and not self._hurried:
             raise ApiError(
                 503, "no token came before the time limit of the request", code="timeout", retry_after=10
             )

@@ -195,7 +195,7 @@ async def _lines(
     """The answer as lines of JSON; an error on the way is one too, and the last."""
     watcher = CallWatcher(plan, generation.lease.llm.tokenizer) if plan.reader is not None else None
     try:
-        async for news in generation.news():
+        async for news in generation.texts:
             out = []
             for _, token in news:
                 text = token.text if watcher is None else watcher.push(token)

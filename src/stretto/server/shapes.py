@@ -72,7 +72,7 @@ class Shape:
         head = f"data: {dumps(self.head(self.chunk_kind))[:-1]}{none},"
         results: dict[int, Result] = {}
         try:
-            async for news in self.generation.news():
+            async for news in self.generation.texts:
                 out: list[str] = []
                 for index, token in news:
                     if index not in self._opened:
