@@ -67,7 +67,8 @@ class AsyncTexts:
         found: list[tuple[int, Token]] = []
         for index, request in enumerate(self._requests):
             events = request.events
-            while events:
+            # The last one is handed out when the request has really ended, and its result is there.
+            while events and (events[0].finish_reason is None or request.finished):
                 found.append((index, events.popleft()))
         return found
 

@@ -40,7 +40,8 @@ async def tool_plan(
             said = f"tools has {len(tools):,} entries; at most {limits.tools:,} are served"
             raise ApiError(400, said, param="tools", code="over_limit")
         check_size("tools", json.dumps(tools), limits)
-    return await asyncio.to_thread(llm.tool_plan, tools or None, choice)
+        return await asyncio.to_thread(llm.tool_plan, tools, choice)
+    return llm.tool_plan(None, choice)
 
 
 class CallWatcher:

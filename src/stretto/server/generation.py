@@ -17,8 +17,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from stretto import Result
-from stretto.server.errors import ApiError, ClientGone
+from stretto.server.errors import ApiError, ClientGone, translate
 from stretto.server.registry import Lease
+from stretto.server.state import state_of
 
 if TYPE_CHECKING:
     from stretto.server.state import State
@@ -119,6 +120,28 @@ async def begin(state: State, name: str, request: Request) -> Generation:
     since = time.monotonic()
     lease = await unless_gone(request, state.registry.lease(name), lambda lease: lease.release())
     return Generation(state, lease, since)
+
+
+async def started(
+    request: Request, name: str, start: Callable[[Generation], Awaitable[Value]], *fields: str
+) -> tuple[Generation, Value]:
+    """A generation that `start` has set going, and what it returned; `fields` are for the errors.
+
+    All of it ends if the client goes away meanwhile.
+    """
+    state, since = state_of(request), time.monotonic()
+
+    async def work() -> tuple[Generation, Value]:
+        generation = Generation(state, await state.registry.lease(name), since)
+        try:
+            return generation, await start(generation)
+        except BaseException as error:
+            generation.close()
+            if isinstance(error, Exception):
+                raise translate(error, *fields) from error
+            raise
+
+    return await unless_gone(request, work(), lambda made: made[0].close())
 
 
 async def unless_gone(

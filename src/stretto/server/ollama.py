@@ -13,7 +13,7 @@ from stretto import Result, __version__
 from stretto.server.calls import CallWatcher, ollama_calls, tool_plan
 from stretto.server.chat import ollama_prompt
 from stretto.server.errors import ApiError, Json, body_of, dumps, translate
-from stretto.server.generation import Generation, Streamed, begin, unless_gone
+from stretto.server.generation import Generation, Streamed, begin, started, unless_gone
 from stretto.server.ollama_schemas import (
     Common,
     EmbedRequest,
@@ -163,29 +163,28 @@ async def _generated(
     options = _options(body.options)
     options.update(ollama_grammar(body.format, limits))
     check_prompts("prompt" if whole else "messages", [str(m["content"]) for m in messages], limits)
-    generation = await begin(state, _name(body.model), request)
-    try:
-        _check_context(body.options, generation.lease.llm.context_length)
+    tools = body.tools if isinstance(body, OllamaChatRequest) else None
+
+    async def start(generation: Generation) -> ToolPlan:
         llm = generation.lease.llm
-        tools = body.tools if isinstance(body, OllamaChatRequest) else None
-        plan = await unless_gone(request, tool_plan(llm, tools, None, limits))
-        options = plan.options(options)
-        prompt = whole or await unless_gone(
-            request, ollama_prompt(llm, messages, pictures, plan, state.settings)
-        )
-        await unless_gone(request, generation.start([prompt], options))
-        request.scope["stretto"].update(model=body.model)
-        head = {"model": body.model, "created_at": _now()}
+        _check_context(body.options, llm.context_length)
+        plan = await tool_plan(llm, tools, None, limits)
+        prompt = whole or await ollama_prompt(llm, messages, pictures, plan, state.settings)
+        await generation.start([prompt], plan.options(options))
+        return plan
+
+    request.scope["stretto"].update(model=body.model)
+    generation, plan = await started(request, _name(body.model), start, "prompt", "format")
+    head = {"model": body.model, "created_at": _now()}
+    try:
         if body.stream is not False:
             return Streamed(_lines(generation, head, said, plan), generation.close, LINES, generation.left)
         (result,) = map(plan.read, await unless_gone(request, generation.results()))
         ended = {**head, **_with_calls(said(result.text), result), **_end(generation, result)}
         generation.close()
         return Json(ended)
-    except BaseException as error:
+    except BaseException:
         generation.close()
-        if isinstance(error, Exception):
-            raise translate(error, "prompt", "format") from error
         raise
 
 

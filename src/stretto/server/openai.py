@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from stretto.llm import LLM
 from stretto.server.calls import plan_of
 from stretto.server.chat import prompt_of
 from stretto.server.errors import ApiError, Json, translate
-from stretto.server.generation import Generation, Streamed, begin, unless_gone
+from stretto.server.generation import Generation, Streamed, begin, started, unless_gone
 from stretto.server.options import chat_options, check_at_most, check_prompts, completion_options
 from stretto.server.pins import check_pin, pin
 from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
@@ -52,18 +53,16 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     prompts = prompts_of(body.prompt)
     check_prompts("prompt", prompts, state.settings.limits)
     check_at_most("n", options["n"] * len(prompts), state.settings.max_running)
-    generation = await begin(state, body.model, request)
-    try:
+
+    async def start(generation: Generation) -> Shape:
         shape = Shape(generation, body.model, body.logprobs)
         if body.echo:
             texts = [_text(generation.lease.llm, prompt) for prompt in prompts]
             shape.before = [text for text in texts for _ in range(options["n"])]
-        return await _answer(request, body, generation, shape, prompts, options)
-    except BaseException as error:
-        generation.close()
-        if isinstance(error, Exception):
-            raise translate(error, "prompt") from error
-        raise
+        await _start(body, generation, prompts, options)
+        return shape
+
+    return await _answer(request, body, start, len(prompts), "prompt")
 
 
 @router.post("/v1/chat/completions")
@@ -73,44 +72,53 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     options = chat_options(body, state.settings.limits)
     options.update(grammar_of(body, state.settings.limits))
     check_at_most("n", options["n"], state.settings.max_running)
-    generation = await begin(state, body.model, request)
-    try:
-        tops = (body.top_logprobs or 0) if body.logprobs else None
+
+    async def start(generation: Generation) -> Shape:
         llm = generation.lease.llm
-        plan = await unless_gone(request, plan_of(body, llm, state.settings.limits))
-        options = plan.options(options)
-        prompt = await unless_gone(request, prompt_of(body, llm, state.settings, plan))
-        shape = ChatShape(generation, body.model, tops, plan)
-        return await _answer(request, body, generation, shape, [prompt], options)
-    except BaseException as error:
-        generation.close()
-        if isinstance(error, Exception):
-            raise translate(error, "messages", "grammar" if body.grammar else "response_format") from error
-        raise
+        plan = await plan_of(body, llm, state.settings.limits)
+        prompt = await prompt_of(body, llm, state.settings, plan)
+        tops = (body.top_logprobs or 0) if body.logprobs else None
+        await _start(body, generation, [prompt], plan.options(options))
+        return ChatShape(generation, body.model, tops, plan)
+
+    return await _answer(request, body, start, 1, "messages")
 
 
-async def _answer(
-    request: Request,
-    body: CompletionRequest | ChatRequest,
-    generation: Generation,
-    shape: Shape,
-    prompts: list[Any],
-    options: dict[str, Any],
-) -> Response:
-    request.scope["stretto"].update(model=body.model, **({"user": body.user[:100]} if body.user else {}))
+async def _start(
+    body: CompletionRequest | ChatRequest, generation: Generation, prompts: list[Any], options: dict[str, Any]
+) -> None:
+    """Queue the texts, and note what is to be pinned when they are done."""
     if (name := body.cache_pin) is not None:
         (prompt,) = check_one(prompts, "cache_pin")
         ids = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
         check_pin(generation.lease.slot, name, len(ids), generation.limits.pins)
         generation.last = lambda: pin(generation.lease, name, ids)
-    await unless_gone(request, generation.start(prompts, options))
-    if body.stream:
-        usage = body.stream_options is not None and body.stream_options.include_usage
-        return Streamed(shape.chunks(usage, len(prompts)), generation.close, EVENTS, generation.left)
-    results = await unless_gone(request, generation.results())
-    whole = shape.whole(results, len(prompts))
-    generation.close()
-    return Json(whole)
+    await generation.start(prompts, options)
+
+
+async def _answer(
+    request: Request,
+    body: CompletionRequest | ChatRequest,
+    start: Callable[[Generation], Awaitable[Shape]],
+    n_prompts: int,
+    prompt: str,
+) -> Response:
+    """Start a generation and answer with it; `prompt` is the field that holds the prompt."""
+    request.scope["stretto"].update(model=body.model, **({"user": body.user[:100]} if body.user else {}))
+    generation, shape = await started(
+        request, body.model, start, prompt, "grammar" if body.grammar else "response_format"
+    )
+    try:
+        if body.stream:
+            usage = body.stream_options is not None and body.stream_options.include_usage
+            return Streamed(shape.chunks(usage, n_prompts), generation.close, EVENTS, generation.left)
+        results = await unless_gone(request, generation.results())
+        whole = shape.whole(results, n_prompts)
+        generation.close()
+        return Json(whole)
+    except BaseException:
+        generation.close()
+        raise
 
 
 @router.post("/v1/embeddings")
