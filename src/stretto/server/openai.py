@@ -105,9 +105,8 @@ async def _answer(
 ) -> Response:
     """Start a generation and answer with it; `prompt` is the field that holds the prompt."""
     request.scope["stretto"].update(model=body.model, **({"user": body.user[:100]} if body.user else {}))
-    generation, shape = await started(
-        request, body.model, start, prompt, "grammar" if body.grammar else "response_format"
-    )
+    shaped = "grammar" if body.grammar else "response_format"
+    generation, shape = await started(request, body.model, start, prompt, shaped)
     try:
         if body.stream:
             usage = body.stream_options is not None and body.stream_options.include_usage
