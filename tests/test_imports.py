@@ -41,7 +41,7 @@ ALLOWED = {
     "hardware": {"weights"},
     "testing": {"*"},
     "bench": {"backends.base", "hardware", "llm", "sampling", "weights"},
-    "server": {"Grammar", "Limits", "Result", "Token", "hardware", "llm", "text", "tools", "weights"},
+    "server": {"Grammar", "Image", "Limits", "Result", "Token", "hardware", "llm", "text", "tools", "weights"},
     "cli": {"bench", "hardware", "llm", "server", "text", "vision", "weights"},
     "__init__": {"*"},
 }

@@ -33,6 +33,14 @@ def serve(
             rich_help_panel=_MODELS,
         ),
     ] = None,
+    vision: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FILE",
+            help="The mmproj file with which a model sees images; may be repeated.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
     memory: Annotated[
         str | None,
         typer.Option(
@@ -121,6 +129,7 @@ def serve(
             f"{error.name} is missing; the server needs: pip install 'stretto[server]'"
         ) from None
     entries = tuple(ModelEntry.parse(text) for text in model or [o.DEFAULT_MODEL])
+    entries = ModelEntry.with_vision(entries, vision or ())
     settings = Settings(
         models=entries,
         host=host,

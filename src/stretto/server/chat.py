@@ -5,19 +5,40 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from stretto import Image
 from stretto.llm import LLM
 from stretto.server.errors import unsupported
-from stretto.server.options import check_prompts
-from stretto.server.schemas import ChatRequest, ImagePart, Message
+from stretto.server.images import from_base64, from_url
+from stretto.server.options import check_at_most, check_prompts
+from stretto.server.schemas import ChatRequest, ImagePart, Message, TextPart
 from stretto.server.settings import Settings
 from stretto.tools.plan import ToolPlan
 
 
 async def prompt_of(body: ChatRequest, llm: LLM, settings: Settings, plan: ToolPlan) -> Any:
-    """The prompt of a conversation, made in a thread: templates and tokenizers take their time."""
-    messages = [as_message(message, index) for index, message in enumerate(body.messages)]
+    """The prompt of a conversation, made in a thread: templates, tokenizers and images take their time."""
+    urls = {
+        (i, j): part.image_url.url
+        for i, message in enumerate(body.messages)
+        if isinstance(message.content, list)
+        for j, part in enumerate(message.content)
+        if isinstance(part, ImagePart)
+    }
+    check_images(llm, len(urls), "messages", settings)
+    images = {}
+    for (i, j), url in urls.items():
+        param = f"messages[{i}].content[{j}].image_url.url"
+        images[i, j] = await asyncio.to_thread(from_url, url, param, settings)
+    messages = [as_message(message, index, images) for index, message in enumerate(body.messages)]
     name_answers(messages)
     return await rendered(llm, messages, settings, plan)
+
+
+def check_images(llm: LLM, n: int, param: str, settings: Settings) -> None:
+    """Refuse images before any is decoded: too many, or for a model that sees none."""
+    if n and llm.vision is None:
+        raise unsupported("images are not supported by this model: it was loaded without --vision", param)
+    check_at_most("images", n, settings.limits.images)
 
 
 async def rendered(llm: LLM, messages: list[dict[str, Any]], settings: Settings, plan: ToolPlan) -> Any:
@@ -26,14 +47,19 @@ async def rendered(llm: LLM, messages: list[dict[str, Any]], settings: Settings,
     return await asyncio.to_thread(llm.chat_prompt, messages, tools=plan.shown)
 
 
-def as_message(message: Message, index: int) -> dict[str, Any]:
+def as_message(message: Message, index: int, images: dict[tuple[int, int], Image]) -> dict[str, Any]:
     """A message as templates know it: what was not said is not there."""
     said: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
-    content = message.content
-    if isinstance(content, list):
-        if any(isinstance(part, ImagePart) for part in content):
-            raise unsupported("images are not supported by this model", f"messages[{index}].content")
-        content = "\n".join(part.text for part in content if not isinstance(part, ImagePart))
+    content: str | list[Any] | None
+    if not isinstance(message.content, list):
+        content = message.content
+    elif any(isinstance(part, ImagePart) for part in message.content):
+        content = [
+            part.model_dump() if isinstance(part, TextPart) else images[index, j]
+            for j, part in enumerate(message.content)
+        ]
+    else:
+        content = "\n".join(part.text for part in message.content if isinstance(part, TextPart))
     if content is not None:
         said["content"] = content
     for name in ("name", "tool_call_id", "reasoning_content"):
@@ -64,10 +90,22 @@ async def ollama_prompt(
     settings: Settings,
 ) -> Any:
     """The prompt of a conversation with one of Ollama's clients."""
-    if any(pictures.values()):
-        raise unsupported("images are not supported by this model", "images")
+    check_images(llm, sum(map(len, pictures.values())), "images", settings)
+    for index, texts in pictures.items():
+        if texts:
+            param = f"messages[{index}].images"
+            shown = [await asyncio.to_thread(from_base64, text, param, settings) for text in texts]
+            messages[index]["content"] = [*shown, {"type": "text", "text": messages[index]["content"]}]
     return await rendered(llm, messages, settings, plan)
 
 
 def _texts(messages: list[dict[str, Any]]) -> list[str]:
-    return [text for message in messages if isinstance(text := message.get("content"), str)]
+    """All that was said, without images."""
+    found: list[str] = []
+    for message in messages:
+        content = message.get("content") or ""
+        parts = [content] if isinstance(content, str) else content
+        found += [
+            part if isinstance(part, str) else part["text"] for part in parts if not isinstance(part, Image)
+        ]
+    return found

@@ -7,6 +7,8 @@ else a moment later changes nothing. Redirects are followed the same way, a few 
 
 from __future__ import annotations
 
+import base64
+import binascii
 import http.client
 import ipaddress
 import socket
@@ -15,11 +17,48 @@ import time
 from contextlib import closing
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from stretto.server.errors import ApiError
+from stretto import Image
+from stretto.errors import InvalidRequest
+from stretto.server.errors import ApiError, unsupported
+from stretto.server.settings import RequestLimits, Settings
 
 REDIRECTS = 3
 PORTS = {"http": 80, "https": 443}
 PIECE = 1 << 16
+
+
+def from_url(url: str, param: str, settings: Settings) -> Image:
+    """The image that a part of a message names. Nothing but these two kinds of URL is ever opened."""
+    limits = settings.limits
+    if url[:5].lower() == "data:":
+        _check_size(len(url) * 3 // 4, param, limits)
+        return _opened(url, param, limits)
+    if not settings.remote_images:
+        raise unsupported(f"{param}: only data: URLs are taken; the operator has not allowed others", param)
+    return _opened(fetch(url, param, limits.image), param, limits)
+
+
+def from_base64(text: str, param: str, settings: Settings) -> Image:
+    """An image as Ollama's clients send it."""
+    _check_size(len(text) * 3 // 4, param, settings.limits)
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ApiError(400, f"{param}: this is not base64", param=param, code="invalid_value") from None
+    return _opened(data, param, settings.limits)
+
+
+def _opened(source: str | bytes, param: str, limits: RequestLimits) -> Image:
+    try:
+        return Image.open(source, max_pixels=limits.pixels)
+    except InvalidRequest as error:
+        raise ApiError(400, f"{param}: {error}", param=param, code="invalid_image") from None
+
+
+def _check_size(n: int, param: str, limits: RequestLimits) -> None:
+    if n > limits.image:
+        said = f"{param}: the image has {n:,} bytes; at most {limits.image:,} are served"
+        raise ApiError(400, said, param=param, code="over_limit")
 
 
 def fetch(url: str, param: str, most: int, seconds: float = 10.0) -> bytes:

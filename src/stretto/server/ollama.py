@@ -90,7 +90,7 @@ async def show(body: ShowRequest, request: Request) -> Response:
                 "general.parameter_count": facts["parameters"],
                 f"{arch}.context_length": facts["context_length"],
             },
-            "capabilities": ["completion", "embedding"],
+            "capabilities": ["completion", "embedding", *(["vision"] if facts["vision"] else [])],
             "modified_at": _time(facts["modified"]),
         }
     )
@@ -105,6 +105,8 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     messages = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": body.prompt or ""})
     pictures = {len(messages) - 1: body.images or []}
+    if body.raw and body.images:
+        raise ApiError(400, "images have no place in a raw prompt; leave raw away", param="images")
     whole = body.prompt if body.raw else None
     return await _generated(state, body, request, messages, pictures, whole, lambda text: {"response": text})
 

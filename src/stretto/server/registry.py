@@ -209,6 +209,7 @@ class Registry:
             cells=settings.cells,
             kv=settings.kv,
             limits=Limits(max_running=settings.max_running, max_queue=settings.max_queue),
+            vision=None if entry.vision is None else hub.resolve(entry.vision),
         )
 
     def _slot(self, entry: ModelEntry) -> Slot:
@@ -229,10 +230,15 @@ class Registry:
             }
         if cache is None:
             raise ModelError("its metadata do not say how large its cache is", path=path)
-        need = found.packed_bytes + cache + WORKING
+        seeing = 0
+        if entry.vision is not None:
+            with GGUF(hub.resolve(entry.vision)) as file:
+                seeing = memory(file).packed_bytes
+        facts["vision"] = entry.vision is not None
+        need = found.packed_bytes + seeing + cache + WORKING
         if need > self.limit:
             raise InvalidRequest(
-                f"{entry.name} cannot fit: it needs {_mb(need)} ({_mb(found.packed_bytes)} of weights, "
+                f"{entry.name} cannot fit: it needs {_mb(need)} ({_mb(need - cache - WORKING)} of weights, "
                 f"{_mb(cache)} for {self._settings.cells:,} cells, {_mb(WORKING)} to work with), and models "
                 f"may take {_mb(self.limit)}; give fewer --cells, or more --memory"
             )

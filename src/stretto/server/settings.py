@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,11 +20,12 @@ class ModelEntry:
     """A model to serve: the name that requests give, and what `stretto.load` gets.
 
     >>> ModelEntry.parse("small=./models/m.gguf")
-    ModelEntry(name='small', source='./models/m.gguf')
+    ModelEntry(name='small', source='./models/m.gguf', vision=None)
     """
 
     name: str
     source: str
+    vision: str | None = None  # the mmproj file with which it sees
 
     @classmethod
     def parse(cls, text: str) -> ModelEntry:
@@ -37,6 +39,19 @@ class ModelEntry:
             is_path = not source.startswith(HF_PREFIX) and ("/" in source or source.endswith(".gguf"))
             name = Path(source).stem if is_path else source
         return cls(name, source)
+
+    @staticmethod
+    def with_vision(entries: Sequence[ModelEntry], files: Sequence[str]) -> tuple[ModelEntry, ...]:
+        """The models, some of which see: `files` are `NAME=FILE`, or just a file if there is one model."""
+        found = {entry.name: entry for entry in entries}
+        for text in files:
+            name, equals, file = text.partition("=")
+            if not equals and len(found) == 1:
+                name, file = next(iter(found)), text
+            if name not in found or not file:
+                raise InvalidRequest(f"--vision takes NAME=FILE with the name of a --model, not {text!r}")
+            found[name] = replace(found[name], vision=file)
+        return tuple(found[entry.name] for entry in entries)
 
 
 @dataclass(frozen=True)
