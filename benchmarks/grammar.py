@@ -68,15 +68,15 @@ def records(args, ours, paths):
 
 
 def walks(args, processes, paths):
-    """Both sides along the same texts; what either refuses is counted."""
+    """Both sides along the same texts; the peer, which takes its time, along the first ones."""
     samples = []
     for model, path in paths.items():
         for number, (schema, value) in enumerate(realistic(args.schemas)):
             note(f"{model}, schema {number} of {args.schemas}")
-            job = {"model": path, "threads": args.threads, "schema": schema}
+            job = {"do": "walk", "model": path, "threads": args.threads, "schema": schema}
             job["text"] = json.dumps(value, ensure_ascii=False)
-            order = list(processes.items())[:: 1 if number % 2 else -1]
-            answers = {whose: process.ask({"do": "walk", **job}) for whose, process in order}
+            asked = list(processes)[: 2 if number < args.peer_schemas else 1]
+            answers = {whose: processes[whose].ask(job) for whose in asked[:: 1 if number % 2 else -1]}
             samples.append({"model": model, "schema": number, **answers})
         for process in processes.values():
             process.ask({"do": "close"})
@@ -115,22 +115,27 @@ def record_rows(document):
 
 
 def walk_rows(document):
+    ours, peer = document["sides"]
     for model in MODELS:
         samples = [sample for sample in document["walks"] if sample["model"] == model]
-        if not samples:
-            continue
-        both = [s for s in samples if all("masks" in s[whose] for whose in document["sides"])]
-        for whose in document["sides"]:
-            refused = sum("refused" in sample[whose] for sample in samples)
-            masks = sorted(1e6 * t for s in both for t in s[whose]["masks"])
-            pushes = [1e6 * t for s in both for t in s[whose]["pushes"]]
-            compiled = sorted(1e3 * s[whose]["compile"] for s in both)
-            mean, taking = sum(masks) / len(masks), sum(pushes) / len(pushes)
-            yield (
-                f"| {model} | {whose} | {len(samples) - refused} of {len(samples)} | {mean:.1f} "
-                f"| {median(masks):.1f} | {at(masks, 0.99):.0f} | {masks[-1]:.0f} | {taking:.1f} "
-                f"| {median(compiled):.2f} | {at(compiled, 0.99):.1f} | {compiled[-1]:.1f} |"
-            )
+        asked = [sample for sample in samples if peer in sample]
+        both = [sample for sample in asked if "masks" in sample[ours] and "masks" in sample[peer]]
+        all_ours = [sample[ours] for sample in samples if "masks" in sample[ours]]
+        yield walk_row(model, ours, all_ours, len(samples))
+        yield walk_row(model, f"{ours}, where both do", [sample[ours] for sample in both], len(asked))
+        yield walk_row(model, peer, [sample[peer] for sample in both], len(asked))
+
+
+def walk_row(model, whose, answers, n_asked):
+    masks = sorted(1e6 * t for answer in answers for t in answer["masks"])
+    pushes = [1e6 * t for answer in answers for t in answer["pushes"]]
+    compiled = sorted(1e3 * answer["compile"] for answer in answers)
+    mean, taking = sum(masks) / len(masks), sum(pushes) / len(pushes)
+    return (
+        f"| {model} | {whose} | {len(answers)} of {n_asked} | {mean:.1f} "
+        f"| {median(masks):.1f} | {at(masks, 0.99):.0f} | {masks[-1]:.0f} | {taking:.1f} "
+        f"| {median(compiled):.2f} | {at(compiled, 0.99):.1f} | {compiled[-1]:.1f} |"
+    )
 
 
 def at(values, share):
@@ -156,8 +161,8 @@ def markdown(document):
     yield "|---|---|---|---|---|---|---|---|---|---|---|"
     yield from walk_rows(document)
     yield ""
-    yield f"Medians of {document['rounds']} rounds; masks along {document['schemas']} texts, of those schemas"
-    yield f"that both sides take. All else on the machine used {document['others']:.0%} of the processors."
+    yield f"Medians of {document['rounds']} rounds. All else on the machine used {document['others']:.0%} of"
+    yield "the processors."
 
 
 def note(text):
@@ -170,6 +175,7 @@ def arguments():
     parser.add_argument("--peer", required=True, help="the Python that has llama-cpp-python")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--schemas", type=int, default=300)
+    parser.add_argument("--peer-schemas", type=int, default=60, help="how many of them the peer gets")
     parser.add_argument("--threads", type=int, default=hardware.usable_cores())
     parser.add_argument("--tokens", type=int, default=64, help="decoded in a sample")
     parser.add_argument("--out", type=Path, help="where all samples go (default: raw/, by processor)")
@@ -181,8 +187,8 @@ def main():
     cpu = hardware.probe(measure=False).cpu
     slug = re.sub(r"\W+", "-", re.sub(r"\(.*?\)", "", cpu)).strip("-").lower()
     out = args.out or HERE / "raw" / f"grammar-{slug}.json"
-    sizes = {name: getattr(args, name) for name in ("rounds", "schemas", "threads", "tokens")}
-    options = " ".join(f"--{name} {value}" for name, value in sizes.items())
+    sizes = {name: getattr(args, name) for name in ("rounds", "schemas", "peer_schemas", "threads", "tokens")}
+    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in sizes.items())
     paths = {model: str(hub.resolve(name)) for model, name in MODELS.items()}
     begun = time.monotonic(), busy_seconds() - own_seconds()
     with (
