@@ -6,7 +6,7 @@ import pytest
 from stretto import _native
 from stretto.errors import InvalidRequest
 from stretto.sampling.params import SamplingParams
-from stretto.sampling.sampler import choose, choose_by_definition, choose_masked
+from stretto.sampling.sampler import choose, choose_by_definition
 
 
 def packed(allowed):
@@ -34,7 +34,7 @@ def test_a_mask_is_minus_infinity(n):
         tokens = rng.integers(0, n, 20).tolist()
         uniform = rng.random()
         row_before = row.copy()
-        token = choose_masked(row, params, tokens, 5, uniform, packed(allowed))
+        token = choose(row, params, tokens, 5, uniform, packed(allowed))
         assert allowed[token]
         assert (row == row_before).all()
         masked = np.where(allowed, row, np.float32(-np.inf))
@@ -46,19 +46,19 @@ def test_a_mask_is_minus_infinity(n):
 def test_what_is_masked_may_be_anything():
     row = np.array([np.nan, np.inf, 1.0, -np.inf, 2.0], np.float32)
     mask = packed([False, False, True, True, True])
-    assert choose_masked(row, SamplingParams(temperature=0), [], 0, 0.0, mask) == 4
+    assert choose(row, SamplingParams(temperature=0), [], 0, 0.0, mask) == 4
 
 
 def test_nothing_left():
     row = np.array([1.0, -np.inf, 2.0], np.float32)
     for allowed in ([False, False, False], [False, True, False]):
         with pytest.raises(InvalidRequest, match="every token is excluded"):
-            choose_masked(row, SamplingParams(), [], 0, 0.5, packed(allowed))
+            choose(row, SamplingParams(), [], 0, 0.5, packed(allowed))
 
 
 def test_a_mask_that_is_too_short_is_refused():
     row = np.zeros(33, np.float32)
     with pytest.raises(ValueError, match="a bit for each"):
-        choose_masked(row, SamplingParams(), [], 0, 0.5, np.ones(1, np.uint32))
+        choose(row, SamplingParams(), [], 0, 0.5, np.ones(1, np.uint32))
     with pytest.raises(TypeError):
         _native.sample_masked(row, 0.5, *SamplingParams().numbers, [], 0, [], [], np.ones(2, np.int64))

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stretto.engine.params import RequestParams
-from stretto.engine.request import FUSED_TOKENS, Request
+from stretto.engine.request import Request
 from stretto.engine.sequence import Row, Sequence
 from stretto.engine.types import Logprob
-from stretto.sampling.sampler import choose_masked
 from stretto.structured import Compiled
 
 if TYPE_CHECKING:
@@ -59,12 +58,9 @@ class GuidedRequest(Request):
 
     def _take(self, row: Row, guessed: int | None = None) -> bool:
         """Sample a token that the grammar allows."""
-        params, sequence = self.params, self.sequence
+        params = self.params
         begun = time.perf_counter()
-        uniform = 0.0 if params.sampling.temperature == 0 else sequence.random.uniform()
-        token = choose_masked(
-            row, params.sampling, sequence.history, sequence.n_prompt, uniform, self.guide.mask
-        )
+        token = self.sequence.choose(row, params.sampling, self.guide.mask)
         logprob: float | None = None
         top: tuple[Logprob, ...] = ()
         if params.logprobs or params.scored:
@@ -72,36 +68,24 @@ class GuidedRequest(Request):
         if token not in self._end_ids:
             self._owed = self.guide.push(token)
         self._engine.metrics.sampling += time.perf_counter() - begun
-        self.complete = self.guide.done and not self._owed
+        self.note_end(True)
         self._accept(token, logprob, top)
         return token == guessed
 
     def _advance_fused(self) -> None:
-        if self._begin():
-            return
-        most = self.params.max_tokens
-        left = FUSED_TOKENS if most is None else most - len(self.tokens)
-        cells = min(self._engine.cells.n_free, self._engine.context_length - self.sequence.position)
-        n = min(FUSED_TOKENS, left, cells)
-        if n < 2 or self._timed_out():
-            for hook in self.params.native_hooks:
-                hook(self.sequence.logits, self.sequence.history)
-            self._advance()
-            return
-        last = most is not None and n == left
-        params, begun = self.params, time.perf_counter()
-        ahead = self.sequence.run_ahead(
-            n, params.sampling, self._end_ids, last, params.native_hooks, self.guide.mask, self._follow
+        if not self._begin():
+            super()._advance_fused()
+            self._pay()
+
+    def _run_ahead(self, n: int, last: bool) -> list[int]:
+        params, mask = self.params, self.guide.mask
+        return self.sequence.run_ahead(
+            n, params.sampling, self._end_ids, last, params.native_hooks, mask, self._follow
         )
-        self._engine.metrics.forward += time.perf_counter() - begun
-        self._engine.metrics.decoded_tokens += len(ahead)
-        for i, token in enumerate(ahead, 1):
-            self.complete = self.guide.done and i == len(ahead) and not self._owed
-            self._accept(token, None, (), placed=True)
-            if self.finished:
-                return
-        self.sequence.settle()
-        self._pay()
+
+    def note_end(self, last: bool) -> None:
+        """The text is complete with the last token, if the grammar allows no more and nothing has to come."""
+        self.complete = last and self.guide.done and not self._owed
 
     def _follow(self, token: int, room: int) -> tuple[list[int], bool]:
         """For the fused loop: what follows a token, and whether anything comes then."""
@@ -118,7 +102,7 @@ class GuidedRequest(Request):
             opening, self._opening = self._opening, []
             self.sequence.retract(len(opening))
             for i, token in enumerate(opening, 1):
-                self.complete = self.guide.done and i == len(opening) and not self._owed
+                self.note_end(i == len(opening))
                 self._accept_forced(token, placed=True)
                 if self.finished:
                     return True
@@ -133,7 +117,7 @@ class GuidedRequest(Request):
             return
         owed, self._owed = self._owed, []
         for i, token in enumerate(owed, 1):
-            self.complete = self.guide.done and i == len(owed)
+            self.note_end(i == len(owed))
             self._accept_forced(token)
             if self.finished:
                 return

@@ -210,18 +210,24 @@ class Request:
                 hook(self.sequence.logits, self.sequence.history)
             self._advance()
             return
-        last = most is not None and n == left
         begun = time.perf_counter()
-        ahead = self.sequence.run_ahead(
-            n, self.params.sampling, self._end_ids, last, self.params.native_hooks
-        )
+        ahead = self._run_ahead(n, last=most is not None and n == left)
         self._engine.metrics.forward += time.perf_counter() - begun
         self._engine.metrics.decoded_tokens += len(ahead)
-        for token in ahead:
+        for i, token in enumerate(ahead, 1):
+            self.note_end(i == len(ahead))
             self._accept(token, None, (), placed=True)
             if self.finished:
                 return
         self.sequence.settle()
+
+    def _run_ahead(self, n: int, last: bool) -> list[int]:
+        """Up to n tokens from native code; after the last there will be no more."""
+        params = self.params
+        return self.sequence.run_ahead(n, params.sampling, self._end_ids, last, params.native_hooks)
+
+    def note_end(self, last: bool) -> None:
+        """The token that is accepted next is the last of those at hand, or not."""
 
     def _accept(
         self, token: int, logprob: float | None, top: tuple[Logprob, ...], placed: bool = False

@@ -144,12 +144,12 @@ class Sequence:
             raise InvalidRequest(f"logits must have shape ({self._engine.spec.n_vocab},), not {row.shape}")
         return self.choose(row, params)
 
-    def choose(self, row: Row, params: SamplingParams) -> int:
+    def choose(self, row: Row, params: SamplingParams, mask: Mask | None = None) -> int:
         """The token that `params` take from a row of logits, with this sequence's history and stream."""
         uniform = 0.0 if params.temperature == 0 else self.random.uniform()
         if self.pictured:
-            return choose(row, params, *self._spoken, uniform)
-        return choose(row, params, self._tokens, self.n_prompt, uniform)
+            return choose(row, params, *self._spoken, uniform, mask)
+        return choose(row, params, self._tokens, self.n_prompt, uniform, mask)
 
     @property
     def _spoken(self) -> tuple[list[int], int]:

@@ -74,31 +74,27 @@ def sample(
     return choose(row.astype(np.float32), params, tokens, n_prompt, uniform)
 
 
-def choose(logits: Row, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float) -> int:
-    """The chain in native code; `uniform` is the random number it may use."""
-    if params.penalizes or params.logit_bias:
-        biased, bias = bias_arrays(params, len(logits))
-        past = history(params, tokens)
-    else:
-        past, biased, bias = NO_TOKENS, NO_TOKENS, NO_FLOATS
-    token = _native.sample(logits, uniform, *params.numbers, past, n_prompt, biased, bias)
-    if token < 0:
-        raise InvalidRequest(WRONG[token])
-    return token
-
-
-def choose_masked(
+def choose(
     logits: Row,
     params: SamplingParams,
     tokens: Sequence[int],
     n_prompt: int,
     uniform: float,
-    mask: NDArray[np.uint32],
+    mask: NDArray[np.uint32] | None = None,
 ) -> int:
-    """As `choose`, of the tokens whose bits in `mask` are set: uint32[n_vocab / 32], the lowest bit first."""
-    biased, bias = bias_arrays(params, len(logits))
-    past = history(params, tokens)
-    token = _native.sample_masked(logits, uniform, *params.numbers, past, n_prompt, biased, bias, mask)
+    """The chain in native code; `uniform` is the random number it may use.
+
+    With a mask, uint32[n_vocab / 32], only tokens whose bits are set may come; the lowest bit is the first.
+    """
+    if params.penalizes or params.logit_bias:
+        biased, bias = bias_arrays(params, len(logits))
+        past = history(params, tokens)
+    else:
+        past, biased, bias = NO_TOKENS, NO_TOKENS, NO_FLOATS
+    if mask is None:
+        token = _native.sample(logits, uniform, *params.numbers, past, n_prompt, biased, bias)
+    else:
+        token = _native.sample_masked(logits, uniform, *params.numbers, past, n_prompt, biased, bias, mask)
     if token < 0:
         raise InvalidRequest(WRONG[token])
     return token
