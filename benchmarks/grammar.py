@@ -10,14 +10,12 @@ to stdout, all samples to --out. The machine has to be quiet; what others used o
 
 import argparse
 import json
-import os
-import re
 import sys
-import time
 from pathlib import Path
 from statistics import median
 
-from peers.process import Process, busy_seconds, own_seconds
+from peers.bench import Others, note, raw_file
+from peers.process import Process
 from schemas import realistic
 from stretto import hardware
 from stretto.weights import hub
@@ -165,11 +163,6 @@ def markdown(document):
     yield "the processors."
 
 
-def note(text):
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer", required=True, help="the Python that has llama-cpp-python")
@@ -185,12 +178,11 @@ def arguments():
 def main():
     args = arguments()
     cpu = hardware.probe(measure=False).cpu
-    slug = re.sub(r"\W+", "-", re.sub(r"\(.*?\)", "", cpu)).strip("-").lower()
-    out = args.out or HERE / "raw" / f"grammar-{slug}.json"
+    out = args.out or raw_file("grammar", cpu)
     sizes = {name: getattr(args, name) for name in ("rounds", "schemas", "peer_schemas", "threads", "tokens")}
     options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in sizes.items())
     paths = {model: str(hub.resolve(name)) for model, name in MODELS.items()}
-    begun = time.monotonic(), busy_seconds() - own_seconds()
+    others = Others()
     with (
         Process([sys.executable, str(HERE / "peers" / "stretto_grammar.py")]) as ours,
         Process([args.peer, str(HERE / "peers" / "llamacpp_grammar.py")]) as peer,
@@ -208,8 +200,7 @@ def main():
             "walks": walks(args, processes, paths),
         }
     note("")
-    wall, busy = time.monotonic() - begun[0], busy_seconds() - own_seconds() - begun[1]
-    document["others"] = max(0.0, busy / (wall * (os.cpu_count() or 1)))
+    document["others"] = others.share()
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(document) + "\n")
     print("\n".join(markdown(document)))

@@ -10,14 +10,12 @@ all samples to --out. The machine has to be quiet; what others used of it stands
 
 import argparse
 import json
-import os
-import re
 import sys
-import time
 from pathlib import Path
 from statistics import median
 
-from peers.process import Process, busy_seconds, own_seconds
+from peers.bench import Others, note, raw_file
+from peers.process import Process
 from stretto import hardware
 from stretto.weights import hub
 
@@ -98,11 +96,6 @@ def markdown(document):
     yield "of the processors."
 
 
-def note(text):
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer", required=True, help="the Python that has llama-cpp-python")
@@ -116,11 +109,10 @@ def arguments():
 def main():
     args = arguments()
     cpu = hardware.probe(measure=False).cpu
-    slug = re.sub(r"\W+", "-", re.sub(r"\(.*?\)", "", cpu)).strip("-").lower()
-    out = args.out or HERE / "raw" / f"hooks-{slug}.json"
+    out = args.out or raw_file("hooks", cpu)
     sizes = {name: getattr(args, name) for name in ("rounds", "threads", "tokens")}
     options = " ".join(f"--{name} {value}" for name, value in sizes.items())
-    begun = time.monotonic(), busy_seconds() - own_seconds()
+    others = Others()
     with (
         Process([sys.executable, str(HERE / "peers" / "stretto_hooks.py")]) as ours,
         Process([args.peer, str(HERE / "peers" / "llamacpp_hooks.py")]) as peer,
@@ -135,8 +127,7 @@ def main():
         processes = {"Stretto": ours, "llama-cpp-python": peer}
         document["samples"] = measure(args, processes, str(hub.resolve("smollm2")))
     note("")
-    wall, busy = time.monotonic() - begun[0], busy_seconds() - own_seconds() - begun[1]
-    document["others"] = max(0.0, busy / (wall * (os.cpu_count() or 1)))
+    document["others"] = others.share()
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(document, indent=1) + "\n")
     print("\n".join(markdown(document)))

@@ -14,17 +14,16 @@ suffer most. What others used of the processors meanwhile stands under the table
 
 import argparse
 import json
-import os
 import re
 import shlex
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from make_model import SHAPES, make
-from peers.process import Process, busy_seconds, own_seconds
+from peers.bench import Others, note, raw_file
+from peers.process import Process
 from peers.report import markdown
 from stretto import hardware
 from stretto.weights import hub
@@ -116,11 +115,6 @@ def measure(args, chosen, ours, peer, files):
     return samples
 
 
-def note(text):
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer", required=True, help="the Python that has llama-cpp-python")
@@ -139,10 +133,9 @@ def arguments():
 def main():
     args = arguments()
     cpu = hardware.probe(measure=False).cpu
-    slug = re.sub(r"\W+", "-", re.sub(r"\(.*?\)", "", cpu)).strip("-").lower()
-    out = args.out or HERE / "raw" / f"vs_llamacpp-{slug}.json"
+    out = args.out or raw_file("vs_llamacpp", cpu)
     chosen = tests(args)
-    begun = time.monotonic(), busy_seconds() - own_seconds()
+    others = Others()
     sizes = {
         name: getattr(args, name) for name in ("rounds", "threads", "tokens", "prompt", "depth", "sequences")
     }
@@ -164,8 +157,7 @@ def main():
         files = model_files({test.model for test in chosen}, args.cache, peer)
         document["samples"] = measure(args, chosen, ours, peer, files)
     note("")
-    wall, busy = time.monotonic() - begun[0], busy_seconds() - own_seconds() - begun[1]
-    document["others"] = max(0.0, busy / (wall * (os.cpu_count() or 1)))
+    document["others"] = others.share()
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(document, indent=1) + "\n")
     print("\n".join(markdown(document)))
