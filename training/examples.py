@@ -73,7 +73,9 @@ class Batch:
     tokens: np.ndarray  # int32[n, length], IMAGE where the image goes
     labels: np.ndarray  # int32[n, length]
     which: np.ndarray  # int8[n, length]: the question that a label belongs to
-    colours: np.ndarray  # int64[n, 64]: the color of the thing at each patch, 0 for none
+    colours: (
+        np.ndarray
+    )  # int64[n, 64]: the color of the thing at each patch, 0 for none; IGNORED: no name
     shapes: np.ndarray  # int64[n, 64]: its shape
     counts: np.ndarray  # int64[n]
     letters: np.ndarray  # int64[n, LETTERS]
@@ -128,7 +130,7 @@ def _at_patches(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
     colours, shapes = np.zeros((SIDE, SIDE), np.int64), np.zeros((SIDE, SIDE), np.int64)
     for thing in scene.things:
         near = np.hypot(middle[None, :] - thing.x, middle[:, None] - thing.y) < max(thing.radius, 0.09)
-        colours[near] = 1 + list(COLOURS).index(thing.colour)
+        colours[near] = 1 + list(COLOURS).index(thing.colour) if thing.colour else IGNORED
         shapes[near] = 1 + SHAPES.index(thing.shape)
     return colours.ravel(), shapes.ravel()
 

@@ -13,7 +13,7 @@ from itertools import permutations, product
 from typing import NamedTuple
 
 import numpy as np
-from scenes import COLOURS, PLACES, SHAPES, SIZES, WORDS, Scene, Thing
+from scenes import COLOURS, MORE_WORDS, PLACES, SHAPES, SIZES, WORDS, Scene, Thing
 
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six")
 ARTICLE = {"orange": "an"}
@@ -111,12 +111,18 @@ TRAIN = {
         "Left or right: where is the {s}, seen from the {t}?",
         "Is the {c} shape to the left or to the right of the {d} one?",
         "Left or right: where is the {c} shape, seen from the {d} one?",
+        "Is the {s} left or right of the {t}?",
+        "Do you see the {s} left or right of the {t}?",
+        "Tell me if the {s} is left or right of the {t}.",
+        "Is the {s} on the left or on the right of the {t}?",
     ),
     "height": (
         "Is the {s} above or below the {t}?",
         "Above or below: where is the {s}, seen from the {t}?",
         "Is the {c} shape above or below the {d} one?",
         "Above or below: where is the {c} shape, seen from the {d} one?",
+        "Do you see the {s} above or below the {t}?",
+        "Tell me if the {s} is above or below the {t}.",
     ),
     "is there": (
         "Is there {a} {c} {s}?",
@@ -134,6 +140,9 @@ TRAIN = {
         "What is written in the image?",
         "Read the text in the picture.",
         "Tell me the word.",
+        "What can you read here?",
+        "Please read the word in this picture.",
+        "Which text is shown?",
     ),
     "number": (
         "What number is shown?",
@@ -142,6 +151,8 @@ TRAIN = {
         "What number is written?",
         "Tell me the number in the picture.",
         "What is the number in the image?",
+        "Please read the number in this picture.",
+        "What number can you read?",
     ),
     "caption": (
         "Describe the image.",
@@ -150,6 +161,14 @@ TRAIN = {
         "What is this?",
         "Describe what you see.",
         "What does the image show?",
+        "Describe this.",
+        "Please say what you see.",
+        "Give a short description of the image.",
+        "Can you describe what is shown?",
+        "Describe the picture in one sentence.",
+        "Write a caption for this image.",
+        "Please tell me what this is.",
+        "Describe the drawing.",
     ),
 }
 TEST = {
@@ -207,16 +226,20 @@ def _facts(scene: Scene, rng: np.random.Generator) -> Iterator[tuple[str, str, d
         return
     things = scene.things
     yield "count", NUMBERS[len(things)], {}
-    yield _is_there(scene, rng)
+    named = all(thing.colour for thing in things)
+    if named:
+        yield _is_there(scene, rng)
     if len(things) == 1:
         (thing,) = things
-        yield "colour", thing.colour, {"s": thing.shape}
-        yield "shape", thing.shape, {"c": thing.colour}
+        yield "shape", thing.shape, {"c": thing.colour} if named else {}
+        if named:
+            yield "colour", thing.colour, {"s": thing.shape}
         if thing.size in ("small", "large") and scene.kind == "single":
             yield "size", thing.size, {"s": thing.shape}
         if thing.size == "small":
             yield "place", thing.place, {"s": thing.shape}
-        yield "caption", _caption(things), {}
+        if named:
+            yield "caption", _caption(things), {}
         return
     shapes, colours = [t.shape for t in things], [t.colour for t in things]
     for thing in things:
@@ -275,7 +298,7 @@ def _caption(things: tuple[Thing, ...]) -> str:
 
 def every_text() -> list[str]:
     """All questions and answers that can come up, each once."""
-    texts = {*NUMBERS, *COLOURS, *SHAPES, *SIZES, *PLACES, *WORDS, *map(str, range(1000))}
+    texts = {*NUMBERS, *COLOURS, *SHAPES, *SIZES, *PLACES, *WORDS, *MORE_WORDS, *map(str, range(1000))}
     texts |= {"yes", "no", "left", "right", "above", "below"}
     pairs = [Thing(s, c, size, "", 0, 0, 0) for c, s, size in product(COLOURS, SHAPES, SIZES)]
     texts |= {_caption((thing,)) for thing in pairs}

@@ -54,6 +54,32 @@ art bee day ear fan gas hen ink jar kid lip man nut oil pie road sand seed shop 
 town wall wolf wood word yard year zero
 """.split()  # noqa: SIM905
 
+# Drawn in training beside the others: who has to read many words learns letters.
+MORE_WORDS = """
+able acid aged also area army baby back band bank barn base bath beach bell belt best bike bill blade
+blood board boat body bone boot born both bowl brain bread brick bridge brush build cabin cable camp
+candy card care cart case cash cave chain chalk cheap chest child city clay clean clock cloth cloud
+coach coal coast coin cold color cook cool copy corn cost count court cover cow crab crane cream crow
+crowd cry curve dark date dawn deep deer desk dirt dish dog donut dose down draft dream dress drink
+drive drop drum dust eagle early east easy edge eight elbow empty engine enjoy event exit fact fair
+farm fast feet fence few film find flag flame flat fleet floor flour flute food foot forest fork
+frame free fresh fruit game garden gate ghost giant gift girl give glad globe glove grain grape grass
+gray great group grow guest hair half hall hand harbor hard harp hill hole honey hook hope horn horse
+hot hotel hour iron island jacket jeans job joke judge jump keep kitten knee knife lake lamp land last
+late lawn lazy leaf left lens life lift like line list lock long loud low luck lunch mail main make
+mask meal meat metal mile mind mint mix mood morning most mud nail name near neck nest new news next
+nine noon north note oak oat office old olive onion orange other oven page paint pair palm pan past
+path peach pear pencil phone photo pick pilot pine pipe pizza place plane plate play point pool poor
+port post power price print proud pull pump push quick quiet quiz rabbit race rail rare read rest rice
+rich right ring robot rock roof room root rope round rug rule sad safe sail salt same save school
+scout seal seat sell send seven shade shape shark shelf shell shoe short show silk silver six sky
+sleep slow small snail sock soft soil soup south space sport stage stair steam steel stick storm store
+straw sweet swim tail tall tank tape tea team tent test thin three throat tiny tip tire tomato tool
+top tower toys trip tube tuna turn twin ugly under unit use valley vase vest view village visit walk
+warm wash way web west wet wide wild wing winter wish wolf wool work worm yellow young zip
+""".split()  # noqa: SIM905
+NAMELESS = ""  # a thing's color that no question names: its shape is to be seen in any
+
 # Never drawn in training: what a model answers about these it has not seen.
 UNSEEN_PAIRS = frozenset(
     (
@@ -63,6 +89,8 @@ UNSEEN_PAIRS = frozenset(
     )
 )
 UNSEEN_WORDS = frozenset(WORDS[3::10])
+READ_LATER = sorted(UNSEEN_WORDS)
+READ = sorted({*WORDS, *MORE_WORDS} - UNSEEN_WORDS)
 UNSEEN_NUMBERS = frozenset(range(7, 1000, 10))
 
 
@@ -95,7 +123,7 @@ def make_scene(rng: np.random.Generator, *, unseen: bool = False, kind: str | No
         rng.choice(("single", "several", "count", "word", "number"), p=(0.34, 0.24, 0.16, 0.13, 0.13))
     )
     if kind == "word":
-        return Scene(kind, text=str(rng.choice([w for w in WORDS if (w in UNSEEN_WORDS) == unseen])))
+        return Scene(kind, text=str(rng.choice(READ_LATER if unseen else READ)))
     if kind == "number":
         top = int(rng.choice((10, 100, 1000), p=(0.3, 0.4, 0.3)))
         while True:
@@ -117,6 +145,8 @@ def _pair(rng: np.random.Generator, unseen: bool) -> tuple[str, str]:
 
 def _single(rng: np.random.Generator, unseen: bool) -> Thing:
     colour, shape = _pair(rng, unseen)
+    if not unseen and rng.random() < 0.25:
+        colour = NAMELESS
     size = str(rng.choice(list(SIZES), p=(0.4, 0.2, 0.4)))
     radius = float(rng.uniform(*SIZES[size]))
     column, row = (int(rng.integers(0, 3)), int(rng.integers(0, 3))) if size == "small" else (1, 1)
@@ -153,7 +183,9 @@ def _in_cell(rng: np.random.Generator, column: int, row: int, spread: float) -> 
 
 def draw(scene: Scene, rng: np.random.Generator) -> np.ndarray:
     """uint8[128, 128, 3]: one of many pictures of a scene."""
-    inks = [_jittered(COLOURS[thing.colour], rng) for thing in scene.things]
+    inks = [
+        _jittered(COLOURS[thing.colour], rng) if thing.colour else _nameless(rng) for thing in scene.things
+    ]
     scale = FINE if rng.random() < 0.85 else 1  # some without smooth edges
     if scene.text:
         ground, ink = _contrasting(rng)
@@ -177,6 +209,14 @@ def _jittered(colour: tuple[int, int, int], rng: np.random.Generator, by: int = 
     parts = rng.integers(-by // 3, by // 3 + 1, 3).tolist()
     red, green, blue = (min(255, max(0, a + all_of_it + b)) for a, b in zip(colour, parts, strict=True))
     return red, green, blue
+
+
+def _nameless(rng: np.random.Generator) -> tuple[int, int, int]:
+    """A color that is not like any with a name."""
+    while True:
+        red, green, blue = (int(part) for part in rng.integers(0, 256, 3))
+        if all(_distance((red, green, blue), colour) > 60 for colour in COLOURS.values()):
+            return red, green, blue
 
 
 def _distance(a: tuple[int, ...], b: tuple[int, ...]) -> float:
