@@ -1,5 +1,7 @@
 // The sampler as a Python function.
 
+#include <nanobind/stl/optional.h>
+
 #include "bindings.h"
 #include "hook.h"
 #include "sampler.h"
@@ -19,17 +21,18 @@ void check_tokens(const Input1<int32_t>& tokens, size_t n, const char* what) {
     }
 }
 
-int sample_from(const Input1<float>& logits, double uniform, float temperature, size_t top_k, double top_p,
-                double min_p, float repetition, float presence, float frequency, const Input1<int32_t>& tokens,
-                size_t n_prompt, const Input1<int32_t>& biased, const Input1<float>& bias, const uint32_t* mask) {
+// What is not given costs nothing: each array takes time to look at.
+template <typename T>
+using Maybe = std::optional<Input1<T>>;
+
+int sample_row(Input1<float> logits, double uniform, float temperature, size_t top_k, double top_p, double min_p,
+               float repetition, float presence, float frequency, const Maybe<int32_t>& tokens, size_t n_prompt,
+               const Maybe<int32_t>& biased, const Maybe<float>& bias, const Maybe<uint32_t>& mask) {
     const size_t n = logits.shape(0);
     if (n < 1 || n > kMost) fail("logits must have at least one entry");
     if (!(temperature >= 0.0f) || !(top_p > 0.0) || !(min_p >= 0.0) || !(repetition > 0.0f)) {
         fail("a sampling parameter is out of range");
     }
-    if (biased.shape(0) != bias.shape(0)) fail("as many biases as biased tokens are needed");
-    check_tokens(tokens, n, "tokens");
-    check_tokens(biased, n, "biased tokens");
     SamplerParams params;
     params.temperature = temperature;
     params.top_k = top_k;
@@ -39,30 +42,27 @@ int sample_from(const Input1<float>& logits, double uniform, float temperature, 
     params.presence = presence;
     params.frequency = frequency;
     SamplerHistory history;
-    history.tokens = tokens.data();
-    history.n = tokens.shape(0);
-    history.n_prompt = n_prompt;
-    history.biased = biased.data();
-    history.bias = bias.data();
-    history.n_bias = bias.shape(0);
-    history.mask = mask;
+    if (tokens) {
+        check_tokens(*tokens, n, "tokens");
+        history.tokens = tokens->data();
+        history.n = tokens->shape(0);
+        history.n_prompt = n_prompt;
+    }
+    if (biased.has_value() != bias.has_value() || (biased && biased->shape(0) != bias->shape(0))) {
+        fail("as many biases as biased tokens are needed");
+    }
+    if (biased) {
+        check_tokens(*biased, n, "biased tokens");
+        history.biased = biased->data();
+        history.bias = bias->data();
+        history.n_bias = bias->shape(0);
+    }
+    if (mask) {
+        if (mask->shape(0) < (n + 31) / 32) fail("the mask must have a bit for each of the logits");
+        history.mask = mask->data();
+    }
     nb::gil_scoped_release release;
     return sample(logits.data(), n, params, history, uniform);
-}
-
-int sample_row(Input1<float> logits, double uniform, float temperature, size_t top_k, double top_p, double min_p,
-               float repetition, float presence, float frequency, Input1<int32_t> tokens, size_t n_prompt,
-               Input1<int32_t> biased, Input1<float> bias) {
-    return sample_from(logits, uniform, temperature, top_k, top_p, min_p, repetition, presence, frequency, tokens,
-                       n_prompt, biased, bias, nullptr);
-}
-
-int sample_masked(Input1<float> logits, double uniform, float temperature, size_t top_k, double top_p, double min_p,
-                  float repetition, float presence, float frequency, Input1<int32_t> tokens, size_t n_prompt,
-                  Input1<int32_t> biased, Input1<float> bias, Input1<uint32_t> mask) {
-    if (mask.shape(0) < (logits.shape(0) + 31) / 32) fail("the mask must have a bit for each of the logits");
-    return sample_from(logits, uniform, temperature, top_k, top_p, min_p, repetition, presence, frequency, tokens,
-                       n_prompt, biased, bias, mask.data());
 }
 
 void call_hook(uintptr_t function, uintptr_t state, Row logits, Input1<int32_t> tokens) {
@@ -77,14 +77,11 @@ void call_hook(uintptr_t function, uintptr_t state, Row logits, Input1<int32_t> 
 void bind_sampler(nb::module_& m) {
     m.def("sample", &sample_row, nb::arg("logits").noconvert(), nb::arg("uniform"), nb::arg("temperature"),
           nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"), nb::arg("repetition"), nb::arg("presence"),
-          nb::arg("frequency"), nb::arg("tokens").noconvert(), nb::arg("n_prompt"), nb::arg("biased").noconvert(),
-          nb::arg("bias").noconvert(),
-          "A token drawn from a row, or -1 (NaN), -2 (everything excluded), -3 (infinity).");
-    m.def("sample_masked", &sample_masked, nb::arg("logits").noconvert(), nb::arg("uniform"), nb::arg("temperature"),
-          nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"), nb::arg("repetition"), nb::arg("presence"),
-          nb::arg("frequency"), nb::arg("tokens").noconvert(), nb::arg("n_prompt"), nb::arg("biased").noconvert(),
-          nb::arg("bias").noconvert(), nb::arg("mask").noconvert(),
-          "As `sample`, of the tokens whose bits in the mask are set.");
+          nb::arg("frequency"), nb::arg("tokens").noconvert() = nb::none(), nb::arg("n_prompt") = 0,
+          nb::arg("biased").noconvert() = nb::none(), nb::arg("bias").noconvert() = nb::none(),
+          nb::arg("mask").noconvert() = nb::none(),
+          "A token drawn from a row, of those whose bits in the mask are set; or -1 (NaN), -2 (everything "
+          "excluded), -3 (infinity).");
     m.def("call_hook", &call_hook, nb::arg("function"), nb::arg("state"), nb::arg("logits").noconvert(),
           nb::arg("tokens").noconvert(), "Call a native hook by its address, without the GIL.");
 }

@@ -73,9 +73,7 @@ class Batch:
     tokens: np.ndarray  # int32[n, length], IMAGE where the image goes
     labels: np.ndarray  # int32[n, length]
     which: np.ndarray  # int8[n, length]: the question that a label belongs to
-    colours: (
-        np.ndarray
-    )  # int64[n, 64]: the color of the thing at each patch, 0 for none; IGNORED: no name
+    colours: np.ndarray  # int64[n, 64]: the color of the thing at each patch, 0 for none; IGNORED: no name
     shapes: np.ndarray  # int64[n, 64]: its shape
     counts: np.ndarray  # int64[n]
     letters: np.ndarray  # int64[n, LETTERS]

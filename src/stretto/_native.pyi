@@ -27,26 +27,11 @@ def sample(
     repetition: float,
     presence: float,
     frequency: float,
-    tokens: NDArray[np.int32],
-    n_prompt: int,
-    biased: NDArray[np.int32],
-    bias: NDArray[np.float32],
-) -> int: ...
-def sample_masked(
-    logits: NDArray[np.float32],
-    uniform: float,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repetition: float,
-    presence: float,
-    frequency: float,
-    tokens: NDArray[np.int32],
-    n_prompt: int,
-    biased: NDArray[np.int32],
-    bias: NDArray[np.float32],
-    mask: NDArray[np.uint32],
+    tokens: NDArray[np.int32] | None = None,
+    n_prompt: int = 0,
+    biased: NDArray[np.int32] | None = None,
+    bias: NDArray[np.float32] | None = None,
+    mask: NDArray[np.uint32] | None = None,
 ) -> int: ...
 def call_hook(function: int, state: int, logits: NDArray[np.float32], tokens: NDArray[np.int32]) -> None: ...
 def uniform(seed: int, index: int, draw: int) -> float: ...

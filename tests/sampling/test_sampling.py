@@ -77,7 +77,7 @@ def test_repetition_pushes_down_whatever_the_sign(row, penalty, data):
     for i, (before, after) in enumerate(zip(row, result, strict=True)):
         if i not in seen:
             assert after == before
-        elif before != 0:
+        elif abs(before) > np.finfo(np.float32).tiny:  # smaller numbers have too few bits left to shrink
             assert after < before
             assert np.isclose(after, before / penalty if before > 0 else before * penalty, rtol=1e-5)
 

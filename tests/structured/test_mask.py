@@ -61,4 +61,4 @@ def test_a_mask_that_is_too_short_is_refused():
     with pytest.raises(ValueError, match="a bit for each"):
         choose(row, SamplingParams(), [], 0, 0.5, np.ones(1, np.uint32))
     with pytest.raises(TypeError):
-        _native.sample_masked(row, 0.5, *SamplingParams().numbers, [], 0, [], [], np.ones(2, np.int64))
+        _native.sample(row, 0.5, *SamplingParams().numbers, mask=np.ones(2, np.int64))

@@ -224,15 +224,36 @@ class Decoding(Batch):
     """
 
     def __init__(self, cells: Cells, tokens: list[int], sequences: list[int]) -> None:
-        super().__init__()
-        self.ids = self._tokens = tokens
-        self.taken, self.places, views = cells.append(tokens, sequences)
-        self._positions = self.places
-        self._wanted = list(range(len(tokens)))
-        self._sequences = [(sequence,) for sequence in sequences]
-        self.stores = [view.store for view in views]
-        self.counts = [view.n for view in views]
+        self.ids = tokens  # the lists of a batch that is filled row by row are not needed here
+        self.sequences = sequences
+        self.taken, self.places, self.stores, self.counts = cells.append(tokens, sequences)
         self.table = cells.positions
+        self._placement = None
+
+    probes, received, watched, attention = NO_PROBES, None, [], []  # nobody asks a step of decoding
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def tokens(self) -> Ints:
+        """int32[n]."""
+        return np.array(self.ids, np.int32)
+
+    @property
+    def positions(self) -> Ints:
+        """int32[n]."""
+        return np.array(self.places, np.int32)
+
+    @property
+    def wanted(self) -> Ints:
+        """int32[n]: all rows."""
+        return np.arange(len(self.ids), dtype=np.int32)
+
+    @property
+    def vectors(self) -> dict[int, Floats]:
+        """None."""
+        return {}
 
     @property
     def placement(self) -> Placement | None:
@@ -241,7 +262,7 @@ class Decoding(Batch):
             self._placement = Placement(
                 np.array(self.taken, np.int32),
                 [store[:n] for store, n in zip(self.stores, self.counts, strict=True)],
-                np.array(self._wanted, np.int32),
+                self.wanted,
                 np.array(self.counts, np.int32),
                 self.table,
             )
@@ -249,7 +270,9 @@ class Decoding(Batch):
 
     def unplace(self, cells: Cells) -> None:
         """Give the cells back, when the forward pass failed."""
-        super().unplace(cells)
+        for cell, sequence in zip(self.taken, self.sequences, strict=True):
+            cells.remove_cells(sequence, [cell])
+        self._placement = None
         self.taken = []
 
 

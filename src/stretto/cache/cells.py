@@ -146,17 +146,20 @@ class Cells:
             start = stop
         return cells
 
-    def append(self, tokens: list[int], sequences: list[int]) -> tuple[list[int], list[int], list[View]]:
+    def append(
+        self, tokens: list[int], sequences: list[int]
+    ) -> tuple[list[int], list[int], list[Ints], list[int]]:
         """One more cell behind the end of each sequence: a step of decoding, with nothing to check.
 
-        As `place`, all or nothing; returns the cells, their positions, and the views of the sequences.
+        As `place`, all or nothing; returns the cells, their positions, and of each sequence's view the array
+        and how much of it counts.
         """
         n = len(tokens)
         if n > len(self._free):
             raise CacheFull(f"{n} cells are needed and {len(self._free)} of {self.n_cells} are free")
         taken = self._free[: -n - 1 : -1]
         del self._free[-n:]
-        places, views = [], []
+        places, stores, counts = [], [], []
         for cell, token, sequence in zip(taken, tokens, sequences, strict=True):
             view = self.views.get(sequence)
             if view is None:
@@ -166,8 +169,9 @@ class Cells:
             self.tokens[cell] = token
             self.shares[cell] = 1
             places.append(position)
-            views.append(view)
-        return taken, places, views
+            stores.append(view.store)
+            counts.append(view.n)
+        return taken, places, stores, counts
 
     def rename(self, sequence: int, cells: ArrayLike, tokens: ArrayLike) -> None:
         """Say which tokens cells hold that were placed before their tokens were known."""

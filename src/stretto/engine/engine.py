@@ -83,18 +83,21 @@ class Engine:
     def step(self) -> None:
         """Move all running requests forward by one forward pass."""
         with self.lock:
-            if self.closed:
-                self.alive()
-            self._depth += 1
-            try:
-                self._step()
-            finally:
-                self._depth -= 1
-                self._n_steps += 1
-                if self._n_waiting:
-                    self._tell()
+            self._step()
 
     def _step(self) -> None:
+        if self.closed:
+            self.alive()
+        self._depth += 1
+        try:
+            self._move()
+        finally:
+            self._depth -= 1
+            self._n_steps += 1
+            if self._n_waiting:
+                self._tell()
+
+    def _move(self) -> None:
         scheduler, metrics = self.scheduler, self.metrics
         begun, forward, sampling = time.perf_counter(), metrics.forward, metrics.sampling
         work = scheduler.schedule()
@@ -106,15 +109,11 @@ class Engine:
         if work:
             scheduler.pace.learn(n_tokens, metrics.forward - forward)
             metrics.width.add(n_tokens)
-        ready = scheduler.ready()
-        for request in [one for one in ready if one.siblings]:
-            twins = request.spawn()
-            scheduler.running += twins
-            ready += twins
+        ready, hooked = scheduler.ready()
         if len(ready) == 1 and ready[0].params.fused and not ready[0].sequence.n_hooked:
-            ready[0].advance_fused()
+            ready[0].advance(fused=True)
         else:
-            self._advance(ready)
+            self._advance(ready, hooked)
         if scheduler.stale:
             scheduler.sweep()
         metrics.steps += 1
@@ -122,10 +121,9 @@ class Engine:
         spent = metrics.forward - forward + metrics.sampling - sampling
         metrics.python += time.perf_counter() - begun - spent
 
-    def _advance(self, ready: list[Request]) -> None:
+    def _advance(self, ready: list[Request], hooked: list[Request]) -> None:
         """Run the hooks of requests whose logits are there, and let each sample its token."""
         seen = self._n_steps
-        hooked = [request for request in ready if request.params.hooks]
         if hooked:
             run_hooks(hooked)
         for request in ready:
@@ -140,7 +138,7 @@ class Engine:
             if self.lock.acquire(blocking=False):
                 try:
                     if self._n_steps == seen or not done():  # or else somebody has stepped meanwhile
-                        self.step()
+                        self._step()
                         if self._depth and self.scheduler.asleep and not done():
                             raise InvalidRequest(
                                 "a hook or callback waits for its own request, which waits for it to return"
@@ -237,8 +235,9 @@ class Engine:
             self.make_room(len(sequences))
         tokens = [sequence.history[-1] for sequence in sequences]
         batch = Decoding(self.cells, tokens, [sequence.id for sequence in sequences])
-        for sequence, row in zip(sequences, self._compute(batch), strict=True):
-            sequence.computed(row)
+        rows = self._compute(batch)
+        for i, sequence in enumerate(sequences):  # iterating over the rows takes longer
+            sequence.computed(rows[i])
         self.metrics.decoded_tokens += len(sequences)
 
     def _compute(self, batch: Batch, hidden: bool = False) -> Floats:

@@ -153,19 +153,17 @@ class Request:
         self.unwanted = True
         self._engine.scheduler.stale = True
 
-    def advance(self) -> None:
-        """Sample the next token and see whether it is the last."""
-        self._guard(self._advance)
+    def advance(self, fused: bool = False) -> None:
+        """Sample the next token and see whether it is the last; `fused`: several, the same, in native code.
 
-    def advance_fused(self) -> None:
-        """Sample several tokens in native code; they are the ones that `advance` would sample."""
-        self._guard(self._advance_fused)
-
-    def _guard(self, work: Callable[[], None]) -> None:
-        """What goes wrong in a request's own work, in a callback say, ends this request and no other."""
+        What goes wrong here, in a callback say, ends this request and no other.
+        """
         self.busy = True  # a callback may use the engine, and so step it
         try:
-            work()
+            if fused:
+                self._advance_fused()
+            else:
+                self._advance()
         except Exception as error:
             self.fail(error)
         except BaseException:

@@ -119,7 +119,7 @@ class Scheduler:
         if self.stale or self.waiting:
             self.sweep()
             self._admit()
-        decoding, prompts, n_sequences = [], [], 0
+        decoding, prompts, n_sequences, n_tokens = [], [], 0, 0
         for request in self.running:
             if request.busy:
                 continue  # its hook or callback is stepping us
@@ -135,12 +135,17 @@ class Scheduler:
                     n = sequence.n_pending
                 if n == sequence.at_once:
                     decoding.append((sequence, n))
+                    n_tokens += n
                 elif n:
                     prompts.append((sequence, n))
-        limits = self.limits
-        work, room = self._turns(decoding)
-        if prompts and len(prompts) < n_sequences:  # somebody decodes
-            room = min(room, self.pace.tokens_in(limits.max_step_ms))
+        room = self.limits.max_tokens_per_step - n_tokens
+        if room < 0:
+            return self._turns(decoding)
+        if not prompts:
+            return decoding
+        work = decoding
+        if len(prompts) < n_sequences:  # somebody decodes
+            room = min(room, self.pace.tokens_in(self.limits.max_step_ms))
         for sequence, n in prompts:
             if room <= 0:
                 break
@@ -148,30 +153,23 @@ class Scheduler:
             room -= n
         return work
 
-    def _turns(self, decoding: list[Work]) -> tuple[list[Work], int]:
-        """Those who decode in this pass, and how many more tokens it can take.
-
-        If there are too many, those who had to wait come first in the next pass.
-        """
-        most = self.limits.max_tokens_per_step
-        n_tokens = sum([n for _, n in decoding])
-        if n_tokens <= most:
-            return decoding, most - n_tokens
+    def _turns(self, decoding: list[Work]) -> list[Work]:
+        """Who decodes in a pass that has no room for all: those who have to wait come first in the next."""
         first = self._turn % len(decoding)
         chosen: list[Work] = []
-        room = most
+        room = self.limits.max_tokens_per_step
         for work in decoding[first:] + decoding[:first]:
             if work[1] > room and chosen:
                 break
             chosen.append(work)
             room -= work[1]
         self._turn = first + len(chosen)
-        return chosen, 0
+        return chosen
 
-    def ready(self) -> list[Request]:
-        """Running requests all of whose logits are there."""
-        found = []
-        for request in self.running:
+    def ready(self) -> tuple[list[Request], list[Request]]:
+        """Running requests all of whose logits are there, their siblings with them; and those with hooks."""
+        found, hooked = [], []
+        for request in self.running:  # siblings join it at the end
             if request.busy or request.finished:
                 continue
             for sequence in request.sequences:
@@ -179,7 +177,11 @@ class Scheduler:
                     break
             else:
                 found.append(request)
-        return found
+                if request.params.hooks:
+                    hooked.append(request)
+                if request.siblings:
+                    self.running += request.spawn()
+        return found, hooked
 
     def make_room(self, error: CacheFull) -> bool:
         """Send the youngest request back to the queue, and say so; the last one left ends here.

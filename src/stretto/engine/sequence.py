@@ -330,7 +330,13 @@ class Sequence:
     @property
     def at_end(self) -> bool:
         """Whether exactly its last token has no cell, and goes to its end."""
-        return self._resume is None and self.n_pending == 1 and type(self._tokens[-1]) is not ImageToken
+        view = self._views.get(self.id)
+        n = len(self._tokens)
+        return (
+            (n == 1 if view is None else n - view.n == 1)
+            and self._resume is None
+            and type(self._tokens[-1]) is not ImageToken
+        )
 
     def enter(self, batch: Batch, most: int) -> int:
         """Put up to `most` of the pending tokens into a batch; return how many rows of logits they get."""

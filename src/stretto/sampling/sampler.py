@@ -89,12 +89,11 @@ def choose(
     if params.penalizes or params.logit_bias:
         biased, bias = bias_arrays(params, len(logits))
         past = history(params, tokens)
+        token = _native.sample(logits, uniform, *params.numbers, past, n_prompt, biased, bias, mask)
+    elif mask is None:
+        token = _native.sample(logits, uniform, *params.numbers)
     else:
-        past, biased, bias = NO_TOKENS, NO_TOKENS, NO_FLOATS
-    if mask is None:
-        token = _native.sample(logits, uniform, *params.numbers, past, n_prompt, biased, bias)
-    else:
-        token = _native.sample_masked(logits, uniform, *params.numbers, past, n_prompt, biased, bias, mask)
+        token = _native.sample(logits, uniform, *params.numbers, mask=mask)
     if token < 0:
         raise InvalidRequest(WRONG[token])
     return token

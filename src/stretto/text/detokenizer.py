@@ -30,21 +30,35 @@ class Detokenizer:
         self._special = special
         self._after = after
         self._decoder = _utf8("replace")
+        self._texts = tokenizer.texts[special]
+        self._whole = True  # no bytes wait for the rest of their character
         self._fresh = not exact and tokenizer.starts_fragment(after)
 
     def push(self, token: int | bytes) -> str:
         """The text that this token, or these bytes, complete; often a word, sometimes nothing yet."""
+        usual = self._whole and not self._fresh
+        if usual and type(token) is int and (known := self._texts.get(token)) is not None:
+            return known
         if isinstance(token, (bytes, bytearray)):
             self._fresh = False
-            return self._decoder.decode(token)
+            return self._decode(token)
         piece, fresh = self._tokenizer.next_piece(token, self._special, self._fresh)
         self._fresh = fresh and not self._exact
-        return self._decoder.decode(piece)
+        text = self._decode(piece)
+        if usual and self._whole and not fresh:
+            self._texts[token] = text
+        return text
+
+    def _decode(self, piece: bytes | bytearray) -> str:
+        text = self._decoder.decode(piece)
+        self._whole = not self._decoder.getstate()[0]
+        return text
 
     def flush(self) -> str:
         """What is left: U+FFFD for a character that was never finished. Begins anew afterwards."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
+        self._whole = True
         self._fresh = not self._exact and self._tokenizer.starts_fragment(self._after)
         return rest
 
@@ -63,3 +77,4 @@ class Detokenizer:
     def state(self, state: tuple[bytes, bool]) -> None:
         waiting, self._fresh = state
         self._decoder.setstate((waiting, 0))
+        self._whole = not waiting

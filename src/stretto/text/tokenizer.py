@@ -55,6 +55,8 @@ class Tokenizer(ABC):
         self._match_all = Matcher({**always, **specials})
         self._bytes = _Bytes(self, special=False)
         self._bytes_special = _Bytes(self, special=True)
+        # Of tokens that are whole characters, in the middle of a text: without and with special ones.
+        self.texts: tuple[dict[int, str], dict[int, str]] = ({}, {})
 
     def encode(self, text: str, special: bool = False, bos: bool | None = None) -> list[int]:
         """The ids of `text`.
