@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import stretto
 from parallel_oracle import by_mask, isolated, recorded, tiny_llm, visible, who_sees_whom
 from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend
@@ -17,12 +16,6 @@ from tiny_models import tiny_file, tiny_spec
 PROMPTS = ["The cat sat", "My favourite colour is", "The best way to"]
 OPTIONS = {"threshold": 0.08, "max_width": 4, "max_tokens": 16, "ignore_eos": True}
 MODES = {"isolated": isolated, "visible": visible}
-
-
-@pytest.fixture(scope="module")
-def llm(smollm2_path):
-    with stretto.load(smollm2_path, cells=1024) as found:
-        yield found
 
 
 def same(found, expected):

@@ -3,33 +3,14 @@
 import numpy as np
 import pytest
 
-import stretto
 from parallel_oracle import isolated, recorded, sets_of, visible, who_sees_whom, with_cells
 from stretto.backends.batch import Batch
-from stretto.backends.native import NativeBackend
-from stretto.models import read_spec
 from stretto.parallel.advance import SetSequence
-from stretto.weights.gguf import GGUF
 
 PROMPTS = ["The cat sat", "My favourite colour is", "The best way to"]
 OPTIONS = {"threshold": 0.08, "max_width": 4, "max_tokens": 16, "ignore_eos": True}
 MODES = {"isolated": isolated, "visible": visible}
 BY_HAND = 7  # a sequence of our own
-
-
-@pytest.fixture(scope="module")
-def llm(smollm2_path):
-    with stretto.load(smollm2_path, cells=1024) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def again(smollm2_path):
-    """Another copy, by one thread, to compute runs again."""
-    file = GGUF(smollm2_path)
-    backend = NativeBackend(file, read_spec(file), 512, 1)
-    yield backend
-    backend.close()
 
 
 class Seen:

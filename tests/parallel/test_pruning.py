@@ -6,11 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import stretto
 from parallel_oracle import isolated, recorded, sets_of, visible, who_sees_whom, with_cells
-from stretto.backends.native import NativeBackend
-from stretto.models import read_spec
-from stretto.weights.gguf import GGUF
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "parallel.py"
 PROMPTS = ["The cat sat", "My favourite colour is"]
@@ -24,20 +20,6 @@ def study():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module")
-def llm(smollm2_path):
-    with stretto.load(smollm2_path, cells=1024) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def again(smollm2_path):
-    file = GGUF(smollm2_path)
-    backend = NativeBackend(file, read_spec(file), 512, 1)
-    yield backend
-    backend.close()
 
 
 class Pruned:
