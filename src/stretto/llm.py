@@ -33,7 +33,7 @@ from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.plan import ToolPlan, ToolStream, plan_tools, with_arguments
 from stretto.vision.chat import has_images, place_images
-from stretto.vision.image import Image
+from stretto.vision.image import Image, check_count
 from stretto.vision.vision import Vision
 
 if TYPE_CHECKING:
@@ -445,6 +445,7 @@ class LLM:
 
     def _parts(self, parts: tuple[object, ...]) -> list[int]:
         """The tokens of texts and images, one behind the other."""
+        check_count("prompt", sum(isinstance(part, Image) for part in parts))
         ids = [self.tokenizer.bos_id] if self.tokenizer.add_bos and self.tokenizer.bos_id is not None else []
         for part in parts:
             if isinstance(part, str):

@@ -14,10 +14,9 @@ from typing import Any
 from stretto.errors import InvalidRequest
 from stretto.text.intake import check_messages
 from stretto.text.template import ChatTemplate
-from stretto.vision.image import Image
+from stretto.vision.image import Image, check_count
 
 MARKERS = ("<image>", "<start_of_image>", "<image_soft_token>")
-MAX_IMAGES = 64  # of a prompt
 MAX_DEPTH = 64
 FIRST, LAST = 0xF0000, 0xFFFFD  # private characters
 
@@ -36,11 +35,10 @@ class ImageMessages:
         self.images: list[Image] = []
         self.n_placed = 0  # of them, after `resolve`
         self._mark = ""
+        check_count("messages", sum(_is_image(part) for message in messages for part in _parts(message)))
         split = [_split(message, i) for i, message in enumerate(messages)]
         for parts in split:
             self.images += [part for part in parts if isinstance(part, Image)]
-        if len(self.images) > MAX_IMAGES:
-            raise InvalidRequest(f"messages: {len(self.images)} images; at most {MAX_IMAGES} are taken")
         self._knows = "image" in source
         if self._knows:
             self.plain = [_typed(m, parts) for m, parts in zip(messages, split, strict=True)]
@@ -109,18 +107,25 @@ def place_images(
     return found
 
 
+def _parts(message: Message) -> Sequence[object]:
+    content = message.get("content")
+    return content if isinstance(content, (list, tuple)) else (content,)
+
+
+def _is_image(part: object) -> bool:
+    return isinstance(part, Image) or (isinstance(part, Mapping) and "image" in str(part.get("type")))
+
+
 def _split(message: Message, index: int) -> list[str | Image]:
     """A message's content as texts and images."""
-    content = message.get("content")
-    parts = content if isinstance(content, (list, tuple)) else (content,)
     found: list[str | Image] = []
-    for i, part in enumerate(parts):
+    for i, part in enumerate(_parts(message)):
         where = f"messages[{index}].content[{i}]"
         if isinstance(part, (str, Image)):
             found.append(part)
         elif isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
             found.append(part["text"])
-        elif isinstance(part, Mapping) and "image" in str(part.get("type")):
+        elif isinstance(part, Mapping) and _is_image(part):
             found.append(_image(part, where))
         elif part is not None:
             raise InvalidRequest(

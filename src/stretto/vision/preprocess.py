@@ -17,7 +17,8 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.vision.image import Image, Pixels
+from stretto.vision.decode import Pixels
+from stretto.vision.image import Image
 from stretto.vision.spec import VisionSpec
 
 Floats = NDArray[np.float32]

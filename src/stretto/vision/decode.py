@@ -1,0 +1,191 @@
+"""From an image file to pixels. What a file claims is compared with a limit before a pixel is decoded.
+
+Only formats on the list are tried, by what the bytes say and not by a name's ending, so no decoder that
+starts a program is ever asked. Beside the size of the picture, three claims cost memory or time:
+
+    the tiles of a TIFF        may be far larger than the picture they are cut to
+    the canvas of a WebP       is allocated when the file is opened, before its size can be asked for
+    the scans of a JPEG        go over the whole picture each, for a few bytes in the file
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PillowImage
+
+Pixels = NDArray[np.uint8]
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+MAX_SCANS = 100  # of a JPEG; usual ones have ten
+PLAIN = (b"P1", b"P2", b"P3")  # numbers as text, which Pillow reads one by one
+TILE_WIDTH, TILE_LENGTH, ORIENTATION = 322, 323, 274  # tags of TIFF and EXIF
+
+_warnings = RLock()  # whoever changes what Python does with warnings changes it for all threads
+
+
+def decode(data: bytes, name: str, max_pixels: int) -> Pixels:
+    """uint8[height, width, 3] of a file's bytes; `InvalidRequest` if they are no picture, or too large."""
+    from PIL import Image as Pillow
+
+    if not data:
+        raise InvalidRequest(f"image {name} is empty; give a file of {_listed()}")
+    if data[:2] in PLAIN:
+        raise InvalidRequest(f"image {name} is a PPM file in plain text; save it as PNG")
+    if (size := _webp_size(data)) is not None:
+        check_size(name, *size, max_pixels)
+    with _refusing(name, max_pixels), Pillow.open(io.BytesIO(data), formats=FORMATS) as image:
+        _check_claims(image, data, name, max_pixels)
+        return _pixels(image, name, max_pixels)
+
+
+def convert(image: PillowImage, max_pixels: int) -> Pixels:
+    """The same of an image that the caller has opened with Pillow, in the frame that it shows."""
+    with _refusing("from Pillow", max_pixels):
+        return _pixels(image, "from Pillow", max_pixels)
+
+
+def check_size(name: str, width: int, height: int, max_pixels: int) -> None:
+    """Raise for an image without pixels, and for one with too many."""
+    if width < 1 or height < 1:
+        raise InvalidRequest(f"image {name} has no pixels: {width} × {height}")
+    if width * height > max_pixels:
+        raise InvalidRequest(
+            f"image {name} has {width} × {height} pixels; at most {max_pixels:,} are taken: make it smaller"
+        )
+
+
+def from_16_bits(numbers: NDArray[np.uint16]) -> Pixels:
+    """0 to 65535 as 0 to 255, rounded."""
+    return ((numbers.astype(np.uint32) + 128) // 257).astype(np.uint8)
+
+
+def from_floats(numbers: NDArray[np.floating], name: str) -> Pixels:
+    """0 to 1 as 0 to 255, rounded."""
+    if not (np.isfinite(numbers).all() and numbers.min() >= 0 and numbers.max() <= 1):
+        raise InvalidRequest(f"image {name}: floats lie from 0 to 1; divide them by their largest value")
+    scaled: Pixels = np.rint(numbers * 255).astype(np.uint8)
+    return scaled
+
+
+@contextmanager
+def _refusing(name: str, max_pixels: int) -> Iterator[None]:
+    """Pillow's warnings are not shown, and whatever it raises is an `InvalidRequest`."""
+    from PIL import Image as Pillow
+    from PIL import UnidentifiedImageError
+
+    try:
+        with _warnings, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except InvalidRequest:
+        raise
+    except UnidentifiedImageError:
+        raise InvalidRequest(f"image {name} is none of {_listed()}, or its beginning is damaged") from None
+    except Pillow.DecompressionBombError:
+        raise InvalidRequest(
+            f"image {name} claims far more than the {max_pixels:,} pixels that are taken; make it smaller"
+        ) from None
+    except MemoryError:
+        raise InvalidRequest(f"image {name} needs more memory than there is; make it smaller") from None
+    except Exception as error:  # a decoder may raise anything on a damaged file
+        raise InvalidRequest(
+            f"image {name} cannot be decoded: {type(error).__name__}: {error}; save it again as PNG"
+        ) from None
+
+
+def _listed() -> str:
+    return ", ".join(FORMATS)
+
+
+def _webp_size(data: bytes) -> tuple[int, int] | None:
+    """The canvas that a WebP file asks for, or None if it is none or does not say."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
+        return None
+    kind = data[12:16]
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    if kind == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    width, height = struct.unpack("<HH", data[26:30])
+    return width & 0x3FFF, height & 0x3FFF
+
+
+def _check_claims(image: PillowImage, data: bytes, name: str, max_pixels: int) -> None:
+    """What a file may ask for beside the pixels of its picture."""
+    if image.format in ("JPEG", "MPO") and (scans := data.count(b"\xff\xda")) > MAX_SCANS:
+        raise InvalidRequest(
+            f"image {name} is a JPEG of {scans} scans; at most {MAX_SCANS} are read: save it again"
+        )
+    tags = getattr(image, "tag_v2", {}) if image.format == "TIFF" else {}
+    tile = [tags.get(tag, 1) for tag in (TILE_WIDTH, TILE_LENGTH)]
+    if not all(isinstance(edge, int) for edge in tile) or tile[0] * tile[1] > max_pixels:
+        raise InvalidRequest(
+            f"image {name} has tiles of {tile[0]} × {tile[1]} pixels; at most {max_pixels:,} are taken"
+        )
+
+
+def _pixels(image: PillowImage, name: str, max_pixels: int) -> Pixels:
+    """RGB, upright, on white; the size is checked first."""
+    from PIL import Image as Pillow
+
+    check_size(name, *image.size, max_pixels)
+    image.load()
+    check_size(name, *image.size, max_pixels)  # a decoder may find that it is larger than it said
+    image = _upright(image)
+    if image.mode.startswith("I") or image.mode == "F":
+        image = _eight_bits(image, name)
+    if {"A", "a"} & set(image.getbands()) or "transparency" in image.info:
+        layer = image.convert("RGBA")
+        ground = Pillow.new("RGBA", layer.size, "white")
+        image = Pillow.alpha_composite(ground, layer)
+    return np.array(image.convert("RGB"))
+
+
+def _eight_bits(image: PillowImage, name: str) -> PillowImage:
+    """Converted by Pillow, 16 bits would be cut and not scaled."""
+    from PIL import Image as Pillow
+
+    numbers = np.asarray(image)
+    if image.mode == "F":
+        return Pillow.fromarray(from_floats(numbers, name))
+    if numbers.min() < 0 or numbers.max() > 65535:
+        raise InvalidRequest(f"image {name} has numbers beyond 16 bits; save it with 8 or 16 bits a channel")
+    grey = Pillow.fromarray(from_16_bits(numbers.astype(np.uint16)))
+    clear = image.info.get("transparency")
+    if isinstance(clear, int):  # the grey that cannot be seen
+        grey.putalpha(Pillow.fromarray(np.where(numbers == clear, 0, 255).astype(np.uint8)))
+    return grey
+
+
+def _upright(image: PillowImage) -> PillowImage:
+    """Turned as its EXIF data say; where they are damaged they say nothing."""
+    from PIL import Image as Pillow
+
+    turns = Pillow.Transpose
+    methods = (
+        *(turns.FLIP_LEFT_RIGHT, turns.ROTATE_180, turns.FLIP_TOP_BOTTOM, turns.TRANSPOSE),
+        *(turns.ROTATE_270, turns.TRANSVERSE, turns.ROTATE_90),
+    )
+    try:
+        orientation = image.getexif().get(ORIENTATION)
+    except Exception:  # as a decoder, a reader of tags may raise anything
+        return image
+    if not isinstance(orientation, int) or not 2 <= orientation <= 8:
+        return image
+    turned = image.transpose(methods[orientation - 2])
+    turned.info = dict(image.info)
+    return turned
