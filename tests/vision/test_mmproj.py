@@ -1,6 +1,11 @@
 """`mmproj` files that are wrong: a `ModelError` that says where, before anything is allocated."""
 
+import ast
 import random
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,6 +59,31 @@ WRONG = [
     ("gemma3", {"clip.vision.projector.scale_factor": 3}, "cannot be merged"),
     ("idefics3", {"clip.vision.projector.scale_factor": 0}, "scale_factor"),
     ("idefics3", {"clip.vision.preproc_image_size": 1 << 20}, "preproc_image_size"),
+    ("idefics3", {"clip.vision.preproc_image_size": 8192}, "8192, but 1 to 1024"),
+    ("mlp", {"clip.vision.image_size": 1 << 31}, "image_size"),
+    ("mlp", {"clip.vision.image_size": np.int32(-24)}, "image_size"),
+    ("mlp", {"clip.vision.image_size": 24.5}, "an integer"),
+    ("mlp", {"clip.vision.image_size": "24"}, "an integer"),
+    ("mlp", {"clip.vision.patch_size": np.uint64(2**63)}, "patch_size"),
+    ("mlp", {"clip.vision.feed_forward_length": 65536}, "feed_forward_length"),
+    ("mlp", {"clip.vision.feed_forward_length": 48}, r"ffn_(up|down).*shape"),
+    (
+        "mlp",
+        {
+            "clip.vision.image_size": 128,
+            "clip.vision.patch_size": 1,
+            "clip.vision.feed_forward_length": 32768,
+        },
+        "arrays of 536,903,680 numbers",
+    ),
+    ("mlp", {"clip.vision.attention.layer_norm_epsilon": -1e-6}, "epsilon"),
+    ("mlp", {"clip.vision.attention.layer_norm_epsilon": float("inf")}, "epsilon"),
+    ("mlp", {"clip.vision.attention.layer_norm_epsilon": "small"}, "epsilon"),
+    ("mlp", {"clip.vision.image_std": np.array([1, np.nan, 1], np.float32)}, "image_std"),
+    ("mlp", {"clip.vision.image_mean": ["a", "b", "c"]}, "image_mean"),
+    ("mlp", {"clip.projector_type": 7}, "projector_type"),
+    ("mlp", {"clip.projector_type": "MLP"}, "'MLP' is not supported; supported are mlp, idefics3, gemma3"),
+    ("mlp", {"clip.projector_type": "gemma3"}, r"mm\.input_projection"),
 ]
 
 
@@ -73,6 +103,88 @@ def test_wrong_tensors(tmp_path):
         read_vision_spec(changed(tmp_path, "mlp", tensors=wrong))
     with pytest.raises(ModelError, match="no place"):
         read_vision_spec(changed(tmp_path, "mlp", tensors={"v.norm_embd.weight": np.zeros(3, np.float32)}))
+
+
+def of_one_block(name):
+    """The names of all tensors of a file, those of its blocks once."""
+    return [tensor for tensor in vision_file(name).tensors if not tensor.startswith("v.blk.1")]
+
+
+OPTIONAL = ("bias", "v.class_embd", "v.pre_ln.weight", "v.post_ln.weight")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_tensor_is_needed_as_it_is(tmp_path, name):
+    """Missing, of another shape, of numbers that cannot be used: each of them, each way."""
+    for tensor in of_one_block(name):
+        if not tensor.endswith(OPTIONAL):
+            with pytest.raises(ModelError, match=re.escape(tensor)):
+                read_vision_spec(changed(tmp_path, name, without=[tensor]))
+        shape = vision_file(name).tensors[tensor].shape
+        for wrong in ((*shape[:-1], shape[-1] + 1), (*shape[:-1], 2 * shape[-1]), (1, *shape)[:4]):
+            zeros = {tensor: np.zeros(wrong, np.float32)}
+            if wrong != shape and (tensor != "mm.input_projection.weight" or wrong[0] != shape[0]):
+                with pytest.raises(ModelError):
+                    read_vision_spec(changed(tmp_path, name, tensors=zeros))
+        with pytest.raises(ModelError, match=rf"{re.escape(tensor)}.*I32 is not supported"):
+            read_vision_spec(changed(tmp_path, name, tensors={tensor: np.zeros(shape, np.int32)}))
+
+
+ABSURD = (
+    *(0, 1, 2, 3, 5, 7, 255, 1 << 15, (1 << 15) + 1, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1),
+    *(np.uint64(1 << 63), np.uint64((1 << 64) - 1), np.int32(-1), np.int64(-(1 << 63))),
+    *(0.0, -1.0, 1e-45, 3e38, float("nan"), float("inf"), True, "", "x" * 1000),
+    *(np.zeros(0, np.float32), np.full(3, np.nan, np.float32), np.full(3, 3e38, np.float32), ["a"] * 3),
+)
+
+
+def outcomes_of_absurd_values(folder):
+    """How many values of how many keys leave an encoder that runs, and how many are refused."""
+    outcomes = {"runs": 0, "refused": 0}
+    for name in NAMES:
+        for key in (key for key in vision_file(name).metadata if key.startswith("clip.")):
+            for value in ABSURD:
+                try:
+                    with changed(folder, name, {key: value}) as file:
+                        spec = read_vision_spec(file)
+                        encoder = NativeEncoder(file, spec, 1)
+                        encode(encoder, np.zeros((1, spec.n_patches, spec.patch_numbers), np.float32))
+                    outcomes["runs"] += 1
+                except StrettoError:
+                    outcomes["refused"] += 1
+    return outcomes
+
+
+LIMITED = """
+import resource, sys
+sys.path[:0] = sys.argv[2:]
+from pathlib import Path
+from test_mmproj import outcomes_of_absurd_values
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (300 << 20),) * 2)
+print(outcomes_of_absurd_values(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process can be kept from having more memory there")
+def test_absurd_values_take_no_memory(tmp_path):
+    """Every number of the metadata lies, one at a time, in a process that gets no more than 300 MB."""
+    here = Path(__file__).parent
+    command = [sys.executable, "-W", "ignore", "-c", LIMITED, str(tmp_path), str(here), str(here.parent)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    outcomes = ast.literal_eval(done.stdout)
+    assert outcomes["refused"] > 1000
+    assert outcomes["runs"] > 50  # keys that mean nothing here, other epsilons and means
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_truncated_files(tmp_path, name):
+    whole, path = (FOLDER / f"{name}.gguf").read_bytes(), tmp_path / "short.gguf"
+    for end in [*range(0, len(whole) - 64, 1009), len(whole) - 33]:
+        path.write_bytes(whole[:end])
+        with pytest.raises(ModelError), GGUF(path) as file:
+            read_vision_spec(file)
 
 
 def test_the_layer_that_a_file_names(tmp_path):

@@ -22,6 +22,7 @@ import numpy as np
 
 from stretto.errors import ModelError
 from stretto.models.common import positive
+from stretto.weights.formats import READABLE
 from stretto.weights.gguf import GGUF
 
 Projector = Literal["mlp", "idefics3", "gemma3"]
@@ -33,6 +34,8 @@ MAX_PATCH = 1 << 9
 MAX_PATCHES = 1 << 14
 MAX_BLOCKS = 512
 MAX_WIDTH = 1 << 15
+MAX_NUMBERS = 1 << 27  # of one array between two matrices: all positions of an image
+MAX_TILES = 32  # along the longest edge
 
 SUPPORTED = f"supported are {', '.join(PROJECTORS)}"
 GEMMA_MERGE = 4  # patches along each side of a square, where the file does not say
@@ -155,6 +158,8 @@ def read_vision_spec(file: GGUF) -> VisionSpec:
         found = file.tensors[name].shape
         if found != shape:
             raise ModelError(f"the shape is {found}, not {shape}", path=file.path, field=f"tensor {name!r}")
+        if (kind := file.tensors[name].format) not in READABLE:
+            raise ModelError(f"{kind.name} is not supported", path=file.path, field=f"tensor {name!r}")
     _refuse_others(file, spec)
     return spec
 
@@ -191,8 +196,15 @@ def _spec(file: GGUF) -> VisionSpec:
             )
     longest = 0
     if projector == "idefics3":
-        longest = positive(file, "clip.vision.preproc_image_size", IDEFICS_TILES * image, most=MAX_IMAGE)
+        most = min(MAX_IMAGE, MAX_TILES * image)
+        longest = positive(file, "clip.vision.preproc_image_size", IDEFICS_TILES * image, most=most)
     n_ff = positive(file, "clip.vision.feed_forward_length", most=MAX_WIDTH)
+    if (n := ((image // patch) ** 2 + 1) * max(n_embd, n_ff)) > MAX_NUMBERS:
+        raise ModelError(
+            f"an image would take arrays of {n:,} numbers, but at most {MAX_NUMBERS:,} are possible",
+            path=file.path,
+            field="clip.vision.feed_forward_length",
+        )
     down = file.tensors.get("v.blk.0.ffn_down.weight")
     n_layer = _layers(file, projector)
     return VisionSpec(
