@@ -34,12 +34,18 @@ class Shape:
     context_length: int
     rope_base: float
     norm_eps: float
+    specials: tuple = ()  # control tokens beside the one that ends a text
 
 
+AROUND_IMAGES = (
+    *("<image>", "<fake_token_around_image>", "<global-img>"),
+    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+)
 SHAPES = {
     "qwen2.5-0.5b": Shape("qwen2", "qwen2", 24, 896, 4864, 14, 2, 64, 151_936, 32_768, 1e6, 1e-6),
     "llama-3.2-1b": Shape("llama", "llama-bpe", 16, 2048, 8192, 32, 8, 64, 128_256, 131_072, 5e5, 1e-5),
     "smollm2-135m": Shape("llama", "smollm", 30, 576, 1536, 9, 3, 64, 49_152, 8192, 1e5, 1e-5),
+    "smolvlm-256m": Shape("llama", "smollm", 30, 576, 1536, 9, 3, 64, 49_280, 8192, 1e5, 1e-5, AROUND_IMAGES),
     "tiny": Shape("llama", "gpt-2", 2, 64, 128, 2, 1, 32, 300, 512, 1e4, 1e-5),
 }
 
@@ -73,7 +79,8 @@ def vocabulary(shape):
     others = iter(range(0x100, 0x200))
     tokens = [chr(byte if byte in printable else next(others)) for byte in range(256)]
     tokens += [tokens[ord(" ")] + "t", "<|endoftext|>"]
-    types = [NORMAL] * 257 + [CONTROL]
+    tokens += shape.specials
+    types = [NORMAL] * 257 + [CONTROL] * (1 + len(shape.specials))
     filler = range(len(tokens), shape.n_vocab)
     return {
         "tokenizer.ggml.model": "gpt2",
