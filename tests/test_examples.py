@@ -8,9 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import PIL.Image
 import pytest
 
+from stretto.router import SHIPPED
 from stretto.weights.hub import Store
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from make_mmproj import SPECS, make
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ORDINARY_HOME = str(Store.default().home)  # found before a test gets a store of its own
@@ -20,14 +25,14 @@ ORDINARY_HOME = str(Store.default().home)  # found before a test gets a store of
 def output_of(smollm2_path):
     """Runs an example as a user would: its output."""
 
-    def run(name):
+    def run(name, *arguments):
         environment = {
             **os.environ,
             "STRETTO_HOME": ORDINARY_HOME,
             "PYTHONIOENCODING": "utf-8",
             "OPENBLAS_NUM_THREADS": "1",  # its threads spin while they wait, which a busy machine pays for
         }
-        command = [sys.executable, "-W", "error", str(EXAMPLES / name)]
+        command = [sys.executable, "-W", "error", str(EXAMPLES / name), *map(str, arguments)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8")
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
@@ -200,6 +205,45 @@ def test_tools(output_of):
     price, product = output_of("tools.py").splitlines()
     assert re.fullmatch(r"price\({'thing': 'chair'}\) is 45:.* 45.*", price)
     assert re.fullmatch(r"multiply\({'a': 12, 'b': 7}\) is 84:.* 84.*", product)
+
+
+@pytest.fixture
+def eyes(tmp_path):
+    """Nothing where the encoder that the examples ask for is there; else a blind one of its shape."""
+    return [] if SHIPPED["sketch"].exists() else [make(tmp_path / "blind.gguf", SPECS["sketch"])]
+
+
+def test_two_questions(output_of, eyes):
+    first, none, second, most, encoded = output_of("two_questions.py", *eyes).splitlines()
+    assert eyes or ("circle" in first and "red" in second), (first, second)
+    assert none.startswith("  0 of ")
+    there, tokens = map(int, re.match(r"  (\d+) of (\d+) tokens were there", most).groups())
+    assert 64 < there < tokens
+    assert encoded == "pictures encoded: 1"
+
+
+def test_many_pictures(output_of, eyes):
+    *answers, counts = output_of("many_pictures.py", *eyes).splitlines()
+    found = dict(line.strip().split(": ", 1) for line in answers)
+    assert list(found) == ["red", "green", "blue", "yellow", "two", "none"]
+    assert eyes or all(colour in found[colour] for colour in list(found)[:4]), found
+    assert "8" in found["none"]
+    assert re.fullmatch(r"4 pictures encoded, \d+ steps", counts)  # of the two, both were there
+
+
+def test_caption_folder(output_of, eyes, tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for name in ("a.png", "b.jpg", "c.webp"):
+        PIL.Image.new("RGB", (40, 30), "red").save(folder / name)
+    (folder / "d.png").write_bytes(b"nothing")
+    *lines, bar = output_of("caption_folder.py", folder, *eyes).splitlines()
+    captions = dict(line.split(": ", 1) for line in lines)
+    assert list(captions) == ["d.png", "a.png", "b.jpg", "c.webp"]
+    assert captions["d.png"].startswith("left out")
+    assert captions["a.png"]
+    assert bar.startswith("captions")
+    assert "100%" in bar
 
 
 def test_every_example_is_tested():
