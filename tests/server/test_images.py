@@ -2,13 +2,14 @@
 
 import base64
 import io
+import time
 
 import ollama
 import openai
 import pytest
 from PIL import Image as Pillow
 
-from serving import TINY, serving, visiting
+from serving import TINY, serving, until, visiting
 from stretto import InvalidRequest
 from stretto.server import images
 from stretto.server.settings import ModelEntry, RequestLimits
@@ -134,3 +135,32 @@ def test_which_model_sees():
     for wrong in ("m.gguf", "c=m.gguf", "a="):
         with pytest.raises(InvalidRequest, match="--vision takes"):
             ModelEntry.with_vision(entries, [wrong])
+
+
+def test_images_of_all_requests_have_a_limit():
+    """They take memory until their request ends, whoever sent it."""
+
+    def slow(entry):
+        llm = seeing_llm("mlp")
+        forward = llm.backend.forward
+
+        def later(batch):
+            time.sleep(0.02)
+            return forward(batch)
+
+        llm.backend.forward = later
+        return llm
+
+    with serving(slow, limits=RequestLimits(all_images=1)) as running:
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+        with client:
+            messages = shown(url_of(RED))
+            more = {"model": "mock", "stream": True, "max_tokens": 100, "extra_body": {"ignore_eos": True}}
+            with client.chat.completions.create(messages=messages, **more) as stream:
+                next(iter(stream))
+                with pytest.raises(openai.RateLimitError, match="1 images are being looked at") as refused:
+                    ask(client, messages)
+                assert refused.value.response.headers["retry-after"] == "1"
+                assert ask(client, [{"role": "user", "content": "What?"}]).choices
+            until(lambda: not running.state.generations)
+            assert ask(client, messages).choices

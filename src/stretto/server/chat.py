@@ -8,6 +8,7 @@ from typing import Any
 from stretto import Image
 from stretto.llm import LLM
 from stretto.server.errors import unsupported
+from stretto.server.generation import Generation
 from stretto.server.images import from_base64, from_url
 from stretto.server.options import check_at_most, check_prompts
 from stretto.server.schemas import ChatRequest, ImagePart, Message, TextPart
@@ -15,7 +16,7 @@ from stretto.server.settings import Settings
 from stretto.tools.plan import ToolPlan
 
 
-async def prompt_of(body: ChatRequest, llm: LLM, settings: Settings, plan: ToolPlan) -> Any:
+async def prompt_of(body: ChatRequest, generation: Generation, settings: Settings, plan: ToolPlan) -> Any:
     """The prompt of a conversation, made in a thread: templates, tokenizers and images take their time."""
     urls = {
         (i, j): part.image_url.url
@@ -24,21 +25,22 @@ async def prompt_of(body: ChatRequest, llm: LLM, settings: Settings, plan: ToolP
         for j, part in enumerate(message.content)
         if isinstance(part, ImagePart)
     }
-    check_images(llm, len(urls), "messages", settings)
+    take_images(generation, len(urls), "messages")
     images = {}
     for (i, j), url in urls.items():
         param = f"messages[{i}].content[{j}].image_url.url"
         images[i, j] = await asyncio.to_thread(from_url, url, param, settings)
     messages = [as_message(message, index, images) for index, message in enumerate(body.messages)]
     name_answers(messages)
-    return await rendered(llm, messages, settings, plan)
+    return await rendered(generation.lease.llm, messages, settings, plan)
 
 
-def check_images(llm: LLM, n: int, param: str, settings: Settings) -> None:
+def take_images(generation: Generation, n: int, param: str) -> None:
     """Refuse images before any is decoded: too many, or for a model that sees none."""
-    if n and llm.vision is None:
+    if n and generation.lease.llm.vision is None:
         raise unsupported("images are not supported by this model: it was loaded without --vision", param)
-    check_at_most("images", n, settings.limits.images)
+    check_at_most("images", n, generation.limits.images)
+    generation.take_images(n)
 
 
 async def rendered(llm: LLM, messages: list[dict[str, Any]], settings: Settings, plan: ToolPlan) -> Any:
@@ -83,20 +85,20 @@ def name_answers(messages: list[dict[str, Any]]) -> None:
 
 
 async def ollama_prompt(
-    llm: LLM,
+    generation: Generation,
     messages: list[dict[str, Any]],
     pictures: dict[int, list[str]],
     plan: ToolPlan,
     settings: Settings,
 ) -> Any:
     """The prompt of a conversation with one of Ollama's clients."""
-    check_images(llm, sum(map(len, pictures.values())), "images", settings)
+    take_images(generation, sum(map(len, pictures.values())), "images")
     for index, texts in pictures.items():
         if texts:
             param = f"messages[{index}].images"
             shown = [await asyncio.to_thread(from_base64, text, param, settings) for text in texts]
             messages[index]["content"] = [*shown, {"type": "text", "text": messages[index]["content"]}]
-    return await rendered(llm, messages, settings, plan)
+    return await rendered(generation.lease.llm, messages, settings, plan)
 
 
 def _texts(messages: list[dict[str, Any]]) -> list[str]:

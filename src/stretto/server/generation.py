@@ -40,6 +40,7 @@ class Generation:
         self.texts: Any = None  # an AsyncTexts, or an async iterator over parallel steps
         self._hurried = False  # the client itself wants it to end early
         self.last: Callable[[], None] | None = None  # what remains to be done in the end, in a thread
+        self.n_images = 0
         state.generations.add(self)
 
     @property
@@ -52,6 +53,14 @@ class Generation:
                 503, f"the request had to wait for longer than {most:g} s", code="timeout", retry_after=10
             )
         return left
+
+    def take_images(self, n: int) -> None:
+        """Count the request's images; they take memory until it ends, and all requests share that."""
+        held, most = sum(other.n_images for other in self._state.generations), self.limits.all_images
+        if held + n > most:
+            said = f"{held} images are being looked at; at most {most} are at once: try again"
+            raise ApiError(429, said, code="busy", retry_after=1)
+        self.n_images = n
 
     async def start(self, prompts: list[Any], options: dict[str, Any]) -> None:
         """Queue the texts, all or none."""

@@ -171,7 +171,7 @@ async def _generated(
         llm = generation.lease.llm
         _check_context(body.options, llm.context_length)
         plan = await tool_plan(llm, tools, None, limits)
-        prompt = whole or await ollama_prompt(llm, messages, pictures, plan, state.settings)
+        prompt = whole or await ollama_prompt(generation, messages, pictures, plan, state.settings)
         await generation.start([prompt], plan.options(options))
         return plan
 

@@ -76,7 +76,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     async def start(generation: Generation) -> Shape:
         llm = generation.lease.llm
         plan = await plan_of(body, llm, state.settings.limits)
-        prompt = await prompt_of(body, llm, state.settings, plan)
+        prompt = await prompt_of(body, generation, state.settings, plan)
         tops = (body.top_logprobs or 0) if body.logprobs else None
         await _start(body, generation, [prompt], plan.options(options))
         return ChatShape(generation, body.model, tops, plan)

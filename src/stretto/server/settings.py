@@ -67,6 +67,7 @@ class RequestLimits:
     prompts: int = 64  # in one request
     n: int = 16
     images: int = 8
+    all_images: int = 64  # of all requests together
     image: int = 8 << 20
     pixels: int = 16_000_000
     schema: int = 64 << 10  # characters of a schema or grammar
