@@ -191,6 +191,7 @@ void gather(const Attention& a, const uint8_t* base, size_t chunk, size_t m, flo
     for (size_t j = 0; j < kChunk; ++j) {
         heads[j] = base + cell_offset(a, a.view[chunk + (j < m ? j : m - 1)]);
         if constexpr (From == Source::kFloats) {
+            if (a.type == CacheType::kFloat && size == a.head_size) continue;  // they are floats as they are
             load_head(a.type, heads[j], a.head_size, floats + j * size);
             heads[j] = reinterpret_cast<const uint8_t*>(floats + j * size);
         }
@@ -225,20 +226,30 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
         *hi = to > begin ? (to - begin < m ? to - begin : m) : 0;
         return *lo < *hi;
     };
+    // Rows of one head each share what is read of K and V: how many from `row` on see the same, or 0.
+    auto together = [&](size_t row, size_t begin, size_t m, size_t* lo, size_t* hi) -> size_t {
+        if (!seen(row, begin, m, lo, hi)) return 0;
+        const size_t most = a.group > 1 ? 1 : a.rows - row < 4 ? a.rows - row : 4;
+        size_t n = 1, from, to;
+        while (n < most && seen(row + n, begin, m, &from, &to) && from == *lo && to == *hi) ++n;
+        return n;
+    };
     size_t lo, hi;
     for (size_t chunk = start; chunk < last; chunk += kChunk) {
         const size_t m = last - chunk < kChunk ? last - chunk : kChunk;
         gather<From>(a, a.keys, chunk, m, floats, heads);
         look_ahead(chunk + kAhead);
-        for (size_t row = 0; row < a.rows; ++row) {
-            if (!seen(row, chunk, m, &lo, &hi)) continue;
+        for (size_t row = 0, n_rows; row < a.rows; row += n_rows > 0 ? n_rows : 1) {
+            n_rows = together(row, chunk, m, &lo, &hi);
+            if (n_rows == 0) continue;
             for (size_t h = 0; h < a.group; h += 4) {
-                const size_t n_heads = a.group - h < 4 ? a.group - h : 4;
+                const size_t n_heads = n_rows > 1 ? n_rows : (a.group - h < 4 ? a.group - h : 4);
                 const float* q = a.queries + row * a.query_stride + h * a.head_size;
-                if (size != a.head_size) {
-                    std::memset(queries, 0, 4 * size * sizeof(float));
+                if (size != a.head_size || n_rows > 1) {
+                    const size_t stride = n_rows > 1 ? a.query_stride : a.head_size;
+                    if (size != a.head_size) std::memset(queries, 0, 4 * size * sizeof(float));
                     for (size_t i = 0; i < n_heads; ++i) {
-                        std::memcpy(queries + i * size, q + i * a.head_size, a.head_size * sizeof(float));
+                        std::memcpy(queries + i * size, q + i * stride, a.head_size * sizeof(float));
                     }
                     q = queries;
                 }
@@ -262,11 +273,12 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
         const size_t m = last - chunk < kChunk ? last - chunk : kChunk;
         gather<From>(a, a.values, chunk, m, floats, heads);
         look_ahead(last + (chunk - start) + kAhead);
-        for (size_t row = 0; row < a.rows; ++row) {
-            if (!seen(row, chunk, m, &lo, &hi)) continue;
+        for (size_t row = 0, n_rows; row < a.rows; row += n_rows > 0 ? n_rows : 1) {
+            n_rows = together(row, chunk, m, &lo, &hi);
+            if (n_rows == 0) continue;
             for (size_t h = 0; h < a.group; h += 4) {
                 const size_t at = row * a.group + h;
-                with_heads(a.group - h, [&](auto n) {
+                with_heads(n_rows > 1 ? n_rows : a.group - h, [&](auto n) {
                     mix_chunk<decltype(n)::value, T, From>(heads, ahead, vectors, scores + at * kSpan + (chunk - start),
                                                            lo, hi, out.out + at * size);
                 });
