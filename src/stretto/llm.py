@@ -32,8 +32,8 @@ from stretto.structured import Grammar, Guide, as_grammar
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.plan import ToolPlan, ToolStream, plan_tools, with_arguments
-from stretto.vision.chat import has_images, place_images
-from stretto.vision.image import Image, check_count
+from stretto.vision.chat import check_count, has_images, place_images
+from stretto.vision.image import Image
 from stretto.vision.vision import Vision
 
 if TYPE_CHECKING:

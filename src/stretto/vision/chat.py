@@ -14,9 +14,10 @@ from typing import Any
 from stretto.errors import InvalidRequest
 from stretto.text.intake import check_messages
 from stretto.text.template import ChatTemplate
-from stretto.vision.image import Image, check_count
+from stretto.vision.image import Image
 
 MARKERS = ("<image>", "<start_of_image>", "<image_soft_token>")
+MAX_IMAGES = 64  # of a prompt
 MAX_DEPTH = 64
 FIRST, LAST = 0xF0000, 0xFFFFD  # private characters
 
@@ -69,6 +70,12 @@ class ImageMessages:
                 yield from islice(waiting, 1)
                 if text:
                     yield text
+
+
+def check_count(name: str, n: int) -> None:
+    """Raise for more images than a prompt may have."""
+    if n > MAX_IMAGES:
+        raise InvalidRequest(f"{name}: {n} images; at most {MAX_IMAGES} are taken: ask about fewer at a time")
 
 
 def has_images(messages: object) -> bool:

@@ -27,7 +27,6 @@ from stretto.vision.decode import Pixels, check_size, convert, decode, from_16_b
 MAX_PIXELS = 64_000_000  # of one image
 MAX_FILE = 256 << 20  # bytes of a file
 MAX_URL = 64 << 20  # bytes in a data: URL
-MAX_IMAGES = 64  # of a prompt
 TAKEN = "a path, bytes of a file, a data: URL, a PIL image or an array of uint8[height, width, 3]"
 
 
@@ -84,12 +83,6 @@ class Image:
 
     def __repr__(self) -> str:
         return f"<Image {self.width} × {self.height}>"
-
-
-def check_count(name: str, n: int) -> None:
-    """Raise for more images than a prompt may have."""
-    if n > MAX_IMAGES:
-        raise InvalidRequest(f"{name}: {n} images; at most {MAX_IMAGES} are taken: ask about fewer at a time")
 
 
 def _read(path: str | os.PathLike[str]) -> bytes:
