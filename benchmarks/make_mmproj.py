@@ -33,12 +33,7 @@ SIGLIP = VisionSpec(
     post_norm=True,
 )
 TINY = replace(SIGLIP, image_size=32, longest_edge=32, patch_size=8, merge=2, n_layer=2)
-SKETCH = replace(SIGLIP, projector="mlp", image_size=128, n_embd=256, n_ff=1024, n_head=4, n_layer=6, merge=1)
-SPECS = {
-    "smolvlm-256m": SIGLIP,
-    "sketch": replace(SKETCH, longest_edge=0, post_norm=False),
-    "tiny": replace(TINY, n_embd=32, n_ff=64, n_head=4, n_out=64),
-}
+SPECS = {"smolvlm-256m": SIGLIP, "tiny": replace(TINY, n_embd=32, n_ff=64, n_head=4, n_out=64)}
 
 
 def with_biases(spec):
@@ -66,8 +61,8 @@ def metadata(spec):
         "clip.vision.attention.layer_norm_epsilon": spec.norm_eps,
         "clip.vision.image_mean": np.array(spec.mean, np.float32),
         "clip.vision.image_std": np.array(spec.std, np.float32),
-        **({"clip.vision.projector.scale_factor": spec.merge} if spec.merge > 1 else {}),
-        **({"clip.vision.preproc_image_size": spec.longest_edge} if spec.longest_edge else {}),
+        "clip.vision.projector.scale_factor": spec.merge,
+        "clip.vision.preproc_image_size": spec.longest_edge,
     }
 
 

@@ -1,18 +1,15 @@
 """Two questions about one picture: the second one finds the picture in the cache, already read."""
 
-import sys
-
 from PIL import Image, ImageDraw
 
 import stretto
 
-VISION = sys.argv[1] if sys.argv[1:] else "sketch"  # or the mmproj file that belongs to your model
 QUESTIONS = ("What shape is this?", "What color is the shape?")
 
 drawn = Image.new("RGB", (128, 128), "white")
 ImageDraw.Draw(drawn).ellipse((32, 32, 96, 96), fill=(215, 30, 35))
 
-with stretto.load("smollm2", vision=VISION) as llm:
+with stretto.load("smollm2", vision="sketch") as llm:  # or a model of your own and its mmproj file
     picture = stretto.Image.open(drawn)  # also a path, bytes, an array, a data: URL
     for question in QUESTIONS:
         message = {"role": "user", "content": [picture, question]}
@@ -20,4 +17,3 @@ with stretto.load("smollm2", vision=VISION) as llm:
         usage = answer.usage
         print(f"{question} {answer.text!r}")
         print(f"  {usage.cached_tokens} of {usage.prompt_tokens} tokens were there already")
-    print(f"pictures encoded: {llm.vision.n_encoded}")
