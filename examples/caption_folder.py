@@ -9,21 +9,22 @@ from rich.progress import Progress
 
 import stretto
 
-TOGETHER = 16
 folder = Path(sys.argv[1] if sys.argv[1:] else tempfile.mkdtemp())
-if not sys.argv[1:]:
-    for colour in ("red", "green", "blue"):
-        ImageOps.expand(Image.new("RGB", (64, 64), colour), 32, "white").save(folder / f"{colour}.png")
+for colour in () if sys.argv[1:] else ("red", "green", "blue"):  # without a folder: three squares
+    ImageOps.expand(Image.new("RGB", (64, 64), colour), 32, "white").save(folder / f"{colour}.png")
 
 with stretto.load("smollm2", vision="sketch", cells=8192) as llm, Progress() as progress:
     paths = sorted(path for path in folder.iterdir() if path.is_file())
-    for first in progress.track(range(0, len(paths), TOGETHER), description="captions"):
+    task = progress.add_task("captions", total=len(paths))
+    for first in range(0, len(paths), 16):
         streams = {}
-        for path in paths[first : first + TOGETHER]:
+        for path in paths[first : first + 16]:
             try:
                 message = {"role": "user", "content": [stretto.Image.open(path), "What do you see?"]}
                 streams[path] = llm.chat([message], stream=True, max_tokens=32, temperature=0)
             except stretto.InvalidRequest as error:  # no picture, a damaged or too large one
                 print(f"{path.name}: left out, {error}")
+                progress.advance(task)
         for path, stream in streams.items():
             print(f"{path.name}: {stream.result.text.strip()}")
+            progress.advance(task)
