@@ -41,11 +41,11 @@ const Case kCases[] = {
     {"SmolLM2 down Q4_1", Layout::kNibblesMin, 576, 1536},
     {"Qwen 0.5B gate Q4_0", Layout::kNibbles, 4864, 896},
     {"Qwen 0.5B down Q4_0", Layout::kNibbles, 896, 4864},
-    {"Llama 1B gate Q4_K", Layout::kNibblesMinF, 8192, 2048},
-    {"Llama 1B down Q4_K", Layout::kNibblesMinF, 2048, 8192},
+    {"Llama 1B gate Q4_K", Layout::kNibblesK, 8192, 2048},
+    {"Llama 1B down Q4_K", Layout::kNibblesK, 2048, 8192},
     {"SmolLM2 output Q8_0", Layout::kBytes, 8192, 576},
-    {"2048 square Q5_K", Layout::kBytesMinF, 2048, 2048},
-    {"Llama 1B down Q6_K", Layout::kBytes16F, 2048, 8192},
+    {"2048 square Q5_K", Layout::kFivesK, 2048, 2048},
+    {"Llama 1B down Q6_K", Layout::kSixesK, 2048, 8192},
     {"2048 square Q2_K", Layout::kBytes16MinF, 2048, 2048},
 };
 
@@ -74,17 +74,18 @@ uint32_t next_bits(uint64_t& state) {
 void fill(const Matrix& matrix, uint8_t* bytes) {
     const Shape shape = shape_of(matrix.layout);
     uint64_t state = 1;
-    for (size_t block = 0; block < matrix.bytes(); block += shape.block_bytes()) {
+    for (size_t unit = 0; unit < matrix.bytes(); unit += shape.unit_bytes()) {
         const float scale = 0.01f;
-        for (size_t i = 0; i < shape.head_bytes(); i += shape.half ? 2 : 4) {
-            if (shape.half) {
-                store16(bytes + block + i, float_to_half(scale));
+        const size_t size = shape.scales == Scales::kFloat ? 4 : 2;
+        for (size_t i = 0; i < (shape.codes() ? shape.codes() : shape.head_bytes()); i += size) {
+            if (size == 2) {
+                store16(bytes + unit + i, float_to_half(scale));
             } else {
-                std::memcpy(bytes + block + i, &scale, 4);
+                std::memcpy(bytes + unit + i, &scale, 4);
             }
         }
-        for (size_t i = shape.head_bytes(); i < shape.block_bytes(); ++i) {
-            bytes[block + i] = static_cast<uint8_t>(next_bits(state));
+        for (size_t i = shape.codes() ? shape.codes() : shape.head_bytes(); i < shape.unit_bytes(); ++i) {
+            bytes[unit + i] = static_cast<uint8_t>(next_bits(state));
         }
     }
 }

@@ -9,6 +9,13 @@
 // where the nibble layouts keep columns 4g…4g+3 in the low halves and 16+4g… in the high halves of the
 // same bytes. A number is scale × (quant − offset) + minimum. Float layouts have 16 numbers a column.
 //
+// The layouts of the K-quants are as small as the file. Eight blocks share a head:
+//
+//     d, m               16 half floats each; a scale is d × its code, a minimum m × its code
+//     codes              16 bytes for each group of each block, followed by those of its minima if there are any
+//     quants             of block after block: nibbles, then what is above them, 16 rows × 4 bytes at a time;
+//                        of a byte the lowest bits belong to the first of its columns' fours
+//
 // A scale is a half float times an integer of 8 bits at most, so it has 19 significant bits at most, also where
 // it is a float. Kernels rely on that.
 //
@@ -26,27 +33,46 @@ constexpr size_t kBlock = 32;
 enum class Layout {
     kNibbles,       // half scales, offset 8                          Q4_0
     kNibblesMin,    // half scales and minima                         Q4_1
-    kNibblesMinF,   // float scales and minima                        Q4_K
+    kNibblesK,      // coded scales and minima                        Q4_K
+    kFivesK,        // the same with five bits                        Q5_K
+    kSixesK,        // coded scales for 16 columns, offset 32         Q6_K Q3_K
     kBytes,         // half scales, offset 128                        Q8_0 Q5_0 IQ4_NL
-    kBytesMinF,     // float scales and minima, offset 128            Q5_1 Q5_K
-    kBytes16F,      // float scales for 16 columns, offset 128        Q6_K Q3_K IQ4_XS
+    kBytesMinF,     // float scales and minima, offset 128            Q5_1
+    kBytes16F,      // float scales for 16 columns, offset 128        IQ4_XS
     kBytes16MinF,   // the same with minima                           Q2_K
     kF32,
     kF16,
     kBF16,
 };
 
+// How the scales of a layout are kept; the number is the bytes that each takes.
+enum class Scales { kCoded = 1, kHalf = 2, kFloat = 4 };
+
 // What is particular to a quantised layout.
 struct Shape {
-    int bits;           // 4 or 8
-    bool half;          // scales are half floats, else floats
+    int bits;           // 4, 5, 6 or 8
+    Scales scales;
     size_t groups;      // of a block, each with a scale
     bool min;
     int offset;
 
-    constexpr size_t scale_bytes() const { return groups * kPanelRows * (half ? 2 : 4); }
-    constexpr size_t head_bytes() const { return scale_bytes() * (min ? 2 : 1); }
-    constexpr size_t block_bytes() const { return head_bytes() + kPanelRows * kBlock * bits / 8; }
+    // Blocks that share a head, and where things are in such a unit.
+    constexpr size_t blocks() const { return scales == Scales::kCoded ? 8 : 1; }
+    constexpr size_t scale_size() const { return static_cast<size_t>(scales); }   // of one row
+    constexpr size_t scale_bytes() const { return kPanelRows * scale_size(); }    // of a group
+    constexpr size_t codes() const { return scales == Scales::kCoded ? 4 * kPanelRows : 0; }
+    constexpr size_t head_bytes() const { return codes() + blocks() * groups * scale_bytes() * (min ? 2 : 1); }
+    constexpr size_t quant_bytes() const { return kPanelRows * kBlock * static_cast<size_t>(bits) / 8; }  // of a block
+    constexpr size_t unit_bytes() const { return head_bytes() + blocks() * quant_bytes(); }
+    // The scales of a block's group; those of its minima are at min_at.
+    constexpr size_t scale_at(size_t block, size_t group) const {
+        if (scales != Scales::kCoded) return group * scale_bytes();
+        return codes() + (block * groups + group) * scale_bytes() * (min ? 2 : 1);
+    }
+    constexpr size_t min_at(size_t block, size_t group) const {
+        return scale_at(block, group) + scale_bytes() * (scales == Scales::kCoded ? 1 : groups);
+    }
+    constexpr size_t quants_at(size_t block) const { return head_bytes() + block * quant_bytes(); }
 };
 
 constexpr bool is_float(Layout layout) {
@@ -56,13 +82,15 @@ constexpr bool is_float(Layout layout) {
 // The shape of a quantised layout.
 constexpr Shape shape_of(Layout layout) {
     switch (layout) {
-        case Layout::kNibbles: return {4, true, 1, false, 8};
-        case Layout::kNibblesMin: return {4, true, 1, true, 0};
-        case Layout::kNibblesMinF: return {4, false, 1, true, 0};
-        case Layout::kBytes: return {8, true, 1, false, 128};
-        case Layout::kBytesMinF: return {8, false, 1, true, 128};
-        case Layout::kBytes16F: return {8, false, 2, false, 128};
-        default: return {8, false, 2, true, 128};
+        case Layout::kNibbles: return {4, Scales::kHalf, 1, false, 8};
+        case Layout::kNibblesMin: return {4, Scales::kHalf, 1, true, 0};
+        case Layout::kNibblesK: return {4, Scales::kCoded, 1, true, 0};
+        case Layout::kFivesK: return {5, Scales::kCoded, 1, true, 0};
+        case Layout::kSixesK: return {6, Scales::kCoded, 2, false, 32};
+        case Layout::kBytes: return {8, Scales::kHalf, 1, false, 128};
+        case Layout::kBytesMinF: return {8, Scales::kFloat, 1, true, 128};
+        case Layout::kBytes16F: return {8, Scales::kFloat, 2, false, 128};
+        default: return {8, Scales::kFloat, 2, true, 128};
     }
 }
 

@@ -38,27 +38,44 @@ struct alignas(64) Panel {
     float bias[kUnpacked][kPanelRows];  // −kFloatBias × scale
     float min[kShape.min ? kUnpacked : 1][kPanelRows];
 
-    static Floats load_scales(const uint8_t* p) {
-        if constexpr (kShape.half) return load_half(reinterpret_cast<const uint16_t*>(p));
+    // Sixteen scales; where they are coded, they are multiplied with the half floats at `times`.
+    static Floats load_scales(const uint8_t* p, [[maybe_unused]] const uint8_t* times) {
+        const auto* halves = reinterpret_cast<const uint16_t*>(kShape.scales == Scales::kCoded ? times : p);
+        if constexpr (kShape.scales == Scales::kCoded) {
+            return mul(load_int8(reinterpret_cast<const int8_t*>(p)), load_half(halves));
+        }
+        if constexpr (kShape.scales == Scales::kHalf) return load_half(halves);
         return load(reinterpret_cast<const float*>(p));
     }
 
+    // `blocks` from the beginning of a unit on.
     void unpack(const uint8_t* from, size_t blocks) {
         const Bytes offset = _mm512_set1_epi8(static_cast<char>(kShape.offset));
-        for (size_t b = 0; b < blocks; ++b, from += kShape.block_bytes()) {
-            const Floats d = load_scales(from);
+        for (size_t b = 0; b < blocks; ++b) {
+            const uint8_t* unit = from + b / kShape.blocks() * kShape.unit_bytes();
+            const size_t in_unit = b % kShape.blocks();
+            const Floats d = load_scales(unit + kShape.scale_at(in_unit, 0), unit);
             store(scale[b], d);
             store(bias[b], mul(d, splat(-kFloatBias)));
-            if constexpr (kShape.min) store(min[b], load_scales(from + kShape.scale_bytes()));
-            const uint8_t* quants = from + kShape.head_bytes();
+            if constexpr (kShape.min) {
+                store(min[b], load_scales(unit + kShape.min_at(in_unit, 0), unit + 2 * kPanelRows));
+            }
+            const uint8_t* quants = unit + kShape.quants_at(in_unit);
             auto put = [&](int i, Bytes x) { _mm512_store_si512(q[b] + 64 * i, _mm512_sub_epi8(x, offset)); };
             if constexpr (kShape.bits == 8) {
                 UNROLL for (int i = 0; i < 8; ++i) put(i, load_bytes(quants + 64 * i));
             } else {
+                [[maybe_unused]] Bytes fifth = offset;
+                if constexpr (kShape.bits == 5) fifth = load_bytes(quants + 256);
                 UNROLL for (int i = 0; i < 4; ++i) {
                     const Bytes both = load_bytes(quants + 64 * i);
-                    put(i, low_half(both));
-                    put(i + 4, high_half(both));
+                    Bytes low = low_half(both), high = high_half(both);
+                    if constexpr (kShape.bits == 5) {
+                        low = with_bits(low, fifth, i, 1);
+                        high = with_bits(high, fifth, i + 4, 1);
+                    }
+                    put(i, low);
+                    put(i + 4, high);
                 }
             }
         }
@@ -160,7 +177,7 @@ void multiply(const Panel<L>& panel, Strip s) {
             units.multiply();
             units.load();
             if (s.ahead) {
-                constexpr size_t kBytes = Panel<L>::kShape.block_bytes();
+                constexpr size_t kBytes = Panel<L>::kShape.unit_bytes() / Panel<L>::kShape.blocks();
                 UNROLL for (size_t i = 0; i < kBytes; i += 64) __builtin_prefetch(s.ahead + b * kBytes + i);
             }
             const int32_t* sums = units.sums(unit);
@@ -227,15 +244,16 @@ void product(const Matrix& w, const Quantized& a, size_t n, size_t begin, size_t
     Panel<L> unpacked;
     const size_t blocks = w.columns / kBlock;
     const bool few = n <= 2 * kTileColumns;
-    const size_t step = few ? kUnpackedFew : kUnpacked;
+    const size_t step = few ? kUnpackedFew : kUnpacked;  // whole units
+    auto bytes_of = [](size_t some) { return some / Panel<L>::kShape.blocks() * Panel<L>::kShape.unit_bytes(); };
     auto part = [&](size_t panel, size_t first) {
         const size_t count = blocks - first < step ? blocks - first : step;
-        const uint8_t* from = w.data + panel * w.panel_bytes + first * unpacked.kShape.block_bytes();
+        const uint8_t* from = w.data + panel * w.panel_bytes + bytes_of(first);
         unpacked.unpack(from, count);
         asm volatile("" ::: "memory");  // the compiler does not see what tiles are loaded from
         const size_t at = first * kTileColumns, rows = w.rows - panel * kPanelRows;
         const Strip strip{a.q + at * kBlock, a.scale + at, a.scaled + at, count, blocks - count, 0, first > 0,
-                          few ? from + count * unpacked.kShape.block_bytes() : nullptr, out + panel * kPanelRows, stride};
+                          few ? from + bytes_of(count) : nullptr, out + panel * kPanelRows, stride};
         multiply_all<L>(unpacked, strip, n, rows < kPanelRows ? rows : kPanelRows);
     };
     if (few) {
@@ -256,7 +274,8 @@ bool with_tiles(Layout layout, F f) {
     switch (layout) {
         case Layout::kNibbles: return f(std::integral_constant<Layout, Layout::kNibbles>{}), true;
         case Layout::kNibblesMin: return f(std::integral_constant<Layout, Layout::kNibblesMin>{}), true;
-        case Layout::kNibblesMinF: return f(std::integral_constant<Layout, Layout::kNibblesMinF>{}), true;
+        case Layout::kNibblesK: return f(std::integral_constant<Layout, Layout::kNibblesK>{}), true;
+        case Layout::kFivesK: return f(std::integral_constant<Layout, Layout::kFivesK>{}), true;
         case Layout::kBytes: return f(std::integral_constant<Layout, Layout::kBytes>{}), true;
         case Layout::kBytesMinF: return f(std::integral_constant<Layout, Layout::kBytesMinF>{}), true;
         default: return false;

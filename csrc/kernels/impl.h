@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "kernels/kernels.h"
 
@@ -24,9 +25,11 @@ namespace {
 
 // -- small pieces --
 
-template <bool Half>
-inline Floats load_scales(const uint8_t* p) {
-    if constexpr (Half) return load_half(reinterpret_cast<const uint16_t*>(p));
+// Sixteen scales; where they are coded, `times` is what the codes are multiplied with.
+template <Scales S>
+inline Floats load_scales(const uint8_t* p, [[maybe_unused]] Floats times) {
+    if constexpr (S == Scales::kCoded) return mul(load_int8(reinterpret_cast<const int8_t*>(p)), times);
+    if constexpr (S == Scales::kHalf) return load_half(reinterpret_cast<const uint16_t*>(p));
     return load(reinterpret_cast<const float*>(p));
 }
 
@@ -34,7 +37,8 @@ inline Floats load_scales(const uint8_t* p) {
 // answers with its second operand then.
 inline Floats exponential(Floats x) {
     x = max(splat(-87.0f), x);
-    const Floats n = to_float(round_to_int(mul(x, splat(1.44269504f))));
+    const Ints whole = round_to_int(mul(x, splat(1.44269504f)));
+    const Floats n = to_float(whole);
     Floats r = fma(n, splat(-0.693359375f), x);
     r = fma(n, splat(2.12194440e-4f), r);
     Floats p = splat(1.0f / 5040.0f);
@@ -45,7 +49,7 @@ inline Floats exponential(Floats x) {
     p = fma(p, r, splat(0.5f));
     p = fma(p, r, splat(1.0f));
     p = fma(p, r, splat(1.0f));
-    return mul(p, pow2(round_to_int(n)));
+    return mul(p, pow2(whole));
 }
 
 // Calls f(lanes of x, where) for whole vectors, and for the rest on a copy padded with zeros.

@@ -9,7 +9,7 @@ constexpr float kFloatBias = 12582912.0f;  // 1.5 × 2^23
 // Panels of a matrix, and the part of their columns that a tile multiplies.
 struct Piece {
     const uint8_t* data;       // of the first panel, from its first block on
-    const uint8_t* wide;       // nibbles as bytes, from block `first` on: [panel][kUnpacked blocks]; or null
+    const uint8_t* wide;       // small quants as bytes, from block `first` on: [panel][kUnpacked blocks]; or null
     size_t panel_bytes;
     size_t columns;
     size_t first, last;        // blocks
@@ -26,9 +26,10 @@ struct Quant {
     using Input = Quantized;
     static constexpr Shape kShape = shape_of(L);
     static constexpr int kGroups = static_cast<int>(kShape.groups);
-    static constexpr size_t kScales = kShape.scale_bytes(), kBytes = kShape.block_bytes();
+    static constexpr bool kCoded = kShape.scales == Scales::kCoded;
+    static constexpr size_t kUnit = kShape.blocks();  // blocks
     // What the integer sum has in it beyond Σ (quant − offset) × activation.
-    static constexpr int kExcess = kShape.bits == 4 ? kShape.offset : (kShape.offset - 128) + kWideBias;
+    static constexpr int kExcess = kShape.bits < 8 ? kShape.offset : (kShape.offset - 128) + kWideBias;
 
     // P panels × C columns.
     template <int P, int C, bool Wide>
@@ -48,11 +49,21 @@ struct Quant {
             scaled[c] = a.scaled + at;
             sums[c] = a.sums + 2 * at;
         }
-        const uint8_t* w = piece.data + piece.first * kBytes;
-        const uint8_t* quants = Wide ? piece.wide : w + kShape.head_bytes();
+        const uint8_t* w = piece.data + piece.first / kUnit * kShape.unit_bytes();
+        const uint8_t* wide = piece.wide;
         const size_t quants_stride = Wide ? kUnpacked * kWideBytes : piece.panel_bytes;
         const size_t n = (piece.last - piece.first) * a.lanes;
-        for (size_t b = 0; b < n; b += a.lanes, w += kBytes, quants += Wide ? kWideBytes : kBytes) {
+        Floats times[P] = {}, min_times[P] = {};
+        size_t in_unit = 0;  // which block of its unit
+        for (size_t b = 0; b < n; b += a.lanes, wide += kWideBytes) {
+            if constexpr (kCoded) {
+                if (in_unit == 0) UNROLL for (int p = 0; p < P; ++p) {
+                    const auto* head = reinterpret_cast<const uint16_t*>(w + p * piece.panel_bytes);
+                    times[p] = load_half(head);
+                    if constexpr (kShape.min) min_times[p] = load_half(head + kPanelRows);
+                }
+            }
+            const uint8_t* quants = Wide ? wide : w + kShape.quants_at(in_unit);
             UNROLL for (int g = 0; g < kGroups; ++g) {
                 Ints dots[P][C];
                 UNROLL for (int c = 0; c < C; ++c) {
@@ -62,21 +73,25 @@ struct Quant {
                 }
                 multiply<P, C, Wide>(quants, quants_stride, q, b * kBlock, g, dots);
                 UNROLL for (int p = 0; p < P; ++p) {
-                    const uint8_t* head = w + p * piece.panel_bytes + g * (kScales / kGroups);
-                    const Floats d = load_scales<kShape.half>(head);
+                    const uint8_t* head = w + p * piece.panel_bytes;
+                    const Floats d = load_scales<kShape.scales>(head + kShape.scale_at(in_unit, g), times[p]);
                     const Floats bias = mul(d, splat(-kFloatBias));
                     UNROLL for (int c = 0; c < C; ++c) {
                         const Floats part = scaled_sum(dots[p][c], d, bias);
                         total[p][c] = fma(part, splat(scale[c][b]), total[p][c]);
                     }
                     if constexpr (kShape.min) {
-                        const Floats m = load_scales<kShape.half>(head + kScales);
+                        const Floats m = load_scales<kShape.scales>(head + kShape.min_at(in_unit, g), min_times[p]);
                         UNROLL for (int c = 0; c < C; ++c) {
                             const float sum = kGroups == 1 ? scaled[c][b] : scale[c][b] * static_cast<float>(sums[c][2 * b + g]);
                             total[p][c] = fma(m, splat(sum), total[p][c]);
                         }
                     }
                 }
+            }
+            if (kUnit == 1 || ++in_unit == kUnit) {
+                in_unit = 0;
+                w += kShape.unit_bytes();
             }
         }
         UNROLL for (int p = 0; p < P; ++p) UNROLL for (int c = 0; c < C; ++c) {
@@ -97,6 +112,21 @@ struct Quant {
                 UNROLL for (int c = 0; c < C; ++c) {
                     const Quad x = quad(q[c] + at + quad_index * 4);
                     UNROLL for (int p = 0; p < P; ++p) dots[p][c] = dot_wide(dots[p][c], part[p], x);
+                }
+            }
+            return;
+        }
+        if constexpr (kShape.bits > 4) {
+            constexpr int kQuads = 8 / kGroups;
+            UNROLL for (int i = 0; i < kQuads; ++i) {
+                const int quad_index = g * kQuads + i;
+                Bytes part[P];
+                UNROLL for (int p = 0; p < P; ++p) {
+                    part[p] = Wide ? load_bytes(w + p * stride + quad_index * 64) : sixes(w + p * stride, quad_index);
+                }
+                UNROLL for (int c = 0; c < C; ++c) {
+                    const Quad x = quad(q[c] + at + quad_index * 4);
+                    UNROLL for (int p = 0; p < P; ++p) dots[p][c] = dot_six(dots[p][c], part[p], x);
                 }
             }
             return;
@@ -126,12 +156,25 @@ struct Quant {
         UNROLL for (int p = 0; p < P; ++p) UNROLL for (int c = 0; c < C; ++c) dots[p][c] = end_small(dots[p][c], small[p][c]);
     }
 
-    // The nibbles of a piece's blocks as bytes.
+    // Four columns of quants that have five or six bits.
+    static inline Bytes sixes(const uint8_t* quants, int quad_index) {
+        const Bytes both = load_bytes(quants + quad_index % 4 * 64);
+        const Bytes low = quad_index < 4 ? low_half(both) : high_half(both);
+        if constexpr (kShape.bits == 6) return with_bits(low, load_bytes(quants + (4 + quad_index / 4) * 64), quad_index % 4 * 2, 3);
+        return with_bits(low, load_bytes(quants + 4 * 64), quad_index, 1);
+    }
+
+    // The quants of a piece's blocks as bytes.
     static void unpack(const Piece& piece, size_t panels, uint8_t* out) {
         for (size_t p = 0; p < panels; ++p) {
-            const uint8_t* from = piece.data + p * piece.panel_bytes + piece.first * kBytes + kShape.head_bytes();
             uint8_t* to = out + p * kUnpacked * kWideBytes;
-            for (size_t block = piece.first; block < piece.last; ++block, from += kBytes, to += kWideBytes) {
+            for (size_t block = piece.first; block < piece.last; ++block, to += kWideBytes) {
+                const uint8_t* from = piece.data + p * piece.panel_bytes + block / kUnit * kShape.unit_bytes() +
+                                      kShape.quants_at(block % kUnit);
+                if constexpr (kShape.bits > 4) {
+                    UNROLL for (int i = 0; i < 8; ++i) store_bytes(to + i * 64, sixes(from, i));
+                    continue;
+                }
                 UNROLL for (int i = 0; i < 4; ++i) {
                     const Bytes both = load_bytes(from + i * 64);
                     store_bytes(to + i * 64, low_half(both));
@@ -201,11 +244,11 @@ void columns_of(const Piece& piece, const typename Tile::Input& input, size_t n)
     for (; c < n; ++c) Tile::template tile<P, 1, Wide>(piece, input, c);
 }
 
-// The same for quantised panels. With many columns nibbles are unpacked once for all of them, some blocks at a
+// The same for quantised panels. With many columns small quants are unpacked once for all of them, some blocks at a
 // time; the sums wait in `out` meanwhile, which changes no bit of them.
 template <Layout L, int P>
 void quant_columns(Piece piece, const Quantized& a, size_t n) {
-    if constexpr (shape_of(L).bits == 4 && kUnpackFrom > 0) {
+    if constexpr (shape_of(L).bits < 8 && kUnpackFrom > 0) {
         if (n >= kUnpackFrom) {
             alignas(64) uint8_t wide[P * kUnpacked * kWideBytes];
             const size_t blocks = piece.last;
@@ -254,7 +297,9 @@ void matmul(const Matrix& w, const Quantized& a, const float* x, size_t n, size_
     switch (w.layout) {
         case Layout::kNibbles: return quantised(constant<Layout::kNibbles>);
         case Layout::kNibblesMin: return quantised(constant<Layout::kNibblesMin>);
-        case Layout::kNibblesMinF: return quantised(constant<Layout::kNibblesMinF>);
+        case Layout::kNibblesK: return quantised(constant<Layout::kNibblesK>);
+        case Layout::kFivesK: return quantised(constant<Layout::kFivesK>);
+        case Layout::kSixesK: return quantised(constant<Layout::kSixesK>);
         case Layout::kBytes: return quantised(constant<Layout::kBytes>);
         case Layout::kBytesMinF: return quantised(constant<Layout::kBytesMinF>);
         case Layout::kBytes16F: return quantised(constant<Layout::kBytes16F>);

@@ -13,6 +13,7 @@ constexpr int kPanelsOne = 2;
 constexpr int kPanels = 1;
 constexpr int kColumns = 2;
 constexpr int kWideBias = 0;
+constexpr size_t kHeads = 4;
 constexpr size_t kUnpackFrom = 16;
 constexpr int32_t kSumStart = 0x4b400000;
 
@@ -118,6 +119,13 @@ inline Bytes high_half(Bytes x) {
     const __m256i mask = _mm256_set1_epi8(15);
     return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), mask)};
 }
+inline __m256i with_bits_32(__m256i low, __m256i x, int at, int mask) {
+    const __m256i moved = at < 4 ? _mm256_slli_epi16(x, 4 - at) : _mm256_srli_epi16(x, at - 4);
+    return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask << 4))));
+}
+inline Bytes with_bits(Bytes low, Bytes x, int at, int mask) {
+    return {with_bits_32(low.a, x.a, at, mask), with_bits_32(low.b, x.b, at, mask)};
+}
 inline Quad quad(const int8_t* p) {
     int32_t four;
     std::memcpy(&four, p, 4);
@@ -138,6 +146,11 @@ inline __m256i add_pairs(__m256i s, __m256i pairs) {
     return _mm256_add_epi32(s, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 inline Ints end_small(Ints s, Smalls x) { return {add_pairs(s.a, x.a), add_pairs(s.b, x.b)}; }
+
+// Up to six bits: two products fit into 16.
+inline Ints dot_six(Ints s, Bytes w, Quad a) {
+    return {add_pairs(s.a, _mm256_maddubs_epi16(w.a, a)), add_pairs(s.b, _mm256_maddubs_epi16(w.b, a))};
+}
 
 // Signed weights: |w| × (a with w's sign). 128 × 127 × 2 = 32512 still fits.
 inline __m256i dot_signed(__m256i s, __m256i w, __m256i a) {

@@ -13,6 +13,7 @@ constexpr int kPanelsOne = 4;
 constexpr int kPanels = 2;
 constexpr int kColumns = 6;
 constexpr int kWideBias = 128;  // vpdpbusd takes bytes as unsigned, so 128 × the activations' sum stays in
+constexpr size_t kHeads = 8;  // of a group that attention takes together
 constexpr size_t kUnpackFrom = 32;       // columns for which nibbles are unpacked in advance; 0: never
 constexpr int32_t kSumStart = 0x4b400000;  // sums end as floats that are too large by kFloatBias
 
@@ -85,6 +86,11 @@ inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline void store_bytes(uint8_t* p, Bytes a) { _mm512_storeu_si512(p, a); }
 inline Bytes low_half(Bytes a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline Bytes high_half(Bytes a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
+// `low` with some bits of x above its four: those from bit `at` on that `mask` lets through.
+inline Bytes with_bits(Bytes low, Bytes x, int at, int mask) {
+    const Bytes moved = at < 4 ? _mm512_slli_epi16(x, 4 - at) : _mm512_srli_epi16(x, at - 4);
+    return _mm512_ternarylogic_epi32(low, moved, _mm512_set1_epi8(static_cast<char>(mask << 4)), 0xf8);
+}
 inline Quad quad(const int8_t* p) {
     int32_t four;
     std::memcpy(&four, p, 4);
@@ -109,6 +115,7 @@ inline Floats sums16(const Floats* a) {
 // Sums that began at kSumStart are floats; see kFloatBias in impl_matmul.h.
 inline Floats scaled_sum(Ints s, Floats d, Floats bias) { return fma(_mm512_castsi512_ps(s), d, bias); }
 inline Ints dot_small(Ints s, Bytes w, Quad a) { return _mm512_dpbusd_epi32(s, w, a); }
+inline Ints dot_six(Ints s, Bytes w, Quad a) { return _mm512_dpbusd_epi32(s, w, a); }
 inline Ints dot_wide(Ints s, Bytes w, Quad a) { return _mm512_dpbusd_epi32(s, w, a); }
 
 }  // namespace STRETTO_ISA

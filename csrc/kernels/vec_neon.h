@@ -13,6 +13,7 @@ constexpr int kPanelsOne = 2;
 constexpr int kPanels = 1;
 constexpr int kColumns = 3;
 constexpr int kWideBias = 0;
+constexpr size_t kHeads = 4;
 constexpr size_t kUnpackFrom = 0;
 constexpr int32_t kSumStart = 0;
 
@@ -110,6 +111,12 @@ inline Bytes low_half(Bytes x) { return FOUR(E); }
 #define E(i) vshrq_n_u8(x.v[i], 4)
 inline Bytes high_half(Bytes x) { return FOUR(E); }
 #undef E
+inline Bytes with_bits(Bytes low, Bytes x, int at, int mask) {
+    const int8x16_t by = vdupq_n_s8(static_cast<int8_t>(4 - at));
+#define E(i) vorrq_u8(low.v[i], vandq_u8(vshlq_u8(x.v[i], by), vdupq_n_u8(static_cast<uint8_t>(mask << 4))))
+    return FOUR(E);
+#undef E
+}
 inline Quad quad(const int8_t* p) {
     int32_t four;
     std::memcpy(&four, p, 4);
@@ -118,6 +125,7 @@ inline Quad quad(const int8_t* p) {
 inline Floats scaled_sum(Ints s, Floats d, Floats) { return mul(to_float(s), d); }
 #define E(i) vdotq_s32(s.v[i], vreinterpretq_s8_u8(w.v[i]), a)
 inline Ints dot_small(Ints s, Bytes w, Quad a) { return FOUR(E); }
+inline Ints dot_six(Ints s, Bytes w, Quad a) { return FOUR(E); }
 #undef E
 #define E(i) vdotq_s32(s.v[i], vreinterpretq_s8_u8(veorq_u8(w.v[i], vdupq_n_u8(128))), a)
 inline Ints dot_wide(Ints s, Bytes w, Quad a) { return FOUR(E); }

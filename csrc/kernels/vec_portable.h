@@ -14,6 +14,7 @@ constexpr int kPanelsOne = 1;   // panels at once for a single column
 constexpr int kPanels = 1;      // panels at once for several columns
 constexpr int kColumns = 2;     // columns at once
 constexpr int kWideBias = 0;    // what dot_wide leaves in: nothing
+constexpr size_t kHeads = 4;  // of a group that attention takes together
 constexpr size_t kUnpackFrom = 0;  // columns for which nibbles are unpacked in advance: never
 constexpr int32_t kSumStart = 0;   // sums of products are plain integers
 
@@ -85,6 +86,11 @@ inline Bytes load_bytes(const uint8_t* p) { Bytes r; std::memcpy(r.v, p, sizeof 
 inline void store_bytes(uint8_t* p, Bytes a) { std::memcpy(p, a.v, sizeof a.v); }
 inline Bytes low_half(Bytes a) { for (uint8_t& x : a.v) x &= 15; return a; }
 inline Bytes high_half(Bytes a) { for (uint8_t& x : a.v) x >>= 4; return a; }
+// `low` with some bits of x above its four: those from bit `at` on that `mask` lets through.
+inline Bytes with_bits(Bytes low, Bytes x, int at, int mask) {
+    for (int i = 0; i < 64; ++i) low.v[i] = static_cast<uint8_t>(low.v[i] | (x.v[i] >> at & mask) << 4);
+    return low;
+}
 inline Quad quad(const int8_t* p) { Quad r; std::memcpy(r.v, p, 4); return r; }
 // A sum of products times its scale; `bias` is for those whose sums do not begin at zero.
 inline Floats scaled_sum(Ints s, Floats d, Floats) { return mul(to_float(s), d); }
@@ -93,6 +99,8 @@ inline Ints dot_small(Ints s, Bytes w, Quad a) {
     EACH_LANE for (int j = 0; j < 4; ++j) s.v[i] += w.v[4 * i + j] * a.v[j];
     return s;
 }
+// The same for bytes from 0 to 63.
+inline Ints dot_six(Ints s, Bytes w, Quad a) { return dot_small(s, w, a); }
 // The same for bytes that stand for (byte - 128).
 inline Ints dot_wide(Ints s, Bytes w, Quad a) {
     EACH_LANE for (int j = 0; j < 4; ++j) s.v[i] += (w.v[4 * i + j] - 128) * a.v[j];

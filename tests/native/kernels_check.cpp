@@ -127,43 +127,55 @@ Weights weights_of(Random& random, Layout layout, size_t rows, size_t columns, b
         return w;
     }
     const Shape shape = shape_of(layout);
-    for (size_t block = 0; block < w.bytes.size(); block += shape.block_bytes()) {
-        uint8_t* at = w.bytes.data() + block;
-        for (size_t i = 0; i < shape.head_bytes() / (shape.half ? 2 : 4); ++i) {
+    for (size_t unit = 0; unit < w.bytes.size(); unit += shape.unit_bytes()) {
+        uint8_t* at = w.bytes.data() + unit;
+        const size_t size = shape.scales == Scales::kFloat ? 4 : 2;
+        const size_t scales = (shape.codes() ? shape.codes() : shape.head_bytes()) / size;
+        for (size_t i = 0; i < scales; ++i) {
             // As exact as the scales of any format: see packed.h.
             const float scale = extreme ? 1.0f : float_of_bits(bits_of_float(random.uniform() * 0.1f) & ~31u);
-            if (shape.half) {
-                store16(at + 2 * i, float_to_half(scale));
+            if (size == 2) {
+                store16(at + 2 * i, float_to_half(shape.codes() ? scale / 64 : scale));
             } else {
                 std::memcpy(at + 4 * i, &scale, 4);
             }
         }
-        for (size_t i = shape.head_bytes(); i < shape.block_bytes(); ++i) {
+        for (size_t i = scales * size; i < shape.head_bytes(); ++i) {
+            at[i] = extreme ? (random.bits() & 1 ? 64 : 192) : static_cast<uint8_t>(random.bits());
+        }
+        for (size_t i = shape.head_bytes(); i < shape.unit_bytes(); ++i) {
             at[i] = extreme ? ends[random.bits() % 6] : static_cast<uint8_t>(random.bits());
         }
     }
     return w;
 }
 
-constexpr Layout kLayouts[] = {Layout::kNibbles, Layout::kNibblesMin, Layout::kNibblesMinF, Layout::kBytes,
-                               Layout::kBytesMinF, Layout::kBytes16F, Layout::kBytes16MinF, Layout::kF32,
-                               Layout::kF16, Layout::kBF16};
+constexpr Layout kLayouts[] = {Layout::kNibbles, Layout::kNibblesMin, Layout::kNibblesK, Layout::kFivesK,
+                               Layout::kSixesK, Layout::kBytes, Layout::kBytesMinF, Layout::kBytes16F,
+                               Layout::kBytes16MinF, Layout::kF32, Layout::kF16, Layout::kBF16};
+
+// Columns that a layout can have: whole units.
+size_t whole(Layout layout, size_t columns) {
+    const size_t unit = kBlock * (is_float(layout) ? 1 : shape_of(layout).blocks());
+    return (columns + unit - 1) / unit * unit;
+}
 
 void check_products(const Kernels& kernel) {
     Random random{1};
     for (const Layout layout : kLayouts) {
         const int name = static_cast<int>(layout);
         for (const size_t rows : {1, 15, 16, 17, 50}) {
-            for (const size_t columns : {32, 96, 512, 1088}) {
+            for (const size_t some : {32, 96, 512, 1088}) {
+                const size_t columns = whole(layout, some);
                 const Weights w = weights_of(random, layout, rows, columns, false);
                 const std::vector<float> x = random.floats(33 * columns);
-                const std::vector<float> whole = product(kernel, w.matrix, x, 0, 33);
+                const std::vector<float> all = product(kernel, w.matrix, x, 0, 33);
                 const float large = static_cast<float>(columns) * (is_float(layout) ? 1.0f : 26.0f);
-                check(close(whole, product(kPortable, w.matrix, x, 0, 33), 0.0f, large * 1e-6f),
+                check(close(all, product(kPortable, w.matrix, x, 0, 33), 0.0f, large * 1e-6f),
                       "product, layout %d, %zu × %zu", name, rows, columns);
                 for (const size_t n : {1, 2, 3, 5, 6, 7, 12, 16, 17, 31, 32}) {
                     const std::vector<float> some = product(kernel, w.matrix, x, 33 - n, n);
-                    check(same(some, {whole.end() - static_cast<std::ptrdiff_t>(n * rows), whole.end()}),
+                    check(same(some, {all.end() - static_cast<std::ptrdiff_t>(n * rows), all.end()}),
                           "same bits, layout %d, %zu × %zu, batch of %zu", name, rows, columns, n);
                 }
             }
@@ -209,13 +221,15 @@ private:
 void check_fences(const Kernels& kernel) {
     Random random{4};
     for (const Layout layout : kLayouts) {
-        const Weights w = weights_of(random, layout, 50, 96, false);
-        const std::vector<float> x = random.floats(33 * 96);
+        const size_t columns = whole(layout, 96);
+        const Weights w = weights_of(random, layout, 50, columns, false);
+        const std::vector<float> x = random.floats(33 * columns);
         const Fenced<uint8_t> bytes(w.bytes);
         Matrix matrix = w.matrix;
         matrix.data = bytes.data;
         for (const size_t n : {1, 5, 14, 16, 17, 33}) {
-            const Rows rows(kernel, {x.begin(), x.begin() + static_cast<std::ptrdiff_t>(n * 96)}, 96, kernel.lanes(n));
+            const Rows rows(kernel, {x.begin(), x.begin() + static_cast<std::ptrdiff_t>(n * columns)}, columns,
+                            kernel.lanes(n));
             const Fenced<int8_t> q(rows.q);
             const Fenced<float> numbers(rows.x), scale(rows.scale), scaled(rows.scaled), out(std::vector<float>(n * 50));
             const Fenced<int32_t> sums(rows.sums);

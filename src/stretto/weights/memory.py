@@ -25,8 +25,8 @@ LENGTHS = (512, 2048, 8192)
 
 # Bits a number takes as the native kernels want it (csrc/packed.h); other formats stay as in the file.
 PACKED_BITS: Mapping[str, float] = {
-    "Q2_K": 12, "Q3_K": 10, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 6, "Q5_0": 8.5, "Q5_1": 10, "Q5_K": 10,
-    "Q6_K": 10, "Q8_0": 8.5, "IQ4_NL": 8.5, "IQ4_XS": 10,
+    "Q2_K": 12, "Q3_K": 6.625, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 4.625, "Q5_0": 8.5, "Q5_1": 10,
+    "Q5_K": 5.625, "Q6_K": 6.625, "Q8_0": 8.5, "IQ4_NL": 8.5, "IQ4_XS": 10,
 }  # fmt: skip
 
 
