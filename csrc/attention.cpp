@@ -9,32 +9,41 @@
 
 namespace stretto {
 
-// Bias, norm and rotation of one row's heads that belong to a K/V head; K and V go into the row's cell.
-void Decoder::heads(Plan& plan, size_t layer, size_t row, size_t kv) {
+// Bias, norm and rotation of one head of a row.
+void Decoder::turn_head(const Plan& plan, size_t layer, size_t row, const std::vector<float>& bias,
+                        const std::vector<float>& norm, size_t head, float* x) const {
     const Config& c = config_;
-    const Kernels& kernel = *kernels_;
-    const Layer& l = layers_[layer];
-    const size_t size = c.head_size, group = c.n_head / c.n_kv_head;
     const int r = c.layers[layer].rope;
     const Rope& rope = c.ropes[r];
     const size_t pairs = rope.frequencies.size();
-    const float* cos = plan.cos[r] + row * pairs;
-    const float* sin = plan.sin[r] + row * pairs;
-    auto prepare = [&](float* x, const std::vector<float>& bias, const std::vector<float>& norm, size_t head) {
-        if (c.qkv_bias) kernel.add(x, bias.data() + head * size, size);
-        if (c.qk_norm) kernel.rms_norm(x, norm.data(), size, c.norm_eps, x);
-        rotate(x, cos, sin, pairs, rope.adjacent);
-    };
-    for (size_t h = kv * group; h < (kv + 1) * group; ++h) {
-        prepare(plan.q + (row * c.n_head + h) * size, l.q_bias, l.q_norm, h);
+    if (c.qkv_bias) kernels_->add(x, bias.data() + head * c.head_size, c.head_size);
+    if (c.qk_norm) kernels_->rms_norm(x, norm.data(), c.head_size, c.norm_eps, x);
+    rotate(x, plan.cos[r] + row * pairs, plan.sin[r] + row * pairs, pairs, rope.adjacent);
+}
+
+// The queries of one row that belong to a K/V head, as attention takes them.
+void Decoder::turn_queries(const Plan& plan, size_t layer, size_t row, size_t kv, float* out) const {
+    const Config& c = config_;
+    const size_t size = c.head_size, group = c.n_head / c.n_kv_head;
+    const float* from = plan.q + (row * c.n_head + kv * group) * size;
+    if (out != from) std::memcpy(out, from, group * size * sizeof(float));
+    for (size_t h = 0; h < group; ++h) {
+        turn_head(plan, layer, row, layers_[layer].q_bias, layers_[layer].q_norm, kv * group + h, out + h * size);
     }
+}
+
+// One row's K and V of a head go into its cell.
+void Decoder::store_heads(Plan& plan, size_t layer, size_t row, size_t kv) {
+    const Config& c = config_;
+    const Layer& l = layers_[layer];
+    const size_t size = c.head_size;
     float* k = plan.k + (row * c.n_kv_head + kv) * size;
     float* v = plan.v + (row * c.n_kv_head + kv) * size;
-    prepare(k, l.k_bias, l.k_norm, kv);
-    if (c.qkv_bias) kernel.add(v, l.v_bias.data() + kv * size, size);
+    turn_head(plan, layer, row, l.k_bias, l.k_norm, kv, k);
+    if (c.qkv_bias) kernels_->add(v, l.v_bias.data() + kv * size, size);
     const size_t cell = plan.input->cells[row];
-    kernel.store_head(cache_type_, k, size, head_of(layer, cell, false, kv));
-    kernel.store_head(cache_type_, v, size, head_of(layer, cell, true, kv));
+    kernels_->store_head(cache_type_, k, size, head_of(layer, cell, false, kv));
+    kernels_->store_head(cache_type_, v, size, head_of(layer, cell, true, kv));
 }
 
 // Adds the weights that the probed cells got from one row's heads: their scores again, normalised with the final
@@ -98,21 +107,25 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
     std::atomic<size_t>* counter = plan.counters.get() + layer * 6;
     const std::vector<int32_t>& begins = plan.begins[plan.window_of[layer]];
 
-    // Every K and V of the batch is in the cache, as it is stored, before anyone reads it. A single row
-    // without spans to share needs no meeting: whoever makes a head also attends with it.
+    auto queries_of = [&](size_t row, size_t kv) { return plan.q + (row * c.n_head + kv * group) * c.head_size; };
+    // Every K and V of the batch is in the cache, as it is stored, before anyone reads it. A single row needs no
+    // meeting: who attends to its cell stores it first, and who needs its queries makes them.
     const size_t items = input.n * c.n_kv_head;
-    const bool together = plan.alone && !plan.split;
-    if (!together) {
+    if (plan.meets) {
         const size_t step = std::max<size_t>(1, items / (4 * n_threads));
         Share share(counter[1], pieces_of(items, step), thread, n_threads);
         for (size_t piece; share.next(&piece);) {
             const size_t end = std::min((piece + 1) * step, items);
-            for (size_t item = piece * step; item < end; ++item) heads(plan, layer, item / c.n_kv_head, item % c.n_kv_head);
+            for (size_t item = piece * step; item < end; ++item) {
+                const size_t row = item / c.n_kv_head, kv = item % c.n_kv_head;
+                turn_queries(plan, layer, row, kv, queries_of(row, kv));
+                store_heads(plan, layer, row, kv);
+            }
         }
         pool_.barrier(thread);
     }
 
-    auto task = [&](const RowBlock& block, size_t kv) {
+    auto task = [&](const RowBlock& block, size_t kv, const float* queries) {
         Attention a;
         a.type = cache_type_;
         a.keys = head_of(layer, 0, false, kv);
@@ -124,7 +137,7 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
         a.group = group;
         a.scale = c.attention_scale;
         a.cap = c.attention_cap;
-        a.queries = plan.q + (block.row * c.n_head + kv * group) * c.head_size;
+        a.queries = queries;
         a.query_stride = c.n_head * c.head_size;
         a.begins = begins.data() + block.row;
         a.ends = input.lengths + block.row;
@@ -165,8 +178,12 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
             const size_t which = n_tasks - 1 - task_at;
             const RowBlock& block = plan.blocks[which / c.n_kv_head];
             const size_t kv = which % c.n_kv_head;
-            if (together) heads(plan, layer, 0, kv);
-            const Attention a = task(block, kv);
+            float* queries = queries_of(block.row, kv);
+            if (!plan.meets) {
+                turn_queries(plan, layer, 0, kv, queries);
+                store_heads(plan, layer, 0, kv);
+            }
+            const Attention a = task(block, kv, queries);
             const size_t from = first_span(block);
             kernel.attend(a, from * kSpan, std::min((from + 1) * kSpan, block.last), mine.total);
             for (size_t at = (from + 1) * kSpan; at < block.last; at += kSpan) {
@@ -177,22 +194,27 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
         }
         return;
     }
+    std::atomic<size_t>* done = plan.done.get() + layer * n_tasks;
+    size_t turned = c.n_kv_head;  // whose queries this thread has made
     Share share(counter[5], n_tasks * plan.spans, thread, n_threads);
     for (size_t part; share.next(&part);) {
-        const size_t span = part % plan.spans, which = part / plan.spans;
-        const RowBlock& block = plan.blocks[which / c.n_kv_head];
-        if (span < first_span(block) || span * kSpan >= block.last) continue;
-        const Attention a = task(block, which % c.n_kv_head);
-        kernel.attend(a, span * kSpan, std::min((span + 1) * kSpan, block.last),
-                      part_of(which / c.n_kv_head, which % c.n_kv_head, span));
-    }
-    pool_.barrier(thread);
-    for (size_t which = thread; which < n_tasks; which += n_threads) {
-        const RowBlock& block = plan.blocks[which / c.n_kv_head];
-        const size_t kv = which % c.n_kv_head, from = first_span(block);
-        const Partial total = part_of(which / c.n_kv_head, kv, from);
-        for (size_t span = from + 1; span * kSpan < block.last; ++span) {
-            kernel.merge(block.rows * group, c.head_size, total, part_of(which / c.n_kv_head, kv, span));
+        const size_t span = part % plan.spans, which = part / plan.spans, at = which / c.n_kv_head;
+        const size_t kv = which % c.n_kv_head;
+        const RowBlock& block = plan.blocks[at];
+        const size_t from = first_span(block), end = pieces_of(block.last, kSpan);
+        if (span < from || span >= end) continue;
+        if (!plan.meets) {
+            if (turned != kv) turn_queries(plan, layer, 0, kv, mine.queries);
+            turned = kv;
+            if (span == plan.own_span) store_heads(plan, layer, 0, kv);
+        }
+        const Attention a = task(block, kv, plan.meets ? queries_of(block.row, kv) : mine.queries);
+        kernel.attend(a, span * kSpan, std::min((span + 1) * kSpan, block.last), part_of(at, kv, span));
+        // Who is the last merges them all, in order.
+        if (done[which].fetch_add(1, std::memory_order_acq_rel) + 1 < end - from) continue;
+        const Partial total = part_of(at, kv, from);
+        for (size_t next = from + 1; next < end; ++next) {
+            kernel.merge(block.rows * group, c.head_size, total, part_of(at, kv, next));
         }
         finish(block, kv, total);
     }

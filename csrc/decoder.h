@@ -129,7 +129,10 @@ private:
 
     void run(Plan& plan, int thread);
     void attention(Plan& plan, int thread, size_t layer);
-    void heads(Plan& plan, size_t layer, size_t row, size_t kv);
+    void turn_head(const Plan& plan, size_t layer, size_t row, const std::vector<float>& bias,
+                   const std::vector<float>& norm, size_t head, float* x) const;
+    void turn_queries(const Plan& plan, size_t layer, size_t row, size_t kv, float* out) const;
+    void store_heads(Plan& plan, size_t layer, size_t row, size_t kv);
     void measure(Plan& plan, size_t layer, size_t row, size_t kv, const Partial& total, size_t at,
                  float* scratch) const;
     void show(Plan& plan, size_t layer, size_t at, size_t kv, float* scratch) const;

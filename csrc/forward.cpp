@@ -39,6 +39,15 @@ void Decoder::forward(const Input& input, float* out, bool hidden) {
         row += block.rows;
     }
     plan.split = plan.spans > 1 && plan.blocks.size() * c.n_kv_head < 8 * n_threads;
+    plan.meets = !plan.alone;
+    if (plan.alone && plan.split) {
+        // Its own cell is the last of the view, or near it if others share its position.
+        const int32_t* view = input.views[input.view_of[0]];
+        size_t own = static_cast<size_t>(input.lengths[0]);
+        while (own && view[own - 1] != input.cells[0]) --own;
+        plan.own_span = (own - 1) / kSpan;
+        plan.meets = !own || !input.probes.empty() || !input.watched.empty();  // those want all queries in place
+    }
 
     std::vector<int> windows;
     for (const LayerConfig& layer : c.layers) {
@@ -119,6 +128,7 @@ void Decoder::forward(const Input& input, float* out, bool hidden) {
             thread.normed = carver.take<float>(c.n_embd);
             thread.quantized = carver.quantized(1, widest, 1);
             thread.attention = carver.take<float>(attention_scratch(c.head_size, kRowsAtOnce, group));
+            thread.queries = carver.take<float>(group * c.head_size);
             thread.partial = partial(kRowsAtOnce * group);
             thread.total = partial(kRowsAtOnce * group);
             thread.tile = carver.take<uint8_t>(tile_bytes);
@@ -139,6 +149,10 @@ void Decoder::forward(const Input& input, float* out, bool hidden) {
     const size_t n_counters = layers_.size() * 6 + 2;
     plan.counters.reset(new std::atomic<size_t>[n_counters]);
     for (size_t i = 0; i < n_counters; ++i) plan.counters[i].store(0, std::memory_order_relaxed);
+
+    const size_t n_done = plan.split ? layers_.size() * plan.blocks.size() * c.n_kv_head : 0;
+    plan.done.reset(new std::atomic<size_t>[n_done]);
+    for (size_t i = 0; i < n_done; ++i) plan.done[i].store(0, std::memory_order_relaxed);
 
     pool_.run([&](int thread) { run(plan, thread); });
 

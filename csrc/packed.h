@@ -9,7 +9,7 @@
 // where the nibble layouts keep columns 4g…4g+3 in the low halves and 16+4g… in the high halves of the
 // same bytes. A number is scale × (quant − offset) + minimum. Float layouts have 16 numbers a column.
 //
-// The layouts of the K-quants are as small as the file. Eight blocks share a head:
+// The layouts of most K-quants are about as small as the file. Eight blocks share a head:
 //
 //     d, m               16 half floats each; a scale is d × its code, a minimum m × its code
 //     codes              16 bytes for each group of each block, followed by those of its minima if there are any

@@ -25,6 +25,7 @@ struct Decoder::Thread {
     float* normed;
     Quantized quantized;
     float* attention;
+    float* queries;  // of one K/V head, as a single row's spans take them
     Partial partial, total;
     uint8_t* tile;  // kTilePanels of the widest matrix, for weights that were not packed
 };
@@ -40,6 +41,8 @@ struct Decoder::Plan {
     const Input* input;
     bool alone;               // a single row
     bool split;               // attention's spans are work of their own
+    bool meets;               // threads meet before they attend
+    size_t own_span = 0;      // where a single row has its own cell, if they do not
     float* x;                 // [n][n_embd], the residual stream
     float* normed;            // [n][n_embd]
     float *q, *k, *v;         // [n][heads × size]
@@ -60,6 +63,7 @@ struct Decoder::Plan {
     float* watched;                // Decoder::watched_
     std::vector<Thread> threads;
     std::unique_ptr<std::atomic<size_t>[]> counters;
+    std::unique_ptr<std::atomic<size_t>[]> done;   // if split: [layer][block][kv head], spans that are
     float* out;
     bool hidden;
 };

@@ -95,24 +95,31 @@ inline void fetch(const uint8_t* head) {
     UNROLL for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(head + line);
 }
 
-// The scores of a chunk's cells with one row's H heads of T vectors (0: `vectors` says how many).
+// The scores of a chunk's cells with one row's H heads of T vectors (0: `vectors` says how many). Some cells go
+// together, so that a vector of a query is read once for all of them.
 template <int H, int T, Source From>
 void score_chunk(const uint8_t* const* keys, const uint8_t* const* ahead, size_t vectors, const float* queries,
                  float scale, float cap, float* scores) {
     if constexpr (T > 0) vectors = T;
     const size_t size = 16 * vectors;
+    constexpr size_t kCells = kHeads <= 4 ? 1 : H <= 4 ? 4 : 2;
     for (size_t half = 0; half < kChunk; half += 16) {
         Floats dots[H][16];
-        for (size_t j = 0; j < 16; ++j) {
-            const uint8_t* key = keys[half + j];
-            if constexpr (From != Source::kFloats) fetch<T, From>(ahead[half + j]);
-            Floats sums[H];
-            UNROLL for (int h = 0; h < H; ++h) sums[h] = splat(0.0f);
-            UNROLL for (size_t t = 0; t < vectors; ++t) {
-                const Floats k = piece<From>(key, t);
-                UNROLL for (int h = 0; h < H; ++h) sums[h] = fma(k, load(queries + h * size + 16 * t), sums[h]);
+        for (size_t j = 0; j < 16; j += kCells) {
+            Floats sums[kCells][H];
+            UNROLL for (size_t c = 0; c < kCells; ++c) {
+                if constexpr (From != Source::kFloats) fetch<T, From>(ahead[half + j + c]);
+                UNROLL for (int h = 0; h < H; ++h) sums[c][h] = splat(0.0f);
             }
-            UNROLL for (int h = 0; h < H; ++h) dots[h][j] = sums[h];
+            UNROLL for (size_t t = 0; t < vectors; ++t) {
+                Floats k[kCells];
+                UNROLL for (size_t c = 0; c < kCells; ++c) k[c] = piece<From>(keys[half + j + c], t);
+                UNROLL for (int h = 0; h < H; ++h) {
+                    const Floats q = load(queries + h * size + 16 * t);
+                    UNROLL for (size_t c = 0; c < kCells; ++c) sums[c][h] = fma(k[c], q, sums[c][h]);
+                }
+            }
+            UNROLL for (size_t c = 0; c < kCells; ++c) UNROLL for (int h = 0; h < H; ++h) dots[h][j + c] = sums[c][h];
         }
         UNROLL for (int h = 0; h < H; ++h) {
             const Floats found = mul(sums16(dots[h]), splat(scale));
@@ -149,7 +156,7 @@ void mix_chunk(const uint8_t* const* values, const uint8_t* const* ahead, size_t
                size_t lo, size_t hi, float* out) {
     if constexpr (T > 0) vectors = T;
     const size_t size = 16 * vectors;
-    constexpr size_t kWide = H * 4 <= 16 ? 4 : 2;  // vectors of all heads that are kept in registers
+    constexpr size_t kWide = H <= 4 ? 4 : 2;  // vectors of all heads that are kept in registers
     for (size_t t = 0; t < vectors; t += kWide) {
         const size_t width = T > 0 && T % kWide == 0 ? kWide : (vectors - t < kWide ? vectors - t : kWide);
         Floats mixed[H][kWide];
@@ -172,9 +179,18 @@ void mix_chunk(const uint8_t* const* values, const uint8_t* const* ahead, size_t
     }
 }
 
-// Calls f with the number of heads, at most four, as a constant.
+// Calls f with the number of heads, at most kHeads, as a constant.
 template <typename F>
 void with_heads(size_t heads, F f) {
+    if constexpr (kHeads > 4) {
+        switch (heads) {
+            case 1: case 2: case 3: case 4: break;
+            case 5: return f(std::integral_constant<int, 5>{});
+            case 6: return f(std::integral_constant<int, 6>{});
+            case 7: return f(std::integral_constant<int, 7>{});
+            default: return f(std::integral_constant<int, 8>{});
+        }
+    }
     switch (heads) {
         case 1: return f(std::integral_constant<int, 1>{});
         case 2: return f(std::integral_constant<int, 2>{});
@@ -183,22 +199,33 @@ void with_heads(size_t heads, F f) {
     }
 }
 
-// Where the K or V of a chunk's cells are, after making floats of them if they are read as floats. Behind the
-// end the last cell stands in; its weight is made zero.
-template <Source From>
-void gather(const Attention& a, const uint8_t* base, size_t chunk, size_t m, float* floats, const uint8_t** heads) {
-    const size_t size = padded(a.head_size);
+// Where the K or V of a chunk's cells are. Behind the end the last cell stands in; its weight is made zero. Mostly
+// cells lie in a row.
+void locate(const Attention& a, const uint8_t* base, size_t chunk, size_t last, const uint8_t** heads) {
+    const int32_t* view = a.view + chunk;
+    int32_t strays = chunk + kChunk > last || static_cast<size_t>(view[0]) % kCellBlock + kChunk > kCellBlock;
+    for (int32_t j = 0; !strays && j < static_cast<int32_t>(kChunk); ++j) strays |= view[j] - view[0] - j;
+    if (!strays) {
+        const uint8_t* first = base + cell_offset(a, view[0]);
+        for (size_t j = 0; j < kChunk; ++j) heads[j] = first + j * a.cell_stride;
+        return;
+    }
     for (size_t j = 0; j < kChunk; ++j) {
-        heads[j] = base + cell_offset(a, a.view[chunk + (j < m ? j : m - 1)]);
-        if constexpr (From == Source::kFloats) {
-            if (a.type == CacheType::kFloat && size == a.head_size) continue;  // they are floats as they are
-            load_head(a.type, heads[j], a.head_size, floats + j * size);
-            heads[j] = reinterpret_cast<const uint8_t*>(floats + j * size);
-        }
+        heads[j] = base + cell_offset(a, a.view[chunk + j < last ? chunk + j : last - 1]);
     }
 }
 
-constexpr size_t kAhead = kChunk;  // how far cells are asked for before they are read
+// Makes floats of a chunk's cells, if they are read as floats.
+template <Source From>
+void convert(const Attention& a, float* floats, const uint8_t** heads) {
+    if constexpr (From == Source::kFloats) {
+        if (a.type == CacheType::kFloat && padded(a.head_size) == a.head_size) return;  // they are floats as they are
+        for (size_t j = 0; j < kChunk; ++j, floats += padded(a.head_size)) {
+            load_head(a.type, heads[j], a.head_size, floats);
+            heads[j] = reinterpret_cast<const uint8_t*>(floats);
+        }
+    }
+}
 
 // Scores of the whole span, then weights, then values: three loops without anything to wait for in them.
 template <int T, Source From>
@@ -206,18 +233,15 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
     const size_t size = padded(a.head_size), vectors = size / 16;
     const size_t start = first / kChunk * kChunk;
     float* floats = a.scratch;                  // K or V of a chunk, if they are made into floats
-    float* queries = floats + kChunk * size;    // four heads, padded
-    float* scores = queries + 4 * size;         // [rows][group][kSpan]
-    const uint8_t *heads[kChunk], *ahead[kChunk];
-    // Where the cells of a chunk further on are: nothing else in the machine foresees that.
-    auto look_ahead = [&](size_t chunk) {
-        if constexpr (From == Source::kFloats) return;
-        const bool keys = chunk < last;  // behind the last keys come the first values
-        const size_t from = keys ? chunk : start + (chunk - last) / kChunk * kChunk;
-        for (size_t j = 0; j < kChunk; ++j) {
-            const size_t at = from + j < last ? from + j : last - 1;
-            ahead[j] = (keys ? a.keys : a.values) + cell_offset(a, a.view[at]);
-        }
+    float* queries = floats + kChunk * size;    // of some heads, padded
+    float* scores = queries + kMostHeads * size;  // [rows][group][kSpan]
+    // Of this chunk and of the next: nothing else in the machine foresees where its cells are.
+    const uint8_t *places[2][kChunk], **heads = places[0], **ahead = places[1];
+    locate(a, a.keys, start, last, heads);
+    // Behind the last keys come the first values.
+    auto look_ahead = [&](const uint8_t* base, size_t chunk) {
+        const bool more = chunk + kChunk < last;
+        locate(a, more ? base : a.values, more ? chunk + kChunk : start, last, ahead);
     };
     // What a row sees of [begin, begin + m), counted from there.
     auto seen = [&](size_t row, size_t begin, size_t m, size_t* lo, size_t* hi) {
@@ -229,7 +253,7 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
     // Rows of one head each share what is read of K and V: how many from `row` on see the same, or 0.
     auto together = [&](size_t row, size_t begin, size_t m, size_t* lo, size_t* hi) -> size_t {
         if (!seen(row, begin, m, lo, hi)) return 0;
-        const size_t most = a.group > 1 ? 1 : a.rows - row < 4 ? a.rows - row : 4;
+        const size_t most = a.group > 1 ? 1 : a.rows - row < kHeads ? a.rows - row : kHeads;
         size_t n = 1, from, to;
         while (n < most && seen(row + n, begin, m, &from, &to) && from == *lo && to == *hi) ++n;
         return n;
@@ -237,17 +261,17 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
     size_t lo, hi;
     for (size_t chunk = start; chunk < last; chunk += kChunk) {
         const size_t m = last - chunk < kChunk ? last - chunk : kChunk;
-        gather<From>(a, a.keys, chunk, m, floats, heads);
-        look_ahead(chunk + kAhead);
+        look_ahead(a.keys, chunk);
+        convert<From>(a, floats, heads);
         for (size_t row = 0, n_rows; row < a.rows; row += n_rows > 0 ? n_rows : 1) {
             n_rows = together(row, chunk, m, &lo, &hi);
             if (n_rows == 0) continue;
-            for (size_t h = 0; h < a.group; h += 4) {
-                const size_t n_heads = n_rows > 1 ? n_rows : (a.group - h < 4 ? a.group - h : 4);
+            for (size_t h = 0; h < a.group; h += kHeads) {
+                const size_t n_heads = n_rows > 1 ? n_rows : (a.group - h < kHeads ? a.group - h : kHeads);
                 const float* q = a.queries + row * a.query_stride + h * a.head_size;
                 if (size != a.head_size || n_rows > 1) {
                     const size_t stride = n_rows > 1 ? a.query_stride : a.head_size;
-                    if (size != a.head_size) std::memset(queries, 0, 4 * size * sizeof(float));
+                    if (size != a.head_size) std::memset(queries, 0, n_heads * size * sizeof(float));
                     for (size_t i = 0; i < n_heads; ++i) {
                         std::memcpy(queries + i * size, q + i * stride, a.head_size * sizeof(float));
                     }
@@ -259,6 +283,7 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
                 });
             }
         }
+        std::swap(heads, ahead);
     }
     for (size_t row = 0; row < a.rows; ++row) {
         if (!seen(row, start, last - start, &lo, &hi)) continue;
@@ -271,12 +296,12 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
     }
     for (size_t chunk = start; chunk < last; chunk += kChunk) {
         const size_t m = last - chunk < kChunk ? last - chunk : kChunk;
-        gather<From>(a, a.values, chunk, m, floats, heads);
-        look_ahead(last + (chunk - start) + kAhead);
+        look_ahead(a.values, chunk);
+        convert<From>(a, floats, heads);
         for (size_t row = 0, n_rows; row < a.rows; row += n_rows > 0 ? n_rows : 1) {
             n_rows = together(row, chunk, m, &lo, &hi);
             if (n_rows == 0) continue;
-            for (size_t h = 0; h < a.group; h += 4) {
+            for (size_t h = 0; h < a.group; h += kHeads) {
                 const size_t at = row * a.group + h;
                 with_heads(n_rows > 1 ? n_rows : a.group - h, [&](auto n) {
                     mix_chunk<decltype(n)::value, T, From>(heads, ahead, vectors, scores + at * kSpan + (chunk - start),
@@ -284,6 +309,7 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
                 });
             }
         }
+        std::swap(heads, ahead);
     }
 }
 
@@ -312,24 +338,30 @@ void attend(const Attention& a, size_t first, size_t last, const Partial& out) {
 
 void merge(size_t count, size_t head_size, const Partial& total, const Partial& part) {
     const size_t size = padded(head_size);
-    for (size_t i = 0; i < count; ++i) {
-        if (part.sum[i] == 0.0f) continue;  // nothing was seen there
-        float* to = total.out + i * size;
-        const float* from = part.out + i * size;
-        if (total.sum[i] == 0.0f) {
-            total.max[i] = part.max[i];
-            total.sum[i] = part.sum[i];
-            std::memcpy(to, from, size * sizeof(float));
-            continue;
+    for (size_t first = 0; first < count; first += 16) {
+        const size_t n = count - first < 16 ? count - first : 16;
+        const Floats left = load_some(total.max + first, n), right = load_some(part.max + first, n);
+        const Floats now = max(left, right);
+        alignas(64) float top[16], ours[16], theirs[16];
+        store(top, now);
+        store(ours, exponential(sub(left, now)));
+        store(theirs, exponential(sub(right, now)));
+        for (size_t j = 0; j < n; ++j) {
+            const size_t i = first + j;
+            if (part.sum[i] == 0.0f) continue;  // nothing was seen there
+            float* to = total.out + i * size;
+            const float* from = part.out + i * size;
+            if (total.sum[i] == 0.0f) {
+                total.max[i] = part.max[i];
+                total.sum[i] = part.sum[i];
+                std::memcpy(to, from, size * sizeof(float));
+                continue;
+            }
+            for (size_t t = 0; t < size; t += 16) {
+                store(to + t, fma(load(from + t), splat(theirs[j]), mul(load(to + t), splat(ours[j]))));
+            }
+            total.sum[i] = total.sum[i] * ours[j] + part.sum[i] * theirs[j];
+            total.max[i] = top[j];
         }
-        const float now = total.max[i] > part.max[i] ? total.max[i] : part.max[i];
-        alignas(64) float ours[16], theirs[16];
-        store(ours, exponential(splat(total.max[i] - now)));
-        store(theirs, exponential(splat(part.max[i] - now)));
-        for (size_t t = 0; t < size; t += 16) {
-            store(to + t, fma(load(from + t), splat(theirs[0]), mul(load(to + t), splat(ours[0]))));
-        }
-        total.sum[i] = total.sum[i] * ours[0] + part.sum[i] * theirs[0];
-        total.max[i] = now;
     }
 }

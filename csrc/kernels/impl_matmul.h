@@ -160,8 +160,9 @@ struct Quant {
     static inline Bytes sixes(const uint8_t* quants, int quad_index) {
         const Bytes both = load_bytes(quants + quad_index % 4 * 64);
         const Bytes low = quad_index < 4 ? low_half(both) : high_half(both);
-        if constexpr (kShape.bits == 6) return with_bits(low, load_bytes(quants + (4 + quad_index / 4) * 64), quad_index % 4 * 2, 3);
-        return with_bits(low, load_bytes(quants + 4 * 64), quad_index, 1);
+        const uint8_t* above = quants + 4 * 64;
+        if constexpr (kShape.bits == 5) return with_bits(low, load_bytes(above), quad_index, 1);
+        return with_bits(low, load_bytes(above + quad_index / 4 * 64), quad_index % 4 * 2, 3);
     }
 
     // The quants of a piece's blocks as bytes.

@@ -39,7 +39,8 @@ inline size_t head_bytes(CacheType type, size_t head_size) {
 
 constexpr size_t kCellBlock = 256;  // cells that lie next to each other; what follows is a block further
 constexpr size_t kChunk = 32;   // cells that attention takes at a time
-constexpr size_t kSpan = 512;   // cells whose partial result is one unit of work
+constexpr size_t kSpan = 256;   // cells whose partial result is one unit of work
+constexpr size_t kMostHeads = 8;  // that a kernel takes together
 
 // Attention of some rows with one view, for one K/V head and the heads that share it.
 struct Attention {
@@ -77,7 +78,7 @@ constexpr size_t kPeak = 256;  // numbers of which `peaks` tells the largest
 
 inline size_t padded(size_t head_size) { return (head_size + 15) / 16 * 16; }
 inline size_t attention_scratch(size_t head_size, size_t rows, size_t group) {
-    return (kChunk + 4) * padded(head_size) + rows * group * kSpan;
+    return (kChunk + kMostHeads) * padded(head_size) + rows * group * kSpan;
 }
 
 struct Kernels {

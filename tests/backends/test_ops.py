@@ -453,7 +453,7 @@ def rows_of(case, rows):
     return {**case, **{name: case[name][rows] for name in ("queries", "begins", "ends")}}
 
 
-LENGTHS = 1, 31, 32, 33, 511, 512, 513, 1100
+LENGTHS = 1, 31, 32, 33, 255, 256, 257, 511, 512, 513, 1100
 
 
 @every_set

@@ -414,7 +414,7 @@ void check_set(const Kernels& kernel) {
     size_t group = 0;
     for (const CacheType type : {CacheType::kHalf, CacheType::kQ8}) {
         for (const size_t size : {8, 16, 64, 80, 128, 256}) {
-            for (const size_t length : {1, 31, 32, 33, 511, 512, 513, 1100}) {
+            for (const size_t length : {1, 31, 32, 33, 255, 256, 257, 513, 1100}) {
                 check_attention(kernel, type, size, 1 + group++ % 8, length);
             }
         }
