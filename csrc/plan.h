@@ -103,8 +103,10 @@ public:
 
     Cut(size_t panels, size_t columns, size_t threads, bool only_panels) : panels_(panels), columns_(columns) {
         if (columns < 2 * kColumnStep || only_panels) {
-            const size_t each = std::clamp<size_t>(panels / (4 * threads), 1, 4);
+            // The last pieces decide how long the others wait, so a large matrix has more of them.
+            const size_t each = std::clamp<size_t>(panels / (4 * threads), 1, 16);
             panel_step_ = pieces_of(panels, each * threads);
+            if (each > 4) panel_step_ = std::max<size_t>(panel_step_ / 4, 1) * 4;  // as kernels take them
             column_step_ = columns;
         } else {
             panel_step_ = std::clamp<size_t>(pieces_of(panels, 4 * threads), 4, 8);
