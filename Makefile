@@ -49,7 +49,10 @@ bench: $(VENV)/.test
 # reading the .pth files of .venv, one of which leads to the usual module. The C++ library has to be there
 # before the sanitizer, which wraps its exceptions; an interpreter never frees all it has, so leaks are not
 # looked for. Tests that start a Python of their own, or take away its memory, are left out.
+SAME_BITS  := tests/backends/test_same_bits.py
 ASAN_TESTS := tests/backends/test_ops.py tests/backends/test_decoder.py tests/backends/test_fused.py \
+              $(SAME_BITS)::test_across_the_borders_of_spans $(SAME_BITS)::test_beside_others \
+              $(SAME_BITS)::test_a_cell_that_is_not_the_last_of_its_view tests/backends/test_tiny.py \
               tests/backends/test_probe.py tests/sampling/test_native.py tests/sampling/test_native_hook.py \
               tests/structured/test_mask.py \
               tests/engine/test_save.py tests/engine/test_table.py tests/weights/test_formats.py \
