@@ -136,8 +136,8 @@ def test_across_the_borders_of_spans(name, kv):
 
 @pytest.mark.parametrize("others", [1, 300])
 def test_a_cell_that_is_not_the_last_of_its_view(others):
-    # Cells at one position stand in order of token id, so a row's own may lie before others, or in another span.
-    # A row that is probed waits until its K and V are stored; one that is not goes ahead.
+    # Cells at one position stand in order of token id, so a row's own may lie before others, in another span
+    # than the last. A row that is probed waits until its K and V are stored; one that is not goes ahead.
     found = []
     for threads in (1, 2, 5):
         backend, cells = tiny_native("llama", 2048, threads=threads), Cells(2048)
