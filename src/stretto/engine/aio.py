@@ -23,6 +23,32 @@ if TYPE_CHECKING:
 Event = TypeVar("Event")
 
 
+class News:
+    """Wakes the tasks of an event loop that wait for something to come."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.forget: Callable[[], None] = lambda: None  # what to do when the loop is closed
+        self._come = False
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def wake(self) -> None:
+        """Something has come; called in the loop."""
+        self._come = True
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)
+
+    async def wait(self) -> None:
+        """Return when something has come since this returned last."""
+        if not self._come:
+            mine = self.loop.create_future()
+            self._waiting.append(mine)
+            await mine
+        self._come = False
+
+
 class AsyncEventStream(Generic[Event]):
     """Iterate it with `async for`; a loop that is left cancels the request and frees its cells."""
 
@@ -31,7 +57,7 @@ class AsyncEventStream(Generic[Event]):
         self._make = make  # the request, and where its events will be
         self._request: Request | None = None
         self._events: deque[Event] = deque()
-        self._news: asyncio.Event | None = None
+        self._news: News | None = None
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -39,14 +65,12 @@ class AsyncEventStream(Generic[Event]):
     async def __anext__(self) -> Event:
         request = self._request
         if request is None or self._news is None:
-            self._news = asyncio.Event()
+            self._news = News()
             ((request,),) = await start(self._worker, self._begin, self._news)
             self._request = request
         try:
             while not self._events and not request.finished:
-                self._news.clear()
-                if not self._events and not request.finished:
-                    await self._news.wait()
+                await self._news.wait()
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -107,14 +131,11 @@ class AsyncStream(AsyncEventStream[Token]):
         return (await self._exhausted()).result()
 
 
-async def start(
-    worker: Worker, make: Callable[[], list[list[Request]]], news: asyncio.Event
-) -> list[list[Request]]:
+async def start(worker: Worker, make: Callable[[], list[list[Request]]], news: News) -> list[list[Request]]:
     """Make groups of requests in a thread and queue the first of each, which starts the others.
 
-    `news` is set whenever any of them has something new.
+    `news` is told whenever any of them has something new.
     """
-    loop = asyncio.get_running_loop()
     made: list[list[Request]] = []
 
     def forget(task: asyncio.Future[None] | None = None) -> None:
@@ -125,10 +146,7 @@ async def start(
                 request.abandon()
 
     def notify() -> None:
-        try:
-            loop.call_soon_threadsafe(news.set)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            forget()
+        worker.tell(news)
 
     def work() -> None:
         with worker.arriving():
@@ -138,6 +156,7 @@ async def start(
                     request.notify = notify
             worker.add(made)
 
+    news.forget = forget
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         await asyncio.shield(task)
@@ -149,14 +168,12 @@ async def start(
 
 async def finished(worker: Worker, make: Callable[[], list[list[Request]]]) -> None:
     """Make requests and wait until all of them have finished; if nobody waits any more, they end."""
-    news = asyncio.Event()
+    news = News()
     made = await start(worker, make, news)
     requests = [request for group in made for request in group]
     try:
         while not all(request.finished for request in requests):
-            news.clear()
-            if not all(request.finished for request in requests):
-                await news.wait()
+            await news.wait()
     except asyncio.CancelledError:
         for request in requests:
             request.abandon()

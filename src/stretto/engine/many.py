@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from stretto.engine.aio import start
+from stretto.engine.aio import News, start
 from stretto.engine.branch import Branches
 from stretto.engine.request import Request
 from stretto.engine.types import Result, Token
@@ -27,13 +27,12 @@ class AsyncTexts:
         self._make = make
         self._branches: list[Branches] = []
         self._requests: list[Request] = []
-        self._news = asyncio.Event()
-        self._started = False
+        self._news: News | None = None
 
     async def start(self) -> None:
         """Make the requests and queue them, all or none. Iterating does it too."""
-        if not self._started:
-            self._started = True
+        if self._news is None:
+            self._news = News()
             made = await start(self._worker, self._begin, self._news)
             self._requests = [request for group in made for request in group]
 
@@ -45,19 +44,16 @@ class AsyncTexts:
         return self
 
     async def __anext__(self) -> list[tuple[int, Token]]:
-        if not self._started:
+        if self._news is None:
             await self.start()
-        news = self._news
+        assert self._news is not None
         try:
-            while True:
-                news.clear()
-                if found := self._take():
-                    return found
+            while not (found := self._take()):
                 if all(request.finished and not request.events for request in self._requests):
                     self._check()
                     raise StopAsyncIteration
-                if not news.is_set():
-                    await news.wait()
+                await self._news.wait()
+            return found
         except asyncio.CancelledError:
             self.cancel()
             raise

@@ -6,13 +6,14 @@ It starts with the first such request and ends when there has been none for a wh
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from stretto.engine.request import Request
 
 if TYPE_CHECKING:
+    from stretto.engine.aio import News
     from stretto.engine.engine import Engine
 
 PATIENCE = 5.0  # seconds without work after which the thread ends
@@ -29,6 +30,8 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._arriving = 0  # threads that are making requests
+        self._stepping = 0  # our thread's number while it is in a step
+        self._told: set[News] = set()  # by this step
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
@@ -53,6 +56,14 @@ class Worker:
                 self._thread.start()
             self._news.notify()
 
+    def tell(self, news: News) -> None:
+        """Something has come for somebody in an event loop. What a step brings is told when it has ended:
+        a loop wakes up for a step, not for every token of it."""
+        if self._stepping == threading.get_ident():
+            self._told.add(news)
+        else:
+            _tell((news,))
+
     def close(self, wait: bool = True) -> None:
         """End the thread, after the step that it is at; whoever is in a step cannot `wait` for it."""
         with self._news:
@@ -64,6 +75,7 @@ class Worker:
 
     def _work(self) -> None:
         while self._wait():
+            self._stepping = threading.get_ident()
             try:
                 self._engine.step()
             except Exception as error:  # a step that fails, fails for all who are in it
@@ -71,6 +83,11 @@ class Worker:
                     for request in self._engine.scheduler.running:
                         request.fail(error)
                     self._engine.scheduler.sweep()
+            finally:
+                self._stepping = 0
+            if self._told:
+                _tell(self._told)
+                self._told = set()
 
     def _wait(self) -> bool:
         """Wait for work; False if there was none for too long, or never will be."""
@@ -84,3 +101,19 @@ class Worker:
                 self._thread = None
                 return False
             return True
+
+
+def _tell(several: Collection[News]) -> None:
+    """Wake up those for whom something has come, each event loop once."""
+    for loop in {news.loop for news in several}:
+        mine = [news for news in several if news.loop is loop]
+        try:
+            loop.call_soon_threadsafe(_wake, mine)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            for news in mine:
+                news.forget()
+
+
+def _wake(several: Iterable[News]) -> None:
+    for news in several:
+        news.wake()

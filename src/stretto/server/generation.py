@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive
 
 from stretto import Result
 from stretto.server.errors import ApiError, ClientGone, translate
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from stretto.server.state import State
 
 Value = TypeVar("Value")
-
-SLOW = 30.0  # seconds that a client may take, after the end, to read what it was sent
 
 
 class Generation:
@@ -161,7 +158,7 @@ async def unless_gone(
     `too_late` gets a result that came in the very moment nobody wanted it any more.
     """
     task = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_gone(request.receive))
+    watch = asyncio.ensure_future(gone(request.receive))
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -177,53 +174,10 @@ async def unless_gone(
                     too_late(late)
 
 
-async def _gone(receive: Receive) -> None:
+async def gone(receive: Receive) -> None:
     """Returns when the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-class Streamed(Response):
-    """An answer that comes in pieces; `close` is called when it has ended, however it ends.
-
-    While pieces are awaited, the client is watched: when it goes away, so does the work.
-    """
-
-    def __init__(
-        self, pieces: AsyncIterator[bytes], close: Callable[[], None], media_type: str, seconds: float
-    ) -> None:
-        super().__init__(
-            media_type=media_type, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
-        )
-        del self.headers["content-length"]
-        self._pieces = pieces
-        self._close = close
-        self._seconds = seconds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send what comes."""
-        work = asyncio.ensure_future(self._send(send))
-        watch = asyncio.ensure_future(_gone(receive))
-        try:
-            await asyncio.wait(
-                (work, watch), timeout=self._seconds + SLOW, return_when=asyncio.FIRST_COMPLETED
-            )
-            if work.done():
-                work.result()
-        finally:
-            watch.cancel()
-            if not work.done():
-                self._close()  # at once: the next step frees the cells
-                work.cancel()
-                with suppress(BaseException):
-                    await work
-            self._close()
-
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for piece in self._pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def usage(results: list[Result], n_prompts: int = 1) -> dict[str, Any]:

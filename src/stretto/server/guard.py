@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.server.errors import ApiError, answer, translate
 from stretto.server.settings import LOOPBACK_NAMES, Settings
+from stretto.server.streamed import DIRECT
 
 if TYPE_CHECKING:
     from stretto.server.state import State
@@ -68,6 +69,7 @@ class Guard:
                 held = len(body)
                 scope["headers"] = [*(h for h in scope["headers"] if h[0] != b"content-type"), JSON_TYPE]
                 receive = _whole(body, receive)
+            scope[DIRECT] = send
             await self._app(scope, receive, visit.send)
         except Exception as error:  # ours, or one that the app has answered and raised again
             if not visit.begun:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from stretto import Result, __version__
+from stretto import Result, Token, __version__
 from stretto.server.calls import CallWatcher, ollama_calls, tool_plan
 from stretto.server.chat import ollama_prompt
 from stretto.server.errors import ApiError, Json, body_of, dumps, translate
-from stretto.server.generation import Generation, Streamed, begin, started, unless_gone
+from stretto.server.generation import Generation, begin, started, unless_gone
 from stretto.server.ollama_schemas import (
     Common,
     EmbedRequest,
@@ -27,6 +27,7 @@ from stretto.server.openai import embedded, prompts_of
 from stretto.server.options import check_prompts
 from stretto.server.registry import Slot
 from stretto.server.state import State, state_of
+from stretto.server.streamed import Streamed
 from stretto.server.structured import ollama_grammar
 from stretto.tools.plan import ToolPlan
 
@@ -180,7 +181,8 @@ async def _generated(
     head = {"model": body.model, "created_at": _now()}
     try:
         if body.stream is not False:
-            return Streamed(_lines(generation, head, said, plan), generation.close, LINES, generation.left)
+            lines = _Lines(generation, head, said, plan)
+            return Streamed(generation, generation.texts, lines, LINES)
         (result,) = map(plan.read, await unless_gone(request, generation.results()))
         ended = {**head, **_with_calls(said(result.text), result), **_end(generation, result)}
         generation.close()
@@ -190,33 +192,48 @@ async def _generated(
         raise
 
 
-async def _lines(
-    generation: Generation, head: dict[str, Any], said: Callable[[str], dict[str, Any]], plan: ToolPlan
-) -> AsyncIterator[bytes]:
-    """The answer as lines of JSON; an error on the way is one too, and the last."""
-    watcher = CallWatcher(plan, generation.lease.llm.tokenizer) if plan.reader is not None else None
-    try:
-        async for news in generation.texts:
-            out = []
-            for _, token in news:
-                text = token.text if watcher is None else watcher.push(token)
-                result = None
-                if token.finish_reason is not None:
-                    result = generation.texts.result(0)
-                    generation.check(result)
-                    if watcher is not None:
-                        rest, result = watcher.end(result)
-                        text += rest
-                if text or (result is not None and result.tool_calls):
-                    piece = said(text) if result is None else _with_calls(said(text), result)
-                    out.append({**head, **piece, "done": False})
-                if result is not None:
-                    out.append({**head, **said(""), **_end(generation, result)})
-            yield "".join(dumps(line) + "\n" for line in out).encode()
-    except Exception as error:
-        yield (dumps(body_of(translate(error), "/api/")) + "\n").encode()
-    finally:
-        generation.close()
+class _Lines:
+    """The answer as lines of JSON."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        head: dict[str, Any],
+        said: Callable[[str], dict[str, Any]],
+        plan: ToolPlan,
+    ) -> None:
+        self._generation = generation
+        self._head = head
+        self._said = said
+        tokenizer = generation.lease.llm.tokenizer
+        self._watcher = CallWatcher(plan, tokenizer) if plan.reader is not None else None
+
+    def more(self, news: list[tuple[int, Token]]) -> bytes:
+        """A line for every token that says something."""
+        out = []
+        for _, token in news:
+            text = token.text if self._watcher is None else self._watcher.push(token)
+            result = None
+            if token.finish_reason is not None:
+                result = self._generation.texts.result(0)
+                self._generation.check(result)
+                if self._watcher is not None:
+                    rest, result = self._watcher.end(result)
+                    text += rest
+            if text or (result is not None and result.tool_calls):
+                piece = self._said(text) if result is None else _with_calls(self._said(text), result)
+                out.append({**self._head, **piece, "done": False})
+            if result is not None:
+                out.append({**self._head, **self._said(""), **_end(self._generation, result)})
+        return "".join(dumps(line) + "\n" for line in out).encode()
+
+    async def end(self) -> bytes:
+        """The last line has been sent."""
+        return b""
+
+    def failed(self, error: ApiError) -> bytes:
+        """The error is a line too, and the last one."""
+        return (dumps(body_of(error, "/api/")) + "\n").encode()
 
 
 async def _load(state: State, body: Common, request: Request, empty: dict[str, Any]) -> Response:

@@ -15,12 +15,13 @@ from stretto.llm import LLM
 from stretto.server.calls import plan_of
 from stretto.server.chat import prompt_of
 from stretto.server.errors import ApiError, Json, translate
-from stretto.server.generation import Generation, Streamed, begin, started, unless_gone
+from stretto.server.generation import Generation, begin, started, unless_gone
 from stretto.server.options import chat_options, check_at_most, check_prompts, completion_options
 from stretto.server.pins import check_pin, pin
 from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
-from stretto.server.shapes import ChatShape, Shape
+from stretto.server.shapes import ChatShape, Chunks, Shape
 from stretto.server.state import state_of
+from stretto.server.streamed import Streamed
 from stretto.server.structured import grammar_of
 
 EVENTS = "text/event-stream"
@@ -110,7 +111,7 @@ async def _answer(
     try:
         if body.stream:
             usage = body.stream_options is not None and body.stream_options.include_usage
-            return Streamed(shape.chunks(usage, n_prompts), generation.close, EVENTS, generation.left)
+            return Streamed(generation, generation.texts, Chunks(shape, usage, n_prompts), EVENTS)
         results = await unless_gone(request, generation.results())
         whole = shape.whole(results, n_prompts)
         generation.close()

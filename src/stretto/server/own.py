@@ -15,15 +15,17 @@ from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
 from stretto import __version__, hardware
+from stretto.parallel import ParallelStep
 from stretto.server import metrics
 from stretto.server.errors import ApiError, Json, body_of, dumps, translate
-from stretto.server.generation import Generation, Streamed, begin, unless_gone
+from stretto.server.generation import Generation, begin, unless_gone
 from stretto.server.openai import EVENTS, ids_of
 from stretto.server.options import check_prompts
 from stretto.server.pins import release
 from stretto.server.registry import Slot
 from stretto.server.schemas import Body, Name, Number, Stop, Text, Tokens
 from stretto.server.state import state_of
+from stretto.server.streamed import Streamed
 
 router = APIRouter(tags=["Stretto"])
 
@@ -235,7 +237,7 @@ async def parallel(body: ParallelRequest, request: Request) -> Response:
         if body.stream:
             # The first step tells whether it can be done at all.
             first = await unless_gone(request, anext(generation.texts, None))
-            return Streamed(_steps(generation, first), generation.close, EVENTS, left)
+            return Streamed(generation, _all(first, generation.texts), _Steps(generation), EVENTS)
         text = await unless_gone(request, generation.texts.result())
         found = {"model": body.model, **text.to_dict()}
         found["timings"] = {**found["timings"], **generation.spent()}
@@ -248,26 +250,37 @@ async def parallel(body: ParallelRequest, request: Request) -> Response:
         raise
 
 
-async def _steps(generation: Generation, first: Any) -> AsyncIterator[bytes]:
+async def _all(first: Any, others: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    if first is not None:
+        yield first
+        async for step in others:
+            yield step
+
+
+class _Steps:
     """The steps as events, then the whole."""
-    try:
-        step = first
-        while step is not None:
-            told = {
-                "index": step.index,
-                "position": step.position,
-                "text": step.text,
-                "brackets": step.brackets,
-                "threshold": step.threshold,
-                "members": [asdict(member) for member in step.members],
-            }
-            yield f"data: {dumps({'step': told})}\n\n".encode()
-            step = await anext(generation.texts, None)
-        text = (await generation.texts.result()).to_dict()
-        text["timings"] = {**text["timings"], **generation.spent()}
-        yield f"data: {dumps({'result': text})}\n\n".encode()
-        yield b"data: [DONE]\n\n"
-    except Exception as error:
-        yield f"data: {dumps(body_of(translate(error), '/stretto/'))}\n\n".encode()
-    finally:
-        generation.close()
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    def more(self, step: ParallelStep) -> bytes:
+        """A step."""
+        told = {
+            "index": step.index,
+            "position": step.position,
+            "text": step.text,
+            "brackets": step.brackets,
+            "threshold": step.threshold,
+            "members": [asdict(member) for member in step.members],
+        }
+        return f"data: {dumps({'step': told})}\n\n".encode()
+
+    async def end(self) -> bytes:
+        """The whole."""
+        text = (await self._generation.texts.result()).to_dict()
+        text["timings"] = {**text["timings"], **self._generation.spent()}
+        return f"data: {dumps({'result': text})}\n\ndata: [DONE]\n\n".encode()
+
+    def failed(self, error: ApiError) -> bytes:
+        """The error is an event too, and the last one."""
+        return f"data: {dumps(body_of(error, '/stretto/'))}\n\n".encode()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
 from secrets import token_hex
 from typing import Any
 
 from stretto import Result, Token, __version__
 from stretto.server.calls import CallWatcher, openai_calls
-from stretto.server.errors import body_of, dumps, translate
+from stretto.server.errors import ApiError, body_of, dumps
 from stretto.server.generation import Generation, usage
 from stretto.tools.plan import ToolPlan
 
@@ -36,7 +35,6 @@ class Shape:
         self.id = f"{self.prefix}-{token_hex(12)}"
         self.created = int(time.time())
         self.before: list[str] = []  # the text that comes before each of them (`echo`)
-        self._opened: set[int] = set()
 
     def head(self, kind: str) -> dict[str, Any]:
         """What every answer and every chunk begins with."""
@@ -65,46 +63,6 @@ class Shape:
             "usage": usage(results, n_prompts),
             "timings": self.generation.timings(results),
         }
-
-    async def chunks(self, include_usage: bool, n_prompts: int = 1) -> AsyncIterator[bytes]:
-        """The answer as server-sent events; an error on the way is one too, and the last."""
-        none = ',"usage":null' if include_usage else ""
-        head = f"data: {dumps(self.head(self.chunk_kind))[:-1]}{none},"
-        results: dict[int, Result] = {}
-        try:
-            async for news in self.generation.texts:
-                out: list[str] = []
-                for index, token in news:
-                    if index not in self._opened:
-                        self._opened.add(index)
-                        if opening := self.opening(index):
-                            out.append(
-                                f'{head}"choices":[{{"index":{index},{opening},"finish_reason":null}}]}}\n\n'
-                            )
-                    for piece in self.pieces(index, token):
-                        out.append(
-                            f'{head}"choices":[{{"index":{index},{piece},"finish_reason":null}}]}}\n\n'
-                        )
-                    if token.finish_reason is not None:
-                        results[index] = self.generation.texts.result(index)
-                        self.generation.check(results[index])
-                        out += [f"{head}{last}\n\n" for last in self.ending(index, results[index])]
-                yield "".join(out).encode()
-            await self.generation.finish()
-            if include_usage:
-                told = [results[index] for index in sorted(results)]
-                last = {
-                    **self.head(self.chunk_kind),
-                    "choices": [],
-                    "usage": usage(told, n_prompts),
-                    "timings": self.generation.timings(told),
-                }
-                yield f"data: {dumps(last)}\n\n".encode()
-            yield b"data: [DONE]\n\n"
-        except Exception as error:
-            yield f"data: {dumps(body_of(translate(error), '/v1/'))}\n\n".encode()
-        finally:
-            self.generation.close()
 
     def ending(self, index: int, result: Result) -> list[str]:
         """The last chunks of a text, without their heads."""
@@ -135,12 +93,12 @@ class Shape:
         """The text of a chunk that has none."""
         return {"text": "", "logprobs": None}
 
-    def pieces(self, index: int, token: Token) -> list[str]:
-        """What a token adds, as the inside of a JSON object; none if it adds nothing."""
+    def piece(self, index: int, token: Token) -> str:
+        """What a token adds, as the inside of a JSON object; empty if it adds nothing."""
         if not token.text and (self.tops is None or token.id is None):
-            return []
+            return ""
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
-        return [f'"text":{quoted(token.text)},"logprobs":{logprobs}']
+        return f'"text":{quoted(token.text)},"logprobs":{logprobs}'
 
     def said(self, index: int, result: Result) -> dict[str, Any]:
         """A whole text."""
@@ -198,14 +156,14 @@ class ChatShape(Shape):
         """Nothing more."""
         return {"delta": {}, "logprobs": None}
 
-    def pieces(self, index: int, token: Token) -> list[str]:
+    def piece(self, index: int, token: Token) -> str:
         """What a token adds."""
         if self._plan.reader is not None:
             token = token._replace(text=self._watcher(index).push(token))
         if not token.text and (self.tops is None or token.id is None):
-            return []
+            return ""
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
-        return [f'"delta":{{"content":{quoted(token.text)}}},"logprobs":{logprobs}']
+        return f'"delta":{{"content":{quoted(token.text)}}},"logprobs":{logprobs}'
 
     def said(self, index: int, result: Result) -> dict[str, Any]:
         """A whole message."""
@@ -251,6 +209,57 @@ class ChatShape(Shape):
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         data = self.tokenizer.token_bytes(token) or self.shown(token).encode()
         return {"token": self.shown(token), "logprob": lowest(logprob), "bytes": list(data)}
+
+
+class Chunks:
+    """An answer as server-sent events. What all chunks of a text begin and end with is made once."""
+
+    TAIL = ',"finish_reason":null}]}\n\n'
+
+    def __init__(self, shape: Shape, include_usage: bool, n_prompts: int) -> None:
+        self._shape = shape
+        self._texts = shape.generation.texts
+        self._usage = include_usage
+        self._n_prompts = n_prompts
+        none = ',"usage":null' if include_usage else ""
+        self._head = f"data: {dumps(shape.head(shape.chunk_kind))[:-1]}{none},"
+        self._heads: dict[int, str] = {}  # of the texts that have begun
+        self._results: dict[int, Result] = {}  # of those that have ended
+
+    def more(self, news: list[tuple[int, Token]]) -> bytes:
+        """The chunks of some tokens."""
+        out = []
+        for index, token in news:
+            head = self._heads.get(index)
+            if head is None:
+                head = self._heads[index] = f'{self._head}"choices":[{{"index":{index},'
+                if opening := self._shape.opening(index):
+                    out.append(f"{head}{opening}{self.TAIL}")
+            if piece := self._shape.piece(index, token):
+                out.append(f"{head}{piece}{self.TAIL}")
+            if token.finish_reason is not None:
+                result = self._results[index] = self._texts.result(index)
+                self._shape.generation.check(result)
+                out += [f"{self._head}{last}\n\n" for last in self._shape.ending(index, result)]
+        return "".join(out).encode()
+
+    async def end(self) -> bytes:
+        """What was used, if that was asked for, and the last event."""
+        done = b"data: [DONE]\n\n"
+        if not self._usage:
+            return done
+        told = [self._results[index] for index in sorted(self._results)]
+        last = {
+            **self._shape.head(self._shape.chunk_kind),
+            "choices": [],
+            "usage": usage(told, self._n_prompts),
+            "timings": self._shape.generation.timings(told),
+        }
+        return f"data: {dumps(last)}\n\n".encode() + done
+
+    def failed(self, error: ApiError) -> bytes:
+        """The error is an event too, and the last one."""
+        return f"data: {dumps(body_of(error, '/v1/'))}\n\n".encode()
 
 
 def lowest(logprob: float | None) -> float:
