@@ -15,7 +15,6 @@ from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
 from stretto import __version__, hardware
-from stretto.parallel import ParallelStep
 from stretto.server import metrics
 from stretto.server.errors import ApiError, Json, body_of, dumps, translate
 from stretto.server.generation import Generation, begin, unless_gone
@@ -263,7 +262,7 @@ class _Steps:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
 
-    def more(self, step: ParallelStep) -> bytes:
+    def more(self, step: Any) -> bytes:
         """A step."""
         told = {
             "index": step.index,

@@ -1,11 +1,10 @@
-"""The facade: a loaded model and everything one does with it."""
+"""A loaded model: what one does with it, each in a line or two."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
@@ -14,26 +13,24 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Backend, Batch
 from stretto.engine import Engine, Limits, Request, Result, Sequence, Step
-from stretto.engine.branch import Branches, branching
-from stretto.engine.kinds import new_request
+from stretto.engine.branch import Branches
 from stretto.engine.metrics import Metrics
-from stretto.engine.params import RequestParams, request_params, sampling_params
+from stretto.engine.params import sampling_params
 from stretto.engine.parked import ParkedSequences
 from stretto.engine.saving import restore
 from stretto.engine.scoring import score
 from stretto.engine.stream import TextStream
 from stretto.engine.table import CellTable
-from stretto.errors import InvalidRequest, Unsupported
+from stretto.errors import InvalidRequest
+from stretto.llm.making import new_branches, new_runs, new_text
+from stretto.llm.prompts import Message, OnePrompt, Parts, Prompt, conversation_ids, prompt_ids
 from stretto.models import ModelSpec
-from stretto.parallel import ParallelRun, ParallelStream, ParallelText, parallel_params, run_all
-from stretto.router import open_model
+from stretto.parallel import ParallelStream, ParallelText, run_all
 from stretto.sampling.rng import RandomStream
 from stretto.structured import Grammar, Guide, as_grammar
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
-from stretto.tools.plan import ToolPlan, ToolStream, plan_tools, with_arguments
-from stretto.vision.chat import check_count, has_images, place_images
-from stretto.vision.image import Image
+from stretto.tools.plan import ToolPlan, ToolStream, plan_tools
 from stretto.vision.vision import Vision
 
 if TYPE_CHECKING:
@@ -47,59 +44,9 @@ if TYPE_CHECKING:
     from stretto.parallel.aio import AsyncParallelStream
     from stretto.tools.check import Choice, Tools
 
-Parts = tuple[str | Image, ...]
-OnePrompt = str | list[int] | Parts
-Prompt = str | Seq[int] | Parts
-Message = Mapping[str, Any]
 Floats = NDArray[np.float32]
 
 ONE_STREAM = "a stream is of one run; make one for each prompt, and take steps in turns"
-
-
-def load(
-    model: str | os.PathLike[str],
-    *,
-    backend: str = "auto",
-    device: str = "auto",
-    threads: int | None = None,
-    cells: int = 8192,
-    kv: str = "f16",
-    repack: bool = True,
-    prefix_cache: bool = True,
-    limits: Limits | None = None,
-    vision: str | os.PathLike[str] | None = None,
-) -> LLM:
-    """Load a model by name (`"smollm2"`), path, or `"hf:org/repo/file.gguf"`.
-
-    `cells` is the size of the cache in tokens, shared by all sequences; `kv="q8"` halves what it
-    takes, "f32" doubles it and rounds nothing.
-    `repack=False` leaves the weights in the file, for one larger than memory: slower, the same results.
-    With `prefix_cache=False` nothing is kept for later prompts that begin alike. `limits` (`stretto.Limits`)
-    says how many requests may run and wait, and how long a step may take. `vision` is the `mmproj` file that
-    lets the model see images.
-
-    >>> llm = stretto.load("smollm2")
-    >>> llm.generate("Once upon a time").text
-    """
-    opened = open_model(
-        model,
-        backend=backend,
-        device=device,
-        threads=threads,
-        cells=cells,
-        kv=kv,
-        repack=repack,
-        vision=vision,
-    )
-    return LLM(
-        opened.backend,
-        opened.tokenizer,
-        opened.template,
-        fingerprint=opened.fingerprint,
-        prefix_cache=prefix_cache,
-        limits=limits,
-        vision=opened.vision,
-    )
 
 
 class LLM:
@@ -168,19 +115,19 @@ class LLM:
         >>> llm.generate("The capital of France is", max_tokens=8, temperature=0).text
         """
         if _is_list(prompt):
-            several = [self._branches(one, options) for one in cast(list[Prompt], prompt)]
+            several = [new_branches(self._engine, one, options) for one in cast(list[Prompt], prompt)]
             return self._run(several)  # type: ignore[return-value]
-        return self._run([self._branches(cast(Prompt, prompt), options)])[0]
+        return self._run([new_branches(self._engine, cast(Prompt, prompt), options)])[0]
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:
         """Generate token by token: iterate the stream, then read its `result`."""
-        return TextStream(self._engine, self._request(prompt, options))
+        return TextStream(self._engine, new_text(self._engine, prompt, options))
 
     def astream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
         """As `stream`, for `async for`; leaving the loop cancels it and frees its cells."""
         from stretto.engine.aio import AsyncStream  # asyncio is imported by those who use it
 
-        return AsyncStream(self._engine.worker, lambda: self._request(prompt, options))
+        return AsyncStream(self._engine.worker, lambda: new_text(self._engine, prompt, options))
 
     async def agenerate(
         self, prompt: OnePrompt | list[str] | list[list[int]] | list[Parts], **options: Any
@@ -193,7 +140,7 @@ class LLM:
 
         def make() -> list[list[Request]]:
             prompts = cast(list[Prompt], prompt) if whole else [cast(Prompt, prompt)]
-            several.extend(self._branches(one, options) for one in prompts)
+            several.extend(new_branches(self._engine, one, options) for one in prompts)
             return [branches.requests for branches in several]
 
         await finished(self._engine.worker, make)
@@ -206,30 +153,15 @@ class LLM:
         """`n` texts of each prompt, all in the same steps, as lists of (index of the text, token)."""
         from stretto.engine.many import AsyncTexts
 
-        how = {**options, "n": n}
-        return AsyncTexts(self._engine.worker, lambda: [self._branches(one, how) for one in prompts])
+        engine, how = self._engine, {**options, "n": n}
+        return AsyncTexts(engine.worker, lambda: [new_branches(engine, one, how) for one in prompts])
 
     def chat_prompt(self, messages: Seq[Message], **variables: Any) -> list[int]:
         """The ids of a conversation in the model's own format, up to where its answer begins.
 
         The text of a message can never become a special token.
         """
-        if self._template is None:
-            raise Unsupported("this model has no chat template; use generate with a prompt of your own")
-        parts: Iterable[str | int | Image]
-        if has_images(messages):
-            parts = place_images(self._template, with_arguments(messages), self.tokenizer.specials, variables)
-        else:
-            parts = self._template.parts(with_arguments(messages), **variables)
-        ids: list[int] = []
-        for part in parts:
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                ids += (
-                    self.tokenizer.encode(part) if isinstance(part, str) else self._engine.image_tokens(part)
-                )
-        return ids
+        return conversation_ids(self._engine, self._template, messages, variables)
 
     @overload
     def chat(
@@ -271,7 +203,7 @@ class LLM:
         prompt = self.chat_prompt(messages, tools=plan.shown)
         options = plan.options(options)
         if stream:
-            return ToolStream(self._engine, self._request(prompt, options), plan)
+            return ToolStream(self._engine, new_text(self._engine, prompt, options), plan)
         return cast(Result, plan.read_all(self.generate(prompt, **options)))
 
     def tool_plan(self, tools: Tools | None, tool_choice: Choice | None = None) -> ToolPlan:
@@ -284,7 +216,7 @@ class LLM:
 
     def score(self, ids: Seq[int] | str) -> Floats:
         """float32[n-1]: the log-probability of each token after the first, given those before it."""
-        return score(self._engine, self._ids(ids))
+        return score(self._engine, prompt_ids(self._engine, ids))
 
     def embed(
         self, texts: list[str] | list[list[int]], *, pooling: Pooling = "mean", normalize: bool = True
@@ -300,7 +232,7 @@ class LLM:
 
         if not isinstance(texts, list):
             raise InvalidRequest(f"texts must be a list, not {type(texts).__name__}")
-        return embed(self._engine, [self._ids(text) for text in texts], pooling, normalize)
+        return embed(self._engine, [prompt_ids(self._engine, text) for text in texts], pooling, normalize)
 
     @overload
     def parallel(
@@ -336,7 +268,7 @@ class LLM:
         whole = _is_list(prompt)
         if whole and stream:
             raise InvalidRequest(ONE_STREAM)
-        runs = self._runs(prompt if whole else [prompt], options)
+        runs = new_runs(self._engine, prompt if whole else [prompt], options)
         if stream:
             return ParallelStream(self._engine, runs[0])
         texts = run_all(self._engine, runs)
@@ -356,18 +288,19 @@ class LLM:
         """As `parallel`, to await; with `stream=True` for `async for`. Leaving or cancelling it ends it."""
         from stretto.parallel.aio import AsyncParallelStream, outcomes
 
-        whole, worker = _is_list(prompt), self._engine.worker
+        whole, engine = _is_list(prompt), self._engine
         if not stream:
-            return outcomes(worker, lambda: self._runs(prompt if whole else [prompt], options), whole)
+            prompts = prompt if whole else [prompt]
+            return outcomes(engine.worker, lambda: new_runs(engine, prompts, options), whole)
         if whole:
             raise InvalidRequest(ONE_STREAM)
-        return AsyncParallelStream(worker, lambda: self._runs([prompt], options)[0])
+        return AsyncParallelStream(engine.worker, lambda: new_runs(engine, [prompt], options)[0])
 
     # -- tokens --
 
     def sequence(self, prompt: Prompt = (), seed: int | None = None) -> Sequence:
         """A sequence in your own hands: logits, sample, step, append, fork, truncate, remove."""
-        return Sequence(self._engine, self._ids(prompt), RandomStream(seed))
+        return Sequence(self._engine, prompt_ids(self._engine, prompt), RandomStream(seed))
 
     def guide(self, grammar: Grammar | Mapping[str, Any]) -> Guide:
         """A guide through a grammar for a loop of your own: what may come next, and what has to.
@@ -434,67 +367,6 @@ class LLM:
         return f"<LLM {self.spec.architecture}, {self.spec.n_layer} layers, backend {self.backend.name!r}>"
 
     # -- within --
-
-    def _ids(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt; text gets the BOS token if the model asks for one."""
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, special=True)
-        if isinstance(prompt, tuple) and prompt:
-            return self._parts(prompt)
-        return self._engine.check_tokens(cast(Seq[int], prompt))
-
-    def _parts(self, parts: tuple[object, ...]) -> list[int]:
-        """The tokens of texts and images, one behind the other."""
-        check_count("prompt", sum(isinstance(part, Image) for part in parts))
-        ids = [self.tokenizer.bos_id] if self.tokenizer.add_bos and self.tokenizer.bos_id is not None else []
-        for part in parts:
-            if isinstance(part, str):
-                ids += self.tokenizer.encode(part, special=True, bos=False)
-            elif isinstance(part, Image):
-                ids += self._engine.image_tokens(part)
-            else:
-                raise InvalidRequest(
-                    f"a prompt's parts are texts and images, not {type(part).__name__}; "
-                    "stretto.Image.open makes an image of a file, an array or a PIL image"
-                )
-        return ids
-
-    def _runs(self, prompts: Any, options: Mapping[str, Any]) -> list[ParallelRun]:
-        run, params = parallel_params(options, self.spec.n_vocab)
-        return [ParallelRun(self._engine, self._start_of(one), run, params) for one in prompts]
-
-    def _start_of(self, prompt: Prompt | Sequence) -> list[int] | Sequence:
-        """What a parallel run begins with: token ids, or a sequence of this model."""
-        if not isinstance(prompt, Sequence):
-            return self._ids(prompt)
-        if prompt._engine is not self._engine:
-            raise InvalidRequest(f"{prompt!r} is not a sequence of this model")
-        return prompt
-
-    def _request(self, prompt: Prompt, options: Mapping[str, Any]) -> Request:
-        how, rest = branching(options)
-        if not how.plain:
-            raise InvalidRequest("a stream gives one text; n, best_of and beams are for generate")
-        return new_request(self._engine, self._ids(prompt), self._params(rest))
-
-    def _branches(self, prompt: Prompt, options: Mapping[str, Any]) -> Branches:
-        how, rest = branching(options)
-        params = self._params(rest)
-        if how.beams is not None and params.grammar is not None:
-            raise Unsupported("a beam search has no grammar; sample with n or best_of instead")
-        if how.best_of is not None:
-            if params.fused:
-                raise InvalidRequest("loop='fused' gives no log-probabilities, which best_of needs")
-            params = replace(params, scored=True)
-        return Branches(self._engine, self._ids(prompt), params, how)
-
-    def _params(self, options: Mapping[str, Any]) -> RequestParams:
-        params = request_params(options, self.spec.n_vocab)
-        if params.fused:
-            self.backend.capabilities.require("fused", self.backend.name)
-        if isinstance(params.grammar, Grammar):
-            params = replace(params, grammar=self._engine.grammars.compile(params.grammar))
-        return params
 
     def _run(self, several: list[Branches]) -> list[Result | list[Result]]:
         """Step the engine until all have finished."""

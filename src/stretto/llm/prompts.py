@@ -1,0 +1,67 @@
+"""From what a caller gives (text, ids, images, a conversation) to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any, cast
+
+from stretto.engine import Engine
+from stretto.errors import InvalidRequest, Unsupported
+from stretto.text.template import ChatTemplate
+from stretto.tools.plan import with_arguments
+from stretto.vision.chat import check_count, has_images, place_images
+from stretto.vision.image import Image
+
+Parts = tuple[str | Image, ...]
+OnePrompt = str | list[int] | Parts
+Prompt = str | Seq[int] | Parts
+Message = Mapping[str, Any]
+
+
+def prompt_ids(engine: Engine, prompt: Prompt) -> list[int]:
+    """The token ids of a prompt; text gets the BOS token if the model asks for one."""
+    if isinstance(prompt, str):
+        return engine.tokenizer.encode(prompt, special=True)
+    if isinstance(prompt, tuple) and prompt:
+        return _part_ids(engine, prompt)
+    return engine.check_tokens(cast(Seq[int], prompt))
+
+
+def _part_ids(engine: Engine, parts: tuple[object, ...]) -> list[int]:
+    """The tokens of texts and images, one behind the other."""
+    check_count("prompt", sum(isinstance(part, Image) for part in parts))
+    tokenizer = engine.tokenizer
+    ids = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+    for part in parts:
+        if isinstance(part, str):
+            ids += tokenizer.encode(part, special=True, bos=False)
+        elif isinstance(part, Image):
+            ids += engine.image_tokens(part)
+        else:
+            raise InvalidRequest(
+                f"a prompt's parts are texts and images, not {type(part).__name__}; "
+                "stretto.Image.open makes an image of a file, an array or a PIL image"
+            )
+    return ids
+
+
+def conversation_ids(
+    engine: Engine, template: ChatTemplate | None, messages: Seq[Message], variables: Mapping[str, Any]
+) -> list[int]:
+    """The ids of a conversation, as the model's template writes it."""
+    if template is None:
+        raise Unsupported("this model has no chat template; use generate with a prompt of your own")
+    tokenizer = engine.tokenizer
+    parts: Iterable[str | int | Image]
+    if has_images(messages):
+        parts = place_images(template, with_arguments(messages), tokenizer.specials, variables)
+    else:
+        parts = template.parts(with_arguments(messages), **variables)
+    ids: list[int] = []
+    for part in parts:
+        if isinstance(part, int):
+            ids.append(part)
+        else:
+            ids += tokenizer.encode(part) if isinstance(part, str) else engine.image_tokens(part)
+    return ids
