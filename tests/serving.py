@@ -18,7 +18,7 @@ HELLO = "Hello world, this is a mock."
 
 
 def mock(text=HELLO, seconds=0.0, **options):
-    """An opener of models that say a text, so many seconds a token."""
+    """An opener of models that say a text, so many seconds a token; a function may say it too."""
 
     def opener(entry):
         llm = mock_llm(text, **options)
@@ -36,19 +36,7 @@ def mock(text=HELLO, seconds=0.0, **options):
 
 def endless(seconds=0.005, **options):
     """An opener of models that never stop by themselves."""
-
-    def opener(entry):
-        llm = mock_llm(lambda seen: 97 + len(seen) % 26, **options)
-        forward = llm.backend.forward
-
-        def slow(batch):
-            time.sleep(seconds)
-            return forward(batch)
-
-        llm.backend.forward = slow
-        return llm
-
-    return opener
+    return mock(lambda seen: 97 + len(seen) % 26, seconds, **options)
 
 
 class Running:

@@ -42,12 +42,6 @@ def server(request):
         yield running
 
 
-@pytest.fixture(scope="module")
-def client(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
 def ask(client, messages, **more):
     return client.chat.completions.create(
         model="mock", messages=messages, temperature=0, max_tokens=4, logprobs=True, **more

@@ -19,18 +19,6 @@ def tiny(entry):
 
 
 @pytest.fixture(scope="module")
-def server():
-    with serving() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def web(server):
-    with httpx.Client(base_url=server.url, timeout=20) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def small():
     with serving(tiny) as running, httpx.Client(base_url=running.url, timeout=20) as client:
         yield client

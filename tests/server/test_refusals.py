@@ -28,12 +28,6 @@ def server():
         yield running
 
 
-@pytest.fixture(scope="module")
-def web(server):
-    with httpx.Client(base_url=server.url, timeout=20) as client:
-        yield client
-
-
 CHAT_WRONG = [
     ({"bogus": 1}, "bogus", "unknown_field"),
     ({"temperature": "hot"}, "temperature", "invalid_value"),

@@ -35,12 +35,6 @@ def server():
         yield running
 
 
-@pytest.fixture(scope="module")
-def client(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
 class Person(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
     name: str = pydantic.Field(max_length=8)
