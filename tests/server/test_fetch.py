@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 
@@ -15,6 +16,7 @@ PRIVATE = [
     "224.0.0.1", "255.255.255.255",
     "::1", "::", "fe80::1", "fc00::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
     "2002:7f00:1::", "64:ff9b::7f00:1", "192.0.2.1", "240.0.0.1", "fe80::1%eth0",
+    "fec0::1", "::127.0.0.1", "64:ff9b:1::a00:1", "2001:0:4136:e378:8000:63bf:80ff:fffe", "198.18.0.1",
 ]  # fmt: skip
 
 
@@ -73,7 +75,10 @@ def test_a_name_is_refused_if_any_of_its_addresses_is_private(monkeypatch):
 
 
 class Pictures(BaseHTTPRequestHandler):
+    hosts: ClassVar[list[str]] = []  # by which names it was asked
+
     def do_GET(self):
+        self.hosts.append(self.headers["host"])
         if self.path == "/moved":
             self.send_response(302)
             self.send_header("location", "/here")
@@ -120,6 +125,27 @@ def site(monkeypatch):
 def test_a_picture_is_fetched_also_where_it_has_moved(site):
     assert images.fetch(f"{site}/here", "image", 1000) == b"pixels" * 100
     assert images.fetch(f"{site}/moved", "image", 1000) == b"pixels" * 100
+
+
+def test_the_address_that_was_checked_is_the_one_that_is_asked(site, monkeypatch):
+    """A name that means something else when it is asked for again leads nowhere else."""
+    real, port, asked = socket.getaddrinfo, int(site.rsplit(":", 1)[1]), []
+
+    def resolve(host, port, *args, **options):
+        if host != "rebound.example":
+            return real(host, port, *args, **options)
+        asked.append(host)
+        address = "127.0.0.1" if len(asked) == 1 else "10.0.0.1"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    Pictures.hosts.clear()
+    assert images.fetch(f"http://rebound.example:{port}/here", "image", 1000) == b"pixels" * 100
+    assert asked == ["rebound.example"]
+    assert Pictures.hosts == [f"rebound.example:{port}"]
+    asked.clear()
+    with pytest.raises(ApiError, match="not a public address"):  # a redirect is resolved and checked anew
+        images.fetch(f"http://rebound.example:{port}/moved", "image", 1000)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 import base64
 import io
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import ollama
 import openai
 import pytest
@@ -120,6 +123,26 @@ def test_pictures_are_fetched_where_that_is_allowed(monkeypatch):
         inside = {**body, "messages": shown("http://127.0.0.1/cat.png")}
         refused = web.post("/v1/chat/completions", json=inside).json()["error"]
         assert refused["code"] == "private_address"
+
+
+def test_a_site_that_does_not_answer_holds_up_nobody_else(monkeypatch):
+    answer = threading.Event()
+
+    def fetch(url, param, most, seconds=10.0):
+        answer.wait(20)
+        return RED
+
+    monkeypatch.setattr(images, "fetch", fetch)
+    with serving(lambda entry: seeing_llm("mlp"), remote_images=True) as server:
+        body = {"model": "mock", "messages": shown("https://slow.example/cat.png"), "max_tokens": 2}
+        url = f"{server.url}/v1/chat/completions"
+        with ThreadPoolExecutor(32) as clients, httpx.Client(timeout=20) as web:
+            waiting = [clients.submit(httpx.post, url, json=body, timeout=30) for _ in range(32)]
+            until(lambda: len(server.state.generations) == 32)
+            plain = {**body, "messages": [{"role": "user", "content": "What?"}]}
+            assert web.post(url, json=plain).status_code == 200
+            answer.set()
+            assert {one.result().status_code for one in waiting} == {200}
 
 
 def test_which_model_sees():

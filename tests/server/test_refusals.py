@@ -12,6 +12,7 @@ import pytest
 from serving import TINY, endless, mock, serving, until, visiting
 from stretto import Limits
 from stretto.errors import InvalidRequest
+from stretto.server import guard
 from stretto.server.settings import ModelEntry, RequestLimits, Settings, api_keys
 
 CHAT = {"model": "mock", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
@@ -169,7 +170,41 @@ def test_headers_over_the_limit_are_refused(server):
 
 
 def test_headers_that_do_not_come_are_not_waited_for(server):
-    assert raw(server, b"GET /health HTTP/1.1\r\nHost: loc") == b""
+    answer = raw(server, b"GET /health HTTP/1.1\r\nHost: loc")
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert json.loads(answer.split(b"\r\n\r\n")[1])["error"]["code"] == "headers_too_slow"
+    assert raw(server, b"") == b""  # who says nothing is told nothing
+
+
+def test_connections_over_the_limit_are_told_to_come_later():
+    with visiting(limits=RequestLimits(connections=3)) as (server, web):
+        assert web.get("/health").status_code == 200
+        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+        until(lambda: len(server.server.server_state.connections) == 3)
+        with httpx.Client(base_url=server.url) as late:
+            refused = late.post("/v1/completions", json=TEXT)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert refused.json()["error"]["code"] == "too_many_connections"
+            assert refused.headers["connection"] == "close"
+            assert web.post("/v1/completions", json=TEXT).status_code == 429  # there are four of them now
+            for link in idle:
+                link.close()
+            until(lambda: len(server.server.server_state.connections) <= 1)
+            assert late.post("/v1/completions", json=TEXT).status_code == 200
+
+
+def test_bodies_together_have_a_limit():
+    limits = RequestLimits(body=5_000, bodies=6_000, body_seconds=5.0)
+    with visiting(limits=limits) as (server, web):
+        head = POST + b"Content-Length: 4000\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.port)) as held:
+            held.sendall(head + b" " * 3900)
+            until(lambda: server.state.guard._bodies >= 3900)
+            refused = web.post("/v1/completions", json={**TEXT, "prompt": "x" * 3000})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "busy")
+            assert refused.headers["retry-after"] == "1"
+        until(lambda: server.state.guard._bodies == 0)
+        assert web.post("/v1/completions", json={**TEXT, "prompt": "x" * 900}).status_code == 200
 
 
 def test_a_full_queue_says_when_to_come_again():
@@ -249,6 +284,20 @@ def test_a_key_is_needed_where_one_is_set():
             good = web.post("/v1/completions", json=TEXT, headers={"authorization": f"Bearer {key}"})
             assert good.status_code == 200
         assert [web.get(path).status_code for path in ("/health", "/docs", "/openapi.json")] == [200] * 3
+
+
+def test_every_key_is_compared_in_constant_time(monkeypatch):
+    compared = []
+
+    def compare(a, b):
+        compared.append((a, b))
+        return a == b
+
+    monkeypatch.setattr(guard.hmac, "compare_digest", compare)
+    with visiting(api_keys=("one", "two", "three")) as (_, web):
+        good = web.get("/v1/models", headers={"authorization": "Bearer one"})
+    assert good.status_code == 200
+    assert compared == [(b"one", b"one"), (b"one", b"two"), (b"one", b"three")]
 
 
 def test_web_pages_are_kept_out(web, server):

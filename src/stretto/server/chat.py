@@ -29,7 +29,7 @@ async def prompt_of(body: ChatRequest, generation: Generation, settings: Setting
     images = {}
     for (i, j), url in urls.items():
         param = f"messages[{i}].content[{j}].image_url.url"
-        images[i, j] = await asyncio.to_thread(from_url, url, param, settings)
+        images[i, j] = await from_url(url, param, settings)
     messages = [as_message(message, index, images) for index, message in enumerate(body.messages)]
     name_answers(messages)
     return await rendered(generation.lease.llm, messages, settings, plan)
@@ -96,7 +96,7 @@ async def ollama_prompt(
     for index, texts in pictures.items():
         if texts:
             param = f"messages[{index}].images"
-            shown = [await asyncio.to_thread(from_base64, text, param, settings) for text in texts]
+            shown = [await from_base64(text, param, settings) for text in texts]
             messages[index]["content"] = [*shown, {"type": "text", "text": messages[index]["content"]}]
     return await rendered(generation.lease.llm, messages, settings, plan)
 

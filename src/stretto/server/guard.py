@@ -1,7 +1,8 @@
 """Who may come in, and with how much: the first thing a request meets and the last that an answer passes.
 
-In this order: a server that ends takes nobody new; a browser may only come from pages that were allowed, and
-only under our own name; a key; a body of bearable size. Behind it every body is whole, and is JSON.
+In this order: a server that ends takes nobody new, nor does a full one; a browser may only come from pages
+that were allowed, and only under our own name; a key; a body of bearable size. Behind it every body is whole,
+and is JSON.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ log = logging.getLogger("stretto.server")
 OPEN_PATHS = ("/health", "/docs", "/openapi.json")  # without a key
 KNOWN_METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
 JSON_TYPE = (b"content-type", b"application/json")
+CROWDED = "stretto.crowded"  # in a scope: there are more connections than allowed
 
 
 class Guard:
@@ -61,6 +63,8 @@ class Guard:
         held = 0
         try:
             headers = dict(scope["headers"])
+            if scope.get(CROWDED):
+                visit.extra.append((b"connection", b"close"))
             self._admit(scope, headers)
             if self._settings.origins and await self._preflight(scope, headers, visit):
                 return
@@ -86,6 +90,9 @@ class Guard:
         settings = self._settings
         if self.stopping:
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
+        if scope.get(CROWDED):
+            said = f"there are more than {settings.limits.connections:,} connections; come again later"
+            raise ApiError(429, said, code="too_many_connections", retry_after=1)
         if settings.loopback and not self._keys:
             host = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or ""
             if host not in LOOPBACK_NAMES and not host.startswith("127."):

@@ -7,6 +7,7 @@ else a moment later changes nothing. Redirects are followed the same way, a few 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import http.client
@@ -14,6 +15,7 @@ import ipaddress
 import socket
 import ssl
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -25,27 +27,36 @@ from stretto.server.settings import RequestLimits, Settings
 REDIRECTS = 3
 PORTS = {"http": 80, "https": 443}
 PIECE = 1 << 16
+FETCHING = ThreadPoolExecutor(8, "stretto-fetch")
 
 
-def from_url(url: str, param: str, settings: Settings) -> Image:
-    """The image that a part of a message names. Nothing but these two kinds of URL is ever opened."""
+async def from_url(url: str, param: str, settings: Settings) -> Image:
+    """The image that a part of a message names. Nothing but these two kinds of URL is ever opened.
+
+    Fetching has threads of its own: a site that does not answer holds up nobody who wants nothing from it.
+    """
     limits = settings.limits
     if url[:5].lower() == "data:":
         _check_size(len(url) * 3 // 4, param, limits)
-        return _opened(url, param, limits)
+        return await asyncio.to_thread(_opened, url, param, limits)
     if not settings.remote_images:
         raise unsupported(f"{param}: only data: URLs are taken; the operator has not allowed others", param)
-    return _opened(fetch(url, param, limits.image), param, limits)
+    data = await asyncio.get_running_loop().run_in_executor(FETCHING, fetch, url, param, limits.image)
+    return await asyncio.to_thread(_opened, data, param, limits)
 
 
-def from_base64(text: str, param: str, settings: Settings) -> Image:
+async def from_base64(text: str, param: str, settings: Settings) -> Image:
     """An image as Ollama's clients send it."""
     _check_size(len(text) * 3 // 4, param, settings.limits)
+    return await asyncio.to_thread(_decoded, text, param, settings.limits)
+
+
+def _decoded(text: str, param: str, limits: RequestLimits) -> Image:
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise ApiError(400, f"{param}: this is not base64", param=param, code="invalid_value") from None
-    return _opened(data, param, settings.limits)
+    return _opened(data, param, limits)
 
 
 def _opened(source: str | bytes, param: str, limits: RequestLimits) -> Image:
@@ -108,6 +119,8 @@ def is_public(text: str) -> bool:
             return is_public(str(inner))
         if address in NAT64:
             return is_public(str(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)))
+        if address.is_site_local:
+            return False
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 

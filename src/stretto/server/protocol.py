@@ -1,4 +1,4 @@
-"""What comes before a request is one: its head, limited in size and time."""
+"""What comes before a request is one: connections, limited in number, and heads, in size and time."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from stretto.server.errors import ApiError, body_of, dumps
+from stretto.server.guard import CROWDED
 from stretto.server.settings import RequestLimits
 
-_BODY = (
-    b'{"error":{"message":"the headers are too large; send fewer or shorter ones",'
-    b'"type":"invalid_request_error","param":null,"code":"headers_too_large"}}'
+
+def _closing(status: str, message: str, code: str) -> bytes:
+    """An answer to what never became a request, and the last on its connection."""
+    body = dumps(body_of(ApiError(400, message, code=code), "/v1/")).encode()
+    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+TOO_LARGE = _closing(
+    "431 Request Header Fields Too Large",
+    "the headers are too large; send fewer or shorter ones",
+    "headers_too_large",
 )
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
-)
+TOO_SLOW = _closing("408 Request Timeout", "the headers took too long to come", "headers_too_slow")
 
 
 def protocol(limits: RequestLimits) -> type[HttpToolsProtocol]:
@@ -44,13 +52,14 @@ def protocol(limits: RequestLimits) -> type[HttpToolsProtocol]:
                     self._expect()
             super().data_received(data)
             # A body that comes with its head is not counted: by now the head is complete.
-            if self._in_head and self._head > limits.head and not self.transport.is_closing():
-                self.transport.write(_TOO_LARGE)
-                self.transport.close()
+            if self._in_head and self._head > limits.head:
+                self._refuse(TOO_LARGE)
 
         def on_headers_complete(self) -> None:
             self._stop()
             self._in_head, self._head = False, 0
+            scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+            scope[CROWDED] = len(self.connections) > limits.connections
             super().on_headers_complete()
 
         def on_message_complete(self) -> None:
@@ -67,7 +76,11 @@ def protocol(limits: RequestLimits) -> type[HttpToolsProtocol]:
 
         def _too_late(self) -> None:
             self._timer = None
+            self._refuse(TOO_SLOW if self._head else b"")
+
+        def _refuse(self, answer: bytes) -> None:
             if not self.transport.is_closing():
+                self.transport.write(answer)
                 self.transport.close()
 
     return LimitedProtocol

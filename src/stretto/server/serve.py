@@ -48,7 +48,6 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=settings.limits.connections,
             timeout_keep_alive=30,
             timeout_graceful_shutdown=int(settings.grace_seconds + LAST) + 1,
             proxy_headers=False,
