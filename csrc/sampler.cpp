@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <unordered_map>
 #include <vector>
@@ -14,6 +15,7 @@ namespace stretto {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr size_t kStride = 16;
 
 struct Candidate {
     float logit;  // tempered
@@ -87,39 +89,40 @@ bool before(const Candidate& a, const Candidate& b) {
     return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
-// The k best of the row. A heap whose front is the worst kept one; where a peak is no better, a whole stretch
-// of the row is passed over.
+// The k best of the row. Each of the k highest peaks is one of its numbers, so the lowest of them is no higher than
+// the k-th best number: what is below it need not be looked at, and stretches whose peak is below it are passed over.
 void top_k(const float* row, size_t n, const std::vector<float>& peaks, size_t k, float temperature,
-           std::vector<Candidate>& heap) {
-    heap.clear();
-    size_t i = 0;
-    for (; i < n && heap.size() < k; ++i) {
-        if (i % kPeak == 0 && peaks[i / kPeak] == kMinusInfinity) {  // nothing here, as where a mask leaves little
-            i += kPeak - 1;
-            continue;
-        }
-        if (row[i] > kMinusInfinity) heap.push_back({row[i] / temperature, static_cast<int32_t>(i), 0.0});
+           std::vector<Candidate>& best) {
+    static thread_local std::vector<float> order;  // its memory is used again
+    float low = kMinusInfinity;
+    if (k <= peaks.size()) {
+        order.assign(peaks.begin(), peaks.end());
+        const auto kth = order.begin() + static_cast<std::ptrdiff_t>(k - 1);
+        std::nth_element(order.begin(), kth, order.end(), std::greater<float>());
+        // Numbers that differ by a rounding may be equals when tempered: a little lower is certainly low enough.
+        low = *kth - std::fabs(*kth) * 1e-5f;
+        if (low != low) low = kMinusInfinity;
     }
-    std::make_heap(heap.begin(), heap.end(), before);
-    while (i < n) {
-        const size_t end = std::min(n, (i / kPeak + 1) * kPeak);
-        // Untempered, the border may be off by a rounding: a little below it is certainly low enough.
-        const auto low = [&] {
-            const float border = heap.front().logit * temperature;
-            return border - std::fabs(border) * 1e-5f;
-        };
-        if (peaks[i / kPeak] > low()) {
-            for (float border = low(); i < end; ++i) {
-                if (!(row[i] > border)) continue;
-                const Candidate candidate{row[i] / temperature, static_cast<int32_t>(i), 0.0};
-                if (!(candidate.logit > heap.front().logit)) continue;
-                std::pop_heap(heap.begin(), heap.end(), before);
-                heap.back() = candidate;
-                std::push_heap(heap.begin(), heap.end(), before);
-                border = low();
+    best.clear();
+    for (size_t start = 0; start < n; start += kPeak) {
+        const float peak = peaks[start / kPeak];
+        if (peak < low || peak == kMinusInfinity) continue;
+        const size_t end = std::min(n, start + kPeak);
+        for (size_t i = start; i < end; i += kStride) {
+            const size_t stop = std::min(end, i + kStride);
+            bool any = false;  // most have nothing, which vectors find out
+            for (size_t j = i; j < stop; ++j) any |= row[j] >= low;
+            if (!any) continue;
+            for (size_t j = i; j < stop; ++j) {
+                if (row[j] >= low && row[j] > kMinusInfinity) {
+                    best.push_back({row[j] / temperature, static_cast<int32_t>(j), 0.0});
+                }
             }
         }
-        i = end;
+    }
+    if (best.size() > k) {
+        std::nth_element(best.begin(), best.begin() + static_cast<std::ptrdiff_t>(k), best.end(), before);
+        best.resize(k);
     }
 }
 
