@@ -205,7 +205,8 @@ Guide guide_of(const nb::object& function, size_t n_vocab) {
     };
 }
 
-// (tokens, logits after them, code of the sampler's error or 0, how many of the tokens have been run, draws so far)
+// (tokens, logits after them, code of the sampler's error or 0, how many of the tokens have been run, draws so far,
+// seconds in the sampler)
 nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, int32_t position, Input1<int32_t> view,
                Input1<int32_t> table, const nb::tuple& sampling, Input1<int32_t> tokens, size_t n_prompt,
                Input1<int32_t> biased, Input1<float> bias, uint64_t seed, uint64_t index, uint64_t draws,
@@ -266,7 +267,7 @@ nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, in
     }
     float* raw = out.release();
     return nb::make_tuple(loop.tokens, Array1<float>(raw, {n_vocab}, owner_of(raw)), loop.error,
-                          loop.n_run, loop.draws);
+                          loop.n_run, loop.draws, loop.sampling);
 }
 
 void copy_cells(Decoder& decoder, Input1<int32_t> source, Input1<int32_t> target) {

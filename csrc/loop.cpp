@@ -1,6 +1,7 @@
 #include "loop.h"
 
 #include <algorithm>
+#include <chrono>
 
 namespace stretto {
 
@@ -55,7 +56,9 @@ void run_loop(Decoder& decoder, Loop& loop, float* out) {
         for (const Hook& hook : loop.hooks) hook(out, n_vocab, past.tokens, past.n);
         // Greedy sampling draws nothing, as in Python.
         const double u = loop.params.temperature == 0.0f ? 0.0 : uniform(loop.seed, loop.index, loop.draws++);
+        const auto begun = std::chrono::steady_clock::now();
         const int token = sample(logits, n_vocab, loop.params, past, u);
+        loop.sampling += std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
         if (token < 0) {
             loop.error = token;
             return;

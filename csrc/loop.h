@@ -37,6 +37,7 @@ struct Loop {
     std::vector<int32_t> tokens;    // what was sampled or had to follow, an end token included
     size_t n_run = 0;               // how many of them have been run
     int error = 0;                  // a code of the sampler
+    double sampling = 0.0;          // seconds in it
 };
 
 // Fills `loop.tokens` and, unless the end was reached, `out` with the logits after them.

@@ -85,6 +85,34 @@ def test_streams_and_callbacks(llm):
     assert llm.cache.stats().held == 0
 
 
+@pytest.mark.parametrize("most", [0.001, 10_000.0])
+def test_tokens_are_not_kept_for_longer_than_allowed(smollm2_path, most):
+    """Steps of one token each if none may be kept, and of 32 if all may; the tokens are the same."""
+    with stretto.load(smollm2_path, cells=512, limits=stretto.Limits(max_ahead_ms=most)) as llm:
+        python = llm.generate("The sea", seed=3, max_tokens=64)
+        before = llm.metrics.steps
+        fused = llm.generate("The sea", seed=3, max_tokens=64, loop="fused")
+        same(python, fused)
+        steps = llm.metrics.steps - before
+        assert steps >= 64 if most < 1 else steps <= 6
+        assert llm.metrics.forward > llm.metrics.sampling > 0
+
+
+def test_nobody_waits_for_tokens_that_are_run_ahead(smollm2_path):
+    """With a request beside it, a request gets one token a step."""
+    with stretto.load(smollm2_path, cells=1024, limits=stretto.Limits(max_ahead_ms=10_000.0)) as llm:
+        options = {"max_tokens": 40, "loop": "fused", "ignore_eos": True}
+        with (
+            llm.stream("The sea", seed=1, **options) as first,
+            llm.stream("A hill", seed=2, **options) as other,
+        ):
+            counts = []
+            for _ in range(10):
+                next(first)
+                counts.append(len(first._request.tokens) - len(other._request.tokens))
+        assert max(map(abs, counts)) <= 2
+
+
 def test_an_exception_in_a_callback(llm):
     def callback(token):
         raise ZeroDivisionError

@@ -69,6 +69,7 @@ class FusedRun:
     mask: Mask | None = None  # uint32[n_vocab / 32]: the tokens that may come, a bit each; None: all
     follow: Follow | None = None  # called after each token; changes `mask` in place
     n_run: int = 0  # the loop's answer: how many of its tokens have K and V in their cells
+    sampling: float = 0.0  # and how many seconds it sampled
 
 
 class Backend(Protocol):

@@ -108,7 +108,7 @@ class NativeBackend:
     def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
         """Several tokens of one sequence in native code."""
         biased, bias = bias_arrays(run.params, self.spec.n_vocab)
-        tokens, logits, error, run.n_run, draws = self._open.loop(
+        tokens, logits, error, run.n_run, draws, run.sampling = self._open.loop(
             run.logits,
             run.cells,
             run.position,

@@ -91,6 +91,7 @@ class Request:
         self.deadline = None if params.timeout is None else self._started + params.timeout
         self._first: float | None = None
         self._last = self._started
+        self._visited = 0, 0.0  # so many tokens there were when the native loop was last entered, and when
         self.n_sampled = 0
         self.score = 0.0  # the log-probability of its tokens together, where somebody asked for it
 
@@ -202,15 +203,13 @@ class Request:
         most = self.params.max_tokens
         left = FUSED_TOKENS if most is None else most - len(self.tokens)
         cells = min(self._engine.cells.n_free, self._engine.context_length - self.sequence.position)
-        n = min(FUSED_TOKENS, left, cells)
+        n = min(self._in_a_row(), left, cells)
         if n < 2 or self._timed_out():
             for hook in self.params.native_hooks:
                 hook(self.sequence.logits, self.sequence.history)
             self._advance()
             return
-        begun = time.perf_counter()
         ahead = self._run_ahead(n, last=most is not None and n == left)
-        self._engine.metrics.forward += time.perf_counter() - begun
         self._engine.metrics.decoded_tokens += len(ahead)
         for i, token in enumerate(ahead, 1):
             self.note_end(i == len(ahead))
@@ -218,6 +217,19 @@ class Request:
             if self.finished:
                 return
         self.sequence.settle()
+
+    def _in_a_row(self) -> int:
+        """How many tokens to run ahead: those that fit into `max_ahead_ms`, by what the last ones took."""
+        scheduler = self._engine.scheduler
+        most = scheduler.limits.max_ahead_ms
+        if most is None:
+            return FUSED_TOKENS
+        n, now = len(self.tokens), time.perf_counter()
+        before, since = self._visited
+        self._visited = n, now
+        if n == before or len(scheduler.running) > 1 or scheduler.waiting:
+            return 1  # others have a turn after each token
+        return max(1, min(FUSED_TOKENS, int(1e-3 * most * (n - before) / (now - since))))
 
     def _run_ahead(self, n: int, last: bool) -> list[int]:
         """Up to n tokens from native code; after the last there will be no more."""

@@ -36,18 +36,23 @@ class Limits:
     - `max_queue`: requests that wait; a call that finds so many is refused with `QueueFull`
     - `max_tokens_per_step`: tokens in a forward pass, at most
     - `max_step_ms`: how long a pass may take while somebody decodes, about; prompts are cut to fit
+    - `max_ahead_ms`: with `loop="fused"`, how long tokens may be kept to be handed out together, about;
+      None: as long as 32 of them take
     """
 
     max_running: int = 64
     max_queue: int = 1024
     max_tokens_per_step: int = 512
     max_step_ms: float = 45.0
+    max_ahead_ms: float | None = None
 
     def __post_init__(self) -> None:
         check_integer("max_running", self.max_running, 1, 1 << 16)
         check_integer("max_queue", self.max_queue, 0, 1 << 24)
         check_integer("max_tokens_per_step", self.max_tokens_per_step, 1, 1 << 16)
         check_number("max_step_ms", self.max_step_ms, 0.0, 1e9, open_low=True)
+        if self.max_ahead_ms is not None:
+            check_number("max_ahead_ms", self.max_ahead_ms, 0.0, 1e9, open_low=True)
 
 
 class Pace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
@@ -398,11 +399,16 @@ class Sequence:
             mask=mask,
             follow=follow,
         )
+        metrics, begun, cpu = self._engine.metrics, time.perf_counter(), time.thread_time()
         try:
             tokens, self._ahead = self._engine.backend.loop(run)
         except BaseException:
             cells.remove(self.id, start)
             raise
+        finally:
+            metrics.sampling += run.sampling
+            metrics.forward += time.perf_counter() - begun - run.sampling
+            metrics.forward_cpu += time.thread_time() - cpu - run.sampling
         cells.rename(self.id, placed[: len(tokens)], tokens)
         if follow is not None and run.n_run < len(tokens):  # the last ones have not been run, and need not be
             cells.remove(self.id, start + run.n_run)
