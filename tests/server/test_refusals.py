@@ -5,8 +5,11 @@ import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import httpx
+import numpy as np
 import pytest
 
 from serving import TINY, endless, mock, serving, until, visiting
@@ -14,6 +17,7 @@ from stretto import Limits
 from stretto.errors import InvalidRequest
 from stretto.server import guard
 from stretto.server.settings import ModelEntry, RequestLimits, Settings, api_keys
+from stretto.server.state import AT_ONCE
 
 CHAT = {"model": "mock", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
 TEXT = {"model": "mock", "prompt": "Say it: ", "temperature": 0}
@@ -177,20 +181,18 @@ def test_headers_that_do_not_come_are_not_waited_for(server):
 
 
 def test_connections_over_the_limit_are_told_to_come_later():
-    with visiting(limits=RequestLimits(connections=3)) as (server, web):
-        assert web.get("/health").status_code == 200
-        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
-        until(lambda: len(server.server.server_state.connections) == 3)
-        with httpx.Client(base_url=server.url) as late:
-            refused = late.post("/v1/completions", json=TEXT)
-            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-            assert refused.json()["error"]["code"] == "too_many_connections"
-            assert refused.headers["connection"] == "close"
-            assert web.post("/v1/completions", json=TEXT).status_code == 429  # there are four of them now
-            for link in idle:
-                link.close()
-            until(lambda: len(server.server.server_state.connections) <= 1)
-            assert late.post("/v1/completions", json=TEXT).status_code == 200
+    with visiting(limits=RequestLimits(connections=3)) as (server, web), ExitStack() as idle:
+        open_now = server.server.server_state.connections
+        for _ in range(3):
+            idle.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        until(lambda: len(open_now) == 3)
+        refused = web.post("/v1/completions", json=TEXT)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json()["error"]["code"] == "too_many_connections"
+        assert refused.headers["connection"] == "close"
+        idle.close()
+        until(lambda: not open_now)
+        assert web.post("/v1/completions", json=TEXT).status_code == 200
 
 
 def test_bodies_together_have_a_limit():
@@ -227,6 +229,32 @@ def test_a_full_queue_says_when_to_come_again():
         assert web.post("/v1/completions", json={**TEXT, "n": 2}).status_code == 400  # would never fit
         for thread in threads:
             thread.join()
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/stretto/score"])
+def test_what_has_no_tokens_has_a_queue_too(path):
+    """Nor does it take the threads that others need."""
+    go_on = threading.Event()
+
+    def slow(texts, **options):
+        go_on.wait(20)
+        return np.zeros((len(texts), 3))
+
+    body = {"model": "mock", "input" if path == "/v1/embeddings" else "text": "ab"}
+    with serving(max_queue=2) as server, ThreadPoolExecutor(30) as clients:
+        assert httpx.post(f"{server.url}/v1/completions", json=TEXT).status_code == 200
+        server.llm().embed = slow
+        server.llm().score = lambda ids: slow(ids)[:1, 0]
+        some = [
+            clients.submit(httpx.post, server.url + path, json=body, timeout=20) for _ in range(AT_ONCE + 2)
+        ]
+        until(lambda: server.state.turns._waiting == 2)
+        refused = httpx.post(server.url + path, json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
+        assert refused.json()["error"]["code"] == "queue_full"
+        assert httpx.post(f"{server.url}/v1/completions", json=TEXT).status_code == 200
+        go_on.set()
+        assert [one.result().status_code for one in some] == [200] * (AT_ONCE + 2)
 
 
 def test_a_request_that_takes_too_long_ends_with_what_there_is():

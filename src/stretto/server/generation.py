@@ -32,6 +32,7 @@ class Generation:
     def __init__(self, state: State, lease: Lease, since: float) -> None:
         self._state = state
         self.limits = state.settings.limits
+        self.turns = state.turns
         self.lease = lease
         self.since = since  # when the request came
         self.texts: Any = None  # an AsyncTexts, or an async iterator over parallel steps
@@ -64,6 +65,8 @@ class Generation:
         asked, left = options.get("timeout"), self.left
         self._hurried = asked is not None and asked < left
         options["timeout"] = min(asked, left) if asked is not None else left
+        if self.lease.llm.backend.capabilities.fused and not {"logprobs", "best_of"} & options.keys():
+            options["loop"] = "fused"
         self.texts = self.lease.llm.astream_many(prompts, **options)
         await self.texts.start()
 

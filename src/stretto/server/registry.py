@@ -26,6 +26,7 @@ from stretto.weights.gguf import GGUF
 from stretto.weights.memory import memory
 
 WORKING = 64 << 20  # bytes beside weights and cache: vocabulary, activations
+AHEAD_MS = 10.0  # for which the tokens of a single request may be kept, to be sent together
 SHARE = 0.8  # of the free memory, which models may take if the operator does not say
 
 Opener = Callable[[ModelEntry], LLM]
@@ -208,7 +209,9 @@ class Registry:
             threads=settings.threads,
             cells=settings.cells,
             kv=settings.kv,
-            limits=Limits(max_running=settings.max_running, max_queue=settings.max_queue),
+            limits=Limits(
+                max_running=settings.max_running, max_queue=settings.max_queue, max_ahead_ms=AHEAD_MS
+            ),
             vision=None if entry.vision is None else hub.resolve(entry.vision),
         )
 
