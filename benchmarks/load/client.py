@@ -5,6 +5,9 @@ import json
 import time
 from dataclasses import dataclass, field
 
+TEXTS = (b'"content":"', b'"content": "', b'"text":"', b'"text": "')  # what a chunk with text has
+EMPTY = (b'"content":""', b'"content": ""', b'"text":""', b'"text": ""')
+
 
 @dataclass
 class Heard:
@@ -12,6 +15,7 @@ class Heard:
 
     status: int = 0
     times: list = field(default_factory=list)  # of each chunk with text
+    tokens: int = 0  # as the server says in its last chunk
     error: str | None = None
     seconds: float = 0.0
 
@@ -32,9 +36,9 @@ async def connect(address):
 async def stream(address, path, body, leave_after=None, pause=0.0):
     """Ask for a stream and note when its chunks come; leave after so many, or read slowly."""
     data, heard = json.dumps(body).encode(), Heard()
-    begun = time.perf_counter()
-    reader, writer = await connect(address)
+    begun, writer = time.perf_counter(), None
     try:
+        reader, writer = await connect(address)
         writer.write(head(address, path, data) + data)
         heard.status = int((await reader.readline()).split()[1])
         while (await reader.readline()).strip():
@@ -47,14 +51,14 @@ async def stream(address, path, body, leave_after=None, pause=0.0):
                     ended = True
                 elif b'"error":' in line:
                     heard.error = line.decode()[:300]
-                elif b'"content":"' in line.replace(b'": "', b'":"') or b'"text":"' in line.replace(
-                    b'": "', b'":"'
-                ):
+                elif has_text(line):
                     heard.times.append(now)
                     if leave_after is not None and len(heard.times) >= leave_after:
                         return heard
                     if pause:
                         await asyncio.sleep(pause)
+                elif b'"completion_tokens":' in line:
+                    heard.tokens = json.loads(line[6:])["usage"]["completion_tokens"]
             elif heard.status != 200 and line.startswith(b"{"):
                 heard.error = line.decode()[:300]
         if heard.status == 200 and not ended and heard.error is None:
@@ -63,8 +67,13 @@ async def stream(address, path, body, leave_after=None, pause=0.0):
         heard.error = f"{type(error).__name__}: {error}"
     finally:
         heard.seconds = time.perf_counter() - begun
-        writer.close()
+        if writer is not None:
+            writer.close()
     return heard
+
+
+def has_text(line):
+    return any(mark in line for mark in TEXTS) and not any(mark in line for mark in EMPTY)
 
 
 async def get(address, path):

@@ -25,13 +25,20 @@ def ours(*options):
                 raise SystemExit("the server did not start")
             yield line.split()[-1], process.pid
         finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
+            end(process)
 
 
 @contextmanager
 def peer(command, address, seconds=120):
-    """Another server, by its command line; ready when it answers."""
+    """Another server, by its command line, ready when it answers; or one that runs already, by its address.
+
+    The process id is None for one that somebody else has started.
+    """
+    if command.startswith("http://"):
+        if not answers(command):
+            raise SystemExit(f"nobody answers at {command}")
+        yield command, None
+        return
     with subprocess.Popen(
         shlex.split(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
@@ -43,8 +50,17 @@ def peer(command, address, seconds=120):
                 time.sleep(0.2)
             yield address, process.pid
         finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
+            end(process)
+
+
+def end(process):
+    """Ask it to end, and see that it does."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def answers(address):
@@ -56,7 +72,9 @@ def answers(address):
 
 
 def cpu_seconds(pid):
-    """What a process has used of the processors."""
+    """What a process has used of the processors; 0 where that is not known."""
+    if pid is None:
+        return 0.0
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -64,3 +82,8 @@ def cpu_seconds(pid):
 def resident(pid):
     """Bytes that a process has in memory."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def open_files(pid):
+    """How many files and connections a process has open."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))

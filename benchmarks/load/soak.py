@@ -3,59 +3,85 @@
 import asyncio
 import random
 import time
+from collections import Counter
 
-from load.client import get, stream
-from load.process import resident
+from load.client import Heard, get, stream
+from load.process import open_files, resident
 
-GROWTH = 1.10  # of memory, from the end of the first fifth to the end
+GROWTH = 1.10  # of memory, from the first fifth to the last
+MORE_FILES = 16  # open in the end, beyond those at the start
 LEAVES, SLOW, WRONG = 0.4, 0.05, 0.1  # shares of the clients
+STUCK = 120.0  # seconds after which a request is one that will never end
+HOPELESS = 1000  # errors after which there is nothing more to learn
 
 
 async def soak(address, pid, model, clients, seconds, tokens, seed=0):
     """Run it, and return what was found wrong and some figures."""
     chance = random.Random(seed)
     await warm(address, model, clients, tokens)
-    deadline = time.monotonic() + seconds
-    counts = {"whole": 0, "left": 0, "refused": 0, "wrong": 0, "errors": []}
-    memory = []
+    files, deadline = open_files(pid), time.monotonic() + seconds
+    counts = dict.fromkeys(("whole", "left", "refused", "wrong", "most_running"), 0)
+    errors, memory = Counter(), []
 
-    async def client(number):
-        while time.monotonic() < deadline:
-            kind = chance.random()
-            body = {
-                "model": model,
-                "messages": [
-                    {"role": "user", "content": f"{chance.randrange(50)} " * chance.randrange(1, 120)}
-                ],
-                "max_tokens": chance.randrange(1, tokens),
-                "stream": True,
-                "ignore_eos": True,
-                "n": chance.choice((1, 1, 1, 2)),
-            }
+    def goes_on():
+        return time.monotonic() < deadline and errors.total() < HOPELESS
+
+    async def client():
+        while goes_on():
+            kind, body = chance.random(), request(model, tokens, chance)
             if kind < WRONG:
                 body["temperature"] = "warm"
             leave = chance.randrange(1, tokens) if WRONG <= kind < WRONG + LEAVES else None
             pause = 0.05 if kind > 1 - SLOW else 0.0
-            heard = await stream(address, "/v1/chat/completions", body, leave, pause)
+            heard = await patient(stream(address, "/v1/chat/completions", body, leave, pause))
             if kind < WRONG:
                 counts["wrong"] += 1
                 if heard.status != 400:
-                    counts["errors"].append(f"a wrong request got {heard.status}: {heard.error}")
+                    errors[f"a wrong request got {heard.status}: {heard.error}"] += 1
             elif heard.status == 429:
                 counts["refused"] += 1
                 await asyncio.sleep(0.2)
             elif heard.error:
-                counts["errors"].append(heard.error)
+                errors[heard.error] += 1
+                await asyncio.sleep(0.2)
             else:
                 counts["left" if leave is not None else "whole"] += 1
 
     async def watch():
-        while time.monotonic() < deadline:
-            memory.append((time.monotonic(), resident(pid)))
-            await asyncio.sleep(min(1.0, seconds / 20))
+        while goes_on():
+            memory.append(resident(pid))
+            engine = (await get(address, "/stretto/stats"))["models"][model]["engine"]
+            counts["most_running"] = max(counts["most_running"], engine["running"])
+            await asyncio.sleep(min(5.0, seconds / 20))
 
-    await asyncio.gather(watch(), *(client(number) for number in range(clients)))
-    return await judged(address, model, counts, memory)
+    await asyncio.gather(watch(), *(client() for _ in range(clients)))
+    wrong = [f"{n} times: {text}" for text, n in errors.most_common(10)]
+    found = await ended(address, model, wrong)
+    judge_memory(memory, wrong)
+    if (now := open_files(pid)) > files + MORE_FILES:
+        wrong.append(f"{now} files are open, and {files} were at the start")
+    fifth = max(1, len(memory) // 5)
+    mb = [round(max(some) / 1e6) for some in (memory[:fifth], memory[-fifth:])]
+    return wrong, {"seconds": seconds, **counts, **found, "memory_mb": mb, "files": [files, now]}
+
+
+def request(model, tokens, chance):
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": f"{chance.randrange(50)} " * chance.randrange(1, 120)}],
+        "max_tokens": chance.randrange(1, tokens),
+        "stream": True,
+        "ignore_eos": True,
+        "n": chance.choice((1, 1, 1, 2)),
+    }
+
+
+async def patient(work):
+    """What a request heard; one that never ends is an error."""
+    try:
+        return await asyncio.wait_for(work, STUCK)
+    except asyncio.TimeoutError:
+        return Heard(error=f"no end after {STUCK:.0f} s")
 
 
 async def warm(address, model, clients, tokens):
@@ -65,25 +91,30 @@ async def warm(address, model, clients, tokens):
     await asyncio.gather(*(stream(address, "/v1/chat/completions", one) for one in some))
 
 
-async def judged(address, model, counts, memory):
-    """What must hold when everybody has gone."""
-    wrong = list(dict.fromkeys(counts.pop("errors")))[:10]
+async def ended(address, model, wrong):
+    """What must hold when everybody has gone: no request, no lease, no cell that is not free or parked."""
     for _ in range(100):
         stats = await get(address, "/stretto/stats")
         engine = stats["models"][model]
-        if stats["generations"] == 0 and engine["users"] == 0 and engine["cache"]["held"] == 0:
+        held = engine["cache"]["held"]
+        if stats["generations"] == 0 and engine["users"] == 0 and held == 0:
             break
         await asyncio.sleep(0.1)
     else:
         wrong.append(f"slots are stuck: {stats['generations']} generations, {engine['users']} users, "
-                     f"{engine['cache']['held']} cells held")  # fmt: skip
+                     f"{held} cells held")  # fmt: skip
     metrics = engine["engine"]
-    ended = sum(metrics["finished"].values()) + metrics["failed"]
-    if metrics["added"] != ended:
-        wrong.append(f"{metrics['added']} requests were added and {ended} ended")
-    early = max(size for _, size in memory[: max(1, len(memory) // 5)])
-    late = max(size for _, size in memory[-max(1, len(memory) // 5) :])
+    gone = sum(metrics["finished"].values()) + metrics["failed"]
+    if metrics["added"] != gone:
+        wrong.append(f"{metrics['added']} requests were added and {gone} ended")
+    last = await patient(stream(address, "/v1/chat/completions", request(model, 8, random.Random(1))))
+    if last.error or last.status != 200:
+        wrong.append(f"a last request got {last.status}: {last.error}")
+    return {"tokens": metrics["decoded_tokens"], "ended": metrics["finished"], "held": held}
+
+
+def judge_memory(memory, wrong):
+    fifth = max(1, len(memory) // 5)
+    early, late = max(memory[:fifth]), max(memory[-fifth:])
     if late > GROWTH * early:
         wrong.append(f"memory grew from {early / 1e6:,.0f} MB to {late / 1e6:,.0f} MB")
-    figures = {**counts, "tokens": metrics["decoded_tokens"], "memory_early": early, "memory_late": late}
-    return wrong, figures
