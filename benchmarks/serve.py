@@ -28,6 +28,7 @@ import asyncio
 import json
 import platform
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -159,6 +160,7 @@ def run_soak(given):
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end too
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument(
