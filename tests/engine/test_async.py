@@ -47,6 +47,36 @@ def test_a_stream():
     asyncio.run(main())
 
 
+def test_a_loop_is_woken_for_a_step_and_not_for_a_token():
+    async def main():
+        loop = asyncio.get_running_loop()
+        real, calls = loop.call_soon_threadsafe, []
+
+        def counting(*args, **options):
+            calls.append(args)
+            return real(*args, **options)
+
+        with mock_llm("x" * 40) as llm:
+            loop.call_soon_threadsafe = counting
+            n_tokens = 0
+            async for news in llm.astream_many(["p", "q"], n=8, temperature=0, max_tokens=20):
+                n_tokens += len(news)
+            assert n_tokens == 16 * 20
+            assert len(calls) <= llm.metrics.steps + 5  # some are those of the thread that makes requests
+
+    asyncio.run(main())
+
+
+def test_several_tasks_may_wait_for_one_stream(llm):
+    async def main():
+        stream = llm.astream("p", max_tokens=40)
+        first = await anext(stream)
+        both = await asyncio.gather(collect(stream), collect(stream))
+        assert first.text + "".join(both) == "x" * 40
+
+    asyncio.run(main())
+
+
 def test_results():
     async def main():
         with mock_llm("Hello") as llm:
