@@ -12,6 +12,7 @@ namespace stretto {
 namespace {
 
 using Input3 = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using Rows3 = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Array3 = nb::ndarray<nb::numpy, float, nb::ndim<3>>;
 
 constexpr size_t kMost = size_t{1} << 20;   // of any size that a caller names
@@ -92,18 +93,35 @@ Array3 norm(Vision& vision, const std::string& name, Input3 x) {
     return out;
 }
 
-Array3 block(Vision& vision, const std::string& name, Input3 x) {
-    check_rows(x);
-    if (x.shape(2) != vision.n_embd()) fail("rows of the wrong size");
+// The arrays of a piece of a block, checked: rows [first, last) of x.
+void check_piece(const Vision& vision, const std::string& name, const Rows3& x, const Rows3& q, const Rows3& keys,
+                 const Rows3& values, size_t first, size_t last) {
+    const size_t n = x.shape(0), length = x.shape(1);
+    if (!n || !length || n > kMost || length > kMost || n * length * vision.n_embd() > kMostNumbers) {
+        fail("an array of too few or too many numbers");
+    }
+    for (const Rows3* one : {&x, &q, &keys, &values}) {
+        if (one->shape(0) != n || one->shape(1) != length || one->shape(2) != vision.n_embd()) {
+            fail("rows of the wrong size");
+        }
+    }
+    if (first >= last || last > n * length) fail("rows out of range");
     const std::string missing = vision.missing(name);
     if (!missing.empty()) fail("the encoder is incomplete: " + missing);
-    Array3 out = copy_of(x, x.shape(2));
-    std::memcpy(out.data(), x.data(), x.size() * sizeof(float));
-    {
-        nb::gil_scoped_release release;
-        vision.block(name, out.data(), x.shape(0), x.shape(1));
-    }
-    return out;
+}
+
+void look(Vision& vision, const std::string& name, Rows3 x, Rows3 q, Rows3 keys, Rows3 values, size_t first,
+          size_t last) {
+    check_piece(vision, name, x, q, keys, values, first, last);
+    nb::gil_scoped_release release;
+    vision.look(name, x.data(), x.shape(1), first, last, q.data(), keys.data(), values.data());
+}
+
+void mix(Vision& vision, const std::string& name, Rows3 x, Rows3 q, Rows3 keys, Rows3 values, size_t first,
+         size_t last) {
+    check_piece(vision, name, x, q, keys, values, first, last);
+    nb::gil_scoped_release release;
+    vision.mix(name, x.data(), x.shape(1), first, last, q.data(), keys.data(), values.data());
 }
 
 }  // namespace
@@ -117,7 +135,8 @@ void bind_vision(nb::module_& m) {
         .def("set_vector", &set_vector)
         .def("multiply", &multiply)
         .def("norm", &norm)
-        .def("block", &block);
+        .def("look", &look)
+        .def("mix", &mix);
 }
 
 }  // namespace stretto

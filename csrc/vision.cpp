@@ -170,15 +170,15 @@ void Vision::norm(const std::string& name, float* x, size_t n) {
 }
 
 // One head's rows over all positions of their image: K and V stand behind each other, as floats.
-void Vision::attend(const float* q, const uint8_t* keys, const uint8_t* values, size_t length, size_t row, size_t rows,
-                    size_t head, const Scratch& mine, float* out) const {
+void Vision::attend(const float* q, const float* keys, const float* values, size_t length, size_t rows, size_t head,
+                    const Scratch& mine, float* out) const {
     const size_t size = n_embd_ / n_head_;
     int32_t begins[kRowsOfAttention] = {}, ends[kRowsOfAttention];
     std::fill(ends, ends + rows, static_cast<int32_t>(length));
     Attention a;
     a.type = CacheType::kFloat;
-    a.keys = keys;
-    a.values = values;
+    a.keys = reinterpret_cast<const uint8_t*>(keys);
+    a.values = reinterpret_cast<const uint8_t*>(values);
     a.cell_stride = head_bytes(CacheType::kFloat, size);
     a.block_stride = kCellBlock * a.cell_stride;
     a.view = mine.view;
@@ -186,7 +186,7 @@ void Vision::attend(const float* q, const uint8_t* keys, const uint8_t* values, 
     a.group = 1;
     a.scale = 1.0f / std::sqrt(static_cast<float>(size));
     a.cap = 0.0f;
-    a.queries = q + row * n_embd_ + head * size;
+    a.queries = q + head * size;
     a.query_stride = n_embd_;
     a.begins = begins;
     a.ends = ends;
@@ -200,35 +200,104 @@ void Vision::attend(const float* q, const uint8_t* keys, const uint8_t* values, 
     for (size_t r = 0; r < rows; ++r) {
         const float inverse = 1.0f / mine.total.sum[r];
         const float* from = mine.total.out + r * padded(size);
-        float* to = out + (row + r) * n_embd_ + head * size;
+        float* to = out + r * n_embd_ + head * size;
         for (size_t i = 0; i < size; ++i) to[i] = from[i] * inverse;
     }
 }
 
-void Vision::block(const std::string& name, float* x, size_t n, size_t length) {
-    auto weight = [&](const char* part) -> const Matrix& { return matrices_.at(name + part + ".weight"); };
-    auto bias = [&](const char* part) { return vector(name + part + ".bias"); };
-    const std::vector<float>&ln1 = vectors_.at(name + "ln1.weight"), &ln1_bias = vectors_.at(name + "ln1.bias");
-    const std::vector<float>&ln2 = vectors_.at(name + "ln2.weight"), &ln2_bias = vectors_.at(name + "ln2.bias");
-    const size_t rows = n * length, n_threads = pool_.size(), size = n_embd_ / n_head_, widest = std::max(n_embd_, n_ff_);
-    const size_t row_blocks = (length + kRowsOfAttention - 1) / kRowsOfAttention;
-    float *normed, *q, *k, *v, *hidden;
-    uint8_t *keys, *values;
-    int32_t* view;
+// What `look` and `mix` share: their products, one thread's part of each.
+struct Vision::Crew {
+    Vision& vision;
+    const std::string& name;
+    size_t rows;
     Quantized quantized;
-    std::vector<Scratch> threads(n_threads);
+    std::vector<Scratch> threads;
+    std::atomic<size_t> counters[4] = {};
+
+    const Matrix& weight(const char* part) const { return vision.matrices_.at(name + part + ".weight"); }
+
+    void product(const char* part, const float* from, Activation activation, size_t counter, int thread, float* to) {
+        vision.share(weight(part), vision.vector(name + part + ".bias"), from, rows, activation, quantized,
+                     threads[thread].constant, thread, counters[counter], to);
+    }
+    // What all products of one input share; nobody reads it before everybody is done with it.
+    void prepare(std::initializer_list<const Matrix*> readers, const float* from, int thread) {
+        vision.pool_.barrier(thread);
+        vision.quantize(readers, from, rows, quantized, thread);
+        vision.pool_.barrier(thread);
+    }
+};
+
+void Vision::look(const std::string& name, const float* x, size_t length, size_t first, size_t last, float* q,
+                  float* keys, float* values) {
+    const std::vector<float>&ln1 = vectors_.at(name + "ln1.weight"), &ln1_bias = vectors_.at(name + "ln1.bias");
+    const size_t n_threads = pool_.size(), size = n_embd_ / n_head_;
+    Crew crew{*this, name, last - first, {}, std::vector<Scratch>(n_threads)};
+    const size_t rows = crew.rows;
+    float *normed, *k, *v;
     auto carve = [&](uint8_t* base) {
         Carver carver(base);
         normed = carver.take<float>(rows * n_embd_);
-        q = carver.take<float>(rows * n_embd_);
         k = carver.take<float>(rows * n_embd_);
         v = carver.take<float>(rows * n_embd_);
+        crew.quantized = carver.quantized(rows, n_embd_ / 32 * 32, kernels_->lanes(rows));
+        for (Scratch& mine : crew.threads) mine.constant = carver.take<float>(n_embd_);
+        return carver.used();
+    };
+    carve(scratch_.reserve(carve(nullptr)));
+
+    pool_.run([&](int thread) {
+        const size_t begin = rows * thread / n_threads, end = rows * (thread + 1) / n_threads;
+        for (size_t row = begin; row < end; ++row) {
+            normalise(ln1, ln1_bias, x + (first + row) * n_embd_, normed + row * n_embd_);
+        }
+        crew.prepare({&crew.weight("attn_q"), &crew.weight("attn_k"), &crew.weight("attn_v")}, normed, thread);
+        crew.product("attn_q", normed, Activation::kNone, 0, thread, q + first * n_embd_);
+        crew.product("attn_k", normed, Activation::kNone, 1, thread, k);
+        crew.product("attn_v", normed, Activation::kNone, 2, thread, v);
+        pool_.barrier(thread);
+        // [n][head][position]: what one head reads lies in a row.
+        for (size_t row = begin; row < end; ++row) {
+            const size_t image = (first + row) / length, position = (first + row) % length;
+            for (size_t head = 0; head < n_head_; ++head) {
+                const size_t from = row * n_embd_ + head * size, to = ((image * n_head_ + head) * length + position) * size;
+                kernels_->store_head(CacheType::kFloat, k + from, size, reinterpret_cast<uint8_t*>(keys + to));
+                kernels_->store_head(CacheType::kFloat, v + from, size, reinterpret_cast<uint8_t*>(values + to));
+            }
+        }
+    });
+}
+
+std::vector<Vision::Patch> Vision::patches(size_t length, size_t first, size_t last) const {
+    std::vector<Patch> found;
+    for (size_t image = first / length; image * length < last; ++image) {
+        const size_t begin = std::max(first, image * length), end = std::min(last, (image + 1) * length);
+        for (size_t head = 0; head < n_head_; ++head) {
+            for (size_t row = begin; row < end; row += kRowsOfAttention) {
+                found.push_back({image, head, row, std::min(kRowsOfAttention, end - row)});
+            }
+        }
+    }
+    return found;
+}
+
+void Vision::mix(const std::string& name, float* x, size_t length, size_t first, size_t last, const float* q,
+                 const float* keys, const float* values) {
+    const std::vector<float>&ln2 = vectors_.at(name + "ln2.weight"), &ln2_bias = vectors_.at(name + "ln2.bias");
+    const size_t n_threads = pool_.size(), size = n_embd_ / n_head_, widest = std::max(n_embd_, n_ff_);
+    const std::vector<Patch> patches = this->patches(length, first, last);
+    Crew crew{*this, name, last - first, {}, std::vector<Scratch>(n_threads)};
+    const size_t rows = crew.rows;
+    float *normed, *added, *hidden;
+    int32_t* view;
+    auto carve = [&](uint8_t* base) {
+        Carver carver(base);
+        normed = carver.take<float>(rows * n_embd_);
+        added = carver.take<float>(rows * n_embd_);
         hidden = carver.take<float>(rows * n_ff_);
-        keys = carver.take<uint8_t>(rows * n_embd_ * sizeof(float));
-        values = carver.take<uint8_t>(rows * n_embd_ * sizeof(float));
         view = carver.take<int32_t>(length);
-        quantized = carver.quantized(rows, widest / 32 * 32, kernels_->lanes(rows));
-        for (Scratch& mine : threads) {
+        crew.quantized = carver.quantized(rows, widest / 32 * 32, kernels_->lanes(rows));
+        for (Scratch& mine : crew.threads) {
             auto partial = [&] {
                 return Partial{carver.take<float>(kRowsOfAttention), carver.take<float>(kRowsOfAttention),
                                carver.take<float>(kRowsOfAttention * padded(size))};
@@ -243,59 +312,31 @@ void Vision::block(const std::string& name, float* x, size_t n, size_t length) {
     };
     carve(scratch_.reserve(carve(nullptr)));
     for (size_t i = 0; i < length; ++i) view[i] = static_cast<int32_t>(i);
-    std::atomic<size_t> counters[7] = {};
 
     pool_.run([&](int thread) {
-        const Scratch& mine = threads[thread];
-        const size_t first = rows * thread / n_threads, last = rows * (thread + 1) / n_threads;
-        auto product = [&](const char* part, const float* from, Activation activation, size_t counter, float* to) {
-            share(weight(part), bias(part), from, rows, activation, quantized, mine.constant, thread, counters[counter],
-                  to);
-        };
-        // What all products of one input share; nobody reads it before everybody is done with it.
-        auto prepare = [&](std::initializer_list<const Matrix*> readers, const float* from) {
-            pool_.barrier(thread);
-            quantize(readers, from, rows, quantized, thread);
-            pool_.barrier(thread);
-        };
-        for (size_t row = first; row < last; ++row) {
-            normalise(ln1, ln1_bias, x + row * n_embd_, normed + row * n_embd_);
-        }
-        prepare({&weight("attn_q"), &weight("attn_k"), &weight("attn_v")}, normed);
-        product("attn_q", normed, Activation::kNone, 0, q);
-        product("attn_k", normed, Activation::kNone, 1, k);
-        product("attn_v", normed, Activation::kNone, 2, v);
-        pool_.barrier(thread);
-        // [n][head][position]: what one head reads lies in a row.
-        for (size_t row = first; row < last; ++row) {
-            for (size_t head = 0; head < n_head_; ++head) {
-                const size_t to = ((row / length * n_head_ + head) * length + row % length) * size * sizeof(float);
-                kernels_->store_head(CacheType::kFloat, k + row * n_embd_ + head * size, size, keys + to);
-                kernels_->store_head(CacheType::kFloat, v + row * n_embd_ + head * size, size, values + to);
-            }
-        }
-        pool_.barrier(thread);
-        Share pieces(counters[3], n * n_head_ * row_blocks, thread, n_threads);
+        const size_t begin = rows * thread / n_threads, end = rows * (thread + 1) / n_threads;
+        Share pieces(crew.counters[0], patches.size(), thread, n_threads);
         for (size_t piece; pieces.next(&piece);) {
-            const size_t part = piece % row_blocks, which = piece / row_blocks;  // [n][head]
-            const size_t row = part * kRowsOfAttention, image = which / n_head_;
-            const size_t plane = which * length * size * sizeof(float);
-            attend(q + image * length * n_embd_, keys + plane, values + plane, length, row,
-                   std::min(kRowsOfAttention, length - row), which % n_head_, mine, normed + image * length * n_embd_);
+            const Patch& p = patches[piece];
+            const size_t plane = (p.image * n_head_ + p.head) * length * size;
+            attend(q + p.row * n_embd_, keys + plane, values + plane, length, p.rows, p.head, crew.threads[thread],
+                   normed + (p.row - first) * n_embd_);
         }
-        prepare({&weight("attn_out")}, normed);
-        product("attn_out", normed, Activation::kNone, 4, q);
+        crew.prepare({&crew.weight("attn_out")}, normed, thread);
+        crew.product("attn_out", normed, Activation::kNone, 1, thread, added);
         pool_.barrier(thread);
-        for (size_t row = first; row < last; ++row) {
-            kernels_->add(x + row * n_embd_, q + row * n_embd_, n_embd_);
-            normalise(ln2, ln2_bias, x + row * n_embd_, normed + row * n_embd_);
+        for (size_t row = begin; row < end; ++row) {
+            kernels_->add(x + (first + row) * n_embd_, added + row * n_embd_, n_embd_);
+            normalise(ln2, ln2_bias, x + (first + row) * n_embd_, normed + row * n_embd_);
         }
-        prepare({&weight("ffn_up")}, normed);
-        product("ffn_up", normed, activation_, 5, hidden);
-        prepare({&weight("ffn_down")}, hidden);
-        product("ffn_down", hidden, Activation::kNone, 6, q);
+        crew.prepare({&crew.weight("ffn_up")}, normed, thread);
+        crew.product("ffn_up", normed, activation_, 2, thread, hidden);
+        crew.prepare({&crew.weight("ffn_down")}, hidden, thread);
+        crew.product("ffn_down", hidden, Activation::kNone, 3, thread, added);
         pool_.barrier(thread);
-        for (size_t row = first; row < last; ++row) kernels_->add(x + row * n_embd_, q + row * n_embd_, n_embd_);
+        for (size_t row = begin; row < end; ++row) {
+            kernels_->add(x + (first + row) * n_embd_, added + row * n_embd_, n_embd_);
+        }
     });
 }
 

@@ -36,11 +36,23 @@ public:
     void multiply(const std::string& name, const float* x, size_t n, Activation activation, float* out);
     // Each row of x[n][n_embd] normalised, in place.
     void norm(const std::string& name, float* x, size_t n);
-    // One block over x[n][length][n_embd], in place; attention stays within each n.
-    void block(const std::string& name, float* x, size_t n, size_t length);
+    // One block over x[n][length][n_embd], in place; attention stays within each n. It comes in two halves, and each in
+    // as many pieces as the caller likes: first all rows look, then all of them mix what they have seen. Rows are
+    // counted through all n; how they are cut changes no bit.
+    //   q                  [n][length][n_embd]
+    //   keys and values    [n][head][length][size of a head]
+    void look(const std::string& name, const float* x, size_t length, size_t first, size_t last, float* q, float* keys,
+              float* values);
+    void mix(const std::string& name, float* x, size_t length, size_t first, size_t last, const float* q,
+             const float* keys, const float* values);
 
 private:
     struct Scratch;
+    struct Crew;
+    // Rows of one image that attend together, with one head.
+    struct Patch {
+        size_t image, head, row, rows;
+    };
 
     void normalise(const std::vector<float>& weight, const std::vector<float>& bias, const float* x, float* out) const;
     void activate(Activation activation, float* x, size_t n, float* constant) const;
@@ -50,8 +62,9 @@ private:
     // This thread's share of the rows, as the quantised ones among the matrices that read them want them.
     void quantize(std::initializer_list<const Matrix*> readers, const float* x, size_t n, const Quantized& to,
                   int thread) const;
-    void attend(const float* q, const uint8_t* keys, const uint8_t* values, size_t length, size_t row, size_t rows,
-                size_t head, const Scratch& mine, float* out) const;
+    std::vector<Patch> patches(size_t length, size_t first, size_t last) const;
+    void attend(const float* q, const float* keys, const float* values, size_t length, size_t rows, size_t head,
+                const Scratch& mine, float* out) const;
 
     size_t n_embd_, n_ff_, n_head_;
     float norm_eps_;

@@ -121,7 +121,26 @@ class Vision:
     def set_vector(self, name: str, data: NDArray[np.float32]) -> None: ...
     def multiply(self, name: str, x: NDArray[np.float32], activation: str) -> NDArray[np.float32]: ...
     def norm(self, name: str, x: NDArray[np.float32]) -> NDArray[np.float32]: ...
-    def block(self, name: str, x: NDArray[np.float32]) -> NDArray[np.float32]: ...
+    def look(
+        self,
+        name: str,
+        x: NDArray[np.float32],
+        q: NDArray[np.float32],
+        keys: NDArray[np.float32],
+        values: NDArray[np.float32],
+        first: int,
+        last: int,
+    ) -> None: ...
+    def mix(
+        self,
+        name: str,
+        x: NDArray[np.float32],
+        q: NDArray[np.float32],
+        keys: NDArray[np.float32],
+        values: NDArray[np.float32],
+        first: int,
+        last: int,
+    ) -> None: ...
 
 class _Operators:
     """The submodule `ops`: the operators of the decoder, each alone; `kernels=""` are the best."""

@@ -4,6 +4,7 @@ Both sides compute in float32, and vectors have about unit variance. An error of
 show at ten times the tolerance.
 """
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -77,6 +78,33 @@ def test_the_same_bits_in_any_company(name):
     together = encode(native(name, threads=3), both)
     alone = [encode(encoder, patch[None])[0] for patch in both]
     assert (together == np.stack(alone)).all()
+
+
+@pytest.mark.parametrize("make", [reference, native])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_bits_in_any_pieces(name, make):
+    """However many rows a piece has, and wherever it ends: also in the middle of an image."""
+    encoder, both = make(name), np.concatenate([patches(name, i) for i in PICTURES])
+    sizes, n_pieces = itertools.cycle([1, 7, 64, 3, 16]), 0
+    x = encoder.embed(both)
+    for index in range(encoder.spec.n_layer):
+        for _ in encoder.block(index, x, lambda: next(sizes)):
+            n_pieces += 1
+    assert n_pieces == 2 * encoder.spec.n_layer if make is reference else n_pieces > 10
+    assert (encoder.project(x) == encode(encoder, both)).all()
+
+
+def test_pieces_that_are_wrong():
+    encoder = native("mlp")
+    x = encoder.embed(patches("mlp", 0))
+    seen = [np.empty_like(x) for _ in "qkv"]
+    for first, last in ((0, 0), (3, 2), (0, x.shape[1] + 1)):
+        with pytest.raises(ValueError, match="out of range"):
+            encoder._open.look("v.blk.0.", x, *seen, first, last)
+    with pytest.raises(ValueError, match="wrong size"):
+        encoder._open.mix("v.blk.0.", x, *seen[:2], np.empty((1, 1, 4), np.float32), 0, 1)
+    with pytest.raises(ValueError, match="incomplete"):
+        encoder._open.mix("v.blk.9.", x, *seen, 0, 1)
 
 
 # -- planted errors --

@@ -2,12 +2,14 @@
 
 x = encoder.embed(patches)              # float32[n, positions, n_embd]: n images or tiles together
 for i in range(spec.n_layer):
-    x = encoder.block(i, x)
+    for _ in encoder.block(i, x, rows): # in place; stop wherever you like, and go on later
+        ...
 vectors = encoder.project(x)            # float32[n, n_tokens, n_out]
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -17,19 +19,21 @@ from stretto.vision.spec import VisionSpec
 
 Floats = NDArray[np.float32]
 
+ROWS = 1024  # of a piece, where nobody waits
+
 
 class Encoder(Protocol):
-    """A ViT and its projector."""
+    """A ViT and its projector. What it gives for an image does not depend on company or on pieces."""
 
-    name: str
+    name: str  # what tells its results, to the last bit, from those of other encoders of the same file
     spec: VisionSpec
 
     def embed(self, patches: Floats) -> Floats:
         """float32[n, n_patches, patch_numbers] → [n, n_positions, n_embd]: what the first block takes."""
         ...
 
-    def block(self, index: int, x: Floats) -> Floats:
-        """One block over all positions of each image. `x` may be changed in place."""
+    def block(self, index: int, x: Floats, rows: Callable[[], int]) -> Iterator[None]:
+        """One block over all positions of each image, in place, in pieces of about `rows()` rows."""
         ...
 
     def project(self, x: Floats) -> Floats:
@@ -45,7 +49,8 @@ def encode(encoder: Encoder, patches: Floats) -> Floats:
     """All of it at once: float32[n, n_tokens, n_out]."""
     x = encoder.embed(patches)
     for index in range(encoder.spec.n_layer):
-        x = encoder.block(index, x)
+        for _ in encoder.block(index, x, lambda: ROWS):
+            pass
     return encoder.project(x)
 
 

@@ -5,6 +5,8 @@ An image's vectors are the same bits whatever else is encoded with it, and with 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,19 +19,19 @@ from stretto.weights.gguf import GGUF, Tensor
 
 Floats = NDArray[np.float32]
 
+REVISION = 1  # goes up with any change of what comes out
 PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
 
 
 class NativeEncoder:
     """Runs a ViT and its projector on the CPU."""
 
-    name = "native"
-
     def __init__(self, file: GGUF, spec: VisionSpec, threads: int, kernels: str = "") -> None:
         self.spec = spec
         self._vision: _native.Vision | None = _native.Vision(
             spec.n_embd, spec.n_ff, spec.n_head, spec.norm_eps, spec.activation, threads, kernels
         )
+        self.name = f"native {REVISION} {self._vision.kernels}"  # kernel sets have bits of their own
         tensors = file.tensors
         self._positions = tensors["v.position_embd.weight"].dequantize()
         self._class = tensors["v.class_embd"].dequantize() if spec.class_token else None
@@ -68,9 +70,17 @@ class NativeEncoder:
         x += self._positions
         return self._open.norm("v.pre_ln", x) if self.spec.pre_norm else x
 
-    def block(self, index: int, x: Floats) -> Floats:
-        """One block over all positions of each image."""
-        return self._open.block(f"v.blk.{index}.", x)
+    def block(self, index: int, x: Floats, rows: Callable[[], int]) -> Iterator[None]:
+        """One block over all positions of each image, in place, in pieces of `rows()` rows."""
+        name, n = f"v.blk.{index}.", x.shape[0] * x.shape[1]
+        seen = np.empty_like(x), np.empty_like(x), np.empty_like(x)  # q, keys, values
+        for half in (self._open.look, self._open.mix):
+            first = 0
+            while first < n:
+                last = min(n, first + rows())
+                half(name, x, *seen, first, last)
+                first = last
+                yield
 
     def project(self, x: Floats) -> Floats:
         """[n, n_positions, n_embd] → [n, n_tokens, n_out]."""

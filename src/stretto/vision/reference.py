@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from math import erf
 
 import numpy as np
@@ -17,7 +18,7 @@ Floats = NDArray[np.float32]
 class ReferenceEncoder:
     """Runs a ViT and its projector in NumPy."""
 
-    name = "reference"
+    name = "reference 1"
 
     def __init__(self, file: GGUF, spec: VisionSpec) -> None:
         self.spec = spec
@@ -34,13 +35,15 @@ class ReferenceEncoder:
         x = x + self.weights["v.position_embd.weight"]
         return self._norm(x, "v.pre_ln") if self.spec.pre_norm else x
 
-    def block(self, index: int, x: Floats) -> Floats:
-        """x += attention, x += feed-forward."""
+    def block(self, index: int, x: Floats, rows: Callable[[], int]) -> Iterator[None]:
+        """x += attention, x += feed-forward: two pieces, however many rows are asked for."""
         name = f"v.blk.{index}."
         up, down = ("ffn_down", "ffn_up") if self.spec.swapped else ("ffn_up", "ffn_down")
-        x = x + self._attention(name, self._norm(x, f"{name}ln1"))
+        x += self._attention(name, self._norm(x, f"{name}ln1"))
+        yield
         hidden = ACTIVATIONS[self.spec.activation](self._matmul(self._norm(x, f"{name}ln2"), name + up))
-        return x + self._matmul(hidden, name + down)
+        x += self._matmul(hidden, name + down)
+        yield
 
     def project(self, x: Floats) -> Floats:
         """[n, n_positions, n_embd] → [n, n_tokens, n_out]."""
