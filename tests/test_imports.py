@@ -14,7 +14,7 @@ ALLOWED = {
     "weights": set(),
     "text": {"weights"},
     "models": {"weights"},
-    "cache": {"weights.files"},
+    "cache": {"weights.files", "weights.safetensors"},
     "sampling": set(),
     "hooks": {"sampling"},
     "drafts": {"cache.radix", "sampling.params", "text"},

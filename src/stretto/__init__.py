@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from stretto.sampling.hooks import NativeHook
     from stretto.structured import Grammar, Guide
     from stretto.vision.image import Image
+    from stretto.vision.kept import ImageCache
 
     __version__: str
 
@@ -63,6 +64,7 @@ _HOMES = {
     "stretto.sampling.hooks": ("NativeHook",),
     "stretto.structured": ("Grammar", "Guide"),
     "stretto.vision.image": ("Image",),
+    "stretto.vision.kept": ("ImageCache",),
 }
 _MODULES = ("hooks", "parallel", "tools")
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -77,6 +79,7 @@ __all__ = [
     "Grammar",
     "Guide",
     "Image",
+    "ImageCache",
     "InvalidRequest",
     "Limits",
     "ModelError",

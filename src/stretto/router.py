@@ -19,6 +19,7 @@ from stretto.sampling.params import check_integer
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer, load_tokenizer
 from stretto.vision.encoder import Encoder
+from stretto.vision.kept import ImageCache
 from stretto.vision.native import NativeEncoder
 from stretto.vision.reference import ReferenceEncoder
 from stretto.vision.spec import read_vision_spec
@@ -52,6 +53,7 @@ def open_model(
     kv: str = "f16",
     repack: bool = True,
     vision: str | os.PathLike[str] | None = None,
+    image_cache: bool | str | os.PathLike[str] | ImageCache = True,
 ) -> Opened:
     """Find a model's file, fetch it if need be, and open it with a backend."""
     _one_of("backend", backend, ("auto", *BACKENDS))
@@ -62,6 +64,7 @@ def open_model(
     if threads is not None:
         check_integer("threads", threads, 1, 1024)
     check_integer("cells", cells, 1, 1 << 24)
+    kept = ImageCache.of(image_cache)
     with GGUF(hub.resolve(model)) as file:
         spec = read_spec(file)
         with ThreadPoolExecutor(
@@ -75,7 +78,7 @@ def open_model(
                 runs.close()
                 raise
         try:
-            sees = None if vision is None else _vision(vision, spec, tokenizer, backend, threads)
+            sees = None if vision is None else _vision(vision, spec, tokenizer, backend, threads, kept)
         except BaseException:
             runs.close()
             raise
@@ -83,7 +86,12 @@ def open_model(
 
 
 def _vision(
-    path: str | os.PathLike[str], spec: ModelSpec, tokenizer: Tokenizer, backend: str, threads: int | None
+    path: str | os.PathLike[str],
+    spec: ModelSpec,
+    tokenizer: Tokenizer,
+    backend: str,
+    threads: int | None,
+    kept: ImageCache,
 ) -> Vision:
     with GGUF(SHIPPED.get(str(path)) or hub.resolve(path)) as file:
         seen = read_vision_spec(file)
@@ -98,7 +106,7 @@ def _vision(
             encoder = ReferenceEncoder(file, seen)
         else:
             encoder = NativeEncoder(file, seen, threads or usable_cores(), kernels.chosen())
-        return Vision(encoder, tokenizer, file.fingerprint())
+        return Vision(encoder, tokenizer, file.fingerprint(), kept)
 
 
 def _text_side(file: GGUF, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate | None]:

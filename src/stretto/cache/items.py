@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -17,10 +18,17 @@ class Pixels(Protocol):
 
 
 class Images(Protocol):
-    """What turns an image into tokens."""
+    """What turns images into tokens, and their pictures into vectors."""
 
     def tokens(self, image: Pixels) -> list[int]:
         """Its tokens, with those that stand around them in a prompt."""
+        ...
+
+    def work(self, wanted: Iterable[Picture], seconds: float, alone: bool) -> None:
+        """Encode pictures for so long, about; those that are not wanted any more are given up.
+
+        If nobody waits beside them (`alone`), it does not have to look at the clock often.
+        """
         ...
 
     def close(self) -> None:
@@ -28,15 +36,50 @@ class Images(Protocol):
         ...
 
 
+class Vectors(Protocol):
+    """The vectors of a picture's tokens, by their index."""
+
+    def __getitem__(self, index: int, /) -> Floats: ...
+
+
 class Picture(Protocol):
     """An image as a language model takes it."""
 
     digest: bytes  # of its pixels and of what encodes them
     whole: bool  # its tokens see each other, so that all of a run of them is computed at once
+    maker: object  # the `Images` it belongs to
+    error: Exception | None  # why it could not be encoded
 
-    def vectors(self) -> Floats:
-        """float32[n, n_embd], one for each of its tokens; made when they are asked for."""
+    @property
+    def ready(self) -> bool:
+        """Whether its vectors are at hand, so that nobody waits for them."""
         ...
+
+    def vectors(self) -> Vectors:
+        """float32[n_embd] for each of its tokens; encoded now if they are not at hand."""
+        ...
+
+    def release(self) -> None:
+        """Its vectors are not needed for now."""
+        ...
+
+
+class SavedPicture:
+    """A picture that came with a saved sequence: no pixels, but the vectors of the tokens that are there."""
+
+    ready = True
+
+    def __init__(self, digest: bytes, whole: bool, maker: object) -> None:
+        self.digest, self.whole, self.maker = digest, whole, maker
+        self.error: Exception | None = None
+        self.rows: dict[int, Floats] = {}
+
+    def vectors(self) -> Vectors:
+        """float32[n_embd] by the index of a token."""
+        return self.rows
+
+    def release(self) -> None:
+        """They are all there is of it, and stay."""
 
 
 class ImageToken(int):

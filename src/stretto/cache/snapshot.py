@@ -12,7 +12,6 @@ whole.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 from stretto.cache.snapshot_head import Expected, Snapshot, checked_path
 from stretto.errors import SnapshotError
 from stretto.weights.files import atomic_write
+from stretto.weights.safetensors import safetensors_head
 
 __all__ = ["Bytes", "Expected", "Snapshot", "SnapshotFile", "write_snapshot"]
 
@@ -65,19 +65,11 @@ def write_snapshot(
 
 
 def _head(snapshot: Snapshot, cell_bytes: int, cells: str) -> bytes:
-    """The first bytes of the file: a length and what it holds, as JSON.
-
-    The package writes what is in memory as a whole; a long sequence of a large model has gigabytes.
-    """
-    n, end = len(snapshot.tokens), 0
-    entries: dict[str, Any] = {"__metadata__": snapshot.metadata(cells)}
-    for name, size in (("tokens", 4), ("positions", 4), ("cells", cell_bytes)):
-        shape = [n, cell_bytes] if name == "cells" else [n]
-        entries[name] = {"dtype": TYPES[name], "shape": shape, "data_offsets": [end, end + n * size]}
-        end += n * size
-    text = json.dumps(entries).encode("ascii")
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    """The first bytes of the file: a length and what it holds, as JSON."""
+    n = len(snapshot.tokens)
+    shapes = {"tokens": [n], "positions": [n], "cells": [n, cell_bytes]}
+    tensors = {name: (TYPES[name], shape) for name, shape in shapes.items()}
+    return safetensors_head(snapshot.metadata(cells), tensors)
 
 
 class SnapshotFile:

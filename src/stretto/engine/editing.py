@@ -21,7 +21,7 @@ def remove(sequence: Sequence, start: int, stop: int, close: bool) -> None:
     check_range(start, stop)
     engine = sequence._engine
     with engine.lock:
-        sequence._alive()
+        sequence.check_open()
         if close:
             engine.backend.capabilities.require("shift", engine.backend.name)
         uncomputed = close and start >= sequence._start  # a mere change of the text to come
@@ -56,7 +56,7 @@ def shift(sequence: Sequence, start: int, stop: int | None, by: int) -> None:
         raise InvalidRequest(f"by must be a number of positions, not {by!r}")
     by, engine = int(by), sequence._engine
     with engine.lock:
-        sequence._alive()
+        sequence.check_open()
         engine.backend.capabilities.require("shift", engine.backend.name)
         engine.compute([sequence])
         where = sequence.positions

@@ -22,9 +22,10 @@ from stretto.cache.cells import Cells
 from stretto.cache.items import Images, ImageToken, Pixels
 from stretto.cache.prefix import PrefixCache
 from stretto.cache.radix import common
+from stretto.engine.encoding import Encoding
 from stretto.engine.hooks import run_hooks
 from stretto.engine.metrics import Metrics
-from stretto.engine.pictures import REMEDY
+from stretto.engine.pictures import REMEDY, check_token
 from stretto.engine.request import Request
 from stretto.engine.scheduler import Limits, Scheduler
 from stretto.engine.sequence import Sequence
@@ -64,12 +65,13 @@ class Engine:
         self.orphans: deque[tuple[int, list[int], int | None]] = deque()  # sequences nobody closed
         self.closed = False
         self.images: Images | None = None  # what makes tokens of images, if anything does
+        self.encoding = Encoding(self)
         self._ids = count(FIRST_ID)
         self.metrics = Metrics()
         self.grammars = Compiler(tokenizer, self.spec.n_vocab)
         self.worker = Worker(self)  # for callers who cannot step
         self._n_steps = self._n_waiting = 0
-        self._depth = 0  # steps we are in: a hook or callback may step too
+        self.depth = 0  # steps we are in: a hook or callback may step too
         self._news = threading.Condition()  # told after every step
 
     # -- requests --
@@ -88,11 +90,11 @@ class Engine:
     def _step(self) -> None:
         if self.closed:
             self.alive()
-        self._depth += 1
+        self.depth += 1
         try:
             self._move()
         finally:
-            self._depth -= 1
+            self.depth -= 1
             self._n_steps += 1
             if self._n_waiting:
                 self._tell()
@@ -100,6 +102,7 @@ class Engine:
     def _move(self) -> None:
         scheduler, metrics = self.scheduler, self.metrics
         begun, forward, sampling = time.perf_counter(), metrics.forward, metrics.sampling
+        encoding = metrics.encoding
         work = scheduler.schedule()
         try:
             n_tokens = self.run(work)
@@ -114,11 +117,12 @@ class Engine:
             ready[0].advance(fused=True)
         else:
             self._advance(ready, hooked)
+        self.encoding.slice(scheduler.alone)
         if scheduler.stale:
             scheduler.sweep()
         metrics.steps += 1
         metrics.running, metrics.waiting = len(scheduler.running), len(scheduler.waiting)
-        spent = metrics.forward - forward + metrics.sampling - sampling
+        spent = metrics.forward - forward + metrics.sampling - sampling + metrics.encoding - encoding
         metrics.python += time.perf_counter() - begun - spent
 
     def _advance(self, ready: list[Request], hooked: list[Request]) -> None:
@@ -139,7 +143,7 @@ class Engine:
                 try:
                     if self._n_steps == seen or not done():  # or else somebody has stepped meanwhile
                         self._step()
-                        if self._depth and self.scheduler.asleep and not done():
+                        if self.depth and self.scheduler.asleep and not done():
                             raise InvalidRequest(
                                 "a hook or callback waits for its own request, which waits for it to return"
                             )
@@ -195,14 +199,19 @@ class Engine:
                 return
             for sequence in several:
                 self.reuse(sequence)
-            while waiting := [sequence for sequence in several if sequence.n_pending]:
-                room, work = self.chunk, []
-                for sequence in waiting[:room]:
-                    # Each gets at least one token, the first as much as there is room for.
-                    n = min(sequence.n_pending, max(1, room - len(waiting)))
-                    work.append((sequence, n))
-                    room -= n
-                self.run(work)
+            with self.encoding.of(several):
+                self._compute_all(several)
+
+    def _compute_all(self, several: list[Sequence]) -> None:
+        """Passes until nothing of some sequences is pending."""
+        while waiting := [sequence for sequence in several if sequence.n_pending]:
+            room, work = self.chunk, []
+            for sequence in waiting[:room]:
+                # Each gets at least one token, the first as much as there is room for.
+                n = min(sequence.n_pending, max(1, room - len(waiting)))
+                work.append((sequence, n))
+                room -= n
+            self.run(work)
 
     def run(self, work: list[tuple[Sequence, int]]) -> int:
         """One forward pass over the next n pending tokens of each sequence; return how many that are."""
@@ -374,8 +383,8 @@ class Engine:
                 raise InvalidRequest(f"a token id must be an integer, not {token!r}")
             if not 0 <= token < self.spec.n_vocab:
                 raise InvalidRequest(f"token {token} is not in the vocabulary (0 to {self.spec.n_vocab - 1})")
-            if isinstance(token, ImageToken) and self.images is None:
-                raise InvalidRequest(f"{token!r}, but this model sees no images; {REMEDY}")
+            if isinstance(token, ImageToken):
+                check_token(token, self.images)
             found.append(token if isinstance(token, ImageToken) else int(token))
         return found
 
@@ -395,7 +404,7 @@ class Engine:
         if not self.lock.acquire(blocking=False):
             return False
         try:
-            return self._depth > 0
+            return self.depth > 0
         finally:
             self.lock.release()
 

@@ -51,8 +51,8 @@ class Metrics:
     - `waiting`, `running`: requests now
     - `steps`; `prompt_tokens` and `decoded_tokens` that were computed; `cached_tokens` that were not
     - `guessed_tokens` that were computed to be checked, and how many were right (`draft=`)
-    - `forward`, `sampling`, `python`: where the time of the steps went; `forward_cpu`: processor time of the
-      thread that steps, in the backend
+    - `forward`, `encoding` (of images), `sampling`, `python`: where the time of the steps went;
+      `forward_cpu`: processor time of the thread that steps, in the backend
     - `first_token`, `between_tokens`: latencies of requests; `width`: tokens in a forward pass
     """
 
@@ -71,6 +71,7 @@ class Metrics:
     guessed_right: int = 0
     forward: float = 0.0
     forward_cpu: float = 0.0
+    encoding: float = 0.0
     sampling: float = 0.0
     python: float = 0.0
     first_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))

@@ -5,10 +5,20 @@ from __future__ import annotations
 from itertools import groupby
 
 from stretto.backends.base import Batch
-from stretto.cache.items import ImageToken
+from stretto.cache.items import Images, ImageToken
 from stretto.errors import InvalidRequest, Unsupported
 
 REMEDY = 'load the model with vision="mmproj.gguf"'
+
+
+def check_token(token: ImageToken, images: Images | None) -> None:
+    """Raise unless an image's token can be computed here."""
+    if images is None:
+        raise InvalidRequest(f"{token!r}, but this model sees no images; {REMEDY}")
+    if token.picture is None:
+        raise InvalidRequest(f"{token!r} has no pixels any more; give the image again")
+    if token.picture.maker is not images:
+        raise InvalidRequest(f"{token!r} was made by another model; give the image itself")
 
 
 def uncut(tokens: list[int], index: int) -> int:

@@ -21,7 +21,7 @@ def save(sequence: Sequence, path: str | os.PathLike[str]) -> None:
     engine = sequence._engine
     model = _fingerprint(engine)
     with engine.lock:
-        sequence._alive()
+        sequence.check_open()
         if sequence.pictured:
             raise Unsupported("a sequence with images cannot be saved yet")
         engine.compute([sequence])

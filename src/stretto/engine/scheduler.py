@@ -86,6 +86,7 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.stale = False  # somebody has ended or gone away since the last sweep
+        self.alone = True  # nobody can go on but those who wait for images
         self._turn = 0  # whose token comes first, when a pass has no room for all
 
     @property
@@ -125,6 +126,8 @@ class Scheduler:
             self.sweep()
             self._admit()
         decoding, prompts, n_sequences, n_tokens = [], [], 0, 0
+        encoding = self._engine.encoding
+        encoding.begin()
         for request in self.running:
             if request.busy:
                 continue  # its hook or callback is stepping us
@@ -138,11 +141,17 @@ class Scheduler:
                 if not n and not sequence.ready:
                     sequence.prepare()  # an interrupted step has left it without logits
                     n = sequence.n_pending
+                if sequence.pictured and n:
+                    n = encoding.ready(sequence)
+                    if not n:  # an image comes first, which is not encoded yet
+                        n_sequences -= 1
+                        continue
                 if n == sequence.at_once:
                     decoding.append((sequence, n))
                     n_tokens += n
                 elif n:
                     prompts.append((sequence, n))
+        self.alone = not n_sequences
         room = self.limits.max_tokens_per_step - n_tokens
         if room < 0:
             return self._turns(decoding)

@@ -170,7 +170,7 @@ class Sequence:
         if token in self._engine.tokenizer.end_ids:
             return Step(token, "", True)
         with self._engine.lock:
-            self._alive()
+            self.check_open()
             self._check_room(1)
             self.adopt(token)
         return Step(token, self._detokenizer.push(token), False)
@@ -184,7 +184,7 @@ class Sequence:
         several = [what] if isinstance(what, (int, np.integer)) else what
         tokens = self._engine.check_tokens(several)
         with self._engine.lock:
-            self._alive()
+            self.check_open()
             self._check_room(len(tokens))
             if tokens:
                 self._tokens += tokens
@@ -207,7 +207,7 @@ class Sequence:
         It continues this sequence's random numbers, unless it gets a seed of its own.
         """
         with self._engine.lock:
-            self._alive()
+            self.check_open()
             random = self.random.fork() if seed is None else RandomStream(seed)
             self._engine.compute([self])  # so that there are cells to share
             twin = type(self)(self._engine, (), random)
@@ -241,7 +241,7 @@ class Sequence:
     def clear(self) -> None:
         """Remove all tokens; the next one stands at position 0 again."""
         with self._engine.lock:
-            self._alive()
+            self.check_open()
             self.release()
             self._tokens = []
             self.pictured = False
@@ -274,7 +274,7 @@ class Sequence:
 
         The file is there whole or not at all. Logits you have edited are not part of it.
         """
-        self._alive()
+        self.check_open()
         saving.save(self, path)
 
     def __enter__(self) -> Sequence:
@@ -300,7 +300,7 @@ class Sequence:
 
     def prepare(self) -> None:
         """Make sure that computing the pending tokens gives logits: after an edit the last one is redone."""
-        self._alive()
+        self.check_open()
         if not self._tokens:
             raise InvalidRequest("an empty sequence has no logits; append a token first")
         if self._logits is None and not self.n_pending:
@@ -458,7 +458,8 @@ class Sequence:
         if not self.closed and not self._engine.closed:
             self._engine.orphans.append((self.id, self._kept, self._exact))
 
-    def _alive(self) -> None:
+    def check_open(self) -> None:
+        """Raise unless it and its model are open."""
         if self.closed:
             raise InvalidRequest(f"sequence {self.id} is closed; make a new one with llm.sequence")
         self._engine.alive()

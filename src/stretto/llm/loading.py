@@ -7,6 +7,7 @@ import os
 from stretto.engine import Limits
 from stretto.llm.model import LLM
 from stretto.router import open_model
+from stretto.vision.kept import ImageCache
 
 
 def load(
@@ -21,6 +22,7 @@ def load(
     prefix_cache: bool = True,
     limits: Limits | None = None,
     vision: str | os.PathLike[str] | None = None,
+    image_cache: bool | str | os.PathLike[str] | ImageCache = True,
 ) -> LLM:
     """Load a model by name (`"smollm2"`), path, or `"hf:org/repo/file.gguf"`.
 
@@ -29,7 +31,9 @@ def load(
     `repack=False` leaves the weights in the file, for one larger than memory: slower, the same results.
     With `prefix_cache=False` nothing is kept for later prompts that begin alike. `limits` (`stretto.Limits`)
     says how many requests may run and wait, and how long a step may take. `vision` is the `mmproj` file that
-    lets the model see images.
+    lets the model see images. What it makes of an image is kept, 64 MiB of it in memory and 512 MiB in files
+    under ~/.cache/stretto/images, so that no image is encoded twice; `image_cache` is another folder for
+    them, a `stretto.ImageCache` with limits of your own, or False to keep nothing.
 
     >>> llm = stretto.load("smollm2")
     >>> llm.generate("Once upon a time").text
@@ -43,6 +47,7 @@ def load(
         kv=kv,
         repack=repack,
         vision=vision,
+        image_cache=image_cache,
     )
     return LLM(
         opened.backend,

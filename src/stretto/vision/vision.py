@@ -9,53 +9,41 @@ What stands around an image in a prompt is the model's own convention:
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
-from threading import RLock
 
-import numpy as np
-from numpy.typing import NDArray
-
-from stretto.cache.items import ImageToken, Pixels
+from stretto.cache.items import ImageToken, Picture, Pixels
 from stretto.errors import InvalidRequest, ModelError
 from stretto.text.tokenizer import Tokenizer
-from stretto.vision.encoder import Encoder, encode
+from stretto.vision.encoder import Encoder
 from stretto.vision.image import Image
-from stretto.vision.preprocess import Prepared, normalise, prepare
+from stretto.vision.kept import ImageCache, KeptVectors
+from stretto.vision.preprocess import prepare
+from stretto.vision.queue import EncodedImage, EncodingQueue
 from stretto.vision.spec import VisionSpec
 
-Floats = NDArray[np.float32]
-
 STAND_INS = ("<image>", "<image_soft_token>")  # what an image's tokens are called in vocabularies
-CACHE_BYTES = 64 << 20  # of vectors that are kept for images that come again
-
-
-class EncodedImage:
-    """An image of a prompt: its pixels until they are encoded, and what tells it from others."""
-
-    def __init__(self, vision: Vision, prepared: Prepared, digest: bytes) -> None:
-        self._vision = vision
-        self.prepared = prepared
-        self.digest = digest
-        self.whole = vision.spec.sees_itself
-
-    def vectors(self) -> Floats:
-        """float32[n, n_out]: all tiles, one behind the other."""
-        return self._vision.vectors(self)
 
 
 class Vision:
-    """An encoder with the conventions of its language model. `n_encoded` counts images and tiles encoded."""
+    """An encoder with the conventions of its language model.
 
-    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, fingerprint: Callable[[], str]) -> None:
+    `cache` keeps what it has made of images: as `ImageCache` says, and without one in memory alone.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        tokenizer: Tokenizer,
+        fingerprint: Callable[[], str],
+        cache: ImageCache | None = None,
+    ) -> None:
         self.spec: VisionSpec = encoder.spec
         self.encoder = encoder
-        self.n_encoded = 0
+        self.cache = KeptVectors(cache or ImageCache(disk=0))
+        self._queue = EncodingQueue(encoder, self.cache)
         self._tokenizer = tokenizer
         self._fingerprint = fingerprint
-        self._found: OrderedDict[bytes, Floats] = OrderedDict()
-        self._lock = RLock()
         named = (tokenizer.specials[text] for text in STAND_INS if text in tokenizer.specials)
         self._stand_in = next(named, tokenizer.eos_id or tokenizer.bos_id or 0)
 
@@ -65,7 +53,7 @@ class Vision:
             raise InvalidRequest(f"an image is a stretto.Image, not {type(image).__name__}; use Image.open")
         prepared = prepare(image, self.spec)
         head = f"{self._fingerprint()} {self.encoder.name}".encode()
-        picture = EncodedImage(self, prepared, sha256(head + prepared.digest()).digest())
+        picture = EncodedImage(self._queue, prepared, sha256(head + prepared.digest()).digest(), self)
         if self.spec.projector == "idefics3":
             return self._tiled(picture)
         run = self._run(picture, 0)
@@ -75,25 +63,20 @@ class Vision:
         breaks = self._tokenizer.encode("\n\n")
         return [*breaks, begin, *run, end, *breaks]
 
-    def vectors(self, picture: EncodedImage) -> Floats:
-        """float32[n, n_out] of a picture: encoded, or found among those that were."""
-        with self._lock:
-            found = self._found.get(picture.digest)
-            if found is None:
-                tiles = picture.prepared.tiles
-                parts = [encode(self.encoder, normalise(tile[None], self.spec)) for tile in tiles]
-                found = np.concatenate(parts).reshape(-1, self.spec.n_out)
-                self.n_encoded += len(tiles)
-                self._found[picture.digest] = found
-                while len(self._found) > 1 and sum(v.nbytes for v in self._found.values()) > CACHE_BYTES:
-                    self._found.popitem(last=False)
-            self._found.move_to_end(picture.digest)
-            return found
+    def work(self, wanted: Iterable[Picture], seconds: float, alone: bool) -> None:
+        """Encode pictures for so long, about; those that are not wanted any more are given up."""
+        self._queue.work(wanted, seconds, alone)
+
+    @property
+    def n_encoded(self) -> int:
+        """Images and tiles that have gone through the encoder."""
+        return self._queue.n_encoded
 
     def close(self) -> None:
         """Free the encoder."""
+        self._queue.close()
         self.encoder.close()
-        self._found.clear()
+        self.cache.clear(disk=False)
 
     def _run(self, picture: EncodedImage, tile: int) -> list[int]:
         """The tokens of one tile."""

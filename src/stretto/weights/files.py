@@ -11,8 +11,10 @@ from typing import BinaryIO
 
 
 @contextmanager
-def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def atomic_write(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[BinaryIO]:
     """A file to write into, which becomes `path` when the block ends and vanishes if it raises.
+
+    With `durable=False` it does not wait for the disk: after a power cut it may be there and damaged.
 
     >>> with atomic_write("notes.bin") as file:
     ...     file.write(b"all of it")
@@ -23,7 +25,8 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         with part.open("xb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         part.replace(target)
     except BaseException:
         part.unlink(missing_ok=True)
