@@ -19,7 +19,7 @@ from stretto.errors import InvalidRequest, ModelError, SnapshotError
 N, CELL = 40, 24
 MODEL, LAYOUT = "ab" * 32, "native f16, 1 layers, 1 heads of 6"
 CELLS = np.random.default_rng(1).integers(0, 256, (N, CELL), np.uint8)
-EXPECTED = Expected(model=MODEL, layout=LAYOUT, cell_bytes=CELL, n_vocab=500, context_length=64)
+EXPECTED = Expected(model=MODEL, layout=LAYOUT, cell_bytes=CELL, n_vocab=500, n_embd=6, context_length=64)
 
 
 def int32(*values):

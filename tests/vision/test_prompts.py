@@ -209,8 +209,6 @@ def test_prompts_that_are_wrong():
             llm.generate(("A", picture(0).pixels))
         with pytest.raises(Unsupported, match="not scored"):
             llm.score((picture(0), "A"))
-        with pytest.raises(Unsupported, match="cannot be saved"):
-            llm.sequence((picture(0), "A")).save("x")
 
 
 def test_a_model_without_vision():

@@ -5,9 +5,9 @@
         for first, data in file.pieces():                 # and at the end the checksum
             ...
 
-The file is safetensors: `tokens` and `positions`, int32[n], and `cells`, uint8[n, cell_bytes]. Everything
-else is text in its metadata. Cells pass through in pieces, so that neither side needs them in memory as a
-whole.
+The file is safetensors: `tokens` and `positions`, int32[n], and `cells`, uint8[n, cell_bytes]; if there are
+images, the tensors of `snapshot_images` too. Everything else is text in its metadata. Cells pass through in
+pieces, so that neither side needs them in memory as a whole.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cache.snapshot_head import Expected, Snapshot, checked_path
+from stretto.cache.snapshot_images import IMAGE_TYPES, SavedImages, check_shapes
 from stretto.errors import SnapshotError
 from stretto.weights.files import atomic_write
 from stretto.weights.safetensors import safetensors_head
@@ -37,6 +38,7 @@ MAX_HEAD = 1 << 16  # bytes of JSON; ours have about a thousand
 PIECE = 1 << 20  # bytes of cells that are read or written at a time
 UNKNOWN = "0" * 64  # stands for the checksum of cells that are still to be written
 TYPES = {"tokens": "I32", "positions": "I32", "cells": "U8"}
+FLAT = ("tokens", "positions")
 
 
 def write_snapshot(
@@ -54,6 +56,8 @@ def write_snapshot(
             file.write(_head(snapshot, cell_bytes, UNKNOWN))
             file.write(snapshot.tokens.astype("<i4").tobytes())
             file.write(snapshot.positions.astype("<i4").tobytes())
+            for tensor in _images(snapshot).values():
+                file.write(tensor.reshape(-1).data)
             for first in range(0, n, step):
                 data = read(first, min(first + step, n)).reshape(-1).data
                 digest.update(data)
@@ -67,9 +71,14 @@ def write_snapshot(
 def _head(snapshot: Snapshot, cell_bytes: int, cells: str) -> bytes:
     """The first bytes of the file: a length and what it holds, as JSON."""
     n = len(snapshot.tokens)
-    shapes = {"tokens": [n], "positions": [n], "cells": [n, cell_bytes]}
-    tensors = {name: (TYPES[name], shape) for name, shape in shapes.items()}
+    images = {name: tensor.shape for name, tensor in _images(snapshot).items()}
+    shapes = {"tokens": (n,), "positions": (n,), **images, "cells": (n, cell_bytes)}
+    tensors = {name: ((TYPES | IMAGE_TYPES)[name], shape) for name, shape in shapes.items()}
     return safetensors_head(snapshot.metadata(cells), tensors)
+
+
+def _images(snapshot: Snapshot) -> dict[str, NDArray[Any]]:
+    return {} if snapshot.images is None else snapshot.images.tensors()
 
 
 class SnapshotFile:
@@ -82,7 +91,10 @@ class SnapshotFile:
         Snapshot.check_version(metadata, self.path)
         self._n, cell_bytes = self._check_tensors(expected)
         tokens, positions = (self._file.get_tensor(name) for name in ("tokens", "positions"))
-        self.snapshot = Snapshot.from_metadata(metadata, tokens, positions, self.path)
+        images = None
+        if "runs" in self._file.keys():  # noqa: SIM118 - it is no dict
+            images = SavedImages(**{name: self._file.get_tensor(name) for name in IMAGE_TYPES})
+        self.snapshot = Snapshot.from_metadata(metadata, tokens, positions, self.path, images)
         self.snapshot.check(self.path)
         expected.check(self.snapshot, self.path)
         if cell_bytes != expected.cell_bytes:
@@ -111,16 +123,22 @@ class SnapshotFile:
 
     def _check_tensors(self, expected: Expected) -> tuple[int, int]:
         """How many tokens and bytes a cell, once types, shapes and lengths are known to agree."""
-        if sorted(self._file.keys()) != sorted(TYPES):
-            raise SnapshotError(f"the tensors {', '.join(TYPES)} are needed and no others", path=self.path)
+        names = set(self._file.keys())
+        wanted = TYPES if names == TYPES.keys() else TYPES | IMAGE_TYPES
+        if names != wanted.keys():
+            raise SnapshotError(
+                f"the tensors {', '.join(TYPES)} are needed and no others, or with images "
+                f"{', '.join(IMAGE_TYPES)} too",
+                path=self.path,
+            )
         shapes: dict[str, list[int]] = {}
-        for name, kind in TYPES.items():
+        for name, kind in wanted.items():
             tensor = self._file.get_slice(name)
             shapes[name] = tensor.get_shape()
-            if tensor.get_dtype() != kind or len(shapes[name]) != (2 if name == "cells" else 1):
+            if tensor.get_dtype() != kind or len(shapes[name]) != (1 if name in FLAT else 2):
                 message = f"{kind} is needed, not {tensor.get_dtype()}{shapes[name]}"
                 raise SnapshotError(message, path=self.path, field=f"tensor {name!r}")
-        (n,), (n_positions,), (n_cells, cell_bytes) = shapes.values()
+        (n,), (n_positions,), (n_cells, cell_bytes) = (shapes[name] for name in TYPES)
         if not n == n_positions == n_cells:
             raise SnapshotError(f"{n} tokens, {n_positions} positions and {n_cells} cells", path=self.path)
         if n > expected.context_length:
@@ -128,6 +146,8 @@ class SnapshotFile:
                 f"{n} tokens, and the context has {expected.context_length}; load the model with more cells",
                 path=self.path,
             )
+        if wanted is not TYPES:
+            check_shapes(shapes, n, expected.n_embd, self.path)
         return n, cell_bytes
 
     def close(self) -> None:

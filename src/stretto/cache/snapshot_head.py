@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.cache.snapshot_images import SavedImages
 from stretto.errors import InvalidRequest, SnapshotError
 
 Ints = NDArray[np.int32]
@@ -44,6 +45,7 @@ class Snapshot:
     draws: int
     waiting: bytes = b""  # of a character whose other bytes are still to come
     fresh: bool = False  # whether the next token begins a text
+    images: SavedImages | None = None  # among the tokens
 
     def metadata(self, cells: str) -> dict[str, str]:
         """All but the tensors as text; `cells` is the checksum of the cells."""
@@ -61,6 +63,8 @@ class Snapshot:
             "fresh": str(int(self.fresh)),
             "cells": cells,
         }
+        if self.images is not None:
+            fields["images"] = self.images.digest()
         return {**fields, "checksum": _checksum(fields, self.tokens, self.positions)}
 
     @staticmethod
@@ -80,15 +84,23 @@ class Snapshot:
 
     @classmethod
     def from_metadata(
-        cls, metadata: Mapping[str, str], tokens: Ints, positions: Ints, path: Path
+        cls,
+        metadata: Mapping[str, str],
+        tokens: Ints,
+        positions: Ints,
+        path: Path,
+        images: SavedImages | None = None,
     ) -> Snapshot:
         """What `metadata` wrote, once its checksum is known to be right."""
-        if metadata.keys() != KEYS:
-            odd = ", ".join(sorted(metadata.keys() ^ KEYS))[:200]
+        keys = KEYS if images is None else KEYS | {"images"}
+        if metadata.keys() != keys:
+            odd = ", ".join(sorted(metadata.keys() ^ keys))[:200]
             raise SnapshotError(f"damaged: keys are missing or too many: {odd}", path=path)
         fields = {key: value for key, value in metadata.items() if key != "checksum"}
         if metadata["checksum"] != _checksum(fields, tokens, positions):
             raise SnapshotError("damaged: the checksum of its head and tokens is wrong", path=path)
+        if images is not None and metadata["images"] != images.digest():
+            raise SnapshotError("damaged: the checksum of its images is wrong", path=path)
 
         def number(key: str, limit: int) -> int:
             text = metadata[key]
@@ -110,12 +122,15 @@ class Snapshot:
             draws=number("draws", 1 << 63),
             waiting=bytes.fromhex(metadata["waiting"]),
             fresh=number("fresh", 1) == 1,
+            images=images,
         )
 
     def check(self, path: Path) -> None:
         """Raise unless tokens and positions can be those of a sequence."""
         if len(self.tokens) != len(self.positions):
             raise SnapshotError(f"{len(self.tokens)} tokens and {len(self.positions)} positions", path=path)
+        if self.images is not None:
+            self.images.check(len(self.tokens), path)
         if not len(self.tokens):
             return
         if self.tokens.min() < 0 or self.positions[0] < 0:
@@ -142,6 +157,7 @@ class Expected:
     layout: str
     cell_bytes: int
     n_vocab: int
+    n_embd: int
     context_length: int
 
     def check(self, saved: Snapshot, path: Path) -> None:

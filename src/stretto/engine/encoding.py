@@ -59,16 +59,18 @@ class Encoding:
         self._fail_those_who_wait(missing)
 
     @contextmanager
-    def of(self, sequences: list[Sequence]) -> Iterator[None]:
-        """While some sequences are computed outside of steps: their pictures have vectors.
+    def of(self, sequences: list[Sequence], everything: bool = False) -> Iterator[None]:
+        """While some sequences are computed outside of steps: the pictures of pending tokens have vectors.
 
-        Others who run go on while they are encoded.
+        Or those of all tokens, with `everything`. Others who run go on while they are encoded.
         """
         mine: Pictures = {}
         pictured = [sequence for sequence in sequences if sequence.pictured]
         self._outside.append(mine)
         try:
-            while any(self._look(sequence, mine) < sequence.n_pending for sequence in pictured):
+            for sequence in pictured:
+                self._look(sequence, mine, everything)
+            while not all(picture.ready for picture in mine.values()):
                 self._go_on(pictured)
                 if error := next((self._failed[key] for key in mine if key in self._failed), None):
                     raise error
@@ -87,10 +89,10 @@ class Encoding:
         for sequence in sequences:
             sequence.check_open()  # a callback may have closed it
 
-    def _look(self, sequence: Sequence, pictures: Pictures) -> int:
+    def _look(self, sequence: Sequence, pictures: Pictures, everything: bool = False) -> int:
         """Note the pictures of its pending tokens; say how many tokens stand before the first unready one."""
         tokens, ready = sequence.history, sequence.n_pending
-        first = self._engine.cells.count(sequence.id)
+        first = 0 if everything else self._engine.cells.count(sequence.id)
         last: Picture | None = None
         for index in range(first, len(tokens)):
             token = tokens[index]

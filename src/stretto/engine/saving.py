@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stretto.cache.snapshot import Bytes, Expected, Snapshot, SnapshotFile, write_snapshot
+from stretto.cache.snapshot_images import SavedImages
 from stretto.errors import Unsupported
 from stretto.sampling.rng import RandomStream
 
@@ -20,10 +21,8 @@ def save(sequence: Sequence, path: str | os.PathLike[str]) -> None:
     """Compute what is pending, then write the sequence to a file. Others may step meanwhile."""
     engine = sequence._engine
     model = _fingerprint(engine)
-    with engine.lock:
+    with engine.lock, engine.encoding.of([sequence], everything=True):
         sequence.check_open()
-        if sequence.pictured:
-            raise Unsupported("a sequence with images cannot be saved yet")
         engine.compute([sequence])
         cells = engine.cells.view(sequence.id).copy()
         waiting, fresh = sequence._detokenizer.state
@@ -39,6 +38,7 @@ def save(sequence: Sequence, path: str | os.PathLike[str]) -> None:
             draws=sequence.random.draws,
             waiting=waiting,
             fresh=fresh,
+            images=SavedImages.of(sequence.history) if sequence.pictured else None,
         )
         holder = engine.new_id()  # shares the cells, so that they stay as they are while they are written
         engine.cells.copy(sequence.id, holder)
@@ -58,14 +58,7 @@ def save(sequence: Sequence, path: str | os.PathLike[str]) -> None:
 def restore(sequence: Sequence, path: str | os.PathLike[str]) -> None:
     """Fill an empty sequence from a file. If it raises, close the sequence: it may have cells by then."""
     engine = sequence._engine
-    expected = Expected(
-        model=_fingerprint(engine),
-        layout=engine.backend.cell_layout,
-        cell_bytes=engine.backend.cell_bytes,
-        n_vocab=engine.spec.n_vocab,
-        context_length=engine.context_length,
-    )
-    with SnapshotFile(path, expected) as file:
+    with SnapshotFile(path, expected_by(engine)) as file:
         saved = file.snapshot
         with engine.lock:
             engine.alive()
@@ -79,11 +72,26 @@ def restore(sequence: Sequence, path: str | os.PathLike[str]) -> None:
                 engine.backend.write_cells(cells[first : first + len(data)], data)
     with engine.lock:  # from here on others may share its beginning
         sequence._tokens = saved.tokens.tolist()
+        if saved.images is not None:
+            sequence._tokens = saved.images.put_into(sequence._tokens, engine.images)
+            sequence.pictured = True
         sequence.n_prompt = saved.n_prompt
         sequence.random = RandomStream(saved.seed, saved.index, saved.draws)
         sequence._exact = saved.exact
         sequence._detokenizer.state = saved.waiting, saved.fresh
         sequence.running = False
+
+
+def expected_by(engine: Engine) -> Expected:
+    """What a file must be of, so that an engine can go on with it."""
+    return Expected(
+        model=_fingerprint(engine),
+        layout=engine.backend.cell_layout,
+        cell_bytes=engine.backend.cell_bytes,
+        n_vocab=engine.spec.n_vocab,
+        n_embd=engine.spec.n_embd,
+        context_length=engine.context_length,
+    )
 
 
 def _fingerprint(engine: Engine) -> str:
