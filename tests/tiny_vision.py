@@ -104,6 +104,6 @@ def seeing_llm(name, backend="native", *, text=None, template=TEMPLATE, cells=25
     else:
         runs = ReferenceBackend(file, spec, cells)
         encoder = ReferenceEncoder(vision_file(name), vision_spec(name))
-    vision = Vision(encoder, tokenizer, lambda: name)
+    vision = Vision(encoder, tokenizer, lambda: name, options.pop("image_cache", None))
     chat = ChatTemplate(template, tokenizer.specials)
     return LLM(runs, tokenizer, chat, fingerprint=lambda: "tiny", vision=vision, **options)

@@ -31,6 +31,7 @@ class Encoding:
         self._before: Pictures = {}  # the same in the last step
         self._outside: list[Pictures] = []  # of sequences that are computed outside of steps
         self._failed: dict[int, Exception] = {}  # in the last slice
+        self._at_work = False  # something was being encoded in the last slice
 
     def begin(self) -> None:
         """A step begins: `ready` will be asked for every sequence that runs."""
@@ -42,7 +43,7 @@ class Encoding:
 
     def slice(self, alone: bool) -> None:
         """Encode for a while what somebody waits for; let go of what nobody needs any more."""
-        if not self._pending and not self._before and not self._outside:
+        if not (self._pending or self._before or self._outside or self._at_work):
             return
         engine, wanted = self._engine, self._wanted()
         for key, picture in self._before.items():
@@ -51,12 +52,14 @@ class Encoding:
         self._before, self._failed = {}, {}
         if engine.images is None or engine.closed:
             return
-        begun = time.perf_counter()
-        milliseconds = ALONE_MS if alone else engine.scheduler.limits.max_step_ms
         missing = [picture for picture in wanted.values() if not picture.ready]
-        engine.images.work(missing, 1e-3 * milliseconds, alone)
-        engine.metrics.encoding += time.perf_counter() - begun
-        self._fail_those_who_wait(missing)
+        if missing or self._at_work:  # or else there is nothing to give up either
+            begun = time.perf_counter()
+            milliseconds = ALONE_MS if alone else engine.scheduler.limits.max_step_ms
+            engine.images.work(missing, 1e-3 * milliseconds, alone)
+            engine.metrics.encoding += time.perf_counter() - begun
+            self._fail_those_who_wait(missing)
+        self._at_work = bool(missing)
 
     @contextmanager
     def of(self, sequences: list[Sequence], everything: bool = False) -> Iterator[None]:
