@@ -35,7 +35,8 @@ class Encoding:
 
     def begin(self) -> None:
         """A step begins: `ready` will be asked for every sequence that runs."""
-        self._before, self._pending = {**self._before, **self._pending}, {}
+        if self._pending:
+            self._before, self._pending = {**self._before, **self._pending}, {}
 
     def ready(self, sequence: Sequence) -> int:
         """How many of its pending tokens can be computed: those before the first picture without vectors."""

@@ -26,6 +26,7 @@ COUNTERS = {
 }
 SECONDS = {
     "forward": "seconds of steps in the backend",
+    "encoding": "seconds of steps in the image encoder",
     "sampling": "seconds of steps in the sampler",
     "python": "seconds of steps in Python",
 }
