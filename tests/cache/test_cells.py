@@ -232,11 +232,12 @@ def test_append_is_place_for_single_rows():
     one, other = Cells(20), Cells(20)
     for cells in (one, other):
         cells.place([1, 2, 3], [0, 1, 0], [(5,), (5,), (6,)])
-    taken, places, views = one.append([7, 8, 9], [5, 6, 7])
+    taken, places, stores, counts = one.append([7, 8, 9], [5, 6, 7])
     assert places == [2, 1, 0]
     assert taken == other.place([7, 8, 9], [2, 1, 0], [(5,), (6,), (7,)]).tolist()
-    assert [view.n for view in views] == [3, 2, 1]
-    for sequence in (5, 6, 7):
+    assert counts == [3, 2, 1]
+    for sequence, store, n in zip((5, 6, 7), stores, counts, strict=True):
+        assert store[:n].tolist() == one.view(sequence).tolist()
         assert one.view(sequence).tolist() == other.view(sequence).tolist()
     one.check()
     with pytest.raises(CacheFull, match="15 cells are needed and 14 of 20 are free"):
