@@ -103,8 +103,8 @@ public:
 
     Cut(size_t panels, size_t columns, size_t threads, bool only_panels) : panels_(panels), columns_(columns) {
         if (columns < 2 * kColumnStep || only_panels) {
-            // The last pieces decide how long the others wait, so a large matrix has more of them.
-            const size_t each = std::clamp<size_t>(panels / (4 * threads), 1, 16);
+            // The last pieces decide how long the others wait, so where there are many a large matrix has more.
+            const size_t each = std::clamp<size_t>(panels / (4 * threads), 1, threads < 8 ? 4 : 16);
             panel_step_ = pieces_of(panels, each * threads);
             if (each > 4) panel_step_ = std::max<size_t>(panel_step_ / 4, 1) * 4;  // as kernels take them
             column_step_ = columns;
