@@ -117,8 +117,8 @@ def main():
                         entry.setdefault(name, []).append(speed)
             if peer:
                 peer.ask({"do": "close"})
-    options = f"--rounds {args.rounds} --threads {args.threads}"
-    command = f"python benchmarks/batch.py --peer PEER/bin/python {options}"
+    options = f"--rounds {args.rounds} --threads {args.threads} --widths {' '.join(map(str, args.widths))}"
+    command = f"python benchmarks/batch.py {'--peer PEER/bin/python ' if peer else ''}{options}"
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps({"command": command, "tokens a second": found}, indent=1) + "\n")
     print(f"`{command}`\n")
