@@ -23,3 +23,12 @@ def test_all_cases_are_measured(tmp_path):
     assert len(found["k/v"]) == 1
     assert min(found["k/v"]) >= 6  # the picture's four tokens, and those around it
     assert min(sample["seconds"] for sample in samples) > 0
+
+
+def test_gaps_are_measured(tmp_path):
+    program = PROGRAM.with_name("vision_gap.py")
+    options = ["--tiny", "--rounds", "2", "--threads", "1", "--cache", tmp_path]
+    command = [sys.executable, str(program), *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^\| \*\*\d+\*\* \| \d+, \d+ \| \d+ \| \d+ \|$", done.stdout, re.MULTILINE)
