@@ -92,7 +92,7 @@ check-wheel: $(BIN)/python
 bench-kernels: $(VENV)/.installed
 	@mkdir -p build
 	$(CXX) -std=c++17 -O2 -Wall -Wextra -Icsrc benchmarks/kernels.cpp -o build/bench_kernels \
-	    "$$(find build/cp* -name libstretto_core.a | head -n 1)" -pthread
+	    "$$(ls -t build/cp*/libstretto_core.a | head -n 1)" -pthread
 	build/bench_kernels
 
 clean:
