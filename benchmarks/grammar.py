@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from peers.bench import Others, note, raw_file
+from peers.bench import Others, finish, note, raw_file
 from peers.process import Process
 from schemas import realistic
 from stretto import hardware
@@ -199,11 +199,7 @@ def main():
             "records": records(args, ours, paths),
             "walks": walks(args, processes, paths),
         }
-    note("")
-    document["others"] = others.share()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(document) + "\n")
-    print("\n".join(markdown(document)))
+    finish(document, others, out, markdown, indent=None)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ all samples to --out. The machine has to be quiet; what others used of it stands
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from statistics import median
 
-from peers.bench import Others, note, raw_file
+from peers.bench import Others, finish, note, raw_file
 from peers.process import Process
 from stretto import hardware
 from stretto.weights import hub
@@ -126,11 +125,7 @@ def main():
         }
         processes = {"Stretto": ours, "llama-cpp-python": peer}
         document["samples"] = measure(args, processes, str(hub.resolve("smollm2")))
-    note("")
-    document["others"] = others.share()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(document, indent=1) + "\n")
-    print("\n".join(markdown(document)))
+    finish(document, others, out, markdown)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import numpy as np
 
 import make_mmproj
 import make_model
-from peers.bench import Others, note, raw_file
+from peers.bench import Others, finish, note, raw_file
 from peers.process import Process
 from stretto import hardware
 from stretto.router import SHIPPED
@@ -180,11 +180,7 @@ def main():
             "first_tokens": first_tokens(args, ours, chosen),
             "encodings": encodings(args, ours, peer, chosen),
         }
-    note("")
-    document["others"] = others.share()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(document, indent=1) + "\n")
-    print("\n".join(markdown(document)))
+    finish(document, others, out, markdown)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ suffer most. What others used of the processors meanwhile stands under the table
 """
 
 import argparse
-import json
 import re
 import shlex
 import sys
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from make_model import SHAPES, make
-from peers.bench import Others, note, raw_file
+from peers.bench import Others, finish, note, raw_file
 from peers.process import Process
 from peers.report import markdown
 from stretto import hardware
@@ -156,11 +155,7 @@ def main():
         }
         files = model_files({test.model for test in chosen}, args.cache, peer)
         document["samples"] = measure(args, chosen, ours, peer, files)
-    note("")
-    document["others"] = others.share()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(document, indent=1) + "\n")
-    print("\n".join(markdown(document)))
+    finish(document, others, out, markdown)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What comparisons with a peer have in common: where samples go, what is being done, who else was busy."""
 
+import json
 import os
 import re
 import sys
@@ -33,3 +34,12 @@ class Others:
         """From 0 to 1, since it was made; ask when the processes of the comparison have ended."""
         wall, busy = time.monotonic() - self._begun[0], busy_seconds() - own_seconds() - self._begun[1]
         return max(0.0, busy / (wall * (os.cpu_count() or 1)))
+
+
+def finish(document, others, out, markdown, indent=1):
+    """The end of a comparison: all of it goes to a file, and what `markdown` makes of it to stdout."""
+    note("")
+    document["others"] = others.share()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document, indent=indent) + "\n")
+    print("\n".join(markdown(document)))

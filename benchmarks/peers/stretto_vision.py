@@ -18,8 +18,7 @@ from stretto.vision.spec import read_vision_spec
 from stretto.weights.gguf import GGUF
 
 QUESTIONS = ("Its size?", "A colour?")  # nine tokens each, where every byte is one
-ON_DISK = hasattr(stretto, "ImageCache")
-CASES = ("cold", "memory", *(["disk"] if ON_DISK else []), "k/v")
+CASES = ("cold", "memory", "disk", "k/v")
 folder = tempfile.TemporaryDirectory()
 
 
@@ -30,8 +29,8 @@ def about():
 @cache
 def load(model, mmproj, threads):
     """The model, with a folder of its own for what it makes of images."""
-    kept = {"image_cache": Path(folder.name, Path(mmproj).stem)} if ON_DISK else {}
-    return stretto.load(model, vision=mmproj, threads=threads, cells=2048, **kept)
+    kept = Path(folder.name, Path(mmproj).stem)
+    return stretto.load(model, vision=mmproj, threads=threads, cells=2048, image_cache=kept)
 
 
 def first_token(model, mmproj, threads, size, seed, case):

@@ -223,14 +223,14 @@ class Decoding(Batch):
     `places[i]`, writes cell `taken[i]` and sees the first `counts[i]` entries of `stores[i]`.
     """
 
+    probes, received, watched, attention = NO_PROBES, None, [], []  # nobody asks a step of decoding
+
     def __init__(self, cells: Cells, tokens: list[int], sequences: list[int]) -> None:
         self.ids = tokens  # the lists of a batch that is filled row by row are not needed here
         self.sequences = sequences
         self.taken, self.places, self.stores, self.counts = cells.append(tokens, sequences)
         self.table = cells.positions
         self._placement = None
-
-    probes, received, watched, attention = NO_PROBES, None, [], []  # nobody asks a step of decoding
 
     def __len__(self) -> int:
         return len(self.ids)
