@@ -89,47 +89,98 @@ bool before(const Candidate& a, const Candidate& b) {
     return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
-// The k best of the row. Each of the k highest peaks is one of its numbers, so the lowest of them is no higher than
-// the k-th best number: what is below it need not be looked at, and stretches whose peak is below it are passed over.
-void top_k(const float* row, size_t n, const std::vector<float>& peaks, size_t k, float temperature,
-           std::vector<Candidate>& best) {
-    static thread_local std::vector<float> order;  // its memory is used again
-    float low = kMinusInfinity;
-    if (k <= peaks.size()) {
-        order.assign(peaks.begin(), peaks.end());
-        const auto kth = order.begin() + static_cast<std::ptrdiff_t>(k - 1);
-        std::nth_element(order.begin(), kth, order.end(), std::greater<float>());
-        // Numbers that differ by a rounding may be equals when tempered: a little lower is certainly low enough.
-        low = *kth - std::fabs(*kth) * 1e-5f;
-        if (low != low) low = kMinusInfinity;
+// A row of logits: where its largest ones are, and how much all of them weigh.
+struct Row {
+    const float* logits;
+    size_t n;
+    float temperature;
+    const std::vector<float>& peaks;  // the largest of every kPeak
+    float best;                       // the largest of all
+
+    float tempered(float logit) const { return logit / temperature; }
+    float top() const { return tempered(best); }
+    // Relative to the best one's. Below e^-60 a weight cannot change a sum that has a 1 in it.
+    bool negligible(float tempered) const { return double{tempered} - double{top()} < -60.0; }
+    double weight(float tempered) const {
+        return negligible(tempered) ? 0.0 : std::exp(double{tempered} - double{top()});
     }
-    best.clear();
-    for (size_t start = 0; start < n; start += kPeak) {
-        const float peak = peaks[start / kPeak];
-        if (peak < low || peak == kMinusInfinity) continue;
-        const size_t end = std::min(n, start + kPeak);
+    size_t length(size_t stretch) const { return std::min(kPeak, n - stretch * kPeak); }
+};
+
+// What the logits of every kPeak weigh, and the sum of that.
+double weigh(const Row& row, std::vector<float>& weights) {
+    const auto kernel = best_kernels()->weigh;
+    const float factor = 1.0f / row.temperature;
+    weights.resize(row.peaks.size());
+    double total = 0.0;
+    for (size_t s = 0; s < weights.size(); ++s) {
+        weights[s] = row.negligible(row.tempered(row.peaks[s]))
+                         ? 0.0f
+                         : kernel(row.logits + s * kPeak, row.length(s), row.best, factor);
+        total += double{weights[s]};
+    }
+    return total;
+}
+
+// Gives all of them their weights; the sum of these.
+double weigh(const Row& row, std::vector<Candidate>& all) {
+    double total = 0.0;
+    for (Candidate& c : all) total += c.weight = row.weight(c.logit);
+    return total;
+}
+
+// How many of kStride numbers are not below `low`. The number is fixed and the sum one of integers, so compilers make
+// vectors of it.
+int count_at_least(const float* x, float low) {
+    int n = 0;
+    for (size_t i = 0; i < kStride; ++i) n += x[i] >= low ? 1 : 0;
+    return n;
+}
+
+// All that are not below `low`, which is a logit, in order of ids.
+void at_least(const Row& row, float low, std::vector<Candidate>& found) {
+    found.clear();
+    for (size_t s = 0; s < row.peaks.size(); ++s) {
+        if (row.peaks[s] < low || row.peaks[s] == kMinusInfinity) continue;
+        const size_t start = s * kPeak, end = start + row.length(s);
         for (size_t i = start; i < end; i += kStride) {
             const size_t stop = std::min(end, i + kStride);
-            bool any = false;  // most have nothing, which vectors find out
-            for (size_t j = i; j < stop; ++j) any |= row[j] >= low;
-            if (!any) continue;
+            if (stop - i == kStride && !count_at_least(row.logits + i, low)) continue;  // most have nothing
             for (size_t j = i; j < stop; ++j) {
-                if (row[j] >= low && row[j] > kMinusInfinity) {
-                    best.push_back({row[j] / temperature, static_cast<int32_t>(j), 0.0});
+                if (row.logits[j] >= low && row.logits[j] > kMinusInfinity) {
+                    found.push_back({row.tempered(row.logits[j]), static_cast<int32_t>(j), 0.0});
                 }
             }
         }
     }
+}
+
+// Numbers that differ by a rounding may be equals when tempered: a little lower is certainly low enough.
+float a_little_below(float x) {
+    const float low = x - std::fabs(x) * 1e-5f;
+    return low == low ? low : kMinusInfinity;
+}
+
+// The k best of the row. Each of the k highest peaks is one of its numbers, so the lowest of them is no higher than
+// the k-th best number: what is below it need not be looked at.
+void top_k(const Row& row, size_t k, std::vector<Candidate>& best) {
+    static thread_local std::vector<float> order;  // its memory is used again
+    float low = kMinusInfinity;
+    if (k <= row.peaks.size()) {
+        order.assign(row.peaks.begin(), row.peaks.end());
+        const auto kth = order.begin() + static_cast<std::ptrdiff_t>(k - 1);
+        std::nth_element(order.begin(), kth, order.end(), std::greater<float>());
+        low = a_little_below(*kth);
+    }
+    at_least(row, low, best);
     if (best.size() > k) {
         std::nth_element(best.begin(), best.begin() + static_cast<std::ptrdiff_t>(k), best.end(), before);
         best.resize(k);
     }
 }
 
-// Keeps the smallest set of most probable candidates whose weights reach p of the total.
-void top_p(std::vector<Candidate>& all, double p) {
-    double total = 0.0;
-    for (const Candidate& c : all) total += c.weight;
+// Keeps the smallest set of most probable candidates that weighs `enough`, or all.
+void keep_heaviest(std::vector<Candidate>& all, double enough) {
     // The set is small as a rule: sort the head only, and more if it does not suffice.
     for (size_t head = 256;; head *= 8) {
         const bool whole = head >= all.size();
@@ -141,13 +192,61 @@ void top_p(std::vector<Candidate>& all, double p) {
         double sum = 0.0;
         for (size_t i = 0; i < (whole ? all.size() : head); ++i) {
             sum += all[i].weight;
-            if (sum >= p * total) {
+            if (sum >= enough) {
                 all.resize(i + 1);
                 return;
             }
         }
         if (whole) return;
     }
+}
+
+// Of the whole row the smallest set of most probable tokens that weighs `enough`, or those of it that are not below
+// `least`. Most of them are near the best one: the rest is looked at only if they do not suffice.
+void top_p(const Row& row, double enough, float least, std::vector<Candidate>& found) {
+    for (float depth = 4.0f;; depth *= 2.0f) {
+        const float low = std::max(row.top() - depth, least);
+        at_least(row, a_little_below(low * row.temperature), found);
+        if (weigh(row, found) >= enough || low == least || row.negligible(low)) break;
+    }
+    keep_heaviest(found, enough);
+}
+
+// The token at `uniform` on the line of all weights, in order of ids.
+int draw_from_all(const Row& row, double uniform) {
+    static thread_local std::vector<float> weights;  // its memory is used again
+    const double target = uniform * weigh(row, weights);
+    double sum = 0.0, before = 0.0;  // up to the end of a stretch, and up to its beginning
+    size_t stretch = 0;
+    for (size_t s = 0; s < weights.size() && sum <= target; ++s) {
+        if (weights[s] == 0.0f) continue;
+        stretch = s;
+        before = sum;
+        sum += double{weights[s]};
+    }
+    int token = kNothingLeft;
+    sum = before;
+    for (size_t i = stretch * kPeak; i < stretch * kPeak + row.length(stretch); ++i) {
+        const double weight = row.weight(row.tempered(row.logits[i]));
+        if (weight == 0.0) continue;
+        token = static_cast<int>(i);
+        sum += weight;
+        if (sum > target) break;
+    }
+    return token;
+}
+
+// The same of some, which are in order of ids.
+int draw(const std::vector<Candidate>& some, double uniform) {
+    double total = 0.0;
+    for (const Candidate& c : some) total += c.weight;
+    const double target = uniform * total;
+    double sum = 0.0;
+    for (const Candidate& c : some) {
+        sum += c.weight;
+        if (sum > target) return c.id;
+    }
+    return some.back().id;
 }
 
 }  // namespace
@@ -178,44 +277,28 @@ int sample(const float* logits, size_t n, const SamplerParams& params, const Sam
         return static_cast<int>(std::find(first, logits + n, best) - logits);
     }
 
+    const Row row{logits, n, params.temperature, peaks, best};
+    const bool few = params.top_k > 0 && params.top_k < n;
+    if (!few && params.top_p >= 1.0 && params.min_p <= 0.0) return draw_from_all(row, uniform);
     static thread_local std::vector<Candidate> kept;  // its memory is used again
-    bool in_order = false;                            // of ids
-    if (params.top_k > 0 && params.top_k < n) {
-        top_k(logits, n, peaks, params.top_k, params.temperature, kept);
+    const float least = params.min_p > 0.0 ? row.top() + static_cast<float>(std::log(params.min_p)) : kMinusInfinity;
+    if (few) {
+        top_k(row, params.top_k, kept);
+        const double total = weigh(row, kept);
+        if (params.top_p < 1.0) keep_heaviest(kept, params.top_p * total);
+    } else if (params.top_p < 1.0) {
+        static thread_local std::vector<float> weights;
+        top_p(row, params.top_p * weigh(row, weights), least, kept);
     } else {
-        in_order = params.top_p >= 1.0;
-        kept.clear();
-        for (size_t i = 0; i < n; ++i) {
-            if (i % kPeak == 0 && peaks[i / kPeak] == kMinusInfinity) {
-                i += kPeak - 1;
-                continue;
-            }
-            if (logits[i] > kMinusInfinity) kept.push_back({logits[i] / params.temperature, static_cast<int32_t>(i), 0.0});
-        }
+        at_least(row, a_little_below(least * row.temperature), kept);
+        weigh(row, kept);
     }
-    const float top = best / params.temperature;
-    // Below e^-60 a weight cannot change a sum that has a 1 in it.
-    for (Candidate& c : kept) {
-        const double x = double{c.logit} - double{top};
-        c.weight = x < -60.0 ? 0.0 : std::exp(x);
-    }
-    if (params.top_p < 1.0) top_p(kept, params.top_p);
     if (params.min_p > 0.0) {
-        const float least = top + static_cast<float>(std::log(params.min_p));
         kept.erase(std::remove_if(kept.begin(), kept.end(), [&](const Candidate& c) { return c.logit < least; }),
                    kept.end());
     }
-    if (!in_order) {
-        std::sort(kept.begin(), kept.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
-    }
-    double total = 0.0;
-    for (const Candidate& c : kept) total += c.weight;
-    double sum = 0.0;
-    for (const Candidate& c : kept) {
-        sum += c.weight;
-        if (sum > uniform * total) return c.id;
-    }
-    return kept.back().id;
+    std::sort(kept.begin(), kept.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+    return draw(kept, uniform);
 }
 
 }  // namespace stretto

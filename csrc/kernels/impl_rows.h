@@ -85,3 +85,17 @@ void peaks(const float* x, size_t n, float* out) {
         *out = nan == 0.0f ? reduce_max(best) : nan;
     }
 }
+
+float weigh(const float* x, size_t n, float top, float factor) {
+    const auto weights = [&](const float* p) { return exponential(mul(sub(load(p), splat(top)), splat(factor))); };
+    Floats sum = splat(0.0f);
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) sum = add(sum, weights(x + i));
+    if (i < n) {
+        float filled[16];
+        store(filled, splat(-FLT_MAX));  // weighs nothing
+        std::memcpy(filled, x + i, (n - i) * sizeof(float));
+        sum = add(sum, weights(filled));
+    }
+    return reduce_add(sum);
+}

@@ -294,6 +294,17 @@ void check_rows(const Kernels& kernel) {
             check(a[at / kPeak] != a[at / kPeak], "peaks of %zu with a NaN at %zu", n, at);
         }
     }
+    for (const size_t n : {1, 16, 17, 255, 256}) {
+        for (const float factor : {0.01f, 1.0f, 1e6f}) {
+            std::vector<float> x = random.floats(n, 4.0f);
+            x[n / 3] = -INFINITY;
+            x[n / 2] = 50.0f;  // the largest
+            double exact = 0.0;
+            for (const float v : x) exact += std::exp((double{v} - 50.0) * double{factor});
+            const double found = double{kernel.weigh(x.data(), n, 50.0f, factor)};
+            check(std::fabs(found - exact) <= 1e-6 * exact, "weight of %zu by %g: %g", n, double{factor}, found);
+        }
+    }
     const std::vector<float> far = {-1e30f, -200.0f, -88.0f, 88.0f, 200.0f, 1e30f, 0.0f, -0.0f}, one(8, 1.0f);
     for (const auto activation : {&Kernels::silu, &Kernels::gelu}) {
         std::vector<float> a = far, b = far;

@@ -87,6 +87,35 @@ def test_the_same_token_on_rows_of_real_size(n):
         assert ours == theirs or near_a_border(row, params, [], 0, uniform)
 
 
+OPEN = SamplingParams(temperature=0.7, top_k=0, top_p=1.0, min_p=0.0)
+
+
+@pytest.mark.parametrize(("uniform", "token"), [(0.0, 700), (0.5, 701), (1 - 2**-53, 4000)])
+@pytest.mark.parametrize("params", [OPEN, replace(OPEN, top_p=0.999999999), replace(OPEN, min_p=1e-300)])
+def test_what_weighs_nothing_never_comes(params, uniform, token):
+    row = np.full(5000, -np.inf, np.float32)
+    row[[700, 701, 4000]] = 3.0, 2.0, 3.0
+    for low in (-np.inf, -100.0, np.finfo(np.float32).min):
+        row[300] = low
+        assert choose(row, params, [], 0, uniform) == token
+
+
+@pytest.mark.parametrize("params", [OPEN, replace(OPEN, top_p=0.9), replace(OPEN, min_p=0.3)])
+def test_every_token_comes_as_often_as_it_should(params):
+    rng = np.random.default_rng(5)
+    row = (rng.standard_normal(1500) * 2).astype(np.float32)
+    kept = transforms.temper(row, params.temperature)
+    if params.top_p < 1:
+        kept = transforms.keep_top_p(kept, params.top_p)
+    if params.min_p:
+        kept = transforms.keep_min_p(kept, params.min_p)
+    n = 20_000
+    taken = [choose(row, params, [], 0, (i + 0.5) / n) for i in range(n)]
+    counts = np.bincount(taken, minlength=len(row))
+    assert taken == sorted(taken)
+    assert np.abs(counts - n * transforms.softmax(kept)).max() <= 1.01
+
+
 def test_the_row_is_left_alone():
     row = np.arange(50, dtype=np.float32)
     before = row.copy()
