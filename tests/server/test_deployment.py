@@ -144,7 +144,19 @@ def test_what_the_image_installs_can_be_installed(image):
     built, copied = "/opt/stretto", image["COPY"]
     assert copied == [". /source", f"--from=build {built} {built}"]
     assert json.loads(image["ENTRYPOINT"][0])[0] == f"{built}/bin/{next(iter(PROJECT['scripts']))}"
-    assert image["ENV"] == [f"STRETTO_HOME={image['VOLUME'][0]}"]
+
+
+def test_the_image_has_a_user_who_writes_only_where_its_models_are(image):
+    (number,), (models,) = image["USER"], image["VOLUME"]
+    assert int(number) > 0
+    (added,) = (line for line in image["RUN"] if line.startswith("useradd"))
+    words = shlex.split(added)
+    assert words[words.index("--uid") + 1] == number
+    assert words[words.index("--home-dir") + 1] == models
+    name = words[words.index("&&") - 1]
+    assert words[words.index("&&") + 1 :] == ["install", "-d", "-o", name, "-g", name, models]
+    (settings,) = image["ENV"]
+    assert f"STRETTO_HOME={models}" in settings.split()
 
 
 def test_nothing_gets_into_the_image_but_what_it_is_built_from():
