@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "bindings.h"
+#include "bind_sampler.h"
 #include "decoder.h"
 #include "loop.h"
 
@@ -208,22 +208,20 @@ Guide guide_of(const nb::object& function, size_t n_vocab) {
 // (tokens, logits after them, code of the sampler's error or 0, how many of the tokens have been run, draws so far,
 // seconds in the sampler)
 nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, int32_t position, Input1<int32_t> view,
-               Input1<int32_t> table, const nb::tuple& sampling, Input1<int32_t> tokens, size_t n_prompt,
-               Input1<int32_t> biased, Input1<float> bias, uint64_t seed, uint64_t index, uint64_t draws,
+               Input1<int32_t> table, const nb::tuple& sampling, const Maybe<int32_t>& tokens, size_t n_prompt,
+               const Maybe<int32_t>& biased, const Maybe<float>& bias, uint64_t seed, uint64_t index, uint64_t draws,
                std::vector<int32_t> ends, bool last, const std::vector<std::pair<uintptr_t, uintptr_t>>& hooks,
-               Input1<uint32_t> mask, const nb::object& guide) {
+               const Maybe<uint32_t>& mask, const nb::object& guide) {
     check_complete(decoder);
     const size_t n_vocab = decoder.config().n_vocab;
     Loop loop;
     loop.most = cells.shape(0);
     if (logits.shape(0) != n_vocab || !loop.most || view.shape(0) <= loop.most || table.shape(0) != decoder.n_cells() ||
-        biased.shape(0) != bias.shape(0) || position < 0 || sampling.size() != 7) {
+        position < 0 || sampling.size() != 7) {
         fail("the arrays of a loop do not fit together");
     }
     check_range(cells.data(), loop.most, decoder.n_cells(), "cells");
     check_range(view.data(), view.shape(0), decoder.n_cells(), "the view");
-    check_range(tokens.data(), tokens.shape(0), n_vocab, "tokens");
-    check_range(biased.data(), biased.shape(0), n_vocab, "biased tokens");
     loop.logits = logits.data();
     loop.cells = cells.data();
     loop.position = position;
@@ -237,15 +235,8 @@ nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, in
     loop.params.repetition = nb::cast<float>(sampling[4]);
     loop.params.presence = nb::cast<float>(sampling[5]);
     loop.params.frequency = nb::cast<float>(sampling[6]);
-    if (!(loop.params.temperature >= 0.0f) || !(loop.params.top_p > 0.0) || !(loop.params.repetition > 0.0f)) {
-        fail("a sampling parameter is out of range");
-    }
-    loop.history.tokens = tokens.data();
-    loop.history.n = tokens.shape(0);
-    loop.history.n_prompt = n_prompt;
-    loop.history.biased = biased.data();
-    loop.history.bias = bias.data();
-    loop.history.n_bias = bias.shape(0);
+    check_params(loop.params);
+    loop.history = history_of(n_vocab, tokens, n_prompt, biased, bias, mask);
     loop.seed = seed;
     loop.index = index;
     loop.draws = draws;
@@ -254,10 +245,6 @@ nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, in
     for (const auto& [function, state] : hooks) {
         if (!function) fail("a hook has no address");
         loop.hooks.push_back(Hook::at(function, state));
-    }
-    if (mask.shape(0)) {
-        if (mask.shape(0) < (n_vocab + 31) / 32) fail("the mask must have a bit for each of the logits");
-        loop.history.mask = mask.data();
     }
     loop.guide = guide_of(guide, n_vocab);
     std::unique_ptr<float[]> out(new float[n_vocab]());

@@ -1,10 +1,10 @@
 // The sampler as a Python function.
 
-#include <nanobind/stl/optional.h>
+#include "bind_sampler.h"
 
-#include "bindings.h"
+#include <string>
+
 #include "hook.h"
-#include "sampler.h"
 
 namespace stretto {
 
@@ -14,53 +14,14 @@ using Row = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;  // 
 
 constexpr size_t kMost = (size_t{1} << 31) - 1;  // fits into an int32_t
 
-void check_tokens(const Input1<int32_t>& tokens, size_t n, const char* what) {
-    for (size_t i = 0; i < tokens.shape(0); ++i) {
-        const int32_t token = tokens.data()[i];
-        if (token < 0 || static_cast<size_t>(token) >= n) fail(std::string(what) + " out of range");
-    }
-}
-
-// What is not given costs nothing: each array takes time to look at.
-template <typename T>
-using Maybe = std::optional<Input1<T>>;
-
 int sample_row(Input1<float> logits, double uniform, float temperature, size_t top_k, double top_p, double min_p,
                float repetition, float presence, float frequency, const Maybe<int32_t>& tokens, size_t n_prompt,
                const Maybe<int32_t>& biased, const Maybe<float>& bias, const Maybe<uint32_t>& mask) {
     const size_t n = logits.shape(0);
     if (n < 1 || n > kMost) fail("logits must have at least one entry");
-    if (!(temperature >= 0.0f) || !(top_p > 0.0) || !(min_p >= 0.0) || !(repetition > 0.0f)) {
-        fail("a sampling parameter is out of range");
-    }
-    SamplerParams params;
-    params.temperature = temperature;
-    params.top_k = top_k;
-    params.top_p = top_p;
-    params.min_p = min_p;
-    params.repetition = repetition;
-    params.presence = presence;
-    params.frequency = frequency;
-    SamplerHistory history;
-    if (tokens) {
-        check_tokens(*tokens, n, "tokens");
-        history.tokens = tokens->data();
-        history.n = tokens->shape(0);
-        history.n_prompt = n_prompt;
-    }
-    if (biased.has_value() != bias.has_value() || (biased && biased->shape(0) != bias->shape(0))) {
-        fail("as many biases as biased tokens are needed");
-    }
-    if (biased) {
-        check_tokens(*biased, n, "biased tokens");
-        history.biased = biased->data();
-        history.bias = bias->data();
-        history.n_bias = bias->shape(0);
-    }
-    if (mask) {
-        if (mask->shape(0) < (n + 31) / 32) fail("the mask must have a bit for each of the logits");
-        history.mask = mask->data();
-    }
+    const SamplerParams params{temperature, top_k, top_p, min_p, repetition, presence, frequency};
+    check_params(params);
+    const SamplerHistory history = history_of(n, tokens, n_prompt, biased, bias, mask);
     nb::gil_scoped_release release;
     return sample(logits.data(), n, params, history, uniform);
 }
@@ -73,6 +34,44 @@ void call_hook(uintptr_t function, uintptr_t state, Row logits, Input1<int32_t> 
 }
 
 }  // namespace
+
+void check_params(const SamplerParams& params) {
+    if (!(params.temperature >= 0.0f) || !(params.top_p > 0.0) || !(params.min_p >= 0.0) ||
+        !(params.repetition > 0.0f)) {
+        fail("a sampling parameter is out of range");
+    }
+}
+
+SamplerHistory history_of(size_t n_vocab, const Maybe<int32_t>& tokens, size_t n_prompt, const Maybe<int32_t>& biased,
+                          const Maybe<float>& bias, const Maybe<uint32_t>& mask) {
+    const auto check = [n_vocab](const Input1<int32_t>& some, const char* what) {
+        for (size_t i = 0; i < some.shape(0); ++i) {
+            const int32_t token = some.data()[i];
+            if (token < 0 || static_cast<size_t>(token) >= n_vocab) fail(std::string(what) + " out of range");
+        }
+    };
+    SamplerHistory history;
+    if (tokens) {
+        check(*tokens, "tokens");
+        history.tokens = tokens->data();
+        history.n = tokens->shape(0);
+        history.n_prompt = n_prompt;
+    }
+    if (biased.has_value() != bias.has_value() || (biased && biased->shape(0) != bias->shape(0))) {
+        fail("as many biases as biased tokens are needed");
+    }
+    if (biased) {
+        check(*biased, "biased tokens");
+        history.biased = biased->data();
+        history.bias = bias->data();
+        history.n_bias = bias->shape(0);
+    }
+    if (mask) {
+        if (mask->shape(0) < (n_vocab + 31) / 32) fail("the mask must have a bit for each of the logits");
+        history.mask = mask->data();
+    }
+    return history;
+}
 
 void bind_sampler(nb::module_& m) {
     m.def("sample", &sample_row, nb::arg("logits").noconvert(), nb::arg("uniform"), nb::arg("temperature"),

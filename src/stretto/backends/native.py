@@ -26,7 +26,6 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
 
-NO_MASK = np.empty(0, np.uint32)
 PANEL = 16  # rows that are packed together
 PIECE = 8 << 20  # bytes of a matrix that are packed at a time
 
@@ -125,7 +124,7 @@ class NativeBackend:
             run.ends,
             run.last,
             [hook.addresses for hook in run.hooks],
-            NO_MASK if run.mask is None else run.mask,
+            run.mask,
             run.follow,
         )
         run.random.skip(draws - run.random.draws)

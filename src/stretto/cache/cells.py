@@ -173,13 +173,26 @@ class Cells:
             counts.append(view.n)
         return taken, places, stores, counts
 
-    def rename(self, sequence: int, cells: ArrayLike, tokens: ArrayLike) -> None:
-        """Say which tokens cells hold that were placed before their tokens were known."""
-        chosen = self._cells(cells)
-        self.tokens[chosen] = _ints(tokens, "tokens", -1)
-        view = self.views.get(check_id(sequence))
-        if view:
-            view.sort(self.positions, self.tokens)
+    def reserve(self, sequence: int, n: int) -> Ints:
+        """Cells behind the end of a sequence for tokens to come, of which `name` says which they are.
+
+        As `place`, all or nothing.
+        """
+        if n > len(self._free):
+            raise CacheFull(f"{n} cells are needed and {len(self._free)} of {self.n_cells} are free")
+        cells = np.array(self._free[: -n - 1 : -1], np.int32)
+        del self._free[-n:]
+        first = self._view(sequence).follow_up_all(cells)
+        self.positions[cells] = np.arange(first, first + n)
+        self.tokens[cells] = 0
+        self.shares[cells] = 1
+        return cells
+
+    def name(self, sequence: int, cells: Ints, tokens: list[int]) -> None:
+        """Say which tokens are in the first of the cells that were reserved last."""
+        view = self.views[sequence]
+        self.tokens[cells] = tokens
+        view.last = (view.last[0], int(self.tokens[view.store[view.n - 1]]))
 
     def copy(self, source: int, target: int, start: int = 0, stop: int | None = None) -> int:
         """Put the cells of `source` at positions start ≤ p < stop also into `target`; return how many."""

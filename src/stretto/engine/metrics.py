@@ -37,10 +37,10 @@ class Histogram:
         """Their mean, 0 if there was none."""
         return self.total / self.n if self.n else 0.0
 
-    def add(self, value: float) -> None:
-        """Count a value."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def add(self, value: float, times: int = 1) -> None:
+        """Count a value, or several that are the same."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += times * value
 
 
 @dataclass

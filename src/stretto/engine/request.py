@@ -81,6 +81,7 @@ class Request:
         self._engine = engine
         self._end_ids = params.stop_tokens | (frozenset() if params.ignore_eos else engine.tokenizer.end_ids)
         self._n_prompt = len(prompt)
+        self._undisturbed = not (params.stop or params.stop_functions or params.callback or params.grammar)
         self._enough = 0  # tokens after which the limits have to be looked at
         self._matcher = StopMatcher(params.stop)
         self._detokenizer = engine.tokenizer.detokenizer(after=prompt[-1])
@@ -211,6 +212,9 @@ class Request:
             return
         ahead = self._run_ahead(n, last=most is not None and n == left)
         self._engine.metrics.decoded_tokens += len(ahead)
+        if self._undisturbed:
+            self._accept_before(ahead)
+            ahead = ahead[-1:]
         for i, token in enumerate(ahead, 1):
             self.note_end(i == len(ahead))
             self._accept(token, None, (), placed=True)
@@ -275,16 +279,32 @@ class Request:
         elif not go_on:
             self.finish("stop", "callback")
 
-    def note_token(self) -> None:
-        """A token has come: that is when."""
+    def _accept_before(self, ahead: list[int]) -> None:
+        """All but the last of some tokens, none of which can end it and after which nobody is asked."""
+        before = ahead[:-1]
+        if not before:
+            return
+        self.note_token(len(before))
+        push, texts, events = self._detokenizer.push, self._text, self.events
+        for token in before:
+            text = push(token)
+            texts.append(text)
+            events.append(Token(token, text))
+        self.tokens += before
+        self.sequence.adopt_placed(before)
+
+    def note_token(self, n: int = 1) -> None:
+        """A token has come, or n together: that is when."""
         now, metrics = time.monotonic(), self._engine.metrics
         if self._first is None:
             self._first = now
             metrics.first_token.add(now - self._started)
         else:
             metrics.between_tokens.add(now - self._last)
+        if n > 1:
+            metrics.between_tokens.add(0.0, n - 1)
         self._last = now
-        self.n_sampled += 1
+        self.n_sampled += n
 
     def _exhausted(self) -> bool:
         """Whether there may be no more tokens; if not, `_enough` says when to ask again."""

@@ -382,7 +382,8 @@ class Sequence:
         """Sample up to `n` tokens in the backend's own loop. `adopt` those that count, then `settle`."""
         row, cells, start = self.logits, self._engine.cells, self.position
         self._engine.make_room(n)
-        placed = cells.place([0] * n, range(start, start + n), [(self.id,)] * n)
+        placed = cells.reserve(self.id, n)
+        spoken, n_prompt = self._spoken
         run = FusedRun(
             logits=row,
             cells=placed,
@@ -390,8 +391,8 @@ class Sequence:
             view=cells.view(self.id),
             table=cells.positions,
             params=params,
-            tokens=self._spoken[0],
-            n_prompt=self._spoken[1],
+            tokens=spoken,
+            n_prompt=n_prompt,
             random=self.random,
             ends=list(ends),
             last=last,
@@ -409,7 +410,7 @@ class Sequence:
             metrics.sampling += run.sampling
             metrics.forward += time.perf_counter() - begun - run.sampling
             metrics.forward_cpu += time.thread_time() - cpu - run.sampling
-        cells.rename(self.id, placed[: len(tokens)], tokens)
+        cells.name(self.id, placed[: len(tokens)], tokens)
         if follow is not None and run.n_run < len(tokens):  # the last ones have not been run, and need not be
             cells.remove(self.id, start + run.n_run)
         return tokens
@@ -423,6 +424,10 @@ class Sequence:
         self._tokens.append(token)
         if not placed:
             self._logits = None
+
+    def adopt_placed(self, tokens: list[int]) -> None:
+        """Append several of `run_ahead`."""
+        self._tokens += tokens
 
     def settle(self) -> None:
         """All tokens of `run_ahead` have been adopted: its logits are this sequence's."""

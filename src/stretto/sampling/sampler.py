@@ -15,8 +15,6 @@ from stretto.sampling.rng import RandomStream
 
 Row = NDArray[np.float32]
 
-NO_TOKENS = np.empty(0, np.int32)
-NO_FLOATS = np.empty(0, np.float32)
 WRONG = {
     -1: "logits hold NaN; a hook, a bias or the model file is broken",
     -2: "every token is excluded (all logits are −inf); relax logit_bias or the hook",
@@ -99,15 +97,15 @@ def choose(
     return token
 
 
-def history(params: SamplingParams, tokens: Sequence[int]) -> NDArray[np.int32]:
+def history(params: SamplingParams, tokens: Sequence[int]) -> NDArray[np.int32] | None:
     """The tokens so far, if any penalty asks for them."""
-    return np.asarray(tokens, np.int32) if params.penalizes else NO_TOKENS
+    return np.asarray(tokens, np.int32) if params.penalizes else None
 
 
-def bias_arrays(params: SamplingParams, n_vocab: int) -> tuple[NDArray[np.int32], Row]:
-    """The biased tokens, and what is added to their logits."""
+def bias_arrays(params: SamplingParams, n_vocab: int) -> tuple[NDArray[np.int32], Row] | tuple[None, None]:
+    """The biased tokens, and what is added to their logits, if there are any."""
     if not params.logit_bias:
-        return NO_TOKENS, NO_FLOATS
+        return None, None
     worst = max(params.logit_bias)
     if worst >= n_vocab:
         raise InvalidRequest(f"logit_bias names token {worst}; the vocabulary ends at {n_vocab - 1}")

@@ -199,7 +199,7 @@ class _Bytes(dict[int, bytes]):
 
     def __missing__(self, token: int) -> bytes:
         vocabulary = self._tokenizer.vocabulary
-        text, kind = vocabulary.tokens[token], vocabulary.types[token]
+        text, kind = vocabulary.tokens[token], int(vocabulary.types[token])  # NumPy's are slow to compare
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
             value = text.encode() if self._special else b""
         elif kind == TokenType.BYTE and (byte := BYTE_TEXT.fullmatch(text)):

@@ -1,0 +1,19 @@
+// What the sampler is told, as it comes from Python. What is not given costs nothing: each array takes time to look at.
+#pragma once
+
+#include <nanobind/stl/optional.h>
+
+#include "bindings.h"
+#include "sampler.h"
+
+namespace stretto {
+
+template <typename T>
+using Maybe = std::optional<Input1<T>>;
+
+void check_params(const SamplerParams& params);
+
+SamplerHistory history_of(size_t n_vocab, const Maybe<int32_t>& tokens, size_t n_prompt, const Maybe<int32_t>& biased,
+                          const Maybe<float>& bias, const Maybe<uint32_t>& mask);
+
+}  // namespace stretto
