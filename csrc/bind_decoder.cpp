@@ -208,25 +208,26 @@ Guide guide_of(const nb::object& function, size_t n_vocab) {
 // (tokens, logits after them, code of the sampler's error or 0, how many of the tokens have been run, draws so far,
 // seconds in the sampler)
 nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, int32_t position, Input1<int32_t> view,
-               Input1<int32_t> table, const nb::tuple& sampling, const Maybe<int32_t>& tokens, size_t n_prompt,
-               const Maybe<int32_t>& biased, const Maybe<float>& bias, uint64_t seed, uint64_t index, uint64_t draws,
-               std::vector<int32_t> ends, bool last, const std::vector<std::pair<uintptr_t, uintptr_t>>& hooks,
-               const Maybe<uint32_t>& mask, const nb::object& guide) {
+               size_t n_view, Input1<int32_t> table, const nb::tuple& sampling, const Maybe<int32_t>& tokens,
+               size_t n_prompt, const Maybe<int32_t>& biased, const Maybe<float>& bias, uint64_t seed, uint64_t index,
+               uint64_t draws, std::vector<int32_t> ends, bool last,
+               const std::vector<std::pair<uintptr_t, uintptr_t>>& hooks, const Maybe<uint32_t>& mask,
+               const nb::object& guide, const Maybe<uint8_t>& hurry) {
     check_complete(decoder);
     const size_t n_vocab = decoder.config().n_vocab;
     Loop loop;
     loop.most = cells.shape(0);
-    if (logits.shape(0) != n_vocab || !loop.most || view.shape(0) <= loop.most || table.shape(0) != decoder.n_cells() ||
-        position < 0 || sampling.size() != 7) {
+    if (logits.shape(0) != n_vocab || !loop.most || n_view <= loop.most || view.shape(0) < n_view ||
+        table.shape(0) != decoder.n_cells() || position < 0 || sampling.size() != 7) {
         fail("the arrays of a loop do not fit together");
     }
     check_range(cells.data(), loop.most, decoder.n_cells(), "cells");
-    check_range(view.data(), view.shape(0), decoder.n_cells(), "the view");
+    check_range(view.data(), n_view, decoder.n_cells(), "the view");
     loop.logits = logits.data();
     loop.cells = cells.data();
     loop.position = position;
     loop.view = view.data();
-    loop.length = view.shape(0) - loop.most;
+    loop.length = n_view - loop.most;
     loop.table = table.data();
     loop.params.temperature = nb::cast<float>(sampling[0]);
     loop.params.top_k = nb::cast<size_t>(sampling[1]);
@@ -247,6 +248,10 @@ nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, in
         loop.hooks.push_back(Hook::at(function, state));
     }
     loop.guide = guide_of(guide, n_vocab);
+    if (hurry) {
+        if (!hurry->shape(0)) fail("hurry must have an entry");
+        loop.hurry = hurry->data();
+    }
     std::unique_ptr<float[]> out(new float[n_vocab]());
     {
         nb::gil_scoped_release release;
@@ -341,10 +346,11 @@ void bind_decoder(nb::module_& m) {
         .def("received", [](const Decoder& decoder) { return copy_of(decoder.received()); })
         .def("watched", [](const Decoder& decoder) { return copy_of(decoder.watched()); })
         .def("loop", &loop, nb::arg("logits").noconvert(), nb::arg("cells").noconvert(), nb::arg("position"),
-             nb::arg("view").noconvert(), nb::arg("table").noconvert(), nb::arg("sampling"),
+             nb::arg("view").noconvert(), nb::arg("n_view"), nb::arg("table").noconvert(), nb::arg("sampling"),
              nb::arg("tokens").noconvert(), nb::arg("n_prompt"), nb::arg("biased").noconvert(),
              nb::arg("bias").noconvert(), nb::arg("seed"), nb::arg("index"), nb::arg("draws"), nb::arg("ends"),
-             nb::arg("last"), nb::arg("hooks"), nb::arg("mask").noconvert(), nb::arg("guide").none())
+             nb::arg("last"), nb::arg("hooks"), nb::arg("mask").noconvert(), nb::arg("guide").none(),
+             nb::arg("hurry").noconvert() = nb::none())
         .def("copy_cells", &copy_cells, nb::arg("source").noconvert(), nb::arg("target").noconvert())
         .def("turn_cells", &turn_cells, nb::arg("cells").noconvert(), nb::arg("delta"))
         .def("read_cells", &read_cells, nb::arg("cells").noconvert())

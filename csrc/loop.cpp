@@ -92,6 +92,7 @@ void run_loop(Decoder& decoder, Loop& loop, float* out) {
         decoder.forward(input, out, false);
         loop.n_run = loop.tokens.size();
         logits = out;
+        if (loop.hurry && __atomic_load_n(loop.hurry, __ATOMIC_RELAXED)) return;
     }
 }
 

@@ -83,6 +83,7 @@ class Decoder:
         cells: NDArray[np.int32],
         position: int,
         view: NDArray[np.int32],
+        n_view: int,
         table: NDArray[np.int32],
         sampling: tuple[float, ...],
         tokens: NDArray[np.int32] | None,
@@ -97,6 +98,7 @@ class Decoder:
         hooks: list[tuple[int, int]],
         mask: NDArray[np.uint32] | None,
         guide: Callable[[int, int], tuple[list[int], bool]] | None,
+        hurry: NDArray[np.uint8] | None = None,
     ) -> tuple[list[int], NDArray[np.float32], int, int, int, float]: ...
     def copy_cells(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None: ...
     def turn_cells(self, cells: NDArray[np.int32], delta: int) -> None: ...

@@ -113,6 +113,60 @@ def test_nobody_waits_for_tokens_that_are_run_ahead(smollm2_path):
         assert max(map(abs, counts)) <= 2
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": 5, "max_tokens": 40},
+        {"seed": 9, "max_tokens": 40, "stop": [" the"]},
+        {
+            "seed": 6,
+            "max_tokens": 40,
+            "grammar": {"type": "object", "properties": {"a": {"type": "integer"}}},
+        },
+    ],
+    ids=str,
+)
+def test_a_hurry_changes_nothing_but_the_steps(llm, options):
+    """Whenever somebody comes, the loop ends after the token that it is at."""
+    python = llm.generate("The sea", **options)
+    hurry, steps = llm._engine.worker.hurry, []
+    for every in (1, 3):
+        asked = []
+
+        def callback(token, every=every, asked=asked):
+            asked.append(token)
+            hurry[0] = len(asked) % every == 0  # seen by the loop that comes next
+            return True
+
+        try:
+            before = llm.metrics.steps
+            fused = llm.generate("The sea", loop="fused", callback=callback, **options)
+            steps.append(llm.metrics.steps - before)
+        finally:
+            hurry[0] = 0
+        same(python, fused)
+        assert llm.cache.stats().held == 0
+        llm.cells.check()
+    assert steps[0] >= steps[1]
+
+
+def test_who_arrives_waits_for_one_token(llm):
+    greedy, worker = stretto.SamplingParams(temperature=0), llm._engine.worker
+    with llm.sequence("The sea") as seq, llm.sequence("The sea") as other:
+        n = len(seq)
+        with worker.arriving():
+            with worker.arriving():
+                assert worker.hurry[0]
+            tokens = seq.run_ahead(6, greedy, [], False)
+        assert not worker.hurry[0]
+        assert (len(tokens), llm._engine.cells.count(seq.id)) == (1, n + 1)
+        seq.adopt_placed(tokens)
+        seq.settle()
+        assert len(seq.run_ahead(6, greedy, [], False)) == 6
+        assert tokens == [other.step(temperature=0).token]
+        llm.cells.check()
+
+
 def test_an_exception_in_a_callback(llm):
     def callback(token):
         raise ZeroDivisionError

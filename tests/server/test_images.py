@@ -159,13 +159,13 @@ def test_images_of_all_requests_have_a_limit():
 
     def slow(entry):
         llm = seeing_llm("mlp")
-        forward = llm.backend.forward
+        loop = llm.backend.loop
 
-        def later(batch):
-            time.sleep(0.02)
-            return forward(batch)
+        def later(run):
+            time.sleep(0.3)
+            return loop(run)
 
-        llm.backend.forward = later
+        llm.backend.loop = later
         return llm
 
     with serving(slow, limits=RequestLimits(all_images=1)) as running:

@@ -57,7 +57,8 @@ class FusedRun:
     logits: Floats  # float32[n_vocab], of the last token
     cells: Ints  # taken for the tokens to come
     position: int  # of the first of them
-    view: Ints  # the sequence's cells, those of `cells` last
+    view: Ints  # begins with the sequence's cells, those of `cells` last
+    n_view: int  # how many these are
     table: Ints  # the position of every cell
     params: SamplingParams
     tokens: list[int]  # so far
@@ -68,6 +69,7 @@ class FusedRun:
     hooks: tuple[NativeHook, ...] = ()  # called before each token
     mask: Mask | None = None  # uint32[n_vocab / 32]: the tokens that may come, a bit each; None: all
     follow: Follow | None = None  # called after each token; changes `mask` in place
+    hurry: NDArray[np.uint8] | None = None  # one number; not 0: it ends after the token that it is at
     n_run: int = 0  # the loop's answer: how many of its tokens have K and V in their cells
     sampling: float = 0.0  # and how many seconds it sampled
 

@@ -112,6 +112,7 @@ class NativeBackend:
             run.cells,
             run.position,
             run.view,
+            run.n_view,
             run.table,
             run.params.numbers,
             np.asarray(run.tokens, np.int32) if run.hooks else history(run.params, run.tokens),
@@ -126,8 +127,9 @@ class NativeBackend:
             [hook.addresses for hook in run.hooks],
             run.mask,
             run.follow,
+            run.hurry,
         )
-        run.random.skip(draws - run.random.draws)
+        run.random.skip_to(draws)
         if error:
             raise InvalidRequest(WRONG[error])
         return tokens, logits

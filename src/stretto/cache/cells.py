@@ -180,19 +180,22 @@ class Cells:
         """
         if n > len(self._free):
             raise CacheFull(f"{n} cells are needed and {len(self._free)} of {self.n_cells} are free")
-        cells = np.array(self._free[: -n - 1 : -1], np.int32)
+        taken = self._free[: -n - 1 : -1]
         del self._free[-n:]
-        first = self._view(sequence).follow_up_all(cells)
-        self.positions[cells] = np.arange(first, first + n)
-        self.tokens[cells] = 0
-        self.shares[cells] = 1
-        return cells
+        view = self._view(sequence)
+        for cell in taken:  # they are few: indexed stores take longer
+            self.positions[cell] = view.follow_up(cell, 0)
+            self.tokens[cell] = 0
+            self.shares[cell] = 1
+        return np.array(taken, np.int32)
 
     def name(self, sequence: int, cells: Ints, tokens: list[int]) -> None:
         """Say which tokens are in the first of the cells that were reserved last."""
         view = self.views[sequence]
-        self.tokens[cells] = tokens
-        view.last = (view.last[0], int(self.tokens[view.store[view.n - 1]]))
+        for cell, token in zip(cells.tolist(), tokens, strict=False):
+            self.tokens[cell] = token
+        if len(tokens) == len(cells):
+            view.last = (view.last[0], tokens[-1])
 
     def copy(self, source: int, target: int, start: int = 0, stop: int | None = None) -> int:
         """Put the cells of `source` at positions start ≤ p < stop also into `target`; return how many."""

@@ -61,17 +61,6 @@ class View:
         self.last = (position, token)
         return position
 
-    def follow_up_all(self, cells: Ints) -> int:
-        """Add several cells behind the last position, and return that of the first; their tokens are 0."""
-        n, position = self.n + len(cells), self.last[0] + 1
-        if n > len(self.store):
-            self._grow(n)
-        self.store[self.n : n] = cells
-        self.n = n
-        self._shown = None
-        self.last = (position + len(cells) - 1, 0)
-        return position
-
     def extend(self, cells: Ints, positions: Ints, tokens: Ints) -> None:
         """Add several cells, whose positions and tokens stand in the table's columns."""
         n = self.n + len(cells)

@@ -78,7 +78,7 @@ class Engine:
 
     def add(self, *requests: Request) -> None:
         """Queue the requests of a call, all or none; they run from the next step on."""
-        with self.lock:
+        with self.worker.arriving(), self.lock:
             self.alive()
             self.scheduler.add(requests)
 

@@ -383,12 +383,14 @@ class Sequence:
         row, cells, start = self.logits, self._engine.cells, self.position
         self._engine.make_room(n)
         placed = cells.reserve(self.id, n)
+        view = self._views[self.id]
         spoken, n_prompt = self._spoken
         run = FusedRun(
             logits=row,
             cells=placed,
             position=start,
-            view=cells.view(self.id),
+            view=view.store,
+            n_view=view.n,
             table=cells.positions,
             params=params,
             tokens=spoken,
@@ -399,6 +401,7 @@ class Sequence:
             hooks=hooks,
             mask=mask,
             follow=follow,
+            hurry=self._engine.worker.hurry,
         )
         metrics, begun, cpu = self._engine.metrics, time.perf_counter(), time.thread_time()
         try:
@@ -410,8 +413,8 @@ class Sequence:
             metrics.sampling += run.sampling
             metrics.forward += time.perf_counter() - begun - run.sampling
             metrics.forward_cpu += time.thread_time() - cpu - run.sampling
-        cells.name(self.id, placed[: len(tokens)], tokens)
-        if follow is not None and run.n_run < len(tokens):  # the last ones have not been run, and need not be
+        cells.name(self.id, placed, tokens)
+        if run.n_run < n:  # it has ended, or somebody was in a hurry
             cells.remove(self.id, start + run.n_run)
         return tokens
 

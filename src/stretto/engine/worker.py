@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from stretto.engine.request import Request
 
 if TYPE_CHECKING:
@@ -30,20 +32,23 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._arriving = 0  # threads that are making requests
+        self.hurry = np.zeros(1, np.uint8)  # whether there are any: the fused loop looks at it
         self._stepping = 0  # our thread's number while it is in a step
         self._told: set[News] = set()  # by this step
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
         """Requests are being made. That needs the engine's lock, for which they would lose race after race
-        against a thread that takes it again as soon as it has let it go."""
+        against a thread that takes it again as soon as it has let it go; and a fused loop ends early."""
         with self._news:
             self._arriving += 1
+            self.hurry[0] = 1
         try:
             yield
         finally:
             with self._news:
                 self._arriving -= 1
+                self.hurry[0] = self._arriving > 0
                 self._news.notify()
 
     def add(self, groups: list[list[Request]]) -> None:

@@ -29,21 +29,28 @@ class RandomStream:
         check_integer("draws", draws, 0, MAX_DRAWS)
         self.seed = int(seed)
         self.index = index
-        philox = np.random.Philox(key=np.array([self.seed, index], np.uint64))
-        philox.advance(draws // BLOCK)
-        self._generator = np.random.Generator(philox)
-        self.draws = draws - draws % BLOCK  # how many numbers have been taken
-        self.skip(draws % BLOCK)
+        self.draws = draws  # how many numbers have been taken
+        self._generator: np.random.Generator | None = None  # made when a number is asked for
 
     def uniform(self) -> float:
         """The next number, from 0 up to but not including 1."""
+        if self._generator is None:
+            self._generator = self._after(self.draws)
         self.draws += 1
         return self._generator.random()
 
-    def skip(self, draws: int) -> None:
-        """Go past numbers that the native loop has taken."""
-        for _ in range(draws):
-            self.uniform()
+    def _after(self, draws: int) -> np.random.Generator:
+        philox = np.random.Philox(key=np.array([self.seed, self.index], np.uint64))
+        philox.advance(draws // BLOCK)
+        generator = np.random.Generator(philox)
+        for _ in range(draws % BLOCK):
+            generator.random()
+        return generator
+
+    def skip_to(self, draws: int) -> None:
+        """Go on behind so many numbers: the native loop has taken them."""
+        if draws != self.draws:
+            self.draws, self._generator = draws, None
 
     def fork(self) -> RandomStream:
         """A stream that goes on from here with the same numbers."""

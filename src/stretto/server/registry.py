@@ -26,7 +26,9 @@ from stretto.weights.gguf import GGUF
 from stretto.weights.memory import memory
 
 WORKING = 64 << 20  # bytes beside weights and cache: vocabulary, activations
-AHEAD_MS = 20.0  # for which the tokens of a single request may be kept, to be sent together
+AHEAD_MS = (
+    33.0  # for which the tokens of a lone request may be kept, to be sent together; less when others come
+)
 SHARE = 0.8  # of the free memory, which models may take if the operator does not say
 
 Opener = Callable[[ModelEntry], LLM]
