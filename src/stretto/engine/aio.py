@@ -131,10 +131,16 @@ class AsyncStream(AsyncEventStream[Token]):
         return (await self._exhausted()).result()
 
 
-async def start(worker: Worker, make: Callable[[], list[list[Request]]], news: News) -> list[list[Request]]:
+async def start(
+    worker: Worker,
+    make: Callable[[], list[list[Request]]],
+    news: News,
+    prepare: Callable[[], None] = lambda: None,
+) -> list[list[Request]]:
     """Make groups of requests in a thread and queue the first of each, which starts the others.
 
-    `news` is told whenever any of them has something new.
+    `news` is told whenever any of them has something new. `prepare` is called before, in the same thread:
+    while requests are being made, those that run make room for them.
     """
     made: list[list[Request]] = []
 
@@ -149,6 +155,7 @@ async def start(worker: Worker, make: Callable[[], list[list[Request]]], news: N
         worker.tell(news)
 
     def work() -> None:
+        prepare()
         with worker.arriving():
             made.extend(make())
             for group in made:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from stretto.engine.aio import News, start
 from stretto.engine.branch import Branches
@@ -22,9 +23,12 @@ class AsyncTexts:
     await texts.results()
     """
 
-    def __init__(self, worker: Worker, make: Callable[[], list[Branches]]) -> None:
+    def __init__(
+        self, worker: Worker, make: Callable[[list[Any]], list[Branches]], prompts: list[Any]
+    ) -> None:
         self._worker = worker
         self._make = make
+        self._prompts = prompts
         self._branches: list[Branches] = []
         self._requests: list[Request] = []
         self._news: News | None = None
@@ -33,11 +37,14 @@ class AsyncTexts:
         """Make the requests and queue them, all or none. Iterating does it too."""
         if self._news is None:
             self._news = News()
-            made = await start(self._worker, self._begin, self._news)
+            made = await start(self._worker, self._begin, self._news, self._prepare)
             self._requests = [request for group in made for request in group]
 
+    def _prepare(self) -> None:
+        self._prompts = [prompt() if callable(prompt) else prompt for prompt in self._prompts]
+
     def _begin(self) -> list[list[Request]]:
-        self._branches = self._make()
+        self._branches = self._make(self._prompts)
         return [branches.requests for branches in self._branches]
 
     def __aiter__(self) -> AsyncIterator[list[tuple[int, Token]]]:

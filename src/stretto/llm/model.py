@@ -148,13 +148,22 @@ class LLM:
         return cast(list[Result], results) if whole else results[0]
 
     def astream_many(
-        self, prompts: list[str] | list[list[int]], *, n: int = 1, **options: Unpack[Options]
+        self,
+        prompts: Seq[str | list[int] | Callable[[], list[int]]],
+        *,
+        n: int = 1,
+        **options: Unpack[Options],
     ) -> AsyncTexts:
-        """`n` texts of each prompt, all in the same steps, as lists of (index of the text, token)."""
+        """`n` texts of each prompt, all in the same steps, as lists of (index of the text, token).
+
+        A prompt may be a function that makes it: it is called in a thread, where it holds nobody up.
+        """
         from stretto.engine.many import AsyncTexts
 
         engine, how = self._engine, {**options, "n": n}
-        return AsyncTexts(engine.worker, lambda: [new_branches(engine, one, how) for one in prompts])
+        return AsyncTexts(
+            engine.worker, lambda ready: [new_branches(engine, one, how) for one in ready], list(prompts)
+        )
 
     def chat_prompt(self, messages: Seq[Message], **variables: Any) -> list[int]:
         """The ids of a conversation in the model's own format, up to where its answer begins.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from stretto import Image
@@ -15,9 +16,11 @@ from stretto.server.schemas import ChatRequest, ImagePart, Message, TextPart
 from stretto.server.settings import Settings
 from stretto.tools.plan import ToolPlan
 
+Prompt = Callable[[], list[int]]
 
-async def prompt_of(body: ChatRequest, generation: Generation, settings: Settings, plan: ToolPlan) -> Any:
-    """The prompt of a conversation, made in a thread: templates, tokenizers and images take their time."""
+
+async def prompt_of(body: ChatRequest, generation: Generation, settings: Settings, plan: ToolPlan) -> Prompt:
+    """What makes the prompt of a conversation; for a thread, as templates and tokenizers take their time."""
     urls = {
         (i, j): part.image_url.url
         for i, message in enumerate(body.messages)
@@ -32,7 +35,7 @@ async def prompt_of(body: ChatRequest, generation: Generation, settings: Setting
         images[i, j] = await from_url(url, param, settings)
     messages = [as_message(message, index, images) for index, message in enumerate(body.messages)]
     name_answers(messages)
-    return await rendered(generation.lease.llm, messages, settings, plan)
+    return rendered(generation.lease.llm, messages, settings, plan)
 
 
 def take_images(generation: Generation, n: int, param: str) -> None:
@@ -43,10 +46,10 @@ def take_images(generation: Generation, n: int, param: str) -> None:
     generation.take_images(n)
 
 
-async def rendered(llm: LLM, messages: list[dict[str, Any]], settings: Settings, plan: ToolPlan) -> Any:
-    """Messages as the model reads them."""
+def rendered(llm: LLM, messages: list[dict[str, Any]], settings: Settings, plan: ToolPlan) -> Prompt:
+    """What makes of messages that which the model reads."""
     check_prompts("messages", ["".join(_texts(messages))], settings.limits)
-    return await asyncio.to_thread(llm.chat_prompt, messages, tools=plan.shown)
+    return partial(llm.chat_prompt, messages, tools=plan.shown)
 
 
 def as_message(message: Message, index: int, images: dict[tuple[int, int], Image]) -> dict[str, Any]:
@@ -90,15 +93,15 @@ async def ollama_prompt(
     pictures: dict[int, list[str]],
     plan: ToolPlan,
     settings: Settings,
-) -> Any:
-    """The prompt of a conversation with one of Ollama's clients."""
+) -> Prompt:
+    """The same for a conversation with one of Ollama's clients."""
     take_images(generation, sum(map(len, pictures.values())), "images")
     for index, texts in pictures.items():
         if texts:
             param = f"messages[{index}].images"
             shown = [await from_base64(text, param, settings) for text in texts]
             messages[index]["content"] = [*shown, {"type": "text", "text": messages[index]["content"]}]
-    return await rendered(generation.lease.llm, messages, settings, plan)
+    return rendered(generation.lease.llm, messages, settings, plan)
 
 
 def _texts(messages: list[dict[str, Any]]) -> list[str]:

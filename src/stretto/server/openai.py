@@ -92,6 +92,7 @@ async def _start(
     if (name := body.cache_pin) is not None:
         (prompt,) = check_one(prompts, "cache_pin")
         ids = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
+        prompts = [ids]
         check_pin(generation.lease.slot, name, len(ids), generation.limits.pins)
         generation.last = lambda: pin(generation.lease, name, ids)
     await generation.start(prompts, options)
@@ -178,6 +179,8 @@ def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[Any
 
 def ids_of(llm: LLM, prompt: Any) -> list[int]:
     """The tokens of a prompt, as the engine will see them."""
+    if callable(prompt):
+        prompt = prompt()
     return llm.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else list(prompt)
 
 
