@@ -96,8 +96,9 @@ public:
         return complete_;
     }
 
-    // Runs a batch: logits [n_wanted][n_vocab], or with `hidden` the final states [n_wanted][n_embd].
-    void forward(const Input& input, float* out, bool hidden);
+    // Runs a batch: logits [n_wanted][n_vocab], or with `hidden` the final states [n_wanted][n_embd]. `peaks` gets the
+    // largest of every kPeak logits, if it is given: [n_wanted][pieces of kPeak].
+    void forward(const Input& input, float* out, bool hidden, float* peaks = nullptr);
     // What the probed cells received in the last pass: [n][probes], the mean over layers and heads.
     const std::vector<float>& received() const { return received_; }
     // The attention of the watched rows in the last pass, row after row: [n_layer][n_head][length of the row].
@@ -118,6 +119,7 @@ private:
 
     struct Columns;  // of a product, in plan.h
     void multiply(const Matrix& w, const Columns& columns, size_t begin, size_t end, float* out, uint8_t* tile) const;
+    void finish_logits(const Plan& plan, size_t first, size_t last, size_t from, size_t to) const;
     Matrix* matrix_named(const std::string& name);
     std::vector<float>* vector_named(const std::string& name);
     uint8_t* take_weights(size_t bytes);

@@ -13,7 +13,7 @@
 
 namespace stretto {
 
-void Decoder::forward(const Input& input, float* out, bool hidden) {
+void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks) {
     const Config& c = config_;
     const size_t n = input.n, n_threads = pool_.size();
     const size_t q = c.n_head * c.head_size, kv = c.n_kv_head * c.head_size;
@@ -24,6 +24,7 @@ void Decoder::forward(const Input& input, float* out, bool hidden) {
     plan.input = &input;
     plan.alone = n == 1;
     plan.out = out;
+    plan.peaks = peaks;
     plan.hidden = hidden;
 
     plan.spans = 1;
@@ -156,9 +157,6 @@ void Decoder::forward(const Input& input, float* out, bool hidden) {
 
     pool_.run([&](int thread) { run(plan, thread); });
 
-    if (c.logit_cap > 0.0f && !hidden) {
-        for (size_t i = 0; i < input.wanted.size() * c.n_vocab; ++i) out[i] = c.logit_cap * std::tanh(out[i] / c.logit_cap);
-    }
     received_.assign(n * n_probes, 0.0f);
     for (size_t row = 0; row < n; ++row) {
         for (size_t head = 0; head < c.n_head; ++head) {
@@ -229,8 +227,9 @@ void Decoder::run(Plan& plan, int thread) {
         }
     };
     // Calls f(piece) for the pieces of a product that this thread gets to do.
-    auto each_piece = [&](std::atomic<size_t>& taken, size_t panels, size_t columns, bool packed, auto f) {
-        const Cut cut(panels, columns, n_threads, !packed);
+    auto each_piece = [&](std::atomic<size_t>& taken, size_t panels, size_t columns, bool packed, auto f,
+                          size_t grain = 1) {
+        const Cut cut(panels, columns, n_threads, !packed, grain);
         Share share(taken, cut.count(), thread, n_threads);
         for (size_t piece; share.next(&piece);) f(cut.at(piece));
     };
@@ -316,7 +315,29 @@ void Decoder::run(Plan& plan, int thread) {
     }
     if (plan.hidden || !n_wanted) return;
     meet_if_shared();
-    product(c.tied ? embedding_ : output_, own, n_wanted, plan.out, last_quantized, counter[0]);
+    const Matrix& w = c.tied ? embedding_ : output_;
+    each_piece(
+        counter[0], w.panels(), n_wanted, w.data,
+        [&](const Cut::Piece& piece) {
+            multiply(w, {last_quantized, own, piece.first, piece.last}, piece.begin, piece.end, plan.out, mine.tile);
+            finish_logits(plan, piece.first, piece.last, piece.begin * kPanelRows,
+                          std::min(piece.end * kPanelRows, c.n_vocab));
+        },
+        kPeak / kPanelRows);
+}
+
+// What remains to be done with logits [from, to) of some rows, while they are in this thread's caches.
+void Decoder::finish_logits(const Plan& plan, size_t first, size_t last, size_t from, size_t to) const {
+    const Config& c = config_;
+    for (size_t row = first; row < last; ++row) {
+        float* logits = plan.out + row * c.n_vocab;
+        if (c.logit_cap > 0.0f) {
+            for (size_t i = from; i < to; ++i) logits[i] = c.logit_cap * std::tanh(logits[i] / c.logit_cap);
+        }
+        if (plan.peaks) {
+            kernels_->peaks(logits + from, to - from, plan.peaks + row * pieces_of(c.n_vocab, kPeak) + from / kPeak);
+        }
+    }
 }
 
 }  // namespace stretto

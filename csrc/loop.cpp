@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "kernels/kernels.h"
+
 namespace stretto {
 
 namespace {
@@ -47,6 +49,8 @@ void run_loop(Decoder& decoder, Loop& loop, float* out) {
         std::copy(logits, logits + n_vocab, out);
         logits = out;
     }
+    std::vector<float> peaks((n_vocab + kPeak - 1) / kPeak);  // of what was run last, if nobody changes that
+    bool known = false;
     std::vector<int32_t> more, positions, lengths, view_of;  // of the tokens of one pass
     loop.tokens.reserve(loop.most);
     while (loop.tokens.size() < loop.most) {
@@ -57,7 +61,7 @@ void run_loop(Decoder& decoder, Loop& loop, float* out) {
         // Greedy sampling draws nothing, as in Python.
         const double u = loop.params.temperature == 0.0f ? 0.0 : uniform(loop.seed, loop.index, loop.draws++);
         const auto begun = std::chrono::steady_clock::now();
-        const int token = sample(logits, n_vocab, loop.params, past, u);
+        const int token = sample(logits, n_vocab, loop.params, past, u, known ? &peaks : nullptr);
         loop.sampling += std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
         if (token < 0) {
             loop.error = token;
@@ -89,7 +93,8 @@ void run_loop(Decoder& decoder, Loop& loop, float* out) {
         input.positions = positions.data();
         input.cells = loop.cells + first;
         input.lengths = lengths.data();
-        decoder.forward(input, out, false);
+        known = loop.hooks.empty();
+        decoder.forward(input, out, false, known ? peaks.data() : nullptr);
         loop.n_run = loop.tokens.size();
         logits = out;
         if (loop.hurry && __atomic_load_n(loop.hurry, __ATOMIC_RELAXED)) return;

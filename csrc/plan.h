@@ -65,6 +65,7 @@ struct Decoder::Plan {
     std::unique_ptr<std::atomic<size_t>[]> counters;
     std::unique_ptr<std::atomic<size_t>[]> done;   // if split: [layer][block][kv head], spans that are
     float* out;
+    float* peaks;             // [n_wanted][pieces of kPeak logits], or null
     bool hidden;
 };
 
@@ -93,7 +94,8 @@ private:
     size_t n_, threads_, first_;
 };
 
-// A product cut into pieces of some panels × some columns: several for each thread if they do not get too small.
+// A product cut into pieces of some panels × some columns: several for each thread if they do not get too small. All
+// begin with a panel whose number is a multiple of `grain`.
 class Cut {
 public:
     struct Piece {
@@ -101,7 +103,8 @@ public:
         size_t first, last;   // columns
     };
 
-    Cut(size_t panels, size_t columns, size_t threads, bool only_panels) : panels_(panels), columns_(columns) {
+    Cut(size_t panels, size_t columns, size_t threads, bool only_panels, size_t grain = 1)
+        : panels_(panels), columns_(columns) {
         if (columns < 2 * kColumnStep || only_panels) {
             // The last pieces decide how long the others wait, so where there are many a large matrix has more.
             const size_t each = std::clamp<size_t>(panels / (4 * threads), 1, threads < 8 ? 4 : 16);
@@ -113,6 +116,7 @@ public:
             const size_t across = pieces_of(4 * threads, pieces_of(panels, panel_step_));
             column_step_ = pieces_of(columns, across * kColumnStep) * kColumnStep;
         }
+        panel_step_ = pieces_of(panel_step_, grain) * grain;
     }
     size_t count() const { return pieces_of(panels_, panel_step_) * pieces_of(columns_, column_step_); }
     Piece at(size_t index) const {

@@ -252,7 +252,7 @@ int draw(const std::vector<Candidate>& some, double uniform) {
 }  // namespace
 
 int sample(const float* logits, size_t n, const SamplerParams& params, const SamplerHistory& history,
-           double uniform) {
+           double uniform, const std::vector<float>* known_peaks) {
     static thread_local std::vector<float> changed;  // its memory is used again
     const bool penalized = params.repetition != 1.0f || params.presence != 0.0f || params.frequency != 0.0f;
     if (penalized || history.n_bias || history.mask) {
@@ -263,10 +263,14 @@ int sample(const float* logits, size_t n, const SamplerParams& params, const Sam
         }
         adjust(changed, params, history);
         logits = changed.data();
+        known_peaks = nullptr;
     }
-    static thread_local std::vector<float> peaks;  // its memory is used again
-    peaks.resize((n + kPeak - 1) / kPeak);
-    best_kernels()->peaks(logits, n, peaks.data());
+    static thread_local std::vector<float> found;  // its memory is used again
+    if (!known_peaks) {
+        found.resize((n + kPeak - 1) / kPeak);
+        best_kernels()->peaks(logits, n, found.data());
+    }
+    const std::vector<float>& peaks = known_peaks ? *known_peaks : found;
     if (std::any_of(peaks.begin(), peaks.end(), [](float x) { return x != x; })) return kHasNaN;
     const auto highest = std::max_element(peaks.begin(), peaks.end());
     const float best = *highest;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace stretto {
 
@@ -30,8 +31,9 @@ struct SamplerHistory {
 // What is wrong with a row.
 enum : int { kHasNaN = -1, kNothingLeft = -2, kHasInfinity = -3 };
 
-// The token that `uniform` (from 0 up to 1) picks, or one of the codes above. `history` has been checked.
+// The token that `uniform` (from 0 up to 1) picks, or one of the codes above. `history` has been checked. Who knows
+// the peaks of the row already (as the kernels find them) saves a pass over it.
 int sample(const float* logits, size_t n, const SamplerParams& params, const SamplerHistory& history,
-           double uniform);
+           double uniform, const std::vector<float>* known_peaks = nullptr);
 
 }  // namespace stretto

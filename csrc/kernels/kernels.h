@@ -74,7 +74,7 @@ struct Partial {
     float* out;    // [rows][group][padded head size]
 };
 
-constexpr size_t kPeak = 256;  // numbers of which `peaks` tells the largest and `weigh` the weight
+constexpr size_t kPeak = 128;  // numbers of which `peaks` tells the largest and `weigh` the weight
 
 inline size_t padded(size_t head_size) { return (head_size + 15) / 16 * 16; }
 inline size_t attention_scratch(size_t head_size, size_t rows, size_t group) {
@@ -98,7 +98,7 @@ struct Kernels {
     void (*gelu)(float* gate, const float* up, size_t n);
     // For every kPeak numbers of x the largest one, or NaN if there is one among them.
     void (*peaks)(const float* x, size_t n, float* out);
-    // The sum of e^((x − top) × factor) over n numbers, kPeak at most; top is no less than any of them. What is
+    // The sum of e^((x − top) × factor) over n numbers; top is no less than any of them. What is
     // below e^−87 counts as that.
     float (*weigh)(const float* x, size_t n, float top, float factor);
     // The K or V of one head of one cell.
