@@ -5,6 +5,7 @@ import pytest
 
 import stretto
 from stretto import _native
+from stretto.engine.ahead import run_ahead
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.sampling import RandomStream
 from stretto.testing import mock_llm
@@ -157,12 +158,12 @@ def test_who_arrives_waits_for_one_token(llm):
         with worker.arriving():
             with worker.arriving():
                 assert worker.hurry[0]
-            tokens = seq.run_ahead(6, greedy, [], False)
+            tokens = run_ahead(seq, 6, greedy, [], False)
         assert not worker.hurry[0]
         assert (len(tokens), llm._engine.cells.count(seq.id)) == (1, n + 1)
         seq.adopt_placed(tokens)
         seq.settle()
-        assert len(seq.run_ahead(6, greedy, [], False)) == 6
+        assert len(run_ahead(seq, 6, greedy, [], False)) == 6
         assert tokens == [other.step(temperature=0).token]
         llm.cells.check()
 
@@ -188,7 +189,7 @@ def test_sequences_go_on_after_it(llm):
     with llm.sequence("Once upon a time") as seq:
         first = [seq.step(temperature=0).token for _ in range(12)]
     with llm.sequence("Once upon a time") as seq:
-        tokens = seq.run_ahead(6, stretto.SamplingParams(temperature=0), [], False)
+        tokens = run_ahead(seq, 6, stretto.SamplingParams(temperature=0), [], False)
         for token in tokens:
             seq.adopt(token)
         seq.settle()

@@ -13,6 +13,7 @@ import pytest
 import stretto
 from stretto import _native
 from stretto.backends.native import NativeBackend
+from stretto.engine.ahead import run_ahead
 from stretto.errors import InvalidRequest
 from stretto.hooks import NativeHook
 from stretto.llm import LLM
@@ -136,7 +137,7 @@ def test_the_sequences_own_row_is_left_alone(llm, compiled):
     with llm.sequence(PROMPT) as sequence:
         row = sequence.logits
         before = row.copy()
-        sequence.run_ahead(4, stretto.SamplingParams(temperature=0), [], False, hooks)
+        run_ahead(sequence, 4, stretto.SamplingParams(temperature=0), [], False, hooks)
         assert np.array_equal(row, before)
 
 

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     debug = "--debug" in _options(given)
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError):  # whatever a test or a notebook has put there
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # see above
     with _terminable():
         code = _run(_without_debug(given), debug)
     sys.exit(code)

@@ -19,16 +19,17 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Backend, Batch, Decoding
 from stretto.cache.cells import Cells
-from stretto.cache.items import Images, ImageToken, Pixels
+from stretto.cache.items import Images, Pixels
 from stretto.cache.prefix import PrefixCache
 from stretto.cache.radix import common
 from stretto.engine.encoding import Encoding
 from stretto.engine.hooks import run_hooks
 from stretto.engine.metrics import Metrics
-from stretto.engine.pictures import REMEDY, check_token
+from stretto.engine.pictures import REMEDY
 from stretto.engine.request import Request
 from stretto.engine.scheduler import Limits, Scheduler
 from stretto.engine.sequence import Sequence
+from stretto.engine.tokens import checked_tokens
 from stretto.engine.worker import Worker
 from stretto.errors import CacheFull, InvalidRequest
 from stretto.structured import Compiler
@@ -370,23 +371,7 @@ class Engine:
 
     def check_tokens(self, tokens: Iterable[int]) -> list[int]:
         """The tokens as a list of ids that are in the vocabulary."""
-        if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable):
-            raise InvalidRequest(f"tokens must be a list of ids, not {tokens!r}")
-        several = list(tokens)
-        if not several or (
-            set(map(type, several)) == {int} and 0 <= min(several) <= max(several) < self.spec.n_vocab
-        ):
-            return several
-        found = []
-        for token in several:
-            if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
-                raise InvalidRequest(f"a token id must be an integer, not {token!r}")
-            if not 0 <= token < self.spec.n_vocab:
-                raise InvalidRequest(f"token {token} is not in the vocabulary (0 to {self.spec.n_vocab - 1})")
-            if isinstance(token, ImageToken):
-                check_token(token, self.images)
-            found.append(token if isinstance(token, ImageToken) else int(token))
-        return found
+        return checked_tokens(tokens, self.spec.n_vocab, self.images)
 
     def image_tokens(self, image: Pixels) -> list[int]:
         """The tokens of an image."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stretto.engine.ahead import run_ahead
 from stretto.engine.params import RequestParams
 from stretto.engine.request import Request
 from stretto.engine.sequence import Row, Sequence
@@ -79,8 +80,8 @@ class GuidedRequest(Request):
 
     def _run_ahead(self, n: int, last: bool) -> list[int]:
         params, mask = self.params, self.guide.mask
-        return self.sequence.run_ahead(
-            n, params.sampling, self._end_ids, last, params.native_hooks, mask, self._follow
+        return run_ahead(
+            self.sequence, n, params.sampling, self._end_ids, last, params.native_hooks, mask, self._follow
         )
 
     def note_end(self, last: bool) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stretto.engine.ahead import run_ahead
 from stretto.engine.params import RequestParams
 from stretto.engine.sequence import Row, Sequence
 from stretto.engine.types import FinishReason, Logprob, Result, Timings, Token, Usage
@@ -238,7 +239,7 @@ class Request:
     def _run_ahead(self, n: int, last: bool) -> list[int]:
         """Up to n tokens from native code; after the last there will be no more."""
         params = self.params
-        return self.sequence.run_ahead(n, params.sampling, self._end_ids, last, params.native_hooks)
+        return run_ahead(self.sequence, n, params.sampling, self._end_ids, last, params.native_hooks)
 
     def note_end(self, last: bool) -> None:
         """The token that is accepted next is the last of those at hand, or not."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stretto.backends.base import Batch, Follow, FusedRun, Mask
+from stretto.backends.base import Batch, Mask
 from stretto.cache.items import ImageToken, bare
 from stretto.engine import editing, pictures, saving
 from stretto.engine.params import sampling_params
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from stretto.cache.items import Pixels
     from stretto.engine.engine import Engine
     from stretto.engine.params import SamplingOptions
-    from stretto.sampling.hooks import NativeHook
     from stretto.sampling.params import SamplingParams
 
 Row = NDArray[np.float32]
@@ -60,7 +58,7 @@ class Sequence:
         self.pictured = False  # some of them are of an image
         self._resume: int | None = None  # where the first token without a cell goes, if not at the end
         self._logits: Row | None = None  # of the last token, while they are true
-        self._ahead: Row | None = None  # of the last token of `run_ahead`
+        self.ahead: Row | None = None  # of the last token that was run ahead
         self._exact: int | None = None  # how many leading tokens have K and V of the tokens alone; None: all
         self.n_hooked = 0  # how many of its request's hooks have seen these logits
         self.preempted = False  # it had to give its cells up; what it finds again is its own
@@ -149,11 +147,11 @@ class Sequence:
         """The token that `params` take from a row of logits, with this sequence's history and stream."""
         uniform = 0.0 if params.temperature == 0 else self.random.uniform()
         if self.pictured:
-            return choose(row, params, *self._spoken, uniform, mask)
+            return choose(row, params, *self.spoken, uniform, mask)
         return choose(row, params, self._tokens, self.n_prompt, uniform, mask)
 
     @property
-    def _spoken(self) -> tuple[list[int], int]:
+    def spoken(self) -> tuple[list[int], int]:
         """Its tokens without those of images, and how many of them belong to the prompt."""
         if not self.pictured:
             return self._tokens, self.n_prompt
@@ -369,72 +367,23 @@ class Sequence:
         """Something was interrupted while it changed them: they are computed again."""
         self._logits = None
 
-    def run_ahead(
-        self,
-        n: int,
-        params: SamplingParams,
-        ends: Iterable[int],
-        last: bool,
-        hooks: tuple[NativeHook, ...] = (),
-        mask: Mask | None = None,
-        follow: Follow | None = None,
-    ) -> list[int]:
-        """Sample up to `n` tokens in the backend's own loop. `adopt` those that count, then `settle`."""
-        row, cells, start = self.logits, self._engine.cells, self.position
-        self._engine.make_room(n)
-        placed = cells.reserve(self.id, n)
-        view = self._views[self.id]
-        spoken, n_prompt = self._spoken
-        run = FusedRun(
-            logits=row,
-            cells=placed,
-            position=start,
-            view=view.store,
-            n_view=view.n,
-            table=cells.positions,
-            params=params,
-            tokens=spoken,
-            n_prompt=n_prompt,
-            random=self.random,
-            ends=list(ends),
-            last=last,
-            hooks=hooks,
-            mask=mask,
-            follow=follow,
-            hurry=self._engine.worker.hurry,
-        )
-        metrics, begun, cpu = self._engine.metrics, time.perf_counter(), time.thread_time()
-        try:
-            tokens, self._ahead = self._engine.backend.loop(run)
-        except BaseException:
-            cells.remove(self.id, start)
-            raise
-        finally:
-            metrics.sampling += run.sampling
-            metrics.forward += time.perf_counter() - begun - run.sampling
-            metrics.forward_cpu += time.thread_time() - cpu - run.sampling
-        cells.name(self.id, placed, tokens)
-        if run.n_run < n:  # it has ended, or somebody was in a hurry
-            cells.remove(self.id, start + run.n_run)
-        return tokens
-
     def retract(self, n: int) -> None:
         """Take its last `n` tokens back and leave their cells: `adopt` them again as `placed`."""
         del self._tokens[len(self._tokens) - n :]
 
     def adopt(self, token: int, placed: bool = False) -> None:
-        """Append a sampled token, which needs no check; if `placed`, `run_ahead` has filled its cell."""
+        """Append a sampled token, which needs no check; if `placed`, its cell has been filled already."""
         self._tokens.append(token)
         if not placed:
             self._logits = None
 
     def adopt_placed(self, tokens: list[int]) -> None:
-        """Append several of `run_ahead`."""
+        """Append several of those that were run ahead."""
         self._tokens += tokens
 
     def settle(self) -> None:
-        """All tokens of `run_ahead` have been adopted: its logits are this sequence's."""
-        self._logits, self._ahead = self._ahead, None
+        """All tokens that were run ahead have been adopted: the logits behind them are this sequence's."""
+        self._logits, self.ahead = self.ahead, None
         self.n_hooked = 0
 
     def release(self) -> None:

@@ -116,7 +116,7 @@ class LLM:
         """
         if _is_list(prompt):
             several = [new_branches(self._engine, one, options) for one in cast(list[Prompt], prompt)]
-            return self._run(several)  # type: ignore[return-value]
+            return self._run(several)  # type: ignore[return-value]  # as many with `n` as the overloads say
         return self._run([new_branches(self._engine, cast(Prompt, prompt), options)])[0]
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> TextStream:

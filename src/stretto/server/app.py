@@ -14,6 +14,7 @@ from stretto import __version__
 from stretto.server import docs, ollama, openai, own
 from stretto.server.errors import install
 from stretto.server.guard import Guard
+from stretto.server.lean import Lean
 from stretto.server.registry import Opener
 from stretto.server.settings import Settings
 from stretto.server.state import State
@@ -66,7 +67,7 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
         return HTMLResponse(docs.page(app.openapi()), headers={"content-security-policy": docs.POLICY})
 
     install(app)
-    guard = Guard(app, settings)
+    guard = Guard(Lean(app, openai.OFTEN), settings)
     guard.paths = frozenset(
         route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)
     )

@@ -85,6 +85,9 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     return await _answer(request, body, start, 1, "messages")
 
 
+OFTEN = {"/v1/completions": (CompletionRequest, completions), "/v1/chat/completions": (ChatRequest, chat)}
+
+
 async def _start(
     body: CompletionRequest | ChatRequest, generation: Generation, prompts: list[Any], options: dict[str, Any]
 ) -> None:

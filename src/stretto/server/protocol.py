@@ -58,7 +58,7 @@ def protocol(limits: RequestLimits) -> type[HttpToolsProtocol]:
         def on_headers_complete(self) -> None:
             self._stop()
             self._in_head, self._head = False, 0
-            scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+            scope: dict[str, Any] = self.scope  # type: ignore[assignment]  # servers may put theirs there
             scope[CROWDED] = len(self.connections) > limits.connections
             super().on_headers_complete()
 

@@ -159,7 +159,7 @@ class Worker:
         value, error = outcome[0]
         if error is not None:
             raise error
-        return value  # type: ignore[return-value]
+        return value  # type: ignore[return-value]  # there is one where there is no error
 
 
 def wrap(tokenizer: Tokenizer) -> LLTokenizer:
@@ -167,6 +167,7 @@ def wrap(tokenizer: Tokenizer) -> LLTokenizer:
     import llguidance
 
     vocabulary = _Vocabulary(tokenizer)
+    # Its types know one end token; it takes several.
     matched = llguidance.LLTokenizer(vocabulary, eos_token=vocabulary.ends)  # type: ignore[arg-type]
     vocabulary.greedy = matched.greedy_tokenize
     return matched

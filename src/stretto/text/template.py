@@ -240,7 +240,12 @@ class _Rendering:
         ):
             return [(a, b) for a, b in spans if blank not in twin[a:b]]
         sources: list[str] = []
-        walk(self.data, lambda text, key: sources.append(text) or text)  # type: ignore[func-returns-value]
+
+        def note(text: str, key: object) -> str:
+            sources.append(text)
+            return text
+
+        walk(self.data, note)
         if all(any(text in source for source in sources) for text in texts):
             return []  # the messages explain all of them
         raise InvalidRequest(

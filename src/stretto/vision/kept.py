@@ -61,7 +61,7 @@ class ImageCache:
         if isinstance(what, bool):
             return cls() if what else cls(memory=0, disk=0)
         if _is_path(what):
-            return cls(folder=what)  # type: ignore[arg-type]
+            return cls(folder=what)  # type: ignore[arg-type]  # _is_path has looked
         raise InvalidRequest(
             f"image_cache must be True, False, a folder or a stretto.ImageCache, not {what!r}"
         )

@@ -1,0 +1,30 @@
+"""Token ids that come from callers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from stretto.cache.items import Images, ImageToken
+from stretto.engine.pictures import check_token
+from stretto.errors import InvalidRequest
+
+
+def checked_tokens(tokens: Iterable[int], n_vocab: int, images: Images | None) -> list[int]:
+    """The tokens as a list of ids that are in the vocabulary; those of images are for `images` to compute."""
+    if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable):
+        raise InvalidRequest(f"tokens must be a list of ids, not {tokens!r}")
+    several = list(tokens)
+    if not several or (set(map(type, several)) == {int} and 0 <= min(several) <= max(several) < n_vocab):
+        return several
+    found = []
+    for token in several:
+        if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
+            raise InvalidRequest(f"a token id must be an integer, not {token!r}")
+        if not 0 <= token < n_vocab:
+            raise InvalidRequest(f"token {token} is not in the vocabulary (0 to {n_vocab - 1})")
+        if isinstance(token, ImageToken):
+            check_token(token, images)
+        found.append(token if isinstance(token, ImageToken) else int(token))
+    return found

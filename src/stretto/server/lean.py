@@ -1,0 +1,59 @@
+"""A short way for the requests that come most often.
+
+FastAPI finds the route, solves dependencies and opens what has to be closed again; it takes a third of a
+millisecond for endpoints that need none of it. Here such a body is read, checked by the same model and given
+to the same function. Whatever is wrong with it is FastAPI's to tell: then the request goes there, whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from stretto.server.errors import ClientGone
+
+Endpoint = Callable[[Any, Request], Awaitable[Response]]
+
+
+class Lean:
+    """An ASGI app in front of the app. Bodies come to it in one piece, from the guard."""
+
+    def __init__(self, app: FastAPI, routes: dict[str, tuple[type[BaseModel], Endpoint]]) -> None:
+        self._app = app
+        self._routes = routes  # of POST, by path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        route = self._routes.get(scope["path"]) if scope["type"] == "http" else None
+        if route is None or scope["method"] != "POST" or scope["query_string"]:
+            await self._app(scope, receive, send)
+            return
+        model, endpoint = route
+        message = await receive()
+        try:
+            body = model.model_validate(json.loads(message["body"]))
+        except (ValueError, RecursionError):
+            await self._app(scope, _again(message, receive), send)
+            return
+        scope["app"] = self._app
+        try:
+            response = await endpoint(body, Request(scope, receive))
+        except ClientGone:
+            response = Response(status_code=499)  # to nobody
+        await response(scope, receive, send)
+
+
+def _again(message: Message, receive: Receive) -> Receive:
+    """`receive` that begins with a message which was taken already."""
+    waiting = [message]
+
+    async def first() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return first
