@@ -201,6 +201,22 @@ void keep_heaviest(std::vector<Candidate>& all, double enough) {
     }
 }
 
+// Those not below `least` (tempered), with their weights, if no more than `most` and if top-p takes none of them away:
+// then that is all that top-k, top-p and min-p leave, and the others need not be looked at.
+bool few_enough(const Row& row, float least, size_t most, double p, std::vector<Candidate>& found) {
+    at_least(row, a_little_below(least * row.temperature), found);
+    found.erase(std::remove_if(found.begin(), found.end(), [&](const Candidate& c) { return c.logit < least; }),
+                found.end());
+    if (found.size() > most) return false;
+    const double total = weigh(row, found);
+    if (p >= 1.0) return true;
+    const auto lightest = std::min_element(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) {
+        return a.weight < b.weight;
+    });
+    // What top-k leaves weighs at least as much as these. Are all but the lightest less than p of it, then that stays too.
+    return total - lightest->weight < p * total * (1.0 - 1e-12);
+}
+
 // Of the whole row the smallest set of most probable tokens that weighs `enough`, or those of it that are not below
 // `least`. Most of them are near the best one: the rest is looked at only if they do not suffice.
 void top_p(const Row& row, double enough, float least, std::vector<Candidate>& found) {
@@ -286,6 +302,9 @@ int sample(const float* logits, size_t n, const SamplerParams& params, const Sam
     if (!few && params.top_p >= 1.0 && params.min_p <= 0.0) return draw_from_all(row, uniform);
     static thread_local std::vector<Candidate> kept;  // its memory is used again
     const float least = params.min_p > 0.0 ? row.top() + static_cast<float>(std::log(params.min_p)) : kMinusInfinity;
+    if (few && params.min_p > 0.0 && few_enough(row, least, params.top_k, params.top_p, kept)) {
+        return draw(kept, uniform);
+    }
     if (few) {
         top_k(row, params.top_k, kept);
         const double total = weigh(row, kept);
