@@ -16,6 +16,7 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr size_t kStride = 16;
+constexpr size_t kWords = kPeak / 32;  // of a mask, for a stretch
 
 struct Candidate {
     float logit;  // tempered
@@ -34,13 +35,11 @@ struct Lanes {
     }
 };
 
-// A copy of the row in which tokens that may not come have −inf.
-void copy_allowed(const float* row, size_t n, const uint32_t* mask, std::vector<float>& out) {
+// Copies logits; tokens that may not come get −inf.
+void copy_allowed(const float* row, size_t n, const uint32_t* mask, float* to) {
     static const Lanes lanes;
     uint32_t infinity;
     std::memcpy(&infinity, &kMinusInfinity, sizeof infinity);
-    out.resize(n);
-    float* to = out.data();
     size_t i = 0;
     for (; i + 32 <= n; i += 32) {
         const uint32_t word = mask[i / 32];
@@ -89,13 +88,15 @@ bool before(const Candidate& a, const Candidate& b) {
     return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
-// A row of logits: where its largest ones are, and how much all of them weigh.
+// A row of logits in stretches of kPeak, and which tokens may come. Most stretches need not be looked at: their peaks
+// say that there is nothing in them.
 struct Row {
-    const float* logits;
-    size_t n;
-    float temperature;
-    const std::vector<float>& peaks;  // the largest of every kPeak
-    float best;                       // the largest of all
+    const float* logits = nullptr;
+    size_t n = 0;
+    const uint32_t* mask = nullptr;  // a bit for each, set where it may come; null: all may
+    float temperature = 1.0f;
+    std::vector<float> peaks;        // of each stretch the largest that may come
+    float best = kMinusInfinity;     // of all
 
     float tempered(float logit) const { return logit / temperature; }
     float top() const { return tempered(best); }
@@ -104,19 +105,62 @@ struct Row {
     double weight(float tempered) const {
         return negligible(tempered) ? 0.0 : std::exp(double{tempered} - double{top()});
     }
-    size_t length(size_t stretch) const { return std::min(kPeak, n - stretch * kPeak); }
+    size_t length(size_t s) const { return std::min(kPeak, n - s * kPeak); }
+    // The logits of a stretch: those of the row, or in `room` a copy with −inf where a token may not come.
+    const float* stretch(size_t s, float* room) const {
+        const float* from = logits + s * kPeak;
+        if (!mask || words(s) == Words::kFull) return from;
+        copy_allowed(from, length(s), mask + s * kWords, room);
+        return room;
+    }
+    enum class Words { kEmpty, kMixed, kFull };
+    Words words(size_t s) const {
+        if (length(s) < kPeak) return Words::kMixed;
+        uint32_t any = 0, all = ~uint32_t{0};
+        for (size_t i = 0; i < kWords; ++i) {
+            any |= mask[s * kWords + i];
+            all &= mask[s * kWords + i];
+        }
+        return !any ? Words::kEmpty : all == ~uint32_t{0} ? Words::kFull : Words::kMixed;
+    }
+    void find_peaks(const std::vector<float>* known);
 };
+
+// `known` are the peaks of the whole row, whatever may come.
+void Row::find_peaks(const std::vector<float>* known) {
+    const auto kernel = best_kernels()->peaks;
+    peaks.resize((n + kPeak - 1) / kPeak);
+    if (known && !mask) {
+        peaks = *known;
+    } else if (!mask) {
+        kernel(logits, n, peaks.data());
+    } else {
+        float room[kPeak];
+        for (size_t s = 0; s < peaks.size(); ++s) {
+            const Words allowed = words(s);
+            if (allowed == Words::kEmpty) {
+                peaks[s] = kMinusInfinity;
+            } else if (allowed == Words::kFull && known) {
+                peaks[s] = (*known)[s];
+            } else {
+                kernel(stretch(s, room), length(s), &peaks[s]);
+            }
+        }
+    }
+    best = *std::max_element(peaks.begin(), peaks.end());
+}
 
 // What the logits of every kPeak weigh, and the sum of that.
 double weigh(const Row& row, std::vector<float>& weights) {
     const auto kernel = best_kernels()->weigh;
     const float factor = 1.0f / row.temperature;
     weights.resize(row.peaks.size());
+    float room[kPeak];
     double total = 0.0;
     for (size_t s = 0; s < weights.size(); ++s) {
         weights[s] = row.negligible(row.tempered(row.peaks[s]))
                          ? 0.0f
-                         : kernel(row.logits + s * kPeak, row.length(s), row.best, factor);
+                         : kernel(row.stretch(s, room), row.length(s), row.best, factor);
         total += double{weights[s]};
     }
     return total;
@@ -140,15 +184,17 @@ int count_at_least(const float* x, float low) {
 // All that are not below `low`, which is a logit, in order of ids.
 void at_least(const Row& row, float low, std::vector<Candidate>& found) {
     found.clear();
+    float room[kPeak];
     for (size_t s = 0; s < row.peaks.size(); ++s) {
         if (row.peaks[s] < low || row.peaks[s] == kMinusInfinity) continue;
-        const size_t start = s * kPeak, end = start + row.length(s);
-        for (size_t i = start; i < end; i += kStride) {
-            const size_t stop = std::min(end, i + kStride);
-            if (stop - i == kStride && !count_at_least(row.logits + i, low)) continue;  // most have nothing
+        const float* logits = row.stretch(s, room);
+        const size_t n = row.length(s);
+        for (size_t i = 0; i < n; i += kStride) {
+            const size_t stop = std::min(n, i + kStride);
+            if (stop - i == kStride && !count_at_least(logits + i, low)) continue;  // most have nothing
             for (size_t j = i; j < stop; ++j) {
-                if (row.logits[j] >= low && row.logits[j] > kMinusInfinity) {
-                    found.push_back({row.tempered(row.logits[j]), static_cast<int32_t>(j), 0.0});
+                if (logits[j] >= low && logits[j] > kMinusInfinity) {
+                    found.push_back({row.tempered(logits[j]), static_cast<int32_t>(s * kPeak + j), 0.0});
                 }
             }
         }
@@ -228,6 +274,14 @@ void top_p(const Row& row, double enough, float least, std::vector<Candidate>& f
     keep_heaviest(found, enough);
 }
 
+// The first of the largest.
+int first_best(const Row& row) {
+    float room[kPeak];
+    const auto s = static_cast<size_t>(std::find(row.peaks.begin(), row.peaks.end(), row.best) - row.peaks.begin());
+    const float* logits = row.stretch(s, room);
+    return static_cast<int>(s * kPeak) + static_cast<int>(std::find(logits, logits + row.length(s), row.best) - logits);
+}
+
 // The token at `uniform` on the line of all weights, in order of ids.
 int draw_from_all(const Row& row, double uniform) {
     static thread_local std::vector<float> weights;  // its memory is used again
@@ -242,10 +296,12 @@ int draw_from_all(const Row& row, double uniform) {
     }
     int token = kNothingLeft;
     sum = before;
-    for (size_t i = stretch * kPeak; i < stretch * kPeak + row.length(stretch); ++i) {
-        const double weight = row.weight(row.tempered(row.logits[i]));
+    float room[kPeak];
+    const float* logits = row.stretch(stretch, room);
+    for (size_t i = 0; i < row.length(stretch); ++i) {
+        const double weight = row.weight(row.tempered(logits[i]));
         if (weight == 0.0) continue;
-        token = static_cast<int>(i);
+        token = static_cast<int>(stretch * kPeak + i);
         sum += weight;
         if (sum > target) break;
     }
@@ -271,33 +327,23 @@ int sample(const float* logits, size_t n, const SamplerParams& params, const Sam
            double uniform, const std::vector<float>* known_peaks) {
     static thread_local std::vector<float> changed;  // its memory is used again
     const bool penalized = params.repetition != 1.0f || params.presence != 0.0f || params.frequency != 0.0f;
-    if (penalized || history.n_bias || history.mask) {
-        if (history.mask) {
-            copy_allowed(logits, n, history.mask, changed);
-        } else {
-            changed.assign(logits, logits + n);
-        }
+    if (penalized || history.n_bias) {
+        changed.assign(logits, logits + n);
         adjust(changed, params, history);
         logits = changed.data();
         known_peaks = nullptr;
     }
-    static thread_local std::vector<float> found;  // its memory is used again
-    if (!known_peaks) {
-        found.resize((n + kPeak - 1) / kPeak);
-        best_kernels()->peaks(logits, n, found.data());
-    }
-    const std::vector<float>& peaks = known_peaks ? *known_peaks : found;
-    if (std::any_of(peaks.begin(), peaks.end(), [](float x) { return x != x; })) return kHasNaN;
-    const auto highest = std::max_element(peaks.begin(), peaks.end());
-    const float best = *highest;
-    if (best == kMinusInfinity) return kNothingLeft;
-    if (best == std::numeric_limits<float>::infinity()) return kHasInfinity;
-    if (params.temperature == 0.0f) {
-        const float* first = logits + static_cast<size_t>(highest - peaks.begin()) * kPeak;
-        return static_cast<int>(std::find(first, logits + n, best) - logits);
-    }
+    static thread_local Row row;  // its memory is used again
+    row.logits = logits;
+    row.n = n;
+    row.mask = history.mask;
+    row.temperature = params.temperature;
+    row.find_peaks(known_peaks);
+    if (std::any_of(row.peaks.begin(), row.peaks.end(), [](float x) { return x != x; })) return kHasNaN;
+    if (row.best == kMinusInfinity) return kNothingLeft;
+    if (row.best == std::numeric_limits<float>::infinity()) return kHasInfinity;
+    if (params.temperature == 0.0f) return first_best(row);
 
-    const Row row{logits, n, params.temperature, peaks, best};
     const bool few = params.top_k > 0 && params.top_k < n;
     if (!few && params.top_p >= 1.0 && params.min_p <= 0.0) return draw_from_all(row, uniform);
     static thread_local std::vector<Candidate> kept;  // its memory is used again

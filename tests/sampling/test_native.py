@@ -116,6 +116,34 @@ def test_every_token_comes_as_often_as_it_should(params):
     assert np.abs(counts - n * transforms.softmax(kept)).max() <= 1.01
 
 
+@pytest.mark.parametrize("n", [17, 128, 300, 3000, 49_152])
+def test_a_mask_is_as_good_as_minus_infinity(n):
+    rng = np.random.default_rng(n)
+    for case in range(60):
+        row = (rng.standard_normal(n) * 3).astype(np.float32)
+        if case % 3 == 0:
+            row = np.round(row)  # many equal logits
+        allowed = rng.random(n) < rng.choice([0.01, 0.5, 0.99])
+        for start in range(0, n, 128):  # whole stretches of one kind too
+            if rng.random() < 0.4:
+                allowed[start : start + 128] = rng.random() < 0.5
+        allowed[rng.integers(n)] = True
+        row[rng.integers(n)] = np.nan if case % 10 == 0 else 0.0
+        words = np.zeros(-(-n // 32) * 32, bool)
+        words[:n] = allowed
+        words[n:] = rng.random() < 0.5  # bits behind the last token mean nothing
+        mask = np.packbits(words, bitorder="little").view(np.uint32)
+        params, uniform = random_params(rng), float(rng.random())
+        tokens = rng.integers(0, n, 5).tolist()
+        outcomes = []
+        for logits, given in ((row, mask), (np.where(allowed, row, np.float32(-np.inf)), None)):
+            try:
+                outcomes.append(choose(logits, params, tokens, 2, uniform, given))
+            except InvalidRequest as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1], (case, params)
+
+
 def test_the_row_is_left_alone():
     row = np.arange(50, dtype=np.float32)
     before = row.copy()
