@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
+from pydantic import BaseModel
 from starlette.responses import Response
 
 from stretto.llm import LLM
@@ -16,6 +17,7 @@ from stretto.server.calls import plan_of
 from stretto.server.chat import prompt_of
 from stretto.server.errors import ApiError, Json, translate
 from stretto.server.generation import Generation, begin, started, unless_gone
+from stretto.server.lean import Endpoint
 from stretto.server.options import chat_options, check_at_most, check_prompts, completion_options
 from stretto.server.pins import check_pin, pin
 from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
@@ -85,7 +87,10 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     return await _answer(request, body, start, 1, "messages")
 
 
-OFTEN = {"/v1/completions": (CompletionRequest, completions), "/v1/chat/completions": (ChatRequest, chat)}
+OFTEN: dict[str, tuple[type[BaseModel], Endpoint]] = {
+    "/v1/completions": (CompletionRequest, completions),
+    "/v1/chat/completions": (ChatRequest, chat),
+}
 
 
 async def _start(
