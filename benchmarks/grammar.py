@@ -1,6 +1,7 @@
 """What a grammar costs: a step with and without by turns; masks and compilation beside llama-cpp-python's.
 
     python benchmarks/grammar.py --peer PEER/bin/python --rounds 20 --schemas 300 --threads 2
+    python benchmarks/grammar.py --only masks --peer PEER/bin/python --schemas 300 --peer-schemas 300
 
 PEER is an environment with `llama-cpp-python`. A step: every sample with a grammar stands next to one
 without, in changing order; the cost is what the two of a round differ by. Masks: each schema of `schemas.py`
@@ -144,21 +145,23 @@ def markdown(document):
     yield f"{document['cpu']}, {document['threads']} threads; {document['ours']}; {document['peer']}."
     yield f"`{document['command']}`"
     yield ""
-    yield "| model | loop | grammar | a step without | it adds | share | middle half of the rounds | bar |"
-    yield "|---|---|---|---|---|---|---|---|"
-    yield from step_rows(document)
-    yield ""
-    yield "| model | free text | records as JSON | ratio | steps a token |"
-    yield "|---|---|---|---|---|"
-    yield from record_rows(document)
-    yield ""
-    yield (
-        "| vocabulary | | schemas | mask, mean µs | median | 99 % | most | taking a token, mean µs "
-        "| compiling, median ms | 99 % | most |"
-    )
-    yield "|---|---|---|---|---|---|---|---|---|---|---|"
-    yield from walk_rows(document)
-    yield ""
+    if "steps" in document:
+        yield "| model | loop | grammar | a step without | it adds | share | middle half of rounds | bar |"
+        yield "|---|---|---|---|---|---|---|---|"
+        yield from step_rows(document)
+        yield ""
+        yield "| model | free text | records as JSON | ratio | steps a token |"
+        yield "|---|---|---|---|---|"
+        yield from record_rows(document)
+        yield ""
+    if "walks" in document:
+        yield (
+            "| vocabulary | | schemas | mask, mean µs | median | 99 % | most | taking a token, mean µs "
+            "| compiling, median ms | 99 % | most |"
+        )
+        yield "|---|---|---|---|---|---|---|---|---|---|---|"
+        yield from walk_rows(document)
+        yield ""
     yield f"Medians of {document['rounds']} rounds. All else on the machine used {document['others']:.0%} of"
     yield "the processors."
 
@@ -166,6 +169,7 @@ def markdown(document):
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer", required=True, help="the Python that has llama-cpp-python")
+    parser.add_argument("--only", choices=("steps", "masks"), help="a part of it; masks take half an hour")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--schemas", type=int, default=300)
     parser.add_argument("--peer-schemas", type=int, default=60, help="how many of them the peer gets")
@@ -178,9 +182,10 @@ def arguments():
 def main():
     args = arguments()
     cpu = hardware.probe(measure=False).cpu
-    out = args.out or raw_file("grammar", cpu)
+    out = args.out or raw_file("-".join(filter(None, ("grammar", args.only))), cpu)
     sizes = {name: getattr(args, name) for name in ("rounds", "schemas", "peer_schemas", "threads", "tokens")}
-    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in sizes.items())
+    chosen = f"--only {args.only} " if args.only else ""
+    options = chosen + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in sizes.items())
     paths = {model: str(hub.resolve(name)) for model, name in MODELS.items()}
     others = Others()
     with (
@@ -195,10 +200,12 @@ def main():
             "peer": peer.ask({"do": "about"})["version"],
             "sides": list(processes),
             **sizes,
-            "steps": steps(args, ours, paths),
-            "records": records(args, ours, paths),
-            "walks": walks(args, processes, paths),
         }
+        if args.only != "masks":
+            document["steps"] = steps(args, ours, paths)
+            document["records"] = records(args, ours, paths)
+        if args.only != "steps":
+            document["walks"] = walks(args, processes, paths)
     finish(document, others, out, markdown, indent=None)
 
 

@@ -95,8 +95,9 @@ struct Row {
     size_t n = 0;
     const uint32_t* mask = nullptr;  // a bit for each, set where it may come; null: all may
     float temperature = 1.0f;
-    std::vector<float> peaks;        // of each stretch the largest that may come
-    float best = kMinusInfinity;     // of all
+    std::vector<float> peaks;        // of each stretch the largest that may come; if `loose`, no less than that
+    bool loose = false;
+    float best = kMinusInfinity;     // the largest of all that may come
 
     float tempered(float logit) const { return logit / temperature; }
     float top() const { return tempered(best); }
@@ -123,31 +124,46 @@ struct Row {
         }
         return !any ? Words::kEmpty : all == ~uint32_t{0} ? Words::kFull : Words::kMixed;
     }
+    float peak(size_t s) const {
+        float room[kPeak], found;
+        best_kernels()->peaks(stretch(s, room), length(s), &found);
+        return found;
+    }
     void find_peaks(const std::vector<float>* known);
+    void tighten();
 };
 
-// `known` are the peaks of the whole row, whatever may come.
+// `known` are the peaks of the whole row, whatever may come: where some may not, they are still no less than the true
+// ones, and only the highest have to be looked at.
 void Row::find_peaks(const std::vector<float>* known) {
-    const auto kernel = best_kernels()->peaks;
     peaks.resize((n + kPeak - 1) / kPeak);
-    if (known && !mask) {
-        peaks = *known;
-    } else if (!mask) {
-        kernel(logits, n, peaks.data());
-    } else {
-        float room[kPeak];
-        for (size_t s = 0; s < peaks.size(); ++s) {
-            const Words allowed = words(s);
-            if (allowed == Words::kEmpty) {
-                peaks[s] = kMinusInfinity;
-            } else if (allowed == Words::kFull && known) {
-                peaks[s] = (*known)[s];
-            } else {
-                kernel(stretch(s, room), length(s), &peaks[s]);
-            }
+    loose = known && mask;
+    if (!mask && !known) best_kernels()->peaks(logits, n, peaks.data());
+    if (known) peaks = *known;
+    for (size_t s = 0; mask && s < peaks.size(); ++s) {
+        const Words allowed = words(s);
+        if (allowed == Words::kEmpty) {
+            peaks[s] = kMinusInfinity;
+        } else if (!known || (allowed == Words::kMixed && peaks[s] != peaks[s])) {
+            peaks[s] = peak(s);
         }
     }
-    best = *std::max_element(peaks.begin(), peaks.end());
+    for (;;) {
+        const auto highest = std::max_element(peaks.begin(), peaks.end());
+        best = *highest;
+        if (!loose || best == kMinusInfinity) return;
+        const float exact = peak(static_cast<size_t>(highest - peaks.begin()));
+        if (!(exact < best)) return;
+        *highest = exact;
+    }
+}
+
+// Makes all peaks what they should be.
+void Row::tighten() {
+    for (size_t s = 0; loose && s < peaks.size(); ++s) {
+        if (words(s) == Words::kMixed) peaks[s] = peak(s);
+    }
+    loose = false;
 }
 
 // What the logits of every kPeak weigh, and the sum of that.
@@ -345,12 +361,16 @@ int sample(const float* logits, size_t n, const SamplerParams& params, const Sam
     if (params.temperature == 0.0f) return first_best(row);
 
     const bool few = params.top_k > 0 && params.top_k < n;
-    if (!few && params.top_p >= 1.0 && params.min_p <= 0.0) return draw_from_all(row, uniform);
+    if (!few && params.top_p >= 1.0 && params.min_p <= 0.0) {
+        row.tighten();
+        return draw_from_all(row, uniform);
+    }
     static thread_local std::vector<Candidate> kept;  // its memory is used again
     const float least = params.min_p > 0.0 ? row.top() + static_cast<float>(std::log(params.min_p)) : kMinusInfinity;
     if (few && params.min_p > 0.0 && few_enough(row, least, params.top_k, params.top_p, kept)) {
         return draw(kept, uniform);
     }
+    if (few || params.top_p < 1.0) row.tighten();
     if (few) {
         top_k(row, params.top_k, kept);
         const double total = weigh(row, kept);

@@ -151,6 +151,26 @@ def test_a_hurry_changes_nothing_but_the_steps(llm, options):
     assert steps[0] >= steps[1]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0},
+        {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {"temperature": 1.2, "top_k": 0, "top_p": 0.9, "min_p": 0.0},
+        {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "min_p": 0.02},
+        {"temperature": 2.0, "top_k": 8, "top_p": 0.9, "min_p": 0.0},
+        {"temperature": 2.0, "top_k": 3, "min_p": 0.001},
+        {"repetition_penalty": 1.2, "logit_bias": {260: 2.0}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("pattern", ["[a-z ,.]{80}", "[^e]{60}", "[0-9]{50}", r"(\w+ ){30}"])
+def test_the_same_under_a_mask(llm, pattern, options):
+    """The fused loop knows what is largest where; a mask may forbid just that."""
+    options = {"grammar": stretto.Grammar.regex(pattern), "max_tokens": 30, "seed": 4, **options}
+    same(*both(llm, "Once upon a time", **options))
+
+
 def test_who_arrives_waits_for_one_token(llm):
     greedy, worker = stretto.SamplingParams(temperature=0), llm._engine.worker
     with llm.sequence("The sea") as seq, llm.sequence("The sea") as other:

@@ -82,7 +82,7 @@ class Request:
         self._engine = engine
         self._end_ids = params.stop_tokens | (frozenset() if params.ignore_eos else engine.tokenizer.end_ids)
         self._n_prompt = len(prompt)
-        self._undisturbed = not (params.stop or params.stop_functions or params.callback or params.grammar)
+        self._undisturbed = not (params.stop or params.stop_functions or params.callback)
         self._enough = 0  # tokens after which the limits have to be looked at
         self._matcher = StopMatcher(params.stop)
         self._detokenizer = engine.tokenizer.detokenizer(after=prompt[-1])
