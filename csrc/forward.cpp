@@ -335,7 +335,7 @@ void Decoder::finish_logits(const Plan& plan, size_t first, size_t last, size_t 
             for (size_t i = from; i < to; ++i) logits[i] = c.logit_cap * std::tanh(logits[i] / c.logit_cap);
         }
         if (plan.peaks) {
-            kernels_->peaks(logits + from, to - from, plan.peaks + row * pieces_of(c.n_vocab, kPeak) + from / kPeak);
+            kernels_->peaks(logits + from, to - from, plan.peaks + row * stretches(c.n_vocab) + from / kPeak);
         }
     }
 }

@@ -136,7 +136,7 @@ struct Row {
 // `known` are the peaks of the whole row, whatever may come: where some may not, they are still no less than the true
 // ones, and only the highest have to be looked at.
 void Row::find_peaks(const std::vector<float>* known) {
-    peaks.resize((n + kPeak - 1) / kPeak);
+    peaks.resize(stretches(n));
     loose = known && mask;
     if (!mask && !known) best_kernels()->peaks(logits, n, peaks.data());
     if (known) peaks = *known;
@@ -263,12 +263,15 @@ void keep_heaviest(std::vector<Candidate>& all, double enough) {
     }
 }
 
+void drop_below(std::vector<Candidate>& all, float least) {
+    all.erase(std::remove_if(all.begin(), all.end(), [&](const Candidate& c) { return c.logit < least; }), all.end());
+}
+
 // Those not below `least` (tempered), with their weights, if no more than `most` and if top-p takes none of them away:
 // then that is all that top-k, top-p and min-p leave, and the others need not be looked at.
 bool few_enough(const Row& row, float least, size_t most, double p, std::vector<Candidate>& found) {
     at_least(row, a_little_below(least * row.temperature), found);
-    found.erase(std::remove_if(found.begin(), found.end(), [&](const Candidate& c) { return c.logit < least; }),
-                found.end());
+    drop_below(found, least);
     if (found.size() > most) return false;
     const double total = weigh(row, found);
     if (p >= 1.0) return true;
@@ -382,10 +385,7 @@ int sample(const float* logits, size_t n, const SamplerParams& params, const Sam
         at_least(row, a_little_below(least * row.temperature), kept);
         weigh(row, kept);
     }
-    if (params.min_p > 0.0) {
-        kept.erase(std::remove_if(kept.begin(), kept.end(), [&](const Candidate& c) { return c.logit < least; }),
-                   kept.end());
-    }
+    drop_below(kept, least);
     std::sort(kept.begin(), kept.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
     return draw(kept, uniform);
 }

@@ -75,6 +75,7 @@ struct Partial {
 };
 
 constexpr size_t kPeak = 128;  // numbers of which `peaks` tells the largest and `weigh` the weight
+inline size_t stretches(size_t n) { return (n + kPeak - 1) / kPeak; }
 
 inline size_t padded(size_t head_size) { return (head_size + 15) / 16 * 16; }
 inline size_t attention_scratch(size_t head_size, size_t rows, size_t group) {

@@ -114,13 +114,7 @@ class Cells:
             raise InvalidRequest(f"{n} tokens, {len(where)} positions and {len(sequences)} sets of sequences")
         known: dict[tuple[int, ...], list[int]] = {}
         sets = [known.get(key) or known.setdefault(key, _ids(key)) for key in map(tuple, sequences)]
-        if n > len(self._free):
-            raise CacheFull(
-                f"{n} cells are needed and {len(self._free)} of {self.n_cells} are free; "
-                "close sequences, or load the model with more cells"
-            )
-        taken = self._free[: -n - 1 : -1]
-        del self._free[len(self._free) - n :]
+        taken = self._take(n)
         cells = np.array(taken, np.int32)
         if n <= FEW:  # for a few, going through them is faster than three indexed stores
             for cell, position, token, members in zip(taken, where, what, sets, strict=True):
@@ -154,11 +148,7 @@ class Cells:
         As `place`, all or nothing; returns the cells, their positions, and of each sequence's view the array
         and how much of it counts.
         """
-        n = len(tokens)
-        if n > len(self._free):
-            raise CacheFull(f"{n} cells are needed and {len(self._free)} of {self.n_cells} are free")
-        taken = self._free[: -n - 1 : -1]
-        del self._free[-n:]
+        taken = self._take(len(tokens))
         places, stores, counts = [], [], []
         for cell, token, sequence in zip(taken, tokens, sequences, strict=True):
             view = self.views.get(sequence)
@@ -178,11 +168,7 @@ class Cells:
 
         As `place`, all or nothing.
         """
-        if n > len(self._free):
-            raise CacheFull(f"{n} cells are needed and {len(self._free)} of {self.n_cells} are free")
-        taken = self._free[: -n - 1 : -1]
-        del self._free[-n:]
-        view = self._view(sequence)
+        taken, view = self._take(n), self._view(sequence)
         for cell in taken:  # they are few: indexed stores take longer
             self.positions[cell] = view.follow_up(cell, 0)
             self.tokens[cell] = 0
@@ -287,6 +273,17 @@ class Cells:
             raise RuntimeError("positions must be −1 in free cells and only there")
 
     # -- within --
+
+    def _take(self, n: int) -> list[int]:
+        """Free cells, low ones first; all or none."""
+        if n > len(self._free):
+            raise CacheFull(
+                f"{n} cells are needed and {len(self._free)} of {self.n_cells} are free; "
+                "close sequences, or load the model with more cells"
+            )
+        taken = self._free[: -n - 1 : -1]
+        del self._free[len(self._free) - n :]
+        return taken
 
     def _view(self, sequence: int) -> View:
         view = self.views.get(sequence)

@@ -72,7 +72,7 @@ class Guard:
                 body = await self._body(headers, receive)
                 held = len(body)
                 scope["headers"] = [*(h for h in scope["headers"] if h[0] != b"content-type"), JSON_TYPE]
-                receive = _whole(body, receive)
+                receive = whole(body, receive)
             scope[DIRECT] = send
             await self._app(scope, receive, visit.send)
         except Exception as error:  # ours, or one that the app has answered and raised again
@@ -235,7 +235,7 @@ class _Visit:
         await self._send(message)
 
 
-def _whole(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
+def whole(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
     """`receive` for an app: the body in one piece, then what comes after it."""
     given = False
 

@@ -14,9 +14,10 @@ from typing import Any
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from stretto.server.errors import ClientGone
+from stretto.server.guard import whole
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
 
@@ -39,7 +40,7 @@ class Lean:
         try:
             body = model.model_validate(json.loads(message["body"]))
         except (ValueError, RecursionError):
-            await self._app(scope, _again(message, receive), send)
+            await self._app(scope, whole(message["body"], receive), send)
             return
         scope["app"] = self._app
         try:
@@ -47,13 +48,3 @@ class Lean:
         except ClientGone:
             response = Response(status_code=499)  # to nobody
         await response(scope, receive, send)
-
-
-def _again(message: Message, receive: Receive) -> Receive:
-    """`receive` that begins with a message which was taken already."""
-    waiting = [message]
-
-    async def first() -> Message:
-        return waiting.pop() if waiting else await receive()
-
-    return first
