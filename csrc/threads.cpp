@@ -12,11 +12,11 @@ inline void relax() {
 #if defined(__x86_64__)
     _mm_pause();
 #elif defined(__aarch64__)
-    asm volatile("yield");
+    asm volatile("isb");  // about thirty cycles on a Neoverse N1, where "yield" does nothing at all
 #endif
 }
 
-// A pause takes about a hundred cycles on x86-64 and next to none elsewhere.
+// A pause takes about a hundred cycles on x86-64, thirty on ARM and next to none elsewhere.
 #if defined(__x86_64__)
 constexpr int kSpins = 2000, kIdleSpins = 20000;
 #else

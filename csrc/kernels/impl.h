@@ -80,7 +80,7 @@ inline void store_some(float* p, Floats x, size_t n) {
 }  // namespace
 
 constexpr Kernels table(const char* name) {
-    return {name,  one_lane, quantize,   matmul,    rms_norm, add_rows, silu, gelu,
+    return {name,  lanes,    quantize,   matmul,    rms_norm, add_rows, silu, gelu,
             peaks, weigh,    store_head, load_head, attend,   merge};
 }
 

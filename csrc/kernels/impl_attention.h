@@ -61,7 +61,7 @@ void load_head(CacheType type, const uint8_t* x, size_t head_size, float* out) {
 inline Floats splat_half(const uint8_t* p) { return splat(half_to_float(static_cast<uint16_t>(p[0] | p[1] << 8))); }
 #endif
 
-#ifndef STRETTO_HAS_SUMS16
+#if !defined(STRETTO_HAS_SUMS16) && !defined(STRETTO_HAS_TILES)
 // Lane j of the result is the sum of a[j]'s lanes.
 inline Floats sums16(const Floats* a) {
     float sums[16];
@@ -95,6 +95,9 @@ inline void fetch(const uint8_t* head) {
     UNROLL for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(head + line);
 }
 
+#ifdef STRETTO_HAS_TILES
+#include "kernels/impl_attention_tiles.h"
+#else
 // The scores of a chunk's cells with one row's H heads of T vectors (0: `vectors` says how many). Some cells go
 // together, so that a vector of a query is read once for all of them.
 template <int H, int T, Source From>
@@ -128,28 +131,6 @@ void score_chunk(const uint8_t* const* keys, const uint8_t* const* ahead, size_t
     }
 }
 
-// Scores [0, n), n in whole chunks, become weights; those outside of [lo, hi) become zero.
-void soften(float* scores, size_t n, size_t lo, size_t hi, float* max_of, float* sum_of) {
-    for (size_t j = 0; j < lo; ++j) scores[j] = -INFINITY;
-    for (size_t j = hi; j < n; ++j) scores[j] = -INFINITY;
-    Floats first = splat(-INFINITY), second = first;
-    for (size_t j = 0; j < n; j += kChunk) {
-        first = max(first, load(scores + j));
-        second = max(second, load(scores + j + 16));
-    }
-    *max_of = reduce_max(max(first, second));
-    const Floats top = splat(*max_of);
-    for (size_t j = 0; j < n; j += 16) store(scores + j, exponential(sub(load(scores + j), top)));
-    for (size_t j = 0; j < lo; ++j) scores[j] = 0.0f;
-    for (size_t j = hi; j < n; ++j) scores[j] = 0.0f;
-    first = second = splat(0.0f);
-    for (size_t j = 0; j < n; j += kChunk) {
-        first = add(first, load(scores + j));
-        second = add(second, load(scores + j + 16));
-    }
-    *sum_of = reduce_add(add(first, second));
-}
-
 // Adds a chunk's values, cells [lo, hi) of it, with their weights.
 template <int H, int T, Source From>
 void mix_chunk(const uint8_t* const* values, const uint8_t* const* ahead, size_t vectors, const float* weights,
@@ -178,6 +159,29 @@ void mix_chunk(const uint8_t* const* values, const uint8_t* const* ahead, size_t
         }
     }
 }
+#endif
+
+// Scores [0, n), n in whole chunks, become weights; those outside of [lo, hi) become zero.
+void soften(float* scores, size_t n, size_t lo, size_t hi, float* max_of, float* sum_of) {
+    for (size_t j = 0; j < lo; ++j) scores[j] = -INFINITY;
+    for (size_t j = hi; j < n; ++j) scores[j] = -INFINITY;
+    Floats first = splat(-INFINITY), second = first;
+    for (size_t j = 0; j < n; j += kChunk) {
+        first = max(first, load(scores + j));
+        second = max(second, load(scores + j + 16));
+    }
+    *max_of = reduce_max(max(first, second));
+    const Floats top = splat(*max_of);
+    for (size_t j = 0; j < n; j += 16) store(scores + j, exponential(sub(load(scores + j), top)));
+    for (size_t j = 0; j < lo; ++j) scores[j] = 0.0f;
+    for (size_t j = hi; j < n; ++j) scores[j] = 0.0f;
+    first = second = splat(0.0f);
+    for (size_t j = 0; j < n; j += kChunk) {
+        first = add(first, load(scores + j));
+        second = add(second, load(scores + j + 16));
+    }
+    *sum_of = reduce_add(add(first, second));
+}
 
 // Calls f with the number of heads, at most kHeads, as a constant.
 template <typename F>
@@ -203,9 +207,13 @@ void with_heads(size_t heads, F f) {
 // cells lie in a row.
 void locate(const Attention& a, const uint8_t* base, size_t chunk, size_t last, const uint8_t** heads) {
     const int32_t* view = a.view + chunk;
-    int32_t strays = chunk + kChunk > last || static_cast<size_t>(view[0]) % kCellBlock + kChunk > kCellBlock;
-    for (int32_t j = 0; !strays && j < static_cast<int32_t>(kChunk); ++j) strays |= view[j] - view[0] - j;
-    if (!strays) {
+    bool in_a_row = chunk + kChunk <= last && static_cast<size_t>(view[0]) % kCellBlock + kChunk <= kCellBlock;
+    if (in_a_row) {
+        int32_t strays = 0;  // all are looked at, which a vector does faster than stopping at the first
+        for (int32_t j = 0; j < static_cast<int32_t>(kChunk); ++j) strays |= view[j] - view[0] - j;
+        in_a_row = strays == 0;
+    }
+    if (in_a_row) {
         const uint8_t* first = base + cell_offset(a, view[0]);
         for (size_t j = 0; j < kChunk; ++j) heads[j] = first + j * a.cell_stride;
         return;

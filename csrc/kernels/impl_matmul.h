@@ -6,6 +6,10 @@
 // is exact.
 constexpr float kFloatBias = 12582912.0f;  // 1.5 × 2^23
 
+#ifdef STRETTO_HAS_TILES
+#include "kernels/impl_tiles.h"
+#endif
+
 // Panels of a matrix, and the part of their columns that a tile multiplies.
 struct Piece {
     const uint8_t* data;       // of the first panel, from its first block on
@@ -21,6 +25,7 @@ struct Piece {
 constexpr size_t kUnpacked = 32;                            // blocks that are unpacked at a time
 constexpr size_t kWideBytes = kPanelRows * kBlock;          // of a block with a byte for each quant
 
+#ifndef STRETTO_HAS_TILES
 template <Layout L>
 struct Quant {
     using Input = Quantized;
@@ -193,6 +198,7 @@ struct Quant {
         return left < kPanelRows ? left : kPanelRows;
     }
 };
+#endif
 
 enum class FloatKind { kF32, kF16, kBF16 };
 
@@ -245,6 +251,7 @@ void columns_of(const Piece& piece, const typename Tile::Input& input, size_t n)
     for (; c < n; ++c) Tile::template tile<P, 1, Wide>(piece, input, c);
 }
 
+#ifndef STRETTO_HAS_TILES
 // The same for quantised panels. With many columns small quants are unpacked once for all of them, some blocks at a
 // time; the sums wait in `out` meanwhile, which changes no bit of them.
 template <Layout L, int P>
@@ -264,6 +271,7 @@ void quant_columns(Piece piece, const Quantized& a, size_t n) {
     }
     columns_of<Quant<L>, P, false>(piece, a, n);
 }
+#endif
 
 // Calls f(panels at once, piece) for panels [begin, end).
 template <typename F>
@@ -284,10 +292,14 @@ void each_piece(const Matrix& w, size_t n, size_t begin, size_t end, float* out,
 void matmul(const Matrix& w, const Quantized& a, const float* x, size_t n, size_t begin, size_t end, float* out,
             size_t stride) {
     auto quantised = [&](auto layout) {
+#ifdef STRETTO_HAS_TILES
+        multiply_tiles<layout>(w, a, n, begin, end, out, stride);
+#else
         each_piece(w, n, begin, end, out, stride, [&](auto panels, const Piece& piece) {
             if constexpr (panels > kPanels) return Quant<layout>::template tile<panels, 1, false>(piece, a, 0);
             quant_columns<layout, panels>(piece, a, n);
         });
+#endif
     };
     auto plain = [&](auto kind) {
         each_piece(w, n, begin, end, out, stride, [&](auto panels, const Piece& piece) {

@@ -1,6 +1,6 @@
 // Row-wise steps: quantising, norms, activations. Included by impl.h, within the namespace of an instruction set.
 
-size_t one_lane(size_t) { return 1; }
+size_t lanes(size_t n) { return n > 1 ? kLanes : 1; }
 
 void quantize(const float* x, size_t columns, size_t row, const Quantized& out) {
     const size_t last = out.block_of(row, columns) + columns / kBlock * out.lanes;

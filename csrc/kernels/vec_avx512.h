@@ -9,6 +9,7 @@
 namespace stretto {
 namespace STRETTO_ISA {
 
+constexpr size_t kLanes = 1;  // rows of activations that stand together
 constexpr int kPanelsOne = 4;
 constexpr int kPanels = 2;
 constexpr int kColumns = 6;

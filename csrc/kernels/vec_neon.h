@@ -9,18 +9,17 @@
 namespace stretto {
 namespace STRETTO_ISA {
 
+#define STRETTO_HAS_TILES  // impl_tiles.h multiplies quantised panels, impl_attention_tiles.h attends
+
+constexpr size_t kLanes = 4;
 constexpr int kPanelsOne = 2;
 constexpr int kPanels = 1;
 constexpr int kColumns = 3;
-constexpr int kWideBias = 0;
 constexpr size_t kHeads = 4;
-constexpr size_t kUnpackFrom = 0;
-constexpr int32_t kSumStart = 0;
+constexpr int32_t kSumStart = 0x4b400000;
 
 struct Floats { float32x4_t v[4]; };
 struct Ints { int32x4_t v[4]; };
-struct Bytes { uint8x16_t v[4]; };
-using Quad = int8x16_t;
 
 #define FOUR(expression) {{(expression(0)), (expression(1)), (expression(2)), (expression(3))}}
 
@@ -58,10 +57,14 @@ inline Floats min(Floats x, Floats y) { return FOUR(E); }
 #define E(i) vabsq_f32(x.v[i])
 inline Floats abs(Floats x) { return FOUR(E); }
 #undef E
-#define E(i) vcvtq_f32_s32(x.v[i])
+// Conversions take as long as four other operations. Below 2^22 in size numbers are rounded, to nearest even as well, by
+// adding 1.5 × 2^23, and then the integer is in the lowest bits.
+constexpr float kRounding = 12582912.0f;
+constexpr int32_t kRoundingBits = 0x4b400000;
+#define E(i) vsubq_f32(vreinterpretq_f32_s32(vaddq_s32(x.v[i], vdupq_n_s32(kRoundingBits))), vdupq_n_f32(kRounding))
 inline Floats to_float(Ints x) { return FOUR(E); }
 #undef E
-#define E(i) vcvtnq_s32_f32(x.v[i])
+#define E(i) vsubq_s32(vreinterpretq_s32_f32(vaddq_f32(x.v[i], vdupq_n_f32(kRounding))), vdupq_n_s32(kRoundingBits))
 inline Ints round_to_int(Floats x) { return FOUR(E); }
 #undef E
 #define E(i) vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(n.v[i], vdupq_n_s32(127)), 23))
@@ -98,38 +101,11 @@ inline Floats load_int8(const int8_t* p) {
              vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
 }
 
-// Sums of small products: here they are the sums themselves.
-using Smalls = Ints;
-inline Smalls begin_small(Ints s) { return s; }
-inline Ints end_small(Ints, Smalls s) { return s; }
-
-inline Bytes load_bytes(const uint8_t* p) { return {{vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)}}; }
-inline void store_bytes(uint8_t* p, Bytes x) { for (int i = 0; i < 4; ++i) vst1q_u8(p + 16 * i, x.v[i]); }
-#define E(i) vandq_u8(x.v[i], vdupq_n_u8(15))
-inline Bytes low_half(Bytes x) { return FOUR(E); }
-#undef E
-#define E(i) vshrq_n_u8(x.v[i], 4)
-inline Bytes high_half(Bytes x) { return FOUR(E); }
-#undef E
-inline Bytes with_bits(Bytes low, Bytes x, int at, int mask) {
-    const int8x16_t by = vdupq_n_s8(static_cast<int8_t>(4 - at));
-#define E(i) vorrq_u8(low.v[i], vandq_u8(vshlq_u8(x.v[i], by), vdupq_n_u8(static_cast<uint8_t>(mask << 4))))
-    return FOUR(E);
-#undef E
+#define STRETTO_HAS_SPLAT_HALF
+inline Floats splat_half(const uint8_t* p) {
+    const float32x4_t v = vcvt_f32_f16(vreinterpret_f16_u16(vld1_dup_u16(reinterpret_cast<const uint16_t*>(p))));
+    return {{v, v, v, v}};
 }
-inline Quad quad(const int8_t* p) {
-    int32_t four;
-    std::memcpy(&four, p, 4);
-    return vreinterpretq_s8_s32(vdupq_n_s32(four));
-}
-inline Floats scaled_sum(Ints s, Floats d, Floats) { return mul(to_float(s), d); }
-#define E(i) vdotq_s32(s.v[i], vreinterpretq_s8_u8(w.v[i]), a)
-inline Ints dot_small(Ints s, Bytes w, Quad a) { return FOUR(E); }
-inline Ints dot_six(Ints s, Bytes w, Quad a) { return FOUR(E); }
-#undef E
-#define E(i) vdotq_s32(s.v[i], vreinterpretq_s8_u8(veorq_u8(w.v[i], vdupq_n_u8(128))), a)
-inline Ints dot_wide(Ints s, Bytes w, Quad a) { return FOUR(E); }
-#undef E
 #undef FOUR
 
 }  // namespace STRETTO_ISA

@@ -10,6 +10,7 @@
 namespace stretto {
 namespace STRETTO_ISA {
 
+constexpr size_t kLanes = 1;  // rows of activations that stand together
 constexpr int kPanelsOne = 1;   // panels at once for a single column
 constexpr int kPanels = 1;      // panels at once for several columns
 constexpr int kColumns = 2;     // columns at once
