@@ -5,6 +5,7 @@
 #   make chat MODEL=./mine.gguf     another model
 #   make test                       all tests
 #   make asan                       the native core's tests under sanitizers (gcc)
+#   make check-threads              the thread pool under the thread sanitizer
 #   make check-arm                  the ARM kernels, compiled here and run by qemu
 #   make check-compilers            the native core with every compiler there is, without warnings
 #   make check-wheel                a wheel, tried out where there is no compiler
@@ -20,7 +21,7 @@ unexport PROMPT MODEL
 chat: export STRETTO_PROMPT := $(value PROMPT)
 chat: export STRETTO_MODEL  := $(or $(value MODEL),smollm2)
 
-.PHONY: chat test check format bench asan check-arm check-compilers check-wheel bench-kernels clean
+.PHONY: chat test check format bench asan check-threads check-arm check-compilers check-wheel bench-kernels clean
 
 chat: $(VENV)/.installed
 	@if [ -n "$$STRETTO_PROMPT" ]; \
@@ -67,6 +68,11 @@ asan: $(VENV)/.test
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	    $(BIN)/python -S -m pytest --quiet -p no:cacheprovider $(ASAN_TESTS) \
 	    -k "not ends_the_process and not more_threads"
+
+check-threads: tests/native/pool_check.cpp $(NATIVE)
+	@mkdir -p build
+	$(CXX) -std=c++17 -O1 -g -Wall -Wextra -fsanitize=thread -Icsrc $< csrc/threads.cpp -o build/pool_check -pthread
+	build/pool_check
 
 ARM      := aarch64-linux-gnu-g++
 ARM_QEMU := qemu-aarch64

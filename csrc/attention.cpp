@@ -103,7 +103,7 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
     const Kernels& kernel = *kernels_;
     const Input& input = *plan.input;
     Thread& mine = plan.threads[thread];
-    const size_t group = c.n_head / c.n_kv_head, size = padded(c.head_size), n_threads = pool_.size();
+    const size_t group = c.n_head / c.n_kv_head, size = padded(c.head_size), n_threads = pool_.active();
     std::atomic<size_t>* counter = plan.counters.get() + layer * 6;
     const std::vector<int32_t>& begins = plan.begins[plan.window_of[layer]];
 

@@ -357,6 +357,7 @@ void bind_decoder(nb::module_& m) {
         .def("write_cells", &write_cells, nb::arg("cells").noconvert(), nb::arg("data").noconvert())
         .def_prop_ro("kernels", [](const Decoder& decoder) { return std::string(decoder.kernels().name); })
         .def_prop_ro("threads", &Decoder::threads)
+        .def_prop_ro("active_threads", &Decoder::active_threads)
         .def_prop_ro("weight_bytes", &Decoder::weight_bytes)
         .def_prop_ro("cache_bytes", &Decoder::cache_bytes)
         .def_prop_ro("cell_bytes", &Decoder::cell_bytes);

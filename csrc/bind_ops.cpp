@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "governor.h"
 #include "kernels/kernels.h"
 #include "rope.h"
 
@@ -327,6 +328,10 @@ Array3<float> attention(Input3<float> queries, Input2<float> keys, Input2<float>
 
 void bind_ops(nb::module_& m) {
     nb::module_ ops = m.def_submodule("ops", "The operators of the decoder, each callable alone.");
+    nb::class_<Governor>(ops, "Governor", "How many threads of a pool to use.")
+        .def(nb::init<int>(), nb::arg("most"))
+        .def("add", &Governor::add, nb::arg("wall"), nb::arg("computed"), nb::arg("now"))
+        .def_prop_ro("active", &Governor::active);
     const auto kernels = nb::arg("kernels") = "";
     ops.def("quantize_rows", &quantize_rows, nb::arg("x").noconvert(), kernels,
             "int8 rows, their scales, scale × sum of each block, and sums of 16.");

@@ -194,9 +194,9 @@ void Decoder::pack_rows(const std::string& name, int format, size_t rows, size_t
     uint8_t* out = const_cast<uint8_t*>(matrix->data) + matrix->ready / kPanelRows * matrix->panel_bytes;
     const size_t panels = part.panels();
     pool_.run([&](int thread) {
-        const size_t begin = panels * thread / pool_.size(), end = panels * (thread + 1) / pool_.size();
+        const size_t begin = panels * thread / pool_.active(), end = panels * (thread + 1) / pool_.active();
         pack_panels(format, data, part, begin, end, out + begin * part.panel_bytes);
-    });
+    }, Measured::kNo);
     matrix->ready += count;
 }
 

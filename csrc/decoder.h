@@ -77,6 +77,7 @@ public:
     const Kernels& kernels() const { return *kernels_; }
     size_t n_cells() const { return n_cells_; }
     int threads() const { return pool_.size(); }
+    int active_threads() const { return pool_.active(); }
     size_t weight_bytes() const { return weight_bytes_; }
     size_t cache_bytes() const { return cache_.size(); }
     // All that the cache holds for one cell.
@@ -129,7 +130,7 @@ private:
     template <typename Move>
     void each_head(const int32_t* cells, size_t n, Move move) const;
 
-    void run(Plan& plan, int thread);
+    void run(Plan& plan, int thread, size_t first_layer, size_t last_layer);
     void attention(Plan& plan, int thread, size_t layer);
     void turn_head(const Plan& plan, size_t layer, size_t row, const std::vector<float>& bias,
                    const std::vector<float>& norm, size_t head, float* x) const;

@@ -15,7 +15,7 @@ namespace stretto {
 
 void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks) {
     const Config& c = config_;
-    const size_t n = input.n, n_threads = pool_.size();
+    const size_t n = input.n, n_threads = pool_.active();
     const size_t q = c.n_head * c.head_size, kv = c.n_kv_head * c.head_size;
     const size_t widest = std::max({c.n_embd, q, c.n_ff});
     const size_t group = c.n_head / c.n_kv_head, size = padded(c.head_size);
@@ -123,7 +123,7 @@ void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks)
         }
         plan.partials = partial(n_partials);
         plan.threads.clear();
-        for (size_t i = 0; i < n_threads; ++i) {
+        for (int i = 0; i < pool_.size(); ++i) {
             Thread thread;
             thread.x = carver.take<float>(c.n_embd);
             thread.normed = carver.take<float>(c.n_embd);
@@ -155,7 +155,15 @@ void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks)
     plan.done.reset(new std::atomic<size_t>[n_done]);
     for (size_t i = 0; i < n_done; ++i) plan.done[i].store(0, std::memory_order_relaxed);
 
-    pool_.run([&](int thread) { run(plan, thread); });
+    // A single row has to be done by the same threads from end to end, as each has its own copy of it. With more rows a pass
+    // takes long, and the number of threads may change from layer to layer.
+    const size_t n_layers = layers_.size(), at_once = plan.alone ? n_layers : 1;
+    size_t layer = 0;
+    do {
+        const size_t next = std::min(layer + at_once, n_layers);
+        pool_.run([&](int thread) { run(plan, thread, layer, next); });
+        layer = next;
+    } while (layer < n_layers);
 
     received_.assign(n * n_probes, 0.0f);
     for (size_t row = 0; row < n; ++row) {
@@ -187,12 +195,13 @@ void Decoder::multiply(const Matrix& w, const Columns& columns, size_t begin, si
     }
 }
 
-void Decoder::run(Plan& plan, int thread) {
+// Layers [first_layer, last_layer), with what is before the first and behind the last of all.
+void Decoder::run(Plan& plan, int thread, size_t first_layer, size_t last_layer) {
     const Config& c = config_;
     const Kernels& kernel = *kernels_;
     const Input& input = *plan.input;
     Thread& mine = plan.threads[thread];
-    const size_t n = input.n, n_threads = pool_.size();
+    const size_t n = input.n, n_threads = pool_.active();
     const size_t q_size = c.n_head * c.head_size;
     // Alone, every thread does the only row, in memory of its own; else the rows are shared out.
     const bool alone = plan.alone;
@@ -200,7 +209,7 @@ void Decoder::run(Plan& plan, int thread) {
     float* x = alone ? mine.x : plan.x;
     float* normed = alone ? mine.normed : plan.normed;
     const Quantized quantized = alone ? mine.quantized : plan.quantized;
-    std::atomic<size_t>* counter = plan.counters.get();
+    std::atomic<size_t>* counter = plan.counters.get() + 6 * first_layer;
     auto meet_if_shared = [&] { if (!alone) pool_.barrier(thread); };
 
     auto quantize = [&](const float* rows, size_t columns) {
@@ -240,7 +249,7 @@ void Decoder::run(Plan& plan, int thread) {
         });
     };
 
-    for (size_t row = first; row < last; ++row) {
+    for (size_t row = first; row < last && first_layer == 0; ++row) {
         float* to = x + row * c.n_embd;
         if (!input.vectors.empty() && input.vectors[row]) {
             std::memcpy(to, input.vectors[row], c.n_embd * sizeof(float));
@@ -252,7 +261,7 @@ void Decoder::run(Plan& plan, int thread) {
         }
     }
 
-    for (size_t i = 0; i < layers_.size(); ++i, counter += 6) {
+    for (size_t i = first_layer; i < last_layer; ++i, counter += 6) {
         const Layer& layer = layers_[i];
         norm_rows(layer.attn_norm);
         // q, k and v are one range of work: panels of one after the other.
@@ -299,6 +308,7 @@ void Decoder::run(Plan& plan, int thread) {
         add_rows(layer.post_ffn);
     }
 
+    if (last_layer < layers_.size()) return;
     // The last norm, of the rows that are wanted.
     meet_if_shared();
     const size_t n_wanted = input.wanted.size();

@@ -1,49 +1,31 @@
 #include "threads.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include <ctime>
 
 namespace stretto {
 
 namespace {
 
-inline void relax() {
-#if defined(__x86_64__)
-    _mm_pause();
-#elif defined(__aarch64__)
-    asm volatile("isb");  // about thirty cycles on a Neoverse N1, where "yield" does nothing at all
-#endif
-}
+// A thread that is preempted comes back after milliseconds, one that is awake after microseconds. Waking one up
+// takes some tens of them.
+constexpr Nanoseconds kSpin = std::chrono::microseconds(100);
+constexpr Nanoseconds kIdleSpin = std::chrono::microseconds(200);   // between jobs, while a token is sampled
 
-// A pause takes about a hundred cycles on x86-64, thirty on ARM and next to none elsewhere.
-#if defined(__x86_64__)
-constexpr int kSpins = 2000, kIdleSpins = 20000;
-#else
-constexpr int kSpins = 4000, kIdleSpins = 20000;
-#endif
-constexpr int kCrowdedSpins = 20;  // with more threads than cores, who is waited for may be waiting for this core
+double seconds(Nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+
+// The processor time that the calling thread has used.
+Nanoseconds processor_time() {
+    timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return std::chrono::seconds(now.tv_sec) + Nanoseconds(now.tv_nsec);
+}
 
 }  // namespace
 
-// Spins until `done`, giving the core away once it takes long.
-template <typename Done>
-void Pool::spin(Done done) const {
-    for (int i = 0; !done(); ++i) {
-        if (i < spins_) {
-            relax();
-        } else {
-            std::this_thread::yield();
-        }
-    }
-}
-
-Pool::Pool(int threads) : size_(threads) {
-    const unsigned cores = std::thread::hardware_concurrency();
-    spins_ = cores && static_cast<unsigned>(threads) > cores ? kCrowdedSpins : kSpins;
+Pool::Pool(int threads) : size_(threads), active_(threads), governor_(threads) {
     while (1 << rounds_ < threads) ++rounds_;
     signals_.reset(new Signal[static_cast<size_t>(threads) * rounds_ + 1]);
-    turns_.reset(new Signal[threads]);
+    workers_.reset(new Worker[threads]);
     try {
         for (int i = 1; i < threads; ++i) threads_.emplace_back([this, i] { work(i); });
     } catch (...) {  // the system gives no more; those that run must not be left waiting
@@ -55,57 +37,65 @@ Pool::Pool(int threads) : size_(threads) {
 Pool::~Pool() { stop(); }
 
 void Pool::stop() {
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        stop_ = true;
-    }
-    wake_.notify_all();
+    stop_ = true;
+    ++jobs_;
+    for (size_t i = 1; i <= threads_.size(); ++i) workers_[i].job.set(jobs_);
     for (std::thread& thread : threads_) thread.join();
 }
 
-void Pool::run(const std::function<void(int)>& job) {
+void Pool::run(const std::function<void(int)>& job, Measured measured) {
     if (size_ == 1) return job(0);
+    const Clock::time_point begun = Clock::now();
+    const int n = active();
     job_ = &job;
-    running_.store(size_ - 1, std::memory_order_relaxed);
-    {
-        std::lock_guard<std::mutex> lock(mutex_);  // so that nobody falls asleep between looking and waiting
-        generation_.fetch_add(1, std::memory_order_release);
+    ++jobs_;
+    running_.reset(static_cast<unsigned>(n - 1));
+    for (int i = 1; i < n; ++i) {
+        workers_[i].barriers = workers_[0].barriers;  // it may have been left out of jobs
+        workers_[i].job.set(jobs_);
     }
-    wake_.notify_all();
-    job(0);
-    spin([this] { return running_.load(std::memory_order_acquire) == 0; });
+    run_job(0);
+    running_.wait([](unsigned left) { return left == 0; }, kSpin);
+
+    if (measured == Measured::kNo) return;
+    const Clock::time_point now = Clock::now();
+    Nanoseconds computed(0);
+    for (int i = 0; i < n; ++i) computed += workers_[i].computed;
+    governor_.add(seconds(now - begun), seconds(computed), seconds(now.time_since_epoch()));
+    active_ = governor_.active();
+}
+
+void Pool::run_job(int thread) {
+    Worker& worker = workers_[thread];
+    const Nanoseconds begun = processor_time();
+    worker.spun = Nanoseconds(0);
+    (*job_)(thread);
+    worker.computed = processor_time() - begun - worker.spun;
 }
 
 void Pool::work(int thread) {
-    unsigned seen = 0;
-    for (;;) {
-        int spins = 0;
-        while (generation_.load(std::memory_order_acquire) == seen && !stop_.load(std::memory_order_relaxed)) {
-            if (++spins < kIdleSpins) {
-                relax();
-                continue;
-            }
-            std::unique_lock<std::mutex> lock(mutex_);
-            wake_.wait(lock, [&] { return generation_.load() != seen || stop_; });
-        }
+    Signal& given = workers_[thread].job;
+    for (unsigned seen = 0;;) {
+        given.wait([&](unsigned jobs) { return jobs != seen; }, kIdleSpin);
+        seen = given.load();
         if (stop_) return;
-        seen = generation_.load(std::memory_order_acquire);
-        (*job_)(thread);
-        running_.fetch_sub(1, std::memory_order_acq_rel);
+        run_job(thread);
+        running_.decrement();
     }
 }
 
 // In round r each thread tells the one 2^r further on that it is there, and waits for the one 2^r before it. After
-// the last round it has heard of all, in log2(size) steps and without a number that everyone writes to.
+// the last round it has heard of all, in log2(active) steps and without a number that everyone writes to.
 void Pool::barrier(int thread) {
-    const unsigned turn = turns_[thread].turn.load(std::memory_order_relaxed) + 1;
-    turns_[thread].turn.store(turn, std::memory_order_relaxed);
-    for (int round = 0; round < rounds_; ++round) {
-        const int next = (thread + (1 << round)) % size_;
-        signals_[next * rounds_ + round].turn.store(turn, std::memory_order_release);
-        const std::atomic<unsigned>& heard = signals_[thread * rounds_ + round].turn;
+    Worker& worker = workers_[thread];
+    const unsigned turn = ++worker.barriers;
+    const int n = active();
+    for (int round = 0; 1 << round < n; ++round) {
+        const int next = (thread + (1 << round)) % n;
+        signals_[next * rounds_ + round].set(turn);
         // Who is ahead may already have signalled the next barrier. The difference survives wrapping around.
-        spin([&] { return static_cast<int>(heard.load(std::memory_order_acquire) - turn) >= 0; });
+        worker.spun += signals_[thread * rounds_ + round].wait(
+            [turn](unsigned heard) { return static_cast<int>(heard - turn) >= 0; }, kSpin);
     }
 }
 

@@ -1,18 +1,23 @@
 // A pool of threads that all run the same function, and a barrier for them to meet at.
 //
 // The caller is thread 0. The others spin briefly for the next job and then sleep, so an idle pool costs
-// nothing and a decoding one loses no time to waking up.
+// nothing and a decoding one loses no time to waking up. On a busy machine fewer threads than there are may get more done:
+// how many run is decided between jobs (governor.h).
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "governor.h"
+#include "signal.h"
+
 namespace stretto {
+
+// Whether a job tells how many threads are worth it. One that reads a file tells nothing: its threads wait for the disk.
+enum class Measured { kYes, kNo };
 
 class Pool {
 public:
@@ -21,35 +26,39 @@ public:
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
+    // The most threads it uses.
     int size() const { return size_; }
-    // Runs job(0) here and job(1) … job(size − 1) on the others; returns when all are done.
-    void run(const std::function<void(int)>& job);
+    // How many run the current job, or the next one if none is running.
+    int active() const { return active_.load(std::memory_order_relaxed); }
+    // Runs job(0) here and job(1) … job(active − 1) on the others; returns when all are done.
+    void run(const std::function<void(int)>& job, Measured measured = Measured::kYes);
     // All threads of a running job wait here for each other; each says which one it is.
     void barrier(int thread);
 
 private:
-    // A number that one thread writes and another one waits for, on a cache line of its own.
-    struct alignas(64) Signal {
-        std::atomic<unsigned> turn{0};
+    // What a thread has for itself, on cache lines of its own.
+    struct alignas(64) Worker {
+        Signal job;                    // counts those it has been given
+        unsigned barriers = 0;         // that it has been at
+        Nanoseconds computed{0};       // in the last job
+        Nanoseconds spun{0};           // at barriers in the current job
     };
 
     void work(int thread);
+    void run_job(int thread);
     void stop();
-    template <typename Done>
-    void spin(Done done) const;
 
     int size_;
+    std::atomic<int> active_;             // changed by the thread that runs jobs, read by others too
+    unsigned jobs_ = 0;
+    Governor governor_;
     std::vector<std::thread> threads_;
     const std::function<void(int)>* job_ = nullptr;
-    alignas(64) std::atomic<unsigned> generation_{0};  // counts jobs; all look at it while they wait
-    alignas(64) std::atomic<int> running_{0};
+    std::unique_ptr<Worker[]> workers_;
+    std::unique_ptr<Signal[]> signals_;   // [thread][round of a barrier]
+    int rounds_ = 0;                      // that a barrier of all threads takes
+    Signal running_;                      // workers that have not finished the job
     std::atomic<bool> stop_{false};
-    std::mutex mutex_;
-    std::condition_variable wake_;
-    int spins_;                           // at a barrier, before letting others have the core
-    int rounds_ = 0;                      // of a barrier
-    std::unique_ptr<Signal[]> signals_;   // [thread][round]
-    std::unique_ptr<Signal[]> turns_;     // [thread]: how many barriers it has been at
 };
 
 }  // namespace stretto

@@ -39,9 +39,9 @@ void Vision::set_matrix(const std::string& name, int format, size_t rows, size_t
     uint8_t* out = weights_.back().data();
     const size_t panels = matrix.panels();
     pool_.run([&](int thread) {
-        const size_t begin = panels * thread / pool_.size(), end = panels * (thread + 1) / pool_.size();
+        const size_t begin = panels * thread / pool_.active(), end = panels * (thread + 1) / pool_.active();
         pack_panels(format, data, matrix, begin, end, out + begin * matrix.panel_bytes);
-    });
+    }, Measured::kNo);
     matrix.data = out;
     matrix.ready = rows;
     matrices_[name] = matrix;
@@ -113,7 +113,7 @@ void Vision::quantize(std::initializer_list<const Matrix*> readers, const float*
                       int thread) const {
     const bool wanted = std::any_of(readers.begin(), readers.end(), [](const Matrix* w) { return !is_float(w->layout); });
     if (!wanted) return;
-    const size_t columns = (*readers.begin())->columns, n_threads = pool_.size();
+    const size_t columns = (*readers.begin())->columns, n_threads = pool_.active();
     for (size_t row = n * thread / n_threads; row < n * (thread + 1) / n_threads; ++row) {
         kernels_->quantize(x + row * columns, columns, row, to);
     }
@@ -121,8 +121,8 @@ void Vision::quantize(std::initializer_list<const Matrix*> readers, const float*
 
 void Vision::share(const Matrix& w, const std::vector<float>* bias, const float* x, size_t n, Activation activation,
                    const Quantized& quantized, float* constant, int thread, std::atomic<size_t>& counter, float* out) {
-    const Cut cut(w.panels(), n, pool_.size(), false);
-    Share mine(counter, cut.count(), thread, pool_.size());
+    const Cut cut(w.panels(), n, pool_.active(), false);
+    Share mine(counter, cut.count(), thread, pool_.active());
     for (size_t index; mine.next(&index);) {
         const Cut::Piece piece = cut.at(index);
         const Quantized part = is_float(w.layout) ? quantized : quantized.from(piece.first, w.columns);
@@ -140,7 +140,7 @@ void Vision::share(const Matrix& w, const std::vector<float>* bias, const float*
 void Vision::multiply(const std::string& name, const float* x, size_t n, Activation activation, float* out) {
     const Matrix& w = matrices_.at(name + ".weight");
     const std::vector<float>* bias = vector(name + ".bias");
-    const size_t n_threads = pool_.size(), quantized_columns = is_float(w.layout) ? 0 : w.columns;
+    const size_t n_threads = pool_.active(), quantized_columns = is_float(w.layout) ? 0 : w.columns;
     Quantized quantized;
     std::vector<float*> constants(n_threads);
     auto carve = [&](uint8_t* base) {
@@ -162,7 +162,7 @@ void Vision::norm(const std::string& name, float* x, size_t n) {
     const std::vector<float>& weight = vectors_.at(name + ".weight");
     const std::vector<float>& bias = vectors_.at(name + ".bias");
     pool_.run([&](int thread) {
-        const size_t n_threads = pool_.size();
+        const size_t n_threads = pool_.active();
         for (size_t row = n * thread / n_threads; row < n * (thread + 1) / n_threads; ++row) {
             normalise(weight, bias, x + row * n_embd_, x + row * n_embd_);
         }
@@ -231,7 +231,7 @@ struct Vision::Crew {
 void Vision::look(const std::string& name, const float* x, size_t length, size_t first, size_t last, float* q,
                   float* keys, float* values) {
     const std::vector<float>&ln1 = vectors_.at(name + "ln1.weight"), &ln1_bias = vectors_.at(name + "ln1.bias");
-    const size_t n_threads = pool_.size(), size = n_embd_ / n_head_;
+    const size_t n_threads = pool_.active(), size = n_embd_ / n_head_;
     Crew crew{*this, name, last - first, {}, std::vector<Scratch>(n_threads)};
     const size_t rows = crew.rows;
     float *normed, *k, *v;
@@ -284,7 +284,7 @@ std::vector<Vision::Patch> Vision::patches(size_t length, size_t first, size_t l
 void Vision::mix(const std::string& name, float* x, size_t length, size_t first, size_t last, const float* q,
                  const float* keys, const float* values) {
     const std::vector<float>&ln2 = vectors_.at(name + "ln2.weight"), &ln2_bias = vectors_.at(name + "ln2.bias");
-    const size_t n_threads = pool_.size(), size = n_embd_ / n_head_, widest = std::max(n_embd_, n_ff_);
+    const size_t n_threads = pool_.active(), size = n_embd_ / n_head_, widest = std::max(n_embd_, n_ff_);
     const std::vector<Patch> patches = this->patches(length, first, last);
     Crew crew{*this, name, last - first, {}, std::vector<Scratch>(n_threads)};
     const size_t rows = crew.rows;

@@ -39,6 +39,7 @@ def uniform(seed: int, index: int, draw: int) -> float: ...
 class Decoder:
     kernels: str
     threads: int
+    active_threads: int
     weight_bytes: int
     cache_bytes: int
     cell_bytes: int
@@ -144,8 +145,18 @@ class Vision:
         last: int,
     ) -> None: ...
 
+class _Governor:
+    """Decides how many threads of a pool to use."""
+
+    active: int
+
+    def __init__(self, most: int) -> None: ...
+    def add(self, wall: float, computed: float, now: float) -> None: ...
+
 class _Operators:
     """The submodule `ops`: the operators of the decoder, each alone; `kernels=""` are the best."""
+
+    Governor: type[_Governor]
 
     def quantize_rows(
         self, x: NDArray[np.float32], kernels: str = ""

@@ -53,6 +53,7 @@ class MockBackend:
     capabilities = Capabilities(hidden=False)
     cell_bytes = 4
     cell_layout = "mock token"
+    active_threads = 1
 
     def __init__(self, script: Script, n_vocab: int, n_cells: int = 1024, context_length: int = 1024) -> None:
         layer = Layer(Rope((1.0,), "halves"))

@@ -84,6 +84,11 @@ class Backend(Protocol):
     cell_bytes: int  # all that the cache holds for one cell
     cell_layout: str  # what these bytes are: data goes only where this text is the same
 
+    @property
+    def active_threads(self) -> int:
+        """How many threads compute; may change from batch to batch."""
+        ...
+
     def forward(self, batch: Batch) -> Floats:
         """Compute all tokens of a placed batch, write their K and V into their cells.
 

@@ -89,8 +89,13 @@ class NativeBackend:
 
     @property
     def threads(self) -> int:
-        """How many threads compute."""
+        """The most threads that compute."""
         return self._open.threads
+
+    @property
+    def active_threads(self) -> int:
+        """How many computed last: fewer than `threads` while other processes keep the cores busy."""
+        return self._decoder.active_threads if self._decoder else 0
 
     def forward(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_vocab]."""

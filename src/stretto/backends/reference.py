@@ -35,6 +35,7 @@ class ReferenceBackend:
 
     name = "reference"
     capabilities = Capabilities(attention=True)
+    active_threads = 1
 
     def __init__(self, file: GGUF, spec: ModelSpec, n_cells: int) -> None:
         self.spec = spec

@@ -48,7 +48,7 @@ class Metrics:
     """Counters since the model was loaded, and gauges of the last step. Times are in seconds.
 
     - `added`, `finished` (by reason), `failed`, `refused`, `preempted`: requests
-    - `waiting`, `running`: requests now
+    - `waiting`, `running`: requests now; `threads` that the backend uses
     - `steps`; `prompt_tokens` and `decoded_tokens` that were computed; `cached_tokens` that were not
     - `guessed_tokens` that were computed to be checked, and how many were right (`draft=`)
     - `forward`, `encoding` (of images), `sampling`, `python`: where the time of the steps went;
@@ -63,6 +63,7 @@ class Metrics:
     preempted: int = 0
     waiting: int = 0
     running: int = 0
+    threads: int = 0
     steps: int = 0
     prompt_tokens: int = 0
     decoded_tokens: int = 0

@@ -83,7 +83,9 @@ class LLM:
     @property
     def metrics(self) -> Metrics:
         """What the engine has done and is doing."""
-        return self._engine.metrics
+        metrics = self._engine.metrics
+        metrics.threads = self.backend.active_threads
+        return metrics
 
     @property
     def context_length(self) -> int:

@@ -90,6 +90,12 @@ def _lines(state: State) -> Iterator[str]:
         yield from _metric(
             f"stretto_{name}", "gauge", f"requests {name} now", [(label, m[name]) for label, m, _ in found]
         )
+    yield from _metric(
+        "stretto_threads",
+        "gauge",
+        "threads that compute now",
+        [(label, m["threads"]) for label, m, _ in found],
+    )
     for key, (name, said) in HISTOGRAMS.items():
         yield f"# HELP stretto_{name} {said}"
         yield f"# TYPE stretto_{name} histogram"
