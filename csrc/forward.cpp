@@ -147,9 +147,7 @@ void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks)
                    plan.sin[r] + row * pairs);
         }
     }
-    const size_t n_counters = layers_.size() * 6 + 2;
-    plan.counters.reset(new std::atomic<size_t>[n_counters]);
-    for (size_t i = 0; i < n_counters; ++i) plan.counters[i].store(0, std::memory_order_relaxed);
+    plan.cursors = Cursors(layers_.size() * 6 + 1, pool_.size());
 
     const size_t n_done = plan.split ? layers_.size() * plan.blocks.size() * c.n_kv_head : 0;
     plan.done.reset(new std::atomic<size_t>[n_done]);
@@ -209,7 +207,7 @@ void Decoder::run(Plan& plan, int thread, size_t first_layer, size_t last_layer)
     float* x = alone ? mine.x : plan.x;
     float* normed = alone ? mine.normed : plan.normed;
     const Quantized quantized = alone ? mine.quantized : plan.quantized;
-    std::atomic<size_t>* counter = plan.counters.get() + 6 * first_layer;
+    size_t task = 6 * first_layer;  // of Plan::cursors
     auto meet_if_shared = [&] { if (!alone) pool_.barrier(thread); };
 
     auto quantize = [&](const float* rows, size_t columns) {
@@ -236,15 +234,14 @@ void Decoder::run(Plan& plan, int thread, size_t first_layer, size_t last_layer)
         }
     };
     // Calls f(piece) for the pieces of a product that this thread gets to do.
-    auto each_piece = [&](std::atomic<size_t>& taken, size_t panels, size_t columns, bool packed, auto f,
+    auto each_piece = [&](size_t which, size_t panels, size_t columns, bool packed, auto f,
                           size_t grain = 1) {
-        const Cut cut(panels, columns, n_threads, !packed, grain);
-        Share share(taken, cut.count(), thread, n_threads);
-        for (size_t piece; share.next(&piece);) f(cut.at(piece));
+        Pieces pieces(plan.cursors, which, panels, columns, !packed, grain, thread, n_threads);
+        for (Pieces::Piece piece; pieces.next(&piece);) f(piece);
     };
     auto product = [&](const Matrix& w, const float* floats, size_t columns, float* out, const Quantized& in,
-                       std::atomic<size_t>& taken) {
-        each_piece(taken, w.panels(), columns, w.data, [&](const Cut::Piece& piece) {
+                       size_t which) {
+        each_piece(which, w.panels(), columns, w.data, [&](const Pieces::Piece& piece) {
             multiply(w, {in, floats, piece.first, piece.last}, piece.begin, piece.end, out, mine.tile);
         });
     };
@@ -261,14 +258,14 @@ void Decoder::run(Plan& plan, int thread, size_t first_layer, size_t last_layer)
         }
     }
 
-    for (size_t i = first_layer; i < last_layer; ++i, counter += 6) {
+    for (size_t i = first_layer; i < last_layer; ++i, task += 6) {
         const Layer& layer = layers_[i];
         norm_rows(layer.attn_norm);
         // q, k and v are one range of work: panels of one after the other.
         const Matrix* parts[3] = {&layer.q, &layer.k, &layer.v};
         float* outs[3] = {plan.q, plan.k, plan.v};
         const size_t panels = layer.q.panels() + layer.k.panels() + layer.v.panels();
-        each_piece(counter[0], panels, n, layer.q.data, [&](const Cut::Piece& piece) {
+        each_piece(task, panels, n, layer.q.data, [&](const Pieces::Piece& piece) {
             size_t before = 0;
             for (int part = 0; part < 3; ++part) {
                 const size_t count = parts[part]->panels();
@@ -285,12 +282,12 @@ void Decoder::run(Plan& plan, int thread, size_t first_layer, size_t last_layer)
         pool_.barrier(thread);
 
         quantize(plan.mixed, q_size);
-        product(layer.o, plan.mixed, n, plan.added, quantized, counter[2]);
+        product(layer.o, plan.mixed, n, plan.added, quantized, task + 2);
         pool_.barrier(thread);
         add_rows(layer.post_attn);
 
         norm_rows(layer.ffn_norm);
-        each_piece(counter[3], layer.gate.panels(), n, layer.gate.data, [&](const Cut::Piece& piece) {
+        each_piece(task + 3, layer.gate.panels(), n, layer.gate.data, [&](const Pieces::Piece& piece) {
             const Columns columns{quantized, normed, piece.first, piece.last};
             multiply(layer.gate, columns, piece.begin, piece.end, plan.gate, mine.tile);
             multiply(layer.up, columns, piece.begin, piece.end, plan.up, mine.tile);
@@ -303,7 +300,7 @@ void Decoder::run(Plan& plan, int thread, size_t first_layer, size_t last_layer)
         });
         pool_.barrier(thread);
         quantize(plan.gate, c.n_ff);
-        product(layer.down, plan.gate, n, plan.added, quantized, counter[4]);
+        product(layer.down, plan.gate, n, plan.added, quantized, task + 4);
         pool_.barrier(thread);
         add_rows(layer.post_ffn);
     }
@@ -327,8 +324,8 @@ void Decoder::run(Plan& plan, int thread, size_t first_layer, size_t last_layer)
     meet_if_shared();
     const Matrix& w = c.tied ? embedding_ : output_;
     each_piece(
-        counter[0], w.panels(), n_wanted, w.data,
-        [&](const Cut::Piece& piece) {
+        task, w.panels(), n_wanted, w.data,
+        [&](const Pieces::Piece& piece) {
             multiply(w, {last_quantized, own, piece.first, piece.last}, piece.begin, piece.end, plan.out, mine.tile);
             finish_logits(plan, piece.first, piece.last, piece.begin * kPanelRows,
                           std::min(piece.end * kPanelRows, c.n_vocab));

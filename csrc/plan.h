@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "decoder.h"
+#include "share.h"
 
 namespace stretto {
 
@@ -62,72 +63,11 @@ struct Decoder::Plan {
     std::vector<size_t> shown;     // where in `watched` each watched row begins
     float* watched;                // Decoder::watched_
     std::vector<Thread> threads;
-    std::unique_ptr<std::atomic<size_t>[]> counters;
+    Cursors cursors;               // [layer][6], and one more
     std::unique_ptr<std::atomic<size_t>[]> done;   // if split: [layer][block][kv head], spans that are
     float* out;
     float* peaks;             // [n_wanted][pieces of kPeak logits], or null
     bool hidden;
-};
-
-inline size_t pieces_of(size_t n, size_t step) { return (n + step - 1) / step; }
-
-// Pieces of work that threads share: each begins with the one of its own number, and then takes from what is left.
-// So nobody waits for a counter unless there are more pieces than threads.
-class Share {
-public:
-    Share(std::atomic<size_t>& taken, size_t n, size_t thread, size_t threads)
-        : taken_(taken), n_(n), threads_(threads), first_(thread) {}
-
-    bool next(size_t* piece) {
-        if (first_ < threads_) {
-            *piece = first_;
-            first_ = threads_;
-        } else {
-            if (n_ <= threads_) return false;
-            *piece = threads_ + taken_.fetch_add(1, std::memory_order_relaxed);
-        }
-        return *piece < n_;
-    }
-
-private:
-    std::atomic<size_t>& taken_;
-    size_t n_, threads_, first_;
-};
-
-// A product cut into pieces of some panels × some columns: several for each thread if they do not get too small. All
-// begin with a panel whose number is a multiple of `grain`.
-class Cut {
-public:
-    struct Piece {
-        size_t begin, end;    // panels
-        size_t first, last;   // columns
-    };
-
-    Cut(size_t panels, size_t columns, size_t threads, bool only_panels, size_t grain = 1)
-        : panels_(panels), columns_(columns) {
-        if (columns < 2 * kColumnStep || only_panels) {
-            // The last pieces decide how long the others wait, so where there are many a large matrix has more.
-            const size_t each = std::clamp<size_t>(panels / (4 * threads), 1, threads < 8 ? 4 : 16);
-            panel_step_ = pieces_of(panels, each * threads);
-            if (each > 4) panel_step_ = std::max<size_t>(panel_step_ / 4, 1) * 4;  // as kernels take them
-            column_step_ = columns;
-        } else {
-            panel_step_ = std::clamp<size_t>(pieces_of(panels, 4 * threads), 4, 8);
-            const size_t across = pieces_of(4 * threads, pieces_of(panels, panel_step_));
-            column_step_ = pieces_of(columns, across * kColumnStep) * kColumnStep;
-        }
-        panel_step_ = pieces_of(panel_step_, grain) * grain;
-    }
-    size_t count() const { return pieces_of(panels_, panel_step_) * pieces_of(columns_, column_step_); }
-    Piece at(size_t index) const {
-        const size_t across = pieces_of(columns_, column_step_);
-        const size_t begin = index / across * panel_step_, first = index % across * column_step_;
-        return {begin, std::min(begin + panel_step_, panels_), first, std::min(first + column_step_, columns_)};
-    }
-
-private:
-    static constexpr size_t kColumnStep = 48;  // whole tiles of every kernel set
-    size_t panels_, columns_, panel_step_, column_step_;
 };
 
 }  // namespace stretto

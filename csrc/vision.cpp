@@ -120,11 +120,9 @@ void Vision::quantize(std::initializer_list<const Matrix*> readers, const float*
 }
 
 void Vision::share(const Matrix& w, const std::vector<float>* bias, const float* x, size_t n, Activation activation,
-                   const Quantized& quantized, float* constant, int thread, std::atomic<size_t>& counter, float* out) {
-    const Cut cut(w.panels(), n, pool_.active(), false);
-    Share mine(counter, cut.count(), thread, pool_.active());
-    for (size_t index; mine.next(&index);) {
-        const Cut::Piece piece = cut.at(index);
+                   const Quantized& quantized, float* constant, int thread, const Cursors& cursors, size_t task, float* out) {
+    Pieces pieces(cursors, task, w.panels(), n, false, 1, thread, pool_.active());
+    for (Pieces::Piece piece; pieces.next(&piece);) {
         const Quantized part = is_float(w.layout) ? quantized : quantized.from(piece.first, w.columns);
         kernels_->matmul(w, part, x + piece.first * w.columns, piece.last - piece.first, piece.begin, piece.end,
                          out + piece.first * w.rows, w.rows);
@@ -150,11 +148,11 @@ void Vision::multiply(const std::string& name, const float* x, size_t n, Activat
         return carver.used();
     };
     carve(scratch_.reserve(carve(nullptr)));
-    std::atomic<size_t> counter{0};
+    const Cursors cursors(1, n_threads);
     pool_.run([&](int thread) {
         quantize({&w}, x, n, quantized, thread);
         pool_.barrier(thread);
-        share(w, bias, x, n, activation, quantized, constants[thread], thread, counter, out);
+        share(w, bias, x, n, activation, quantized, constants[thread], thread, cursors, 0, out);
     });
 }
 
@@ -212,13 +210,13 @@ struct Vision::Crew {
     size_t rows;
     Quantized quantized;
     std::vector<Scratch> threads;
-    std::atomic<size_t> counters[4] = {};
+    Cursors cursors;  // of four tasks
 
     const Matrix& weight(const char* part) const { return vision.matrices_.at(name + part + ".weight"); }
 
-    void product(const char* part, const float* from, Activation activation, size_t counter, int thread, float* to) {
+    void product(const char* part, const float* from, Activation activation, size_t task, int thread, float* to) {
         vision.share(weight(part), vision.vector(name + part + ".bias"), from, rows, activation, quantized,
-                     threads[thread].constant, thread, counters[counter], to);
+                     threads[thread].constant, thread, cursors, task, to);
     }
     // What all products of one input share; nobody reads it before everybody is done with it.
     void prepare(std::initializer_list<const Matrix*> readers, const float* from, int thread) {
@@ -232,7 +230,7 @@ void Vision::look(const std::string& name, const float* x, size_t length, size_t
                   float* keys, float* values) {
     const std::vector<float>&ln1 = vectors_.at(name + "ln1.weight"), &ln1_bias = vectors_.at(name + "ln1.bias");
     const size_t n_threads = pool_.active(), size = n_embd_ / n_head_;
-    Crew crew{*this, name, last - first, {}, std::vector<Scratch>(n_threads)};
+    Crew crew{*this, name, last - first, {}, std::vector<Scratch>(n_threads), Cursors(4, n_threads)};
     const size_t rows = crew.rows;
     float *normed, *k, *v;
     auto carve = [&](uint8_t* base) {
@@ -286,7 +284,7 @@ void Vision::mix(const std::string& name, float* x, size_t length, size_t first,
     const std::vector<float>&ln2 = vectors_.at(name + "ln2.weight"), &ln2_bias = vectors_.at(name + "ln2.bias");
     const size_t n_threads = pool_.active(), size = n_embd_ / n_head_, widest = std::max(n_embd_, n_ff_);
     const std::vector<Patch> patches = this->patches(length, first, last);
-    Crew crew{*this, name, last - first, {}, std::vector<Scratch>(n_threads)};
+    Crew crew{*this, name, last - first, {}, std::vector<Scratch>(n_threads), Cursors(4, n_threads)};
     const size_t rows = crew.rows;
     float *normed, *added, *hidden;
     int32_t* view;
@@ -315,7 +313,7 @@ void Vision::mix(const std::string& name, float* x, size_t length, size_t first,
 
     pool_.run([&](int thread) {
         const size_t begin = rows * thread / n_threads, end = rows * (thread + 1) / n_threads;
-        Share pieces(crew.counters[0], patches.size(), thread, n_threads);
+        Share pieces(crew.cursors, 0, patches.size(), thread, n_threads);
         for (size_t piece; pieces.next(&piece);) {
             const Patch& p = patches[piece];
             const size_t plane = (p.image * n_head_ + p.head) * length * size;

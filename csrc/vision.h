@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "decoder.h"
+#include "share.h"
 
 namespace stretto {
 
@@ -58,7 +59,7 @@ private:
     void activate(Activation activation, float* x, size_t n, float* constant) const;
     // This thread's share of a product; all of them must come, and meet afterwards.
     void share(const Matrix& w, const std::vector<float>* bias, const float* x, size_t n, Activation activation,
-               const Quantized& quantized, float* constant, int thread, std::atomic<size_t>& counter, float* out);
+               const Quantized& quantized, float* constant, int thread, const Cursors& cursors, size_t task, float* out);
     // This thread's share of the rows, as the quantised ones among the matrices that read them want them.
     void quantize(std::initializer_list<const Matrix*> readers, const float* x, size_t n, const Quantized& to,
                   int thread) const;
