@@ -5,7 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from stretto.errors import InvalidRequest
+from stretto.errors import CacheFull, InvalidRequest
+from stretto.llm.making import new_branches
 from stretto.testing import END, byte_tokenizer, mock_llm
 
 END_ID = byte_tokenizer().specials[END]
@@ -181,3 +182,20 @@ def test_wrong_options(options, message):
 def test_a_stream_gives_one_text():
     with pytest.raises(InvalidRequest, match="a stream gives one text"):
         mock_llm("Hi").stream("x", n=2)
+
+
+def test_preempted_beams_come_back_with_what_they_share():
+    """Three hypotheses of 48 tokens fit into 128 cells only because they share their prompt."""
+    prompt, how = "p" * 48, {"beams": 3, "max_tokens": 6}
+    expected = mock_llm(script).generate(prompt, **how).tokens
+    llm = mock_llm(script, cells=128)
+    engine, older = llm._engine, llm.stream("q", max_tokens=40, ignore_eos=True)
+    next(older)
+    branches = new_branches(engine, prompt, how)
+    engine.scheduler.add(tuple(branches.requests))
+    engine.step_until(lambda: len(branches.beam.sequences) == 3)
+    assert engine.scheduler.make_room(CacheFull("somebody needs cells"))
+    llm.cache.clear()  # nothing is left of it
+    engine.step_until(lambda: branches.finished)
+    assert branches.results().tokens == expected
+    assert branches.results().stop_reason is None

@@ -311,6 +311,10 @@ class Engine:
         if not sequence.preempted:
             sequence.n_cached = n
 
+    def share(self, source: Sequence, sequence: Sequence) -> None:
+        """Give a sequence without cells those of its tokens that another one begins with too."""
+        self.cells.copy(source.id, sequence.id, 0, common(source.exact_history(), sequence.history[:-1]))
+
     def unuse(self, sequence: Sequence) -> None:
         """Undo `reuse`, as if nobody had asked."""
         n = self.cells.count(sequence.id)

@@ -136,8 +136,15 @@ class Scheduler:
                 if request.finished:
                     continue
             n_sequences += len(request.sequences)
+            first = request.sequences[0] if request.sequences else None
             for sequence in request.sequences:
                 n = sequence.n_pending
+                if n > 1 and first and sequence is not first and not self._engine.cells.count(sequence.id):
+                    # A preempted hypothesis comes back: what it shares with the first is computed once.
+                    if first.n_pending > 1:
+                        continue
+                    self._engine.share(first, sequence)
+                    n = sequence.n_pending
                 if not n and not sequence.ready:
                     sequence.prepare()  # an interrupted step has left it without logits
                     n = sequence.n_pending
