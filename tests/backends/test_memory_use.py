@@ -49,9 +49,9 @@ def settled():
 def n_threads():
     """How many threads this process has; one that was joined may be listed a moment longer."""
     counts = []
-    for _ in range(3):
+    for _ in range(20):
         counts.append(len(os.listdir("/proc/self/task")))  # noqa: PTH208
-        time.sleep(0.003)
+        time.sleep(0.01)
     return min(counts)
 
 
@@ -167,7 +167,7 @@ print(json.dumps([end - cache, peak - cache]))
 def test_a_model_takes_little_more_than_its_file(model, request):
     path = request.getfixturevalue(model)
     command = [sys.executable, "-c", GROWTH, str(path)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     end, peak = json.loads(done.stdout)
     assert end <= 1.15 * path.stat().st_size
     assert peak <= 1.15 * path.stat().st_size
@@ -231,10 +231,14 @@ def test_a_failed_load_leaves_nothing(monkeypatch):
 def test_an_idle_model_uses_no_processor():
     backend = NativeBackend(tiny_file("llama"), tiny_spec("llama"), 64, 4)
     text_logits(backend, [1, 2, 3])
-    time.sleep(0.2)  # the threads look for work a moment longer, then sleep
-    start = time.process_time()
-    time.sleep(0.5)
-    assert time.process_time() - start < 0.1
+    used = []
+    for _ in range(20):  # the threads look for work a moment longer, a busy machine's moment, then sleep
+        start = time.process_time()
+        time.sleep(0.5)
+        used.append(time.process_time() - start)
+        if used[-1] < 0.1:
+            break
+    assert used[-1] < 0.1
     backend.close()
 
 
