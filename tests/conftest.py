@@ -25,7 +25,7 @@ ORDINARY_STORE = hub.Store.default()
 
 golden = pytest.StashKey[Counter]()
 
-# What is started in the background of a script ignores Ctrl-C, and so do its children, some of which are sent it.
+# What a script starts in the background ignores Ctrl-C, and so do its children; some are sent it here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
