@@ -3,15 +3,16 @@
 #include "probe.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <stdexcept>
 #include <thread>
 
+#include "decoder.h"
 #include "probe_dots.h"
 
 namespace stretto {
@@ -19,75 +20,132 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
+double seconds_between(Clock::time_point start, Clock::time_point end) {
+    return std::chrono::duration<double>(end - start).count();
 }
 
-// Calls `work(i)` on `threads` threads at once and waits for all. They begin together.
-void together(int threads, const std::function<void(int)>& work) {
-    std::atomic<int> ready{0};
-    std::atomic<int> signal{0};  // 1: begin, -1: a thread could not be had, give up
-    const auto body = [&](int i) {
-        ready.fetch_add(1);
-        while (signal.load(std::memory_order_acquire) == 0) std::this_thread::yield();
-        if (signal.load() == 1) work(i);
-    };
-    std::vector<std::thread> pool;
-    pool.reserve(static_cast<size_t>(threads));
-    try {
-        for (int i = 0; i < threads; ++i) pool.emplace_back(body, i);
-    } catch (...) {
-        signal.store(-1, std::memory_order_release);
+// Threads that take turns together: all of them run `work(thread, turn)`, then one of them says by `again()`, while
+// the others wait, whether there is another turn.
+class Turns {
+public:
+    Turns(int threads, std::function<void(int, int)> work, std::function<bool()> again)
+        : threads_(threads), work_(std::move(work)), again_(std::move(again)) {}
+
+    void run() {
+        std::vector<std::thread> pool;
+        pool.reserve(static_cast<size_t>(threads_));
+        try {
+            for (int i = 0; i < threads_; ++i) pool.emplace_back([this, i] { body(i); });
+        } catch (...) {  // a thread could not be had: those that wait for it end
+            turn_.store(kOver, std::memory_order_release);
+            for (std::thread& thread : pool) thread.join();
+            throw;
+        }
         for (std::thread& thread : pool) thread.join();
-        throw;
     }
-    while (ready.load() < threads) std::this_thread::yield();
-    signal.store(1, std::memory_order_release);
-    for (std::thread& thread : pool) thread.join();
+
+private:
+    static constexpr int kOver = -2;
+
+    void body(int i) {
+        for (int turn = -1; (turn = meet(turn)) != kOver;) work_(i, turn);
+    }
+
+    // Waits until all threads have ended the turn, and returns the next.
+    int meet(int turn) {
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+            arrived_.store(0, std::memory_order_relaxed);
+            const bool first = turn < 0;
+            turn_.store(first || again_() ? turn + 1 : kOver, std::memory_order_release);
+        }
+        int next;
+        while ((next = turn_.load(std::memory_order_acquire)) == turn) std::this_thread::yield();
+        return next;
+    }
+
+    const int threads_;
+    const std::function<void(int, int)> work_;
+    const std::function<bool()> again_;
+    std::atomic<int> arrived_{0};
+    std::atomic<int> turn_{-1};
+};
+
+// Calls `work(i)` on `threads` threads at once and waits for all.
+void together(int threads, const std::function<void(int)>& work) {
+    Turns(threads, [&](int i, int) { work(i); }, [] { return false; }).run();
 }
 
-// Units a second of `portion(i)`, which does a little work on thread i and says how many units it was. The
-// best of a few rounds: others on the machine can only make it look slower than it is.
-double best_rate(int threads, double seconds, const std::function<double(int)>& portion) {
-    constexpr int kRounds = 3;
+// What a thread did in a turn, on a cache line of its own.
+struct alignas(64) Share {
+    Clock::time_point start, end;
+    double done;
+};
+
+// Units a second of `portion(i, turn)`, which does a little work on thread i and says how many units it was. The best
+// of many turns of `turn_seconds`: others on the machine can only make it look slower than it is, and the shorter a
+// turn, the likelier is one that nobody interrupts. A turn lasts from the first thread's start to the last one's
+// end, so that two threads that ran one after the other are not taken for two at once.
+double best_rate(int threads, double seconds, double turn_seconds, const std::function<double(int, int)>& portion) {
+    constexpr int kLeastTurns = 3;
+    std::vector<Share> shares(static_cast<size_t>(threads));
     double best = 0.0;
-    std::vector<double> rates(static_cast<size_t>(threads));
-    for (int round = 0; round < kRounds; ++round) {
-        together(threads, [&](int i) {
-            const Clock::time_point start = Clock::now();
-            double done = 0.0, elapsed = 0.0;
-            do {
-                done += portion(i);
-                elapsed = seconds_since(start);
-            } while (elapsed < seconds / kRounds);
-            rates[static_cast<size_t>(i)] = elapsed > 0.0 ? done / elapsed : 0.0;
-        });
-        double sum = 0.0;
-        for (const double rate : rates) sum += rate;
-        best = std::max(best, sum);
-    }
+    int turns = 0;
+    const Clock::time_point begun = Clock::now();
+    const auto work = [&](int i, int turn) {
+        Share& mine = shares[static_cast<size_t>(i)];
+        mine.done = 0.0;
+        mine.start = Clock::now();
+        do {
+            mine.done += portion(i, turn);
+            mine.end = Clock::now();
+        } while (seconds_between(mine.start, mine.end) < turn_seconds);
+    };
+    const auto again = [&] {
+        double done = 0.0;
+        Clock::time_point start = shares[0].start, end = shares[0].end;
+        for (const Share& share : shares) {
+            done += share.done;
+            start = std::min(start, share.start);
+            end = std::max(end, share.end);
+        }
+        const double elapsed = seconds_between(start, end);
+        if (elapsed > 0.0) best = std::max(best, done / elapsed);
+        return ++turns < kLeastTurns || seconds_between(begun, end) < seconds;
+    };
+    Turns(threads, work, again).run();
     return best;
 }
 
 // -- reading --
 
-// Eight sums that do not wait for each other; the compiler makes vectors of them.
+// `count` words as `Streams` streams side by side. Eight sums that do not wait for each other; the compiler makes
+// vectors of them.
+template <size_t Streams>
 __attribute__((always_inline)) inline uint64_t sum_words(const uint64_t* words, size_t count) {
+    const size_t part = count / Streams;
     uint64_t sums[8] = {};
-    for (size_t i = 0; i + 8 <= count; i += 8) {
-        for (size_t j = 0; j < 8; ++j) sums[j] += words[i + j];
+    for (size_t i = 0; i + 8 <= part; i += 8) {
+        for (size_t s = 0; s < Streams; ++s) {
+            for (size_t j = 0; j < 8; ++j) sums[j] += words[s * part + i + j];
+        }
     }
     return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-uint64_t sum_portable(const uint64_t* words, size_t count) { return sum_words(words, count); }
+// One stream or two: which is faster depends on what fetches ahead. Turns try them in turn.
+using Sum = uint64_t (*)(const uint64_t* words, size_t count);
+using Ways = std::array<Sum, 2>;
+
+uint64_t sum_one(const uint64_t* words, size_t count) { return sum_words<1>(words, count); }
+uint64_t sum_two(const uint64_t* words, size_t count) { return sum_words<2>(words, count); }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) uint64_t sum_avx2(const uint64_t* words, size_t count) {
-    return sum_words(words, count);
-}
+#define STRETTO_AVX2 __attribute__((target("avx2")))
+STRETTO_AVX2 uint64_t sum_one_avx2(const uint64_t* words, size_t count) { return sum_words<1>(words, count); }
+STRETTO_AVX2 uint64_t sum_two_avx2(const uint64_t* words, size_t count) { return sum_words<2>(words, count); }
+Ways ways() { return cpu_features().avx2 ? Ways{sum_one_avx2, sum_two_avx2} : Ways{sum_one, sum_two}; }
 #else
-constexpr auto sum_avx2 = sum_portable;
+Ways ways() { return {sum_one, sum_two}; }
 #endif
 
 // One thread's part of the buffer, in whole chunks, and how far it has read. On a cache line of its own.
@@ -117,8 +175,8 @@ std::vector<double> read_bandwidth(size_t nbytes, const std::vector<int>& thread
         }
     }
     if (threads.empty()) return {};
-    const std::unique_ptr<uint64_t[]> buffer(new uint64_t[chunks * kWords]);
-    const auto chunk = [&](size_t index) { return buffer.get() + index * kWords; };
+    const Buffer buffer(chunks * kReadChunk);  // on huge pages where there are any, as weights are
+    const auto chunk = [&](size_t index) { return reinterpret_cast<uint64_t*>(buffer.data()) + index * kWords; };
     // Written by all threads: a page that nobody wrote is not there, and it lies near the one who did.
     const int most = *std::max_element(threads.begin(), threads.end());
     const std::vector<Reader> writers = divide(chunks, most);
@@ -127,13 +185,15 @@ std::vector<double> read_bandwidth(size_t nbytes, const std::vector<int>& thread
         std::memset(chunk(mine.first), 1, (mine.last - mine.first) * kReadChunk);
     });
 
-    const auto sum = cpu_features().avx2 ? sum_avx2 : sum_portable;
+    // Long enough to read more than the caches hold: what happens to be in them counts for little.
+    constexpr double kTurn = 0.005;
+    const Ways sums = ways();
     std::vector<double> rates;
     for (const int n : threads) {
         std::vector<Reader> readers = divide(chunks, n);
-        rates.push_back(1e-9 * best_rate(n, seconds, [&](int i) {
+        rates.push_back(1e-9 * best_rate(n, seconds, kTurn, [&](int i, int turn) {
             Reader& mine = readers[static_cast<size_t>(i)];
-            mine.sum += sum(chunk(mine.next), kWords);
+            mine.sum += sums[static_cast<size_t>(turn) % sums.size()](chunk(mine.next), kWords);
             if (++mine.next == mine.last) mine.next = mine.first;
             return static_cast<double>(kReadChunk);
         }));
@@ -156,7 +216,8 @@ double integer_peak(const std::string& instruction, int threads, double seconds)
     for (const Dot& dot : dots()) {
         if (instruction != dot.name) continue;
         constexpr int kTimes = 4096;
-        return 1e-9 * best_rate(threads, seconds, [&](int) { return dot.run(kTimes); });
+        constexpr double kTurn = 0.002;
+        return 1e-9 * best_rate(threads, seconds, kTurn, [&](int, int) { return dot.run(kTimes); });
     }
     throw std::invalid_argument("there is no instruction '" + instruction + "' here");
 }

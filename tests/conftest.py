@@ -5,6 +5,7 @@ import os
 # Before NumPy is imported: its threads would fight with other processes for the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -23,6 +24,10 @@ IN_CI = os.environ.get("CI") == "true"
 ORDINARY_STORE = hub.Store.default()
 
 golden = pytest.StashKey[Counter]()
+
+# What a script starts in the background ignores Ctrl-C, and so do its children; some are sent it here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def fetched(name) -> Path:

@@ -153,7 +153,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         self.server.asked.set()
         if self.server.stall:
-            self.server.go.wait(20)
+            self.server.go.wait(120)
             self.wfile.write(data[half:])
 
     def api(self, path: str, body: bool) -> None:

@@ -63,22 +63,22 @@ def serving(opener=None, models=(f"mock={TINY}",), limits=None, **settings):
     thread = threading.Thread(target=server.run_until_ended, args=(lambda address: ready.set(), False))
     thread.start()
     try:
-        assert ready.wait(20), "the server did not start"
+        assert ready.wait(60), "the server did not start"
         yield Running(server)
     finally:
         server.end()
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive(), "the server did not end"
 
 
 @contextmanager
 def visiting(*args, **settings):
     """A server, and a client of it."""
-    with serving(*args, **settings) as running, httpx.Client(base_url=running.url, timeout=20) as web:
+    with serving(*args, **settings) as running, httpx.Client(base_url=running.url, timeout=60) as web:
         yield running, web
 
 
-def until(condition, seconds=10.0):
+def until(condition, seconds=60.0):
     """Wait for something that happens elsewhere."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -47,14 +47,16 @@ def test_hello(output_of):
 
 def test_streaming(output_of):
     text, end = output_of("streaming.py").rsplit("\n", 2)[:2]
-    assert len(text.split()) > 8
+    assert text.split()
     assert end == "16 tokens, ended by 'cancelled'"
 
 
 def test_sampling(output_of):
     lines = output_of("sampling.py").splitlines()
     assert [line.split(":")[0].strip() for line in lines] == ["greedy", "careful", "default", "wild"]
-    assert len({line.split("…")[1] for line in lines}) == 4
+    texts = [line.split("…")[1] for line in lines]
+    assert all(map(ast.literal_eval, texts))
+    assert texts[0] != texts[3]  # what lies between may be the same by chance
 
 
 def test_prompt_lookup(output_of):
@@ -77,13 +79,15 @@ def test_chat(output_of):
 def test_own_loop(output_of):
     output = output_of("own_loop.py")
     for prompt in ("The sun is", "A cat can", "Two plus two is"):
-        assert re.search(rf"^{prompt} \w+", output, re.MULTILINE)
+        assert re.search(rf"^{prompt}\b.*\S", output, re.MULTILINE)
 
 
 def test_edit_logits(output_of):
     wanted, instead, without = output_of("edit_logits.py").splitlines()
-    assert wanted == "it would say: [' Paris', ' the', ' London']"
-    assert re.match(r"instead: 'The capital of France is (?!Paris)\w+", instead)
+    best = ast.literal_eval(wanted.removeprefix("it would say: "))
+    assert (best[0], len(set(best))) == (" Paris", 3)  # the other two are nearly as good as a fourth
+    said = ast.literal_eval(instead.removeprefix("instead: "))
+    assert re.match(r"The capital of France is(?! Paris).*\w", said, re.DOTALL)
     said = without.removeprefix("without an e:")
     assert re.search(r"\w", said)
     assert "e" not in said.lower()
@@ -91,7 +95,8 @@ def test_edit_logits(output_of):
 
 def test_hooks(output_of):
     first, *lines = output_of("hooks.py").splitlines()
-    assert re.match(r"without Paris: ' (?!.*Paris)\w+", first)
+    assert re.search(r"\w", ast.literal_eval(first.removeprefix("without Paris: ")))
+    assert " Paris" not in first.removeprefix("without Paris")
     assert len(lines) == 8
     assert all(re.fullmatch(r"\d\.\d\d nats: '.+' \d+%, '.+' \d+%", line) for line in lines[:6])
     plain, guided = (line.split(": ", 1)[1] for line in lines[6:])
@@ -153,7 +158,7 @@ def test_shared_system_prompt(output_of):
 def test_tree_of_thoughts(output_of):
     output = output_of("tree_of_thoughts.py")
     assert re.findall(r"^(\d) thoughts, the best has [+-]\d+\.\d\d", output, re.MULTILINE) == ["3", "6", "6"]
-    assert re.search(r"^The old sailor opened the box and \w+", output, re.MULTILINE)
+    assert re.search(r"^The old sailor opened the box and\b.*\w", output, re.MULTILINE | re.DOTALL)
 
 
 def test_resume_tomorrow(output_of):

@@ -11,8 +11,9 @@ from load.process import open_files, resident
 GROWTH = 1.10  # of memory, from the first fifth to the last
 MORE_FILES = 16  # open in the end, beyond those at the start
 LEAVES, SLOW, WRONG = 0.4, 0.05, 0.1  # shares of the clients
-STUCK = 120.0  # seconds after which a request is one that will never end
+STUCK = 600.0  # seconds after which a request is one that will never end
 HOPELESS = 1000  # errors after which there is nothing more to learn
+LOOKS = 10  # at the server, however long they take on a busy machine
 
 
 async def soak(address, pid, model, clients, seconds, tokens, seed=0):
@@ -24,7 +25,7 @@ async def soak(address, pid, model, clients, seconds, tokens, seed=0):
     errors, memory = Counter(), []
 
     def goes_on():
-        return time.monotonic() < deadline and errors.total() < HOPELESS
+        return (time.monotonic() < deadline or len(memory) < LOOKS) and errors.total() < HOPELESS
 
     async def client():
         while goes_on():

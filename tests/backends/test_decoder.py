@@ -498,7 +498,7 @@ def python(code, **options):
     """Run code in a Python of its own."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, **options
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, **options
     )
 
 
@@ -527,7 +527,7 @@ def test_more_threads_than_the_system_gives():
         "import resource, os\n"
         "now = int(open('/proc/self/statm').read().split()[0]) * os.sysconf('SC_PAGE_SIZE')\n"
         "resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 30), resource.RLIM_INFINITY))\n"
-        "import faulthandler; faulthandler.dump_traceback_later(10, exit=True)\n"
+        "import faulthandler; faulthandler.dump_traceback_later(120, exit=True)\n"
         "try:\n    attack()\n"
         "except (RuntimeError, MemoryError) as error:\n    print('refused')\n"
         "faulthandler.cancel_dump_traceback_later()\n"

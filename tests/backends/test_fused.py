@@ -86,7 +86,7 @@ def test_streams_and_callbacks(llm):
     assert llm.cache.stats().held == 0
 
 
-@pytest.mark.parametrize("most", [0.001, 10_000.0])
+@pytest.mark.parametrize("most", [0.001, 1e6])
 def test_tokens_are_not_kept_for_longer_than_allowed(smollm2_path, most):
     """Steps of one token each if none may be kept, and of 32 if all may; the tokens are the same."""
     with stretto.load(smollm2_path, cells=512, limits=stretto.Limits(max_ahead_ms=most)) as llm:
@@ -101,7 +101,7 @@ def test_tokens_are_not_kept_for_longer_than_allowed(smollm2_path, most):
 
 def test_nobody_waits_for_tokens_that_are_run_ahead(smollm2_path):
     """With a request beside it, a request gets one token a step."""
-    with stretto.load(smollm2_path, cells=1024, limits=stretto.Limits(max_ahead_ms=10_000.0)) as llm:
+    with stretto.load(smollm2_path, cells=1024, limits=stretto.Limits(max_ahead_ms=1e6)) as llm:
         options = {"max_tokens": 40, "loop": "fused", "ignore_eos": True}
         with (
             llm.stream("The sea", seed=1, **options) as first,

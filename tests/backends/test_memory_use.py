@@ -46,12 +46,14 @@ def settled():
     return resident()
 
 
-def n_threads():
+def n_threads(expected=None):
     """How many threads this process has; one that was joined may be listed a moment longer."""
     counts = []
-    for _ in range(3):
+    for _ in range(20 if expected is None else 1000):
         counts.append(len(os.listdir("/proc/self/task")))  # noqa: PTH208
-        time.sleep(0.003)
+        if counts[-1] == expected:
+            return expected
+        time.sleep(0.01)
     return min(counts)
 
 
@@ -81,7 +83,7 @@ def grown(use, first, last):
     sizes, threads, files = [settled()], n_threads(), open_files()
     for _ in range(last - 1):
         use()
-        assert n_threads() == threads
+        assert n_threads(threads) == threads
         assert open_files() == files
         sizes.append(settled())
     return sizes[last - 1] - sizes[first - 1]
@@ -167,7 +169,7 @@ print(json.dumps([end - cache, peak - cache]))
 def test_a_model_takes_little_more_than_its_file(model, request):
     path = request.getfixturevalue(model)
     command = [sys.executable, "-c", GROWTH, str(path)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     end, peak = json.loads(done.stdout)
     assert end <= 1.15 * path.stat().st_size
     assert peak <= 1.15 * path.stat().st_size
@@ -184,12 +186,12 @@ def test_nothing_of_the_file_stays_in_memory(gemma3_path):
 def test_closing_does_not_wait_for_the_garbage_collector(smollm2_path):
     threads = n_threads()
     llm = stretto.load(smollm2_path, cells=64, threads=4)
-    assert n_threads() == threads + 3
+    assert n_threads(threads + 3) == threads + 3
     gc.disable()
     try:
         llm.generate("Hello", max_tokens=1)
         llm.close()
-        assert n_threads() == threads
+        assert n_threads(threads) == threads
         assert mapped(smollm2_path) == 0
     finally:
         gc.enable()
@@ -210,11 +212,11 @@ def test_a_model_that_is_forgotten_is_freed():
     threads = n_threads()
     backend = NativeBackend(tiny_file("llama"), tiny_spec("llama"), 64, 4)
     reference = weakref.ref(backend)
-    assert n_threads() == threads + 3
+    assert n_threads(threads + 3) == threads + 3
     del backend
     gc.collect()
     assert reference() is None
-    assert n_threads() == threads
+    assert n_threads(threads) == threads
 
 
 def test_a_failed_load_leaves_nothing(monkeypatch):
@@ -224,17 +226,21 @@ def test_a_failed_load_leaves_nothing(monkeypatch):
         with pytest.raises(ModelError):
             NativeBackend(tiny_file("llama"), tiny_spec("llama"), 1 << 16, 3)
     gc.collect()
-    assert n_threads() == threads
+    assert n_threads(threads) == threads
     assert resident() - before < 4 * MIB
 
 
 def test_an_idle_model_uses_no_processor():
     backend = NativeBackend(tiny_file("llama"), tiny_spec("llama"), 64, 4)
     text_logits(backend, [1, 2, 3])
-    time.sleep(0.2)  # the threads look for work a moment longer, then sleep
-    start = time.process_time()
-    time.sleep(0.5)
-    assert time.process_time() - start < 0.1
+    used = []
+    for _ in range(20):  # the threads look for work a moment longer, a busy machine's moment, then sleep
+        start = time.process_time()
+        time.sleep(0.5)
+        used.append(time.process_time() - start)
+        if used[-1] < 0.1:
+            break
+    assert used[-1] < 0.1
     backend.close()
 
 

@@ -369,7 +369,9 @@ def test_rope(pairs, rotated):
 def test_every_half_is_read_exactly(kernels):
     halves = np.arange(1 << 16, dtype=np.uint16).reshape(-1, 64)
     out = ops.load_heads(halves.view(np.uint8), 64, "f16", kernels)
-    assert np.array_equal(out, halves.view(np.float16).astype(np.float32), equal_nan=True)
+    with np.errstate(invalid="ignore"):  # some processors tell NumPy of signalling NaNs
+        exact = halves.view(np.float16).astype(np.float32)
+    assert np.array_equal(out, exact, equal_nan=True)
 
 
 @every_set

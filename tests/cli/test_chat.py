@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -327,7 +328,7 @@ class Terminal:
         os.close(theirs)
         self.seen = ""
 
-    def until(self, text, seconds=30):
+    def until(self, text, seconds=120):
         """What is shown from here on up to a text."""
         end = time.monotonic() + seconds
         while text not in self.seen:
@@ -345,15 +346,22 @@ class Terminal:
         """Ctrl-C at the prompt, by somebody who has seen it.
 
         Between showing the prompt and waiting for keys there is a moment when the line editor would notice
-        the signal only at the next key.
+        the signal only at the next key. It has passed when the process has slept for a while.
         """
-        time.sleep(0.3)
+        told = Path(f"/proc/{self.process.pid}/stat")  # where there is none, the while is enough
+        for _ in range(400):
+            states = []
+            for _ in range(30):
+                time.sleep(0.01)
+                states.append(told.read_text().rpartition(")")[2].split()[0] if told.exists() else "S")
+            if set(states) == {"S"}:
+                break
         self.type("\x03")
 
     def end(self):
         """Its exit code."""
         try:
-            return self.process.wait(30)
+            return self.process.wait(120)
         finally:
             self.process.kill()
             os.close(self.ours)

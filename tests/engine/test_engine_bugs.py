@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from serving import until
 from stretto import Limits
 from stretto.errors import CacheFull, Cancelled, InvalidRequest, QueueFull
 from stretto.testing import mock_llm
@@ -88,7 +89,7 @@ def test_a_callback_generates_where_only_one_may_run():
     def callback(token):
         inner.append(llm.generate("i", max_tokens=1, temperature=0).text)
 
-    assert within(10, lambda: llm.generate("a", max_tokens=2, callback=callback)).text == "xx"
+    assert within(60, lambda: llm.generate("a", max_tokens=2, callback=callback)).text == "xx"
     assert inner == ["x", "x"]
     settled(llm)
 
@@ -100,7 +101,7 @@ def test_a_callback_asks_for_more_cells_than_there_are():
         llm.generate("i" * 60, max_tokens=1)
 
     with pytest.raises(CacheFull):
-        within(10, lambda: llm.generate("a" * 30, max_tokens=2, callback=callback))
+        within(60, lambda: llm.generate("a" * 30, max_tokens=2, callback=callback))
     settled(llm)
 
 
@@ -112,7 +113,7 @@ def test_who_is_in_a_hook_is_not_preempted():
     row = np.zeros(258, np.float32)
     row[ord("x")], row[ord("y")] = 20.0, 10.0
     llm = mock_llm(lambda seen: row, cells=64)
-    result = within(10, lambda: llm.generate("a" * 20, max_tokens=4, temperature=0, hooks=[ban]))
+    result = within(60, lambda: llm.generate("a" * 20, max_tokens=4, temperature=0, hooks=[ban]))
     assert result.text == "yyyy"
     settled(llm)
 
@@ -128,7 +129,7 @@ def test_a_callback_that_waits_for_itself_is_told_so():
             errors.append(str(error))
 
     streams.append(llm.stream("a", max_tokens=5, callback=callback))
-    assert within(10, lambda: streams[0].result).finish_reason == "cancelled"
+    assert within(60, lambda: streams[0].result).finish_reason == "cancelled"
     assert errors == ["a hook or callback waits for its own request, which waits for it to return"]
     settled(llm)
 
@@ -157,7 +158,7 @@ def test_a_callback_closes_the_model_while_the_worker_waits():
 
     worker = threading.Thread(target=lambda: asyncio.run(other()), daemon=True)
     worker.start()
-    time.sleep(0.05)
+    until(lambda: llm.metrics.running == 1)
     n = []
 
     def callback(token):
@@ -165,9 +166,9 @@ def test_a_callback_closes_the_model_while_the_worker_waits():
         if len(n) == 5:
             llm.close()
 
-    result = within(10, lambda: llm.generate("a", max_tokens=100, callback=callback))
+    result = within(60, lambda: llm.generate("a", max_tokens=100, callback=callback))
     assert result.finish_reason == "cancelled"
-    worker.join(10)
+    worker.join(60)
     assert not worker.is_alive()
 
 
@@ -189,7 +190,7 @@ def test_ctrl_c_between_the_pass_and_its_logits_leaves_nobody_behind():
     with pytest.raises(KeyboardInterrupt):
         next(mine)
     llm._engine._compute = compute
-    assert within(10, lambda: other.result).text == "x" * 6
+    assert within(60, lambda: other.result).text == "x" * 6
     assert mine.result.finish_reason == "cancelled"
     settled(llm)
 
@@ -238,10 +239,10 @@ def test_a_timeout_ends_a_prompt_that_is_being_read():
     llm = mock_llm(lambda seen: time.sleep(0.02) or ord("x"), limits=Limits(max_tokens_per_step=8))
     other = llm.stream("o", max_tokens=1000, temperature=0)
     next(other)
+    before = llm.metrics.prompt_tokens
     late = llm.stream("l" * 900, timeout=0.1)
-    begun = time.monotonic()
     assert late.result.finish_reason == "timeout"
-    assert time.monotonic() - begun < 1.0
+    assert llm.metrics.prompt_tokens - before < 100  # five steps of eight in a tenth of a second
     other.cancel()
     settled(llm)
 
@@ -352,6 +353,10 @@ def test_a_task_that_is_cancelled_while_it_is_refused_is_quiet():
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
+            for _ in range(1000):  # by a thread that gets the lock now
+                if llm.metrics.refused:
+                    break
+                await asyncio.sleep(0.01)
             await asyncio.sleep(0.05)
             del task
             gc.collect()

@@ -373,7 +373,7 @@ def test_others_step_while_one_is_saved(path, monkeypatch):
         if cells[0] == llm.cells.view(holder())[3]:
             started.set()
             llm._engine.lock.release()
-            go_on.wait(10)
+            go_on.wait(60)
             llm._engine.lock.acquire()
         return data
 
@@ -383,7 +383,7 @@ def test_others_step_while_one_is_saved(path, monkeypatch):
     monkeypatch.setattr(llm.backend, "read_cells", slow)
     saving = threading.Thread(target=seq.save, args=(path,))
     saving.start()
-    assert started.wait(10)
+    assert started.wait(60)
     seq.close()
     for _ in range(20):
         other.step(**OPEN)

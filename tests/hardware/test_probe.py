@@ -8,7 +8,7 @@ from machines import GIB, MEASURED
 
 from stretto import _native, hardware
 from stretto.errors import InvalidRequest, PullError
-from stretto.hardware import cpu
+from stretto.hardware import cpu, speed
 from stretto.hardware.speed import Rate
 from stretto.weights.hub import Store
 
@@ -43,6 +43,16 @@ def test_it_measures_once(machine, native, store_home):
     (key,) = json.loads((store_home / "hardware.json").read_text())
     assert key.startswith("EPYC 8, ")
     assert ", 2 cores, stretto " in key
+    assert key.endswith(f", probe {speed.REVISION}")
+
+
+def test_figures_of_another_way_to_measure_are_not_recalled(machine, native, monkeypatch):
+    hardware.probe()
+    asked = len(native.asked)
+    monkeypatch.setattr(speed, "REVISION", speed.REVISION + 1)
+    assert hardware.probe(measure=False).integer_peak is None
+    assert hardware.probe().integer_peak == MEASURED.integer_peak
+    assert len(native.asked) == 2 * asked
 
 
 def test_other_machines_keep_their_figures(machine, tree):

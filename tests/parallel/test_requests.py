@@ -66,8 +66,8 @@ def endless():
 
 
 def freed(llm):
-    """Whether all cells are given back within a moment."""
-    for _ in range(300):
+    """Whether all cells are given back within a moment, or a while on a busy machine."""
+    for _ in range(3000):
         if llm.cache.stats().held == 0:
             return True
         time.sleep(0.01)
@@ -272,8 +272,8 @@ def test_a_callback_that_cancels_or_uses_the_model(llm):
 
 def test_timeouts(endless):
     begun = time.monotonic()
-    run = endless.parallel("x", timeout=0.1)
-    assert 0.1 <= time.monotonic() - begun < 30
+    run = endless.parallel("x", timeout=0.5)
+    assert time.monotonic() - begun >= 0.5
     assert run.finish_reason == "timeout"
     assert run.steps
     assert run.brackets == "[a/b]" * len(run.steps)

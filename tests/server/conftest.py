@@ -17,7 +17,7 @@ def server():
 @pytest.fixture(scope="module")
 def web(server):
     """Requests by hand."""
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
 
 

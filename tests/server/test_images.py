@@ -129,15 +129,15 @@ def test_a_site_that_does_not_answer_holds_up_nobody_else(monkeypatch):
     answer = threading.Event()
 
     def fetch(url, param, most, seconds=10.0):
-        answer.wait(20)
+        answer.wait(60)
         return RED
 
     monkeypatch.setattr(images, "fetch", fetch)
     with serving(lambda entry: seeing_llm("mlp"), remote_images=True) as server:
         body = {"model": "mock", "messages": shown("https://slow.example/cat.png"), "max_tokens": 2}
         url = f"{server.url}/v1/chat/completions"
-        with ThreadPoolExecutor(32) as clients, httpx.Client(timeout=20) as web:
-            waiting = [clients.submit(httpx.post, url, json=body, timeout=30) for _ in range(32)]
+        with ThreadPoolExecutor(32) as clients, httpx.Client(timeout=60) as web:
+            waiting = [clients.submit(httpx.post, url, json=body, timeout=60) for _ in range(32)]
             until(lambda: len(server.state.generations) == 32)
             plain = {**body, "messages": [{"role": "user", "content": "What?"}]}
             assert web.post(url, json=plain).status_code == 200

@@ -20,7 +20,7 @@ def tiny(entry):
 
 @pytest.fixture(scope="module")
 def small():
-    with serving(tiny) as running, httpx.Client(base_url=running.url, timeout=20) as client:
+    with serving(tiny) as running, httpx.Client(base_url=running.url, timeout=60) as client:
         yield client
 
 

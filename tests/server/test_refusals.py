@@ -134,7 +134,7 @@ def test_ollama_clients_get_their_own_shape(web):
 # -- how much --
 
 
-def raw(server, data, seconds=5.0):
+def raw(server, data, seconds=60.0):
     """What comes back for some bytes, until the server closes."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=seconds) as link:
         link.sendall(data)
@@ -196,7 +196,7 @@ def test_connections_over_the_limit_are_told_to_come_later():
 
 
 def test_bodies_together_have_a_limit():
-    limits = RequestLimits(body=5_000, bodies=6_000, body_seconds=5.0)
+    limits = RequestLimits(body=5_000, bodies=6_000, body_seconds=60.0)
     with visiting(limits=limits) as (server, web):
         head = POST + b"Content-Length: 4000\r\n\r\n"
         with socket.create_connection(("127.0.0.1", server.port)) as held:
@@ -237,7 +237,7 @@ def test_what_has_no_tokens_has_a_queue_too(path):
     go_on = threading.Event()
 
     def slow(texts, **options):
-        go_on.wait(20)
+        go_on.wait(60)
         return np.zeros((len(texts), 3))
 
     body = {"model": "mock", "input" if path == "/v1/embeddings" else "text": "ab"}
@@ -246,7 +246,7 @@ def test_what_has_no_tokens_has_a_queue_too(path):
         server.llm().embed = slow
         server.llm().score = lambda ids: slow(ids)[:1, 0]
         some = [
-            clients.submit(httpx.post, server.url + path, json=body, timeout=20) for _ in range(AT_ONCE + 2)
+            clients.submit(httpx.post, server.url + path, json=body, timeout=60) for _ in range(AT_ONCE + 2)
         ]
         until(lambda: server.state.turns._waiting == 2)
         refused = httpx.post(server.url + path, json=body)
@@ -258,14 +258,14 @@ def test_what_has_no_tokens_has_a_queue_too(path):
 
 
 def test_a_request_that_takes_too_long_ends_with_what_there_is():
-    with visiting(endless(0.02), limits=RequestLimits(seconds=0.5)) as (_, web):
+    with visiting(endless(0.02), limits=RequestLimits(seconds=1.0)) as (_, web):
         choice = web.post("/v1/completions", json={**TEXT, "max_tokens": 900}).json()["choices"][0]
         assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "timeout")
-        assert 3 < len(choice["text"]) < 60
+        assert 0 < len(choice["text"]) <= 50
         mine = web.post("/v1/completions", json={**TEXT, "max_tokens": 900, "timeout": 0.1}).json()[
             "choices"
         ][0]
-        assert len(mine["text"]) < len(choice["text"])
+        assert len(mine["text"]) <= 5
         none = web.post("/v1/completions", json={**TEXT, "timeout": 1e-9})
         assert (none.status_code, none.json()["choices"][0]["text"]) == (200, "")
 
@@ -283,7 +283,7 @@ def test_a_failing_request_harms_no_other():
         llm.tokenizer.encode = encode
         return llm
 
-    with serving(opener) as server, httpx.Client(base_url=server.url, timeout=20) as web:
+    with serving(opener) as server, httpx.Client(base_url=server.url, timeout=60) as web:
         found = []
         good = threading.Thread(
             target=lambda: found.append(web.post("/v1/completions", json={**TEXT, "max_tokens": 100}))

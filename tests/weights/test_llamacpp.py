@@ -83,7 +83,7 @@ def test_llamacpp_runs_our_file(tmp_path, name):
     path = tmp_path / "tiny.gguf"
     tiny_llama(path, Format[name])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", SCRIPT, str(path)], capture_output=True, text=True, timeout=300, check=False
     )
     results = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert results, done.stderr[-2000:]

@@ -48,7 +48,7 @@ def start():
         yield start
 
 
-def until(condition, seconds=15):
+def until(condition, seconds=120):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "nothing happened"
@@ -63,10 +63,10 @@ def files(folder):
 def test_a_signal_ends_the_pull_and_leaves_nothing(start, tiny, index, store_home, number, code):
     index.stall = True
     process = start(PULL, tiny)
-    assert index.asked.wait(15)
+    assert index.asked.wait(120)
     until(lambda: fetch.bytes_under(store_home) > 0)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=15)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == code
     assert "Traceback" not in errors
     assert files(store_home) == []
@@ -75,7 +75,7 @@ def test_a_signal_ends_the_pull_and_leaves_nothing(start, tiny, index, store_hom
 def test_what_a_killed_process_left_is_cleared_away(start, tiny, index, store_home):
     index.stall = True
     process = start(PULL, tiny)
-    assert index.asked.wait(15)
+    assert index.asked.wait(120)
     until(lambda: files(store_home))
     process.kill()
     process.communicate()
@@ -92,12 +92,12 @@ def test_what_a_killed_process_left_is_cleared_away(start, tiny, index, store_ho
 def test_the_second_of_two_pulls_waits_and_finds_it_there(start, tiny, index, store_home):
     index.stall = True
     first = start(REPORT, tiny)
-    assert index.asked.wait(15)
+    assert index.asked.wait(120)
     second = start(REPORT, tiny)
     assert second.stdout.readline() == "waiting for another pull of it\n"
     index.go.set()
     for process in (first, second):
-        output, errors = process.communicate(timeout=15)
+        output, errors = process.communicate(timeout=120)
         assert (process.returncode, errors) == (0, "")
         assert output.splitlines()[-1] == tiny.sha256
     assert [request for request in index.requests if "/wheels/" in request and "GET" in request] == [

@@ -118,7 +118,8 @@ def _speed(
     """The remembered speeds, or new ones if they are wanted."""
     from stretto import __version__
 
-    key = f"{found.name}, {found.architecture}, {usable} cores, stretto {__version__}"
+    version = f"stretto {__version__}, probe {speed.REVISION}"
+    key = f"{found.name}, {found.architecture}, {usable} cores, {version}"
     known = None if refresh else speed.recall(key)
     if known or not (measure or refresh):
         return known or Speed()

@@ -12,6 +12,7 @@ from typing import Any
 from stretto.errors import StrettoError
 
 FILE = "hardware.json"
+REVISION = 2  # of the way to measure: figures of another one are not comparable, and not recalled
 _SECONDS = 0.12  # for each of the six figures
 _MODEL = 100_000_000  # bytes of a small model, which a large cache may hold
 _LEAST = 2**24  # bytes: with less there is nothing to measure
