@@ -179,11 +179,23 @@ struct Tiles : Panel<L> {
                     });
                 });
             });
-            // As they lie in memory: of nibbles the low and the high ones come together.
-            each<8>([&](auto i) ALWAYS_LAMBDA {
-                constexpr int quad = kShape.bits == 8 ? i : i / 2 + i % 2 * 4;
-                each<R>([&](auto r) ALWAYS_LAMBDA { sums.template dot<quad>(r, P::quants(at, from + r, quad), x[quad / 4]); });
-            });
+            if constexpr (kShape.bits < 8 && C < 3) {
+                each<R>([&](auto r) ALWAYS_LAMBDA {
+                    uint8x16_t q[8];
+                    P::quants(at, from + r, q);
+                    each<8>([&](auto quad) ALWAYS_LAMBDA {
+                        sums.template dot<quad>(r, vreinterpretq_s8_u8(q[quad]), x[quad / 4]);
+                    });
+                });
+            } else {
+                // One register of quants at a time. As they lie in memory: of nibbles the low and the high ones together.
+                each<8>([&](auto i) ALWAYS_LAMBDA {
+                    constexpr int quad = kShape.bits == 8 ? i : i / 2 + i % 2 * 4;
+                    each<R>([&](auto r) ALWAYS_LAMBDA {
+                        sums.template dot<quad>(r, P::quants(at, from + r, quad), x[quad / 4]);
+                    });
+                });
+            }
             each<kGroups>([&](auto g) ALWAYS_LAMBDA {
                 each<R>([&](auto r) ALWAYS_LAMBDA {
                     float32x4_t d, bias, m = vdupq_n_f32(0.0f);

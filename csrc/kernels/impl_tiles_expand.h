@@ -32,47 +32,87 @@ struct Panel {
         return vreinterpretq_s8_u8(vorrq_u8(low, vandq_u8(moved, mask)));
     }
 
+    // All quants of the four rows from 4r on, where they have less than 8 bits: 8 × four columns. Bits above the nibbles are
+    // shifted together as far as they have the same way to go.
+    static ALWAYS void quants(const uint8_t* block, int r, uint8x16_t (&q)[8]) {
+        const uint8_t* at = block + r * 16;
+        each<4>([&](auto i) ALWAYS_LAMBDA {
+            const uint8x16_t both = vld1q_u8(at + i * 64);
+            q[i] = vandq_u8(both, vdupq_n_u8(15));
+            q[i + 4] = vshrq_n_u8(both, 4);
+        });
+        const auto insert = [&](int quad, uint8x16_t above) ALWAYS_LAMBDA {
+            q[quad] = vbslq_u8(vdupq_n_u8(kShape.bits == 5 ? 16 : 48), above, q[quad]);
+        };
+        if constexpr (kShape.bits == 5) {
+            const uint8x16_t above = vld1q_u8(at + 4 * 64);
+            insert(4, above);
+            insert(5, vshrq_n_u8(above, 1));
+            insert(6, vshrq_n_u8(above, 2));
+            insert(7, vshrq_n_u8(above, 3));
+            uint8x16_t up = above;
+            each<4>([&](auto i) ALWAYS_LAMBDA {
+                up = vaddq_u8(up, up);  // either vector unit adds, but only one shifts
+                insert(3 - i, up);
+            });
+        }
+        if constexpr (kShape.bits == 6) {
+            each<2>([&](auto half) ALWAYS_LAMBDA {
+                const uint8x16_t above = vld1q_u8(at + (4 + half) * 64);
+                insert(4 * half, vshlq_n_u8(above, 4));
+                insert(4 * half + 1, vshlq_n_u8(above, 2));
+                insert(4 * half + 2, above);
+                insert(4 * half + 3, vshrq_n_u8(above, 2));
+            });
+        }
+    }
+
     // Four scales that are kept as they are.
     static ALWAYS float32x4_t scales(const uint8_t* at, int r) {
         if constexpr (kShape.scales == Scales::kHalf) return half_four(reinterpret_cast<const uint16_t*>(at) + 4 * r);
         return vld1q_f32(reinterpret_cast<const float*>(at) + 4 * r);
     }
 
-    // The scales of a half panel's blocks as floats, whose first block begins a unit.
+    // The scales of a half panel's blocks as floats; coded ones of whole units.
     static void expand_scales(const uint8_t* panel, int half, size_t first, size_t last, float* out) {
-        const float32x4_t bias = vdupq_n_f32(-kFloatBias);
-        for (size_t block = first; block < last; ++block) {
+        for (size_t block = first; block < last; block += kUnit) {
             const uint8_t* unit = panel + block / kUnit * kShape.unit_bytes();
-            UNROLL for (int g = 0; g < kGroups; ++g, out += kParts * kTileRows) {
-                const uint8_t* d = unit + kShape.scale_at(block % kUnit, g);
-                const uint8_t* m = unit + kShape.min_at(block % kUnit, g);
-                if constexpr (kCoded) {
-                    const auto* head = reinterpret_cast<const uint16_t*>(unit) + half * kTileRows;
-                    coded(d + half * kTileRows, head, out);
-                    if constexpr (kShape.min) coded(m + half * kTileRows, head + kPanelRows, out + 2 * kTileRows);
-                }
+            float32x4_t by[2][2] = {};  // what codes of scales and of minima are multiplied with
+            if constexpr (kCoded) {
+                const auto* head = reinterpret_cast<const uint16_t*>(unit) + half * kTileRows;
                 UNROLL for (int r = 0; r < 2; ++r) {
-                    float* to = out + 4 * r;
-                    if constexpr (!kCoded) {
-                        vst1q_f32(to, scales(d, 2 * half + r));
-                        if constexpr (kShape.min) vst1q_f32(to + 2 * kTileRows, scales(m, 2 * half + r));
+                    by[0][r] = half_four(head + 4 * r);
+                    if constexpr (kShape.min) by[1][r] = half_four(head + kPanelRows + 4 * r);
+                }
+            }
+            for (size_t in_unit = 0; in_unit < kUnit; ++in_unit) {
+                UNROLL for (int g = 0; g < kGroups; ++g, out += kParts * kTileRows) {
+                    const auto d = eight_scales(unit + kShape.scale_at(in_unit, g), half, by[0]);
+                    UNROLL for (int r = 0; r < 2; ++r) {
+                        vst1q_f32(out + 4 * r, d.val[r]);
+                        vst1q_f32(out + kTileRows + 4 * r, vmulq_f32(d.val[r], vdupq_n_f32(-kFloatBias)));
                     }
-                    vst1q_f32(to + kTileRows, vmulq_f32(vld1q_f32(to), bias));
+                    if constexpr (kShape.min) {
+                        const auto m = eight_scales(unit + kShape.min_at(in_unit, g), half, by[1]);
+                        UNROLL for (int r = 0; r < 2; ++r) vst1q_f32(out + 2 * kTileRows + 4 * r, m.val[r]);
+                    }
                 }
             }
         }
     }
 
-    // Eight codes × the half floats of their rows: exact. Bytes become floats by what stands above them.
-    static ALWAYS void coded(const uint8_t* codes, const uint16_t* halves, float* out) {
-        const uint8x8_t flipped = veor_u8(vld1_u8(codes), vdup_n_u8(128));
-        const uint16x8_t wide = vreinterpretq_u16_u8(vzip1q_u8(vcombine_u8(flipped, flipped), vdupq_n_u8(0)));
-        const uint16x8_t above = vdupq_n_u16(kSumStart >> 16);
-        const float32x4_t bias = vdupq_n_f32(kFloatBias + 128.0f);
-        const float32x4_t low = vsubq_f32(vreinterpretq_f32_u16(vzip1q_u16(wide, above)), bias);
-        const float32x4_t high = vsubq_f32(vreinterpretq_f32_u16(vzip2q_u16(wide, above)), bias);
-        vst1q_f32(out, vmulq_f32(low, half_four(halves)));
-        vst1q_f32(out + 4, vmulq_f32(high, half_four(halves + 4)));
+    // The eight scales of half a panel, of which `at` has sixteen. Codes × half floats are exact; bytes become floats by what
+    // stands above them.
+    static ALWAYS float32x4x2_t eight_scales(const uint8_t* at, int half, [[maybe_unused]] const float32x4_t (&by)[2]) {
+        if constexpr (kCoded) {
+            const uint8x8_t flipped = veor_u8(vld1_u8(at + half * kTileRows), vdup_n_u8(128));
+            const uint16x8_t wide = vreinterpretq_u16_u8(vzip1q_u8(vcombine_u8(flipped, flipped), vdupq_n_u8(0)));
+            const uint16x8_t above = vdupq_n_u16(kSumStart >> 16);
+            const float32x4_t bias = vdupq_n_f32(kFloatBias + 128.0f);
+            return {{vmulq_f32(vsubq_f32(vreinterpretq_f32_u16(vzip1q_u16(wide, above)), bias), by[0]),
+                     vmulq_f32(vsubq_f32(vreinterpretq_f32_u16(vzip2q_u16(wide, above)), bias), by[1])}};
+        }
+        return {{scales(at, 2 * half), scales(at, 2 * half + 1)}};
     }
 
     // Blocks [first, last) of a panel, the first of which begins a unit.
@@ -82,11 +122,16 @@ struct Panel {
         int8_t* high = to.quants[1];
         for (size_t block = first; block < last; ++block, low += kBytes, high += kBytes) {
             const uint8_t* from = panel + block / kUnit * kShape.unit_bytes() + kShape.quants_at(block % kUnit);
-            each<8>([&](auto quad) ALWAYS_LAMBDA {
-                each<4>([&](auto r) ALWAYS_LAMBDA {
-                    int8x16_t q = quants(from, r, quad);
-                    if constexpr (kShape.bits < 8 && kShape.offset) q = vsubq_s8(q, vreinterpretq_s8_u8(offset));
-                    vst1q_s8((r < 2 ? low : high) + quad * 32 + r % 2 * 16, q);
+            each<4>([&](auto r) ALWAYS_LAMBDA {
+                int8_t* at = (r < 2 ? low : high) + r % 2 * 16;
+                [[maybe_unused]] uint8x16_t q[8];
+                if constexpr (kShape.bits < 8) quants(from, r, q);
+                each<8>([&](auto quad) ALWAYS_LAMBDA {
+                    if constexpr (kShape.bits == 8) {
+                        vst1q_s8(at + quad * 32, quants(from, r, quad));
+                    } else {
+                        vst1q_u8(reinterpret_cast<uint8_t*>(at) + quad * 32, kShape.offset ? vsubq_u8(q[quad], offset) : q[quad]);
+                    }
                 });
             });
         }
