@@ -34,6 +34,12 @@ alignas(32) constexpr int32_t kSumStarts[8] = {kSumStart, kSumStart, kSumStart, 
                                                kSumStart, kSumStart, kSumStart, kSumStart};
 ALWAYS int32x4_t sum_start() { return loaded<int32x4_t>(kSumStarts); }
 
+// Asks for memory that is read soon.
+template <size_t Bytes>
+ALWAYS void prefetch(const uint8_t* at) {
+    each<static_cast<int>(Bytes / 64)>([&](auto line) ALWAYS_LAMBDA { __builtin_prefetch(at + 64 * line); });
+}
+
 // Some columns of activations, from a block on: one, or up to as many as stand together.
 struct Inputs {
     const int8_t* q;
@@ -149,23 +155,19 @@ struct Tiles : Panel<L> {
         }
         Sums<R, C, Lanes> sums;
         sums.clear();
-        alignas(64) float coded[kCoded ? R / 2 * kUnit * kFloats : 1];
+        float32x4_t by[R / 2][2][2] = {};
         size_t in_unit = 0;
         for (size_t block = 0; block < blocks; ++block, a.template next<Lanes>()) {
+            const uint8_t* at = w + kShape.quants_at(in_unit);
             if constexpr (kCoded) {
                 if (in_unit == 0) {
-                    each<R / 2>([&](auto half) ALWAYS_LAMBDA {
-                        P::expand_scales(w, from / 2 + half, 0, kUnit, coded + half * kUnit * kFloats);
-                    });
+                    each<R / 2>([&](auto half) ALWAYS_LAMBDA { P::multipliers(w, from / 2 + half, by[half]); });
+                    prefetch<kShape.head_bytes()>(w + kShape.unit_bytes());
                 }
+                prefetch<kShape.quant_bytes()>(at + 6 * kShape.quant_bytes());
             }
-            const uint8_t* at = w + kShape.quants_at(in_unit);
-            if constexpr (kShape.scales == Scales::kFloat) {
-                // So many of them stand before the quants, and are read after them, that the stream is not foreseen.
-                each<static_cast<int>(kShape.head_bytes() / 64)>([&](auto line) ALWAYS_LAMBDA {
-                    __builtin_prefetch(w + 2 * kShape.unit_bytes() + 64 * line);
-                });
-            }
+            // So many of them stand before the quants, and are read after them, that the stream is not foreseen.
+            if constexpr (kShape.scales == Scales::kFloat) prefetch<kShape.head_bytes()>(w + 2 * kShape.unit_bytes());
             int8x16_t x[2][C];
             each<C>([&](auto c) ALWAYS_LAMBDA {
                 x[0][c] = vld1q_s8(a.q + c * kBlock);
@@ -197,19 +199,16 @@ struct Tiles : Panel<L> {
                 });
             }
             each<kGroups>([&](auto g) ALWAYS_LAMBDA {
-                each<R>([&](auto r) ALWAYS_LAMBDA {
-                    float32x4_t d, bias, m = vdupq_n_f32(0.0f);
-                    if constexpr (kCoded) {
-                        const float* s = coded + (r / 2 * kUnit + in_unit) * kFloats + g * kParts * kTileRows + r % 2 * 4;
-                        d = vld1q_f32(s);
-                        bias = vld1q_f32(s + kTileRows);
-                        if constexpr (kShape.min) m = vld1q_f32(s + 2 * kTileRows);
-                    } else {
-                        d = P::scales(w + kShape.scale_at(0, g), from + r);
-                        bias = vmulq_n_f32(d, -kFloatBias);
-                        if constexpr (kShape.min) m = P::scales(w + kShape.min_at(0, g), from + r);
+                each<R / 2>([&](auto half) ALWAYS_LAMBDA {
+                    const auto d = P::eight_scales(w + kShape.scale_at(in_unit, g), from / 2 + half, by[half][0]);
+                    float32x4x2_t m = {};
+                    if constexpr (kShape.min) {
+                        m = P::eight_scales(w + kShape.min_at(in_unit, g), from / 2 + half, by[half][1]);
                     }
-                    sums.scale(g, r, a, d, [=]() ALWAYS_LAMBDA { return bias; }, m);
+                    each<2>([&](auto r) ALWAYS_LAMBDA {
+                        const float32x4_t bias = vmulq_n_f32(d.val[r], -kFloatBias);
+                        sums.scale(g, 2 * half + r, a, d.val[r], [=]() ALWAYS_LAMBDA { return bias; }, m.val[r]);
+                    });
                 });
             });
             if (kUnit == 1 || ++in_unit == kUnit) {

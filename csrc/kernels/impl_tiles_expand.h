@@ -77,14 +77,8 @@ struct Panel {
     static void expand_scales(const uint8_t* panel, int half, size_t first, size_t last, float* out) {
         for (size_t block = first; block < last; block += kUnit) {
             const uint8_t* unit = panel + block / kUnit * kShape.unit_bytes();
-            float32x4_t by[2][2] = {};  // what codes of scales and of minima are multiplied with
-            if constexpr (kCoded) {
-                const auto* head = reinterpret_cast<const uint16_t*>(unit) + half * kTileRows;
-                UNROLL for (int r = 0; r < 2; ++r) {
-                    by[0][r] = half_four(head + 4 * r);
-                    if constexpr (kShape.min) by[1][r] = half_four(head + kPanelRows + 4 * r);
-                }
-            }
+            float32x4_t by[2][2] = {};
+            multipliers(unit, half, by);
             for (size_t in_unit = 0; in_unit < kUnit; ++in_unit) {
                 UNROLL for (int g = 0; g < kGroups; ++g, out += kParts * kTileRows) {
                     const auto d = eight_scales(unit + kShape.scale_at(in_unit, g), half, by[0]);
@@ -97,6 +91,17 @@ struct Panel {
                         UNROLL for (int r = 0; r < 2; ++r) vst1q_f32(out + 2 * kTileRows + 4 * r, m.val[r]);
                     }
                 }
+            }
+        }
+    }
+
+    // What the codes of half a panel's scales ([0]) and minima ([1]) are multiplied with.
+    static ALWAYS void multipliers([[maybe_unused]] const uint8_t* unit, int half, float32x4_t (&by)[2][2]) {
+        if constexpr (kCoded) {
+            const auto* head = reinterpret_cast<const uint16_t*>(unit) + half * kTileRows;
+            UNROLL for (int r = 0; r < 2; ++r) {
+                by[0][r] = half_four(head + 4 * r);
+                if constexpr (kShape.min) by[1][r] = half_four(head + kPanelRows + 4 * r);
             }
         }
     }
