@@ -181,16 +181,14 @@ struct Tiles : Panel<L> {
                     });
                 });
             });
-            if constexpr (kShape.bits < 8 && C < 3) {
+            if constexpr (kShape.bits > 4 && kShape.bits < 8) {
                 each<R>([&](auto r) ALWAYS_LAMBDA {
-                    uint8x16_t q[8];
-                    P::quants(at, from + r, q);
-                    each<8>([&](auto quad) ALWAYS_LAMBDA {
-                        sums.template dot<quad>(r, vreinterpretq_s8_u8(q[quad]), x[quad / 4]);
+                    P::each_quants(at, from + r, [&](auto quad, uint8x16_t q) ALWAYS_LAMBDA {
+                        sums.template dot<decltype(quad)::value>(r, vreinterpretq_s8_u8(q), x[quad / 4]);
                     });
                 });
             } else {
-                // One register of quants at a time. As they lie in memory: of nibbles the low and the high ones together.
+                // As they lie in memory: of nibbles the low and the high ones come together.
                 each<8>([&](auto i) ALWAYS_LAMBDA {
                     constexpr int quad = kShape.bits == 8 ? i : i / 2 + i % 2 * 4;
                     each<R>([&](auto r) ALWAYS_LAMBDA {

@@ -16,53 +16,46 @@ struct Panel {
         alignas(64) float scales[kHalves][kExpanded * kFloats];
     };
 
-    // Quants of the four rows from 4r on, columns 4 × quad … of a block.
+    // Quants of the four rows from 4r on, columns 4 × quad … of a block: bytes or nibbles.
     static ALWAYS int8x16_t quants(const uint8_t* block, int r, int quad) {
         const uint8_t* at = block + r * 16;
         if constexpr (kShape.bits == 8) {
             return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(at + quad * 64), vdupq_n_u8(128)));
         }
         const uint8x16_t both = vld1q_u8(at + quad % 4 * 64);
-        const uint8x16_t low = quad < 4 ? vandq_u8(both, vdupq_n_u8(15)) : vshrq_n_u8(both, 4);
-        if constexpr (kShape.bits == 4) return vreinterpretq_s8_u8(low);
-        const int shift = kShape.bits == 5 ? quad : quad % 4 * 2;
-        const uint8x16_t above = vld1q_u8(at + 4 * 64 + (kShape.bits == 6 ? quad / 4 * 64 : 0));
-        const uint8x16_t mask = vdupq_n_u8(kShape.bits == 5 ? 16 : 48);
-        const uint8x16_t moved = vshlq_u8(above, vdupq_n_s8(static_cast<int8_t>(4 - shift)));
-        return vreinterpretq_s8_u8(vorrq_u8(low, vandq_u8(moved, mask)));
+        return vreinterpretq_s8_u8(quad < 4 ? vandq_u8(both, vdupq_n_u8(15)) : vshrq_n_u8(both, 4));
     }
 
-    // All quants of the four rows from 4r on, where they have less than 8 bits: 8 × four columns. Bits above the nibbles are
-    // shifted together as far as they have the same way to go.
-    static ALWAYS void quants(const uint8_t* block, int r, uint8x16_t (&q)[8]) {
+    // Calls f(quad, quants) for all of the four rows from 4r on, where they have less than 8 bits, each as soon as it is
+    // there. Bits above the nibbles are shifted together as far as they have the same way to go.
+    template <typename F>
+    static ALWAYS void each_quants(const uint8_t* block, int r, F f) {
         const uint8_t* at = block + r * 16;
-        each<4>([&](auto i) ALWAYS_LAMBDA {
-            const uint8x16_t both = vld1q_u8(at + i * 64);
-            q[i] = vandq_u8(both, vdupq_n_u8(15));
-            q[i + 4] = vshrq_n_u8(both, 4);
-        });
-        const auto insert = [&](int quad, uint8x16_t above) ALWAYS_LAMBDA {
-            q[quad] = vbslq_u8(vdupq_n_u8(kShape.bits == 5 ? 16 : 48), above, q[quad]);
+        const auto low = [&](int i) ALWAYS_LAMBDA { return vandq_u8(vld1q_u8(at + i * 64), vdupq_n_u8(15)); };
+        const auto high = [&](int i) ALWAYS_LAMBDA { return vshrq_n_u8(vld1q_u8(at + i * 64), 4); };
+        const auto with = [&](auto quad, uint8x16_t above) ALWAYS_LAMBDA {
+            const uint8x16_t nibbles = quad < 4 ? low(quad) : high(quad - 4);
+            f(quad, vbslq_u8(vdupq_n_u8(kShape.bits == 5 ? 16 : 48), above, nibbles));
         };
-        if constexpr (kShape.bits == 5) {
+        if constexpr (kShape.bits == 4) {
+            each<4>([&](auto i) ALWAYS_LAMBDA { f(i, low(i)); });
+            each<4>([&](auto i) ALWAYS_LAMBDA { f(std::integral_constant<int, i + 4>{}, high(i)); });
+        } else if constexpr (kShape.bits == 5) {
             const uint8x16_t above = vld1q_u8(at + 4 * 64);
-            insert(4, above);
-            insert(5, vshrq_n_u8(above, 1));
-            insert(6, vshrq_n_u8(above, 2));
-            insert(7, vshrq_n_u8(above, 3));
             uint8x16_t up = above;
+            with(std::integral_constant<int, 4>{}, above);
             each<4>([&](auto i) ALWAYS_LAMBDA {
                 up = vaddq_u8(up, up);  // either vector unit adds, but only one shifts
-                insert(3 - i, up);
+                with(std::integral_constant<int, 3 - i>{}, up);
+                if constexpr (i < 3) with(std::integral_constant<int, 5 + i>{}, vshrq_n_u8(above, i + 1));
             });
-        }
-        if constexpr (kShape.bits == 6) {
+        } else {
             each<2>([&](auto half) ALWAYS_LAMBDA {
                 const uint8x16_t above = vld1q_u8(at + (4 + half) * 64);
-                insert(4 * half, vshlq_n_u8(above, 4));
-                insert(4 * half + 1, vshlq_n_u8(above, 2));
-                insert(4 * half + 2, above);
-                insert(4 * half + 3, vshrq_n_u8(above, 2));
+                with(std::integral_constant<int, 4 * half + 2>{}, above);
+                with(std::integral_constant<int, 4 * half>{}, vshlq_n_u8(above, 4));
+                with(std::integral_constant<int, 4 * half + 1>{}, vshlq_n_u8(above, 2));
+                with(std::integral_constant<int, 4 * half + 3>{}, vshrq_n_u8(above, 2));
             });
         }
     }
@@ -110,8 +103,9 @@ struct Panel {
     // stands above them.
     static ALWAYS float32x4x2_t eight_scales(const uint8_t* at, int half, [[maybe_unused]] const float32x4_t (&by)[2]) {
         if constexpr (kCoded) {
-            const uint8x8_t flipped = veor_u8(vld1_u8(at + half * kTileRows), vdup_n_u8(128));
-            const uint16x8_t wide = vreinterpretq_u16_u8(vzip1q_u8(vcombine_u8(flipped, flipped), vdupq_n_u8(0)));
+            // Sixteen bytes are loaded, as that needs no other instruction: quants follow the last codes.
+            const uint8x16_t flipped = veorq_u8(vld1q_u8(at + half * kTileRows), vdupq_n_u8(128));
+            const uint16x8_t wide = vreinterpretq_u16_u8(vzip1q_u8(flipped, vdupq_n_u8(0)));
             const uint16x8_t above = vdupq_n_u16(kSumStart >> 16);
             const float32x4_t bias = vdupq_n_f32(kFloatBias + 128.0f);
             return {{vmulq_f32(vsubq_f32(vreinterpretq_f32_u16(vzip1q_u16(wide, above)), bias), by[0]),
@@ -129,15 +123,13 @@ struct Panel {
             const uint8_t* from = panel + block / kUnit * kShape.unit_bytes() + kShape.quants_at(block % kUnit);
             each<4>([&](auto r) ALWAYS_LAMBDA {
                 int8_t* at = (r < 2 ? low : high) + r % 2 * 16;
-                [[maybe_unused]] uint8x16_t q[8];
-                if constexpr (kShape.bits < 8) quants(from, r, q);
-                each<8>([&](auto quad) ALWAYS_LAMBDA {
-                    if constexpr (kShape.bits == 8) {
-                        vst1q_s8(at + quad * 32, quants(from, r, quad));
-                    } else {
-                        vst1q_u8(reinterpret_cast<uint8_t*>(at) + quad * 32, kShape.offset ? vsubq_u8(q[quad], offset) : q[quad]);
-                    }
-                });
+                if constexpr (kShape.bits == 8) {
+                    each<8>([&](auto quad) ALWAYS_LAMBDA { vst1q_s8(at + quad * 32, quants(from, r, quad)); });
+                } else {
+                    each_quants(from, r, [&](auto quad, uint8x16_t q) ALWAYS_LAMBDA {
+                        vst1q_u8(reinterpret_cast<uint8_t*>(at) + quad * 32, kShape.offset ? vsubq_u8(q, offset) : q);
+                    });
+                }
             });
         }
         for (size_t half = 0; half < kHalves; ++half) {
