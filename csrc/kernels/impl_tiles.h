@@ -246,6 +246,8 @@ inline void packed_blocks(const uint8_t* w, const int8_t* q, const float* scale,
 #undef MIN
 }
 
+#include "kernels/impl_pairs.h"
+
 // Some columns of activations, from a block on: one, or up to as many as stand together.
 struct Inputs {
     const int8_t* q;
@@ -591,6 +593,15 @@ struct Tiles {
                 packed_tile<4, 1, 1>(t.panel, 0, blocks, Inputs(a, c, columns, 0), t.out + c * t.stride, t.stride, t.rows);
             }
             return;
+        }
+        if constexpr (has_pairs(L)) {
+            if (n == 2) {
+                const Inputs in(a, 0, columns, 0);
+                Sums<4, 2, kLanes> sums;
+                sums.clear();
+                multiply_pairs<L>(t.panel, in.q, in.scale, in.scaled, in.sums, blocks, reinterpret_cast<float*>(sums.total));
+                return sums.store(t.out, t.stride, t.rows);
+            }
         }
         each_columns<kGroups == 1 ? 4 : 2>(n, [&](auto count, size_t c) {
             const Inputs in(a, c, columns, 0);
