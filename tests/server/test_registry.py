@@ -176,3 +176,14 @@ def test_one_server_serves_several_models():
 )
 def test_what_a_model_is_called(text, name, source):
     assert ModelEntry.parse(text) == ModelEntry(name, source)
+
+
+@pytest.mark.parametrize("precision", ["standard", "high"])
+def test_models_have_the_precision_of_the_settings(precision):
+    async def run():
+        registry = Registry(settings(1, precision=precision))
+        await use(registry, "a")
+        assert registry.slots["a"].llm.precision == precision
+        await registry.close()
+
+    asyncio.run(run())

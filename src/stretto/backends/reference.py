@@ -34,6 +34,7 @@ class ReferenceBackend:
     """Runs a model in NumPy. `forward` is the protocol's; `compute` shows what happens within."""
 
     name = "reference"
+    precision = "exact"
     capabilities = Capabilities(attention=True)
 
     def __init__(self, file: GGUF, spec: ModelSpec, n_cells: int) -> None:
