@@ -317,7 +317,7 @@ void bind_decoder(nb::module_& m) {
     nb::class_<Decoder>(m, "Decoder", "A model that is ready to run.")
         .def("__init__",
              [](Decoder* self, const nb::dict& spec, size_t n_cells, const std::string& kv, int threads,
-                const std::string& kernels) {
+                const std::string& kernels, const std::string& precision) {
                  const Kernels* table = kernels.empty() ? best_kernels() : kernels_named(kernels.c_str());
                  if (!table) fail("this machine cannot run the kernels '" + kernels + "'");
                  if (threads < 1 || threads > 1024) fail("threads must be from 1 to 1024");
@@ -325,9 +325,10 @@ void bind_decoder(nb::module_& m) {
                  if (kv != "f16" && kv != "q8" && kv != "f32") fail("kv must be 'f16', 'q8' or 'f32'");
                  const CacheType type =
                      kv == "q8" ? CacheType::kQ8 : kv == "f32" ? CacheType::kFloat : CacheType::kHalf;
-                 new (self) Decoder(config_of(spec), n_cells, type, threads, table);
+                 new (self) Decoder(config_of(spec), n_cells, type, precision_named(precision), threads, table);
              },
-             nb::arg("spec"), nb::arg("n_cells"), nb::arg("kv"), nb::arg("threads"), nb::arg("kernels"))
+             nb::arg("spec"), nb::arg("n_cells"), nb::arg("kv"), nb::arg("threads"), nb::arg("kernels"),
+             nb::arg("precision") = "standard")
         .def("set_unpacked", &set_unpacked, nb::arg("name"), nb::arg("code"), nb::arg("rows"), nb::arg("columns"),
              nb::arg("data").noconvert(), nb::keep_alive<1, 6>())
         .def("pack_rows", &pack_rows, nb::arg("name"), nb::arg("code"), nb::arg("rows"), nb::arg("columns"),

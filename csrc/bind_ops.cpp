@@ -11,7 +11,6 @@
 
 #include "bindings.h"
 #include "governor.h"
-#include "kernels/kernels.h"
 #include "rope.h"
 
 namespace stretto {
@@ -61,14 +60,14 @@ struct Activations {
     std::unique_ptr<int32_t[]> sums;
     size_t lanes;
 
-    Activations(const Kernels& kernel, const float* x, size_t n, size_t columns, size_t n_lanes)
-        : blocks((n + n_lanes - 1) / n_lanes * n_lanes * (columns / kBlock)),
+    Activations(const Kernels& kernel, Precision precision, const float* x, size_t n, size_t columns, size_t n_lanes)
+        : blocks((columns_of(precision) * n + n_lanes - 1) / n_lanes * n_lanes * (columns / kBlock)),
           q(room<int8_t>(blocks * kBlock)),
           scale(room<float>(blocks)),
           scaled(room<float>(blocks)),
           sums(room<int32_t>(2 * blocks)),
           lanes(n_lanes) {
-        for (size_t row = 0; row < n; ++row) kernel.quantize(x + row * columns, columns, row, view());
+        for (size_t row = 0; row < n; ++row) quantize_activations(kernel, precision, x + row * columns, columns, row, view());
     }
     Quantized view() const { return {q.get(), scale.get(), scaled.get(), sums.get(), lanes}; }
 };
@@ -90,37 +89,41 @@ struct Packed {
     }
 
     // float32[n, rows]
-    void multiply(const Kernels& kernel, const float* x, size_t n, float* out) const {
-        if (is_float(matrix.layout)) {
-            return kernel.matmul(matrix, Quantized{}, x, n, 0, matrix.panels(), out, matrix.rows);
-        }
-        const Activations a(kernel, x, n, matrix.columns, kernel.lanes(n));
-        kernel.matmul(matrix, a.view(), x, n, 0, matrix.panels(), out, matrix.rows);
+    void multiply(const Kernels& kernel, const float* x, size_t n, float* out,
+                  Precision precision = Precision::kStandard) const {
+        const size_t columns = is_float(matrix.layout) ? 0 : matrix.columns;
+        const Activations a(kernel, precision, x, n, columns, kernel.lanes(columns_of(precision) * n));
+        const auto pairs = room<float>(precision == Precision::kHigh ? kPairFloats : 0);
+        ProductScratch scratch;
+        scratch.pairs = pairs.get();
+        multiply_activations(kernel, precision, matrix, {a.view(), x, 0, n}, 0, matrix.panels(), out, scratch);
     }
 };
 
 using QuantizedRows = std::tuple<Array2<int8_t>, Array2<float>, Array2<float>, Array2<int32_t>>;
 
-QuantizedRows quantize_rows(Input2<float> x, const std::string& kernels) {
+QuantizedRows quantize_rows(Input2<float> x, const std::string& kernels, const std::string& precision) {
     const Kernels& kernel = kernels_for(kernels);
-    const size_t n = x.shape(0), columns = x.shape(1);
+    const Precision chosen = precision_named(precision);
+    const size_t columns = x.shape(1), n = columns_of(chosen) * x.shape(0);
     check_filled(n, columns);
     if (columns % kBlock) fail("rows must be whole blocks of " + std::to_string(kBlock));
-    Activations a(kernel, x.data(), n, columns, 1);
+    Activations a(kernel, chosen, x.data(), x.shape(0), columns, 1);
     return {give(std::move(a.q), n, columns), give(std::move(a.scale), n, columns / kBlock),
             give(std::move(a.scaled), n, columns / kBlock), give(std::move(a.sums), n, columns / 16)};
 }
 
 Array2<float> matmul(int code, Input1<uint8_t> data, size_t rows, size_t columns, Input2<float> x,
-                     const std::string& kernels) {
+                     const std::string& kernels, const std::string& precision) {
     const Kernels& kernel = kernels_for(kernels);
+    const Precision chosen = precision_named(precision);
     const size_t n = x.shape(0);
     if (!n || x.shape(1) != columns) fail("x must have rows of `columns` numbers");
     const Packed w(code, data, rows, columns);
     auto out = room<float>(n * rows);
     {
         nb::gil_scoped_release release;
-        w.multiply(kernel, x.data(), n, out.get());
+        w.multiply(kernel, x.data(), n, out.get(), chosen);
     }
     return give(std::move(out), n, rows);
 }
@@ -333,10 +336,11 @@ void bind_ops(nb::module_& m) {
         .def("add", &Governor::add, nb::arg("wall"), nb::arg("computed"), nb::arg("now"))
         .def_prop_ro("active", &Governor::active);
     const auto kernels = nb::arg("kernels") = "";
-    ops.def("quantize_rows", &quantize_rows, nb::arg("x").noconvert(), kernels,
-            "int8 rows, their scales, scale × sum of each block, and sums of 16.");
+    const auto precision = nb::arg("precision") = "standard";
+    ops.def("quantize_rows", &quantize_rows, nb::arg("x").noconvert(), kernels, precision,
+            "int8 rows, their scales, scale × sum of each block, and sums of 16; two for each row in high precision.");
     ops.def("matmul", &matmul, nb::arg("code"), nb::arg("data").noconvert(), nb::arg("rows"), nb::arg("columns"),
-            nb::arg("x").noconvert(), kernels, "float32[n, rows]: each row of x times a matrix of the file.");
+            nb::arg("x").noconvert(), kernels, precision, "float32[n, rows]: each row of x times a matrix of the file.");
     ops.def("unpack", &unpack, nb::arg("code"), nb::arg("data").noconvert(), nb::arg("rows"), nb::arg("columns"),
             "The numbers of a matrix that was packed for the kernels.");
     ops.def("rms_norm", &rms_norm, nb::arg("x").noconvert(), nb::arg("weight").noconvert(), nb::arg("eps"), kernels);

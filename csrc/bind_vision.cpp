@@ -41,12 +41,13 @@ void check_rows(const Input3& x) {
 }
 
 Vision* make(size_t n_embd, size_t n_ff, size_t n_head, float norm_eps, const std::string& activation, int threads,
-             const std::string& kernels) {
+             const std::string& kernels, const std::string& precision) {
     if (!n_embd || n_embd > kMost || !n_ff || n_ff > kMost || !n_head || n_embd % n_head) fail("sizes out of range");
     if (threads < 1 || threads > 1024) fail("threads out of range");
     const Kernels* table = kernels.empty() ? best_kernels() : kernels_named(kernels.c_str());
     if (!table) fail("no kernels called " + kernels);
-    return new Vision(n_embd, n_ff, n_head, norm_eps, activation_named(activation), threads, table);
+    return new Vision(n_embd, n_ff, n_head, norm_eps, activation_named(activation), precision_named(precision), threads,
+                      table);
 }
 
 void set_matrix(Vision& vision, const std::string& name, int code, size_t rows, size_t columns, Input1<uint8_t> data) {
@@ -128,7 +129,8 @@ void mix(Vision& vision, const std::string& name, Rows3 x, Rows3 q, Rows3 keys, 
 
 void bind_vision(nb::module_& m) {
     nb::class_<Vision>(m, "Vision")
-        .def(nb::new_(&make))
+        .def(nb::new_(&make), nb::arg("n_embd"), nb::arg("n_ff"), nb::arg("n_head"), nb::arg("norm_eps"),
+             nb::arg("activation"), nb::arg("threads"), nb::arg("kernels"), nb::arg("precision") = "standard")
         .def_prop_ro("threads", &Vision::threads)
         .def_prop_ro("kernels", [](const Vision& vision) { return vision.kernels().name; })
         .def("set_matrix", &set_matrix)

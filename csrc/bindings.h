@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 
+#include "product.h"
+
 namespace stretto {
 
 namespace nb = nanobind;
@@ -27,6 +29,11 @@ nb::capsule owner_of(T* data) {
 }
 
 [[noreturn]] inline void fail(const std::string& message) { throw nb::value_error(message.c_str()); }
+
+inline Precision precision_named(const std::string& name) {
+    if (name != "standard" && name != "high") fail("precision must be 'standard' or 'high'");
+    return name == "high" ? Precision::kHigh : Precision::kStandard;
+}
 
 // That a matrix of this format and shape can be, and that `count` of its rows fill `bytes`; else fails.
 void check_matrix(int code, size_t rows, size_t columns, size_t count, size_t bytes);

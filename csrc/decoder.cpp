@@ -94,10 +94,12 @@ uint8_t* Buffer::reserve(size_t bytes) {
     return data_;
 }
 
-Decoder::Decoder(Config config, size_t n_cells, CacheType cache, int threads, const Kernels* kernels)
+Decoder::Decoder(Config config, size_t n_cells, CacheType cache, Precision precision, int threads,
+                 const Kernels* kernels)
     : config_(std::move(config)),
       n_cells_(n_cells),
       cache_type_(cache),
+      precision_(precision),
       kernels_(kernels),
       pool_(threads),
       layers_(config_.layers.size()) {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "product.h"
 #include "threads.h"
 
 namespace stretto {
@@ -71,11 +71,12 @@ struct Input {
 
 class Decoder {
 public:
-    Decoder(Config config, size_t n_cells, CacheType cache, int threads, const Kernels* kernels);
+    Decoder(Config config, size_t n_cells, CacheType cache, Precision precision, int threads, const Kernels* kernels);
 
     const Config& config() const { return config_; }
     const Kernels& kernels() const { return *kernels_; }
     size_t n_cells() const { return n_cells_; }
+    Precision precision() const { return precision_; }
     int threads() const { return pool_.size(); }
     int active_threads() const { return pool_.active(); }
     size_t weight_bytes() const { return weight_bytes_; }
@@ -118,8 +119,10 @@ private:
     struct Plan;    // what one forward pass works on, in forward.cpp
     struct Thread;  // what each thread has of its own
 
-    struct Columns;  // of a product, in plan.h
-    void multiply(const Matrix& w, const Columns& columns, size_t begin, size_t end, float* out, uint8_t* tile) const;
+    void multiply(const Matrix& w, const Rows& rows, size_t begin, size_t end, float* out,
+                  const ProductScratch& scratch) const {
+        multiply_activations(*kernels_, precision_, w, rows, begin, end, out, scratch);
+    }
     void finish_logits(const Plan& plan, size_t first, size_t last, size_t from, size_t to) const;
     Matrix* matrix_named(const std::string& name);
     std::vector<float>* vector_named(const std::string& name);
@@ -143,6 +146,7 @@ private:
     Config config_;
     size_t n_cells_;
     CacheType cache_type_;
+    Precision precision_;
     const Kernels* kernels_;
     Pool pool_;
     std::vector<Layer> layers_;

@@ -19,6 +19,7 @@ void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks)
     const size_t q = c.n_head * c.head_size, kv = c.n_kv_head * c.head_size;
     const size_t widest = std::max({c.n_embd, q, c.n_ff});
     const size_t group = c.n_head / c.n_kv_head, size = padded(c.head_size);
+    const size_t columns = columns_of(precision_);
 
     Plan plan;
     plan.input = &input;
@@ -113,7 +114,7 @@ void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks)
         plan.added = carver.take<float>(n * c.n_embd);
         plan.gate = carver.take<float>(n * c.n_ff);
         plan.up = carver.take<float>(n * c.n_ff);
-        plan.quantized = carver.quantized(n, widest, kernels_->lanes(n));
+        plan.quantized = carver.quantized(columns * n, widest, kernels_->lanes(columns * n));
         plan.states = carver.take<float>(input.wanted.size() * c.n_embd);
         plan.cos.clear();
         plan.sin.clear();
@@ -127,12 +128,13 @@ void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks)
             Thread thread;
             thread.x = carver.take<float>(c.n_embd);
             thread.normed = carver.take<float>(c.n_embd);
-            thread.quantized = carver.quantized(1, widest, 1);
+            thread.quantized = carver.quantized(columns, widest, kernels_->lanes(columns));
             thread.attention = carver.take<float>(attention_scratch(c.head_size, kRowsAtOnce, group));
             thread.queries = carver.take<float>(group * c.head_size);
             thread.partial = partial(kRowsAtOnce * group);
             thread.total = partial(kRowsAtOnce * group);
-            thread.tile = carver.take<uint8_t>(tile_bytes);
+            thread.product.tile = carver.take<uint8_t>(tile_bytes);
+            thread.product.pairs = carver.take<float>(precision_ == Precision::kHigh ? kPairFloats : 0);
             plan.threads.push_back(thread);
         }
         return carver.used();
@@ -174,25 +176,6 @@ void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks)
     for (float& sum : received_) sum /= static_cast<float>(c.n_head * layers_.size());
 }
 
-// Panels [begin, end) × some columns of a product; `out` is where the whole product begins. Weights that were not
-// packed are packed a few panels at a time, into memory that stays in the cache: the same kernels, the same bits.
-void Decoder::multiply(const Matrix& w, const Columns& columns, size_t begin, size_t end, float* out,
-                       uint8_t* tile) const {
-    const size_t n = columns.last - columns.first;
-    const Quantized a = columns.quantized.from(columns.first, w.columns);
-    const float* x = columns.floats + columns.first * w.columns;
-    out += columns.first * w.rows;
-    if (w.data) return kernels_->matmul(w, a, x, n, begin, end, out, w.rows);
-    for (size_t at = begin; at < end; at += kTilePanels) {
-        const size_t count = std::min(kTilePanels, end - at);
-        pack_panels(w.format, w.source, w, at, at + count, tile);
-        Matrix part = w;
-        part.data = tile;
-        part.rows = w.rows - at * kPanelRows;
-        kernels_->matmul(part, a, x, n, 0, count, out + at * kPanelRows, w.rows);
-    }
-}
-
 // Layers [first_layer, last_layer), with what is before the first and behind the last of all.
 void Decoder::run(Plan& plan, int thread, size_t first_layer, size_t last_layer) {
     const Config& c = config_;
@@ -212,7 +195,9 @@ void Decoder::run(Plan& plan, int thread, size_t first_layer, size_t last_layer)
 
     auto quantize = [&](const float* rows, size_t columns) {
         if (columns % kBlock) return;  // only float layouts have such, and they read the floats
-        for (size_t row = first; row < last; ++row) kernel.quantize(rows + row * columns, columns, row, quantized);
+        for (size_t row = first; row < last; ++row) {
+            quantize_activations(kernel, precision_, rows + row * columns, columns, row, quantized);
+        }
         meet_if_shared();
     };
     auto norm_rows = [&](const std::vector<float>& weight) {
@@ -242,7 +227,7 @@ void Decoder::run(Plan& plan, int thread, size_t first_layer, size_t last_layer)
     auto product = [&](const Matrix& w, const float* floats, size_t columns, float* out, const Quantized& in,
                        size_t which) {
         each_piece(which, w.panels(), columns, w.data, [&](const Pieces::Piece& piece) {
-            multiply(w, {in, floats, piece.first, piece.last}, piece.begin, piece.end, out, mine.tile);
+            multiply(w, {in, floats, piece.first, piece.last}, piece.begin, piece.end, out, mine.product);
         });
     };
 
@@ -272,7 +257,7 @@ void Decoder::run(Plan& plan, int thread, size_t first_layer, size_t last_layer)
                 const size_t from = std::max(piece.begin, before), to = std::min(piece.end, before + count);
                 if (from < to) {
                     multiply(*parts[part], {quantized, normed, piece.first, piece.last}, from - before, to - before,
-                             outs[part], mine.tile);
+                             outs[part], mine.product);
                 }
                 before += count;
             }
@@ -288,9 +273,9 @@ void Decoder::run(Plan& plan, int thread, size_t first_layer, size_t last_layer)
 
         norm_rows(layer.ffn_norm);
         each_piece(task + 3, layer.gate.panels(), n, layer.gate.data, [&](const Pieces::Piece& piece) {
-            const Columns columns{quantized, normed, piece.first, piece.last};
-            multiply(layer.gate, columns, piece.begin, piece.end, plan.gate, mine.tile);
-            multiply(layer.up, columns, piece.begin, piece.end, plan.up, mine.tile);
+            const Rows rows{quantized, normed, piece.first, piece.last};
+            multiply(layer.gate, rows, piece.begin, piece.end, plan.gate, mine.product);
+            multiply(layer.up, rows, piece.begin, piece.end, plan.up, mine.product);
             const size_t from = piece.begin * kPanelRows, to = std::min(piece.end * kPanelRows, c.n_ff);
             for (size_t row = piece.first; row < piece.last; ++row) {
                 float* gate = plan.gate + row * c.n_ff + from;
@@ -313,12 +298,12 @@ void Decoder::run(Plan& plan, int thread, size_t first_layer, size_t last_layer)
     const size_t begin = alone ? 0 : n_wanted * thread / n_threads;
     const size_t end = alone ? n_wanted : n_wanted * (thread + 1) / n_threads;
     Quantized last_quantized = quantized;  // fewer rows, which may be kept in another way
-    last_quantized.lanes = kernel.lanes(n_wanted);
+    last_quantized.lanes = kernel.lanes(columns_of(precision_) * n_wanted);
     float* own = alone && !(plan.hidden && thread == 0) ? normed : states;
     for (size_t w = begin; w < end; ++w) {
         float* to = own + w * c.n_embd;
         kernel.rms_norm(x + input.wanted[w] * c.n_embd, output_norm_.data(), c.n_embd, c.norm_eps, to);
-        if (!plan.hidden && c.n_embd % kBlock == 0) kernel.quantize(to, c.n_embd, w, last_quantized);
+        if (!plan.hidden && c.n_embd % kBlock == 0) quantize_activations(kernel, precision_, to, c.n_embd, w, last_quantized);
     }
     if (plan.hidden || !n_wanted) return;
     meet_if_shared();
@@ -326,7 +311,7 @@ void Decoder::run(Plan& plan, int thread, size_t first_layer, size_t last_layer)
     each_piece(
         task, w.panels(), n_wanted, w.data,
         [&](const Pieces::Piece& piece) {
-            multiply(w, {last_quantized, own, piece.first, piece.last}, piece.begin, piece.end, plan.out, mine.tile);
+            multiply(w, {last_quantized, own, piece.first, piece.last}, piece.begin, piece.end, plan.out, mine.product);
             finish_logits(plan, piece.first, piece.last, piece.begin * kPanelRows,
                           std::min(piece.end * kPanelRows, c.n_vocab));
         },

@@ -12,7 +12,6 @@
 namespace stretto {
 
 constexpr size_t kRowsAtOnce = 16;  // rows of one view that attention takes together
-constexpr size_t kTilePanels = 4;   // panels of a matrix that are packed on the spot
 
 // Rows that follow each other and have the same view.
 struct RowBlock {
@@ -28,14 +27,7 @@ struct Decoder::Thread {
     float* attention;
     float* queries;  // of one K/V head, as a single row's spans take them
     Partial partial, total;
-    uint8_t* tile;  // kTilePanels of the widest matrix, for weights that were not packed
-};
-
-// Columns [first, last) of those that a product has: as integers, and as floats for float layouts.
-struct Decoder::Columns {
-    const Quantized& quantized;
-    const float* floats;
-    size_t first, last;
+    ProductScratch product;
 };
 
 struct Decoder::Plan {
@@ -50,7 +42,7 @@ struct Decoder::Plan {
     float* mixed;             // [n][n_head × size], attention's result
     float* added;             // [n][n_embd], what comes to the residual next
     float *gate, *up;         // [n][n_ff]
-    Quantized quantized;      // [n][widest]
+    Quantized quantized;      // [n × columns of a row][widest]
     float* states;            // [n_wanted][n_embd]
     std::vector<float*> cos, sin;             // by rope: [n][pairs]
     std::vector<std::vector<int32_t>> begins; // by layer's window: [n]

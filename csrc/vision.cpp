@@ -5,7 +5,6 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "carver.h"
 #include "plan.h"
 
 namespace stretto {
@@ -23,13 +22,24 @@ struct Vision::Scratch {
     float* attention;
     Partial partial, total;
     float* constant;      // [widest], what an activation multiplies with
+    ProductScratch product;
     const int32_t* view;  // 0, 1, 2, …
 };
 
-Vision::Vision(size_t n_embd, size_t n_ff, size_t n_head, float norm_eps, Activation activation, int threads,
-               const Kernels* kernels)
-    : n_embd_(n_embd), n_ff_(n_ff), n_head_(n_head), norm_eps_(norm_eps), activation_(activation), kernels_(kernels),
-      pool_(threads) {}
+Vision::Vision(size_t n_embd, size_t n_ff, size_t n_head, float norm_eps, Activation activation, Precision precision,
+               int threads, const Kernels* kernels)
+    : n_embd_(n_embd), n_ff_(n_ff), n_head_(n_head), norm_eps_(norm_eps), activation_(activation),
+      precision_(precision), kernels_(kernels), pool_(threads) {}
+
+Quantized Vision::take_rows(Carver& carver, size_t rows, size_t columns) const {
+    const size_t n = columns_of(precision_) * rows;
+    return carver.quantized(n, columns / kBlock * kBlock, kernels_->lanes(n));
+}
+ProductScratch Vision::take_product(Carver& carver) const {
+    ProductScratch scratch;
+    scratch.pairs = carver.take<float>(precision_ == Precision::kHigh ? kPairFloats : 0);
+    return scratch;
+}
 
 void Vision::set_matrix(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data) {
     Layout layout;
@@ -115,22 +125,22 @@ void Vision::quantize(std::initializer_list<const Matrix*> readers, const float*
     if (!wanted) return;
     const size_t columns = (*readers.begin())->columns, n_threads = pool_.active();
     for (size_t row = n * thread / n_threads; row < n * (thread + 1) / n_threads; ++row) {
-        kernels_->quantize(x + row * columns, columns, row, to);
+        quantize_activations(*kernels_, precision_, x + row * columns, columns, row, to);
     }
 }
 
 void Vision::share(const Matrix& w, const std::vector<float>* bias, const float* x, size_t n, Activation activation,
-                   const Quantized& quantized, float* constant, int thread, const Cursors& cursors, size_t task, float* out) {
+                   const Quantized& quantized, const Scratch& scratch, int thread, const Cursors& cursors, size_t task,
+                   float* out) {
     Pieces pieces(cursors, task, w.panels(), n, false, 1, thread, pool_.active());
     for (Pieces::Piece piece; pieces.next(&piece);) {
-        const Quantized part = is_float(w.layout) ? quantized : quantized.from(piece.first, w.columns);
-        kernels_->matmul(w, part, x + piece.first * w.columns, piece.last - piece.first, piece.begin, piece.end,
-                         out + piece.first * w.rows, w.rows);
+        multiply_activations(*kernels_, precision_, w, {quantized, x, piece.first, piece.last}, piece.begin, piece.end,
+                             out, scratch.product);
         const size_t from = piece.begin * kPanelRows, to = std::min(piece.end * kPanelRows, w.rows);
         for (size_t row = piece.first; row < piece.last; ++row) {
             float* at = out + row * w.rows + from;
             if (bias) kernels_->add(at, bias->data() + from, to - from);
-            activate(activation, at, to - from, constant);
+            activate(activation, at, to - from, scratch.constant);
         }
     }
 }
@@ -140,11 +150,14 @@ void Vision::multiply(const std::string& name, const float* x, size_t n, Activat
     const std::vector<float>* bias = vector(name + ".bias");
     const size_t n_threads = pool_.active(), quantized_columns = is_float(w.layout) ? 0 : w.columns;
     Quantized quantized;
-    std::vector<float*> constants(n_threads);
+    std::vector<Scratch> threads(n_threads);
     auto carve = [&](uint8_t* base) {
         Carver carver(base);
-        quantized = carver.quantized(n, quantized_columns, kernels_->lanes(n));
-        for (float*& constant : constants) constant = carver.take<float>(w.rows);
+        quantized = take_rows(carver, n, quantized_columns);
+        for (Scratch& mine : threads) {
+            mine.constant = carver.take<float>(w.rows);
+            mine.product = take_product(carver);
+        }
         return carver.used();
     };
     carve(scratch_.reserve(carve(nullptr)));
@@ -152,7 +165,7 @@ void Vision::multiply(const std::string& name, const float* x, size_t n, Activat
     pool_.run([&](int thread) {
         quantize({&w}, x, n, quantized, thread);
         pool_.barrier(thread);
-        share(w, bias, x, n, activation, quantized, constants[thread], thread, cursors, 0, out);
+        share(w, bias, x, n, activation, quantized, threads[thread], thread, cursors, 0, out);
     });
 }
 
@@ -216,7 +229,7 @@ struct Vision::Crew {
 
     void product(const char* part, const float* from, Activation activation, size_t task, int thread, float* to) {
         vision.share(weight(part), vision.vector(name + part + ".bias"), from, rows, activation, quantized,
-                     threads[thread].constant, thread, cursors, task, to);
+                     threads[thread], thread, cursors, task, to);
     }
     // What all products of one input share; nobody reads it before everybody is done with it.
     void prepare(std::initializer_list<const Matrix*> readers, const float* from, int thread) {
@@ -238,8 +251,11 @@ void Vision::look(const std::string& name, const float* x, size_t length, size_t
         normed = carver.take<float>(rows * n_embd_);
         k = carver.take<float>(rows * n_embd_);
         v = carver.take<float>(rows * n_embd_);
-        crew.quantized = carver.quantized(rows, n_embd_ / 32 * 32, kernels_->lanes(rows));
-        for (Scratch& mine : crew.threads) mine.constant = carver.take<float>(n_embd_);
+        crew.quantized = take_rows(carver, rows, n_embd_);
+        for (Scratch& mine : crew.threads) {
+            mine.constant = carver.take<float>(n_embd_);
+            mine.product = take_product(carver);
+        }
         return carver.used();
     };
     carve(scratch_.reserve(carve(nullptr)));
@@ -294,7 +310,7 @@ void Vision::mix(const std::string& name, float* x, size_t length, size_t first,
         added = carver.take<float>(rows * n_embd_);
         hidden = carver.take<float>(rows * n_ff_);
         view = carver.take<int32_t>(length);
-        crew.quantized = carver.quantized(rows, widest / 32 * 32, kernels_->lanes(rows));
+        crew.quantized = take_rows(carver, rows, widest);
         for (Scratch& mine : crew.threads) {
             auto partial = [&] {
                 return Partial{carver.take<float>(kRowsOfAttention), carver.take<float>(kRowsOfAttention),
@@ -304,6 +320,7 @@ void Vision::mix(const std::string& name, float* x, size_t length, size_t first,
             mine.partial = partial();
             mine.total = partial();
             mine.constant = carver.take<float>(widest);
+            mine.product = take_product(carver);
             mine.view = view;
         }
         return carver.used();

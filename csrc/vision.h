@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "carver.h"
 #include "decoder.h"
 #include "share.h"
 
@@ -17,8 +18,8 @@ enum class Activation { kGelu, kQuickGelu, kSilu, kExactGelu, kNone };
 
 class Vision {
 public:
-    Vision(size_t n_embd, size_t n_ff, size_t n_head, float norm_eps, Activation activation, int threads,
-           const Kernels* kernels);
+    Vision(size_t n_embd, size_t n_ff, size_t n_head, float norm_eps, Activation activation, Precision precision,
+           int threads, const Kernels* kernels);
 
     size_t n_embd() const { return n_embd_; }
     int threads() const { return pool_.size(); }
@@ -59,10 +60,14 @@ private:
     void activate(Activation activation, float* x, size_t n, float* constant) const;
     // This thread's share of a product; all of them must come, and meet afterwards.
     void share(const Matrix& w, const std::vector<float>* bias, const float* x, size_t n, Activation activation,
-               const Quantized& quantized, float* constant, int thread, const Cursors& cursors, size_t task, float* out);
+               const Quantized& quantized, const Scratch& scratch, int thread, const Cursors& cursors, size_t task,
+               float* out);
     // This thread's share of the rows, as the quantised ones among the matrices that read them want them.
     void quantize(std::initializer_list<const Matrix*> readers, const float* x, size_t n, const Quantized& to,
                   int thread) const;
+    // Room for rows of activations, and for what a thread's products need.
+    Quantized take_rows(Carver& carver, size_t rows, size_t columns) const;
+    ProductScratch take_product(Carver& carver) const;
     std::vector<Patch> patches(size_t length, size_t first, size_t last) const;
     void attend(const float* q, const float* keys, const float* values, size_t length, size_t rows, size_t head,
                 const Scratch& mine, float* out) const;
@@ -70,6 +75,7 @@ private:
     size_t n_embd_, n_ff_, n_head_;
     float norm_eps_;
     Activation activation_;
+    Precision precision_;
     const Kernels* kernels_;
     Pool pool_;
     std::unordered_map<std::string, Matrix> matrices_;

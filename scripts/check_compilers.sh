@@ -27,7 +27,7 @@ compile() {
     done
 }
 
-common="attention decoder formats forward kquants loop pack probe probe_dots probe_features sampler threads vision
+common="attention decoder formats forward kquants loop pack product probe probe_dots probe_features sampler threads vision
         kernels/portable kernels/select"
 
 check_x86() {

@@ -80,8 +80,8 @@ inline void store_some(float* p, Floats x, size_t n) {
 }  // namespace
 
 constexpr Kernels table(const char* name) {
-    return {name,  lanes,    quantize,   matmul,    rms_norm, add_rows, silu, gelu,
-            peaks, weigh,    store_head, load_head, attend,   merge};
+    return {name, lanes, quantize, quantize_pair, matmul,    rms_norm, add_rows, silu,
+            gelu, peaks, weigh,    store_head,    load_head, attend,   merge};
 }
 
 }  // namespace STRETTO_ISA

@@ -2,30 +2,58 @@
 
 size_t lanes(size_t n) { return n > 1 ? kLanes : 1; }
 
-void quantize(const float* x, size_t columns, size_t row, const Quantized& out) {
+// Block `at` of 32 numbers, first × d and second × d.
+inline void store_block(const Quantized& out, size_t at, Ints first, Ints second, float d) {
+    int32_t* sums = out.sums + 2 * at;
+    store_int8(out.q + at * kBlock, first);
+    store_int8(out.q + at * kBlock + 16, second);
+    sums[0] = reduce_add_int(first);
+    sums[1] = reduce_add_int(second);
+    out.scale[at] = d;
+    out.scaled[at] = d * static_cast<float>(sums[0] + sums[1]);
+}
+
+// Block `at` without quants; a scale that is not finite says that there was an infinity or NaN.
+inline void store_empty(const Quantized& out, size_t at, float d) {
+    std::memset(out.q + at * kBlock, 0, kBlock);
+    out.sums[2 * at] = out.sums[2 * at + 1] = 0;
+    out.scale[at] = d;
+    out.scaled[at] = d * 0.0f;
+}
+
+// What rounding leaves of a number is half its scale at most, so this many times finer steps take a byte as well.
+constexpr float kFiner = 254.0f;
+
+template <bool Pair>
+inline void quantize_row(const float* x, size_t columns, size_t row, const Quantized& out) {
     const size_t last = out.block_of(row, columns) + columns / kBlock * out.lanes;
+    const size_t next = Pair ? out.block_of(row + 1, columns) - out.block_of(row, columns) : 0;
     for (size_t at = out.block_of(row, columns); at < last; at += out.lanes, x += kBlock) {
-        int8_t* q = out.q + at * kBlock;
-        int32_t* sums = out.sums + 2 * at;
         const Floats a = load(x), b = load(x + 16);
         const float largest = largest_magnitude(a, b), inverse = 127.0f / largest;
-        if (!(largest <= FLT_MAX && inverse <= FLT_MAX)) {
-            // Zeros and what is next to them; or the scale says that there was an infinity or NaN.
-            std::memset(q, 0, kBlock);
-            sums[0] = sums[1] = 0;
-            out.scale[at] = largest <= FLT_MAX ? 0.0f : largest;
-            out.scaled[at] = out.scale[at] * 0.0f;
+        if (!(largest <= FLT_MAX && inverse <= FLT_MAX)) {  // zeros and what is next to them, or not finite
+            store_empty(out, at, largest <= FLT_MAX ? 0.0f : largest);
+            if constexpr (Pair) store_empty(out, at + next, 0.0f);
             continue;
         }
         const float d = largest / 127.0f;
-        const Ints first = round_to_int(mul(a, splat(inverse))), second = round_to_int(mul(b, splat(inverse)));
-        store_int8(q, first);
-        store_int8(q + 16, second);
-        sums[0] = reduce_add_int(first);
-        sums[1] = reduce_add_int(second);
-        out.scale[at] = d;
-        out.scaled[at] = d * static_cast<float>(sums[0] + sums[1]);
+        const Floats p = mul(a, splat(inverse)), q = mul(b, splat(inverse));
+        const Ints first = round_to_int(p), second = round_to_int(q);
+        store_block(out, at, first, second, d);
+        if constexpr (Pair) {
+            // These differences are exact.
+            const Floats rest = mul(sub(p, to_float(first)), splat(kFiner));
+            const Floats other = mul(sub(q, to_float(second)), splat(kFiner));
+            store_block(out, at + next, round_to_int(rest), round_to_int(other), d * (1.0f / kFiner));
+        }
     }
+}
+
+void quantize(const float* x, size_t columns, size_t row, const Quantized& out) {
+    quantize_row<false>(x, columns, row, out);
+}
+void quantize_pair(const float* x, size_t columns, size_t row, const Quantized& out) {
+    quantize_row<true>(x, columns, 2 * row, out);
 }
 
 void rms_norm(const float* x, const float* weight, size_t n, float eps, float* out) {

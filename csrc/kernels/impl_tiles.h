@@ -40,6 +40,8 @@ ALWAYS void prefetch(const uint8_t* at) {
     each<static_cast<int>(Bytes / 64)>([&](auto line) ALWAYS_LAMBDA { __builtin_prefetch(at + 64 * line); });
 }
 
+#include "kernels/impl_pairs.h"
+
 // Some columns of activations, from a block on: one, or up to as many as stand together.
 struct Inputs {
     const int8_t* q;
@@ -253,6 +255,15 @@ struct Tiles : Panel<L> {
                 packed_tile<4, 1, 1>(t.panel, 0, blocks, Inputs(a, c, columns, 0), t.out + c * t.stride, t.stride, t.rows);
             }
             return;
+        }
+        if constexpr (has_pairs(L)) {
+            if (n == 2) {
+                const Inputs in(a, 0, columns, 0);
+                Sums<4, 2, kLanes> sums;
+                sums.clear();
+                multiply_pairs<L>(t.panel, in.q, in.scale, in.scaled, in.sums, blocks, reinterpret_cast<float*>(sums.total));
+                return sums.store(t.out, t.stride, t.rows);
+            }
         }
         each_columns<kGroups == 1 ? 4 : 2>(n, [&](auto count, size_t c) {
             const Inputs in(a, c, columns, 0);

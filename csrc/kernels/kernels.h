@@ -88,6 +88,9 @@ struct Kernels {
     size_t (*lanes)(size_t n);
     // `columns` floats, a multiple of 32, become a row of `out`.
     void (*quantize)(const float* x, size_t columns, size_t row, const Quantized& out);
+    // The same as two rows, 2 × row and the next: the second has what rounding took from the first. Their sum is x
+    // to 16 bits, the same numbers in all tables.
+    void (*quantize_pair)(const float* x, size_t columns, size_t row, const Quantized& out);
     // out[c][r] = row r of the matrix · column c, for the rows of panels [begin, end) and n columns. Quantised
     // layouts read `a`, float layouts `x` ([n][columns]).
     void (*matmul)(const Matrix& w, const Quantized& a, const float* x, size_t n, size_t begin, size_t end,

@@ -44,7 +44,15 @@ class Decoder:
     cache_bytes: int
     cell_bytes: int
 
-    def __init__(self, spec: dict[str, Any], n_cells: int, kv: str, threads: int, kernels: str) -> None: ...
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        n_cells: int,
+        kv: str,
+        threads: int,
+        kernels: str,
+        precision: str = "standard",
+    ) -> None: ...
     def set_unpacked(
         self, name: str, code: int, rows: int, columns: int, data: NDArray[np.uint8]
     ) -> None: ...
@@ -119,6 +127,7 @@ class Vision:
         activation: str,
         threads: int,
         kernels: str,
+        precision: str = "standard",
     ) -> None: ...
     def set_matrix(self, name: str, code: int, rows: int, columns: int, data: NDArray[np.uint8]) -> None: ...
     def set_vector(self, name: str, data: NDArray[np.float32]) -> None: ...
@@ -159,7 +168,7 @@ class _Operators:
     Governor: type[_Governor]
 
     def quantize_rows(
-        self, x: NDArray[np.float32], kernels: str = ""
+        self, x: NDArray[np.float32], kernels: str = "", precision: str = "standard"
     ) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]]: ...
     def matmul(
         self,
@@ -169,6 +178,7 @@ class _Operators:
         columns: int,
         x: NDArray[np.float32],
         kernels: str = "",
+        precision: str = "standard",
     ) -> NDArray[np.float32]: ...
     def unpack(self, code: int, data: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.float32]: ...
     def rms_norm(

@@ -30,6 +30,7 @@ from stretto.weights.gguf import GGUF
 BACKENDS = ("native", "reference")
 SHIPPED = {"sketch": Path(__file__).parent / "vision" / "sketch.gguf"}  # encoders that come with us
 CACHE_TYPES = ("f16", "q8", "f32")
+PRECISIONS = ("standard", "high")  # activations in 8 bits, in 16
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ def open_model(
     threads: int | None = None,
     cells: int = 8192,
     kv: str = "f16",
+    precision: str = "standard",
     repack: bool = True,
     vision: str | os.PathLike[str] | None = None,
     image_cache: bool | str | os.PathLike[str] | ImageCache = True,
@@ -59,6 +61,7 @@ def open_model(
     _one_of("backend", backend, ("auto", *BACKENDS))
     _one_of("device", device, ("auto", "cpu"))
     _one_of("kv", kv, CACHE_TYPES)
+    _one_of("precision", precision, PRECISIONS)
     if not isinstance(repack, bool):
         raise InvalidRequest(f"repack must be True or False, not {repack!r}")
     if threads is not None:
@@ -71,14 +74,18 @@ def open_model(
             1
         ) as beside:  # weights are packed in native code, and Python reads the tokens
             reading = beside.submit(_text_side, file, spec)
-            runs = _backend(file, spec, backend, threads, cells, kv, repack)
+            runs = _backend(file, spec, backend, threads, cells, kv, repack, precision)
             try:
                 tokenizer, template = reading.result()
             except BaseException:
                 runs.close()
                 raise
         try:
-            sees = None if vision is None else _vision(vision, spec, tokenizer, backend, threads, kept)
+            sees = (
+                None
+                if vision is None
+                else _vision(vision, spec, tokenizer, backend, threads, precision, kept)
+            )
         except BaseException:
             runs.close()
             raise
@@ -91,6 +98,7 @@ def _vision(
     tokenizer: Tokenizer,
     backend: str,
     threads: int | None,
+    precision: str,
     kept: ImageCache,
 ) -> Vision:
     with GGUF(SHIPPED.get(str(path)) or hub.resolve(path)) as file:
@@ -105,7 +113,7 @@ def _vision(
         if backend == "reference":
             encoder = ReferenceEncoder(file, seen)
         else:
-            encoder = NativeEncoder(file, seen, threads or usable_cores(), kernels.chosen())
+            encoder = NativeEncoder(file, seen, threads or usable_cores(), kernels.chosen(), precision)
         return Vision(encoder, tokenizer, file.fingerprint(), kept)
 
 
@@ -123,7 +131,14 @@ def _text_side(file: GGUF, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate | N
 
 
 def _backend(
-    file: GGUF, spec: ModelSpec, name: str, threads: int | None, cells: int, kv: str, repack: bool
+    file: GGUF,
+    spec: ModelSpec,
+    name: str,
+    threads: int | None,
+    cells: int,
+    kv: str,
+    repack: bool,
+    precision: str,
 ) -> Backend:
     if name == "reference":
         if kv == "q8":
@@ -131,7 +146,7 @@ def _backend(
                 "the reference backend keeps K and V as float32; kv='q8' needs backend='native'"
             )
         return ReferenceBackend(file, spec, cells)
-    return NativeBackend(file, spec, cells, threads or usable_cores(), kv, repack)
+    return NativeBackend(file, spec, cells, threads or usable_cores(), kv, repack, precision)
 
 
 def _template(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:

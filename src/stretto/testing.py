@@ -50,6 +50,7 @@ class MockBackend:
     """
 
     name = "mock"
+    precision = "exact"
     capabilities = Capabilities(hidden=False)
     cell_bytes = 4
     cell_layout = "mock token"

@@ -33,17 +33,24 @@ def run(capsys):
 def test_the_table(run, tiny):
     code, output, errors = run("--model", tiny, *SMALL)
     assert (code, errors) == (0, "")
-    for words in ("backend native, K/V f16", "1 threads, kernels", "GMAC/s by", "limit", "share", *TESTS):
+    for words in (
+        "backend native, K/V f16, standard precision",
+        "1 threads, kernels",
+        "GMAC/s by",
+        "limit",
+        "share",
+        *TESTS,
+    ):
         assert words in output
     assert output.count("%") == len(TESTS)
 
 
 def test_json(run, tiny):
-    code, output, errors = run("--model", tiny, *SMALL, "--kv", "q8", "--json")
+    code, output, errors = run("--model", tiny, *SMALL, "--kv", "q8", "--precision", "high", "--json")
     assert (code, errors) == (0, "")
     document = json.loads(output)
     assert [row["test"] for row in document["rows"]] == TESTS
-    assert (document["backend"], document["kv"]) == ("native", "q8")
+    assert (document["backend"], document["kv"], document["precision"]) == ("native", "q8", "high")
     assert document["weight_bytes"] > 0
     assert document["machine"]["bandwidth"] > 0
     assert document["machine"]["integer_peak"] > 0

@@ -154,10 +154,18 @@ def test_a_prompt_behind_two_dashes_may_look_like_an_option(ask):
 
 
 def test_options_of_loading(ask):
-    ask("Hi", "--cells", 512, "--backend", "reference", "--threads", 2)
-    assert ask.loaded() == [
-        ("mock.gguf", {"backend": "reference", "threads": 2, "cells": 512, "vision": None})
-    ]
+    ask("Hi", "--cells", 512, "--backend", "reference", "--threads", 2, "--precision", "high")
+    machine = {"backend": "reference", "threads": 2, "cells": 512, "precision": "high"}
+    assert ask.loaded() == [("mock.gguf", {**machine, "vision": None})]
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "parallel", "bench", "serve"])
+def test_a_precision_that_there_is_not(cli, command):
+    code, output, errors = cli(command, "--precision", "exact")
+    assert (code, output) == (2, "")
+    assert "--precision" in errors
+    assert "standard" in errors
+    assert "high" in errors
 
 
 def test_seeds_repeat(ask):

@@ -87,6 +87,10 @@ struct Rows {
           scale(blocks), scaled(blocks), sums(2 * blocks) {
         for (size_t row = 0; row < n; ++row) kernel.quantize(x.data() + row * columns, columns, row, view());
     }
+    // The first half of the rows as pairs, in place of what was there.
+    void pair(const Kernels& kernel) {
+        for (size_t row = 0; row < n / 2; ++row) kernel.quantize_pair(x.data() + row * columns, columns, row, view());
+    }
     Quantized view() { return {q.data(), scale.data(), scaled.data(), sums.data(), lanes}; }
 };
 
@@ -227,7 +231,7 @@ void check_fences(const Kernels& kernel) {
         const Fenced<uint8_t> bytes(w.bytes);
         Matrix matrix = w.matrix;
         matrix.data = bytes.data;
-        for (const size_t n : {1, 5, 14, 16, 17, 33}) {
+        for (const size_t n : {1, 2, 5, 14, 16, 17, 33}) {
             const Rows rows(kernel, {x.begin(), x.begin() + static_cast<std::ptrdiff_t>(n * columns)}, columns,
                             kernel.lanes(n));
             const Fenced<int8_t> q(rows.q);
@@ -248,9 +252,15 @@ void check_rows(const Kernels& kernel) {
     for (const float scale : {0.0f, 1e-45f, 1e-40f, 1e-37f, 1e-3f, 1.0f, 1e30f}) {
         std::vector<float> x = random.floats(4 * 96, scale);
         for (int pass = 0; pass < 2; ++pass) {
-            const Rows a(kernel, x, 96), b(kPortable, x, 96);
-            const bool finite = same(a.scaled, b.scaled) || pass;  // NaN may have any bits
-            check(a.q == b.q && a.sums == b.sums && same(a.scale, b.scale) && finite, "quantize at %g", double{scale});
+            Rows a(kernel, x, 96), b(kPortable, x, 96);
+            auto equal = [&] {
+                const bool finite = same(a.scaled, b.scaled) || pass;  // NaN may have any bits
+                return a.q == b.q && a.sums == b.sums && same(a.scale, b.scale) && finite;
+            };
+            check(equal(), "quantize at %g", double{scale});
+            a.pair(kernel);
+            b.pair(kPortable);
+            check(equal(), "quantize_pair at %g", double{scale});
             x[3] = -INFINITY;
             x[200] = INFINITY;
         }

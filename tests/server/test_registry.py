@@ -176,3 +176,21 @@ def test_one_server_serves_several_models():
 )
 def test_what_a_model_is_called(text, name, source):
     assert ModelEntry.parse(text) == ModelEntry(name, source)
+
+
+@pytest.mark.parametrize("precision", ["standard", "high"])
+def test_models_are_loaded_with_the_precision_of_the_settings(monkeypatch, precision):
+    asked = []
+
+    def load(path, **options):
+        asked.append(options["precision"])
+        return mock_llm("x")
+
+    async def run():
+        registry = Registry(settings(1, precision=precision))
+        await use(registry, "a")
+        await registry.close()
+
+    monkeypatch.setattr("stretto.server.registry.load", load)
+    asyncio.run(run())
+    assert asked == [precision]

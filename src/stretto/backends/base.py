@@ -80,6 +80,7 @@ class Backend(Protocol):
     name: str
     spec: ModelSpec
     capabilities: Capabilities
+    precision: str  # of products: "standard" (activations in 8 bits), "high" (in 16), "exact" (float32)
     n_cells: int
     cell_bytes: int  # all that the cache holds for one cell
     cell_layout: str  # what these bytes are: data goes only where this text is the same

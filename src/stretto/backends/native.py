@@ -2,9 +2,9 @@
 
 Weights are packed on loading into the layout the kernels want, a piece at a time, without losing a bit; K and
 V are stored as half floats or in 8 bits. With `repack=False` the file's own bytes are packed tile by tile
-while they are used: slower, the same bits, for files larger than memory. Within one kernel set a sequence's
-logits are the same bits whatever else is in the batch, in however many chunks and with however many threads
-they are computed.
+while they are used: slower, the same bits, for files larger than memory. Products take activations of 8 bits,
+or of 16 with `precision="high"`. Within one kernel set and one precision a sequence's logits are the same
+bits whatever else is in the batch, in however many chunks and with however many threads they are computed.
 """
 
 from __future__ import annotations
@@ -44,14 +44,17 @@ class NativeBackend:
         threads: int,
         kv: str = "f16",
         repack: bool = True,
+        precision: str = "standard",
     ) -> None:
         self.spec = spec
         self.n_cells = n_cells
+        self.precision = precision
         self._decoder: _native.Decoder | None = _native.Decoder(
-            _plain(spec), n_cells, kv, threads, kernels.chosen()
+            _plain(spec), n_cells, kv, threads, kernels.chosen(), precision
         )
         self.cell_bytes = self._decoder.cell_bytes
-        self.cell_layout = f"native {kv}, {spec.n_layer} layers, {spec.n_kv_head} heads of {spec.head_size}"
+        kind = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
+        self.cell_layout = f"{kind}, {spec.n_layer} layers, {spec.n_kv_head} heads of {spec.head_size}"
         for name, shape in spec.tensors().items():
             tensor = file.tensors[name]
             if len(shape) == 1:

@@ -34,6 +34,7 @@ class ReferenceBackend:
     """Runs a model in NumPy. `forward` is the protocol's; `compute` shows what happens within."""
 
     name = "reference"
+    precision = "exact"
     capabilities = Capabilities(attention=True)
     active_threads = 1
 

@@ -83,9 +83,15 @@ def file_cost(model: str | os.PathLike[str], llm: LLM) -> Cost:
     matrices = {name: shape for name, shape in spec.tensors().items() if len(shape) == 2}
     if not spec.tied:
         del matrices["token_embd.weight"]  # only a row of it is read
-    macs = {name: rows * columns for name, (rows, columns) in matrices.items()}
     with GGUF(hub.resolve(model)) as file:
         nbytes = sum(file.tensors[name].nbytes for name in matrices)
+        quantised = {name for name in matrices if file.tensors[name].format.block > 1}
+    # In high precision an activation is two integers; floats are multiplied once in any.
+    passes = 2 if llm.precision == "high" else 1
+    macs = {
+        name: rows * columns * (passes if name in quantised else 1)
+        for name, (rows, columns) in matrices.items()
+    }
     return Cost(nbytes, sum(macs.values()) - macs[output], macs[output])
 
 

@@ -171,7 +171,7 @@ class Expected:
         if saved.layout != self.layout:
             raise SnapshotError(
                 f"saved from a cache of the kind {saved.layout[:80]!r}, not {self.layout!r}; "
-                "load the model with the backend and kv that it had",
+                "load the model with the backend, kv and precision that it had",
                 path=path,
             )
         if not len(saved.tokens):

@@ -35,6 +35,7 @@ def speed(
     kv: Annotated[str, typer.Option(help="How K and V are kept: f16 or q8.")] = "f16",
     backend: o.Backend = "auto",
     threads: o.Threads = None,
+    precision: o.Precision = "standard",
     as_json: Json = False,
 ) -> None:
     """Measure prefill and decoding, alone, at depth and batched, beside the machine's limits.
@@ -47,7 +48,7 @@ def speed(
     from stretto.cli.output import print_json
 
     plan = benchmarks.Plan(prompt, tokens, depth, sequences, rounds)
-    with _told() as note, _opened(note, model, plan.cells, backend, threads, kv) as llm:
+    with _told() as note, _opened(note, model, plan.cells, backend, threads, kv, precision) as llm:
         cost = benchmarks.file_cost(model, llm)
         note("measuring the machine")
         machine = benchmarks.measure_machine(llm, threads, cost.weight_bytes)
@@ -56,11 +57,11 @@ def speed(
         if machine and again:  # before and after: what else the machine did can only have made it slower
             machine = machine.best(again)
             benchmarks.set_limits(rows, llm, cost, machine, kv)
-        name = llm.backend.name
+        setup = {"backend": llm.backend.name, "kv": kv, "precision": llm.precision}
     if as_json:
-        print_json(_document(model, name, kv, machine, cost.weight_bytes, rows))
+        print_json(_document(model, setup, machine, cost.weight_bytes, rows))
     else:
-        _print(model, name, kv, machine, rows)
+        _print(model, setup, machine, rows)
 
 
 @bench.command()
@@ -78,7 +79,7 @@ def loops(
 
     documents = []
     for model in models or ("smollm2", "gemma3-270m"):
-        with _told() as note, _opened(note, model, tokens + 16, backend, threads, "f16") as llm:
+        with _told() as note, _opened(note, model, tokens + 16, backend, threads) as llm:
             found = benchmarks.loops(llm, tokens=tokens, rounds=rounds, note=note)
             n_vocab = llm.spec.n_vocab
         if as_json:
@@ -105,7 +106,13 @@ def _told() -> Iterator[Callable[[str], None]]:
 
 
 def _opened(
-    note: Callable[[str], None], model: str, cells: int, backend: str, threads: int | None, kv: str
+    note: Callable[[str], None],
+    model: str,
+    cells: int,
+    backend: str,
+    threads: int | None,
+    kv: str = "f16",
+    precision: str = "standard",
 ) -> LLM:
     from stretto import llm
     from stretto.cli.pull import pull
@@ -117,25 +124,24 @@ def _opened(
     except ModelError:
         with redirect_stdout(sys.stderr):
             pull(model)
-    return llm.load(model, backend=backend, threads=threads, cells=cells, kv=kv)
+    return llm.load(model, backend=backend, threads=threads, cells=cells, kv=kv, precision=precision)
 
 
 def _document(
-    model: str, backend: str, kv: str, machine: Machine | None, nbytes: int, rows: list[Row]
+    model: str, setup: dict[str, str], machine: Machine | None, nbytes: int, rows: list[Row]
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
         "model": model,
         "weight_bytes": nbytes,
-        "backend": backend,
-        "kv": kv,
+        **setup,
         "machine": asdict(machine) if machine else None,
         "rows": [{**asdict(row), "median": row.median, "share": row.share} for row in rows],
     }
 
 
-def _print(model: str, backend: str, kv: str, machine: Machine | None, rows: list[Row]) -> None:
+def _print(model: str, setup: dict[str, str], machine: Machine | None, rows: list[Row]) -> None:
     from stretto.cli.output import clean, console, size, table
 
     listing = table("test", "sampling", "call", "tok/s", "spread", "limit", "share", right=_FIGURES)
@@ -145,7 +151,9 @@ def _print(model: str, backend: str, kv: str, machine: Machine | None, rows: lis
         share = f"{row.share:.0%}" if row.share is not None else "–"
         listing.add_row(row.test, row.sampling, row.call, f"{row.median:.1f}", spread, *bound, share)
     screen = console()
-    screen.print(f"{clean(model)}, backend {backend}, K/V {kv}")
+    screen.print(
+        f"{clean(model)}, backend {setup['backend']}, K/V {setup['kv']}, {setup['precision']} precision"
+    )
     if machine:
         screen.print(
             f"{clean(machine.cpu)}, {machine.threads} threads, kernels {machine.kernels}: "

@@ -51,6 +51,7 @@ def chat(
     cells: o.Cells = 8192,
     backend: o.Backend = "auto",
     threads: o.Threads = None,
+    precision: o.Precision = "standard",
 ) -> None:
     """Chat with a model; /help lists what else you can do there.
 
@@ -73,7 +74,9 @@ def chat(
         "timeout": timeout,
     }
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    with open_llm(model, backend=backend, threads=threads, cells=cells, vision=vision) as llm:
+    with open_llm(
+        model, backend=backend, threads=threads, cells=cells, precision=precision, vision=vision
+    ) as llm:
         session = Chat(llm, model, conversation, settings, wants_stats(stats))
         if interactive:
             note(

@@ -58,7 +58,15 @@ def open_images(paths: Iterable[Path], vision: str | None) -> list[Image]:
     return images
 
 
-def open_llm(model: str, *, backend: str, threads: int | None, cells: int, vision: str | None = None) -> LLM:
+def open_llm(
+    model: str,
+    *,
+    backend: str,
+    threads: int | None,
+    cells: int,
+    precision: str,
+    vision: str | None = None,
+) -> LLM:
     """Load a model; one that is not here is fetched first. Both are shown on stderr."""
     from rich.text import Text
 
@@ -73,7 +81,9 @@ def open_llm(model: str, *, backend: str, threads: int | None, cells: int, visio
             pull(model)
     screen = console(stderr=True)
     with screen.status(Text(f"loading {clean(model)}")) if screen.is_terminal else nullcontext():
-        return llm.load(model, backend=backend, threads=threads, cells=cells, vision=vision)
+        return llm.load(
+            model, backend=backend, threads=threads, cells=cells, precision=precision, vision=vision
+        )
 
 
 def say(

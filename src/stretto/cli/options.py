@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -66,4 +66,8 @@ Backend = Annotated[str, typer.Option(help="What runs the model.", rich_help_pan
 Threads = Annotated[
     int | None,
     typer.Option(help="How many threads (default: as suits the machine).", rich_help_panel=_MACHINE),
+]
+Precision = Annotated[
+    Literal["standard", "high"],
+    typer.Option(help="Activations in 8 bits, or in 16: slower, exacter.", rich_help_panel=_MACHINE),
 ]

@@ -52,6 +52,7 @@ def parallel(
     cells: o.Cells = 8192,
     backend: o.Backend = "auto",
     threads: o.Threads = None,
+    precision: o.Precision = "standard",
 ) -> None:
     """Continue a prompt, and keep every probable token: sat[ on/ under/ beside] the."""
     from stretto.cli.generation import note, open_llm, wants_stats
@@ -70,7 +71,7 @@ def parallel(
         "stop": stop or (),
         "timeout": timeout,
     }
-    with open_llm(model, backend=backend, threads=threads, cells=cells) as llm:
+    with open_llm(model, backend=backend, threads=threads, cells=cells, precision=precision) as llm:
         stream = llm.parallel(text, stream=True, **settings)
         if as_json:
             from stretto.cli.output import print_json

@@ -40,6 +40,7 @@ def run(
     cells: o.Cells = 8192,
     backend: o.Backend = "auto",
     threads: o.Threads = None,
+    precision: o.Precision = "standard",
 ) -> None:
     """Answer one prompt, and show the text as it comes.
 
@@ -61,7 +62,9 @@ def run(
         "stop": stop or (),
         "timeout": timeout,
     }
-    with open_llm(model, backend=backend, threads=threads, cells=cells, vision=vision) as llm:
+    with open_llm(
+        model, backend=backend, threads=threads, cells=cells, precision=precision, vision=vision
+    ) as llm:
         parts: Parts = (*images, text)
         asked: str | list[int] | Parts = parts if images else text
         if chat:

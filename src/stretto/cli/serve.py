@@ -57,6 +57,10 @@ def serve(
         Literal["f16", "q8"],
         typer.Option(help="How the cache is kept; q8 takes half.", rich_help_panel=_MODELS),
     ] = "f16",
+    precision: Annotated[
+        Literal["standard", "high"],
+        typer.Option(help="Activations in 8 bits, or in 16: slower, exacter.", rich_help_panel=_MODELS),
+    ] = "standard",
     threads: o.Threads = None,
     backend: o.Backend = "auto",
     host: Annotated[str, typer.Option(help="The address to listen on.", rich_help_panel=_WHO)] = "127.0.0.1",
@@ -141,6 +145,7 @@ def serve(
         memory=None if memory is None else size("--memory", memory),
         cells=cells,
         kv=kv,
+        precision=precision,
         backend=backend,
         threads=threads,
         max_running=max_running,

@@ -18,6 +18,7 @@ def load(
     threads: int | None = None,
     cells: int = 8192,
     kv: str = "f16",
+    precision: str = "standard",
     repack: bool = True,
     prefix_cache: bool = True,
     limits: Limits | None = None,
@@ -28,6 +29,8 @@ def load(
 
     `cells` is the size of the cache in tokens, shared by all sequences; `kv="q8"` halves what it
     takes, "f32" doubles it and rounds nothing.
+    `precision="high"` computes with activations of 16 bits instead of 8: nearer to what the weights say, and
+    slower (docs/precision.md).
     `repack=False` leaves the weights in the file, for one larger than memory: slower, the same results.
     With `prefix_cache=False` nothing is kept for later prompts that begin alike. `limits` (`stretto.Limits`)
     says how many requests may run and wait, and how long a step may take. `vision` is the `mmproj` file that
@@ -45,6 +48,7 @@ def load(
         threads=threads,
         cells=cells,
         kv=kv,
+        precision=precision,
         repack=repack,
         vision=vision,
         image_cache=image_cache,

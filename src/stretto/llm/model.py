@@ -81,6 +81,11 @@ class LLM:
         return self._engine.backend
 
     @property
+    def precision(self) -> str:
+        """What products are computed with: "standard", "high", or "exact" by the reference backend."""
+        return self._engine.backend.precision
+
+    @property
     def metrics(self) -> Metrics:
         """What the engine has done and is doing."""
         metrics = self._engine.metrics

@@ -211,6 +211,7 @@ class Registry:
             threads=settings.threads,
             cells=settings.cells,
             kv=settings.kv,
+            precision=settings.precision,
             limits=Limits(
                 max_running=settings.max_running, max_queue=settings.max_queue, max_ahead_ms=AHEAD_MS
             ),

@@ -101,6 +101,7 @@ class Settings:
     memory: int | None = None
     cells: int = 8192
     kv: Literal["f16", "q8"] = "f16"
+    precision: Literal["standard", "high"] = "standard"
     backend: str = "auto"
     threads: int | None = None
     max_running: int = 64

@@ -26,12 +26,20 @@ PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
 class NativeEncoder:
     """Runs a ViT and its projector on the CPU."""
 
-    def __init__(self, file: GGUF, spec: VisionSpec, threads: int, kernels: str = "") -> None:
+    def __init__(
+        self,
+        file: GGUF,
+        spec: VisionSpec,
+        threads: int,
+        kernels: str = "",
+        precision: str = "standard",
+    ) -> None:
         self.spec = spec
         self._vision: _native.Vision | None = _native.Vision(
-            spec.n_embd, spec.n_ff, spec.n_head, spec.norm_eps, spec.activation, threads, kernels
+            spec.n_embd, spec.n_ff, spec.n_head, spec.norm_eps, spec.activation, threads, kernels, precision
         )
-        self.name = f"native {REVISION} {self._vision.kernels}"  # kernel sets have bits of their own
+        # Kernel sets and precisions have bits of their own.
+        self.name = f"native {REVISION} {self._vision.kernels}" + " high" * (precision == "high")
         tensors = file.tensors
         self._positions = tensors["v.position_embd.weight"].dequantize()
         self._class = tensors["v.class_embd"].dequantize() if spec.class_token else None
