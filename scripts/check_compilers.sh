@@ -101,7 +101,7 @@ check_apple() {
     local name=$1-apple headers
     headers=$(arm_headers "$2")
     # GNU's headers define __nonnull as a function, Apple's compilers as a qualifier.
-    local compiler="$1 --target=arm64-apple-macos12 -U__nonnull -nostdinc++ -isystem scripts/apple $headers"
+    local compiler="$1 --target=arm64-apple-macos12 -U__nonnull -D_GNU_SOURCE -nostdinc++ -isystem scripts/apple $headers"
     compile "$name" "$compiler" "" kernels/portable kernels/select probe_dots probe_features
     compile "$name" "$compiler" "$neon" kernels/neon
     compile "$name" "$compiler" "$neon+i8mm" kernels/i8mm
