@@ -11,9 +11,9 @@
 # that others share: the linker would be free to take theirs. Bindings are left out, since nanobind is only there
 # while a wheel is made; `CXX=… pip wheel . --config-settings cmake.define.STRETTO_WERROR=ON` has them.
 #
-# Clang also compiles for macOS what has assembler in it or asks the system, into objects for Apple's linker. Without
-# Apple's SDK that is done with the headers of GNU's libraries for ARM and a declaration in scripts/apple: it shows that
-# Apple's assembler accepts the loops, not that the rest of the SDK fits, and nothing is linked or run.
+# Clang also reads for macOS what has assembler in it or asks the system, and assembles the loops for Apple's object format.
+# Without Apple's SDK that is done with the headers of GNU's libraries for ARM and a declaration in scripts/apple: it shows
+# that the source and the assembler are accepted, not that the SDK fits, and nothing is linked or run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=build/compilers
@@ -98,14 +98,20 @@ arm_headers() {
 }
 
 check_apple() {
-    local name=$1-apple headers
+    local name=$1-apple arm="$1 --target=aarch64-linux-gnu" apple="$1 --target=arm64-apple-macos12" headers file
     headers=$(arm_headers "$2")
-    # GNU's headers define __nonnull as a function, Apple's compilers as a qualifier.
-    local compiler="$1 --target=arm64-apple-macos12 -U__nonnull -D_GNU_SOURCE -nostdinc++ -isystem scripts/apple $headers"
-    compile "$name" "$compiler" "" kernels/portable kernels/select probe_dots probe_features
-    compile "$name" "$compiler" "$neon" kernels/neon
-    compile "$name" "$compiler" "$neon+i8mm" kernels/i8mm
-    echo "$name: compiled for macOS on ARM, with GNU's headers"
+    mkdir -p "$out/$name"
+    for file in kernels/portable kernels/select kernels/neon kernels/i8mm probe_dots probe_features; do
+        # GNU's headers define __nonnull as a function, Apple's compilers as a qualifier.
+        $apple $warnings $neon+i8mm -U__nonnull -D_GNU_SOURCE -nostdinc++ -isystem scripts/apple $headers -fsyntax-only "csrc/$file.cpp"
+    done
+    for file in neon i8mm; do
+        $arm $warnings $neon+i8mm -S "csrc/kernels/$file.cpp" -o "$out/$name/$file.s"
+        sed -n '/^[[:space:]]*\/\/APP/,/^[[:space:]]*\/\/NO_APP/p' "$out/$name/$file.s" >"$out/$name/$file.loops.s"
+        [[ -s $out/$name/$file.loops.s ]] || { echo "$name, $file: no assembler was found" >&2; exit 1; }
+        $apple $neon+i8mm -c "$out/$name/$file.loops.s" -o "$out/$name/$file.o"
+    done
+    echo "$name: accepted for macOS on ARM, with GNU's headers"
 }
 
 arm_gcc=
