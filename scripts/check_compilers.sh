@@ -53,13 +53,13 @@ unshared() {
 # emulated NAME EMULATOR CPU SETS: exactly these kernel sets run there.
 emulated() {
     local found
-    found=$("$2" -cpu "$3" "$out/$1/check" 2>/dev/null | sed 's/:.*//' | xargs)
+    found=$(QEMU_LD_PREFIX=/usr/${2#qemu-}-linux-gnu "$2" -cpu "$3" "$out/$1/check" 2>/dev/null | sed 's/:.*//' | xargs)
     [[ $found == "$4" ]] || { echo "$1 on $3 has the kernels '$found', not '$4'" >&2; exit 1; }
     echo "$1 on an emulated $3: $found"
 }
 
 check() {
-    local name=$1 compiler=$2 family quiet=
+    local name=$1 compiler=$2 family quiet= static=
     family=$(family "$compiler")
     compile "$name" "$compiler" "" $common
     if [[ $family == x86_64 ]]; then
@@ -74,7 +74,9 @@ check() {
         compile "$name" "$compiler" "$neon+i8mm" kernels/i8mm
         unshared "$name" neon i8mm
     fi
-    $compiler $warnings -static -pthread tests/native/kernels_check.cpp "$out/$name"/*.o -o "$out/$name/check"
+    # Debian's cross libraries have no libm to link statically.
+    [[ $family == "$(uname -m)" ]] && static=-static
+    $compiler $warnings $static -pthread tests/native/kernels_check.cpp "$out/$name"/*.o -o "$out/$name/check"
     echo "$name: compiled for $family"
     [[ $family == "$(uname -m)" ]] && "$out/$name/check"
     if [[ -z ${emulated_with[$family]:-} ]] && there "qemu-$family"; then
