@@ -6,7 +6,7 @@
 #   make test                       all tests
 #   make asan                       the native core's tests under sanitizers (gcc)
 #   make check-threads              the thread pool under the thread sanitizer
-#   make check-arm                  the ARM kernels, compiled here and run by qemu
+#   make check-arm                  the ARM kernels, run here or by qemu, and the cycles of their loops
 #   make check-compilers            the native core with every compiler there is, without warnings
 #   make check-wheel                a wheel, tried out where there is no compiler
 #   make bench-kernels              what each kernel set's matrix products reach
@@ -74,20 +74,8 @@ check-threads: tests/native/pool_check.cpp $(NATIVE)
 	$(CXX) -std=c++17 -O1 -g -Wall -Wextra -fsanitize=thread -Icsrc $< csrc/threads.cpp -o build/pool_check -pthread
 	build/pool_check
 
-ARM      := aarch64-linux-gnu-g++
-ARM_QEMU := qemu-aarch64
-ARM_FLAGS := -std=c++17 -O3 -Wall -Wextra -Werror -ffp-contract=off -Icsrc
 check-arm:
-	@if ! command -v $(ARM) >/dev/null || ! command -v $(ARM_QEMU) >/dev/null; \
-	then echo 'skipped: $(ARM) and $(ARM_QEMU) are needed (Debian: g++-aarch64-linux-gnu, qemu-user)'; \
-	else $(MAKE) --no-print-directory build/arm/kernels_check && $(ARM_QEMU) -cpu max build/arm/kernels_check neon; \
-	fi
-
-build/arm/kernels_check: tests/native/kernels_check.cpp $(NATIVE)
-	@mkdir -p $(@D)
-	$(ARM) $(ARM_FLAGS) -march=armv8.2-a+dotprod+fp16 -c csrc/kernels/neon.cpp -o build/arm/neon.o
-	$(ARM) $(ARM_FLAGS) -static -o $@ $< build/arm/neon.o csrc/formats.cpp csrc/kquants.cpp csrc/pack.cpp \
-	    csrc/kernels/select.cpp csrc/kernels/portable.cpp
+	PYTHON=$(PYTHON) scripts/check_arm.sh
 
 check-compilers:
 	scripts/check_compilers.sh

@@ -105,11 +105,17 @@ bool present(const char* name) {
     return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value;
 }
 
+bool is_known(const char* name) {
+    size_t size = 0;
+    return sysctlbyname(name, nullptr, &size, nullptr, 0) == 0;
+}
+
 CpuFeatures detect() {
     CpuFeatures f;
     f.neon = true;
     f.fp16 = present("hw.optional.arm.FEAT_FP16") || present("hw.optional.neon_fp16");
-    f.dotprod = present("hw.optional.arm.FEAT_DotProd");
+    // macOS 11 does not know the name, and every ARM machine that it runs on has them.
+    f.dotprod = present("hw.optional.arm.FEAT_DotProd") || !is_known("hw.optional.arm.FEAT_DotProd");
     f.i8mm = present("hw.optional.arm.FEAT_I8MM");
     f.bf16 = present("hw.optional.arm.FEAT_BF16");
     return f;

@@ -10,7 +10,8 @@
 namespace stretto {
 
 // Activations as the integer kernels read them: int8 in blocks of 32 with a float scale. `lanes` rows stand
-// together, block by block: 1 is row after row, matrix units want 16 at once. n is made up to whole lanes.
+// together, block by block: 1 is row after row, matrix units want 16 at once. n is made up to whole lanes. How the
+// bytes of lanes stand within a block is a matter between `quantize` and `matmul` of a set.
 struct Quantized {
     int8_t* q;         // [n / lanes][columns / 32][lanes][32]
     float* scale;      // [n / lanes][columns / 32][lanes]
@@ -114,7 +115,7 @@ struct Kernels {
     void (*merge)(size_t count, size_t head_size, const Partial& total, const Partial& part);
 };
 
-constexpr const char* kKernelNames[] = {"amx", "avx512", "avx2", "neon", "portable"};  // the best first
+constexpr const char* kKernelNames[] = {"amx", "avx512", "avx2", "i8mm", "neon", "portable"};  // the best first
 
 // The table by name, or null if this machine cannot run it.
 const Kernels* kernels_named(const char* name);

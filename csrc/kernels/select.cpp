@@ -7,8 +7,9 @@
 #if defined(__x86_64__)
 #include "kernels/amx.h"
 #include "probe.h"
-#elif defined(__aarch64__) && defined(__linux__)
-#include <sys/auxv.h>
+#elif defined(__aarch64__)
+#include "kernels/i8mm.h"
+#include "probe.h"
 #endif
 
 namespace stretto {
@@ -53,14 +54,23 @@ const Candidate kCandidates[] = {
     {"portable", always, [] { return &kPortable; }},
 };
 #elif defined(__aarch64__)
-bool has_dot() {
-#if defined(__linux__)
-    return getauxval(AT_HWCAP) >> 20 & 1;  // asimddp
-#else
-    return true;  // every Apple machine with this architecture
-#endif
+bool has_dot() { return cpu_features().dotprod; }
+bool has_i8mm() { return has_dot() && cpu_features().i8mm; }
+
+// Made here and not in i8mm.cpp, whose code must not run before it is known that it can.
+const Kernels* i8mm_kernels() {
+    static const Kernels kernels = [] {
+        Kernels table = kNeon;
+        table.name = "i8mm";
+        table.lanes = i8mm::lanes;
+        table.quantize = i8mm::quantize;
+        table.matmul = i8mm::matmul;
+        return table;
+    }();
+    return &kernels;
 }
 const Candidate kCandidates[] = {
+    {"i8mm", has_i8mm, i8mm_kernels},
     {"neon", has_dot, [] { return &kNeon; }},
     {"portable", always, [] { return &kPortable; }},
 };

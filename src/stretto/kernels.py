@@ -12,7 +12,7 @@ import os
 from stretto.errors import InvalidRequest
 
 VARIABLE = "STRETTO_KERNELS"
-NAMES = ("portable", "avx2", "avx512", "amx", "neon")
+NAMES = ("portable", "avx2", "avx512", "amx", "neon", "i8mm")
 
 
 def available() -> tuple[str, ...]:

@@ -183,14 +183,16 @@ def test_product_is_the_same_in_any_batch(kernels, fmt):
         assert np.array_equal(matmul(fmt, data, x[order], kernels), whole[order])
 
 
-@pytest.mark.skipif("amx" not in _native.kernel_names(), reason="no AMX here")
+@pytest.mark.parametrize(("matrix_unit", "vectors"), [("amx", "avx512"), ("i8mm", "neon")])
 @every_format
-def test_tiles_do_what_vectors_do(fmt):
+def test_matrix_units_do_what_vectors_do(fmt, matrix_unit, vectors):
+    if matrix_unit not in _native.kernel_names():
+        pytest.skip(f"no {matrix_unit} here")  # make check-arm asks the same of i8mm, by qemu
     for columns in widths(fmt):
         data = weights(fmt, 50, columns)
-        for n in (14, 16, 40, 70):
+        for n in (8, 14, 16, 40, 70):
             x = normal(n, columns, seed=n)
-            assert np.array_equal(matmul(fmt, data, x, "amx"), matmul(fmt, data, x, "avx512"))
+            assert np.array_equal(matmul(fmt, data, x, matrix_unit), matmul(fmt, data, x, vectors))
 
 
 def extreme_weights(fmt, rows):

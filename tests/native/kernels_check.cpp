@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include <sys/mman.h>
@@ -177,7 +178,7 @@ void check_products(const Kernels& kernel) {
                 const float large = static_cast<float>(columns) * (is_float(layout) ? 1.0f : 26.0f);
                 check(close(all, product(kPortable, w.matrix, x, 0, 33), 0.0f, large * 1e-6f),
                       "product, layout %d, %zu × %zu", name, rows, columns);
-                for (const size_t n : {1, 2, 3, 5, 6, 7, 12, 16, 17, 31, 32}) {
+                for (const size_t n : {1, 2, 3, 5, 6, 7, 8, 12, 16, 17, 31, 32}) {
                     const std::vector<float> some = product(kernel, w.matrix, x, 33 - n, n);
                     check(same(some, {all.end() - static_cast<std::ptrdiff_t>(n * rows), all.end()}),
                           "same bits, layout %d, %zu × %zu, batch of %zu", name, rows, columns, n);
@@ -231,7 +232,7 @@ void check_fences(const Kernels& kernel) {
         const Fenced<uint8_t> bytes(w.bytes);
         Matrix matrix = w.matrix;
         matrix.data = bytes.data;
-        for (const size_t n : {1, 2, 5, 14, 16, 17, 33}) {
+        for (const size_t n : {1, 2, 5, 9, 14, 16, 17, 33}) {
             const Rows rows(kernel, {x.begin(), x.begin() + static_cast<std::ptrdiff_t>(n * columns)}, columns,
                             kernel.lanes(n));
             const Fenced<int8_t> q(rows.q);
@@ -427,7 +428,26 @@ void check_attention(const Kernels& kernel, CacheType type, size_t size, size_t 
     check(none_finite(attend(kernel, a, length).data(), size), "attention, NaN shows");
 }
 
+// A set whose matrix unit does exactly what another set's vectors do.
+void check_twin(const Kernels& kernel, const Kernels& vectors) {
+    Random random{5};
+    for (const Layout layout : kLayouts) {
+        for (const size_t some : {32, 1088}) {
+            const size_t columns = whole(layout, some);
+            const Weights w = weights_of(random, layout, 50, columns, false);
+            const std::vector<float> x = random.floats(70 * columns);
+            for (const size_t n : {1, 4, 7, 8, 9, 12, 14, 16, 33, 70}) {
+                check(same(product(kernel, w.matrix, x, 70 - n, n), product(vectors, w.matrix, x, 70 - n, n)),
+                      "bits of %s, layout %d, %zu columns, batch of %zu", vectors.name, static_cast<int>(layout), columns, n);
+            }
+        }
+    }
+}
+
 void check_set(const Kernels& kernel) {
+    for (const auto& [matrix_unit, vectors] : {std::pair{"amx", "avx512"}, std::pair{"i8mm", "neon"}}) {
+        if (!std::strcmp(kernel.name, matrix_unit)) check_twin(kernel, *kernels_named(vectors));
+    }
     check_products(kernel);
     check_fences(kernel);
     check_rows(kernel);
