@@ -48,16 +48,22 @@ struct Pairs {
         const int8x16_t offset = vdupq_n_s8(static_cast<int8_t>(kShape.bits < 8 ? kShape.offset : 0));
         for (size_t block = first; block < last; ++block) {
             const uint8_t* from = panel + block / kUnit * kShape.unit_bytes() + kShape.quants_at(block % kUnit);
-            each<4>([&](auto eight) ALWAYS_LAMBDA {
-                each<4>([&](auto r) ALWAYS_LAMBDA {
-                    int32x4_t fours[2];  // four numbers of four rows, and the next four
-                    each<2>([&](auto i) ALWAYS_LAMBDA {
-                        const int8x16_t q = Tiles<L>::quants(from, r, 2 * eight + i);
-                        fours[i] = vreinterpretq_s32_s8(vsubq_s8(q, offset));
+            each<4>([&](auto r) ALWAYS_LAMBDA {
+                int32x4_t fours[8];  // each four numbers of four rows
+                const auto keep = [&](auto quad, int8x16_t q) ALWAYS_LAMBDA {
+                    fours[quad] = vreinterpretq_s32_s8(vsubq_s8(q, offset));
+                };
+                if constexpr (kShape.bits == 8) {
+                    each<8>([&](auto quad) ALWAYS_LAMBDA { keep(quad, Tiles<L>::quants(from, r, quad)); });
+                } else {
+                    Tiles<L>::each_quants(from, r, [&](auto quad, uint8x16_t q) ALWAYS_LAMBDA {
+                        keep(quad, vreinterpretq_s8_u8(q));
                     });
+                }
+                each<4>([&](auto eight) ALWAYS_LAMBDA {
                     int8_t* out = to.quants[r / 2] + (block - first) * kBytes + eight * 64 + r % 2 * 32;
-                    vst1q_s8(out, vreinterpretq_s8_s32(vzip1q_s32(fours[0], fours[1])));
-                    vst1q_s8(out + 16, vreinterpretq_s8_s32(vzip2q_s32(fours[0], fours[1])));
+                    vst1q_s8(out, vreinterpretq_s8_s32(vzip1q_s32(fours[2 * eight], fours[2 * eight + 1])));
+                    vst1q_s8(out + 16, vreinterpretq_s8_s32(vzip2q_s32(fours[2 * eight], fours[2 * eight + 1])));
                 });
             });
         }
