@@ -76,8 +76,10 @@ inline Floats capped(Floats x, float cap) {
     return mul(sub(add(s, s), splat(1.0f)), splat(cap));
 }
 
-// Where attention reads K and V from: floats made before, or the cache itself.
-enum class Source { kFloats, kHalf, kQ8 };
+// Where attention reads K and V from: floats made before, the cache itself, or an 8-bit one as bytes, read
+// by one row or by several.
+enum class Source { kFloats, kHalf, kQ8, kBytes, kTiles };
+constexpr bool integers(Source from) { return from == Source::kBytes || from == Source::kTiles; }
 
 // Vector t of a head.
 template <Source From>
@@ -97,7 +99,10 @@ inline void fetch(const uint8_t* head) {
 
 #ifdef STRETTO_HAS_TILES
 #include "kernels/impl_attention_tiles.h"
+#include "kernels/impl_attention_bytes.h"
 #else
+inline Floats weight_of(Floats x) { return exponential(x); }
+
 // The scores of a chunk's cells with one row's H heads of T vectors (0: `vectors` says how many). Some cells go
 // together, so that a vector of a query is read once for all of them.
 template <int H, int T, Source From>
@@ -172,7 +177,7 @@ void soften(float* scores, size_t n, size_t lo, size_t hi, float* max_of, float*
     }
     *max_of = reduce_max(max(first, second));
     const Floats top = splat(*max_of);
-    for (size_t j = 0; j < n; j += 16) store(scores + j, exponential(sub(load(scores + j), top)));
+    for (size_t j = 0; j < n; j += 16) store(scores + j, weight_of(sub(load(scores + j), top)));
     for (size_t j = 0; j < lo; ++j) scores[j] = 0.0f;
     for (size_t j = hi; j < n; ++j) scores[j] = 0.0f;
     first = second = splat(0.0f);
@@ -243,6 +248,19 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
     float* floats = a.scratch;                  // K or V of a chunk, if they are made into floats
     float* queries = floats + kChunk * size;    // of some heads, padded
     float* scores = queries + kMostHeads * size;  // [rows][group][kSpan]
+#ifdef STRETTO_HAS_TILES
+    constexpr bool kStored = From == Source::kTiles;
+    Bytes bytes{nullptr, reinterpret_cast<uint8_t*>(floats), floats + kChunk * size / 2, (vectors + 1) / 2};
+    float* wide_scales = scores + a.rows * a.group * kSpan;                    // [rows][group]
+    int8_t* wide = reinterpret_cast<int8_t*>(wide_scales + a.rows * a.group);  // [rows][group][high, low][32 × blocks]
+    if constexpr (integers(From)) {
+        for (size_t at = 0; at < a.rows * a.group; ++at) {
+            int8_t* to = wide + at * 64 * bytes.blocks;
+            const float* query = a.queries + at / a.group * a.query_stride + at % a.group * a.head_size;
+            wide_scales[at] = widen_query(query, a.head_size, to, to + 32 * bytes.blocks);
+        }
+    }
+#endif
     // Of this chunk and of the next: nothing else in the machine foresees where its cells are.
     const uint8_t *places[2][kChunk], **heads = places[0], **ahead = places[1];
     locate(a, a.keys, start, last, heads);
@@ -271,11 +289,26 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
         const size_t m = last - chunk < kChunk ? last - chunk : kChunk;
         look_ahead(a.keys, chunk);
         convert<From>(a, floats, heads);
+#ifdef STRETTO_HAS_TILES
+        bytes.heads = heads;
+        if constexpr (integers(From)) read_chunk<false, kStored, T>(bytes, ahead);
+#endif
         for (size_t row = 0, n_rows; row < a.rows; row += n_rows > 0 ? n_rows : 1) {
             n_rows = together(row, chunk, m, &lo, &hi);
             if (n_rows == 0) continue;
             for (size_t h = 0; h < a.group; h += kHeads) {
                 const size_t n_heads = n_rows > 1 ? n_rows : (a.group - h < kHeads ? a.group - h : kHeads);
+                float* to = scores + (row * a.group + h) * kSpan + (chunk - start);
+#ifdef STRETTO_HAS_TILES
+                if constexpr (integers(From)) {
+                    const size_t at = row * a.group + h;
+                    with_heads(n_heads, [&](auto n) {
+                        score_bytes<decltype(n)::value, T, kStored>(bytes, wide + at * 64 * bytes.blocks, wide_scales + at,
+                                                                    a.scale, a.cap, to);
+                    });
+                    continue;
+                }
+#endif
                 const float* q = a.queries + row * a.query_stride + h * a.head_size;
                 if (size != a.head_size || n_rows > 1) {
                     const size_t stride = n_rows > 1 ? a.query_stride : a.head_size;
@@ -285,7 +318,6 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
                     }
                     q = queries;
                 }
-                float* to = scores + (row * a.group + h) * kSpan + (chunk - start);
                 with_heads(n_heads, [&](auto n) {
                     score_chunk<decltype(n)::value, T, From>(heads, ahead, vectors, q, a.scale, a.cap, to);
                 });
@@ -306,12 +338,23 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
         const size_t m = last - chunk < kChunk ? last - chunk : kChunk;
         look_ahead(a.values, chunk);
         convert<From>(a, floats, heads);
+#ifdef STRETTO_HAS_TILES
+        bytes.heads = heads;
+        if constexpr (integers(From)) read_chunk<true, true, T>(bytes, ahead);
+#endif
         for (size_t row = 0, n_rows; row < a.rows; row += n_rows > 0 ? n_rows : 1) {
             n_rows = together(row, chunk, m, &lo, &hi);
             if (n_rows == 0) continue;
             for (size_t h = 0; h < a.group; h += kHeads) {
                 const size_t at = row * a.group + h;
                 with_heads(n_rows > 1 ? n_rows : a.group - h, [&](auto n) {
+#ifdef STRETTO_HAS_TILES
+                    if constexpr (integers(From)) {
+                        mix_bytes<decltype(n)::value, T>(bytes, vectors, scores + at * kSpan + (chunk - start), lo, hi,
+                                                         out.out + at * size);
+                        return;
+                    }
+#endif
                     mix_chunk<decltype(n)::value, T, From>(heads, ahead, vectors, scores + at * kSpan + (chunk - start),
                                                            lo, hi, out.out + at * size);
                 });
@@ -328,6 +371,14 @@ void attend(const Attention& a, size_t first, size_t last, const Partial& out) {
         out.sum[i] = 0.0f;
     }
     std::memset(out.out, 0, a.rows * a.group * size * sizeof(float));
+#ifdef STRETTO_HAS_TILES
+    if (a.type == CacheType::kQ8) {
+        if (a.head_size == 64 && a.rows == 1) return attend_rows<4, Source::kBytes>(a, first, last, out);
+        if (a.head_size == 64) return attend_rows<4, Source::kTiles>(a, first, last, out);
+        if (a.head_size == 128 && a.rows == 1) return attend_rows<8, Source::kBytes>(a, first, last, out);
+        return attend_rows<0, Source::kTiles>(a, first, last, out);
+    }
+#endif
     // A single row reads the cache as it is; several share the floats made from it. The numbers are the same.
     if (a.rows == 1 && a.head_size == 64 && a.type == CacheType::kHalf) {
         attend_rows<4, Source::kHalf>(a, first, last, out);

@@ -5,6 +5,37 @@
 // are converted one or two cells before they are needed: only one of the two units can do it, and where the next products
 // wait for it, the other stands still.
 
+#define FOUR_OF(x) {x, x, x, x}
+// Of (e^r − 1 − r) / r² for |r| ≤ ln 2 / 2, and what stands before it.
+alignas(16) constexpr float kSeries[6][4] = {FOUR_OF(1.0f),         FOUR_OF(0.5f),          FOUR_OF(0.16666576f),
+                                             FOUR_OF(0.041666463f), FOUR_OF(0.0083631817f), FOUR_OF(0.0013933653f)};
+alignas(16) constexpr float kRoundings[4] = FOUR_OF(kRounding);
+#undef FOUR_OF
+
+// e^x for x ≤ 0, as exact as `exponential` near 0 and to 3e-7 of itself at −87, where it stays. It has two products less, and
+// constants are loaded, since moves take the place of products.
+ALWAYS Floats weight_of(Floats x) {
+    const float32x4_t least = vdupq_n_f32(-87.0f), rounding = vdupq_n_f32(kRounding);
+    const float32x4_t ratio = vdupq_n_f32(1.44269504f), ln2 = vdupq_n_f32(0.693147181f);
+    const int32x4_t one = vdupq_n_s32(0x3f800000);
+    float32x4_t whole[4], r[4], p[4];
+    each<4>([&](auto i) ALWAYS_LAMBDA { x.v[i] = vmaxq_f32(x.v[i], least); });
+    each<4>([&](auto i) ALWAYS_LAMBDA { whole[i] = vfmaq_f32(loaded<float32x4_t>(kRoundings), x.v[i], ratio); });
+    each<4>([&](auto i) ALWAYS_LAMBDA { r[i] = vfmsq_f32(x.v[i], vsubq_f32(whole[i], rounding), ln2); });
+    each<4>([&](auto i) ALWAYS_LAMBDA { p[i] = vfmaq_f32(loaded<float32x4_t>(kSeries[4]), vdupq_n_f32(kSeries[5][0]), r[i]); });
+    each<3>([&](auto k) ALWAYS_LAMBDA {
+        each<4>([&](auto i) ALWAYS_LAMBDA { p[i] = vfmaq_f32(loaded<float32x4_t>(kSeries[3 - k]), p[i], r[i]); });
+    });
+    each<2>([&](auto) ALWAYS_LAMBDA {
+        each<4>([&](auto i) ALWAYS_LAMBDA { p[i] = vfmaq_f32(loaded<float32x4_t>(kSeries[0]), p[i], r[i]); });
+    });
+    each<4>([&](auto i) ALWAYS_LAMBDA {
+        const int32x4_t power = vaddq_s32(vshlq_n_s32(vreinterpretq_s32_f32(whole[i]), 23), one);
+        p[i] = vmulq_f32(p[i], vreinterpretq_f32_s32(power));
+    });
+    return {{p[0], p[1], p[2], p[3]}};
+}
+
 // Numbers 8i … 8i + 7 of a head.
 struct Eight { float32x4_t low, high; };
 template <Source From>

@@ -80,7 +80,8 @@ inline size_t stretches(size_t n) { return (n + kPeak - 1) / kPeak; }
 
 inline size_t padded(size_t head_size) { return (head_size + 15) / 16 * 16; }
 inline size_t attention_scratch(size_t head_size, size_t rows, size_t group) {
-    return (kChunk + kMostHeads) * padded(head_size) + rows * group * kSpan;
+    const size_t wide = 1 + (head_size + 31) / 32 * 16;  // a query as integers of 16 bits, and its scale
+    return (kChunk + kMostHeads) * padded(head_size) + rows * group * (kSpan + wide);
 }
 
 struct Kernels {

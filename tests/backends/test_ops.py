@@ -457,6 +457,15 @@ def rows_of(case, rows):
     return {**case, **{name: case[name][rows] for name in ("queries", "begins", "ends")}}
 
 
+def attention_tolerance(kernels, kv):
+    """ARM's kernels make integers of 16 bits of queries and weights where K and V have 8.
+
+    Such a score is off by 2^-16 of the largest product, so that weights are off by some 1e-4 of themselves.
+    What 8 bits leave of V is off by 1e-2.
+    """
+    return 3e-4 if kv == "q8" and kernels in ("neon", "i8mm") else 5e-6
+
+
 LENGTHS = 1, 31, 32, 33, 255, 256, 257, 511, 512, 513, 1100
 
 
@@ -468,8 +477,9 @@ def test_attention_equals_numpy_and_portable(kernels, kv, size):
         case = attention_case(length, size, group=1 + (index + size // 16) % 8, rows=3)
         out = ops.attention(**case, kv=kv, kernels=kernels)
         expected = expected_attention(**case, kv=kv)
-        assert np.abs(out - expected).max() < 5e-6
-        assert np.abs(out - ops.attention(**case, kv=kv, kernels="portable")).max() < 1e-5
+        tolerance = attention_tolerance(kernels, kv)
+        assert np.abs(out - expected).max() < tolerance
+        assert np.abs(out - ops.attention(**case, kv=kv, kernels="portable")).max() < 2 * tolerance
 
 
 @every_set
@@ -512,7 +522,7 @@ def test_attention_of_a_head_is_the_same_in_any_group(kernels, kv, group):
 def test_attention_in_a_window(kernels, kv, window):
     case = attention_case(1100, 64, group=2, rows=5, window=window)
     out = ops.attention(**case, kv=kv, kernels=kernels)
-    assert np.abs(out - expected_attention(**case, kv=kv)).max() < 5e-6
+    assert np.abs(out - expected_attention(**case, kv=kv)).max() < attention_tolerance(kernels, kv)
 
 
 @every_set
@@ -588,11 +598,11 @@ def test_attention_with_scores_of_any_size(kernels, kv, length):
         rest = np.delete(case["view"], length // 2)
         without = {**case, "queries": case["queries"] * 0, "view": rest, "ends": case["ends"] - 1}
         mean = expected_attention(**without, kv=kv)
-        assert np.abs(ops.attention(**case, kv=kv, kernels=kernels) - mean).max() < 5e-6
+        assert np.abs(ops.attention(**case, kv=kv, kernels=kernels) - mean).max() < attention_tolerance(kernels, kv)
     for magnitude in (0, 1e-40, 1e-30, 1e-10):  # all count the same
         case["queries"][:] = magnitude
         out = ops.attention(**case, kv=kv, kernels=kernels)
-        assert np.abs(out - expected_attention(**case, kv=kv)).max() < 5e-6
+        assert np.abs(out - expected_attention(**case, kv=kv)).max() < attention_tolerance(kernels, kv)
 
 
 @every_set
