@@ -100,8 +100,9 @@ public:
 
     Pieces(const Cursors& cursors, size_t task, size_t panels, size_t columns, bool only_panels, size_t grain, size_t thread,
            size_t threads)
-        : panels_(panels), columns_(columns), by_range_(columns < 2 * kColumnStep || only_panels),
-          shape_(by_range_ ? whole(panels, columns, grain, threads) : tiles(panels, columns, grain, threads)),
+        : panels_(panels), columns_(columns), by_range_(threads < kManyThreads && is_narrow(columns, only_panels)),
+          shape_(is_narrow(columns, only_panels) ? whole(panels, columns, grain, threads)
+                                                 : tiles(panels, columns, grain, threads)),
           share_(cursors, task, pieces_of(panels, shape_.panels) * shape_.across, thread, threads) {}
 
     bool next(Piece* piece) {
@@ -121,15 +122,20 @@ private:
     static constexpr size_t kColumnStep = 48;   // whole tiles of every kernel set
     static constexpr size_t kTogether = 4;      // panels that kernels for one column take at once
     static constexpr size_t kManyPanels = 32;   // for a thread: so many that parts may begin with every fourth
+    static constexpr size_t kManyThreads = 8;   // of which some are always slower: a half is too much for these
+    static constexpr size_t kManyPieces = 16;   // for each of them
 
     struct Shape {
         size_t panels, columns;   // of a piece
         size_t across;            // pieces for all columns
     };
-    // Few columns: pieces are panels, taken by halves.
+    static bool is_narrow(size_t columns, bool only_panels) { return columns < 2 * kColumnStep || only_panels; }
+    // Few columns: pieces are panels, taken by halves or, by many threads, some at a time.
     static Shape whole(size_t panels, size_t columns, size_t grain, size_t threads) {
         if (panels >= kManyPanels * threads) grain = std::max(grain, kTogether);
-        return {grain, columns, 1};
+        if (threads < kManyThreads) return {grain, columns, 1};
+        const size_t pieces = std::clamp<size_t>(panels / (4 * threads), 1, kManyPieces);
+        return {pieces_of(pieces_of(panels, pieces * threads), grain) * grain, columns, 1};
     }
     // Many columns: four pieces for each thread if they do not get too small.
     static Shape tiles(size_t panels, size_t columns, size_t grain, size_t threads) {
