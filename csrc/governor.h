@@ -33,7 +33,7 @@ public:
 
 private:
     static constexpr double kWindow = 0.03;        // seconds of work that are compared; time slices take 3 ms or so
-    static constexpr double kEnough = 0.75;        // of a thread's time spent computing: no reason to try fewer
+    static constexpr double kEnough = 0.6;         // of a thread's time spent computing: no reason to try fewer
     static constexpr double kGain = 1.03;          // that more threads have to bring
     static constexpr double kFirstPause = 0.1, kLastPause = 1.0;  // seconds between trials of more threads
 

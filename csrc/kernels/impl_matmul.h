@@ -273,15 +273,15 @@ void quant_columns(Piece piece, const Quantized& a, size_t n) {
 }
 #endif
 
-// Calls f(panels at once, piece) for panels [begin, end).
+// Calls f(panels at once, piece) for panels [begin, end): kPanelsOne at once for `few` columns at most.
 template <typename F>
-void each_piece(const Matrix& w, size_t n, size_t begin, size_t end, float* out, size_t out_stride, F f) {
+void each_piece(const Matrix& w, size_t n, size_t few, size_t begin, size_t end, float* out, size_t out_stride, F f) {
     auto piece = [&](size_t panel) {
         return Piece{w.data + panel * w.panel_bytes, nullptr, w.panel_bytes, w.columns, 0, w.columns / kBlock,
                      out + panel * kPanelRows, out_stride, w.rows - panel * kPanelRows};
     };
     size_t panel = begin;
-    if (n == 1) {
+    if (n <= few) {
         for (; panel + kPanelsOne <= end; panel += kPanelsOne) f(std::integral_constant<int, kPanelsOne>{}, piece(panel));
     } else {
         for (; panel + kPanels <= end; panel += kPanels) f(std::integral_constant<int, kPanels>{}, piece(panel));
@@ -295,14 +295,19 @@ void matmul(const Matrix& w, const Quantized& a, const float* x, size_t n, size_
 #ifdef STRETTO_HAS_TILES
         multiply_tiles<layout>(w, a, n, begin, end, out, stride);
 #else
-        each_piece(w, n, begin, end, out, stride, [&](auto panels, const Piece& piece) {
-            if constexpr (panels > kPanels) return Quant<layout>::template tile<panels, 1, false>(piece, a, 0);
+        each_piece(w, n, kFewColumns, begin, end, out, stride, [&](auto panels, const Piece& piece) {
+            if constexpr (panels > kPanels) {
+                if constexpr (kFewColumns > 1) {
+                    if (n == 2) return Quant<layout>::template tile<panels, 2, false>(piece, a, 0);
+                }
+                return Quant<layout>::template tile<panels, 1, false>(piece, a, 0);
+            }
             quant_columns<layout, panels>(piece, a, n);
         });
 #endif
     };
     auto plain = [&](auto kind) {
-        each_piece(w, n, begin, end, out, stride, [&](auto panels, const Piece& piece) {
+        each_piece(w, n, 1, begin, end, out, stride, [&](auto panels, const Piece& piece) {
             if constexpr (panels > kPanels) return Plain<kind>::template tile<panels, 1, false>(piece, x, 0);
             columns_of<Plain<kind>, panels, false>(piece, x, n);
         });

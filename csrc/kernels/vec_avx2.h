@@ -11,6 +11,7 @@ namespace STRETTO_ISA {
 
 constexpr size_t kLanes = 1;  // rows of activations that stand together
 constexpr int kPanelsOne = 2;
+constexpr size_t kFewColumns = 1;
 constexpr int kPanels = 1;
 constexpr int kColumns = 2;
 constexpr int kWideBias = 0;

@@ -11,6 +11,7 @@ namespace STRETTO_ISA {
 
 constexpr size_t kLanes = 1;  // rows of activations that stand together
 constexpr int kPanelsOne = 4;
+constexpr size_t kFewColumns = 2;  // that take so many panels: one, or a token's two in high precision
 constexpr int kPanels = 2;
 constexpr int kColumns = 6;
 constexpr int kWideBias = 128;  // vpdpbusd takes bytes as unsigned, so 128 × the activations' sum stays in

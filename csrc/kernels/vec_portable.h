@@ -11,7 +11,8 @@ namespace stretto {
 namespace STRETTO_ISA {
 
 constexpr size_t kLanes = 1;  // rows of activations that stand together
-constexpr int kPanelsOne = 1;   // panels at once for a single column
+constexpr int kPanelsOne = 1;   // panels at once for few columns
+constexpr size_t kFewColumns = 1;  // that these are, at most 2
 constexpr int kPanels = 1;      // panels at once for several columns
 constexpr int kColumns = 2;     // columns at once
 constexpr int kWideBias = 0;    // what dot_wide leaves in: nothing
