@@ -8,7 +8,7 @@ namespace {
 
 // A thread that is preempted comes back after milliseconds, one that is awake after microseconds. Waking one up
 // takes some tens of them.
-constexpr Nanoseconds kSpin = std::chrono::microseconds(100);
+constexpr Nanoseconds kSpin = std::chrono::microseconds(1000);
 constexpr Nanoseconds kIdleSpin = std::chrono::microseconds(200);   // between jobs, while a token is sampled
 
 double seconds(Nanoseconds time) { return std::chrono::duration<double>(time).count(); }
