@@ -46,6 +46,16 @@ struct Sums {
         if constexpr (Lanes == 1) {
             by = vdupq_n_f32(*a.scale);
             sum = kGroups == 1 ? vdupq_n_f32(*a.scaled) : vmulq_n_f32(by, static_cast<float>(a.sums[g]));
+        } else if constexpr (C <= 2) {
+            // Two columns may be the last of those that stand together: nothing behind them is read.
+            const float32x2_t none = vdup_n_f32(0.0f);
+            by = vcombine_f32(vld1_f32(a.scale), none);
+            if constexpr (kGroups == 1) {
+                sum = vcombine_f32(vld1_f32(a.scaled), none);
+            } else {
+                const int32x4_t sums = vld1q_s32(a.sums);
+                sum = vmulq_f32(by, vcvtq_f32_s32(g == 0 ? vuzp1q_s32(sums, sums) : vuzp2q_s32(sums, sums)));
+            }
         } else {
             by = vld1q_f32(a.scale);
             if constexpr (kGroups == 1) {
