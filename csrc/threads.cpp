@@ -2,6 +2,10 @@
 
 #include <ctime>
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 namespace stretto {
 
 namespace {
@@ -65,8 +69,30 @@ void Pool::run(const std::function<void(int)>& job, Measured measured) {
     active_ = governor_.active();
 }
 
+// Threads that take turns on one core look idle to the scheduler, which then leaves them there. A thread that finds
+// another one of this job on its core moves to a core where none of them is, and may be moved again afterwards.
+void Pool::leave_shared_cpu([[maybe_unused]] int thread) {
+#if defined(__linux__)
+    const int here = sched_getcpu(), n = active();
+    workers_[thread].cpu.store(here, std::memory_order_relaxed);
+    bool shared = false;
+    for (int i = 0; i < thread; ++i) shared |= workers_[i].cpu.load(std::memory_order_relaxed) == here;
+    cpu_set_t allowed;
+    if (!shared || here < 0 || sched_getaffinity(0, sizeof allowed, &allowed)) return;
+    cpu_set_t free = allowed;
+    for (int i = 0; i < n; ++i) {
+        const int cpu = workers_[i].cpu.load(std::memory_order_relaxed);
+        if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_CLR(static_cast<size_t>(cpu), &free);
+    }
+    if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free)) return;
+    sched_setaffinity(0, sizeof allowed, &allowed);
+    workers_[thread].cpu.store(sched_getcpu(), std::memory_order_relaxed);
+#endif
+}
+
 void Pool::run_job(int thread) {
     Worker& worker = workers_[thread];
+    leave_shared_cpu(thread);
     const Nanoseconds begun = processor_time();
     worker.spun = Nanoseconds(0);
     (*job_)(thread);

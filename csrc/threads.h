@@ -42,10 +42,12 @@ private:
         unsigned barriers = 0;         // that it has been at
         Nanoseconds computed{0};       // in the last job
         Nanoseconds spun{0};           // at barriers in the current job
+        std::atomic<int> cpu{-1};      // where it ran when the last job began
     };
 
     void work(int thread);
     void run_job(int thread);
+    void leave_shared_cpu(int thread);
     void stop();
 
     int size_;
