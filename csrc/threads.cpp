@@ -10,9 +10,10 @@ namespace stretto {
 
 namespace {
 
-// A thread that is preempted comes back after milliseconds, one that is awake after microseconds. Waking one up
-// takes some tens of them.
+// A thread that is preempted comes back after milliseconds, one that is awake after microseconds. Who sleeps sooner than
+// this looks idle to the scheduler, which then leaves two threads that wait for each other on one core.
 constexpr Nanoseconds kSpin = std::chrono::microseconds(1000);
+constexpr Nanoseconds kCrowdedSpin = std::chrono::microseconds(5);  // with more threads than cores
 constexpr Nanoseconds kIdleSpin = std::chrono::microseconds(200);   // between jobs, while a token is sampled
 
 double seconds(Nanoseconds time) { return std::chrono::duration<double>(time).count(); }
@@ -27,6 +28,8 @@ Nanoseconds processor_time() {
 }  // namespace
 
 Pool::Pool(int threads) : size_(threads), active_(threads), governor_(threads) {
+    const unsigned cores = std::thread::hardware_concurrency();
+    spin_ = cores && static_cast<unsigned>(threads) > cores ? kCrowdedSpin : kSpin;
     while (1 << rounds_ < threads) ++rounds_;
     signals_.reset(new Signal[static_cast<size_t>(threads) * rounds_ + 1]);
     workers_.reset(new Worker[threads]);
@@ -59,7 +62,7 @@ void Pool::run(const std::function<void(int)>& job, Measured measured) {
         workers_[i].job.set(jobs_);
     }
     run_job(0);
-    running_.wait([](unsigned left) { return left == 0; }, kSpin);
+    running_.wait([](unsigned left) { return left == 0; }, spin_);
 
     if (measured == Measured::kNo) return;
     const Clock::time_point now = Clock::now();
@@ -121,7 +124,7 @@ void Pool::barrier(int thread) {
         signals_[next * rounds_ + round].set(turn);
         // Who is ahead may already have signalled the next barrier. The difference survives wrapping around.
         worker.spun += signals_[thread * rounds_ + round].wait(
-            [turn](unsigned heard) { return static_cast<int>(heard - turn) >= 0; }, kSpin);
+            [turn](unsigned heard) { return static_cast<int>(heard - turn) >= 0; }, spin_);
     }
 }
 

@@ -52,6 +52,7 @@ private:
 
     int size_;
     std::atomic<int> active_;             // changed by the thread that runs jobs, read by others too
+    Nanoseconds spin_;                    // at barriers, before sleeping
     unsigned jobs_ = 0;
     Governor governor_;
     std::vector<std::thread> threads_;
