@@ -21,7 +21,7 @@ import numpy as np
 
 from make_model import Shape, metadata
 from stretto import load, router
-from stretto.text.tokenizer import load_tokenizer
+from stretto.text.loading import load_tokenizer
 from stretto.weights import hub
 from stretto.weights.formats import READABLE
 from stretto.weights.gguf import GGUF

@@ -18,7 +18,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the tokenizers library would t
 if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
-from stretto.text.tokenizer import load_tokenizer
+from stretto.text.loading import load_tokenizer
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
 

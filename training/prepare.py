@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from questions import every_text
 
-from stretto.text.tokenizer import load_tokenizer
+from stretto.text.loading import load_tokenizer
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
 from weights import dequantize

@@ -16,8 +16,9 @@ from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.hardware import usable_cores
 from stretto.models import ModelSpec, read_spec
 from stretto.sampling.params import check_integer
+from stretto.text.loading import load_tokenizer
 from stretto.text.template import ChatTemplate
-from stretto.text.tokenizer import Tokenizer, load_tokenizer
+from stretto.text.tokenizer import Tokenizer
 from stretto.vision.encoder import Encoder
 from stretto.vision.kept import ImageCache
 from stretto.vision.native import NativeEncoder

@@ -142,7 +142,7 @@ import gc, json, sys
 from pathlib import Path
 import stretto
 from stretto import router
-from stretto.text.tokenizer import load_tokenizer
+from stretto.text.loading import load_tokenizer
 from stretto.weights.gguf import GGUF
 
 def read(file, key):

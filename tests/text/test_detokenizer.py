@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.errors import InvalidRequest
-from stretto.text.tokenizer import load_tokenizer
+from stretto.text.loading import load_tokenizer
 from vocabularies import bpe, metadata, spm
 
 BPE = load_tokenizer(metadata(bpe(specials=["<|end|>"], user=["<tool>"])))

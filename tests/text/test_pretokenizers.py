@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from stretto.errors import ModelError
+from stretto.text.loading import load_tokenizer
 from stretto.text.pretokenizers import PRETOKENIZERS, pretokenizer
-from stretto.text.tokenizer import chunks, load_tokenizer
+from stretto.text.tokenizer import chunks
 from vocabularies import bpe, metadata
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "pretokenizers.json").read_text("utf-8"))

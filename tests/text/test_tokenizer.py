@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from stretto.errors import InvalidRequest, ModelError
+from stretto.text.loading import load_tokenizer
 from stretto.text.matcher import Matcher
-from stretto.text.tokenizer import CHUNK, chunks, load_tokenizer
+from stretto.text.tokenizer import CHUNK, chunks
 from stretto.weights.gguf import GGUF
 from vocabularies import BYTE, CONTROL, NORMAL, bpe, metadata, spm
 

@@ -27,7 +27,7 @@ def tokenize(
     from stretto.cli.output import clean, console, print_json
 
     # The facade does not exist yet; when it does, this goes through `llm.tokenizer`.
-    from stretto.text.tokenizer import load_tokenizer
+    from stretto.text.loading import load_tokenizer
     from stretto.weights import hub
     from stretto.weights.gguf import GGUF
 

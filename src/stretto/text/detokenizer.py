@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import codecs
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from stretto.text.tokenizer import Tokenizer
+from typing import Protocol
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Pieces(Protocol):
+    """The part of a tokenizer that a detokenizer reads: the bytes of each token."""
+
+    texts: tuple[dict[int, str], dict[int, str]]
+
+    def next_piece(self, token: int, special: bool, fresh: bool) -> tuple[bytes, bool]:
+        """The bytes of a token, and whether the one after it begins a fragment."""
+
+    def starts_fragment(self, after: int | None) -> bool:
+        """Whether the token after this one begins a fragment."""
 
 
 class Detokenizer:
@@ -23,7 +32,7 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, special: bool = False, after: int | None = None, exact: bool = False
+        self, tokenizer: Pieces, special: bool = False, after: int | None = None, exact: bool = False
     ) -> None:
         self._tokenizer = tokenizer
         self._exact = exact

@@ -1,6 +1,6 @@
 """What all tokenizers share: special tokens, BOS and EOS, bytes and text.
 
-    tokenizer = load_tokenizer(file.metadata)
+    tokenizer = load_tokenizer(file.metadata)                # stretto.text.loading
     ids = tokenizer.encode("Hello world")
     tokenizer.decode(ids)                                    # 'Hello world'
     tokenizer.encode("<|im_start|>user", special=True)       # special tokens parsed, BOS if the model asks
@@ -16,11 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import index
 from types import MappingProxyType
 
-from stretto.errors import InvalidRequest, ModelError
+from stretto.errors import InvalidRequest
 from stretto.text.detokenizer import Detokenizer
 from stretto.text.matcher import Matcher
-from stretto.text.vocabulary import BYTE_TEXT, PREFIX, TokenType, Vocabulary
-from stretto.weights.metadata import Metadata
+from stretto.text.vocabulary import BYTE_TEXT, TokenType, Vocabulary
 
 CHUNK = 8192  # characters; long texts are encoded in chunks of about this size
 
@@ -223,26 +222,6 @@ def chunks(text: str, size: int = CHUNK) -> Iterator[str]:
         yield text[begin : seam.start()]
         begin = seam.start()
     yield text[begin:]
-
-
-def load_tokenizer(metadata: Metadata) -> Tokenizer:
-    """The tokenizer that a GGUF file describes; `ModelError` where it is damaged or of an unsupported kind.
-
-    load_tokenizer(GGUF("model.gguf").metadata).encode("Hello")
-    """
-    model = metadata.text(PREFIX + "model")
-    if model == "gpt2":
-        from stretto.text.bpe import BPETokenizer
-
-        return BPETokenizer(metadata)
-    if model == "llama":
-        from stretto.text.spm import SPMTokenizer
-
-        return SPMTokenizer(metadata)
-    raise ModelError(
-        f"tokenizers of kind {model!r} are not supported, only 'gpt2' (BPE) and 'llama' (SentencePiece)",
-        field=PREFIX + "model",
-    )
 
 
 def _check_text(text: str) -> None:

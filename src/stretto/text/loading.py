@@ -1,0 +1,28 @@
+"""The tokenizer of a model file: which kind it is, and the class that reads it."""
+
+from __future__ import annotations
+
+from stretto.errors import ModelError
+from stretto.text.tokenizer import Tokenizer
+from stretto.text.vocabulary import PREFIX
+from stretto.weights.metadata import Metadata
+
+
+def load_tokenizer(metadata: Metadata) -> Tokenizer:
+    """The tokenizer that a GGUF file describes; `ModelError` where it is damaged or of an unsupported kind.
+
+    load_tokenizer(GGUF("model.gguf").metadata).encode("Hello")
+    """
+    model = metadata.text(PREFIX + "model")
+    if model == "gpt2":
+        from stretto.text.bpe import BPETokenizer
+
+        return BPETokenizer(metadata)
+    if model == "llama":
+        from stretto.text.spm import SPMTokenizer
+
+        return SPMTokenizer(metadata)
+    raise ModelError(
+        f"tokenizers of kind {model!r} are not supported, only 'gpt2' (BPE) and 'llama' (SentencePiece)",
+        field=PREFIX + "model",
+    )
