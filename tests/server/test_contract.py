@@ -67,7 +67,7 @@ def test_nothing_that_fits_or_does_not_breaks_the_server(server, document):
     ):
         assert 400 in found[f"POST {path}", GenerationMode.NEGATIVE]
     until(lambda: not server.state.generations)
-    until(lambda: server.state.guard.active == 0)
+    until(lambda: server.state.traffic.active == 0)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/api/chat"])

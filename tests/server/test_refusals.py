@@ -201,11 +201,11 @@ def test_bodies_together_have_a_limit():
         head = POST + b"Content-Length: 4000\r\n\r\n"
         with socket.create_connection(("127.0.0.1", server.port)) as held:
             held.sendall(head + b" " * 3900)
-            until(lambda: server.state.guard._bodies >= 3900)
+            until(lambda: server.state.traffic.body_bytes >= 3900)
             refused = web.post("/v1/completions", json={**TEXT, "prompt": "x" * 3000})
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "busy")
             assert refused.headers["retry-after"] == "1"
-        until(lambda: server.state.guard._bodies == 0)
+        until(lambda: server.state.traffic.body_bytes == 0)
         assert web.post("/v1/completions", json={**TEXT, "prompt": "x" * 900}).status_code == 200
 
 

@@ -67,10 +67,7 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
         return HTMLResponse(docs.page(app.openapi()), headers={"content-security-policy": docs.POLICY})
 
     install(app)
-    guard = Guard(Lean(app, openai.OFTEN), settings)
-    guard.paths = frozenset(
+    paths = frozenset(
         route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)
     )
-    guard.state = state
-    state.guard = guard
-    return guard
+    return Guard(Lean(app, openai.OFTEN), state, paths)

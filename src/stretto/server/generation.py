@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.types import Receive
@@ -18,10 +18,7 @@ from starlette.types import Receive
 from stretto import Result
 from stretto.server.errors import ApiError, ClientGone, translate
 from stretto.server.registry import Lease
-from stretto.server.state import state_of
-
-if TYPE_CHECKING:
-    from stretto.server.state import State
+from stretto.server.state import State, state_of
 
 Value = TypeVar("Value")
 

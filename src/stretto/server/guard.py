@@ -12,21 +12,18 @@ import hmac
 import json
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from itertools import count
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.server.errors import ApiError, answer, translate
-from stretto.server.settings import LOOPBACK_NAMES, Settings
+from stretto.server.settings import LOOPBACK_NAMES
+from stretto.server.state import State
 from stretto.server.streamed import DIRECT
-
-if TYPE_CHECKING:
-    from stretto.server.state import State
 
 log = logging.getLogger("stretto.server")
 
@@ -39,17 +36,13 @@ CROWDED = "stretto.crowded"  # in a scope: there are more connections than allow
 class Guard:
     """An ASGI app around the app."""
 
-    state: State
-
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, state: State, paths: frozenset[str]) -> None:
         self._app = app
-        self._settings = settings
-        self._keys = [key.encode() for key in settings.api_keys]
-        self._bodies = 0  # bytes that requests hold
-        self.stopping = False
-        self.active = 0  # requests under way
-        self.answered: Counter[tuple[str, int]] = Counter()  # by route and status
-        self.paths: frozenset[str] = frozenset()  # that are counted one by one
+        self.state = state
+        self._settings = state.settings
+        self._keys = [key.encode() for key in state.settings.api_keys]
+        self._traffic = state.traffic
+        self._paths = paths  # that are counted one by one
         self._numbers = count()
         self._prefix = token_hex(4)
 
@@ -59,7 +52,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         visit = _Visit(scope, send, f"req-{self._prefix}-{next(self._numbers)}")
-        self.active += 1
+        self._traffic.active += 1
         held = 0
         try:
             headers = dict(scope["headers"])
@@ -80,15 +73,15 @@ class Guard:
                 response = answer(translate(error), scope["path"])
                 await response(scope, receive, visit.send)
         finally:
-            self._bodies -= held
-            self.active -= 1
+            self._traffic.body_bytes -= held
+            self._traffic.active -= 1
             self._note(visit)
 
     # -- who --
 
     def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         settings = self._settings
-        if self.stopping:
+        if self._traffic.stopping:
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
         if scope.get(CROWDED):
             said = f"there are more than {settings.limits.connections:,} connections; come again later"
@@ -162,10 +155,10 @@ class Guard:
                     raise ApiError(400, "the body ended too early")
                 piece = message.get("body", b"")
                 n += len(piece)
-                self._bodies += len(piece)
+                self._traffic.body_bytes += len(piece)
                 if n > limits.body:
                     raise self._too_large(n)
-                if self._bodies > limits.bodies:
+                if self._traffic.body_bytes > limits.bodies:
                     raise ApiError(
                         429, "too much is being sent at once; try again", code="busy", retry_after=1
                     )
@@ -173,7 +166,7 @@ class Guard:
                 if not message.get("more_body"):
                     return b"".join(pieces)
         except BaseException:
-            self._bodies -= n
+            self._traffic.body_bytes -= n
             raise
 
     def _too_large(self, n: int) -> ApiError:
@@ -186,8 +179,8 @@ class Guard:
 
     def _note(self, visit: _Visit) -> None:
         """Count an answer, and log it if somebody wants that."""
-        path = visit.path if visit.path in self.paths else "other"
-        self.answered[path, visit.status] += 1
+        path = visit.path if visit.path in self._paths else "other"
+        self._traffic.answered[path, visit.status] += 1
         if self._settings.log == "quiet" and visit.status < 500:
             return
         facts = {

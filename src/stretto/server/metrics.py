@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stretto import __version__
-
-if TYPE_CHECKING:
-    from stretto.server.state import State
+from stretto.server.state import State
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -43,15 +41,18 @@ def render(state: State) -> str:
 
 
 def _lines(state: State) -> Iterator[str]:
-    registry, guard = state.registry, state.guard
+    registry, traffic = state.registry, state.traffic
     yield from _metric("stretto_info", "gauge", "the version", [({"version": __version__}, 1)])
     yield from _metric(
         "stretto_http_responses_total",
         "counter",
         "answers by path and status",
-        [({"path": path, "status": str(status)}, n) for (path, status), n in sorted(guard.answered.items())],
+        [
+            ({"path": path, "status": str(status)}, n)
+            for (path, status), n in sorted(traffic.answered.items())
+        ],
     )
-    yield from _metric("stretto_http_active", "gauge", "requests under way", [({}, guard.active)])
+    yield from _metric("stretto_http_active", "gauge", "requests under way", [({}, traffic.active)])
     slots = list(registry.slots.values())
     names = [({"model": slot.name}, slot) for slot in slots]
     yield from _metric(

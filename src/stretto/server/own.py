@@ -97,7 +97,7 @@ async def stats(request: Request) -> Response:
     return Json(
         {
             "uptime": round(time.time() - state.started, 3),
-            "requests": state.guard.active,
+            "requests": state.traffic.active,
             "generations": len(state.generations),
             "cpu": cpu_seconds(),
             "memory": {"loaded": registry.loaded_bytes, "limit": registry.limit, "unloads": registry.unloads},

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from fastapi import Request
 
 from stretto.errors import QueueFull
 from stretto.server.registry import Opener, Registry
 from stretto.server.settings import Settings
-
-if TYPE_CHECKING:
-    from stretto.server.generation import Generation
-    from stretto.server.guard import Guard
-
 
 AT_ONCE = 4  # embeddings and scores that are computed; each has a thread, and others need some too
 
@@ -49,21 +45,39 @@ class Turns:
         self._free.release()
 
 
+class Traffic:
+    """Counters of requests and answers; the guard updates them."""
+
+    def __init__(self) -> None:
+        self.stopping = False  # new requests are refused
+        self.active = 0  # requests under way
+        self.body_bytes = 0  # of all bodies in memory
+        self.answered: Counter[tuple[str, int]] = Counter()  # by route and status
+
+
+class Running(Protocol):
+    """The part of a generation that the server itself uses."""
+
+    n_images: int
+
+    def stop(self) -> None:
+        """Cancel its texts."""
+
+
 class State:
     """Settings, models, and the texts that are on their way."""
-
-    guard: Guard
 
     def __init__(self, settings: Settings, opener: Opener | None = None) -> None:
         self.settings = settings
         self.registry = Registry(settings, opener)
-        self.generations: set[Generation] = set()
+        self.generations: set[Running] = set()
         self.turns = Turns(AT_ONCE, settings.max_queue)  # of what the engine's own queue does not know
+        self.traffic = Traffic()
         self.started = time.time()
 
     def stop(self) -> None:
         """Take nobody new."""
-        self.guard.stopping = True
+        self.traffic.stopping = True
 
     def cancel_all(self) -> None:
         """End all texts that are on their way."""
