@@ -1,9 +1,12 @@
-"""Dependencies point one way: which part of the package may import which."""
+"""Dependencies point one way: which part of the package may import which, and no cycle of modules."""
 
 import ast
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from import_graph import find_cycle, import_graph
 
 PACKAGE = Path(__file__).parent.parent / "src" / "stretto"
 
@@ -57,6 +60,7 @@ ALLOWED = {
     "__init__": {"*"},
 }
 EVERYONE = {"errors", "kernels", "_native"}
+NOT_CHECKED_FOR_CYCLES = ("stretto.engine", "stretto.parallel", "stretto.llm", "stretto.tools")
 
 
 def part_of(path):
@@ -104,3 +108,42 @@ def test_the_check_sees_imports(tmp_path):
         "import stretto.cli\ndef f():\n    from stretto import weights\n    from stretto.text.bpe import x\n"
     )
     assert [name for _, name in imported(sample)] == ["cli", "weights", "text.bpe"]
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    graph = {
+        module: {name for name in imported if not name.startswith(NOT_CHECKED_FOR_CYCLES)}
+        for module, imported in import_graph(PACKAGE).items()
+        if not module.startswith(NOT_CHECKED_FOR_CYCLES)
+    }
+    cycle = find_cycle(graph)
+    assert cycle is None, f"these modules import each other: {' -> '.join(cycle)}"
+
+
+def test_the_check_finds_cycles(tmp_path):
+    package = tmp_path / "sample"
+    (package / "part").mkdir(parents=True)
+    files = {
+        "__init__.py": "if TYPE_CHECKING:\n    from sample.part.a import A\n",
+        "alone.py": "import ast\nfrom sample import A, __version__\n",
+        "part/__init__.py": "",
+        "part/a.py": "from sample.part import b\n",
+        "part/b.py": "if TYPE_CHECKING:\n    from sample.part.c import C\n",
+        "part/c.py": "",
+    }
+    for name, text in files.items():
+        (package / name).write_text(text)
+    assert import_graph(package) == {
+        "sample.alone": {"sample.part.a"},
+        "sample.part": set(),
+        "sample.part.a": {"sample.part.b"},
+        "sample.part.b": {"sample.part.c"},
+        "sample.part.c": set(),
+    }
+    assert find_cycle(import_graph(package)) is None
+    (package / "part/c.py").write_text("def f():\n    from sample import A\n")
+    graph = import_graph(package)
+    cycle = find_cycle(graph)
+    assert cycle[0] == cycle[-1]
+    assert set(cycle) == {"sample.part.a", "sample.part.b", "sample.part.c"}
+    assert all(imported in graph[module] for module, imported in pairwise(cycle))
