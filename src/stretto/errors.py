@@ -5,14 +5,19 @@
     │   ├── PullError       a model could not be fetched (network, disk, wrong hash)
     │   └── SnapshotError   a saved sequence cannot be written or read, or is not for this model
     ├── InvalidRequest      a parameter is wrong; the message names it and what it takes
+    │   └── InvalidGrammar  a grammar or JSON schema cannot be used
     ├── ContextOverflow     a prompt is longer than the model's context
     ├── CacheFull           the cells a batch needs are not there
     ├── QueueFull           too many requests wait already
     ├── Unsupported         this backend cannot do that; the message names one that can
-    ├── Cancelled           the request was cancelled before there was anything to return
-    └── Timeout             the request ran out of time before there was anything to return
+    └── Cancelled           the request was cancelled before there was anything to return
 
-A message says what was wrong, where, and what to do about it.
+A message says what was wrong, where, and what to do about it; programs read the same from the fields:
+
+    try:
+        llm.generate("Hello", temperature=-1)
+    except stretto.InvalidRequest as error:
+        error.param, error.value      # ('temperature', -1)
 """
 
 from __future__ import annotations
@@ -21,7 +26,15 @@ from os import PathLike, fspath
 
 
 class StrettoError(Exception):
-    """The base of all Stretto's exceptions; catch it to catch them all."""
+    """The base of all Stretto's exceptions; catch it to catch them all.
+
+    `param` is the parameter that is wrong and `value` what was given for it, where an error is about one.
+    """
+
+    def __init__(self, message: str = "", *, param: str | None = None, value: object = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.value = value
 
 
 class ModelError(StrettoError):
@@ -56,19 +69,44 @@ class SnapshotError(ModelError):
 
 
 class InvalidRequest(StrettoError):
-    """A parameter has a value that cannot be used; the message names both and what would do."""
+    """A parameter has a value that cannot be used; `param` names it, the message says what would do."""
+
+
+class InvalidGrammar(InvalidRequest):
+    """A grammar or JSON schema that is damaged, too large, not supported, or that no text fits."""
 
 
 class ContextOverflow(StrettoError):
-    """A prompt does not fit into the model's context; the message gives both lengths."""
+    """A prompt of `n_tokens` does not fit into the model's context, which takes `limit`."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        n_tokens: int | None = None,
+        limit: int | None = None,
+        param: str | None = "prompt",
+    ) -> None:
+        super().__init__(message, param=param)
+        self.n_tokens = n_tokens
+        self.limit = limit
 
 
 class CacheFull(StrettoError):
-    """A batch needs more cells than are free; nothing was changed."""
+    """A batch needs `n_needed` cells and only `n_free` are free; nothing was changed."""
+
+    def __init__(self, message: str, *, n_needed: int | None = None, n_free: int | None = None) -> None:
+        super().__init__(message)
+        self.n_needed = n_needed
+        self.n_free = n_free
 
 
 class QueueFull(StrettoError):
-    """As many requests wait as may wait; this one was not taken."""
+    """`n_waiting` requests wait, as many as may; this one was not taken."""
+
+    def __init__(self, message: str, *, n_waiting: int | None = None) -> None:
+        super().__init__(message)
+        self.n_waiting = n_waiting
 
 
 class Unsupported(StrettoError):
@@ -77,7 +115,3 @@ class Unsupported(StrettoError):
 
 class Cancelled(StrettoError):
     """A request was cancelled while there was nothing yet to return."""
-
-
-class Timeout(StrettoError):
-    """A request ran out of time while there was nothing yet to return."""

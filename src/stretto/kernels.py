@@ -34,4 +34,8 @@ def chosen(here: tuple[str, ...] | None = None) -> str:
     if wanted in here:
         return wanted
     why = "cannot run on this machine" if wanted in NAMES else f"is none of {', '.join(NAMES)}"
-    raise InvalidRequest(f"{VARIABLE}={wanted!r} {why}; here it can be {', '.join(here)}, or be left unset")
+    raise InvalidRequest(
+        f"{VARIABLE}={wanted!r} {why}; here it can be {', '.join(here)}, or be left unset",
+        param=VARIABLE,
+        value=wanted,
+    )

@@ -277,12 +277,12 @@ class Decoding(Batch):
 
 
 def _members(sequences: Iterable[int]) -> tuple[int, ...]:
-    return tuple([_integer("a sequence id", sequence) for sequence in sequences])
+    return tuple([_integer("a sequence id", sequence, "sequences") for sequence in sequences])
 
 
-def _integer(name: str, value: int) -> int:
+def _integer(name: str, value: int, param: str | None = None) -> int:
     if type(value) is int:  # the usual case, at once
         return value
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise InvalidRequest(f"{name} must be an integer, not {value!r}")
+        raise InvalidRequest(f"{name} must be an integer, not {value!r}", param=param or name, value=value)
     return int(value)

@@ -79,7 +79,8 @@ class ReferenceBackend:
         elif mask.shape != (len(batch), self.n_cells) or mask.dtype != bool or not mask.any(axis=1).all():
             raise InvalidRequest(
                 f"mask must be bool[{len(batch)}, {self.n_cells}] with a cell for each row to see, "
-                f"not {mask.dtype}{list(mask.shape)}"
+                f"not {mask.dtype}{list(mask.shape)}",
+                param="mask",
             )
 
         x = self.weights["token_embd.weight"][batch.tokens] * np.float32(spec.embedding_scale)  # [n, n_embd]

@@ -38,7 +38,9 @@ class Cells:
 
     def __init__(self, n_cells: int) -> None:
         if isinstance(n_cells, bool) or not isinstance(n_cells, int) or not 1 <= n_cells <= 1 << 30:
-            raise InvalidRequest(f"cells must be an integer from 1 to 2^30, not {n_cells!r}")
+            raise InvalidRequest(
+                f"cells must be an integer from 1 to 2^30, not {n_cells!r}", param="cells", value=n_cells
+            )
         self.n_cells = n_cells
         self.positions = np.full(n_cells, -1, np.int32)
         self.tokens = np.full(n_cells, -1, np.int32)
@@ -226,13 +228,15 @@ class Cells:
         """
         chosen = self._range(sequence, start, stop).copy()
         if isinstance(delta, bool) or not isinstance(delta, (int, np.integer)):
-            raise InvalidRequest(f"delta must be an integer, not {delta!r}")
+            raise InvalidRequest(f"delta must be an integer, not {delta!r}", param="delta", value=delta)
         if not len(chosen) or delta == 0:
             return chosen[:0]
         moved = self.positions[chosen].astype(np.int64) + delta
         if moved.min() < 0 or moved.max() > MAX_POSITION:
             raise InvalidRequest(
-                f"a shift by {delta} would give positions from {moved.min()} to {moved.max()}"
+                f"a shift by {delta} would give positions from {moved.min()} to {moved.max()}",
+                param="delta",
+                value=delta,
             )
         if (self.shares[chosen] > 1).any():
             raise InvalidRequest(f"cells of sequence {sequence} in this range are shared; unshare them first")
@@ -279,7 +283,9 @@ class Cells:
         if n > len(self._free):
             raise CacheFull(
                 f"{n} cells are needed and {len(self._free)} of {self.n_cells} are free; "
-                "close sequences, or load the model with more cells"
+                "close sequences, or load the model with more cells",
+                n_needed=n,
+                n_free=len(self._free),
             )
         taken = self._free[: -n - 1 : -1]
         del self._free[len(self._free) - n :]
@@ -329,9 +335,15 @@ def check_range(start: int, stop: int | None) -> None:
         if value is None and name == "stop":
             continue
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-            raise InvalidRequest(f"{name} must be a position, 0 or more, not {value!r}")
+            raise InvalidRequest(
+                f"{name} must be a position, 0 or more, not {value!r}", param=name, value=value
+            )
     if stop is not None and stop < start:
-        raise InvalidRequest(f"start {start} lies behind stop {stop}; ranges are start ≤ position < stop")
+        raise InvalidRequest(
+            f"start {start} lies behind stop {stop}; ranges are start ≤ position < stop",
+            param="start",
+            value=start,
+        )
 
 
 def check_id(sequence: int) -> int:
@@ -339,7 +351,9 @@ def check_id(sequence: int) -> int:
     if type(sequence) is int and sequence >= 0:  # the usual case, at once
         return sequence
     if isinstance(sequence, bool) or not isinstance(sequence, (int, np.integer)) or sequence < 0:
-        raise InvalidRequest(f"a sequence id must be an integer, 0 or more, not {sequence!r}")
+        raise InvalidRequest(
+            f"a sequence id must be an integer, 0 or more, not {sequence!r}", param="sequence", value=sequence
+        )
     return int(sequence)
 
 
@@ -358,14 +372,16 @@ def _ints(values: ArrayLike, name: str, least: int) -> list[int]:
         try:
             array = np.asarray(values)
         except ValueError:  # lists of different lengths
-            raise InvalidRequest(f"{name} must be a list of integers, not {values!r}") from None
+            raise InvalidRequest(
+                f"{name} must be a list of integers, not {values!r}", param=name, value=values
+            ) from None
         if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
             raise InvalidRequest(
-                f"{name} must be a list of integers, not {array.dtype} of shape {array.shape}"
+                f"{name} must be a list of integers, not {array.dtype} of shape {array.shape}", param=name
             )
         found = array.tolist()
     if found and (min(found) < least or max(found) > MAX_POSITION):
         raise InvalidRequest(
-            f"{name} must lie from {least} to {MAX_POSITION}, not {min(found)} to {max(found)}"
+            f"{name} must lie from {least} to {MAX_POSITION}, not {min(found)} to {max(found)}", param=name
         )
     return found

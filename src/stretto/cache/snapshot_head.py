@@ -194,7 +194,7 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
     """A path that can be opened, as far as one can say without looking."""
     name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(name, str) or not name or "\0" in name:
-        raise InvalidRequest(f"path must be the path of a file, not {path!r}")
+        raise InvalidRequest(f"path must be the path of a file, not {path!r}", param="path", value=path)
     return Path(name)
 
 

@@ -32,7 +32,7 @@ class DraftModel:
 
     def __init__(self, llm: Model, most: int = 4) -> None:
         if not hasattr(llm, "sequence") or not hasattr(llm, "tokenizer"):
-            raise InvalidRequest(f"DraftModel takes a loaded model, not {llm!r}")
+            raise InvalidRequest(f"DraftModel takes a loaded model, not {llm!r}", param="llm", value=llm)
         check_integer("most", most, 1, 256)
         self.most = int(most)
         self._llm = llm
@@ -42,7 +42,9 @@ class DraftModel:
         """A sequence of the small model for a new text."""
         if self._checked is not tokenizer:
             if not self._llm.tokenizer.same_as(tokenizer):
-                raise InvalidRequest("the draft model has other tokens than the model; they must be the same")
+                raise InvalidRequest(
+                    "the draft model has other tokens than the model; they must be the same", param="draft"
+                )
             self._checked = tokenizer
         return ModelGuesser(self._llm)
 

@@ -141,10 +141,16 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     if rest.get("grammar") is not None:
         rest["grammar"] = as_grammar(rest["grammar"])
         if rest.get("ignore_eos"):
-            raise InvalidRequest("ignore_eos beside a grammar: the end token says that a text is complete")
+            raise InvalidRequest(
+                "ignore_eos beside a grammar: the end token says that a text is complete",
+                param="ignore_eos",
+                value=True,
+            )
     loop = rest.pop("loop", "auto")
     if loop not in ("auto", "python", "fused"):
-        raise InvalidRequest(f"loop must be 'auto', 'python' or 'fused', not {loop!r}")
+        raise InvalidRequest(
+            f"loop must be 'auto', 'python' or 'fused', not {loop!r}", param="loop", value=loop
+        )
     rest["fused"] = loop == "fused"
     if rest.get("max_tokens") is not None:
         check_integer("max_tokens", rest["max_tokens"], 1, 1 << 31)
@@ -153,21 +159,41 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     check_integer("priority", rest.get("priority", 0), -(1 << 31), 1 << 31)
     check_integer("keep", rest.get("keep", 0), 0, 1 << 31)
     if rest.get("overflow", "error") not in ("error", "shift"):
-        raise InvalidRequest(f"overflow must be 'error' or 'shift', not {rest['overflow']!r}")
+        raise InvalidRequest(
+            f"overflow must be 'error' or 'shift', not {rest['overflow']!r}",
+            param="overflow",
+            value=rest["overflow"],
+        )
     if rest.get("keep") and rest.get("overflow") != "shift":
-        raise InvalidRequest("keep is for overflow='shift': how many first tokens are not forgotten")
+        raise InvalidRequest(
+            "keep is for overflow='shift': how many first tokens are not forgotten",
+            param="keep",
+            value=rest["keep"],
+        )
     if rest.get("seed") is not None:
         check_integer("seed", rest["seed"], 0, (1 << 64) - 1)
     check_integer("logprobs", rest.get("logprobs", 0), 0, MAX_LOGPROBS)
     if not isinstance(rest.get("ignore_eos", False), bool):
-        raise InvalidRequest(f"ignore_eos must be True or False, not {rest['ignore_eos']!r}")
+        raise InvalidRequest(
+            f"ignore_eos must be True or False, not {rest['ignore_eos']!r}",
+            param="ignore_eos",
+            value=rest["ignore_eos"],
+        )
     if rest.get("callback") is not None and not callable(rest["callback"]):
-        raise InvalidRequest(f"callback must be a function, not {rest['callback']!r}")
+        raise InvalidRequest(
+            f"callback must be a function, not {rest['callback']!r}", param="callback", value=rest["callback"]
+        )
     rest["hooks"] = _all("hooks", rest.get("hooks", ()), callable, "functions")
     if rest["fused"] and not all(isinstance(hook, NativeHook) for hook in rest["hooks"]):
-        raise InvalidRequest("loop='fused' runs no hooks but NativeHooks; use loop='python' for others")
+        raise InvalidRequest(
+            "loop='fused' runs no hooks but NativeHooks; use loop='python' for others",
+            param="loop",
+            value="fused",
+        )
     if rest["fused"] and rest.get("logprobs"):
-        raise InvalidRequest("loop='fused' gives no logprobs; use loop='python' for them")
+        raise InvalidRequest(
+            "loop='fused' gives no logprobs; use loop='python' for them", param="loop", value="fused"
+        )
     rest["draft"] = _drafter(rest)
     stops = rest.pop("stop", ())
     stops = (stops,) if isinstance(stops, str) or callable(stops) else stops
@@ -175,17 +201,17 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
         "stop", stops, lambda stop: callable(stop) or (isinstance(stop, str) and stop), "strings or functions"
     )
     if len(stops) > MAX_STOPS:
-        raise InvalidRequest(f"stop has {len(stops)} entries; at most {MAX_STOPS} are allowed")
+        raise InvalidRequest(f"stop has {len(stops)} entries; at most {MAX_STOPS} are allowed", param="stop")
     rest["stop"] = tuple(stop for stop in stops if isinstance(stop, str))
     rest["stop_functions"] = tuple(stop for stop in stops if not isinstance(stop, str))
     tokens = _all(
         "stop_tokens", rest.get("stop_tokens", ()), lambda t: isinstance(t, (int, np.integer)), "token ids"
     )
     for token in tokens:
-        check_integer("a token of stop_tokens", token, 0, n_vocab - 1)
+        check_integer("a token of stop_tokens", token, 0, n_vocab - 1, param="stop_tokens")
     rest["stop_tokens"] = frozenset(int(token) for token in tokens)
     for token in sampling.logit_bias or ():
-        check_integer("a token of logit_bias", token, 0, n_vocab - 1)
+        check_integer("a token of logit_bias", token, 0, n_vocab - 1, param="logit_bias")
     return RequestParams(sampling, **rest)
 
 
@@ -197,15 +223,27 @@ def _drafter(options: Mapping[str, Any]) -> Drafter | None:
     if isinstance(draft, str) and draft == "lookup":
         draft = PromptLookup()
     if not isinstance(draft, Drafter):
-        raise InvalidRequest(f"draft must be 'lookup' or a Drafter such as DraftModel(llm), not {draft!r}")
-    check_integer("draft.most", draft.most, 1, 256)
+        raise InvalidRequest(
+            f"draft must be 'lookup' or a Drafter such as DraftModel(llm), not {draft!r}",
+            param="draft",
+            value=draft,
+        )
+    check_integer("draft.most", draft.most, 1, 256, param="draft")
     if options["fused"]:
-        raise InvalidRequest("loop='fused' checks no guesses; leave loop away with draft")
+        raise InvalidRequest(
+            "loop='fused' checks no guesses; leave loop away with draft", param="loop", value="fused"
+        )
     if options["hooks"]:
-        raise InvalidRequest("hooks see one token at a time and draft computes several; use one of them")
+        raise InvalidRequest(
+            "hooks see one token at a time and draft computes several; use one of them",
+            param="draft",
+            value=draft,
+        )
     if options.get("grammar") is not None:
         raise InvalidRequest(
-            "a grammar already skips what is certain, and checks no guesses; leave draft away"
+            "a grammar already skips what is certain, and checks no guesses; leave draft away",
+            param="draft",
+            value=draft,
         )
     return draft
 
@@ -215,14 +253,14 @@ def _known(options: Mapping[str, Any], names: tuple[str, ...]) -> None:
         if name not in names:
             near = get_close_matches(name, names, 1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}"
-            raise InvalidRequest(f"there is no parameter {name!r}{hint}")
+            raise InvalidRequest(f"there is no parameter {name!r}{hint}", param=name)
 
 
 def _all(name: str, values: Any, test: Callable[[Any], Any], what: str) -> tuple[Any, ...]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise InvalidRequest(f"{name} must be a list of {what}, not {values!r}")
+        raise InvalidRequest(f"{name} must be a list of {what}, not {values!r}", param=name, value=values)
     found = tuple(values)
     for value in found:
         if not test(value):
-            raise InvalidRequest(f"{name} must hold {what}, not {value!r}")
+            raise InvalidRequest(f"{name} must hold {what}, not {value!r}", param=name, value=value)
     return found

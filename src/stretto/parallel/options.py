@@ -73,17 +73,27 @@ class ParallelParams:
             check_threshold(self.threshold)
         check_integer("max_width", self.max_width, 1, MAX_WIDTH)
         if self.combine not in ("mixture", "best"):
-            raise InvalidRequest(f"combine must be 'mixture' or 'best', not {self.combine!r}")
+            raise InvalidRequest(
+                f"combine must be 'mixture' or 'best', not {self.combine!r}",
+                param="combine",
+                value=self.combine,
+            )
         if self.prune is not None:
             check_number("prune", self.prune, 0.0, 100.0, open_low=True)
         check_integer("prune_after", self.prune_after, 1, 1 << 20)
         check_temperature(self.temperature)
         if not isinstance(self.attention, bool):
-            raise InvalidRequest(f"attention must be True or False, not {self.attention!r}")
+            raise InvalidRequest(
+                f"attention must be True or False, not {self.attention!r}",
+                param="attention",
+                value=self.attention,
+            )
         if isinstance(self.mode, str):
             if self.mode not in ("isolated", "visible"):
                 raise InvalidRequest(
-                    f"mode must be 'isolated', 'visible', a boolean matrix or a function, not {self.mode!r}"
+                    f"mode must be 'isolated', 'visible', a boolean matrix or a function, not {self.mode!r}",
+                    param="mode",
+                    value=self.mode,
                 )
         elif not callable(self.mode):
             check_matrix(self.mode, self.max_width)
@@ -118,10 +128,13 @@ def check_matrix(matrix: ArrayLike, width: int) -> Matrix:
     if array.ndim != 2 or array.dtype != bool or array.shape[0] != array.shape[1] or len(array) < width:
         raise InvalidRequest(
             f"mode as a matrix must be bool[n, n] with n at least {width}, "
-            f"not {array.dtype}{list(array.shape)}"
+            f"not {array.dtype}{list(array.shape)}",
+            param="mode",
         )
     if not array.diagonal().all():
-        raise InvalidRequest("mode as a matrix must be True on its diagonal: a token sees itself")
+        raise InvalidRequest(
+            "mode as a matrix must be True on its diagonal: a token sees itself", param="mode"
+        )
     return array
 
 
@@ -130,11 +143,13 @@ def parallel_params(options: Mapping[str, Any], n_vocab: int) -> tuple[ParallelP
     for name in options:
         if name in NOT_FOR_RUNS:
             kind = Unsupported if name == "grammar" else InvalidRequest
-            raise kind(f"{name} is not for parallel runs: {NOT_FOR_RUNS[name]}")
+            raise kind(
+                f"{name} is not for parallel runs: {NOT_FOR_RUNS[name]}", param=name, value=options[name]
+            )
         if name not in NAMES:
             near = get_close_matches(name, NAMES, 1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(NAMES)}"
-            raise InvalidRequest(f"there is no parameter {name!r}{hint}")
+            raise InvalidRequest(f"there is no parameter {name!r}{hint}", param=name)
     own = {name: value for name, value in options.items() if name in OWN}
     shared = {name: value for name, value in options.items() if name not in OWN}
     return ParallelParams(**own), request_params(shared, n_vocab)

@@ -48,16 +48,22 @@ class SamplingParams:
         check_number("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         bias = NO_BIAS if self.logit_bias is None else self.logit_bias
         if not isinstance(bias, Mapping):
-            raise InvalidRequest(f"logit_bias must map token ids to numbers, not be {bias!r}")
+            raise InvalidRequest(
+                f"logit_bias must map token ids to numbers, not be {bias!r}", param="logit_bias", value=bias
+            )
         for token, value in bias.items():
-            check_integer("a token of logit_bias", token, 0, 1 << 31)
+            check_integer("a token of logit_bias", token, 0, 1 << 31, param="logit_bias")
             if (
                 isinstance(value, bool)
                 or not isinstance(value, (int, float))
                 or value != value
                 or value == np.inf
             ):
-                raise InvalidRequest(f"logit_bias of token {token} must be a number or −inf, not {value!r}")
+                raise InvalidRequest(
+                    f"logit_bias of token {token} must be a number or −inf, not {value!r}",
+                    param="logit_bias",
+                    value=value,
+                )
 
     @cached_property
     def penalizes(self) -> bool:
@@ -82,7 +88,9 @@ def check_temperature(value: float) -> None:
     """Raise `InvalidRequest` unless `value` is a temperature that can be divided by, or 0."""
     check_number("temperature", value, 0.0, 100.0)
     if 0 < value < SMALLEST:
-        raise InvalidRequest(f"temperature must be 0 or at least {SMALLEST:g}, not {value!r}")
+        raise InvalidRequest(
+            f"temperature must be 0 or at least {SMALLEST:g}, not {value!r}", param="temperature", value=value
+        )
 
 
 def check_number(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
@@ -90,10 +98,17 @@ def check_number(name: str, value: float, low: float, high: float, *, open_low: 
     fine = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if not fine or not isfinite(value) or not low <= value <= high or (open_low and value == low):
         above = f"above {low:g}" if open_low else f"from {low:g}"
-        raise InvalidRequest(f"{name} must be a number {above} to {high:g}, not {value!r}")
+        raise InvalidRequest(
+            f"{name} must be a number {above} to {high:g}, not {value!r}", param=name, value=value
+        )
 
 
-def check_integer(name: str, value: int, low: int, high: int) -> None:
-    """Raise `InvalidRequest` unless `value` is an integer in [low, high]."""
+def check_integer(name: str, value: int, low: int, high: int, *, param: str | None = None) -> None:
+    """Raise `InvalidRequest` unless `value` is an integer in [low, high].
+
+    `name` is how the message calls it; `param` the parameter it stands in, if that is another one.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-        raise InvalidRequest(f"{name} must be an integer from {low} to {high}, not {value!r}")
+        raise InvalidRequest(
+            f"{name} must be an integer from {low} to {high}, not {value!r}", param=param or name, value=value
+        )

@@ -57,10 +57,16 @@ def sample(
     )
     row = np.asarray(logits)
     if row.ndim != 1 or not row.size or not np.issubdtype(row.dtype, np.number):
-        raise InvalidRequest(f"logits must be one row of numbers, not {row.dtype} of shape {row.shape}")
+        raise InvalidRequest(
+            f"logits must be one row of numbers, not {row.dtype} of shape {row.shape}", param="logits"
+        )
     for token in tokens:
         if not 0 <= token < row.size:
-            raise InvalidRequest(f"token {token} in tokens is not one of the {row.size} that have logits")
+            raise InvalidRequest(
+                f"token {token} in tokens is not one of the {row.size} that have logits",
+                param="tokens",
+                value=token,
+            )
     if isinstance(rng, np.random.Generator):
         uniform = rng.random()
     elif isinstance(rng, RandomStream):
@@ -68,7 +74,9 @@ def sample(
     elif rng is None or (isinstance(rng, (int, np.integer)) and not isinstance(rng, bool)):
         uniform = RandomStream(rng).uniform()
     else:
-        raise InvalidRequest(f"rng must be a seed, a numpy Generator or None, not {rng!r}")
+        raise InvalidRequest(
+            f"rng must be a seed, a numpy Generator or None, not {rng!r}", param="rng", value=rng
+        )
     return choose(row.astype(np.float32), params, tokens, n_prompt, uniform)
 
 
@@ -108,7 +116,11 @@ def bias_arrays(params: SamplingParams, n_vocab: int) -> tuple[NDArray[np.int32]
         return None, None
     worst = max(params.logit_bias)
     if worst >= n_vocab:
-        raise InvalidRequest(f"logit_bias names token {worst}; the vocabulary ends at {n_vocab - 1}")
+        raise InvalidRequest(
+            f"logit_bias names token {worst}; the vocabulary ends at {n_vocab - 1}",
+            param="logit_bias",
+            value=worst,
+        )
     tokens = np.fromiter(params.logit_bias.keys(), np.int32)
     return tokens, np.fromiter(params.logit_bias.values(), np.float32)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,15 +19,6 @@ RETRY_AFTER = 2  # seconds
 INVALID = "invalid_request_error"
 SERVER = "server_error"
 
-_FIELD = re.compile(r"([a-z][a-z_]*(?:\[\d+\])?(?:\.[a-z_]+(?:\[\d+\])?)*)(?=[: ])")
-_TOKEN_OF = re.compile(r"a token of ([a-z_]+) ")
-_GRAMMARS = (
-    "the JSON schema",
-    "the regular expression",
-    "the Lark grammar",
-    "the list of choices",
-    "the grammar",
-)
 _LONG = 300  # characters of a message that come from a request
 
 
@@ -104,21 +94,17 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
     match error:
         case ApiError():
             return error
-        case errors.ContextOverflow():
-            return ApiError(400, message, param=prompt, code="context_length_exceeded")
         case errors.QueueFull():
             return ApiError(429, message, code="queue_full", retry_after=RETRY_AFTER)
         case errors.CacheFull():
             return ApiError(429, message, code="cache_full", retry_after=RETRY_AFTER)
-        case errors.Unsupported():
-            return ApiError(400, message, param=field_of(message), code="unsupported")
-        case errors.InvalidRequest():
-            if message.startswith(_GRAMMARS):
-                return ApiError(400, message, param=grammar, code="invalid_grammar")
-            param = prompt if message.startswith("the prompt") else field_of(message)
-            return ApiError(400, message, param=param)
-        case errors.Timeout():
-            return ApiError(503, message, code="timeout", retry_after=RETRY_AFTER)
+        case errors.InvalidGrammar():
+            param = "tools" if error.param == "tools" else grammar
+            return ApiError(400, message, param=param, code="invalid_grammar")
+        case errors.ContextOverflow() | errors.Unsupported() | errors.InvalidRequest():
+            named = error.param or next((p for start, p in _STARTS if message.startswith(start)), None)
+            param = (prompt or named) if named in _INPUT else named
+            return ApiError(400, message, param=param, code=_CODES.get(type(error)))
         case errors.Cancelled():
             return ApiError(503, message, code="cancelled", retry_after=RETRY_AFTER)
         case errors.ModelError():
@@ -131,21 +117,9 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
     )
 
 
-def field_of(message: str) -> str | None:
-    """The field that one of our messages begins with: `temperature must be …`.
-
-    >>> field_of("messages[0].role: 'x y' is not a role")
-    'messages[0].role'
-    """
-    if found := _TOKEN_OF.match(message):
-        return found[1]
-    found = _FIELD.match(message)
-    known = found and (found[1].startswith(("messages", "tools")) or "_" in found[1] or found[1] in _PLAIN)
-    return found[1] if found and known else None
-
-
-_PLAIN = {"temperature", "seed", "stop", "logprobs", "timeout", "threshold", "mode", "combine", "prune", "n"}
-_PLAIN |= {"prompt", "tokens", "images", "grammar"}
+_INPUT = ("prompt", "text", "ids")  # parameters of ours that each endpoint has under a name of its own
+_STARTS = (("the prompt is empty", "prompt"), ("n is ", "n"))  # of errors that have no `param` yet
+_CODES = {errors.ContextOverflow: "context_length_exceeded", errors.Unsupported: "unsupported"}
 
 
 def install(app: FastAPI) -> None:

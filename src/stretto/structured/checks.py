@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidGrammar
 
 MAX_TEXT = 256 << 10  # characters of a grammar
 MAX_LARK = 64 << 10  # of a Lark grammar, whose rules may be combined more freely
@@ -21,58 +21,65 @@ OPTIONS_KEY = "x-guidance"  # settings of the library, hidden in a schema
 _TEMPERATURE = re.compile(r"^[ \t]*[?!]?[\w-]+(\.\d+)?[ \t]*\[[^\]]*\btemperature\b", re.MULTILINE)
 
 
-def check_size(text: str, name: str, most: int = MAX_TEXT) -> None:
-    """Refuse a grammar that is too long, or no text."""
+def check_size(text: str, name: str, param: str, most: int = MAX_TEXT) -> None:
+    """Refuse a grammar that is too long, or no text; `name` is for people, `param` the argument's."""
     if not isinstance(text, str):
-        raise InvalidRequest(f"{name} must be a text, not {text!r:.100}")
+        raise InvalidGrammar(f"{name} must be a text, not {text!r:.100}", param=param, value=text)
     if not text:
-        raise InvalidRequest(f"{name} is empty")
+        raise InvalidGrammar(f"{name} is empty", param=param, value=text)
     if len(text) > most:
-        raise InvalidRequest(f"{name} has {len(text)} characters; it may have {most}")
+        raise InvalidGrammar(f"{name} has {len(text)} characters; it may have {most}", param=param)
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise InvalidRequest(f"{name} has a lone surrogate at character {error.start}") from None
+            raise InvalidGrammar(
+                f"{name} has a lone surrogate at character {error.start}", param=param
+            ) from None
 
 
 def check_regex(pattern: str, name: str) -> None:
     """Refuse what is no regular expression of a bearable size; the compiler judges the rest."""
-    check_size(pattern, name)
+    check_size(pattern, name, name)
 
 
 def check_lark(text: str) -> None:
     """Refuse what is no grammar of a bearable size, and what would be ignored in it."""
-    check_size(text, "a Lark grammar", MAX_LARK)
+    check_size(text, "a Lark grammar", "text", MAX_LARK)
     if _TEMPERATURE.search(text):
-        raise InvalidRequest(
+        raise InvalidGrammar(
             "a Lark grammar asks for a temperature of its own, which is not supported; "
-            "use the option temperature"
+            "use the option temperature",
+            param="text",
         )
 
 
 def check_schema(schema: Any) -> str:
     """The text of a schema; refuses what is none, is too large or too deep, or leads elsewhere."""
     if isinstance(schema, str):
-        check_size(schema, "the JSON schema")
+        check_size(schema, "the JSON schema", "schema")
         try:
             schema = json.loads(schema)
         except RecursionError:
-            raise InvalidRequest(_too_deep("")) from None
+            raise InvalidGrammar(_too_deep(""), param="schema") from None
         except ValueError as error:
-            raise InvalidRequest(f"the JSON schema is no JSON: {error}") from None
+            raise InvalidGrammar(
+                f"the JSON schema is no JSON: {error}", param="schema", value=schema
+            ) from None
     if not isinstance(schema, (Mapping, bool)):
-        raise InvalidRequest(f"a JSON schema must be a dict, True or False, not {schema!r:.100}")
+        raise InvalidGrammar(
+            f"a JSON schema must be a dict, True or False, not {schema!r:.100}", param="schema", value=schema
+        )
     if schema is False:
-        raise InvalidRequest("the JSON schema is false: nothing fits it")
+        raise InvalidGrammar("the JSON schema is false: nothing fits it", param="schema", value=False)
     for path, value in walk(schema):
         if isinstance(value, Mapping):
             _check_mapping(path, value)
     try:
         text = json.dumps(schema, allow_nan=False, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"the JSON schema cannot be written as JSON: {error}") from None
-    check_size(text, "the JSON schema")
+        raise InvalidGrammar(f"the JSON schema cannot be written as JSON: {error}", param="schema") from None
+    check_size(text, "the JSON schema", "schema")
     return text
 
 
@@ -84,9 +91,9 @@ def walk(schema: Any) -> Iterator[tuple[str, Any]]:
         path, value, depth = stack.pop()
         n += 1
         if depth > MAX_DEPTH:
-            raise InvalidRequest(_too_deep(path))
+            raise InvalidGrammar(_too_deep(path), param="schema")
         if n > MAX_TEXT:
-            raise InvalidRequest(f"the JSON schema has more than {MAX_TEXT} values")
+            raise InvalidGrammar(f"the JSON schema has more than {MAX_TEXT} values", param="schema")
         yield path, value
         if isinstance(value, Mapping):
             stack += [(f"{path}/{_escaped(key)}", item, depth + 1) for key, item in value.items()]
@@ -103,15 +110,21 @@ def find_key(schema: str, key: str) -> str | None:
 def _check_mapping(path: str, value: Mapping[Any, Any]) -> None:
     for key in value:
         if not isinstance(key, str):
-            raise InvalidRequest(f"the JSON schema has {key!r} as a key at {path}; keys are texts")
+            raise InvalidGrammar(
+                f"the JSON schema has {key!r} as a key at {path}; keys are texts", param="schema", value=key
+            )
     reference = value.get("$ref")
     if isinstance(reference, str) and not reference.startswith("#"):
-        raise InvalidRequest(
+        raise InvalidGrammar(
             f"the JSON schema refers to {reference!r:.100} at {path}/$ref; nothing is fetched, so put it "
-            "into $defs and refer to #/$defs/..."
+            "into $defs and refer to #/$defs/...",
+            param="schema",
+            value=reference,
         )
     if path == "#" and OPTIONS_KEY in value:
-        raise InvalidRequest(f"{OPTIONS_KEY} in a schema is not supported; use the options of Grammar.json")
+        raise InvalidGrammar(
+            f"{OPTIONS_KEY} in a schema is not supported; use the options of Grammar.json", param="schema"
+        )
 
 
 def _plain(value: Any) -> Any:

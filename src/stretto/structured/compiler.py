@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidGrammar, InvalidRequest
 from stretto.structured.checks import find_key
 from stretto.structured.grammar import Grammar, ascii_classes, choice_pattern
 from stretto.structured.guide import Guide, brief
@@ -106,7 +106,7 @@ class Compiler:
         limits = llguidance.LLParserLimits(**(LARK_LIMITS if grammar.kind == "lark" else LIMITS))
         matcher: LLMatcher = llguidance.LLMatcher(tokenizer, _source(grammar), log_level=0, limits=limits)
         if matcher.is_error():
-            raise InvalidRequest(_wrong(grammar, brief(matcher.get_error())))
+            raise _wrong(grammar, brief(matcher.get_error()))
         guide = Guide(matcher, self._n_vocab, tokenizer.vocab_size, self._tokenizer.end_ids)
         # The first step is taken here: what cannot even begin is found out, and the rest starts warm.
         first = guide.fork()
@@ -119,7 +119,7 @@ class Compiler:
             reason = str(error)
         if "NoExtension" in reason:
             reason = "no text fits it"
-        raise InvalidRequest(_wrong(grammar, reason))
+        raise _wrong(grammar, reason)
 
 
 class Worker:
@@ -143,7 +143,8 @@ class Worker:
             self._given_up = [thread for thread in self._given_up if thread.is_alive()]
             if len(self._given_up) >= MAX_GIVEN_UP:
                 raise InvalidRequest(
-                    f"{MAX_GIVEN_UP} grammars that took too long are still being compiled; try again later"
+                    f"{MAX_GIVEN_UP} grammars that took too long are still being compiled; try again later",
+                    param="grammar",
                 )
             thread = threading.Thread(target=task, name="stretto-grammar", daemon=True)
             before = threading.stack_size(STACK)
@@ -155,7 +156,9 @@ class Worker:
         if not outcome:
             with self._lock:
                 self._given_up.append(thread)
-            raise InvalidRequest(f"the grammar takes longer than {seconds:g} s to compile; simplify it")
+            raise InvalidGrammar(
+                f"the grammar takes longer than {seconds:g} s to compile; simplify it", param="grammar"
+            )
         value, error = outcome[0]
         if error is not None:
             raise error
@@ -222,7 +225,13 @@ def _with_options(grammar: Grammar) -> str:
     return f'{{"x-guidance": {grammar.options}{comma}{rest}'
 
 
-def _wrong(grammar: Grammar, reason: str) -> str:
+def _wrong(grammar: Grammar, reason: str) -> InvalidGrammar:
+    """An error that says why a grammar cannot be used."""
+    param = "tools" if grammar.kind == "tools" else "grammar"
+    return InvalidGrammar(_explained(grammar, reason), param=param, value=grammar)
+
+
+def _explained(grammar: Grammar, reason: str) -> str:
     """A message that names the place in a schema where it is known."""
     if grammar.kind == "json" and reason.startswith("Unimplemented keys"):
         keys: list[str] = json.loads(reason[reason.index("[") : reason.rindex("]") + 1])

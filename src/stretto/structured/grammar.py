@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidGrammar, InvalidRequest
 from stretto.structured.checks import check_lark, check_regex, check_schema, check_size
 
 Kind = Literal["json", "regex", "lark", "choices", "tools"]
@@ -54,7 +54,11 @@ class Grammar:
         'json'
         """
         if whitespace not in WHITESPACE:
-            raise InvalidRequest(f"whitespace must be one of {', '.join(WHITESPACE)}, not {whitespace!r}")
+            raise InvalidRequest(
+                f"whitespace must be one of {', '.join(WHITESPACE)}, not {whitespace!r}",
+                param="whitespace",
+                value=whitespace,
+            )
         options = WHITESPACE[whitespace]
         if whitespace_pattern is not None:
             check_regex(whitespace_pattern, "whitespace_pattern")
@@ -93,15 +97,21 @@ class Grammar:
         '["red", "green"]'
         """
         if isinstance(choices, (str, bytes, Mapping)) or not isinstance(choices, Iterable):
-            raise InvalidRequest(f"choices must be a list of texts, not {choices!r}")
+            raise InvalidGrammar(
+                f"choices must be a list of texts, not {choices!r}", param="choices", value=choices
+            )
         found = list(choices)
         for choice in found:
             if not isinstance(choice, str) or not choice:
-                raise InvalidRequest(f"choices must be texts of at least one character, not {choice!r}")
+                raise InvalidGrammar(
+                    f"choices must be texts of at least one character, not {choice!r}",
+                    param="choices",
+                    value=choice,
+                )
         if not found:
-            raise InvalidRequest("choices is empty; give at least one text")
+            raise InvalidGrammar("choices is empty; give at least one text", param="choices", value=found)
         text = json.dumps(list(dict.fromkeys(found)), ensure_ascii=False)
-        check_size(text, "choices")
+        check_size(text, "choices", "choices")
         return cls("choices", text)
 
     def __repr__(self) -> str:
@@ -115,9 +125,11 @@ def as_grammar(value: Any) -> Grammar:
         return value
     if isinstance(value, Mapping) or callable(getattr(value, "model_json_schema", None)):
         return Grammar.json(value)
-    raise InvalidRequest(
+    raise InvalidGrammar(
         f"grammar must be a JSON schema (a dict) or made by stretto.Grammar, not {value!r:.100}; "
-        "there are Grammar.json, .regex, .lark and .choices"
+        "there are Grammar.json, .regex, .lark and .choices",
+        param="grammar",
+        value=value,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.errors import InvalidRequest
+from stretto.errors import InvalidGrammar, InvalidRequest
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -57,7 +57,9 @@ class Guide:
             begun = perf_counter()
             self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
             if self._matcher.is_error():
-                raise InvalidRequest(f"the grammar cannot go on: {brief(self._matcher.get_error())}")
+                raise InvalidGrammar(
+                    f"the grammar cannot go on: {brief(self._matcher.get_error())}", param="grammar"
+                )
             _check_time(begun)
             self._known = True
         return self._mask
@@ -82,7 +84,11 @@ class Guide:
         self._known = False
         begun = perf_counter()
         if not self._matcher.consume_token(token):
-            raise InvalidRequest(f"token {token} does not fit the grammar here; take one that `mask` allows")
+            raise InvalidRequest(
+                f"token {token} does not fit the grammar here; take one that `mask` allows",
+                param="token",
+                value=token,
+            )
         forced = self._forced()
         _check_time(begun)
         return forced
@@ -99,11 +105,15 @@ class Guide:
         if forced:
             self._known = False
             if not matcher.consume_tokens(forced):
-                raise InvalidRequest(f"the grammar cannot go on: {brief(matcher.get_error())}")
+                raise InvalidGrammar(
+                    f"the grammar cannot go on: {brief(matcher.get_error())}", param="grammar"
+                )
         if matcher.is_stopped():
             self.done = True
             if matcher.is_error():
-                raise InvalidRequest(f"the grammar cannot go on: {brief(matcher.get_error())}")
+                raise InvalidGrammar(
+                    f"the grammar cannot go on: {brief(matcher.get_error())}", param="grammar"
+                )
             while forced and forced[-1] in self._ends:  # nothing but the end can follow
                 forced.pop()
         return forced
@@ -112,8 +122,9 @@ class Guide:
 def _check_time(begun: float) -> None:
     """A grammar that makes everybody wait is given up at its first slow step."""
     if (spent := perf_counter() - begun) > MAX_STEP:
-        raise InvalidRequest(
-            f"the grammar took {spent:.1f} s for one token; make it less ambiguous, or smaller"
+        raise InvalidGrammar(
+            f"the grammar took {spent:.1f} s for one token; make it less ambiguous, or smaller",
+            param="grammar",
         )
 
 

@@ -60,7 +60,9 @@ class BPETokenizer(Tokenizer):
         at = next(i for i, character in enumerate(text) if missing[0] in character.encode())
         raise InvalidRequest(
             f"the vocabulary has no token for byte 0x{missing[0]:02X} of character U+{ord(text[at]):04X} "
-            f"at {at} of {text[max(0, at - 10) : at + 10]!r}; remove or replace it"
+            f"at {at} of {text[max(0, at - 10) : at + 10]!r}; remove or replace it",
+            param="text",
+            value=text[at],
         )
 
     def _plain_bytes(self, text: str) -> bytes:

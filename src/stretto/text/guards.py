@@ -260,7 +260,9 @@ def _namespace(*args: Any, **attributes: Any) -> Namespace:
 
 def _raise_exception(message: Any = "") -> None:
     reason = current.get().spell(text_of(message))[:500]
-    raise InvalidRequest(f"messages: the model's chat template does not take them: {reason}")
+    raise InvalidRequest(
+        f"messages: the model's chat template does not take them: {reason}", param="messages"
+    )
 
 
 def _strftime_now(pattern: str) -> str:

@@ -277,7 +277,8 @@ def _raise(error: Exception) -> NoReturn:
         raise _fault(_reason(error)) from None
     raise InvalidRequest(
         f"messages: the model's chat template cannot render them ({_reason(error)}); give each message the "
-        "fields and types that this model's template reads, as a rule a text for 'content'"
+        "fields and types that this model's template reads, as a rule a text for 'content'",
+        param="messages",
     ) from None
 
 

@@ -59,7 +59,9 @@ class SPMTokenizer(Tokenizer):
         unknown = self.vocabulary.unknown_id
         if unknown is None:
             wrong = next(c for c in text if self.n_vocab in self._engine.EncodeAsIds(c))
-            raise InvalidRequest(f"the vocabulary has no token for {wrong!r}; remove or replace it")
+            raise InvalidRequest(
+                f"the vocabulary has no token for {wrong!r}; remove or replace it", param="text", value=wrong
+            )
         return [unknown if token == self.n_vocab else token for token in ids]
 
     @cached_property

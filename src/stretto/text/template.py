@@ -87,11 +87,21 @@ class ChatTemplate:
     ) -> _Rendering:
         check_messages(messages)
         if tools is not None and not isinstance(tools, (list, tuple)):
-            raise InvalidRequest(f"tools: a {type(tools).__name__} is not a list of tool descriptions")
+            raise InvalidRequest(
+                f"tools: a {type(tools).__name__} is not a list of tool descriptions",
+                param="tools",
+                value=tools,
+            )
         if not isinstance(add_generation_prompt, bool):
-            raise InvalidRequest("add_generation_prompt: takes True or False")
+            raise InvalidRequest(
+                "add_generation_prompt: takes True or False",
+                param="add_generation_prompt",
+                value=add_generation_prompt,
+            )
         for name in _RESERVED.intersection(variables):
-            raise InvalidRequest(f"{name}: chat templates set this name themselves; choose another")
+            raise InvalidRequest(
+                f"{name}: chat templates set this name themselves; choose another", param=name
+            )
         intake = Intake()
         data = {"documents": None, **variables, "messages": messages, "tools": tools}
         data = {name: intake.plain(value, name) for name, value in data.items()}
@@ -192,7 +202,9 @@ class _Rendering:
         """Where the data holds our stand-ins, put other private-use characters for them while rendering."""
         free = _unused(seen.union(self.compiled.private, self.compiled.reserved), len(clashes))
         if len(free) < len(clashes):
-            raise InvalidRequest("messages: they use all private-use characters there are; leave out some")
+            raise InvalidRequest(
+                "messages: they use all private-use characters there are; leave out some", param="messages"
+            )
         self._back = {ord(new): old for new, old in zip(free, clashes, strict=True)}
         there = {ord(old): chr(new) for new, old in self._back.items()}
         return {name: walk(value, lambda text, key: text.translate(there)) for name, value in data.items()}
@@ -250,7 +262,8 @@ class _Rendering:
             return []  # the messages explain all of them
         raise InvalidRequest(
             f"messages: the chat template makes special tokens such as {min(texts)!r} out of pieces, and it "
-            "cannot be told which of them a message has forged; leave such texts out of the messages"
+            "cannot be told which of them a message has forged; leave such texts out of the messages",
+            param="messages",
         )
 
     def _blanked(self, texts: set[str]) -> dict[str, Any]:

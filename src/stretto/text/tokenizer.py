@@ -70,7 +70,9 @@ class Tokenizer(ABC):
         ids: list[int] = []
         if bos or (bos is None and special and self.add_bos):
             if self.bos_id is None:
-                raise InvalidRequest("bos=True, but this vocabulary has no BOS token; leave it out")
+                raise InvalidRequest(
+                    "bos=True, but this vocabulary has no BOS token; leave it out", param="bos", value=True
+                )
             ids.append(self.bos_id)
         fresh = True
         for part in (self._match_all if special else self._match_always).split(text):
@@ -174,14 +176,20 @@ class Tokenizer(ABC):
         except TypeError:
             number = -1
         if not 0 <= number < self.n_vocab or isinstance(token, bool):
-            raise InvalidRequest(f"{token!r} is no token; ids are integers from 0 to {self.n_vocab - 1}")
+            raise InvalidRequest(
+                f"{token!r} is no token; ids are integers from 0 to {self.n_vocab - 1}",
+                param="ids",
+                value=token,
+            )
         return number
 
     def _check_ids(self, ids: Iterable[int]) -> list[int]:
         try:
             ids = list(ids)
         except TypeError:
-            raise InvalidRequest(f"ids must be a list of integers, not {ids!r}") from None
+            raise InvalidRequest(
+                f"ids must be a list of integers, not {ids!r}", param="ids", value=ids
+            ) from None
         if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self.n_vocab:
             return ids
         return [self._check_id(token) for token in ids]
@@ -226,12 +234,16 @@ def chunks(text: str, size: int = CHUNK) -> Iterator[str]:
 
 def _check_text(text: str) -> None:
     if not isinstance(text, str):
-        raise InvalidRequest(f"text must be a str, not {type(text).__name__}; decode bytes first")
+        raise InvalidRequest(
+            f"text must be a str, not {type(text).__name__}; decode bytes first", param="text", value=text
+        )
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidRequest(
                 f"text has a lone surrogate, {text[error.start]!r} at character {error.start}; "
-                "it is no Unicode text. Decode it with errors='replace'"
+                "it is no Unicode text. Decode it with errors='replace'",
+                param="text",
+                value=text[error.start],
             ) from None

@@ -29,14 +29,18 @@ class Tool:
 def check_tools(tools: Tools) -> list[Tool]:
     """The tools of a request; `InvalidRequest` names the one that is wrong."""
     if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
-        raise InvalidRequest(f"tools must be a list of tool descriptions, not {tools!r:.100}")
+        raise InvalidRequest(
+            f"tools must be a list of tool descriptions, not {tools!r:.100}", param="tools", value=tools
+        )
     if not 1 <= len(tools) <= MAX_TOOLS:
-        raise InvalidRequest(f"tools has {len(tools)} entries; there may be 1 to {MAX_TOOLS}")
+        raise InvalidRequest(f"tools has {len(tools)} entries; there may be 1 to {MAX_TOOLS}", param="tools")
     found = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
     names = [tool.name for tool in found]
     for name in names:
         if names.count(name) > 1:
-            raise InvalidRequest(f"tools has two functions called {name!r}; names tell them apart")
+            raise InvalidRequest(
+                f"tools has two functions called {name!r}; names tell them apart", param="tools", value=name
+            )
     return found
 
 
@@ -51,34 +55,50 @@ def check_choice(choice: Choice | None, tools: list[Tool]) -> tuple[str, list[To
             if tool.name == name:
                 return "required", [tool]
         names = ", ".join(tool.name for tool in tools)
-        raise InvalidRequest(f"tool_choice names the function {name!r}; tools has {names}")
+        raise InvalidRequest(
+            f"tool_choice names the function {name!r}; tools has {names}", param="tool_choice", value=choice
+        )
     raise InvalidRequest(
         'tool_choice must be "auto", "none", "required" or {"type": "function", "function": {"name": …}}, '
-        f"not {choice!r:.100}"
+        f"not {choice!r:.100}",
+        param="tool_choice",
+        value=choice,
     )
 
 
 def _tool(tool: Any, where: str) -> Tool:
     if not isinstance(tool, Mapping):
-        raise InvalidRequest(f"{where} must be a dict, not {tool!r:.100}")
+        raise InvalidRequest(f"{where} must be a dict, not {tool!r:.100}", param=where, value=tool)
     kind = tool.get("type", "function")
     if kind != "function":
-        raise InvalidRequest(f'{where} has the type {kind!r}; only "function" is supported')
+        raise InvalidRequest(
+            f'{where} has the type {kind!r}; only "function" is supported', param=where, value=kind
+        )
     function = tool.get("function", tool)
     if not isinstance(function, Mapping):
-        raise InvalidRequest(f"{where} has a function that is no dict: {function!r:.100}")
+        raise InvalidRequest(
+            f"{where} has a function that is no dict: {function!r:.100}", param=where, value=function
+        )
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidRequest(f"{where} has the name {name!r:.100}; a name has 1 to 64 letters, digits, _ . -")
+        raise InvalidRequest(
+            f"{where} has the name {name!r:.100}; a name has 1 to 64 letters, digits, _ . -",
+            param=where,
+            value=name,
+        )
     parameters = function.get("parameters")
     if parameters is None:
         parameters = {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping):
-        raise InvalidRequest(f"{where} ({name}) has parameters that are no JSON schema: {parameters!r:.100}")
+        raise InvalidRequest(
+            f"{where} ({name}) has parameters that are no JSON schema: {parameters!r:.100}",
+            param=where,
+            value=parameters,
+        )
     try:
         schema = check_schema(_closed(parameters))
     except InvalidRequest as error:
-        raise InvalidRequest(f"{where} ({name}): {error}") from None
+        raise InvalidRequest(f"{where} ({name}): {error}", param=where) from None
     described = {"description": "", **function, "parameters": parameters}
     return Tool(name, schema, {"type": "function", "function": described})
 

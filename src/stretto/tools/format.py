@@ -50,9 +50,11 @@ def call_format(template: ChatTemplate, tokenizer: Tokenizer, tools: list[Tool])
         prompt = _text(template.parts([user], tools=shown))
         bare = _text(template.parts([user]))
     except InvalidRequest as error:
-        raise Unsupported(f"this model's chat template takes no tools ({error}); {FALLBACK}") from None
+        raise Unsupported(
+            f"this model's chat template takes no tools ({error}); {FALLBACK}", param="tools"
+        ) from None
     if prompt == bare:
-        raise Unsupported(f"this model's chat template does not mention tools; {FALLBACK}")
+        raise Unsupported(f"this model's chat template does not mention tools; {FALLBACK}", param="tools")
     found = _learned.get(template)
     if found is None:
         found = _learned[template] = _learn(template, tokenizer, shown, user, prompt)
@@ -88,7 +90,8 @@ def _learn(
         before, between, after = _around(one, 0)
     except InvalidRequest as error:
         raise Unsupported(
-            f"how this model's chat template writes calls of tools cannot be told: {error}; {FALLBACK}"
+            f"how this model's chat template writes calls of tools cannot be told: {error}; {FALLBACK}",
+            param="tools",
         ) from None
     return CallFormat(before, between, after, _joint(answer, before, between, after))
 

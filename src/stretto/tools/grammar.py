@@ -49,7 +49,7 @@ def required_calls(layout: CallFormat, tools: list[Tool], one: bool) -> Grammar:
     for i, tool in enumerate(tools):
         rules.append(f"call{i}: {_items(tool.name + layout.between)} %json {_schema(tool)}")
     text = "\n".join([*rules, "ID: /[a-zA-Z0-9]{9}/"])
-    check_size(text, "the description of the tools")
+    check_size(text, "the description of the tools", "tools")
     return Grammar("tools", text)
 
 

@@ -34,7 +34,8 @@ class ToolPlan:
         """The options of the request, with the grammar of a call where one is required."""
         if self.shown is not None and options.get("grammar") is not None:
             raise InvalidRequest(
-                "grammar beside tools: a call has a grammar of its own; leave one of them away"
+                "grammar beside tools: a call has a grammar of its own; leave one of them away",
+                param="grammar",
             )
         return dict(options) if self.grammar is None else {**options, "grammar": self.grammar}
 
@@ -56,14 +57,20 @@ def plan_tools(
     """What to do about some tools; `Unsupported` where the template knows none."""
     if tools is None:
         if choice is not None and choice != "none":
-            raise InvalidRequest(f"tool_choice is {choice!r:.100}, but there are no tools to choose from")
+            raise InvalidRequest(
+                f"tool_choice is {choice!r:.100}, but there are no tools to choose from",
+                param="tool_choice",
+                value=choice,
+            )
         return ToolPlan()
     several = check_tools(tools)
     how, chosen = check_choice(choice, several)
     if how == "none":
         return ToolPlan()
     if template is None:
-        raise Unsupported("this model has no chat template; use generate with a prompt of your own")
+        raise Unsupported(
+            "this model has no chat template; use generate with a prompt of your own", param="messages"
+        )
     layout = call_format(template, tokenizer, several)
     shown = [tool.description for tool in several]
     reader = CallReader(layout, tokenizer)

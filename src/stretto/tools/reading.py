@@ -27,9 +27,9 @@ def read_call(text: str) -> ToolCall:
     try:
         call = _call(json.loads(text), "", 0)
     except ValueError as error:
-        raise InvalidRequest(f"the text is no JSON, so no call: {error}") from None
+        raise InvalidRequest(f"the text is no JSON, so no call: {error}", param="text") from None
     if call is None:
-        raise InvalidRequest(f"the text is no call with a name and arguments: {text!r:.100}")
+        raise InvalidRequest(f"the text is no call with a name and arguments: {text!r:.100}", param="text")
     return call
 
 

@@ -75,7 +75,11 @@ class ImageMessages:
 def check_count(name: str, n: int) -> None:
     """Raise for more images than a prompt may have."""
     if n > MAX_IMAGES:
-        raise InvalidRequest(f"{name}: {n} images; at most {MAX_IMAGES} are taken: ask about fewer at a time")
+        raise InvalidRequest(
+            f"{name}: {n} images; at most {MAX_IMAGES} are taken: ask about fewer at a time",
+            param=name,
+            value=n,
+        )
 
 
 def has_images(messages: object) -> bool:
@@ -109,7 +113,8 @@ def place_images(
     if flat.n_placed != len(flat.images):
         raise InvalidRequest(
             f"messages: they have {len(flat.images)} images, the chat template shows {flat.n_placed}; "
-            "give generate a tuple of texts and images instead"
+            "give generate a tuple of texts and images instead",
+            param="messages",
         )
     return found
 
@@ -136,7 +141,9 @@ def _split(message: Message, index: int) -> list[str | Image]:
             found.append(_image(part, where))
         elif part is not None:
             raise InvalidRequest(
-                f"{where}: beside images a part is a text or {{'type': 'text', 'text': …}}, not {part!r:.80}"
+                f"{where}: beside images a part is a text or {{'type': 'text', 'text': …}}, not {part!r:.80}",
+                param=where,
+                value=part,
             )
     return found
 
@@ -147,12 +154,14 @@ def _image(part: Mapping[str, Any], where: str) -> Image:
         source = source.get("url")
     if isinstance(source, str) and source[:5].lower() != "data:":
         raise InvalidRequest(
-            f"{where}: {source[:60]!r} is not opened for a message; give a data: URL, or a stretto.Image"
+            f"{where}: {source[:60]!r} is not opened for a message; give a data: URL, or a stretto.Image",
+            param=where,
+            value=source,
         )
     try:
         return Image.open(source)
     except InvalidRequest as error:
-        raise InvalidRequest(f"{where}: {error}") from None
+        raise InvalidRequest(f"{where}: {error}", param=where) from None
 
 
 def _typed(message: Message, parts: list[str | Image]) -> Message:
@@ -183,5 +192,7 @@ def _unused(messages: Sequence[Message]) -> str:
     look(messages)
     found = next((chr(code) for code in range(LAST, FIRST, -1) if chr(code) not in taken), None)
     if found is None:
-        raise InvalidRequest("messages: they use all private-use characters there are; leave out some")
+        raise InvalidRequest(
+            "messages: they use all private-use characters there are; leave out some", param="messages"
+        )
     return found

@@ -41,9 +41,9 @@ def decode(data: bytes, name: str, max_pixels: int) -> Pixels:
     from PIL import Image as Pillow
 
     if not data:
-        raise InvalidRequest(f"image {name} is empty; give a file of {_listed()}")
+        raise InvalidRequest(f"image {name} is empty; give a file of {_listed()}", param="image")
     if data[:2] in PLAIN:
-        raise InvalidRequest(f"image {name} is a PPM file in plain text; save it as PNG")
+        raise InvalidRequest(f"image {name} is a PPM file in plain text; save it as PNG", param="image")
     if (size := _webp_size(data)) is not None:
         check_size(name, *size, max_pixels)
     with _refusing(name, max_pixels), Pillow.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -60,10 +60,11 @@ def convert(image: PillowImage, max_pixels: int) -> Pixels:
 def check_size(name: str, width: int, height: int, max_pixels: int) -> None:
     """Raise for an image without pixels, and for one with too many."""
     if width < 1 or height < 1:
-        raise InvalidRequest(f"image {name} has no pixels: {width} × {height}")
+        raise InvalidRequest(f"image {name} has no pixels: {width} × {height}", param="image")
     if width * height > max_pixels:
         raise InvalidRequest(
-            f"image {name} has {width} × {height} pixels; at most {max_pixels:,} are taken: make it smaller"
+            f"image {name} has {width} × {height} pixels; at most {max_pixels:,} are taken: make it smaller",
+            param="image",
         )
 
 
@@ -75,7 +76,9 @@ def from_16_bits(numbers: NDArray[np.uint16]) -> Pixels:
 def from_floats(numbers: NDArray[np.floating], name: str) -> Pixels:
     """0 to 1 as 0 to 255, rounded."""
     if not (np.isfinite(numbers).all() and numbers.min() >= 0 and numbers.max() <= 1):
-        raise InvalidRequest(f"image {name}: floats lie from 0 to 1; divide them by their largest value")
+        raise InvalidRequest(
+            f"image {name}: floats lie from 0 to 1; divide them by their largest value", param="image"
+        )
     scaled: Pixels = np.rint(numbers * 255).astype(np.uint8)
     return scaled
 
@@ -93,16 +96,22 @@ def _refusing(name: str, max_pixels: int) -> Iterator[None]:
     except InvalidRequest:
         raise
     except UnidentifiedImageError:
-        raise InvalidRequest(f"image {name} is none of {_listed()}, or its beginning is damaged") from None
+        raise InvalidRequest(
+            f"image {name} is none of {_listed()}, or its beginning is damaged", param="image"
+        ) from None
     except Pillow.DecompressionBombError:
         raise InvalidRequest(
-            f"image {name} claims far more than the {max_pixels:,} pixels that are taken; make it smaller"
+            f"image {name} claims far more than the {max_pixels:,} pixels that are taken; make it smaller",
+            param="image",
         ) from None
     except MemoryError:
-        raise InvalidRequest(f"image {name} needs more memory than there is; make it smaller") from None
+        raise InvalidRequest(
+            f"image {name} needs more memory than there is; make it smaller", param="image"
+        ) from None
     except Exception as error:  # a decoder may raise anything on a damaged file
         raise InvalidRequest(
-            f"image {name} cannot be decoded: {type(error).__name__}: {error}; save it again as PNG"
+            f"image {name} cannot be decoded: {type(error).__name__}: {error}; save it again as PNG",
+            param="image",
         ) from None
 
 
@@ -128,13 +137,15 @@ def _check_claims(image: PillowImage, data: bytes, name: str, max_pixels: int) -
     """What a file may ask for beside the pixels of its picture."""
     if image.format in ("JPEG", "MPO") and (scans := data.count(b"\xff\xda")) > MAX_SCANS:
         raise InvalidRequest(
-            f"image {name} is a JPEG of {scans} scans; at most {MAX_SCANS} are read: save it again"
+            f"image {name} is a JPEG of {scans} scans; at most {MAX_SCANS} are read: save it again",
+            param="image",
         )
     tags = getattr(image, "tag_v2", {}) if image.format == "TIFF" else {}
     tile = [tags.get(tag, 1) for tag in (TILE_WIDTH, TILE_LENGTH)]
     if not all(isinstance(edge, int) for edge in tile) or tile[0] * tile[1] > max_pixels:
         raise InvalidRequest(
-            f"image {name} has tiles of {tile[0]} × {tile[1]} pixels; at most {max_pixels:,} are taken"
+            f"image {name} has tiles of {tile[0]} × {tile[1]} pixels; at most {max_pixels:,} are taken",
+            param="image",
         )
 
 
@@ -163,7 +174,9 @@ def _eight_bits(image: PillowImage, name: str) -> PillowImage:
     if image.mode == "F":
         return Pillow.fromarray(from_floats(numbers, name))
     if numbers.min() < 0 or numbers.max() > 65535:
-        raise InvalidRequest(f"image {name} has numbers beyond 16 bits; save it with 8 or 16 bits a channel")
+        raise InvalidRequest(
+            f"image {name} has numbers beyond 16 bits; save it with 8 or 16 bits a channel", param="image"
+        )
     grey = Pillow.fromarray(from_16_bits(numbers.astype(np.uint16)))
     clear = image.info.get("transparency")
     if isinstance(clear, int):  # the grey that cannot be seen

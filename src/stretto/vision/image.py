@@ -36,7 +36,9 @@ class Image:
     def __init__(self, pixels: Pixels) -> None:
         found = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.ndim == 3
         if not found or pixels.shape[2] != 3 or not pixels.size:
-            raise InvalidRequest("the pixels of an image are uint8[height, width, 3]; use Image.open")
+            raise InvalidRequest(
+                "the pixels of an image are uint8[height, width, 3]; use Image.open", param="image"
+            )
         self.pixels = pixels
 
     @classmethod
@@ -64,7 +66,7 @@ class Image:
 
         if isinstance(source, Pillow.Image):
             return cls(convert(source, max_pixels))
-        raise InvalidRequest(f"an image is {TAKEN}, not {type(source).__name__}")
+        raise InvalidRequest(f"an image is {TAKEN}, not {type(source).__name__}", param="image")
 
     @property
     def width(self) -> int:
@@ -88,18 +90,22 @@ class Image:
 def _read(path: str | os.PathLike[str]) -> bytes:
     name = os.fspath(path)
     if not isinstance(name, str):
-        raise InvalidRequest(f"image {name!r}: a path is a str or a pathlib.Path")
+        raise InvalidRequest(f"image {name!r}: a path is a str or a pathlib.Path", param="image", value=name)
     if "://" in name[:16]:
-        raise InvalidRequest(f"image {name[:80]!r}: nothing is fetched from the network; give {TAKEN}")
+        raise InvalidRequest(
+            f"image {name[:80]!r}: nothing is fetched from the network; give {TAKEN}",
+            param="image",
+            value=name,
+        )
     try:
         if not S_ISREG(Path(name).stat().st_mode):
-            raise InvalidRequest(f"image {name!r} is no file; give {TAKEN}")
+            raise InvalidRequest(f"image {name!r} is no file; give {TAKEN}", param="image", value=name)
         with Path(name).open("rb") as file:
             data = file.read(MAX_FILE + 1)
     except FileNotFoundError:
-        raise InvalidRequest(f"image {name!r}: no such file") from None
+        raise InvalidRequest(f"image {name!r}: no such file", param="image", value=name) from None
     except (OSError, ValueError) as error:
-        raise InvalidRequest(f"image {name!r} cannot be read: {error}") from None
+        raise InvalidRequest(f"image {name!r} cannot be read: {error}", param="image", value=name) from None
     _check_bytes(f"image {name!r}", len(data))
     return data
 
@@ -111,21 +117,25 @@ def _from_bytes(data: bytes | bytearray | memoryview) -> bytes:
 
 def _check_bytes(name: str, n: int) -> None:
     if n > MAX_FILE:
-        raise InvalidRequest(f"{name} has more than {MAX_FILE:,} bytes, which is all that is read")
+        raise InvalidRequest(
+            f"{name} has more than {MAX_FILE:,} bytes, which is all that is read", param="image"
+        )
 
 
 def _from_url(url: str) -> bytes:
     if len(url) > 2 * MAX_URL:
-        raise InvalidRequest(f"a data: URL of {len(url):,} characters; at most {2 * MAX_URL:,} are read")
+        raise InvalidRequest(
+            f"a data: URL of {len(url):,} characters; at most {2 * MAX_URL:,} are read", param="image"
+        )
     head, comma, body = url.partition(",")
     if not comma:
-        raise InvalidRequest("a data: URL is data:image/png;base64,…; the comma is missing")
+        raise InvalidRequest("a data: URL is data:image/png;base64,…; the comma is missing", param="image")
     try:
         if head.lower().endswith(";base64"):
             return base64.b64decode(unquote_to_bytes(body), validate=True)
         return unquote_to_bytes(body)
     except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(f"the data: URL is not base64: {error}") from None
+        raise InvalidRequest(f"the data: URL is not base64: {error}", param="image") from None
 
 
 def _from_array(array: NDArray[Any], max_pixels: int) -> Pixels:
@@ -133,14 +143,18 @@ def _from_array(array: NDArray[Any], max_pixels: int) -> Pixels:
     if array.ndim == 2:
         array = array[:, :, None]
     if array.ndim != 3 or array.shape[2] not in (1, 3, 4):
-        raise InvalidRequest(f"an image's array is [height, width] or [height, width, 3], not {array.shape}")
+        raise InvalidRequest(
+            f"an image's array is [height, width] or [height, width, 3], not {array.shape}", param="image"
+        )
     check_size("in the array", array.shape[1], array.shape[0], max_pixels)
     if array.dtype == np.uint16:
         array = from_16_bits(array)
     elif array.dtype.kind == "f":
         array = from_floats(array, "in the array")
     elif array.dtype != np.uint8:
-        raise InvalidRequest(f"an image's array holds uint8, uint16 or floats, not {array.dtype}")
+        raise InvalidRequest(
+            f"an image's array holds uint8, uint16 or floats, not {array.dtype}", param="image"
+        )
     if array.shape[2] == 1:
         array = np.repeat(array, 3, axis=2)
     if array.shape[2] == 4:

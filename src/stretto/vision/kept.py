@@ -49,9 +49,15 @@ class ImageCache:
         for name in ("memory", "disk"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
-                raise InvalidRequest(f"{name} must be a number of bytes from 0 to {MOST}, not {value!r}")
+                raise InvalidRequest(
+                    f"{name} must be a number of bytes from 0 to {MOST}, not {value!r}",
+                    param=name,
+                    value=value,
+                )
         if self.folder is not None and not _is_path(self.folder):
-            raise InvalidRequest(f"folder must be the path of a folder, not {self.folder!r}")
+            raise InvalidRequest(
+                f"folder must be the path of a folder, not {self.folder!r}", param="folder", value=self.folder
+            )
 
     @classmethod
     def of(cls, what: object) -> ImageCache:
@@ -63,7 +69,9 @@ class ImageCache:
         if _is_path(what):
             return cls(folder=what)  # type: ignore[arg-type]  # _is_path has looked
         raise InvalidRequest(
-            f"image_cache must be True, False, a folder or a stretto.ImageCache, not {what!r}"
+            f"image_cache must be True, False, a folder or a stretto.ImageCache, not {what!r}",
+            param="image_cache",
+            value=what,
         )
 
 

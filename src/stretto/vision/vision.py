@@ -50,7 +50,11 @@ class Vision:
     def tokens(self, image: Pixels) -> list[int]:
         """The tokens of an image, with those around them."""
         if not isinstance(image, Image):
-            raise InvalidRequest(f"an image is a stretto.Image, not {type(image).__name__}; use Image.open")
+            raise InvalidRequest(
+                f"an image is a stretto.Image, not {type(image).__name__}; use Image.open",
+                param="image",
+                value=image,
+            )
         prepared = prepare(image, self.spec)
         head = f"{self._fingerprint()} {self.encoder.name}".encode()
         picture = EncodedImage(self._queue, prepared, sha256(head + prepared.digest()).digest(), self)

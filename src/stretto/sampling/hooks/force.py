@@ -33,7 +33,7 @@ class Force:
     def __init__(self, tokens: Iterable[int], at: int = 0) -> None:
         self.tokens = tuple(token_ids("tokens", tokens))
         if not self.tokens:
-            raise InvalidRequest("tokens must hold at least one id to force")
+            raise InvalidRequest("tokens must hold at least one id to force", param="tokens")
         check_integer("at", at, 0, 1 << 31)
         self.at = int(at)
         self._trails = Trails()

@@ -49,7 +49,11 @@ class Guidance:
 
     def __init__(self, sequence: Guide, scale: float) -> None:
         if not hasattr(type(sequence), "logits") or not hasattr(type(sequence), "append"):
-            raise InvalidRequest(f"sequence must be a Sequence, as llm.sequence makes it, not {sequence!r}")
+            raise InvalidRequest(
+                f"sequence must be a Sequence, as llm.sequence makes it, not {sequence!r}",
+                param="sequence",
+                value=sequence,
+            )
         check_number("scale", scale, 0.0, 100.0)
         self.sequence = sequence
         self.scale = float(scale)
@@ -61,7 +65,8 @@ class Guidance:
         other = self.sequence.logits
         if other.shape != logits.shape:
             raise InvalidRequest(
-                f"sequence is of a model with {len(other)} tokens, and the request's has {len(logits)}"
+                f"sequence is of a model with {len(other)} tokens, and the request's has {len(logits)}",
+                param="sequence",
             )
         positive, negative = logits - log_sum(logits), other - log_sum(other)
         with np.errstate(

@@ -55,7 +55,9 @@ def _function_address(address: Any) -> int:
         address = ctypes.cast(address, ctypes.c_void_p).value
     if not _is_address(address) or not address:
         raise InvalidRequest(
-            f"address must be a C function's: a positive integer or a function of ctypes, not {address!r}"
+            f"address must be a C function's: a positive integer or a function of ctypes, not {address!r}",
+            param="address",
+            value=address,
         )
     return int(address)
 
@@ -72,7 +74,8 @@ def _state_address(state: Any) -> int:
     if isinstance(state, (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)):
         return ctypes.addressof(state)
     raise InvalidRequest(
-        f"state must be None, an address, a NumPy array or an object of ctypes, not {type(state).__name__}"
+        f"state must be None, an address, a NumPy array or an object of ctypes, not {type(state).__name__}",
+        param="state",
     )
 
 

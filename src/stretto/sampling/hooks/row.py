@@ -32,14 +32,18 @@ class HookRow:
 def token_ids(name: str, tokens: Iterable[int]) -> list[int]:
     """The tokens as a list; `InvalidRequest` names the argument if they are not ids."""
     if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable):
-        raise InvalidRequest(f"{name} must be a list of ids, not {tokens!r}")
+        raise InvalidRequest(f"{name} must be a list of ids, not {tokens!r}", param=name, value=tokens)
     found = list(tokens)
     for token in found:
-        check_integer(f"a token of {name}", token, 0, MOST_TOKENS)
+        check_integer(f"a token of {name}", token, 0, MOST_TOKENS, param=name)
     return [int(token) for token in found]
 
 
 def check_vocabulary(hook: str, highest: int, n_vocab: int) -> None:
     """Raise `InvalidRequest` if a hook names a token that the logits do not have."""
     if highest >= n_vocab:
-        raise InvalidRequest(f"{hook} names token {highest}; the vocabulary ends at {n_vocab - 1}")
+        raise InvalidRequest(
+            f"{hook} names token {highest}; the vocabulary ends at {n_vocab - 1}",
+            param="hooks",
+            value=highest,
+        )

@@ -51,12 +51,18 @@ class Bias:
 
     def __init__(self, bias: Mapping[int, float]) -> None:
         if not isinstance(bias, Mapping):
-            raise InvalidRequest(f"bias must map token ids to numbers, not be {bias!r}")
+            raise InvalidRequest(
+                f"bias must map token ids to numbers, not be {bias!r}", param="bias", value=bias
+            )
         for token, value in bias.items():
-            check_integer("a token of bias", token, 0, MOST_TOKENS)
+            check_integer("a token of bias", token, 0, MOST_TOKENS, param="bias")
             fine = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
             if not fine or isnan(value) or value == np.inf:
-                raise InvalidRequest(f"bias of token {token} must be a number or −inf, not {value!r}")
+                raise InvalidRequest(
+                    f"bias of token {token} must be a number or −inf, not {value!r}",
+                    param="bias",
+                    value=value,
+                )
         self.bias = {int(token): float(value) for token, value in bias.items()}
         self._ids = np.fromiter(self.bias.keys(), np.intp)
         self._values = np.fromiter(self.bias.values(), np.float32)

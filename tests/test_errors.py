@@ -1,0 +1,106 @@
+"""Errors carry data: the parameter that is wrong and its value, not only a message that names them."""
+
+import copy
+import pickle
+
+import pytest
+
+import stretto
+from stretto.cache.cells import Cells
+from stretto.errors import CacheFull, ContextOverflow, InvalidGrammar, InvalidRequest, StrettoError
+from stretto.sampling.params import check_integer
+from stretto.server.errors import translate
+from stretto.testing import mock_llm
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "value"),
+    [
+        ({"temperature": -1}, "temperature", -1),
+        ({"top_k": 2.5}, "top_k", 2.5),
+        ({"top_p": 0}, "top_p", 0),
+        ({"logit_bias": 3}, "logit_bias", 3),
+        ({"logit_bias": {999_999: 1.0}}, "logit_bias", 999_999),
+        ({"stop_tokens": [-4]}, "stop_tokens", -4),
+        ({"stop": [5]}, "stop", 5),
+        ({"loop": "round"}, "loop", "round"),
+        ({"overflow": "burst"}, "overflow", "burst"),
+        ({"keep": 3}, "keep", 3),
+        ({"max_token": 3}, "max_token", None),
+        ({"hooks": [1]}, "hooks", 1),
+        ({"draft": "crystal ball"}, "draft", "crystal ball"),
+        ({"grammar": 7}, "grammar", 7),
+        ({"grammar": {"type": "object", "$ref": "http://elsewhere/x"}}, "schema", "http://elsewhere/x"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_a_field_of_the_error(options, param, value):
+    llm = mock_llm("Hello")
+    with pytest.raises(InvalidRequest) as refused:
+        llm.generate("a", **options)
+    assert (refused.value.param, refused.value.value) == (param, value)
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"combine": "blend"}, "combine"),
+        ({"mode": "apart"}, "mode"),
+        ({"mode": [[False]], "max_width": 1}, "mode"),
+        ({"max_width": 0}, "max_width"),
+        ({"seed": 1}, "seed"),
+        ({"treshold": 0.5}, "treshold"),
+    ],
+    ids=str,
+)
+def test_so_is_an_option_of_a_parallel_run(options, param):
+    with pytest.raises(InvalidRequest) as refused:
+        mock_llm("Hello").parallel("a", **options)
+    assert refused.value.param == param
+
+
+def test_a_message_names_the_place_in_a_conversation():
+    llm = mock_llm("Hello")
+    with pytest.raises(InvalidRequest) as refused:
+        llm.chat([{"role": "user", "content": "Hi"}, {"role": "us er", "content": "Hi"}])
+    assert (refused.value.param, refused.value.value) == ("messages[1].role", "us er")
+
+
+def test_numbers_of_the_cache():
+    with pytest.raises(CacheFull) as full:
+        Cells(4).place([1] * 5, range(5), [[0]] * 5)
+    assert (full.value.n_needed, full.value.n_free) == (5, 4)
+
+
+def test_errors_survive_copies_and_processes():
+    for error in (
+        InvalidRequest("n must be 1", param="n", value=2),
+        ContextOverflow("too long", n_tokens=9, limit=8),
+        InvalidGrammar("no text fits", param="grammar"),
+    ):
+        for twin in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+            assert type(twin) is type(error)
+            assert (str(twin), vars(twin)) == (str(error), vars(error))
+
+
+def test_every_error_is_public():
+    def kinds(base):
+        return {base.__name__}.union(*map(kinds, base.__subclasses__()))
+
+    ours = {name for name in kinds(StrettoError) if getattr(stretto.errors, name, None) is not None}
+    assert ours <= set(stretto.__all__)
+
+
+def test_the_server_calls_a_parameter_by_the_name_of_its_field():
+    long = ContextOverflow("the prompt has 9 tokens and the context 8", n_tokens=9, limit=8)
+    assert (translate(long, "messages").param, translate(long).param) == ("messages", "prompt")
+    assert translate(InvalidRequest("text has …", param="text"), "input").param == "input"
+    wrong = InvalidGrammar("the JSON schema is false", param="schema")
+    assert (translate(wrong, "messages", "format").param, translate(wrong).code) == (
+        "format",
+        "invalid_grammar",
+    )
+    with pytest.raises(InvalidRequest) as refused:
+        check_integer("a token of stop_tokens", 5, 0, 4, param="stop_tokens")
+    assert translate(refused.value).param == "stop_tokens"
+    assert translate(InvalidRequest("the model is closed")).param is None
