@@ -9,7 +9,7 @@ import stretto
 from stretto import _native
 from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.hardware import usable_cores
-from stretto.router import BACKENDS, CACHE_TYPES, open_model
+from stretto.router import CACHE_TYPES, open_model
 from tiny_models import FOLDER
 
 WRONG = {
@@ -38,6 +38,7 @@ def test_wrong_values_are_named_with_what_is_allowed(name, value):
     assert message.startswith(name)
     assert repr(value) in message
     assert all(allowed in message for allowed in WRONG[name][1])
+    assert (raised.value.param, raised.value.value) == (name, value)
 
 
 def test_unknown_arguments_raise():
@@ -68,7 +69,6 @@ def test_the_native_backend_is_the_default(smollm2_path, monkeypatch):
         assert llm.backend.threads == usable_cores()
         assert llm.backend.kernels == _native.kernels()
         assert llm.backend.n_cells == llm.context_length == 16
-        assert llm.backend.capabilities.same_bits
 
 
 @pytest.mark.parametrize("kv", CACHE_TYPES)
@@ -90,9 +90,8 @@ def test_what_is_asked_for_is_what_runs(smollm2_path, kv, threads):
 
 
 def test_backends_agree(smollm2_path):
-    assert BACKENDS == ("native", "reference")
     found = {}
-    for name in BACKENDS:
+    for name in ("native", "reference"):
         with stretto.load(smollm2_path, backend=name, cells=16) as llm:
             assert llm.backend.name == name
             with llm.sequence("The capital of France is") as sequence:

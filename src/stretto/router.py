@@ -10,9 +10,8 @@ from pathlib import Path
 
 from stretto import kernels
 from stretto.backends.base import Backend
-from stretto.backends.native import NativeBackend
-from stretto.backends.reference import ReferenceBackend
-from stretto.errors import InvalidRequest, ModelError, Unsupported
+from stretto.backends.registry import BackendOptions, choose
+from stretto.errors import InvalidRequest, ModelError
 from stretto.hardware import usable_cores
 from stretto.models import ModelSpec, read_spec
 from stretto.sampling.params import check_integer
@@ -28,7 +27,6 @@ from stretto.vision.vision import Vision
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
 
-BACKENDS = ("native", "reference")
 SHIPPED = {"sketch": Path(__file__).parent / "vision" / "sketch.gguf"}  # encoders that come with us
 CACHE_TYPES = ("f16", "q8", "f32")
 PRECISIONS = ("standard", "high")  # activations in 8 bits, in 16
@@ -59,38 +57,32 @@ def open_model(
     image_cache: bool | str | os.PathLike[str] | ImageCache = True,
 ) -> Opened:
     """Find a model's file, fetch it if need be, and open it with a backend."""
-    _one_of("backend", backend, ("auto", *BACKENDS))
-    _one_of("device", device, ("auto", "cpu"))
+    entry, device = choose(backend, device)
     _one_of("kv", kv, CACHE_TYPES)
     _one_of("precision", precision, PRECISIONS)
     if not isinstance(repack, bool):
-        raise InvalidRequest(f"repack must be True or False, not {repack!r}")
+        raise InvalidRequest(f"repack must be True or False, not {repack!r}", param="repack", value=repack)
     if threads is not None:
         check_integer("threads", threads, 1, 1024)
     check_integer("cells", cells, 1, 1 << 24)
     kept = ImageCache.of(image_cache)
+    options = BackendOptions(device, cells, threads or usable_cores(), kv, precision, repack)
     with GGUF(hub.resolve(model)) as file:
         spec = read_spec(file)
-        with ThreadPoolExecutor(
-            1
-        ) as beside:  # weights are packed in native code, and Python reads the tokens
-            reading = beside.submit(_text_side, file, spec)
-            runs = _backend(file, spec, backend, threads, cells, kv, repack, precision)
+        with ThreadPoolExecutor(1) as pool:  # weights are packed in native code; Python reads the tokens
+            reading = pool.submit(_text_side, file, spec)
+            opened = entry.open(file, spec, options)
             try:
                 tokenizer, template = reading.result()
             except BaseException:
-                runs.close()
+                opened.close()
                 raise
         try:
-            sees = (
-                None
-                if vision is None
-                else _vision(vision, spec, tokenizer, backend, threads, precision, kept)
-            )
+            images = None if vision is None else _vision(vision, spec, tokenizer, entry.name, options, kept)
         except BaseException:
-            runs.close()
+            opened.close()
             raise
-        return Opened(runs, tokenizer, template, file.fingerprint(), sees)
+        return Opened(opened, tokenizer, template, file.fingerprint(), images)
 
 
 def _vision(
@@ -98,8 +90,7 @@ def _vision(
     spec: ModelSpec,
     tokenizer: Tokenizer,
     backend: str,
-    threads: int | None,
-    precision: str,
+    options: BackendOptions,
     kept: ImageCache,
 ) -> Vision:
     with GGUF(SHIPPED.get(str(path)) or hub.resolve(path)) as file:
@@ -114,7 +105,7 @@ def _vision(
         if backend == "reference":
             encoder = ReferenceEncoder(file, seen)
         else:
-            encoder = NativeEncoder(file, seen, threads or usable_cores(), kernels.chosen(), precision)
+            encoder = NativeEncoder(file, seen, options.threads, kernels.chosen(), options.precision)
         return Vision(encoder, tokenizer, file.fingerprint(), kept)
 
 
@@ -129,25 +120,6 @@ def _text_side(file: GGUF, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate | N
     template = _template(file, tokenizer)
     file.forget()  # the head has been read; what is being packed comes back
     return tokenizer, template
-
-
-def _backend(
-    file: GGUF,
-    spec: ModelSpec,
-    name: str,
-    threads: int | None,
-    cells: int,
-    kv: str,
-    repack: bool,
-    precision: str,
-) -> Backend:
-    if name == "reference":
-        if kv == "q8":
-            raise Unsupported(
-                "the reference backend keeps K and V as float32; kv='q8' needs backend='native'"
-            )
-        return ReferenceBackend(file, spec, cells)
-    return NativeBackend(file, spec, cells, threads or usable_cores(), kv, repack, precision)
 
 
 def _template(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -165,4 +137,6 @@ def _template(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise InvalidRequest(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+        raise InvalidRequest(
+            f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", param=name, value=value
+        )

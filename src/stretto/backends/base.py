@@ -38,7 +38,6 @@ class Capabilities:
     embeddings: bool = True  # batches may hold vectors instead of tokens
     hidden: bool = True  # final hidden states can be had
     attention: bool = False  # attention can be had (Batch.probe, Batch.watch)
-    same_bits: bool = False  # results do not depend on what else is in the batch
     fused: bool = False  # several tokens without going back to Python
 
     def require(self, name: str, backend: str) -> None:
@@ -46,7 +45,7 @@ class Capabilities:
         if name not in {field.name for field in fields(self)}:
             raise ValueError(f"no capability is called {name!r}")
         if not getattr(self, name):
-            able = "native" if name in ("same_bits", "fused") else "reference"
+            able = "native" if name == "fused" else "reference"
             raise Unsupported(f"the {backend} backend cannot do {name!r}; backend={able!r} can")
 
 

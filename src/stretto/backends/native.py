@@ -34,7 +34,7 @@ class NativeBackend:
     """Runs a model on the CPU."""
 
     name = "native"
-    capabilities = Capabilities(attention=True, same_bits=True, fused=True)
+    capabilities = Capabilities(attention=True, fused=True)
 
     def __init__(
         self,

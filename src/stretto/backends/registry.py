@@ -1,0 +1,155 @@
+"""The backends there are, by name, with the devices each one serves.
+
+    entry, device = choose("auto", "cpu")
+    backend = entry.open(file, spec, BackendOptions(device, cells=8192, threads=8))
+
+Other packages add a backend by an entry point of the group `stretto.backends`, whose name is the backend's
+and whose object is a `BackendEntry`:
+
+    [project.entry-points."stretto.backends"]
+    abacus = "my_package.backend:ENTRY"
+
+Installed packages are looked through only when the built-in backends do not answer the question. `router`
+uses this module; the engine does not know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stretto.backends.base import Backend
+from stretto.errors import InvalidRequest, Unsupported
+from stretto.models.spec import ModelSpec
+from stretto.weights.gguf import GGUF
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "stretto.backends"
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """What `stretto.load` was asked for, checked; a factory raises `Unsupported` for what it cannot do."""
+
+    device: str  # one of those that the backend serves
+    cells: int
+    threads: int
+    kv: str = "f16"
+    precision: str = "standard"
+    repack: bool = True
+
+
+@dataclass(frozen=True)
+class BackendEntry:
+    """A backend: its name, the devices it serves, the default first, and the function that opens a model."""
+
+    name: str
+    devices: tuple[str, ...]
+    open: Callable[[GGUF, ModelSpec, BackendOptions], Backend]
+
+
+def _native(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
+    from stretto.backends.native import NativeBackend
+
+    return NativeBackend(
+        file, spec, options.cells, options.threads, options.kv, options.repack, options.precision
+    )
+
+
+def _reference(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
+    from stretto.backends.reference import ReferenceBackend
+
+    if options.kv == "q8":
+        raise Unsupported(
+            "the reference backend keeps K and V as float32; kv='q8' needs backend='native'",
+            param="kv",
+            value=options.kv,
+        )
+    return ReferenceBackend(file, spec, options.cells)
+
+
+BUILT_IN = (BackendEntry("native", ("cpu",), _native), BackendEntry("reference", ("cpu",), _reference))
+
+_entries = {entry.name: entry for entry in BUILT_IN}
+
+
+def names() -> tuple[str, ...]:
+    """The names of all backends, those of other packages last.
+
+    >>> names()
+    ('native', 'reference')
+    """
+    return tuple(dict.fromkeys((*_entries, *(point.name for point in _points()))))
+
+
+def choose(backend: str = "auto", device: str = "auto") -> tuple[BackendEntry, str]:
+    """The entry for `backend=` and the device for `device=`; `InvalidRequest` says which ones there are.
+
+    "auto" takes the first backend that serves the device, and the first device that the backend serves.
+    """
+    several = _all() if backend == "auto" else iter([_find(backend)])
+    devices: list[str] = []
+    for entry in several:
+        if device == "auto" or device in entry.devices:
+            return entry, entry.devices[0] if device == "auto" else device
+        devices += entry.devices
+    if backend != "auto":
+        others = [entry.name for entry in _all() if device in entry.devices]
+        if others:
+            raise Unsupported(
+                f"device {device!r} is not served by backend={backend!r}, but by backend={others[0]!r}",
+                param="device",
+                value=device,
+            )
+    raise _not_one_of("device", device, devices)
+
+
+def _find(name: str) -> BackendEntry:
+    """The entry of that name."""
+    if not isinstance(name, str):
+        raise _not_one_of("backend", name, names())
+    if name not in _entries:
+        point = next((point for point in _points() if point.name == name), None)
+        if point is None:
+            raise _not_one_of("backend", name, names())
+        _entries[name] = _load(point)
+    return _entries[name]
+
+
+def _all() -> Iterator[BackendEntry]:
+    """All entries, the built-in ones first; other packages are imported only if these do not do."""
+    yield from BUILT_IN
+    yield from (_find(point.name) for point in _points() if point.name not in {e.name for e in BUILT_IN})
+
+
+def _points() -> list[EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return sorted(entry_points(group=GROUP), key=lambda point: point.name)
+
+
+def _load(point: EntryPoint) -> BackendEntry:
+    try:
+        entry = point.load()
+    except Exception as error:  # whatever another package raises
+        raise Unsupported(
+            f"backend {point.name!r} cannot be imported from {point.value}: {type(error).__name__}: {error}",
+            param="backend",
+            value=point.name,
+        ) from error
+    if not isinstance(entry, BackendEntry) or entry.name != point.name or not entry.devices:
+        raise Unsupported(
+            f"backend {point.name!r}: {point.value} must be a BackendEntry of that name with a device, "
+            f"not {entry!r:.100}",
+            param="backend",
+            value=point.name,
+        )
+    return entry
+
+
+def _not_one_of(name: str, value: object, known: tuple[str, ...] | list[str]) -> InvalidRequest:
+    allowed = ", ".join(map(repr, dict.fromkeys(("auto", *known))))
+    return InvalidRequest(f"{name} must be one of {allowed}, not {value!r}", param=name, value=value)
