@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import stretto
+from soaking import SoakPlan, soak
 from stretto.backends.native import NativeBackend
-from stretto.bench.soak import SoakPlan, soak
 from stretto.llm import LLM
 from stretto.models import read_spec
 from stretto.testing import byte_tokenizer

@@ -1,13 +1,18 @@
 """The soak of benchmarks/soak.py, for half a minute on a tiny model."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from stretto import Limits
 from stretto.backends.native import NativeBackend
-from stretto.bench.soak import SoakPlan, soak
 from stretto.llm import LLM
 from stretto.testing import byte_tokenizer
 from tiny_models import tiny_file, tiny_spec
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
+from soaking import SoakPlan, soak
 
 SECONDS = 20
 
