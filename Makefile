@@ -30,7 +30,7 @@ chat: $(VENV)/.installed
 	fi
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=25
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
