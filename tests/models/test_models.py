@@ -38,7 +38,6 @@ def test_llama():
     assert (spec.qkv_bias, spec.qk_norm, spec.post_norm) == (False, False, False)
     assert {layer.rope.pairs for layer in spec.layers} == {"adjacent"}
     assert {layer.window for layer in spec.layers} == {None}
-    assert spec.cell_numbers == 2 * 3 * 2 * 16
 
 
 def test_qwen2():

@@ -76,11 +76,6 @@ class ModelSpec:
         """The number of layers."""
         return len(self.layers)
 
-    @property
-    def cell_numbers(self) -> int:
-        """How many numbers (K and V of all layers) a cache cell holds."""
-        return 2 * self.n_layer * self.n_kv_head * self.head_size
-
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """The names and shapes of all tensors the model needs, by the names of the file."""
         q, kv = self.n_head * self.head_size, self.n_kv_head * self.head_size

@@ -76,12 +76,10 @@ class ImageCache:
 
 
 class KeptVectors:
-    """Vectors by key, the least recently used first to go. `n_found` and `n_read` count what was there."""
+    """Vectors by key, the least recently used first to go."""
 
     def __init__(self, limits: ImageCache) -> None:
         self.limits = limits
-        self.n_found = 0  # in memory
-        self.n_read = 0  # in the folder
         self._found: OrderedDict[bytes, Floats] = OrderedDict()
         self._bytes = 0
         folder = _folder(limits) if limits.disk else None
@@ -92,11 +90,9 @@ class KeptVectors:
         found = self._found.get(key)
         if found is not None and found.shape == shape:
             self._found.move_to_end(key)
-            self.n_found += 1
             return found
         read = None if self._folder is None else self._folder.read(key, shape)
         if read is not None:
-            self.n_read += 1
             self._remember(key, read)
         return read
 
