@@ -67,7 +67,7 @@ def measure(llm, args):
             for prompt in prompts:
                 for temperature in (0.0, 0.8):
                     seconds, texts = {}, {}
-                    before = llm.metrics.guessed_tokens, llm.metrics.guessed_right
+                    before = llm.metrics.drafted_tokens, llm.metrics.accepted_tokens
                     for draft in (None, "lookup") if number % 2 else ("lookup", None):
                         seconds[draft], texts[draft] = decode(
                             llm, prompt, args.tokens, temperature, number, draft=draft
@@ -75,8 +75,8 @@ def measure(llm, args):
                     assert texts[None] == texts["lookup"], "the text has changed"
                     if number:
                         guessed, right = (
-                            llm.metrics.guessed_tokens - before[0],
-                            llm.metrics.guessed_right - before[1],
+                            llm.metrics.drafted_tokens - before[0],
+                            llm.metrics.accepted_tokens - before[1],
                         )
                         samples.append(
                             {

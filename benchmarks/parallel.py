@@ -16,8 +16,9 @@ import numpy as np
 
 import stretto
 from stretto.backends.batch import Batch
-from stretto.parallel.advance import SetSequence
 from stretto.parallel.select import combine, distributions, select
+from stretto.parallel.sets import SetSource
+from stretto.sampling.rng import RandomStream
 
 OPENINGS = [
     "The cat sat", "My favourite colour is", "The best way to", "Once upon a time", "In the morning",
@@ -48,15 +49,15 @@ class Past:
     """A prompt in the cache, and what may be done after it; everything is undone when it is let go."""
 
     def __init__(self, llm, tokens):
-        self.llm, self.engine, self.tokens = llm, llm._engine, tokens
+        self.llm, self.runner, self.tokens = llm, llm._engine.runner, tokens
         self.sequence = llm.sequence(tokens)
         self.first = distributions(self.sequence.logits[np.newaxis])[0]
         self.lanes = []
 
     def lane(self):
         """A sequence of the past alone."""
-        self.lanes.append(self.engine.new_id())
-        self.engine.cells.copy(self.sequence.id, self.lanes[-1])
+        self.lanes.append(self.runner.new_id())
+        self.runner.cells.copy(self.sequence.id, self.lanes[-1])
         return self.lanes[-1]
 
     def pass_over(self, rows, watched=False):
@@ -66,11 +67,11 @@ class Past:
             row = batch.add(int(token), position, sequences, logits=True)
             if watched:
                 batch.watch(row)
-        return self.engine.forward(batch), batch
+        return self.runner.forward(batch), batch
 
     def close(self):
         for lane in self.lanes:
-            self.engine.cells.remove(lane)
+            self.runner.cells.remove(lane)
         self.sequence.close(park=False)
 
 
@@ -158,12 +159,14 @@ def after_sets(llm, tokens, steps, mode, how):
     How: "pruned" forgets members where the run did; "without" never has them; "unpruned" keeps them. The
     distribution is the mixture of the members that stayed in the run, in all three.
     """
-    found, sequence = [], SetSequence(llm._engine, tokens)
+    runner = llm._engine.runner
+    found, sequence = [], SetSource(runner, runner.new_track(tokens, RandomStream(0)))
+    runner.run([(sequence, len(tokens))])
     for step in steps:
         members = [member for member in step.members if member.kept or how != "without"]
         sees = np.eye(len(members), dtype=bool) if mode == "isolated" else None
         sequence.push([member.id for member in members], sees)
-        llm._engine.compute([sequence])
+        runner.run([(sequence, len(members))])
         stay = [i for i, member in enumerate(members) if member.kept]
         weights = np.array([members[i].weight for i in stay])
         each = distributions(sequence.rows)[stay]
@@ -171,8 +174,8 @@ def after_sets(llm, tokens, steps, mode, how):
         decided = step.index - PRUNED["prune_after"]
         if how == "pruned" and decided >= 0:
             then = steps[decided]
-            sequence.forget([(then.position, member.id) for member in then.members if not member.kept])
-    sequence.close(park=False)
+            sequence.prune([(then.position, member.id) for member in then.members if not member.kept])
+    sequence.close()
     return found
 
 
@@ -275,7 +278,7 @@ def no_cache(past, chosen, token):
 
 def _all_again(past, chosen):
     """The sequence that gets everything, and the rows of past and set."""
-    whole, lanes = past.engine.new_id(), [past.engine.new_id() for _ in chosen.tokens]
+    whole, lanes = past.runner.new_id(), [past.runner.new_id() for _ in chosen.tokens]
     past.lanes += [whole, *lanes]
     rows = [(token, i, [whole, *lanes]) for i, token in enumerate(past.tokens)]
     for token, lane in zip(chosen.tokens, lanes, strict=True):

@@ -210,9 +210,9 @@ Guide guide_of(const nb::object& function, size_t n_vocab) {
 nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, int32_t position, Input1<int32_t> view,
                size_t n_view, Input1<int32_t> table, const nb::tuple& sampling, const Maybe<int32_t>& tokens,
                size_t n_prompt, const Maybe<int32_t>& biased, const Maybe<float>& bias, uint64_t seed, uint64_t index,
-               uint64_t draws, std::vector<int32_t> ends, bool last,
+               uint64_t draws, std::vector<int32_t> ends,
                const std::vector<std::pair<uintptr_t, uintptr_t>>& hooks, const Maybe<uint32_t>& mask,
-               const nb::object& guide, const Maybe<uint8_t>& hurry) {
+               const nb::object& guide, const Maybe<uint8_t>& interrupt) {
     check_complete(decoder);
     const size_t n_vocab = decoder.config().n_vocab;
     Loop loop;
@@ -242,15 +242,14 @@ nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, in
     loop.index = index;
     loop.draws = draws;
     loop.ends = std::move(ends);
-    loop.last = last;
     for (const auto& [function, state] : hooks) {
         if (!function) fail("a hook has no address");
         loop.hooks.push_back(Hook::at(function, state));
     }
     loop.guide = guide_of(guide, n_vocab);
-    if (hurry) {
-        if (!hurry->shape(0)) fail("hurry must have an entry");
-        loop.hurry = hurry->data();
+    if (interrupt) {
+        if (!interrupt->shape(0)) fail("interrupt must have an entry");
+        loop.interrupt = interrupt->data();
     }
     std::unique_ptr<float[]> out(new float[n_vocab]());
     {
@@ -270,10 +269,10 @@ void copy_cells(Decoder& decoder, Input1<int32_t> source, Input1<int32_t> target
     decoder.copy_cells(source.data(), target.data(), source.shape(0));
 }
 
-void turn_cells(Decoder& decoder, Input1<int32_t> cells, int delta) {
+void rotate_cells(Decoder& decoder, Input1<int32_t> cells, int delta) {
     check_range(cells.data(), cells.shape(0), decoder.n_cells(), "cells");
     nb::gil_scoped_release release;
-    decoder.turn_cells(cells.data(), cells.shape(0), delta);
+    decoder.rotate_cells(cells.data(), cells.shape(0), delta);
 }
 
 Array2<uint8_t> read_cells(const Decoder& decoder, Input1<int32_t> cells) {
@@ -350,10 +349,10 @@ void bind_decoder(nb::module_& m) {
              nb::arg("view").noconvert(), nb::arg("n_view"), nb::arg("table").noconvert(), nb::arg("sampling"),
              nb::arg("tokens").noconvert(), nb::arg("n_prompt"), nb::arg("biased").noconvert(),
              nb::arg("bias").noconvert(), nb::arg("seed"), nb::arg("index"), nb::arg("draws"), nb::arg("ends"),
-             nb::arg("last"), nb::arg("hooks"), nb::arg("mask").noconvert(), nb::arg("guide").none(),
-             nb::arg("hurry").noconvert() = nb::none())
+             nb::arg("hooks"), nb::arg("mask").noconvert(), nb::arg("guide").none(),
+             nb::arg("interrupt").noconvert() = nb::none())
         .def("copy_cells", &copy_cells, nb::arg("source").noconvert(), nb::arg("target").noconvert())
-        .def("turn_cells", &turn_cells, nb::arg("cells").noconvert(), nb::arg("delta"))
+        .def("rotate_cells", &rotate_cells, nb::arg("cells").noconvert(), nb::arg("delta"))
         .def("read_cells", &read_cells, nb::arg("cells").noconvert())
         .def("write_cells", &write_cells, nb::arg("cells").noconvert(), nb::arg("data").noconvert())
         .def_prop_ro("kernels", [](const Decoder& decoder) { return std::string(decoder.kernels().name); })

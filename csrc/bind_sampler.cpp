@@ -26,6 +26,12 @@ int sample_row(Input1<float> logits, double uniform, float temperature, size_t t
     return sample(logits.data(), n, params, history, uniform);
 }
 
+double log_probability_of(Input1<float> logits, size_t token) {
+    if (token >= logits.shape(0)) fail("the token has no logit");
+    nb::gil_scoped_release release;
+    return log_probability(logits.data(), logits.shape(0), token);
+}
+
 void call_hook(uintptr_t function, uintptr_t state, Row logits, Input1<int32_t> tokens) {
     if (!function) fail("a hook has no address");
     if (logits.shape(0) > kMost || tokens.shape(0) > kMost) fail("a row or a history is too long");
@@ -81,6 +87,8 @@ void bind_sampler(nb::module_& m) {
           nb::arg("mask").noconvert() = nb::none(),
           "A token drawn from a row, of those whose bits in the mask are set; or -1 (NaN), -2 (everything "
           "excluded), -3 (infinity).");
+    m.def("log_probability", &log_probability_of, nb::arg("logits").noconvert(), nb::arg("token"),
+          "The log-probability of a token in the distribution of a row of logits.");
     m.def("call_hook", &call_hook, nb::arg("function"), nb::arg("state"), nb::arg("logits").noconvert(),
           nb::arg("tokens").noconvert(), "Call a native hook by its address, without the GIL.");
 }

@@ -250,7 +250,7 @@ void Decoder::copy_cells(const int32_t* source, const int32_t* target, size_t n)
     }
 }
 
-void Decoder::turn_cells(const int32_t* cells, size_t n, int delta) {
+void Decoder::rotate_cells(const int32_t* cells, size_t n, int delta) {
     std::vector<float> head(padded(config_.head_size));
     for (size_t layer = 0; layer < layers_.size(); ++layer) {
         const Rope& rope = config_.ropes[config_.layers[layer].rope];

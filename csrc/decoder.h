@@ -106,7 +106,7 @@ public:
     // The attention of the watched rows in the last pass, row after row: [n_layer][n_head][length of the row].
     const std::vector<float>& watched() const { return watched_; }
     void copy_cells(const int32_t* source, const int32_t* target, size_t n);
-    void turn_cells(const int32_t* cells, size_t n, int delta);
+    void rotate_cells(const int32_t* cells, size_t n, int delta);
     // The bytes of some cells, `cell_bytes` each, in the order [n][layer][K, V][head].
     void read_cells(const int32_t* cells, size_t n, uint8_t* out) const;
     void write_cells(const int32_t* cells, size_t n, const uint8_t* data);

@@ -76,7 +76,6 @@ void run_loop(Decoder& decoder, Loop& loop, float* out) {
             loop.tokens.insert(loop.tokens.end(), more.begin(), more.end());
             if (!goes_on) return;
         }
-        if (loop.last && loop.tokens.size() == loop.most) return;
         const size_t n = loop.tokens.size() - first;
         history.insert(history.end(), loop.tokens.begin() + static_cast<std::ptrdiff_t>(first), loop.tokens.end());
         positions.resize(n);
@@ -97,7 +96,7 @@ void run_loop(Decoder& decoder, Loop& loop, float* out) {
         decoder.forward(input, out, false, known ? peaks.data() : nullptr);
         loop.n_run = loop.tokens.size();
         logits = out;
-        if (loop.hurry && __atomic_load_n(loop.hurry, __ATOMIC_RELAXED)) return;
+        if (loop.interrupt && __atomic_load_n(loop.interrupt, __ATOMIC_RELAXED)) return;
     }
 }
 

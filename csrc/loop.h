@@ -30,9 +30,8 @@ struct Loop {
     SamplerHistory history;         // its tokens are copied, and grow
     uint64_t seed, index, draws;
     std::vector<int32_t> ends;      // tokens that end it
-    bool last;                      // nothing comes after these tokens, so the last one need not be run
     std::vector<Hook> hooks;        // run in order before each token; they need the whole history
-    const uint8_t* hurry = nullptr; // not 0: somebody waits, and it ends after the token that it is at
+    const uint8_t* interrupt = nullptr; // not 0: somebody waits, and it ends after the token that it is at
     Guide guide;                    // asked after each token, if there is one; history.mask is its to change
 
     std::vector<int32_t> tokens;    // what was sampled or had to follow, an end token included
@@ -41,7 +40,7 @@ struct Loop {
     double sampling = 0.0;          // seconds in it
 };
 
-// Fills `loop.tokens`, fewer than `most` in a hurry, and, unless the end was reached, `out` with the logits after them.
+// Fills `loop.tokens`, fewer than `most` in a interrupt, and, unless the end was reached, `out` with the logits after them.
 void run_loop(Decoder& decoder, Loop& loop, float* out);
 
 }  // namespace stretto

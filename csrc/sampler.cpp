@@ -390,4 +390,18 @@ int sample(const float* logits, size_t n, const SamplerParams& params, const Sam
     return draw(kept, uniform);
 }
 
+double log_probability(const float* logits, size_t n, size_t token) {
+    const Kernels* kernels = best_kernels();
+    std::vector<float> peaks(stretches(n));
+    kernels->peaks(logits, n, peaks.data());
+    const float top = *std::max_element(peaks.begin(), peaks.end());
+    constexpr float kNegligible = 25.0f;  // a whole vocabulary that lies so far below weighs less than 1e-5
+    double sum = 0.0;
+    for (size_t start = 0; start < n; start += kPeak) {
+        if (peaks[start / kPeak] < top - kNegligible) continue;
+        sum += double{kernels->weigh(logits + start, std::min(n - start, kPeak), top, 1.0f)};
+    }
+    return double{logits[token]} - double{top} - std::log(sum);
+}
+
 }  // namespace stretto

@@ -36,4 +36,7 @@ enum : int { kHasNaN = -1, kNothingLeft = -2, kHasInfinity = -3 };
 int sample(const float* logits, size_t n, const SamplerParams& params, const SamplerHistory& history,
            double uniform, const std::vector<float>* known_peaks = nullptr);
 
+// The log-probability of a token in the distribution of a row.
+double log_probability(const float* logits, size_t n, size_t token);
+
 }  // namespace stretto

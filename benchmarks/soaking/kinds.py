@@ -55,15 +55,16 @@ def thread_kinds(draw: Draw, compare: Compare) -> dict[str, Callable[[random.Ran
 
     def callback(rng: random.Random) -> object:
         left = rng.randint(0, 8)
-        way = rng.choice(("no more", "raise", "generate"))
+        way = rng.choice(("no more", "raise", "compute"))
 
         def after(token: object) -> bool:
             nonlocal left
             left -= 1
             if left < 0 and way == "raise":
                 raise Mine
-            if left < 0 and way == "generate":
-                llm.generate(draw.prompt(rng), max_tokens=2)
+            if left < 0 and way == "compute":
+                with llm.sequence(draw.prompt(rng)) as inner:
+                    inner.step()
             return left >= 0
 
         return llm.generate(draw.prompt(rng), **(draw.options(rng) | {"callback": after}))

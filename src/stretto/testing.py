@@ -114,7 +114,7 @@ class MockBackend:
         """Copy what cells hold."""
         self.tokens[target] = self.tokens[source]
 
-    def turn_cells(self, cells: Ints, delta: int) -> None:
+    def rotate_cells(self, cells: Ints, delta: int) -> None:
         """A token is the same at every position."""
 
     def read_cells(self, cells: Ints) -> Bytes:

@@ -398,7 +398,7 @@ def test_bad_cells_to_copy_and_turn():
         (int32(0), None),
     ]:
         with pytest.raises(REFUSED):
-            decoder.turn_cells(cells, delta)
+            decoder.rotate_cells(cells, delta)
 
 
 def test_bad_cells_to_read_and_write():
@@ -487,10 +487,10 @@ NASTY = {
         'decoder().set_unpacked("token_embd", 0, 1 << 31, 1 << 31, nothing)'
     ),
     "a cache whose bytes overflow, copied": "decoder(1 << 31, **huge).copy_cells(int32(5), int32(1 << 30))",
-    "a cache whose bytes overflow, turned": "decoder(1 << 31, **huge).turn_cells(int32(1 << 30), 1)",
+    "a cache whose bytes overflow, turned": "decoder(1 << 31, **huge).rotate_cells(int32(1 << 30), 1)",
     "a cache beyond all memory": "decoder(1 << 31, head_size=1 << 16)",
-    "a decoder that was never made": "_native.Decoder.__new__(_native.Decoder).turn_cells(int32(0), 1)",
-    "a decoder of another kind": "_native.Decoder.turn_cells(object(), int32(0), 1)",
+    "a decoder that was never made": "_native.Decoder.__new__(_native.Decoder).rotate_cells(int32(0), 1)",
+    "a decoder of another kind": "_native.Decoder.rotate_cells(object(), int32(0), 1)",
 }
 
 

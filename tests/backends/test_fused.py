@@ -1,11 +1,12 @@
 """The fused loop gives the tokens, texts and ends of the Python loop."""
 
+import time
+
 import numpy as np
 import pytest
 
 import stretto
 from stretto import _native
-from stretto.engine.ahead import run_ahead
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.sampling import RandomStream
 from stretto.testing import mock_llm
@@ -86,22 +87,9 @@ def test_streams_and_callbacks(llm):
     assert llm.cache.stats().held == 0
 
 
-@pytest.mark.parametrize("most", [0.001, 1e6])
-def test_tokens_are_not_kept_for_longer_than_allowed(smollm2_path, most):
-    """Steps of one token each if none may be kept, and of 32 if all may; the tokens are the same."""
-    with stretto.load(smollm2_path, cells=512, limits=stretto.Limits(max_ahead_ms=most)) as llm:
-        python = llm.generate("The sea", seed=3, max_tokens=64)
-        before = llm.metrics.steps
-        fused = llm.generate("The sea", seed=3, max_tokens=64, loop="fused")
-        same(python, fused)
-        steps = llm.metrics.steps - before
-        assert steps >= 64 if most < 1 else steps <= 6
-        assert llm.metrics.forward > llm.metrics.sampling > 0
-
-
 def test_nobody_waits_for_tokens_that_are_run_ahead(smollm2_path):
     """With a request beside it, a request gets one token a step."""
-    with stretto.load(smollm2_path, cells=1024, limits=stretto.Limits(max_ahead_ms=1e6)) as llm:
+    with stretto.load(smollm2_path, cells=1024) as llm:
         options = {"max_tokens": 40, "loop": "fused", "ignore_eos": True}
         with (
             llm.stream("The sea", seed=1, **options) as first,
@@ -110,7 +98,7 @@ def test_nobody_waits_for_tokens_that_are_run_ahead(smollm2_path):
             counts = []
             for _ in range(10):
                 next(first)
-                counts.append(len(first._request.tokens) - len(other._request.tokens))
+                counts.append(len(first._request.output.tokens) - len(other._request.output.tokens))
         assert max(map(abs, counts)) <= 2
 
 
@@ -127,16 +115,16 @@ def test_nobody_waits_for_tokens_that_are_run_ahead(smollm2_path):
     ],
     ids=str,
 )
-def test_a_hurry_changes_nothing_but_the_steps(llm, options):
-    """Whenever somebody comes, the loop ends after the token that it is at."""
+def test_an_interrupt_changes_nothing_but_the_steps(llm, options):
+    """When a request arrives, the loop ends after the current token."""
     python = llm.generate("The sea", **options)
-    hurry, steps = llm._engine.worker.hurry, []
+    interrupt, steps = llm._engine.arrivals.interrupt, []
     for every in (1, 3):
         asked = []
 
         def callback(token, every=every, asked=asked):
             asked.append(token)
-            hurry[0] = len(asked) % every == 0  # seen by the loop that comes next
+            interrupt[0] = len(asked) % every == 0  # seen by the loop that comes next
             return True
 
         try:
@@ -144,7 +132,7 @@ def test_a_hurry_changes_nothing_but_the_steps(llm, options):
             fused = llm.generate("The sea", loop="fused", callback=callback, **options)
             steps.append(llm.metrics.steps - before)
         finally:
-            hurry[0] = 0
+            interrupt[0] = 0
         same(python, fused)
         assert llm.cache.stats().held == 0
         llm.cells.check()
@@ -171,21 +159,35 @@ def test_the_same_under_a_mask(llm, pattern, options):
     same(*both(llm, "Once upon a time", **options))
 
 
-def test_who_arrives_waits_for_one_token(llm):
-    greedy, worker = stretto.SamplingParams(temperature=0), llm._engine.worker
-    with llm.sequence("The sea") as seq, llm.sequence("The sea") as other:
-        n = len(seq)
-        with worker.arriving():
-            with worker.arriving():
-                assert worker.hurry[0]
-            tokens = run_ahead(seq, 6, greedy, [], False)
-        assert not worker.hurry[0]
-        assert (len(tokens), llm._engine.cells.count(seq.id)) == (1, n + 1)
-        seq.adopt_placed(tokens)
-        seq.settle()
-        assert len(run_ahead(seq, 6, greedy, [], False)) == 6
-        assert tokens == [other.step(temperature=0).token]
-        llm.cells.check()
+def test_an_arriving_request_waits_for_one_token(llm):
+    engine = llm._engine
+    stream = llm.stream("The sea", loop="fused", max_tokens=40, temperature=0, ignore_eos=True)
+    tokens = stream._request.output.tokens
+    with engine.arrivals.arriving():
+        with engine.arrivals.arriving():
+            assert engine.arrivals.interrupt[0]
+        engine.step()
+        assert (len(tokens), engine.cells.count(stream._request.decoder.track.id)) == (1, 3)
+    assert not engine.arrivals.interrupt[0]
+    engine.step()
+    assert len(tokens) == 33
+    alone = llm.generate("The sea", max_tokens=40, temperature=0, ignore_eos=True)
+    assert stream.result.tokens == alone.tokens
+    llm.cells.check()
+
+
+def test_each_token_is_given_out_when_it_is_made(llm):
+    """Events, timings and metrics of the fused loop follow the clock, as those of the Python loop do."""
+    times = []
+
+    def note(_):
+        times.append(time.monotonic())
+
+    result = llm.generate("The sea", loop="fused", max_tokens=24, ignore_eos=True, callback=note)
+    gaps = np.diff(times)
+    assert len(times) == 24
+    assert gaps.max() < 0.5 * (times[-1] - times[0])  # not all at the end of a group
+    assert result.timings.decode == pytest.approx(times[-1] - times[0], abs=0.05)
 
 
 def test_an_exception_in_a_callback(llm):
@@ -209,10 +211,7 @@ def test_sequences_go_on_after_it(llm):
     with llm.sequence("Once upon a time") as seq:
         first = [seq.step(temperature=0).token for _ in range(12)]
     with llm.sequence("Once upon a time") as seq:
-        tokens = run_ahead(seq, 6, stretto.SamplingParams(temperature=0), [], False)
-        for token in tokens:
-            seq.adopt(token)
-        seq.settle()
+        tokens = llm.generate(seq, loop="fused", max_tokens=6, temperature=0).tokens
         llm.cells.check()
         tokens += [seq.step(temperature=0).token for _ in range(6)]
         assert seq.positions == list(range(len(seq)))

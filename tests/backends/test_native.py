@@ -58,8 +58,8 @@ class Rounding(ReferenceBackend):
         queries, keys, values = super()._project(i, layer, x, positions)
         return queries, rounded(keys, self.kv), rounded(values, self.kv)
 
-    def turn_cells(self, cells, delta):
-        super().turn_cells(cells, delta)
+    def rotate_cells(self, cells, delta):
+        super().rotate_cells(cells, delta)
         self.keys[:, cells] = rounded(self.keys[:, cells], self.kv)
 
 
@@ -295,7 +295,7 @@ def test_turned_cells(name, tokens, kv, delta):
         run(backend, cells, text_batch(tokens[:8]))
         run(backend, cells, text_batch(tokens[8:20], 50))
         moved = cells.shift(0, 50, None, delta)
-        backend.turn_cells(moved, delta)
+        backend.rotate_cells(moved, delta)
         found.append(run(backend, cells, text_batch(tokens[20:25], 62 + delta)))
     near(found[0], found[1], ROUNDED_ALIKE[kv])
 
@@ -303,8 +303,8 @@ def test_turned_cells(name, tokens, kv, delta):
 def test_turning_by_nothing_or_nobody(tokens):
     backend, cells = tiny_native("llama"), Cells(64)
     run(backend, cells, text_batch([1, 2, 3]))
-    backend.turn_cells(cells.view(0), 0)
-    backend.turn_cells(int32(), 5)
+    backend.rotate_cells(cells.view(0), 0)
+    backend.rotate_cells(int32(), 5)
     backend.copy_cells(int32(), int32())
     found = run(backend, cells, text_batch([4], 3))
     np.testing.assert_array_equal(found, text_logits(tiny_native("llama"), [1, 2, 3, 4])[-1:])
@@ -378,7 +378,7 @@ def test_a_closed_backend_says_so():
         lambda: backend.forward(batch),
         lambda: backend.hidden(batch),
         lambda: backend.copy_cells(int32(0), int32(1)),
-        lambda: backend.turn_cells(int32(0), 1),
+        lambda: backend.rotate_cells(int32(0), 1),
         lambda: backend.read_cells(int32(0)),
         lambda: backend.write_cells(int32(0), np.zeros((1, backend.cell_bytes), np.uint8)),
         lambda: backend.kernels,

@@ -313,7 +313,7 @@ def test_turned_keys_are_those_of_the_new_position(name, backend, cells, tokens,
     moved = tiny_backend(name)
     text_logits(moved, tokens[:12], start + delta)
     chosen = cells.view(0)
-    backend.turn_cells(chosen, delta)
+    backend.rotate_cells(chosen, delta)
     np.testing.assert_allclose(backend.keys[0], moved.keys[0], atol=2e-6)
     np.testing.assert_allclose(backend.keys, moved.keys, atol=TOLERANCE)
 
@@ -321,7 +321,7 @@ def test_turned_keys_are_those_of_the_new_position(name, backend, cells, tokens,
 def test_a_whole_sequence_shifted_goes_on_as_before(name, backend, cells, tokens):
     run(backend, cells, text_batch(tokens[:20], 40))
     moved = cells.shift(0, 0, None, -40)
-    backend.turn_cells(moved, -40)
+    backend.rotate_cells(moved, -40)
     near(run(backend, cells, text_batch(tokens[20:30], 20)), answer(name, "logits.0")[20:30])
 
 
@@ -333,7 +333,7 @@ def test_turning_leaves_what_the_rope_leaves():
     backend, moved = tiny_backend("llama", spec=spec), tiny_backend("llama", spec=spec)
     text_logits(backend, [1, 2, 3])
     text_logits(moved, [1, 2, 3], 5)
-    backend.turn_cells(np.arange(3, dtype=np.int32), 5)
+    backend.rotate_cells(np.arange(3, dtype=np.int32), 5)
     np.testing.assert_allclose(backend.keys, moved.keys, atol=TOLERANCE)
 
 
@@ -374,17 +374,17 @@ class Failing(ReferenceBackend):
 def test_after_a_forward_that_fails_nothing_is_left_placed():
     backend = tiny_backend("llama", n_cells=16)
     engine = Engine(backend, tokenizer=None)
-    engine.forward(text_batch([1, 2, 3], sequences=[0, 1]))
+    engine.runner.forward(text_batch([1, 2, 3], sequences=[0, 1]))
     before = state(engine.cells)
     failing = Failing(tiny_file("llama"), tiny_spec("llama"), 16)
-    engine.backend = failing
+    engine.runner.backend = failing
     batch = text_batch([4, 5], 3, [0, 2])
     with pytest.raises(RuntimeError, match="out of luck"):
-        engine.forward(batch)
+        engine.runner.forward(batch)
     assert state(engine.cells) == before
     assert batch.placement is None
-    engine.backend = backend
-    near(engine.forward(batch), text_logits(tiny_backend("llama"), [1, 2, 3, 4, 5])[3:])
+    engine.runner.backend = backend
+    near(engine.runner.forward(batch), text_logits(tiny_backend("llama"), [1, 2, 3, 4, 5])[3:])
 
     before = state(engine.cells)
     wrong = Batch()
@@ -398,7 +398,7 @@ def test_after_a_forward_that_fails_nothing_is_left_placed():
         (text_batch([1] * 12, 0, [4]), CacheFull),
     ]:
         with pytest.raises(error):
-            engine.forward(batch)
+            engine.runner.forward(batch)
         assert state(engine.cells) == before
     engine.cells.check()
 

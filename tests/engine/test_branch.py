@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from stretto.errors import CacheFull, InvalidRequest
+from stretto.errors import InvalidRequest
 from stretto.llm.making import new_branches
 from stretto.testing import END, byte_tokenizer, mock_llm
 
@@ -169,9 +169,9 @@ def test_a_failing_prompt_fails_its_siblings():
         ({"beams": 2, "n": 3}, "n is 3, which is more than beams=2"),
         ({"beams": 2, "best_of": 3}, "give one of them"),
         ({"length_penalty": 2.0}, "length_penalty is for beams"),
-        ({"beams": 2, "temperature": 0.5}, "temperature has no meaning in a beam search"),
-        ({"beams": 2, "seed": 5}, "seed has no meaning"),
-        ({"beams": 2, "overflow": "shift"}, "no overflow='shift'"),
+        ({"beams": 2, "temperature": 0.5}, "beams and temperature do not go together"),
+        ({"beams": 2, "seed": 5}, "beams and seed do not go together"),
+        ({"beams": 2, "overflow": "shift"}, "beams and overflow='shift'"),
     ],
 )
 def test_wrong_options(options, message):
@@ -192,9 +192,11 @@ def test_preempted_beams_come_back_with_what_they_share():
     engine, older = llm._engine, llm.stream("q", max_tokens=40, ignore_eos=True)
     next(older)
     branches = new_branches(engine, prompt, how)
-    engine.scheduler.add(tuple(branches.requests))
-    engine.step_until(lambda: len(branches.beam.sequences) == 3)
-    assert engine.scheduler.make_room(CacheFull("somebody needs cells"))
+    (search,) = branches.requests
+    engine.add(search)
+    engine.step_until(lambda: len(search.sources) == 3)
+    search.decoder.preempt()
+    engine.scheduler.requeue(search)
     llm.cache.clear()  # nothing is left of it
     engine.step_until(lambda: branches.finished)
     assert branches.results().tokens == expected

@@ -48,17 +48,17 @@ class World:
         cells = engine.cells
         used = cells.positions >= 0
         assert np.array_equal(llm.backend.tokens[used], cells.tokens[used])
-        for entry in engine.prefixes._entries.values():
+        for entry in engine.runner.prefixes._entries.values():
             assert cells.tokens[cells.view(entry.id)].tolist() == list(entry.items)
             assert cells.sequence_positions(entry.id).tolist() == list(range(len(entry.items)))
         for sequence in self.sequences:
             if sequence.closed:
-                assert not cells.count(sequence.id) or sequence.id in engine.prefixes
+                assert not cells.count(sequence.id) or sequence.id in engine.runner.prefixes
                 continue
             assert sequence.n_pending >= 0
             placed = cells.tokens[cells.view(sequence.id)].tolist()
             assert placed == sequence.tokens[: len(placed)]
-            n = len(sequence.exact_history())
+            n = len(sequence._track.exact_tokens())
             assert sequence.positions[:n] == list(range(n))
             if deep and len(sequence):
                 with suppress(CacheFull):

@@ -9,7 +9,7 @@ import pytest
 import stretto
 from stretto import DraftModel, Limits, PromptLookup
 from stretto.backends.native import NativeBackend
-from stretto.drafts.base import Appetite
+from stretto.drafts.base import DraftLength
 from stretto.drafts.lookup import Lookup
 from stretto.errors import InvalidRequest
 from stretto.llm import LLM
@@ -78,11 +78,11 @@ def test_the_same_text(llm, options, max_tokens):
 
 
 def test_copying_takes_fewer_passes(llm):
-    before = llm.metrics.steps, llm.metrics.guessed_tokens, llm.metrics.guessed_right
+    before = llm.metrics.steps, llm.metrics.drafted_tokens, llm.metrics.accepted_tokens
     result = llm.generate(COPY, draft="lookup", temperature=0, max_tokens=60, ignore_eos=True)
     assert len(result.tokens) == 60
     assert llm.metrics.steps - before[0] < 30
-    guessed, right = llm.metrics.guessed_tokens - before[1], llm.metrics.guessed_right - before[2]
+    guessed, right = llm.metrics.drafted_tokens - before[1], llm.metrics.accepted_tokens - before[2]
     assert 30 < right <= guessed
 
 
@@ -145,7 +145,7 @@ def test_right_guesses_are_taken_and_wrong_ones_rolled_back():
     result = llm.generate("?", draft=draft, temperature=0, max_tokens=79)
     assert result.text == text[:79]
     assert draft.closed == 1
-    assert 0 < llm.metrics.guessed_right < llm.metrics.guessed_tokens
+    assert 0 < llm.metrics.accepted_tokens < llm.metrics.drafted_tokens
     assert llm.metrics.steps < 79
     settled(llm)
     assert llm.generate("?" + text[:40], temperature=0).text == text[40:]  # what was parked is right
@@ -210,13 +210,13 @@ def test_a_drafter_that_raises_ends_its_request_alone():
     settled(llm)
 
 
-def test_a_callback_that_steps_the_engine_finds_guesses_in_order():
+def test_a_callback_that_computes_a_sequence_finds_drafts_in_order():
     llm = mock_llm(lambda seen: 97 + len(seen) % 7)
     guess = Script(lambda tokens, most: [97 + (len(tokens) + i) % 7 for i in range(most)])
     options = {"temperature": 0, "max_tokens": 20}
     alone = [llm.generate(text, **options).text for text in ("a", "bb")]
     second = llm.stream("bb", draft=guess, **options)
-    first = llm.stream("a", draft=guess, callback=lambda token: llm.generate("z", max_tokens=2), **options)
+    first = llm.stream("a", draft=guess, callback=lambda token: llm.sequence("z").step(), **options)
     assert [first.result.text, second.result.text] == alone
     settled(llm)
 
@@ -227,9 +227,8 @@ def test_a_callback_that_steps_the_engine_finds_guesses_in_order():
         ({"draft": "look"}, "draft must be 'lookup' or a Drafter"),
         ({"draft": 3}, "draft must be"),
         ({"draft": Script(None, most=0)}, "draft.most"),
-        ({"draft": "lookup", "hooks": [lambda logits, tokens: None]}, "hooks see one token at a time"),
-        ({"draft": "lookup", "loop": "fused"}, "checks no guesses"),
-        ({"draft": "lookup", "beams": 2}, "draft has no meaning in a beam search"),
+        ({"draft": "lookup", "loop": "fused"}, "drafts are verified by the Python loop"),
+        ({"draft": "lookup", "beams": 2}, "beams and draft do not go together"),
     ],
 )
 def test_what_does_not_go_together(options, words):
@@ -266,19 +265,19 @@ def test_a_lookup_is_a_search_from_the_end(n):
 
 
 def test_appetite_grows_with_success_and_pauses_after_failures():
-    appetite = Appetite(8)
+    length = DraftLength(8)
     for expected in (2, 4, 8, 8):
-        assert appetite.next() == expected
-        appetite.learn(expected, expected)
-    appetite.learn(8, 3)
-    assert appetite.next() == 4
-    appetite.learn(4, 0)
-    assert [appetite.next() for _ in range(3)] == [0, 0, 2]
-    appetite.learn(2, 0)
-    assert [appetite.next() for _ in range(5)] == [0, 0, 0, 0, 2]
+        assert length.next() == expected
+        length.learn(expected, expected)
+    length.learn(8, 3)
+    assert length.next() == 4
+    length.learn(4, 0)
+    assert [length.next() for _ in range(3)] == [0, 0, 2]
+    length.learn(2, 0)
+    assert [length.next() for _ in range(5)] == [0, 0, 0, 0, 2]
     for _ in range(20):
-        appetite.learn(2, 0)
-    assert [appetite.next() for _ in range(65)] == [0] * 64 + [2]
+        length.learn(2, 0)
+    assert [length.next() for _ in range(65)] == [0] * 64 + [2]
 
 
 def test_a_model_guesses_for_another():
@@ -291,7 +290,7 @@ def test_a_model_guesses_for_another():
         plain = large.generate([1, 2, 3], **options)
         for draft in (DraftModel(small), DraftModel(large, most=6)):  # also one that drafts for itself
             assert large.generate([1, 2, 3], draft=draft, **options).tokens == plain.tokens
-        assert large.metrics.guessed_right > 0
+        assert large.metrics.accepted_tokens > 0
         settled(large)
         settled(small)
 
@@ -299,11 +298,11 @@ def test_a_model_guesses_for_another():
 def test_a_model_drafts_for_itself(llm):
     options = {"max_tokens": 24, "ignore_eos": True, "temperature": 0}
     plain = llm.generate("Once upon a time", **options)
-    before = llm.metrics.guessed_right, llm.metrics.guessed_tokens
+    before = llm.metrics.accepted_tokens, llm.metrics.drafted_tokens
     drafted = llm.generate("Once upon a time", draft=DraftModel(llm), **options)
     assert drafted.tokens == plain.tokens
     right, guessed = (now - then for now, then in zip(
-        (llm.metrics.guessed_right, llm.metrics.guessed_tokens), before, strict=True
+        (llm.metrics.accepted_tokens, llm.metrics.drafted_tokens), before, strict=True
     ))  # fmt: skip
     assert right == guessed > 10  # it knows what it will say
     settled(llm)

@@ -60,7 +60,7 @@ class Shy:
 
 
 @pytest.mark.parametrize("place", ["callback", "hook"])
-def test_who_steps_in_between_does_not_hook_others_twice_or_never(place):
+def test_computing_a_sequence_in_between_does_not_hook_others_twice_or_never(place):
     def script(seen):
         row = np.zeros(258, np.float32)
         row[ord("a") + len(seen) % 5], row[ord("A") + len(seen) % 5] = 20.0, 10.0
@@ -70,7 +70,9 @@ def test_who_steps_in_between_does_not_hook_others_twice_or_never(place):
     llm, shy = mock_llm(script), Shy()
 
     def nested(*_):
-        llm.generate("c", max_tokens=2, temperature=0)
+        with llm.sequence("c") as inner:
+            inner.step(temperature=0)
+            inner.step(temperature=0)
 
     options = {"callback": nested} if place == "callback" else {"hooks": [nested]}
     first = llm.stream("b", max_tokens=8, temperature=0, hooks=[shy])
@@ -82,15 +84,27 @@ def test_who_steps_in_between_does_not_hook_others_twice_or_never(place):
     settled(llm)
 
 
-def test_a_callback_generates_where_only_one_may_run():
-    llm = mock_llm(endless, limits=Limits(max_running=1))
-    inner = []
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda llm: llm.generate("i", max_tokens=1),
+        lambda llm: list(llm.stream("i", max_tokens=1)),
+        lambda llm: llm.score("ij"),
+        lambda llm: llm.parallel("i", max_tokens=1),
+    ],
+    ids=["generate", "stream", "score", "parallel"],
+)
+@pytest.mark.parametrize("place", ["callback", "hooks", "stop"])
+def test_hooks_and_callbacks_cannot_step_the_engine(use, place):
+    llm = mock_llm(endless)
 
-    def callback(token):
-        inner.append(llm.generate("i", max_tokens=1, temperature=0).text)
+    def nested(*_):
+        use(llm)
 
-    assert within(60, lambda: llm.generate("a", max_tokens=2, callback=callback)).text == "xx"
-    assert inner == ["x", "x"]
+    options = {place: nested if place == "callback" else [nested]}
+    with pytest.raises(InvalidRequest, match="cannot run requests of the model that is calling it"):
+        within(60, lambda: llm.generate("a", max_tokens=2, **options))
+    assert llm.generate("a", max_tokens=2, temperature=0).text == "xx"
     settled(llm)
 
 
@@ -98,17 +112,18 @@ def test_a_callback_asks_for_more_cells_than_there_are():
     llm = mock_llm(endless, cells=64)
 
     def callback(token):
-        llm.generate("i" * 60, max_tokens=1)
+        llm.sequence("i" * 60).logits  # noqa: B018
 
     with pytest.raises(CacheFull):
         within(60, lambda: llm.generate("a" * 30, max_tokens=2, callback=callback))
     settled(llm)
 
 
-def test_who_is_in_a_hook_is_not_preempted():
+def test_a_hook_that_needs_cells_does_not_preempt_its_own_request():
     def ban(logits, tokens):
         logits[ord("x")] = -np.inf
-        llm.generate("i" * 30, max_tokens=8, temperature=0)
+        with llm.sequence("i" * 30) as inner:
+            inner.step(temperature=0)
 
     row = np.zeros(258, np.float32)
     row[ord("x")], row[ord("y")] = 20.0, 10.0
@@ -130,7 +145,7 @@ def test_a_callback_that_waits_for_itself_is_told_so():
 
     streams.append(llm.stream("a", max_tokens=5, callback=callback))
     assert within(60, lambda: streams[0].result).finish_reason == "cancelled"
-    assert errors == ["a hook or callback waits for its own request, which waits for it to return"]
+    assert "a hook or callback cannot run requests of the model that is calling it" in errors[0]
     settled(llm)
 
 
@@ -180,16 +195,16 @@ def test_ctrl_c_between_the_pass_and_its_logits_leaves_nobody_behind():
     other = llm.stream("o", max_tokens=6, temperature=0)
     mine = llm.stream("m", max_tokens=6, temperature=0)
     next(other), next(mine)
-    compute = llm._engine._compute
+    compute = llm._engine.runner._compute
 
     def interrupt(batch):
         compute(batch)
         raise KeyboardInterrupt
 
-    llm._engine._compute = interrupt
+    llm._engine.runner._compute = interrupt
     with pytest.raises(KeyboardInterrupt):
         next(mine)
-    llm._engine._compute = compute
+    llm._engine.runner._compute = compute
     assert within(60, lambda: other.result).text == "x" * 6
     assert mine.result.finish_reason == "cancelled"
     settled(llm)

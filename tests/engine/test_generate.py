@@ -134,12 +134,13 @@ def test_ctrl_c_in_the_middle_frees():
     assert llm.cache.stats().held == 0
 
 
-def test_a_callback_may_generate_itself():
+def test_a_callback_may_compute_sequences():
     llm = mock_llm("abc")
     inner = []
 
     def callback(token):
-        inner.append(llm.generate("q", temperature=0).text)
+        with llm.sequence("q") as seq:
+            inner.append("".join(seq.step(temperature=0).text for _ in range(3)))
 
     outer = llm.generate("p", temperature=0, callback=callback)
     assert outer.text == "abc"

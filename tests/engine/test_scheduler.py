@@ -58,7 +58,7 @@ def test_pace_learns():
     assert pace.tokens_in(40) == 40
     pace.learn(100, 0.3)
     assert pace.tokens_in(40) == 20
-    assert pace.tokens_in(1) == Pace.FEWEST
+    assert pace.tokens_in(1) == Pace.MIN_TOKENS
 
 
 def test_first_come_first_served_with_priorities():

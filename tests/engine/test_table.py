@@ -144,7 +144,7 @@ def test_wrong_edits_change_nothing(llm, edit):
     llm.cells.check()
 
 
-NATIVE = ("forward", "hidden", "loop", "copy_cells", "turn_cells", "read_cells", "write_cells")
+NATIVE = ("forward", "hidden", "loop", "copy_cells", "rotate_cells", "read_cells", "write_cells")
 
 WRONG = {
     "a position below 0": -1,

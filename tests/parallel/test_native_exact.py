@@ -5,7 +5,8 @@ import pytest
 
 from parallel_oracle import isolated, recorded, sets_of, visible, who_sees_whom, with_cells
 from stretto.backends.batch import Batch
-from stretto.parallel.advance import SetSequence
+from stretto.parallel.sets import SetSource
+from stretto.sampling.rng import RandomStream
 
 PROMPTS = ["The cat sat", "My favourite colour is", "The best way to"]
 OPTIONS = {"threshold": 0.08, "max_width": 4, "max_tokens": 16, "ignore_eos": True}
@@ -27,16 +28,16 @@ class Seen:
         cells = np.array([member.cell for member in step.members], np.int32)
         self.data.append(self._llm.backend.read_cells(cells).copy())
         self.positions.append(self._llm._engine.cells.positions[cells].tolist())
-        following = stream._run.steps[-1]  # chosen, not yet computed
+        following = stream._run.output.steps[-1]  # chosen, not yet computed
         if following.width == 1:
             self.plain[following.index] = self._as_a_plain_token(stream, following)
 
     def _as_a_plain_token(self, stream, step):
         """The logits of a step of one token, computed as an ordinary token of the same past."""
         engine, batch = self._llm._engine, Batch()
-        engine.cells.copy(stream._run.sequence.id, BY_HAND)
+        engine.cells.copy(stream._run.decoder.track.id, BY_HAND)
         batch.add(step.best.id, step.position, [BY_HAND], logits=True)
-        logits = engine.forward(batch)[0]
+        logits = engine.runner.forward(batch)[0]
         engine.cells.remove(BY_HAND)
         return logits
 
@@ -157,17 +158,19 @@ def test_the_order_of_a_set_does_not_matter(llm, mode):
     tokens, orders = [40, 7, 300, 12], ([0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0])
     found = []
     for order in orders:
-        sequence = SetSequence(llm._engine, [5, 6, 7])
+        runner = llm._engine.runner
+        sequence = SetSource(runner, runner.new_track([5, 6, 7], RandomStream(0)))
+        runner.run([(sequence, 3)])
         sequence.watching = True
         sequence.push([tokens[i] for i in order], np.eye(4, dtype=bool) if mode == "isolated" else None)
-        llm._engine.compute([sequence])
+        runner.run([(sequence, 4)])
         cells = sequence.cells_of(3)
         data = llm.backend.read_cells(np.array([cells[tokens[i]] for i in order], np.int32)).copy()
         found.append((sequence.rows.copy(), data, sequence.attention.weights.copy()))
         sequence.push([9], None)  # and what follows does not know the order
-        llm._engine.compute([sequence])
+        runner.run([(sequence, 1)])
         found[-1] += (sequence.rows.copy(),)
-        sequence.close(park=False)
+        sequence.close()
     rows, data, weights, after = found[0]
     for order, (other_rows, other_data, other_weights, other_after) in zip(orders, found, strict=True):
         same(other_rows, rows[order])

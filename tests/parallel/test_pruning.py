@@ -38,8 +38,7 @@ class Pruned:
         }
 
     def _look(self, stream, step):
-        sequence = stream._run.sequence
-        self.used.append((sequence._engine.cells.count(sequence.id), stream.so_far.n_pruned))
+        self.used.append((stream._run.decoder.track.n_placed, stream.so_far.n_pruned))
 
     def mixture(self, rows, step):
         """The distribution after a set: of those of its members that stayed to the end."""

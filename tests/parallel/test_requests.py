@@ -11,12 +11,12 @@ import pytest
 
 from stretto import Limits
 from stretto.engine.branch import Branching
-from stretto.engine.params import SAMPLING_NAMES, Options
+from stretto.engine.combinations import PARALLEL, REFUSALS
+from stretto.engine.params import SAMPLING_NAMES, Keywords
 from stretto.errors import InvalidRequest, QueueFull
 from stretto.hooks import Ban, Bias, Force, Guidance, HookRow, NativeHook, NoRepeat, Watcher
 from stretto.parallel import ParallelOptions, ParallelStep
 from stretto.parallel.held import HeldSteps
-from stretto.parallel.options import NOT_FOR_RUNS
 from stretto.testing import END, byte_tokenizer, mock_llm
 
 END_ID = byte_tokenizer().specials[END]
@@ -118,7 +118,7 @@ def test_what_a_hook_changes_is_what_the_set_is_taken_from(llm):
 def test_rows_are_as_the_model_gave_them(llm):
     stream = llm.parallel("x", stream=True, hooks=[Ban([ord("a")])])
     next(stream)
-    assert stream._run.sequence.rows[0].argmax() == ord("a")
+    assert stream._run.decoder.source.rows[0].argmax() == ord("a")
     stream.cancel()
 
 
@@ -262,9 +262,9 @@ def test_callbacks(llm):
 def test_a_callback_that_cancels_or_uses_the_model(llm):
     stream = llm.parallel("x", stream=True, callback=lambda step: stream.cancel())
     assert stream.result.finish_reason == "cancelled"
-    texts = []
-    run = llm.parallel("x", callback=lambda step: texts.append(llm.parallel("yx").text))
-    assert (run.text, texts) == ("adeh", ["adeh"] * 4)
+    tokens = []
+    run = llm.parallel("x", callback=lambda step: tokens.append(llm.sequence("yx").step(temperature=0).text))
+    assert (run.text, tokens) == ("adeh", ["a"] * 4)
 
 
 # -- the end from outside --
@@ -323,7 +323,7 @@ def test_an_interrupted_pass_takes_nothing_along(llm, monkeypatch):
 def test_interrupted_books_are_put_in_order(llm, monkeypatch, method):
     stream = llm.parallel("x", stream=True)
     next(stream)
-    kept = stream._run.sequence
+    kept = stream._run.decoder.source
 
     def interrupted(*_):
         delattr(kept, method)
@@ -356,7 +356,7 @@ def test_priorities():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"top_k": 5}, "top_k is not for parallel runs: max_width"),
+        ({"top_k": 5}, "llm.parallel and top_k do not go together: max_width"),
         ({"top_p": 0.5}, "threshold says"),
         ({"seed": 1}, "nothing is drawn"),
         ({"logit_bias": {1: 2}}, r"hooks=\[stretto.hooks.Bias"),
@@ -382,9 +382,10 @@ def test_what_is_refused(llm, options, words):
 
 
 def test_every_option_of_generate_is_taken_or_refused_with_a_remedy():
-    known = set(Options.__annotations__) | set(SAMPLING_NAMES) | {field.name for field in fields(Branching)}
-    assert known == set(NOT_FOR_RUNS) | (known & set(ParallelOptions.__annotations__))
-    assert not set(NOT_FOR_RUNS) & set(ParallelOptions.__annotations__)
+    known = set(Keywords.__annotations__) | set(SAMPLING_NAMES) | {field.name for field in fields(Branching)}
+    refused = {refusal.second for refusal in REFUSALS if refusal.first == PARALLEL}
+    assert known == refused | (known & set(ParallelOptions.__annotations__))
+    assert not refused & set(ParallelOptions.__annotations__)
 
 
 # -- asyncio --

@@ -10,10 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import stretto
 from stretto import _native
 from stretto.backends.native import NativeBackend
-from stretto.engine.ahead import run_ahead
 from stretto.errors import InvalidRequest
 from stretto.hooks import NativeHook
 from stretto.llm import LLM
@@ -133,11 +131,11 @@ def test_the_example(llm, compiled):
 
 
 def test_the_sequences_own_row_is_left_alone(llm, compiled):
-    hooks = (NativeHook(compiled.twice),)
     with llm.sequence(PROMPT) as sequence:
         row = sequence.logits
         before = row.copy()
-        run_ahead(sequence, 4, stretto.SamplingParams(temperature=0), [], False, hooks)
+        options = {"hooks": [NativeHook(compiled.twice)], "max_tokens": 4, "temperature": 0}
+        llm.generate(sequence, loop="fused", ignore_eos=True, **options)
         assert np.array_equal(row, before)
 
 
@@ -164,7 +162,7 @@ def test_a_row_that_cannot_be_sampled(llm, compiled):
 def test_beside_hooks_of_python(llm, compiled):
     hooks = [NativeHook(compiled.nothing), lambda logits, tokens: None]
     assert len(llm.generate(PROMPT, hooks=hooks, max_tokens=3, ignore_eos=True).tokens) == 3
-    with pytest.raises(InvalidRequest, match="runs no hooks but NativeHooks; use loop='python'"):
+    with pytest.raises(InvalidRequest, match="runs NativeHooks only; use loop='python'"):
         llm.generate(PROMPT, hooks=hooks, loop="fused")
 
 

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import httpx
-import numpy as np
 import pytest
 
 from serving import TINY, endless, mock, serving, until, visiting
@@ -17,7 +16,6 @@ from stretto import Limits
 from stretto.errors import InvalidRequest
 from stretto.server import guard
 from stretto.server.settings import ModelEntry, RequestLimits, Settings, api_keys
-from stretto.server.state import AT_ONCE
 
 CHAT = {"model": "mock", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
 TEXT = {"model": "mock", "prompt": "Say it: ", "temperature": 0}
@@ -231,30 +229,28 @@ def test_a_full_queue_says_when_to_come_again():
             thread.join()
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/stretto/score"])
-def test_what_has_no_tokens_has_a_queue_too(path):
-    """Nor does it take the threads that others need."""
-    go_on = threading.Event()
-
-    def slow(texts, **options):
-        go_on.wait(60)
-        return np.zeros((len(texts), 3))
-
-    body = {"model": "mock", "input" if path == "/v1/embeddings" else "text": "ab"}
-    with serving(max_queue=2) as server, ThreadPoolExecutor(30) as clients:
-        assert httpx.post(f"{server.url}/v1/completions", json=TEXT).status_code == 200
-        server.llm().embed = slow
-        server.llm().score = lambda ids: slow(ids)[:1, 0]
+def test_scores_wait_in_the_same_queue():
+    """They are scheduled with generations, and refused when too many wait."""
+    limits = Limits(max_running=1, max_queue=2)
+    body = {"model": "mock", "text": "abcdef"}
+    with (
+        serving(endless(0.01, limits=limits)) as server,
+        ThreadPoolExecutor(4) as clients,
+        httpx.Client(base_url=server.url, timeout=60) as web,
+    ):
+        long = clients.submit(
+            httpx.post, f"{server.url}/v1/completions", json={**TEXT, "max_tokens": 200}, timeout=60
+        )
+        until(lambda: server.llm() and server.llm().metrics.running == 1)
         some = [
-            clients.submit(httpx.post, server.url + path, json=body, timeout=60) for _ in range(AT_ONCE + 2)
+            clients.submit(httpx.post, f"{server.url}/stretto/score", json=body, timeout=60) for _ in range(2)
         ]
-        until(lambda: server.state.turns._waiting == 2)
-        refused = httpx.post(server.url + path, json=body)
+        until(lambda: server.llm().metrics.waiting == 2)
+        refused = web.post("/stretto/score", json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
         assert refused.json()["error"]["code"] == "queue_full"
-        assert httpx.post(f"{server.url}/v1/completions", json=TEXT).status_code == 200
-        go_on.set()
-        assert [one.result().status_code for one in some] == [200] * (AT_ONCE + 2)
+        assert long.result().status_code == 200
+        assert [len(one.result().json()["logprobs"]) for one in some] == [6, 6]
 
 
 def test_a_request_that_takes_too_long_ends_with_what_there_is():

@@ -9,7 +9,7 @@ import pytest
 
 import stretto
 import vocabularies
-from stretto import Grammar, InvalidRequest, Unsupported
+from stretto import Grammar, InvalidRequest
 from stretto.llm import LLM
 from stretto.sampling.hooks import NativeHook
 from stretto.structured import guide
@@ -373,10 +373,6 @@ def test_guides_fork(llm):
 
 
 def test_what_is_not_supported_says_so(llm):
-    with pytest.raises(Unsupported, match="grammar"):
-        llm.parallel("x", grammar=PERSON)
-    with pytest.raises(Unsupported, match="beam"):
-        llm.generate("x", grammar=PERSON, beams=2)
     with pytest.raises(InvalidRequest, match="ignore_eos"):
         llm.generate("x", grammar=PERSON, ignore_eos=True)
     for wrong in ("a text", 5, ["a"]):

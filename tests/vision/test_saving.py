@@ -126,7 +126,7 @@ def test_computed_again_from_the_file_alone(path):
         sequence.save(path)
     with seeing_llm("mlp", prefix_cache=False) as llm:
         restored = llm.restore(path)
-        restored.release()
+        restored._runner.release(restored._track)
         assert restored.n_pending == len(restored)
         assert (restored.logits == logits).all()
         assert llm.vision.n_encoded == 0
@@ -140,7 +140,7 @@ def test_a_model_without_an_encoder_can_go_on(path):
         sequence.save(path)
         wanted = steps(sequence, **GREEDY)
     with seeing_llm("mlp") as blind:
-        blind._engine.images = blind.vision = None
+        blind._engine.runner.images = blind.vision = None
         assert steps(blind.restore(path), **GREEDY) == wanted
 
 
@@ -183,7 +183,7 @@ def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "saved.safetensors"
     with seeing_llm("mlp") as llm:
         llm.sequence(("A", picture(0), "B", picture(1))).save(path)
-        with SnapshotFile(path, expected_by(llm._engine)) as file:
+        with SnapshotFile(path, expected_by(llm._engine.runner, llm._engine.fingerprint)) as file:
             cells = np.concatenate([data.copy() for _, data in file.pieces()])
             yield llm, path, file.snapshot, cells
 

@@ -74,10 +74,10 @@ def test_a_stream_goes_on_while_an_image_is_encoded(name, monkeypatch):
         log, stream = Log(llm), llm.stream("AB", **LONG)
         said = [next(stream).id]
         asked = llm.stream((picture(0), "C"), **GREEDY)
-        before = len(stream._request.tokens)
-        while not asked._request.tokens:
+        before = len(stream._request.output.tokens)
+        while not asked._request.output.tokens:
             llm._engine.step()
-        n_meanwhile = len(stream._request.tokens) - before
+        n_meanwhile = len(stream._request.output.tokens) - before
         assert log.most == 1  # a step has one piece of it
         assert n_meanwhile >= log.pieces > 10  # and one token of the stream
         assert [token.id for token in asked] == alone(name, (picture(0), "C"))
@@ -246,9 +246,9 @@ def test_streams_go_on_while_a_sequence_waits_for_its_image():
     with seeing_llm("mlp", limits=BRIEF, cells=512) as llm:
         stream = llm.stream("AB", **LONG)
         next(stream)
-        before = len(stream._request.tokens)
+        before = len(stream._request.output.tokens)
         logits = llm.sequence((picture(0), "C")).logits
-        assert len(stream._request.tokens) - before > 10
+        assert len(stream._request.output.tokens) - before > 10
         with seeing_llm("mlp") as other:
             assert (logits == other.sequence((picture(0), "C")).logits).all()
         stream.cancel()
@@ -282,7 +282,7 @@ def test_from_within_a_callback():
 def test_text_before_an_image_is_computed_meanwhile():
     with seeing_llm("mlp", limits=BRIEF) as llm:
         _, (asked,) = started(llm, ("ABCDEFGH", picture(0), "C"), pieces=4)
-        assert llm._engine.cells.count(asked._request.sequence.id) == 8
+        assert llm._engine.cells.count(asked._request.decoder.track.id) == 8
         assert [token.id for token in asked] == alone("mlp", ("ABCDEFGH", picture(0), "C"))
 
 

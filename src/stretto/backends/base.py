@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from stretto.sampling.hooks import NativeHook
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
 
-__all__ = ["Backend", "Batch", "Capabilities", "Decoding", "Follow", "FusedRun", "Mask"]
+__all__ = ["Backend", "Batch", "Capabilities", "Decoding", "DeviceRow", "Follow", "FusedRun", "Mask"]
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -26,6 +26,23 @@ Mask = NDArray[np.uint32]
 # Gets a sampled token and how many more there is room for; returns those that have to follow, and whether
 # anything comes then.
 Follow = Callable[[int, int], tuple[list[int], bool]]
+
+
+class DeviceRow(Protocol):
+    """A row of logits that stays where the backend has it; NumPy sees it only when somebody looks.
+
+    A backend may return these instead of NumPy rows, and sample where they are.
+    """
+
+    def numpy(self) -> Floats:
+        """float32[n_vocab] on the host, writable; from then on that copy counts."""
+        ...
+
+    def sample(
+        self, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float, mask: Mask | None
+    ) -> int:
+        """The token that the host's sampler would take from the same logits."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -64,11 +81,10 @@ class FusedRun:
     n_prompt: int
     random: RandomStream
     ends: list[int]  # tokens that end it
-    last: bool  # nothing comes after these tokens
     hooks: tuple[NativeHook, ...] = ()  # called before each token
     mask: Mask | None = None  # uint32[n_vocab / 32]: the tokens that may come, a bit each; None: all
     follow: Follow | None = None  # called after each token; changes `mask` in place
-    hurry: NDArray[np.uint8] | None = None  # one number; not 0: it ends after the token that it is at
+    interrupt: NDArray[np.uint8] | None = None  # uint8[1]; not 0: the loop ends after the current token
     n_run: int = 0  # the loop's answer: how many of its tokens have K and V in their cells
     sampling: float = 0.0  # and how many seconds it sampled
 
@@ -89,10 +105,11 @@ class Backend(Protocol):
         """How many threads compute; may change from batch to batch."""
         ...
 
-    def forward(self, batch: Batch) -> Floats:
+    def forward(self, batch: Batch) -> Floats | list[DeviceRow]:
         """Compute all tokens of a placed batch, write their K and V into their cells.
 
-        Returns float32[n_wanted, n_vocab], writable, valid until the next call.
+        Returns float32[n_wanted, n_vocab], or a list of n_wanted `DeviceRow`s. They belong to the caller: the
+        backend never writes to them or reuses their memory while they are referenced.
         """
         ...
 
@@ -111,8 +128,8 @@ class Backend(Protocol):
         """Copy K and V of cells `source` to cells `target`, in order."""
         ...
 
-    def turn_cells(self, cells: Ints, delta: int) -> None:
-        """Turn the K of `cells` by `delta` positions."""
+    def rotate_cells(self, cells: Ints, delta: int) -> None:
+        """Re-apply RoPE to the keys of `cells`, `delta` positions further."""
         ...
 
     def read_cells(self, cells: Ints) -> Bytes:

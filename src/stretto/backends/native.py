@@ -131,11 +131,10 @@ class NativeBackend:
             run.random.index,
             run.random.draws,
             run.ends,
-            run.last,
             [hook.addresses for hook in run.hooks],
             run.mask,
             run.follow,
-            run.hurry,
+            run.interrupt,
         )
         run.random.skip_to(draws)
         if error:
@@ -146,9 +145,9 @@ class NativeBackend:
         """K and V of `source` become those of `target`."""
         self._open.copy_cells(source, target)
 
-    def turn_cells(self, cells: Ints, delta: int) -> None:
+    def rotate_cells(self, cells: Ints, delta: int) -> None:
         """Turn K by `delta` positions."""
-        self._open.turn_cells(cells, delta)
+        self._open.rotate_cells(cells, delta)
 
     def read_cells(self, cells: Ints) -> Bytes:
         """uint8[n, cell_bytes], in the order [n][layer][K, V][head]."""

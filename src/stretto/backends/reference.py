@@ -112,7 +112,7 @@ class ReferenceBackend:
         self.keys[:, target] = self.keys[:, source]
         self.values[:, target] = self.values[:, source]
 
-    def turn_cells(self, cells: Ints, delta: int) -> None:
+    def rotate_cells(self, cells: Ints, delta: int) -> None:
         """Turn K by `delta` positions: rotations add up; the magnitude is in K already."""
         turns = np.full(len(cells), delta)
         for i, layer in enumerate(self.spec.layers):

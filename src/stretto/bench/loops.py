@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from stretto.backends.base import Batch, Decoding
 from stretto.bench.speed import TEMPERATURES, Sampling
+from stretto.engine.track import Track
 from stretto.llm import LLM
 from stretto.sampling.params import check_integer
 
@@ -119,14 +120,13 @@ def _step(llm: LLM, tokens: int, sampling: Sampling) -> float:
 def _clocked(llm: LLM) -> Iterator[dict[str, float]]:
     """Within it, the seconds spent in each part are counted; calls of one part do not nest."""
     clock: dict[str, float] = dict.fromkeys(PARTS, 0.0)
-    with llm.sequence([0]) as sequence:
-        calls: list[tuple[str, Any, str]] = [
-            ("forward", type(llm.backend), "forward"),
-            ("sampling", type(sequence), "choose"),
-            ("detokenizing", type(llm.tokenizer.detokenizer()), "push"),
-            *(("cells and batch", Batch, name) for name in ("extend", "check", "place")),
-            ("cells and batch", Decoding, "__init__"),
-        ]
+    calls: list[tuple[str, Any, str]] = [
+        ("forward", type(llm.backend), "forward"),
+        ("sampling", Track, "sample"),
+        ("detokenizing", type(llm.tokenizer.detokenizer()), "push"),
+        *(("cells and batch", Batch, name) for name in ("extend", "check", "place")),
+        ("cells and batch", Decoding, "__init__"),
+    ]
     with ExitStack() as stack:
         for part, owner, name in calls:
             stack.callback(setattr, owner, name, vars(owner)[name])

@@ -19,6 +19,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from stretto.cache.changes import CellChanges, ChangeLog
 from stretto.cache.views import View
 from stretto.errors import CacheFull, InvalidRequest
 
@@ -46,6 +47,7 @@ class Cells:
         self.tokens = np.full(n_cells, -1, np.int32)
         self.shares = np.zeros(n_cells, np.int32)
         self.views: dict[int, View] = {}  # of the sequences that have cells
+        self.log = ChangeLog(n_cells)
         self._free = list(range(n_cells - 1, -1, -1))  # a stack; low cells are handed out first
 
     def __len__(self) -> int:
@@ -103,6 +105,26 @@ class Cells:
         """How many of the sequence's cells at start ≤ p < stop others use too."""
         return int((self.shares[self._range(sequence, start, stop)] > 1).sum())
 
+    def changes(self, since: int = 0) -> CellChanges:
+        """Columns of the cells that changed after a version; of all cells in use if that is not known."""
+        complete = not self.log.is_complete(since)
+        chosen = np.flatnonzero(self.shares if complete else self.log.cells > since).astype(np.int32)
+        stamps = self.log.sequences
+        return CellChanges(
+            version=self.log.version,
+            complete=complete,
+            cells=chosen,
+            positions=self.positions[chosen],
+            tokens=self.tokens[chosen],
+            shares=self.shares[chosen],
+            sequences={
+                sequence: view.cells.copy()
+                for sequence, view in self.views.items()
+                if complete or stamps[sequence] > since
+            },
+            removed=[] if complete else self.log.removed_since(since),
+        )
+
     # -- changing --
 
     def place(self, tokens: ArrayLike, positions: ArrayLike, sequences: Sequence[Collection[int]]) -> Ints:
@@ -139,6 +161,7 @@ class Cells:
                     view.append(taken[start], where[start], what[start], self.positions, self.tokens)
                 else:
                     view.extend(cells[start:stop], self.positions, self.tokens)
+                self.log.touch(sequence, cells[start:stop])
             start = stop
         return cells
 
@@ -150,7 +173,8 @@ class Cells:
         As `place`, all or nothing; returns the cells, their positions, and of each sequence's view the array
         and how much of it counts.
         """
-        taken = self._take(len(tokens))
+        taken, log = self._take(len(tokens)), self.log
+        log.version = version = log.version + 1
         places, stores, counts = [], [], []
         for cell, token, sequence in zip(taken, tokens, sequences, strict=True):
             view = self.views.get(sequence)
@@ -160,6 +184,7 @@ class Cells:
             self.positions[cell] = position
             self.tokens[cell] = token
             self.shares[cell] = 1
+            log.cells[cell] = log.sequences[sequence] = version
             places.append(position)
             stores.append(view.store)
             counts.append(view.n)
@@ -184,6 +209,7 @@ class Cells:
             self.tokens[cell] = token
         if len(tokens) == len(cells):
             view.last = (view.last[0], tokens[-1])
+        self.log.touch(sequence, cells)
 
     def copy(self, source: int, target: int, start: int = 0, stop: int | None = None) -> int:
         """Put the cells of `source` at positions start ≤ p < stop also into `target`; return how many."""
@@ -196,6 +222,7 @@ class Cells:
         if len(chosen):
             self.shares[chosen] += 1
             self._view(target).extend(chosen, self.positions, self.tokens)
+            self.log.touch(target, chosen)
         return len(chosen)
 
     def remove(self, sequence: int, start: int = 0, stop: int | None = None) -> int:
@@ -242,6 +269,7 @@ class Cells:
             raise InvalidRequest(f"cells of sequence {sequence} in this range are shared; unshare them first")
         self.positions[chosen] = moved
         self.views[sequence].sort(self.positions, self.tokens)
+        self.log.touch(sequence, chosen)
         return chosen
 
     def unshare(self, sequence: int, start: int = 0, stop: int | None = None) -> tuple[Ints, Ints]:
@@ -303,8 +331,10 @@ class Cells:
         cells = cells.copy()  # it may be a part of the view that is about to change
         view = self.views[sequence]
         view.drop(cells, self.positions, self.tokens)
+        self.log.touch(sequence, cells)
         if not view:
             del self.views[sequence]
+            self.log.remove(sequence)
         self.shares[cells] -= 1
         freed = cells[self.shares[cells] == 0]
         self.positions[freed] = -1

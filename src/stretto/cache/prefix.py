@@ -10,16 +10,27 @@ Its items stand at positions 0, 1, 2, …; what was edited is not parked.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stretto.cache.cells import Cells
 from stretto.cache.radix import Radix
 
+Ints = NDArray[np.int32]
+
 SLACK = 64  # cells that are given back at least, so that not every step has to ask for one more
+
+
+class CacheKey(NamedTuple):
+    """What a sequence is found by: an item for each cell, and the adapter that K/V were computed with."""
+
+    items: Sequence[object]
+    adapter: str | None = None
 
 
 @dataclass
@@ -29,6 +40,7 @@ class Parked:
     id: int
     items: tuple[object, ...]
     pins: int = 0
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +68,7 @@ class PrefixCache:
 
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
-        self._tree: Radix[Parked] = Radix()
+        self._trees: defaultdict[str | None, Radix[Parked]] = defaultdict(Radix)  # one for each adapter
         self._entries: OrderedDict[int, Parked] = OrderedDict()
         self.lookups = self.hits = self.tokens_saved = self.evictions = 0
 
@@ -66,16 +78,18 @@ class PrefixCache:
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._entries
 
-    def park(self, sequence: int, items: Sequence[object], *, pins: int = 0) -> int:
+    def park(
+        self, sequence: int, items: Sequence[object], *, pins: int = 0, adapter: str | None = None
+    ) -> int:
         """Take over a sequence's first len(items) cells, one for each item; the others become free.
 
         Returns the id of the parked sequence that has them now: another's, if it had them already.
         """
-        key = tuple(items)
+        key, tree = tuple(items), self._trees[adapter]
         self._cells.remove(sequence, len(key))
-        *shorter, last = (None, *self._tree.beginnings(key))
+        *shorter, last = (None, *tree.beginnings(key))
         same = last if last is not None and len(last.items) == len(key) else None
-        n, other = self._tree.longest(key)
+        n, other = tree.longest(key)
         if same is None and not pins and n == len(key):
             same = other  # a longer one
         if same is not None:
@@ -87,22 +101,30 @@ class PrefixCache:
             if entry is not None and not entry.pins:
                 self.drop(entry)
         if key:
-            entry = Parked(sequence, key, pins)
-            self._tree.insert(key, entry)
+            entry = Parked(sequence, key, pins, adapter)
+            tree.insert(key, entry)
             self._entries[sequence] = entry
         return sequence
 
-    def match(self, items: Sequence[object]) -> tuple[int | None, int]:
-        """The parked sequence that shares the longest beginning with `items`, and how many items."""
-        n, entry = self._tree.longest(items)
-        if entry is None:
-            return None, 0
-        self._entries.move_to_end(entry.id)
-        return entry.id, n
+    def find(self, items: Sequence[object], adapter: str | None = None) -> tuple[int | None, int]:
+        """The parked sequence that shares the longest prefix with `items`, and how many items."""
+        n, entry = self._trees[adapter].longest(items)
+        return (None, 0) if entry is None else (entry.id, n)
+
+    def touch(self, sequence: int) -> None:
+        """Note that a parked sequence was used: it is evicted last."""
+        self._entries.move_to_end(sequence)
+
+    def match(self, items: Sequence[object], adapter: str | None = None) -> tuple[int | None, int]:
+        """`find`, and `touch` what was found."""
+        source, n = self.find(items, adapter)
+        if source is not None:
+            self.touch(source)
+        return source, n
 
     def drop(self, entry: Parked) -> None:
         """Forget a parked sequence and give its cells back."""
-        self._tree.remove(entry.items)
+        self._trees[entry.adapter].remove(entry.items)
         del self._entries[entry.id]
         self._cells.remove(entry.id)
 
@@ -112,9 +134,9 @@ class PrefixCache:
         if entry is not None and entry.pins:
             entry.pins -= 1
             if not entry.pins:  # it may be a part of a longer one
-                self._tree.remove(entry.items)
+                self._trees[entry.adapter].remove(entry.items)
                 del self._entries[sequence]
-                self.park(sequence, entry.items)
+                self.park(sequence, entry.items, adapter=entry.adapter)
 
     def make_room(self, wanted: int) -> bool:
         """Give cells back until `wanted` are free; say whether they are. Pinned ones stay."""
@@ -134,18 +156,20 @@ class PrefixCache:
         if len(own) <= n:
             self.drop(entry)
             return
-        self._tree.remove(entry.items)
+        self._trees[entry.adapter].remove(entry.items)
         del self._entries[entry.id]
-        self.park(entry.id, entry.items[: own[-n]])
+        self.park(entry.id, entry.items[: own[-n]], adapter=entry.adapter)
         if entry.id in self._entries:  # it keeps its place among the least recently used
             self._entries.move_to_end(entry.id, last=False)
 
-    def n_evictable(self) -> int:
-        """How many cells `make_room` could free."""
+    def n_evictable(self, claimed: Sequence[Ints] = ()) -> int:
+        """How many cells `make_room` could free, without those that are claimed."""
         mine = np.zeros(len(self._cells), np.int32)
         for entry in self._entries.values():
             if not entry.pins:
                 mine[self._cells.view(entry.id)] += 1
+        for cells in claimed:
+            mine[cells] = 0
         return int(((mine > 0) & (mine == self._cells.shares)).sum())
 
     def clear(self) -> None:

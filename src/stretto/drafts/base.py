@@ -30,17 +30,17 @@ class Drafter(Protocol):
         ...
 
 
-class Appetite:
+class DraftLength:
     """How many tokens to guess next, by how the last guesses did.
 
     Guesses that hold get longer. One that fails at once is followed by a pause, and by a longer one if the
     next fails too: where nothing repeats, guessing costs next to nothing.
 
-    >>> appetite = Appetite(8)
-    >>> appetite.next()
+    >>> length = DraftLength(8)
+    >>> length.next()
     2
-    >>> appetite.learn(2, 2)
-    >>> appetite.next()
+    >>> length.learn(2, 2)
+    >>> length.next()
     4
     """
 

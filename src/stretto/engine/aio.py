@@ -11,8 +11,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from stretto.engine.news import News
 from stretto.engine.request import Request
 from stretto.engine.types import Result, Token
 from stretto.engine.worker import Worker
@@ -23,39 +24,13 @@ if TYPE_CHECKING:
 Event = TypeVar("Event")
 
 
-class News:
-    """Wakes the tasks of an event loop that wait for something to come."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.forget: Callable[[], None] = lambda: None  # what to do when the loop is closed
-        self._come = False
-        self._waiting: list[asyncio.Future[None]] = []
-
-    def wake(self) -> None:
-        """Something has come; called in the loop."""
-        self._come = True
-        waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            if not one.done():
-                one.set_result(None)
-
-    async def wait(self) -> None:
-        """Return when something has come since this returned last."""
-        if not self._come:
-            mine = self.loop.create_future()
-            self._waiting.append(mine)
-            await mine
-        self._come = False
-
-
 class AsyncEventStream(Generic[Event]):
     """Iterate it with `async for`; a loop that is left cancels the request and frees its cells."""
 
-    def __init__(self, worker: Worker, make: Callable[[], tuple[Request, deque[Event]]]) -> None:
+    def __init__(self, worker: Worker, make: Callable[[], tuple[Request[Any], deque[Event]]]) -> None:
         self._worker = worker
         self._make = make  # the request, and where its events will be
-        self._request: Request | None = None
+        self._request: Request[Any] | None = None
         self._events: deque[Event] = deque()
         self._news: News | None = None
 
@@ -80,11 +55,11 @@ class AsyncEventStream(Generic[Event]):
             raise request.error
         raise StopAsyncIteration
 
-    def _begin(self) -> list[list[Request]]:
+    def _begin(self) -> list[list[Request[Any]]]:
         request, self._events = self._make()
         return [[request]]
 
-    async def _exhausted(self) -> Request:
+    async def _exhausted(self) -> Request[Any]:
         """The request, when all its events have been taken."""
         async for _ in self:
             pass
@@ -119,30 +94,31 @@ class AsyncStream(AsyncEventStream[Token]):
         print(token.text, end="", flush=True)
     """
 
-    def __init__(self, worker: Worker, make: Callable[[], Request]) -> None:
-        def begin() -> tuple[Request, deque[Token]]:
+    def __init__(self, worker: Worker, make: Callable[[], Request[Any]]) -> None:
+        def begin() -> tuple[Request[Any], deque[Token]]:
             request = make()
-            return request, request.events
+            return request, request.output.events
 
         super().__init__(worker, begin)
 
     async def result(self) -> Result:
         """The whole result; runs what is left of the generation first."""
-        return (await self._exhausted()).result()
+        result: Result = (await self._exhausted()).result()
+        return result
 
 
 async def start(
     worker: Worker,
-    make: Callable[[], list[list[Request]]],
+    make: Callable[[], list[list[Request[Any]]]],
     news: News,
     prepare: Callable[[], None] = lambda: None,
-) -> list[list[Request]]:
+) -> list[list[Request[Any]]]:
     """Make groups of requests in a thread and queue the first of each, which starts the others.
 
     `news` is told whenever any of them has something new. `prepare` is called before, in the same thread:
     while requests are being made, those that run make room for them.
     """
-    made: list[list[Request]] = []
+    made: list[list[Request[Any]]] = []
 
     def forget(task: asyncio.Future[None] | None = None) -> None:
         if task is not None and not task.cancelled():
@@ -160,7 +136,7 @@ async def start(
             made.extend(make())
             for group in made:
                 for request in group:
-                    request.notify = notify
+                    request.set_notify(notify)
             worker.add(made)
 
     news.forget = forget
@@ -173,7 +149,7 @@ async def start(
     return made
 
 
-async def finished(worker: Worker, make: Callable[[], list[list[Request]]]) -> None:
+async def finished(worker: Worker, make: Callable[[], list[list[Request[Any]]]]) -> None:
     """Make requests and wait until all of them have finished; if nobody waits any more, they end."""
     news = News()
     made = await start(worker, make, news)
@@ -185,3 +161,15 @@ async def finished(worker: Worker, make: Callable[[], list[list[Request]]]) -> N
         for request in requests:
             request.abandon()
         raise
+
+
+async def finished_pass(worker: Worker, make: Callable[[], Request[Any]]) -> Any:
+    """Make a request in a thread, wait until it has finished, and return its result."""
+    made: list[Request[Any]] = []
+
+    def begin() -> list[list[Request[Any]]]:
+        made.append(make())
+        return [made]
+
+    await finished(worker, begin)
+    return made[0].result()

@@ -1,33 +1,43 @@
 """Several texts from one prompt: n samples, the best of several, beam search. All of it is forking.
 
-The prompt is computed once. Samples are requests of their own from there on; beams are sequences of one
-request, forked where two of the best hypotheses share a past. All run in the same steps as everything else.
+The prompt is computed once. Samples are requests of their own from there on; beams are tracks of one request,
+forked where two of the best hypotheses share a past. All run in the same steps as everything else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from stretto.engine.kinds import new_request
-from stretto.engine.params import RequestParams
+from stretto.engine.combinations import check_combinations
+from stretto.engine.decoders.beam import BeamDecoder, BeamParams
+from stretto.engine.decoders.drafted import Speculation
+from stretto.engine.decoders.plain import PlainDecoder
+from stretto.engine.engine import Engine
+from stretto.engine.output import TextOutput
+from stretto.engine.params import Keywords, RequestParams
 from stretto.engine.request import Request
 from stretto.engine.sequence import Sequence
-from stretto.engine.types import FinishReason, Result, Timings, Usage
-from stretto.errors import InvalidRequest
+from stretto.engine.track import Track
+from stretto.engine.types import Result
+from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.sampling.params import check_integer, check_number
-from stretto.sampling.transforms import add_bias, log_softmax
-from stretto.text.detokenizer import Detokenizer
-from stretto.text.stops import StopMatcher
+from stretto.sampling.rng import RandomStream
+from stretto.structured import Compiled, Guide
 
-if TYPE_CHECKING:
-    from stretto.engine.engine import Engine
+Prompt = list[int] | Sequence
 
 MAX_BRANCHES = 256
+
+
+class BranchKeywords(Keywords, total=False):
+    """Keyword arguments of `generate`, with `n`."""
+
+    n: int | None
 
 
 @dataclass(frozen=True)
@@ -50,13 +60,13 @@ class Branching:
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1, MAX_BRANCHES)
         check_number("length_penalty", self.length_penalty, -10.0, 10.0)
-        if self.best_of is not None and self.beams is not None:
-            raise InvalidRequest("best_of samples and beams search: give one of them")
         for name in ("best_of", "beams"):
             if (self.n or 1) > (getattr(self, name) or MAX_BRANCHES):
-                raise InvalidRequest(f"n is {self.n}, which is more than {name}={getattr(self, name)}")
+                raise InvalidRequest(
+                    f"n is {self.n}, which is more than {name}={getattr(self, name)}", param="n", value=self.n
+                )
         if self.length_penalty != 1.0 and self.beams is None:
-            raise InvalidRequest("length_penalty is for beams")
+            raise InvalidRequest("length_penalty is for beams", param="length_penalty")
 
     @property
     def plain(self) -> bool:
@@ -65,43 +75,21 @@ class Branching:
 
 
 NAMES = tuple(field.name for field in fields(Branching))
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "logprobs")  # what a search has no use for
-PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 def branching(options: Mapping[str, Any]) -> tuple[Branching, dict[str, Any]]:
     """What of some options says how to branch, and the rest of them."""
+    check_combinations(options)
     found = Branching(**{name: options[name] for name in NAMES if name in options})
-    rest = {name: value for name, value in options.items() if name not in NAMES}
-    if found.beams is not None:
-        for name in (*SAMPLING, *PENALTIES, "callback", "draft"):
-            if rest.get(name) is not None:
-                raise InvalidRequest(f"{name} has no meaning in a beam search")
-        if rest.get("loop") == "fused" or rest.get("overflow") == "shift":
-            raise InvalidRequest("a beam search has no fused loop and no overflow='shift'")
-        stops = rest.get("stop", ())
-        if callable(stops) or (isinstance(stops, (list, tuple)) and any(callable(stop) for stop in stops)):
-            raise InvalidRequest("a beam search has no stop functions; give stop strings")
-    return found, rest
+    return found, {name: value for name, value in options.items() if name not in NAMES}
 
 
 class Branches:
     """The requests of one prompt, and which of their results count."""
 
-    def __init__(self, engine: Engine, prompt: list[int], params: RequestParams, how: Branching) -> None:
+    def __init__(self, requests: list[Request[Any]], how: Branching) -> None:
         self.how = how
-        self.requests: list[Request] = []
-        if how.beams is not None:
-            self.beam: BeamSearch | None = BeamSearch(engine, prompt, params, how)
-            self.requests = [self.beam]
-            return
-        self.beam = None
-        first = new_request(engine, prompt, params)
-        seed = first.sequence.random.seed  # one for all, and an index for each
-        self.requests = [first]
-        for index in range(1, how.best_of or how.n or 1):
-            self.requests.append(new_request(engine, prompt, params, index, seed))
-        first.siblings = self.requests[1:]
+        self.requests = requests
 
     @property
     def finished(self) -> bool:
@@ -110,171 +98,123 @@ class Branches:
 
     def results(self) -> Result | list[Result]:
         """The best results, as many as were asked for: a list with `n`, else one."""
-        if self.beam is not None:
-            found = self.beam.results()
-        else:
-            found = [request.result() for request in self.requests]
-            if self.how.best_of is not None:
-                means = [request.score / max(1, request.n_sampled) for request in self.requests]
-                found = [found[i] for i in np.argsort(np.negative(means), kind="stable")]
+        found: list[Result] = []
+        for request in self.requests:
+            result = request.result()
+            found += result if isinstance(result, list) else [result]
+        if self.how.best_of is not None:
+            outputs: list[TextOutput] = [request.decoder.output for request in self.requests]
+            means = [output.score / max(1, output.n_sampled) for output in outputs]
+            found = [found[i] for i in np.argsort(np.negative(means), kind="stable")]
         return found[0] if self.how.n is None else found[: self.how.n]
 
 
-@dataclass
-class Hypothesis:
-    """A text on its way: where it stands, what it has said, and how probable that is."""
-
-    sequence: Sequence
-    detokenizer: Detokenizer
-    matcher: StopMatcher
-    tokens: tuple[int, ...] = ()
-    logprob: float = 0.0
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class Ending:
-    """A finished hypothesis."""
-
-    score: float
-    tokens: tuple[int, ...]
-    text: str
-    reason: FinishReason
-    why: str | int | None
+def new_text(engine: Engine, prompt: Prompt, params: RequestParams) -> Request[PlainDecoder]:
+    """A request for one text. A sequence as prompt is continued, and has the text when that has ended."""
+    if isinstance(prompt, Sequence):
+        with engine.lock:
+            track = prompt.track_in(engine)
+            _check_prompt(engine, track.position, params)
+            if params.seed is not None:
+                track.random = RandomStream(params.seed)
+            track.running = True
+            try:
+                return _text_request(engine, track, params, keep_track=True)
+            except BaseException:
+                track.running = False
+                raise
+    _check_prompt(engine, len(prompt), params)
+    return _text_request(engine, engine.runner.new_track(prompt, RandomStream(params.seed)), params)
 
 
-class BeamSearch(Request):
-    """A request whose sequences are the hypotheses that are still open, the most probable first."""
+def new_branches(engine: Engine, prompt: Prompt, params: RequestParams, how: Branching) -> Branches:
+    """Requests for the texts of one prompt. A sequence is forked, unless one text is all that is wanted."""
+    if how.plain:
+        return Branches([new_text(engine, prompt, params)], how)
+    seed = RandomStream(params.seed).seed  # one for all, and an index for each
+    if isinstance(prompt, Sequence):
+        with engine.lock:
+            track = prompt.track_in(engine)
+            _check_prompt(engine, track.position, params)
+            if params.seed is None:
+                seed = track.random.seed
+            engine.compute([track])  # so that there are cells to share
+            first = engine.runner.fork(track, RandomStream(seed, track.random.index, track.random.draws))
+    else:
+        _check_prompt(engine, len(prompt), params)
+        first = engine.runner.new_track(prompt, RandomStream(seed))
+    if how.beams is not None:
+        return Branches([_beam_request(engine, first, params, how)], how)
+    requests = [_text_request(engine, first, params)]
+    for index in range(1, how.best_of or how.n or 1):
+        # Its track has the tokens only: it is replaced by a fork when the first one has been computed.
+        tokens = first.tokens[: requests[0].decoder.n_prompt]
+        track = engine.runner.new_track(list(tokens), RandomStream(seed, index))
+        track.n_prompt = first.n_prompt
+        requests.append(_text_request(engine, track, params))
+    requests[0].siblings = list(requests[1:])
+    requests[0].start_sibling = partial(_start_sibling, engine)
+    return Branches(list(requests), how)
 
-    def __init__(self, engine: Engine, prompt: list[int], params: RequestParams, how: Branching) -> None:
-        super().__init__(engine, prompt, params)
-        self._how = how
-        self._beams = [Hypothesis(self.sequence, self._detokenizer, self._matcher)]
-        self._endings: list[Ending] = []
-        most = engine.context_length - len(prompt)
-        self._most = most if params.max_tokens is None else min(most, params.max_tokens)
 
-    @property
-    def width(self) -> int:
-        """How many hypotheses are kept."""
-        return self._how.beams or 1
+def _start_sibling(engine: Engine, first: Request[PlainDecoder], sibling: Request[PlainDecoder]) -> None:
+    sibling.decoder.replace_track(engine.runner.fork(first.decoder.track))
 
-    def _advance(self) -> None:
-        """One more token for all: of all continuations the most probable stay."""
-        if self._timed_out():
-            self._conclude("timeout")
-            return
-        self.note_token()
-        opened = self._extend(self._candidates())
-        for sequence in {beam.sequence for beam in self._beams} - {beam.sequence for beam in opened}:
-            sequence.close(park=False)
-        self._beams = opened
-        self.sequences = [beam.sequence for beam in opened]
-        self.tokens = list(opened[0].tokens) if opened else self.tokens
-        if not opened or len(opened[0].tokens) >= self._most:
-            self._conclude("length")
-        elif len(self._endings) >= self.width and self._hopeless():
-            self._conclude("stop")
 
-    def finish(self, reason: FinishReason, why: str | int | None = None) -> None:
-        """End it from outside; the hypotheses end as they are."""
-        if not self.finished:
-            self._conclude(reason, why)
+def _text_request(
+    engine: Engine, track: Track, params: RequestParams, keep_track: bool = False
+) -> Request[PlainDecoder]:
+    runner, tokenizer = engine.runner, engine.tokenizer
+    track.running = True
+    guide, speculation = _guide(params), None
+    if params.draft is not None:
+        speculation = Speculation(runner, params.draft, tokenizer)
+    detokenizer = tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)
+    output = TextOutput(runner.metrics, params, detokenizer)
+    decoder = PlainDecoder(
+        runner, track, output, params, _end_ids(engine, params), guide, speculation, keep_track
+    )
+    return Request(decoder, runner.metrics, priority=params.priority, timeout=params.timeout)
 
-    def _candidates(self) -> list[tuple[float, int, int]]:
-        """The best continuations of all hypotheses: (log-probability, index of the hypothesis, token)."""
-        bias = self.params.sampling.logit_bias
-        wanted = 2 * self.width + len(self._end_ids)  # so that enough are left when some of them end
-        found = []
-        for index, beam in enumerate(self._beams):
-            row = beam.sequence.logits
-            logs = log_softmax(add_bias(row, bias) if bias else row) + beam.logprob
-            best = np.argpartition(-logs, min(wanted, len(logs)) - 1)[:wanted]
-            found += [(float(logs[t]), index, int(t)) for t in best if logs[t] > -np.inf]
-        if not found:
+
+def _beam_request(
+    engine: Engine, track: Track, params: RequestParams, how: Branching
+) -> Request[BeamDecoder]:
+    runner, tokenizer = engine.runner, engine.tokenizer
+    track.running = True
+    guide = _guide(params)
+    detokenizer = tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)
+    output = TextOutput(runner.metrics, params, detokenizer)
+    beam = BeamParams(how.beams or 1, how.length_penalty)
+    decoder = BeamDecoder(runner, track, output, params, _end_ids(engine, params), beam, guide)
+    return Request(decoder, runner.metrics, priority=params.priority, timeout=params.timeout)
+
+
+def _guide(params: RequestParams) -> Guide | None:
+    return params.grammar.guide() if isinstance(params.grammar, Compiled) else None
+
+
+def _end_ids(engine: Engine, params: RequestParams) -> frozenset[int]:
+    return params.stop_tokens | (frozenset() if params.ignore_eos else engine.tokenizer.end_ids)
+
+
+def _check_prompt(engine: Engine, length: int, params: RequestParams) -> None:
+    """Raise unless a prompt leaves room for an answer."""
+    runner = engine.runner
+    if not length:
+        raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
+    if length >= runner.context_length:
+        raise ContextOverflow(
+            f"the prompt has {length} tokens and the context {runner.context_length}; "
+            "shorten it, leaving room for an answer",
+            n_tokens=length,
+            limit=runner.context_length,
+        )
+    if params.overflow == "shift":
+        runner.backend.capabilities.require("shift", runner.backend.name)
+        if params.keep > runner.context_length - 2:
             raise InvalidRequest(
-                "every token is excluded (all logits are −inf); relax logit_bias or the hook"
+                f"keep is {params.keep}; in a context of {runner.context_length} at most "
+                f"{runner.context_length - 2} tokens can be kept",
+                param="keep",
             )
-        return sorted(found, key=lambda c: (-c[0], c[1], c[2]))[:wanted]
-
-    def _extend(self, candidates: list[tuple[float, int, int]]) -> list[Hypothesis]:
-        """Take candidates until there are enough hypotheses; those that end are put aside."""
-        chosen: list[tuple[float, int, int]] = []
-        for rank, (logprob, index, token) in enumerate(candidates):
-            if token in self._end_ids:
-                if rank < self.width:
-                    beam = self._beams[index]
-                    self._put_aside(beam, logprob, len(beam.tokens) + 1, "stop", token)
-            elif len(chosen) < self.width:
-                chosen.append((logprob, index, token))
-        opened = []
-        for at, (logprob, index, token) in enumerate(chosen):
-            parent = self._beams[index]
-            alone = all(other != index for _, other, _ in chosen[at + 1 :])
-            sequence = parent.sequence if alone else parent.sequence.fork()
-            sequence.running = True
-            beam = Hypothesis(
-                sequence,
-                parent.detokenizer.fork(),
-                copy(parent.matcher),
-                (*parent.tokens, token),
-                logprob,
-            )
-            beam.text = parent.text + beam.matcher.push(beam.detokenizer.push(token))
-            if beam.matcher.matched is not None:
-                self._put_aside(beam, logprob, len(beam.tokens), "stop", beam.matcher.matched)
-                if not alone:
-                    sequence.close(park=False)
-                continue
-            if len(beam.tokens) < self._most:
-                sequence.append(token)
-            opened.append(beam)
-        return opened
-
-    def _put_aside(
-        self, beam: Hypothesis, logprob: float, length: int, reason: FinishReason, why: str | int | None
-    ) -> None:
-        rest = "" if beam.matcher.matched is not None else copy(beam.matcher).flush() + self._half(beam)
-        score = logprob / length**self._how.length_penalty
-        self._endings.append(Ending(score, beam.tokens, beam.text + rest, reason, why))
-        self._endings.sort(key=lambda ending: -ending.score)
-        del self._endings[self.width :]
-
-    @staticmethod
-    def _half(beam: Hypothesis) -> str:
-        return beam.detokenizer.fork().flush()
-
-    def _hopeless(self) -> bool:
-        """Whether no open hypothesis can come to beat the worst of the finished ones."""
-        penalty = self._how.length_penalty
-        length = self._most if penalty > 0 else len(self._beams[0].tokens) + 1
-        return bool(self._beams[0].logprob / length**penalty <= self._endings[-1].score)
-
-    def _conclude(self, reason: FinishReason, why: str | int | None = None) -> None:
-        """The open hypotheses end as they are."""
-        if reason != "stop":
-            for beam in self._beams:
-                self._put_aside(beam, beam.logprob, max(1, len(beam.tokens)), reason, why)
-        best = self._endings[0]
-        self.tokens = list(best.tokens)
-        self._text = [best.text]
-        self._end(best.reason, best.why)
-
-    def results(self) -> list[Result]:
-        """The finished hypotheses, the best first."""
-        whole = self.result()
-        return [
-            Result(
-                text=ending.text,
-                tokens=list(ending.tokens),
-                finish_reason=ending.reason,
-                stop_reason=ending.why,
-                usage=Usage(whole.usage.prompt_tokens, len(ending.tokens), whole.usage.cached_tokens),
-                timings=Timings(
-                    whole.timings.first_token, whole.timings.decode, max(0, len(ending.tokens) - 1)
-                ),
-                seed=whole.seed,
-                logprob=ending.score,
-            )
-            for ending in self._endings
-        ] or [whole]

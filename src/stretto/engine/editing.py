@@ -1,82 +1,94 @@
-"""Edits of a sequence that move or take away cells: all or nothing, and the sequence's books follow."""
+"""Edits of a track that move or remove cells: all or nothing, and the track's tokens follow."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
 from stretto.cache.cells import check_range
-from stretto.engine.pictures import refuse_cut
+from stretto.engine.images import refuse_cut
+from stretto.engine.runner import Runner
+from stretto.engine.track import Track
 from stretto.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from stretto.engine.sequence import Sequence
+Compute = Callable[[Track], None]  # computes the pending tokens of a track
 
 
-def remove(sequence: Sequence, start: int, stop: int, close: bool) -> None:
-    """Take the tokens at start ≤ position < stop out; `close` moves those behind them down."""
+def positions_of(runner: Runner, track: Track) -> list[int]:
+    """The position of each token."""
+    placed: list[int] = runner.cells.sequence_positions(track.id).tolist()
+    return placed + list(range(track.start, track.start + track.n_missing))
+
+
+def remove(runner: Runner, track: Track, start: int, stop: int, close: bool, compute: Compute) -> None:
+    """Remove the tokens at start ≤ position < stop; `close` moves those behind them down."""
     start, stop = check_position("start", start), check_position("stop", stop)
     check_range(start, stop)
-    engine = sequence._engine
-    with engine.lock:
-        sequence.check_open()
-        if close:
-            engine.backend.capabilities.require("shift", engine.backend.name)
-        uncomputed = close and start >= sequence._start  # a mere change of the text to come
-        if stop < sequence.position and sequence.n_pending and not uncomputed:
-            engine.compute([sequence])  # tokens behind the hole take their places before it is made
-        where = sequence.positions
-        first, last = bisect_left(where, start), bisect_left(where, stop)
-        if first == last:
-            return
-        if sequence.pictured:
-            refuse_cut(sequence._tokens, first, last)
-        if close and not uncomputed:  # what shifting takes, less what removing gives: before any change
-            cells = engine.cells
-            own = last - first - cells.count_shared(sequence.id, start, stop)
-            engine.make_room(cells.count_shared(sequence.id, stop) - own)
-        engine.cells.remove(sequence.id, start, stop)
-        del sequence._tokens[first:last]
-        sequence.n_prompt -= max(0, min(last, sequence.n_prompt) - first)
-        if first == 0 or start <= (sequence._resume or 0):
-            sequence._resume = None
-        sequence._edited(len(sequence._tokens) if uncomputed else first)
-        if close and not uncomputed:
-            engine.shift(sequence.id, stop, None, start - stop)
+    if close:
+        runner.backend.capabilities.require("shift", runner.backend.name)
+    uncomputed = close and start >= track.start  # a mere change of the text to come
+    if stop < track.position and track.n_missing and not uncomputed:
+        compute(track)  # tokens behind the hole take their positions before it is made
+    where = positions_of(runner, track)
+    first, last = bisect_left(where, start), bisect_left(where, stop)
+    if first == last:
+        return
+    if track.has_images:
+        refuse_cut(track.tokens, first, last)
+    if close and not uncomputed:  # what shifting takes, less what removing gives: before any change
+        cells = runner.cells
+        own = last - first - cells.count_shared(track.id, start, stop)
+        runner.make_room(cells.count_shared(track.id, stop) - own)
+    runner.cells.remove(track.id, start, stop)
+    del track.tokens[first:last]
+    track.n_prompt -= max(0, min(last, track.n_prompt) - first)
+    if first == 0 or start <= (track.resume or 0):
+        track.resume = None
+    track.edited(len(track.tokens) if uncomputed else first)
+    if close and not uncomputed:
+        runner.shift(track.id, stop, None, start - stop)
 
 
-def shift(sequence: Sequence, start: int, stop: int | None, by: int) -> None:
-    """Move the tokens at start ≤ position < stop by some positions, keeping the order of tokens."""
+def shift(runner: Runner, track: Track, start: int, stop: int | None, by: int) -> None:
+    """Move the tokens of a computed track at start ≤ position < stop, keeping the order of tokens."""
+    where = positions_of(runner, track)
+    last = len(where) if stop is None else bisect_left(where, stop)
+    first = bisect_left(where, start)
+    if first >= last or not by:
+        return
+    low = where[first - 1] if first else -1
+    high = where[last] if last < len(where) else runner.context_length
+    if not (low < where[first] + by and where[last - 1] + by < high):
+        raise InvalidRequest(
+            f"positions {where[first]} to {where[last - 1]} moved by {by} would leave the room "
+            f"between {low} and {high}",
+            param="by",
+        )
+    runner.shift(track.id, start, stop, by)
+    track.edited(first)
+
+
+def drop_oldest_half(runner: Runner, track: Track, keep: int, compute: Compute) -> None:
+    """Make room in a full context: remove the older half of the tokens behind the first `keep`."""
+    half = (track.position - keep + 1) // 2
+    start, stop = track.whole_images(keep), track.whole_images(keep + half)
+    remove(runner, track, start, stop, True, compute)
+
+
+def check_shift(start: int, stop: int | None, by: int) -> tuple[int, int | None, int]:
+    """The arguments of a shift as integers."""
     start = check_position("start", start)
     stop = None if stop is None else check_position("stop", stop)
     check_range(start, stop)
     if isinstance(by, bool) or not isinstance(by, (int, np.integer)):
-        raise InvalidRequest(f"by must be a number of positions, not {by!r}")
-    by, engine = int(by), sequence._engine
-    with engine.lock:
-        sequence.check_open()
-        engine.backend.capabilities.require("shift", engine.backend.name)
-        engine.compute([sequence])
-        where = sequence.positions
-        last = len(where) if stop is None else bisect_left(where, stop)
-        first = bisect_left(where, start)
-        if first >= last or not by:
-            return
-        low = where[first - 1] if first else -1
-        high = where[last] if last < len(where) else engine.context_length
-        if not (low < where[first] + by and where[last - 1] + by < high):
-            raise InvalidRequest(
-                f"positions {where[first]} to {where[last - 1]} moved by {by} would leave the room "
-                f"between {low} and {high}"
-            )
-        engine.shift(sequence.id, start, stop, by)
-        sequence._edited(first)
+        raise InvalidRequest(f"by must be a number of positions, not {by!r}", param="by")
+    return start, stop, int(by)
 
 
 def check_position(name: str, value: int) -> int:
     """A position as an integer, 0 or more."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-        raise InvalidRequest(f"{name} must be a position, 0 or more, not {value!r}")
+        raise InvalidRequest(f"{name} must be a position, 0 or more, not {value!r}", param=name)
     return int(value)

@@ -1,84 +1,68 @@
-"""Hooks see and change the logits of their requests before a token is sampled.
+"""Hooks read and change the logits of their requests before a token is sampled.
 
 A hook is `hook(logits, tokens)`, for one row. One with a method `batch(logits, rows)` is called once a step
-for all requests that share it. The hooks of a request run in the order they were given. What goes wrong in
-one ends the requests it was called for, and no others.
+for all requests that share it. The hooks of a request run in list order. An exception in one ends the
+requests it was called for, and no others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from stretto.engine.params import Hook
 from stretto.engine.request import Request
-from stretto.engine.sequence import Sequence
+from stretto.engine.track import Row
 from stretto.sampling.hooks import HookRow
 
+Call = tuple[Request[Any], Row, list[int]]  # a request, a row of logits, the tokens before it
 
-def run_hooks(requests: Seq[Request]) -> None:
+
+def run_hooks(requests: Sequence[Request[Any]]) -> None:
     """Run the hooks of all requests whose logits have come."""
-    most = max([len(request.params.hooks) for request in requests], default=0)
-    for turn in range(most):
-        batched: dict[int, list[tuple[Request, Sequence]]] = {}
+    try:
+        for turn in range(max(len(request.decoder.hooks) for request in requests)):
+            _run_turn([request for request in requests if turn < len(request.decoder.hooks)], turn)
+    except BaseException:  # Ctrl-C, perhaps in the middle of a change: all rows are computed again
         for request in requests:
-            if turn >= len(request.params.hooks):
-                continue
-            hook = request.params.hooks[turn]
-            for sequence in request.sequences:
-                if not _next(request, sequence, turn):
-                    continue
-                if hasattr(hook, "batch"):
-                    batched.setdefault(id(hook), []).append((request, sequence))
-                else:
-                    _call_one(request, sequence, hook)
-        for rows in batched.values():
-            _call_together(rows, rows[0][0].params.hooks[turn], turn)
-
-
-def _next(request: Request, sequence: Sequence, turn: int) -> bool:
-    """Whether it is this hook's turn. A hook may step the engine, and so others may have gone on already."""
-    return not request.busy and not request.finished and sequence.ready and sequence.n_hooked == turn
-
-
-def _call_one(request: Request, sequence: Sequence, hook: Hook) -> None:
-    request.busy = True  # a hook may use the engine, and so step it
-    try:
-        hook(sequence.logits, sequence.path)
-        sequence.n_hooked += 1
-    except Exception as error:
-        request.fail(error)
-    except BaseException:  # Ctrl-C, perhaps meant for another: nobody knows what the hook has done
-        sequence.forget_logits()
+            if not request.finished:
+                request.decoder.forget_logits()
         raise
-    finally:
-        request.busy = False
 
 
-def _call_together(rows: list[tuple[Request, Sequence]], hook: Any, turn: int) -> None:
-    rows = [(request, sequence) for request, sequence in rows if _next(request, sequence, turn)]
-    if not rows:
+def _run_turn(requests: Sequence[Request[Any]], turn: int) -> None:
+    """Run the hook with this index of each request."""
+    together: dict[int, list[Call]] = {}
+    for request in requests:
+        hook = request.decoder.hooks[turn]
+        if request.finished:
+            continue
+        for row, tokens in request.decoder.hook_rows():
+            if hasattr(hook, "batch"):
+                together.setdefault(id(hook), []).append((request, row, tokens))
+            elif not request.finished:
+                try:
+                    hook(row, tokens)
+                except Exception as error:
+                    request.fail(error)
+    for calls in together.values():
+        _call_batch(calls[0][0].decoder.hooks[turn], calls)
+
+
+def _call_batch(hook: Any, calls: list[Call]) -> None:
+    """Call a hook once for rows of several requests."""
+    calls = [call for call in calls if not call[0].finished]
+    if not calls:
         return
-    for request, _ in rows:
-        request.busy = True
+    rows = [row for _, row, _ in calls]
+    together = np.stack(rows) if len(rows) > 1 else rows[0][np.newaxis]
     try:
-        logits = [sequence.logits for _, sequence in rows]
-        together = np.stack(logits) if len(logits) > 1 else logits[0][np.newaxis]
-        hook.batch(together, [HookRow(sequence.path, request.number) for request, sequence in rows])
-        if len(logits) > 1:
-            for row, changed in zip(logits, together, strict=True):
-                row[:] = changed
-        for _, sequence in rows:
-            sequence.n_hooked += 1
+        hook.batch(together, [HookRow(tokens, request.number) for request, _, tokens in calls])
     except Exception as error:
-        for request, _ in rows:
+        for request, _, _ in calls:
             request.fail(error)
-    except BaseException:
-        for _, sequence in rows:
-            sequence.forget_logits()
-        raise
-    finally:
-        for request, _ in rows:
-            request.busy = False
+        return
+    if len(rows) > 1:
+        for row, changed in zip(rows, together, strict=True):
+            row[:] = changed

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from stretto.engine.aio import News, start
+from stretto.engine.aio import start
 from stretto.engine.branch import Branches
+from stretto.engine.news import News
 from stretto.engine.request import Request
 from stretto.engine.types import Result, Token
 from stretto.engine.worker import Worker
@@ -30,7 +31,7 @@ class AsyncTexts:
         self._make = make
         self._prompts = prompts
         self._branches: list[Branches] = []
-        self._requests: list[Request] = []
+        self._requests: list[Request[Any]] = []
         self._news: News | None = None
 
     async def start(self) -> None:
@@ -43,7 +44,7 @@ class AsyncTexts:
     def _prepare(self) -> None:
         self._prompts = [prompt() if callable(prompt) else prompt for prompt in self._prompts]
 
-    def _begin(self) -> list[list[Request]]:
+    def _begin(self) -> list[list[Request[Any]]]:
         self._branches = self._make(self._prompts)
         return [branches.requests for branches in self._branches]
 
@@ -56,7 +57,7 @@ class AsyncTexts:
         assert self._news is not None
         try:
             while not (found := self._take()):
-                if all(request.finished and not request.events for request in self._requests):
+                if all(request.finished and not request.output.events for request in self._requests):
                     self._check()
                     raise StopAsyncIteration
                 await self._news.wait()
@@ -69,7 +70,7 @@ class AsyncTexts:
         self._check()
         found: list[tuple[int, Token]] = []
         for index, request in enumerate(self._requests):
-            events = request.events
+            events = request.output.events
             # The last one is handed out when the request has really ended, and its result is there.
             while events and (events[0].finish_reason is None or request.finished):
                 found.append((index, events.popleft()))
@@ -94,7 +95,8 @@ class AsyncTexts:
 
     def result(self, index: int) -> Result:
         """The result of one text, once its last token has come."""
-        return self._requests[index].result()
+        result: Result = self._requests[index].result()
+        return result
 
     def cancel(self) -> None:
         """End all of them within one step."""

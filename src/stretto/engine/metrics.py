@@ -50,7 +50,7 @@ class Metrics:
     - `added`, `finished` (by reason), `failed`, `refused`, `preempted`: requests
     - `waiting`, `running`: requests now; `threads` that the backend uses
     - `steps`; `prompt_tokens` and `decoded_tokens` that were computed; `cached_tokens` that were not
-    - `guessed_tokens` that were computed to be checked, and how many were right (`draft=`)
+    - `drafted_tokens` of speculative decoding (`draft=`), and how many of them were accepted
     - `forward`, `encoding` (of images), `sampling`, `python`: where the time of the steps went;
       `forward_cpu`: processor time of the thread that steps, in the backend
     - `first_token`, `between_tokens`: latencies of requests; `width`: tokens in a forward pass
@@ -68,8 +68,8 @@ class Metrics:
     prompt_tokens: int = 0
     decoded_tokens: int = 0
     cached_tokens: int = 0
-    guessed_tokens: int = 0
-    guessed_right: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     forward: float = 0.0
     forward_cpu: float = 0.0
     encoding: float = 0.0

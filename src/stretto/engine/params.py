@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.drafts import Drafter, PromptLookup
+from stretto.engine.combinations import check_combinations
 from stretto.engine.types import Token
 from stretto.errors import InvalidRequest
 from stretto.sampling.hooks import NativeHook
@@ -39,7 +40,7 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
 
 
-class Options(SamplingOptions, total=False):
+class Keywords(SamplingOptions, total=False):
     """Keyword arguments of `generate`, `stream` and `chat`; `RequestParams` says what they mean."""
 
     max_tokens: int | None
@@ -113,7 +114,7 @@ class RequestParams:
 
 
 SAMPLING_NAMES = tuple(field.name for field in fields(SamplingParams))
-NAMES = (*SAMPLING_NAMES, *Options.__annotations__)
+NAMES = (*SAMPLING_NAMES, *Keywords.__annotations__)
 
 
 def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
@@ -136,16 +137,11 @@ def _same_again(**options: Any) -> SamplingParams:
 def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     """Check the options of a request."""
     _known(options, NAMES)
+    check_combinations(options)
     rest = dict(options)
     sampling = SamplingParams(**{name: rest.pop(name) for name in SAMPLING_NAMES if name in rest})
     if rest.get("grammar") is not None:
         rest["grammar"] = as_grammar(rest["grammar"])
-        if rest.get("ignore_eos"):
-            raise InvalidRequest(
-                "ignore_eos beside a grammar: the end token says that a text is complete",
-                param="ignore_eos",
-                value=True,
-            )
     loop = rest.pop("loop", "auto")
     if loop not in ("auto", "python", "fused"):
         raise InvalidRequest(
@@ -184,16 +180,6 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
             f"callback must be a function, not {rest['callback']!r}", param="callback", value=rest["callback"]
         )
     rest["hooks"] = _all("hooks", rest.get("hooks", ()), callable, "functions")
-    if rest["fused"] and not all(isinstance(hook, NativeHook) for hook in rest["hooks"]):
-        raise InvalidRequest(
-            "loop='fused' runs no hooks but NativeHooks; use loop='python' for others",
-            param="loop",
-            value="fused",
-        )
-    if rest["fused"] and rest.get("logprobs"):
-        raise InvalidRequest(
-            "loop='fused' gives no logprobs; use loop='python' for them", param="loop", value="fused"
-        )
     rest["draft"] = _drafter(rest)
     stops = rest.pop("stop", ())
     stops = (stops,) if isinstance(stops, str) or callable(stops) else stops
@@ -216,7 +202,7 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
 
 
 def _drafter(options: Mapping[str, Any]) -> Drafter | None:
-    """Who guesses; checked beside the other options."""
+    """The drafter that an option names."""
     draft = options.get("draft")
     if draft is None:
         return None
@@ -229,22 +215,6 @@ def _drafter(options: Mapping[str, Any]) -> Drafter | None:
             value=draft,
         )
     check_integer("draft.most", draft.most, 1, 256, param="draft")
-    if options["fused"]:
-        raise InvalidRequest(
-            "loop='fused' checks no guesses; leave loop away with draft", param="loop", value="fused"
-        )
-    if options["hooks"]:
-        raise InvalidRequest(
-            "hooks see one token at a time and draft computes several; use one of them",
-            param="draft",
-            value=draft,
-        )
-    if options.get("grammar") is not None:
-        raise InvalidRequest(
-            "a grammar already skips what is certain, and checks no guesses; leave draft away",
-            param="draft",
-            value=draft,
-        )
     return draft
 
 

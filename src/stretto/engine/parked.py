@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from stretto.cache.prefix import CacheStats
+from stretto.engine.engine import Engine
+from stretto.engine.runner import Runner
 from stretto.engine.sequence import Sequence
 from stretto.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from stretto.engine.engine import Engine
 
 
 class Pin:
     """A beginning that stays in the cache until it is released; a context manager."""
 
-    def __init__(self, engine: Engine, sequence: int, n_tokens: int) -> None:
-        self._engine = engine
+    def __init__(self, runner: Runner, sequence: int, n_tokens: int) -> None:
+        self._runner = runner
         self._sequence: int | None = sequence
         self.n_tokens = n_tokens
 
     def release(self) -> None:
         """Let it go when somebody needs the room. Releasing twice is fine."""
-        with self._engine.lock:
-            if self._sequence is not None and not self._engine.closed:
-                self._engine.prefixes.unpin(self._sequence)
+        with self._runner.lock:
+            if self._sequence is not None and not self._runner.closed:
+                self._runner.prefixes.unpin(self._sequence)
             self._sequence = None
 
     def __enter__(self) -> Pin:
@@ -51,31 +49,30 @@ class ParkedSequences:
         """Cells free, held and parked; lookups, hits and tokens saved."""
         with self._engine.lock:
             self._engine.scheduler.sweep()
-            self._engine.tidy()
-            return self._engine.prefixes.stats()
+            self._engine.runner.tidy()
+            return self._engine.runner.prefixes.stats()
 
     def pin(self, sequence: Sequence) -> Pin:
         """Keep what a sequence has now for good; the sequence itself goes on as it likes."""
-        engine = self._engine
-        if not isinstance(sequence, Sequence) or sequence._engine is not engine:
-            raise InvalidRequest(f"{sequence!r} is not a sequence of this model")
+        engine, runner = self._engine, self._engine.runner
+        if not isinstance(sequence, Sequence):
+            raise InvalidRequest(f"{sequence!r} is not a sequence of this model", param="sequence")
         with engine.lock:
-            if not engine.prefix_cache:
+            track = sequence.track_in(engine)
+            if not runner.prefix_cache:
                 raise InvalidRequest(
                     "there is nothing to pin to: the model was loaded with prefix_cache=False"
                 )
-            with sequence.fork() as twin:
-                items = twin.exact_history()
-                if not items:
-                    raise InvalidRequest(
-                        "only an unedited beginning can be pinned, and here nothing is left of it"
-                    )
-                parked = engine.new_id()
-                engine.cells.copy(twin.id, parked, 0, len(items))
-            return Pin(engine, engine.prefixes.park(parked, items, pins=1), len(items))
+            engine.compute([track])
+            items = track.cache_key.items[: len(track.exact_tokens())]
+            if not items:
+                raise InvalidRequest("only an unedited prefix can be pinned, and here nothing is left of it")
+            parked = runner.new_id()
+            runner.cells.copy(track.id, parked, 0, len(items))
+            return Pin(runner, runner.prefixes.park(parked, items, pins=1, adapter=track.adapter), len(items))
 
     def clear(self) -> None:
         """Free all parked cells that are not pinned."""
         with self._engine.lock:
-            self._engine.tidy()
-            self._engine.prefixes.clear()
+            self._engine.runner.tidy()
+            self._engine.runner.prefixes.clear()

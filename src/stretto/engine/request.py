@@ -1,419 +1,173 @@
-"""A request: a sequence that samples itself until something stops it."""
+"""A request: a decoder that the scheduler runs until its output has ended."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Any, Generic, TypeVar
 
-import numpy as np
+from stretto.engine.decoders.base import Decoder
+from stretto.engine.metrics import Metrics
+from stretto.engine.output import Ending
+from stretto.engine.track import Source
+from stretto.engine.types import FinishReason
+from stretto.errors import Cancelled, InvalidRequest
 
-from stretto.engine.ahead import run_ahead
-from stretto.engine.params import RequestParams
-from stretto.engine.sequence import Row, Sequence
-from stretto.engine.types import FinishReason, Logprob, Result, Timings, Token, Usage
-from stretto.errors import CacheFull, Cancelled, ContextOverflow, InvalidRequest
-from stretto.sampling.rng import RandomStream
-from stretto.sampling.transforms import log_softmax
-from stretto.text.stops import StopMatcher
+D = TypeVar("D", bound=Decoder)
 
-if TYPE_CHECKING:
-    from stretto.engine.engine import Engine
-
-
-FUSED_TOKENS = 32  # at a time: long enough to hide Python, short enough for a stream
 _numbers = count()
 
 
-class Request:
-    """One generation from prompt to result. `events` holds the tokens nobody has taken yet.
+class Changes:
+    """Whether a request has ended or was abandoned since the scheduler last looked."""
 
-    `siblings` are requests for the same prompt (the others of its `n`): they start as forks when the prompt
-    has been computed. `notify` is called whenever something new has come.
+    def __init__(self) -> None:
+        self.pending = False
+
+
+class Request(Generic[D]):
+    """One piece of work from its arrival to its end.
+
+    `siblings` are requests for the same prompt (the others of its `n`): `start_sibling` starts each from a
+    fork when the prompt has been computed.
     """
-
-    can_wait = True  # its cells can be given up, and be computed again from its tokens
-    sequence_type = Sequence
-    complete = False  # with the token at hand its grammar allows no more
 
     def __init__(
         self,
-        engine: Engine,
-        prompt: list[int],
-        params: RequestParams,
-        index: int = 0,
-        seed: int | None = None,
-        sequence: Sequence | None = None,
+        decoder: D,
+        metrics: Metrics,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        urgent: bool = False,
     ) -> None:
-        if not prompt:
-            raise InvalidRequest("the prompt is empty; give at least one token")
-        if len(prompt) >= engine.context_length:
-            raise ContextOverflow(
-                f"the prompt has {len(prompt)} tokens and the context {engine.context_length}; "
-                "shorten it, leaving room for an answer"
-            )
-        if params.overflow == "shift":
-            engine.backend.capabilities.require("shift", engine.backend.name)
-            if params.keep > engine.context_length - 2:
-                raise InvalidRequest(
-                    f"keep is {params.keep}; in a context of {engine.context_length} at most "
-                    f"{engine.context_length - 2} tokens can be kept"
-                )
-        self.params = params
+        self.decoder = decoder
+        self.output = decoder.output
         self.number = next(_numbers)  # the order of arrival
-        if sequence is None:
-            random = RandomStream(seed if seed is not None else params.seed, index)
-            sequence = self.sequence_type(engine, prompt, random)
-        self.sequence = sequence
-        self.sequence.running = True
-        self.sequences = [self.sequence]  # what is computed for it
-        self.siblings: list[Request] = []
-        self.notify: Callable[[], None] | None = None
-        self.queued = False  # the engine has taken it on
-        self.unwanted = False  # cancelled from elsewhere; the next step ends it
-        self.tokens: list[int] = []
-        self.events: deque[Token] = deque()
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: str | int | None = None
+        self.order = (-float("inf") if urgent else -priority, self.number)  # in the queue
+        self.urgent = urgent  # it goes first and counts for no limit: a caller computes a sequence
+        self.deadline = None if timeout is None else time.monotonic() + timeout
         self.error: BaseException | None = None
-        self.busy = False
-        self._engine = engine
-        self._end_ids = params.stop_tokens | (frozenset() if params.ignore_eos else engine.tokenizer.end_ids)
-        self._n_prompt = len(prompt)
-        self._undisturbed = not (params.stop or params.stop_functions or params.callback)
-        self._enough = 0  # tokens after which the limits have to be looked at
-        self._matcher = StopMatcher(params.stop)
-        self._detokenizer = engine.tokenizer.detokenizer(after=prompt[-1])
-        self._text: list[str] = []
-        self._logprobs: list[Token] = []
         self.finished = False  # nothing more will come
-        self._started = time.monotonic()
-        self.deadline = None if params.timeout is None else self._started + params.timeout
-        self._first: float | None = None
-        self._last = self._started
-        self._visited = 0, 0.0  # so many tokens there were when the native loop was last entered, and when
-        self.n_sampled = 0
-        self.score = 0.0  # the log-probability of its tokens together, where somebody asked for it
+        self.abandoned = False  # cancelled from elsewhere; the next step ends it
+        self.queued = False  # the engine has taken it on
+        self.changes = Changes()  # the scheduler's, once it is queued
+        self.siblings: list[Request[Any]] = []
+        self.start_sibling: Callable[[Request[Any], Request[Any]], None] | None = None
+        self._metrics = metrics
+        self._advancing = False
 
     @property
-    def due(self) -> bool:
-        """Whether its logits are there, its hooks have seen them, and no token has been taken yet."""
-        if self.busy or self.finished:
-            return False
-        n_hooks = len(self.params.hooks)
-        return all(sequence.ready and sequence.n_hooked >= n_hooks for sequence in self.sequences)
+    def sources(self) -> Sequence[Source]:
+        """What is computed for it."""
+        return self.decoder.sources
 
     @property
     def n_pending(self) -> int:
         """How many tokens have to be computed before it can go on."""
-        return sum(sequence.n_pending for sequence in self.sequences)
+        return sum([source.n_pending for source in self.decoder.sources])
 
     @property
-    def text(self) -> str:
-        """The text so far."""
-        return "".join(self._text)
+    def is_expired(self) -> bool:
+        """Whether its time is over."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
 
     @property
-    def usage(self) -> Usage:
-        """Tokens counted so far."""
-        return Usage(self._n_prompt, len(self.tokens), self.sequence.n_cached)
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended, None while it runs or if it failed."""
+        return self.output.ending.reason if self.output.ending is not None else None
 
     @property
-    def timings(self) -> Timings:
-        """Times taken so far."""
-        first = self._started if self._first is None else self._first
-        return Timings(first - self._started, self._last - first, max(0, len(self.tokens) - 1))
+    def stop_reason(self) -> str | int | None:
+        """What stopped it."""
+        return self.output.ending.why if self.output.ending is not None else None
 
-    # -- forward --
+    def set_notify(self, notify: Callable[[], None]) -> None:
+        """Have `notify` called whenever something new has come."""
+        self.output.notify = notify
 
-    def spawn(self) -> list[Request]:
+    def spawn(self) -> list[Request[Any]]:
         """Start the siblings: the prompt has been computed, and each gets a fork of it."""
-        if not self.siblings:
-            return self.siblings
-        twins, self.siblings = self.siblings, []
-        for twin in twins:
-            fork = self.sequence.fork()
-            fork.random = twin.sequence.random
-            fork.running = True
-            twin.sequence.close()
-            twin.sequence = fork
-            twin.sequences = [fork]
-        return twins
+        siblings, self.siblings = self.siblings, []
+        for sibling in siblings:
+            assert self.start_sibling is not None
+            self.start_sibling(self, sibling)
+        return siblings
 
-    def look_up(self) -> None:
-        """End it if it has waited too long, or nobody waits for it any more."""
-        if self.busy:
-            return  # in the middle of a token; the next step asks again
-        if self.unwanted:
+    def advance(self, step: Callable[..., object], *arguments: object) -> None:
+        """Take the next step, by which the decoder may end. An exception ends this request and no other."""
+        self._advancing = True  # what ends it meanwhile leaves its tracks to us
+        try:
+            step(*arguments)
+        except Exception as error:
+            self._advancing = False
+            self.fail(error)
+        except BaseException:
+            self._advancing = False
+            self.interrupt()
+            raise
+        finally:
+            self._advancing = False
+            if self.output.ending is not None:
+                self._close()
+
+    def interrupt(self) -> None:
+        """End after Ctrl-C in the middle of a token: whether it counts is not known."""
+        self.fail(Cancelled("the request was interrupted in the middle of a token; ask again"))
+
+    def check(self) -> None:
+        """End it if its time is over or it was abandoned."""
+        if self.abandoned or any(source.track.unwanted for source in self.sources):
             self.cancel()
-        elif self._timed_out():
+        elif self.is_expired:
             self.finish("timeout")
 
     def abandon(self) -> None:
-        """Nobody wants it any more. This may be called from anywhere: the next step ends it."""
-        self.unwanted = True
-        self._engine.scheduler.stale = True
-
-    def advance(self, fused: bool = False) -> None:
-        """Sample the next token and see whether it is the last; `fused`: several, the same, in native code.
-
-        What goes wrong here, in a callback say, ends this request and no other.
-        """
-        self.busy = True  # a callback may use the engine, and so step it
-        try:
-            if fused:
-                self._advance_fused()
-            else:
-                self._advance()
-        except Exception as error:
-            self.fail(error)
-        except BaseException:
-            self.interrupted()
-            raise
-        finally:
-            self.busy = False
-
-    def interrupted(self) -> None:
-        """Ctrl-C in the middle of a token: whether it counts is not known, so the request ends."""
-        self.fail(Cancelled("the request was interrupted in the middle of a token; ask again"))
-
-    def _advance(self) -> None:
-        if self.deadline is not None and self._timed_out():
-            self.finish("timeout")
-            return
-        self._take(self.sequence.logits)
-
-    def _take(self, row: Row, guessed: int | None = None) -> bool:
-        """Sample a token from a row of logits, and say whether it is the one that was guessed.
-
-        A token that was guessed has its cell already.
-        """
-        params = self.params
-        begun = time.perf_counter()
-        token = self.sequence.choose(row, params.sampling)
-        self._engine.metrics.sampling += time.perf_counter() - begun
-        right = token == guessed
-        if params.logprobs or params.scored:
-            self._accept(token, *self._measure(token, row), placed=right)
-        else:
-            self._accept(token, None, (), placed=right)
-        return right
-
-    def _advance_fused(self) -> None:
-        most = self.params.max_tokens
-        left = FUSED_TOKENS if most is None else most - len(self.tokens)
-        cells = min(self._engine.cells.n_free, self._engine.context_length - self.sequence.position)
-        n = min(self._in_a_row(), left, cells)
-        if n < 2 or self._timed_out():
-            for hook in self.params.native_hooks:
-                hook(self.sequence.logits, self.sequence.history)
-            self._advance()
-            return
-        ahead = self._run_ahead(n, last=most is not None and n == left)
-        self._engine.metrics.decoded_tokens += len(ahead)
-        if self._undisturbed:
-            self._accept_before(ahead)
-            ahead = ahead[-1:]
-        for i, token in enumerate(ahead, 1):
-            self.note_end(i == len(ahead))
-            self._accept(token, None, (), placed=True)
-            if self.finished:
-                return
-        self.sequence.settle()
-
-    def _in_a_row(self) -> int:
-        """How many tokens to run ahead: those that fit into `max_ahead_ms`, by what the last ones took."""
-        scheduler = self._engine.scheduler
-        most = scheduler.limits.max_ahead_ms
-        if most is None:
-            return FUSED_TOKENS
-        n, now = len(self.tokens), time.perf_counter()
-        before, since = self._visited
-        self._visited = n, now
-        if n == before or len(scheduler.running) > 1 or scheduler.waiting:
-            return 1  # others have a turn after each token
-        return max(1, min(FUSED_TOKENS, int(1e-3 * most * (n - before) / (now - since))))
-
-    def _run_ahead(self, n: int, last: bool) -> list[int]:
-        """Up to n tokens from native code; after the last there will be no more."""
-        params = self.params
-        return run_ahead(self.sequence, n, params.sampling, self._end_ids, last, params.native_hooks)
-
-    def note_end(self, last: bool) -> None:
-        """The token that is accepted next is the last of those at hand, or not."""
-
-    def _accept(
-        self, token: int, logprob: float | None, top: tuple[Logprob, ...], placed: bool = False
-    ) -> None:
-        self.note_token()
-        text = ""
-        reason: FinishReason | None = None
-        why: str | int | None = None
-        if token in self._end_ids:
-            reason, why = "stop", token
-        else:
-            self.tokens.append(token)
-            text = self._detokenizer.push(token)
-            if self.params.stop:
-                text = self._matcher.push(text)
-            if self._matcher.matched is not None:
-                reason, why = "stop", self._matcher.matched
-            elif self.params.stop_functions and any(
-                stop(self.text + text) for stop in self.params.stop_functions
-            ):
-                reason, why = "stop", "stop function"
-            elif self.complete:
-                reason, why = "stop", "grammar"
-            elif len(self.tokens) >= self._enough and self._exhausted():
-                reason = "length"
-            else:
-                self.sequence.adopt(token, placed)
-        if reason is not None:
-            text += self._held()
-        go_on = self._emit(Token(token, text, logprob, top, reason))
-        if self.finished:  # the callback has cancelled it, or closed the model
-            return
-        if reason is not None:
-            self._end(reason, why)
-        elif not go_on:
-            self.finish("stop", "callback")
-
-    def _accept_before(self, ahead: list[int]) -> None:
-        """All but the last of some tokens, none of which can end it and after which nobody is asked."""
-        before = ahead[:-1]
-        if not before:
-            return
-        self.note_token(len(before))
-        push, texts, events = self._detokenizer.push, self._text, self.events
-        for token in before:
-            text = push(token)
-            texts.append(text)
-            events.append(Token(token, text))
-        self.tokens += before
-        self.sequence.adopt_placed(before)
-
-    def note_token(self, n: int = 1) -> None:
-        """A token has come, or n together: that is when."""
-        now, metrics = time.monotonic(), self._engine.metrics
-        if self._first is None:
-            self._first = now
-            metrics.first_token.add(now - self._started)
-        else:
-            metrics.between_tokens.add(now - self._last)
-        if n > 1:
-            metrics.between_tokens.add(0.0, n - 1)
-        self._last = now
-        self.n_sampled += n
-
-    def _exhausted(self) -> bool:
-        """Whether there may be no more tokens; if not, `_enough` says when to ask again."""
-        n, most = len(self.tokens), self.params.max_tokens
-        if most is not None and n >= most:
-            return True
-        room = self._engine.context_length - self.sequence.position
-        if room <= 0:
-            if self.params.overflow == "error":
-                return True
-            try:
-                self._make_room()
-            except CacheFull:  # others share its cells, and there are none to copy them to
-                return True
-            room = self._engine.context_length - self.sequence.position
-        self._enough = n + room if most is None else min(most, n + room)
-        return False
-
-    def _make_room(self) -> None:
-        """The context is full: forget the older half of what is not to be kept, and close the gap."""
-        keep = self.params.keep
-        half = (self.sequence.position - keep + 1) // 2
-        start, stop = (self.sequence.uncut(position) for position in (keep, keep + half))
-        self.sequence.remove(start, stop, close=True)
-
-    def _timed_out(self) -> bool:
-        return self.deadline is not None and time.monotonic() >= self.deadline
-
-    def _measure(self, token: int, row: Row) -> tuple[float | None, tuple[Logprob, ...]]:
-        logs = log_softmax(row)
-        self.score += float(logs[token])
-        if not self.params.logprobs:
-            return None, ()
-        n = min(self.params.logprobs, len(logs))
-        best = np.argpartition(-logs, n - 1)[:n]
-        best = best[np.lexsort((best, -logs[best]))]
-        return float(logs[token]), tuple(Logprob(int(i), float(logs[i])) for i in best)
-
-    def _emit(self, event: Token) -> bool:
-        """Hand out an event; False if the callback wants no more."""
-        self._text.append(event.text)
-        if self.params.logprobs and event.id is not None:
-            self._logprobs.append(event)
-        self.events.append(event)
-        if self.notify is not None:
-            self.notify()
-        return self.params.callback is None or self.params.callback(event) is not False
-
-    def _held(self) -> str:
-        """Text that was held back and now will not become a stop string."""
-        if self._matcher.matched is not None:
-            return ""
-        return self._matcher.push(self._detokenizer.flush()) + self._matcher.flush()
-
-    # -- the end --
+        """Have the next step end it; may be called from any thread and from finalizers."""
+        self.abandoned = True
+        self.changes.pending = True
 
     def finish(self, reason: FinishReason, why: str | int | None = None) -> None:
         """End it from outside; what is there stays."""
-        if not self.finished:
-            text = self._held()
-            self._text.append(text)
-            self.events.append(Token(None, text, finish_reason=reason))
-            self._end(reason, why)
-
-    def _end(self, reason: FinishReason, why: str | int | None) -> None:
-        self.finish_reason, self.stop_reason = reason, why
-        self.finished = self._engine.scheduler.stale = True
-        if self.queued:
-            finished = self._engine.metrics.finished
-            finished[reason] = finished.get(reason, 0) + 1
-        for sequence in self.sequences:
-            sequence.close()
-        for twin in self.siblings:  # they cannot start any more
-            twin.finish(reason, why)
-        if self.notify is not None:
-            self.notify()
-
-    def fail(self, error: BaseException) -> None:
-        """End it with an exception, which whoever waits for it gets."""
-        if not self.finished:
-            self.error = error
-            self.finished = self._engine.scheduler.stale = True
-            self._engine.metrics.failed += self.queued
-            for sequence in self.sequences:
-                sequence.close()
-            for twin in self.siblings:
-                twin.fail(error)
-            if self.notify is not None:
-                self.notify()
+        if not self.finished and self.output.ending is None:
+            self.decoder.end_early(Ending(reason, why))
+            if not self._advancing:
+                self._close()
 
     def cancel(self) -> None:
-        """End it because nobody wants it any more."""
+        """End it because its result is not wanted any more."""
         self.finish("cancelled")
 
-    def result(self) -> Result:
-        """What came of it, once it has finished."""
+    def fail(self, error: BaseException) -> None:
+        """End it with an exception, which its caller gets."""
+        if not self.finished:
+            self.error = error
+            self._metrics.failed += self.queued
+            self._close()
+
+    def result(self) -> Any:
+        """What came of it, once it has finished; raises if it failed."""
         if self.error is not None:
             raise self.error
-        if self.finish_reason is None:
-            raise InvalidRequest("the generation has not finished; iterate the stream to its end first")
-        return Result(
-            text=self.text,
-            tokens=list(self.tokens),
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-            usage=self.usage,
-            timings=self.timings,
-            seed=self.sequence.random.seed,
-            logprob=self.score / self.n_sampled if self.params.scored and self.n_sampled else None,
-            logprobs=list(self._logprobs) if self.params.logprobs else None,
-        )
+        if self.output.ending is None:
+            raise InvalidRequest("the request has not finished; iterate the stream to its end first")
+        return self.decoder.result()
+
+    def _close(self) -> None:
+        if self.finished:
+            return
+        self.finished = self.changes.pending = True
+        ending = self.output.ending
+        if self.queued and ending is not None and self.error is None:
+            finished = self._metrics.finished
+            finished[ending.reason] = finished.get(ending.reason, 0) + 1
+        self.decoder.close()
+        siblings, self.siblings = self.siblings, []
+        for sibling in siblings:  # they cannot start any more
+            if self.error is not None:
+                sibling.fail(self.error)
+            elif ending is not None:
+                sibling.finish(ending.reason, ending.why)
+        if self.output.notify is not None:
+            self.output.notify()

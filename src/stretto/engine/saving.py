@@ -1,103 +1,116 @@
-"""Between a sequence and its file: who takes cells, who reads them, and what happens if something fails."""
+"""Between a track and its file: which cells are read or written when, and what happens if something fails."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
 from stretto.cache.snapshot import Bytes, Expected, Snapshot, SnapshotFile, write_snapshot
 from stretto.cache.snapshot_images import SavedImages
+from stretto.engine.runner import Runner
+from stretto.engine.track import Track
 from stretto.errors import Unsupported
 from stretto.sampling.rng import RandomStream
 
-if TYPE_CHECKING:
-    from stretto.engine.engine import Engine
-    from stretto.engine.sequence import Sequence
+Fingerprint = Callable[[], str]  # of the model's file
+TextState = tuple[bytes, bool]  # of a detokenizer
 
 
-def save(sequence: Sequence, path: str | os.PathLike[str]) -> None:
-    """Compute what is pending, then write the sequence to a file. Others may step meanwhile."""
-    engine = sequence._engine
-    model = _fingerprint(engine)
-    with engine.lock, engine.encoding.of([sequence], everything=True):
-        sequence.check_open()
-        engine.compute([sequence])
-        cells = engine.cells.view(sequence.id).copy()
-        waiting, fresh = sequence._detokenizer.state
-        snapshot = Snapshot(
-            model=model,
-            layout=engine.backend.cell_layout,
-            tokens=np.array(sequence.history, np.int32),
-            positions=engine.cells.sequence_positions(sequence.id),
-            n_prompt=sequence.n_prompt,
-            exact=sequence._exact,
-            seed=sequence.random.seed,
-            index=sequence.random.index,
-            draws=sequence.random.draws,
+class Saving:
+    """A computed track on its way into a file: made under the lock, written without it.
+
+    The file shares the track's cells while it is written, so the track may go on or be closed meanwhile.
+    """
+
+    def __init__(
+        self, runner: Runner, track: Track, state: TextState, fingerprint: Fingerprint | None
+    ) -> None:
+        self._runner = runner
+        self._cells = runner.cells.view(track.id).copy()
+        waiting, fresh = state
+        self._snapshot = Snapshot(
+            model=known(fingerprint),
+            layout=runner.backend.cell_layout,
+            tokens=np.array(track.tokens, np.int32),
+            positions=runner.cells.sequence_positions(track.id),
+            n_prompt=track.n_prompt,
+            exact=track.exact,
+            seed=track.random.seed,
+            index=track.random.index,
+            draws=track.random.draws,
             waiting=waiting,
             fresh=fresh,
-            images=SavedImages.of(sequence.history) if sequence.pictured else None,
+            images=SavedImages.of(track.tokens) if track.has_images else None,
         )
-        holder = engine.new_id()  # shares the cells, so that they stay as they are while they are written
-        engine.cells.copy(sequence.id, holder)
+        self._holder = runner.new_id()
+        runner.cells.copy(track.id, self._holder)
 
-    def read(first: int, last: int) -> Bytes:
-        with engine.lock:
-            engine.alive()
-            return engine.backend.read_cells(cells[first:last])
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the file; other threads may step meanwhile."""
+        runner = self._runner
 
-    try:
-        write_snapshot(path, snapshot, engine.backend.cell_bytes, read)
-    finally:
-        with engine.lock:
-            engine.cells.remove(holder)
+        def read(first: int, last: int) -> Bytes:
+            with runner.lock:
+                runner.check_open()
+                return runner.backend.read_cells(self._cells[first:last])
+
+        try:
+            write_snapshot(path, self._snapshot, runner.backend.cell_bytes, read)
+        finally:
+            with runner.lock:
+                runner.cells.remove(self._holder)
 
 
-def restore(sequence: Sequence, path: str | os.PathLike[str]) -> None:
-    """Fill an empty sequence from a file. If it raises, close the sequence: it may have cells by then."""
-    engine = sequence._engine
-    with SnapshotFile(path, expected_by(engine)) as file:
+def restore(
+    runner: Runner, track: Track, path: str | os.PathLike[str], fingerprint: Fingerprint | None
+) -> TextState:
+    """Fill an empty track from a file; return the state of its detokenizer.
+
+    If it raises, close the track: it may have cells by then.
+    """
+    with SnapshotFile(path, expected_by(runner, fingerprint)) as file:
         saved = file.snapshot
-        with engine.lock:
-            engine.alive()
-            engine.make_room(len(saved.tokens))
-            sequence.running = True  # nobody else may change its cells meanwhile
-            cells = engine.cells.place(saved.tokens, saved.positions, [(sequence.id,)] * len(saved.tokens))
-        # Nobody looks into these cells before the last piece has come and the checksum is known to be right.
+        with runner.lock:
+            runner.check_open()
+            runner.make_room(len(saved.tokens))
+            track.running = True  # nothing else may change its cells meanwhile
+            cells = runner.cells.place(saved.tokens, saved.positions, [(track.id,)] * len(saved.tokens))
+        # Nothing reads these cells before the last piece is there and the checksum is known to be right.
         for first, data in file.pieces():
-            with engine.lock:
-                engine.alive()
-                engine.backend.write_cells(cells[first : first + len(data)], data)
-    with engine.lock:  # from here on others may share its beginning
-        sequence._tokens = saved.tokens.tolist()
+            with runner.lock:
+                runner.check_open()
+                runner.backend.write_cells(cells[first : first + len(data)], data)
+    with runner.lock:  # from here on other tracks may share its prefix
+        track.tokens = saved.tokens.tolist()
         if saved.images is not None:
-            sequence._tokens = saved.images.put_into(sequence._tokens, engine.images)
-            sequence.pictured = True
-        sequence.n_prompt = saved.n_prompt
-        sequence.random = RandomStream(saved.seed, saved.index, saved.draws)
-        sequence._exact = saved.exact
-        sequence._detokenizer.state = saved.waiting, saved.fresh
-        sequence.running = False
+            track.tokens = saved.images.put_into(track.tokens, runner.images)
+            track.has_images = True
+        track.n_prompt = saved.n_prompt
+        track.random = RandomStream(saved.seed, saved.index, saved.draws)
+        track.exact = saved.exact
+        track.running = False
+    return saved.waiting, saved.fresh
 
 
-def expected_by(engine: Engine) -> Expected:
-    """What a file must be of, so that an engine can go on with it."""
+def expected_by(runner: Runner, fingerprint: Fingerprint | None) -> Expected:
+    """What a file must be of, so that it can be restored here."""
     return Expected(
-        model=_fingerprint(engine),
-        layout=engine.backend.cell_layout,
-        cell_bytes=engine.backend.cell_bytes,
-        n_vocab=engine.spec.n_vocab,
-        n_embd=engine.spec.n_embd,
-        context_length=engine.context_length,
+        model=known(fingerprint),
+        layout=runner.backend.cell_layout,
+        cell_bytes=runner.backend.cell_bytes,
+        n_vocab=runner.spec.n_vocab,
+        n_embd=runner.spec.n_embd,
+        context_length=runner.context_length,
     )
 
 
-def _fingerprint(engine: Engine) -> str:
-    if engine.fingerprint is None:
+def known(fingerprint: Fingerprint | None) -> str:
+    """The fingerprint of a model; `Unsupported` if it has none."""
+    if fingerprint is None:
         raise Unsupported(
             "this model has no fingerprint to tell its saved sequences from others'; "
             "load it with stretto.load, or give LLM a fingerprint"
         )
-    return engine.fingerprint()
+    return fingerprint()

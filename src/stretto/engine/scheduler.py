@@ -1,31 +1,34 @@
 """Which tokens go into the next forward pass.
 
 Requests wait in order of priority, then of arrival. One is admitted when its prompt fits into the cells that
-are free or parked; from then on it is in every pass. Sequences that decode get their token first; prompts
-share what is left of the pass, the oldest first, in pieces small enough that nobody who decodes waits for
-longer than `max_step_ms`. When the cells run out, the youngest request is parked: it goes back to the queue
-and later goes on from what is left of its cells.
+are free or can be evicted; from then on it is in every pass. Requests that decode get their token first;
+prompts share what is left of the pass, the oldest first, in pieces small enough that no decoding request
+waits for longer than `max_step_ms`. When the cells run out, the youngest request is preempted: it goes back
+to the queue and later goes on from what is left of its cells.
+
+The scheduler plans and changes nothing but its own queue; the engine applies the plan.
 """
 
 from __future__ import annotations
 
+import warnings
 from bisect import insort
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from stretto.cache.radix import common
-from stretto.engine.request import Request
-from stretto.engine.sequence import Sequence
-from stretto.errors import CacheFull, QueueFull
+from stretto.engine.decoders.base import Decoder
+from stretto.engine.encoding import Encoding
+from stretto.engine.request import Changes, Request
+from stretto.engine.runner import Match, Runner, Work
+from stretto.engine.track import Source, Track
+from stretto.errors import QueueFull
 from stretto.sampling.params import check_integer, check_number
 
-if TYPE_CHECKING:
-    from stretto.engine.engine import Engine
+MIN_SHARED_TOKENS = 32  # a common prefix at least this long is worth waiting for
+GROWTH_CELLS = 16  # that every running request should find free
 
-MIN_SHARED = 32  # tokens: a common beginning at least this long is worth waiting for
-GROWTH = 16  # cells that every running request should find free
-
-Work = tuple[Sequence, int]  # so many pending tokens of it
+AnyRequest = Request[Any]
 
 
 @dataclass(frozen=True)
@@ -35,16 +38,14 @@ class Limits:
     - `max_running`: requests in one forward pass
     - `max_queue`: requests that wait; a call that finds so many is refused with `QueueFull`
     - `max_tokens_per_step`: tokens in a forward pass, at most
-    - `max_step_ms`: how long a pass may take while somebody decodes, about; prompts are cut to fit
-    - `max_ahead_ms`: with `loop="fused"`, how long tokens may be kept to be handed out together, about;
-      None: as long as 32 of them take
+    - `max_step_ms`: how long a pass may take while requests decode, about; prompts are cut to fit
     """
 
     max_running: int = 64
     max_queue: int = 1024
     max_tokens_per_step: int = 512
     max_step_ms: float = 45.0
-    max_ahead_ms: float | None = None
+    max_ahead_ms: float | None = None  # without effect: every token is given out when it is made
 
     def __post_init__(self) -> None:
         check_integer("max_running", self.max_running, 1, 1 << 16)
@@ -52,130 +53,266 @@ class Limits:
         check_integer("max_tokens_per_step", self.max_tokens_per_step, 1, 1 << 16)
         check_number("max_step_ms", self.max_step_ms, 0.0, 1e9, open_low=True)
         if self.max_ahead_ms is not None:
-            check_number("max_ahead_ms", self.max_ahead_ms, 0.0, 1e9, open_low=True)
+            warnings.warn(
+                "max_ahead_ms has no effect: the fused loop gives every token out when it is made",
+                DeprecationWarning,
+                stacklevel=3,
+            )
 
 
 class Pace:
-    """What a token of a prompt costs here, learned from the steps so far."""
+    """The cost of a prompt's token here, learned from the steps so far."""
 
-    FEWEST = 8  # tokens of a piece; fewer are not worth a pass
+    MIN_TOKENS = 8  # of a piece; fewer are not worth a pass
 
     def __init__(self) -> None:
         self._seconds = 0.0  # for one token; 0: not known yet
 
     def learn(self, n_tokens: int, seconds: float) -> None:
-        """A pass over so many tokens took so long."""
-        if n_tokens >= self.FEWEST:
+        """Note that a pass over so many tokens took so long."""
+        if n_tokens >= self.MIN_TOKENS:
             now = seconds / n_tokens
             self._seconds = now if not self._seconds else 0.5 * (self._seconds + now)
 
     def tokens_in(self, milliseconds: float) -> int:
         """How many tokens of prompts fit into such a time."""
         if not self._seconds:
-            return 8 * self.FEWEST
-        return max(self.FEWEST, int(1e-3 * milliseconds / self._seconds))
+            return 8 * self.MIN_TOKENS
+        return max(self.MIN_TOKENS, int(1e-3 * milliseconds / self._seconds))
+
+
+class Plan:
+    """One step, before anything is done.
+
+    - `admitted`: requests that start, each track with the prefix that it can share
+    - `redo`: sources whose last token is computed again, as an interrupted step left them without logits
+    - `copies`: (from, to): preempted hypotheses of one search share cells again
+    - `work`: the tokens of the forward pass; `hidden`: those of a pass for final hidden states
+    - `only_decodes`: each source of `work` has just its last token pending, behind its last cell
+    - `waiting_for_images`: tracks that have images among their pending tokens
+    - `blocked`: no request can go on before an image is encoded
+    - `missing_cells`: more than can be made free; then `victim` has to go, and the rest waits
+    """
+
+    __slots__ = (
+        "admitted",
+        "blocked",
+        "claimed",
+        "copies",
+        "hidden",
+        "missing_cells",
+        "only_decodes",
+        "redo",
+        "victim",
+        "waiting_for_images",
+        "work",
+    )
+
+    def __init__(self) -> None:
+        self.admitted: list[tuple[AnyRequest, list[tuple[Track, Match]]]] = []
+        self.redo: list[Source] = []
+        self.copies: list[tuple[Track, Track]] = []
+        self.work: list[Work] = []
+        self.hidden: list[Work] = []
+        self.waiting_for_images: list[Track] = []
+        self.only_decodes = False
+        self.blocked = False
+        self.missing_cells = 0
+        self.claimed: list[Match] = []  # prefixes that cannot be evicted for them
+        self.victim: AnyRequest | None = None
 
 
 class Scheduler:
     """The queue of waiting requests and the list of running ones, oldest first."""
 
-    def __init__(self, engine: Engine, limits: Limits) -> None:
-        self._engine = engine
+    def __init__(self, runner: Runner, encoding: Encoding, limits: Limits) -> None:
+        self._runner = runner
+        self._encoding = encoding
         self.limits = limits
         self.pace = Pace()
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
-        self.stale = False  # somebody has ended or gone away since the last sweep
-        self.alone = True  # nobody can go on but those who wait for images
-        self._turn = 0  # whose token comes first, when a pass has no room for all
+        self.waiting: list[AnyRequest] = []
+        self.running: list[AnyRequest] = []
+        self.changes = Changes()
+        self._turn = 0  # which request's token comes first, when a pass has no room for all
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
         return not self.running and not self.waiting
 
-    @property
-    def awake(self) -> list[Request]:
-        """Running requests that can go on: none of those whose hook or callback is stepping us."""
-        return [request for request in self.running if not request.busy]
+    # -- the queue --
 
-    @property
-    def asleep(self) -> bool:
-        """Whether no step could move anything on."""
-        return not self.waiting and not self.awake
-
-    def add(self, requests: tuple[Request, ...]) -> None:
+    def add(self, requests: tuple[AnyRequest, ...]) -> None:
         """Put the requests of a call into the queue, behind those of their priority."""
         if len(self.waiting) >= self.limits.max_queue:
             self.sweep()
-        if len(self.waiting) >= self.limits.max_queue and not self.idle:
-            self._engine.metrics.refused += 1
+        if (
+            len(self.waiting) >= self.limits.max_queue
+            and not self.idle
+            and not all(request.urgent for request in requests)
+        ):
+            self._runner.metrics.refused += 1
             raise QueueFull(
                 f"{len(self.waiting)} requests wait already, and max_queue is {self.limits.max_queue}; "
-                "try again later"
+                "try again later",
+                n_waiting=len(self.waiting),
             )
         for request in requests:
             insort(self.waiting, request, key=_order)
             for one in (request, *request.siblings):
-                one.queued = True
-                self._engine.metrics.added += 1
+                one.queued = not one.urgent
+                one.changes = self.changes
+                self._runner.metrics.added += one.queued
 
-    def schedule(self) -> list[Work]:
-        """The sequences of the next pass, and how many pending tokens of each."""
-        if self.stale or self.waiting:
-            self.sweep()
-            self._admit()
-        decoding, prompts, n_sequences, n_tokens = [], [], 0, 0
-        encoding = self._engine.encoding
-        encoding.begin()
+    def sweep(self) -> None:
+        """Let go of what has finished, was abandoned, or has expired."""
+        self.changes.pending = False
+        for request in (*self.running, *self.waiting):
+            request.check()
+        self.running = [request for request in self.running if not request.finished]
+        self.waiting = [request for request in self.waiting if not request.finished]
+
+    def check_deadlines(self) -> None:
+        """End the running requests whose time is over."""
         for request in self.running:
-            if request.busy:
-                continue  # its hook or callback is stepping us
             if request.deadline is not None:
-                request.look_up()
-                if request.finished:
+                request.check()
+
+    def admit(self, request: AnyRequest) -> None:
+        """Move a request from the queue to those that run."""
+        self.waiting.remove(request)
+        self.running.append(request)
+
+    def requeue(self, request: AnyRequest) -> None:
+        """Put a preempted request back into the queue."""
+        self.running.remove(request)
+        insort(self.waiting, request, key=_order)
+
+    def ready(self) -> tuple[list[AnyRequest], list[AnyRequest]]:
+        """Running requests all of whose logits are there, their siblings with them; and those with hooks."""
+        found, hooked = [], []
+        for request in self.running:  # siblings join it at the end
+            if request.finished:
+                continue
+            for source in request.decoder.sources:
+                if not source.has_logits:
+                    break
+            else:
+                found.append(request)
+                if request.decoder.hooks:
+                    hooked.append(request)
+                if request.siblings:
+                    self.running += request.spawn()
+        return found, hooked
+
+    def cancel_all(self) -> None:
+        """End every request."""
+        for request in (*self.running, *self.waiting):
+            request.cancel()
+        self.running, self.waiting = [], []
+
+    # -- the plan --
+
+    def plan(self) -> Plan:
+        """The next step."""
+        plan = Plan()
+        shared: dict[int, int] = {}  # tokens that tracks will share, by id
+        if self.waiting:
+            self._plan_admissions(plan, shared)
+        decoding: list[Work] = []
+        prompts: list[Work] = []
+        n_sources = n_tokens = n_plain = 0
+        admitted = [request for request, _ in plan.admitted] if plan.admitted else ()
+        for request in (*self.running, *admitted) if admitted else self.running:
+            if request.finished:
+                continue
+            sources = request.decoder.sources
+            for source in sources:
+                n = source.n_pending
+                if n == 1 and source.at_end and not shared:  # the plain decoding step
+                    n_sources += 1
+                    decoding.append((source, 1))
+                    n_tokens += 1
+                    n_plain += 1
                     continue
-            n_sequences += len(request.sequences)
-            first = request.sequences[0] if request.sequences else None
-            for sequence in request.sequences:
-                n = sequence.n_pending
-                if n > 1 and first and sequence is not first and not self._engine.cells.count(sequence.id):
-                    # A preempted hypothesis comes back: what it shares with the first is computed once.
-                    if first.n_pending > 1:
-                        continue
-                    self._engine.share(first, sequence)
-                    n = sequence.n_pending
-                if not n and not sequence.ready:
-                    sequence.prepare()  # an interrupted step has left it without logits
-                    n = sequence.n_pending
-                if sequence.pictured and n:
-                    n = encoding.ready(sequence)
-                    if not n:  # an image comes first, which is not encoded yet
-                        n_sequences -= 1
-                        continue
-                if n == sequence.at_once:
-                    decoding.append((sequence, n))
+                n = self._n_planned(plan, source, request.decoder, shared)
+                if n is None:
+                    continue  # an image comes first, or cells that a sibling is computing
+                n_sources += 1
+                if not n:
+                    continue
+                if n == source.step_tokens:
+                    decoding.append((source, n))
                     n_tokens += n
-                elif n:
-                    prompts.append((sequence, n))
-        self.alone = not n_sequences
+                elif request.decoder.hidden:
+                    plan.hidden.append((source, n))
+                else:
+                    prompts.append((source, n))
+        plan.blocked = not n_sources
         room = self.limits.max_tokens_per_step - n_tokens
         if room < 0:
-            return self._turns(decoding)
-        if not prompts:
-            return decoding
-        work = decoding
-        if len(prompts) < n_sequences:  # somebody decodes
-            room = min(room, self.pace.tokens_in(self.limits.max_step_ms))
-        for sequence, n in prompts:
+            plan.work = self._turns(decoding)
+        else:
+            plan.work = decoding
+            if prompts:
+                if decoding or len(prompts) < n_sources - len(plan.hidden):  # a request decodes
+                    room = min(room, self.pace.tokens_in(self.limits.max_step_ms))
+                plan.work += self._cut(prompts, room, shared)
+            if plan.hidden:
+                plan.hidden = self._cut(plan.hidden, self.limits.max_tokens_per_step, shared)
+        plan.only_decodes = n_plain == len(plan.work) and not plan.hidden
+        if not plan.only_decodes or n_plain > self._runner.cells.n_free:
+            self._check_cells(plan)
+        return plan
+
+    def _n_planned(self, plan: Plan, source: Source, decoder: Decoder, shared: dict[int, int]) -> int | None:
+        """How many tokens of a source can be computed now; None if it has to wait."""
+        n = source.n_pending
+        if not n:
+            if not source.has_logits:  # an interrupted step has left it without logits
+                plan.redo.append(source)
+                return 1
+            return 0
+        track = source.track
+        if shared:
+            n -= shared.get(track.id, 0)
+        first = decoder.sources[0].track
+        alone = not track.n_placed and track.id not in shared
+        if n > 1 and alone and track is not first and decoder.reuses_prefix:
+            # Tracks of one request, such as preempted hypotheses: what they share is computed once.
+            n_common = common(first.tokens, track.tokens[:-1])
+            if 2 * n_common >= len(track) and first.n_pending - shared.get(first.id, 0) > 1:
+                return None
+            n_common = min(n_common, len(first.exact_tokens()))
+            if n_common:
+                plan.copies.append((first, track))
+                n -= n_common
+        if track.has_images:
+            plan.waiting_for_images.append(track)
+            ready = self._encoding.n_ready(track)
+            skipped = shared.get(track.id, 0)
+            n = min(n, ready - skipped) if ready < track.n_missing else n
+            if n <= 0:
+                return None
+        return n
+
+    @staticmethod
+    def _cut(prompts: list[Work], room: int, shared: dict[int, int]) -> list[Work]:
+        """As many tokens of prompts as there is room for; images that are seen whole stay whole."""
+        chosen: list[Work] = []
+        for source, n in prompts:
             if room <= 0:
                 break
-            work.append((sequence, min(n, room)))
+            n = min(n, room)
+            if source.track.has_images:
+                placed = source.track.n_placed + shared.get(source.track.id, 0)
+                n = source.track.whole_images(placed + n) - placed
+            chosen.append((source, n))
             room -= n
-        return work
+        return chosen
 
     def _turns(self, decoding: list[Work]) -> list[Work]:
-        """Who decodes in a pass that has no room for all: those who have to wait come first in the next."""
+        """Those that decode in a pass without room for all: the ones left out come first in the next."""
         first = self._turn % len(decoding)
         chosen: list[Work] = []
         room = self.limits.max_tokens_per_step
@@ -187,104 +324,83 @@ class Scheduler:
         self._turn = first + len(chosen)
         return chosen
 
-    def ready(self) -> tuple[list[Request], list[Request]]:
-        """Running requests all of whose logits are there, their siblings with them; and those with hooks."""
-        found, hooked = [], []
-        for request in self.running:  # siblings join it at the end
-            if request.busy or request.finished:
-                continue
-            for sequence in request.sequences:
-                if not sequence.ready:
-                    break
-            else:
-                found.append(request)
-                if request.params.hooks:
-                    hooked.append(request)
-                if request.siblings:
-                    self.running += request.spawn()
-        return found, hooked
-
-    def make_room(self, error: CacheFull) -> bool:
-        """Send the youngest request back to the queue, and say so; the last one left ends here.
-
-        Guesses go first: then nobody has to wait.
-        """
-        awake = self.awake
-        if any(sequence.lighten() for request in awake for sequence in request.sequences):
-            return False
+    def _check_cells(self, plan: Plan) -> None:
+        """See whether the cells suffice; if not, choose the request that has to go."""
+        wanted = sum([n for _, n in plan.work]) + (sum([n for _, n in plan.hidden]) if plan.hidden else 0)
+        free = self._runner.cells.n_free
+        if wanted <= free:
+            return
+        claimed = [match for _, matches in plan.admitted for _, match in matches]
+        if wanted <= self._runner.n_available(claimed):
+            return
+        plan.missing_cells, plan.claimed = wanted, claimed
+        running = [request for request in self.running if not request.finished]
+        candidates = running or [request for request, _ in plan.admitted]
         # What was edited (overflow="shift") cannot be computed again: such a request goes last.
-        youngest = max(
-            awake,
-            key=lambda r: (r.can_wait, all(sequence.exact for sequence in r.sequences), *_order(r)),
+        plan.victim = max(
+            candidates,
+            key=lambda r: (r.decoder.can_preempt, r.decoder.is_exact, *r.order),
         )
-        if len(awake) > 1 and youngest.can_wait:
-            self.running.remove(youngest)
-            for sequence in youngest.sequences:
-                sequence.release()
-            insort(self.waiting, youngest, key=_order)
-            return True
-        if youngest.tokens:
-            youngest.finish("length", "cache full")
-        else:
-            youngest.fail(error)
-        self.sweep()
-        return False
-
-    def sweep(self) -> None:
-        """Let go of what has finished, was cancelled, or has waited for too long."""
-        self.stale = False
-        for request in self.running:
-            request.look_up()
-        for request in self.waiting:
-            request.look_up()
-        self.running = [request for request in self.running if not request.finished]
-        self.waiting = [request for request in self.waiting if not request.finished]
-
-    def cancel_all(self) -> None:
-        """End every request."""
-        for request in (*self.running, *self.waiting):
-            request.cancel()
-        self.running, self.waiting = [], []
 
     # -- admission --
 
-    def _admit(self) -> None:
+    def _plan_admissions(self, plan: Plan, shared: dict[int, int]) -> None:
+        n_running = sum([not request.urgent for request in self.running])
         for request in self.waiting[: 2 * self.limits.max_running]:  # however long the queue is
-            if len(self.awake) >= self.limits.max_running:
+            if n_running >= self.limits.max_running and not request.urgent:
                 return
-            if self._could_share_soon(request):
+            if self._could_share_soon(plan, request, shared):
                 continue  # those behind it need not wait with it
-            if not self._fits(request):
+            matches = self._matches(request)
+            if not self._fits(plan, request, matches, shared):
                 return
-            self.waiting.remove(request)
-            self.running.append(request)
+            plan.admitted.append((request, matches))
+            n_running += not request.urgent
+            for track, match in matches:
+                if match.n:
+                    shared[track.id] = match.n
 
-    def _fits(self, request: Request) -> bool:
-        """Whether the cells suffice for a request beside those that run. What it can share it takes."""
-        bare = [sequence for sequence in request.sequences if not self._engine.cells.count(sequence.id)]
-        for sequence in bare:
-            self._engine.reuse(sequence)
-        if not self.awake:
+    def _matches(self, request: AnyRequest) -> list[tuple[Track, Match]]:
+        """The prefixes that the tracks of a request can share."""
+        if not request.decoder.reuses_prefix:
+            return []
+        tracks = [source.track for source in request.sources]
+        return [(track, self._runner.lookup(track)) for track in tracks if not track.n_placed]
+
+    def _fits(
+        self, plan: Plan, request: AnyRequest, matches: list[tuple[Track, Match]], shared: dict[int, int]
+    ) -> bool:
+        """Whether the cells suffice for a request beside those that run."""
+        if not self.running and not plan.admitted:
             return True  # it will never be better: if it does not fit now, that is an error
-        cells = self._engine.cells
-        growth = min(GROWTH, len(cells) // 64) * (len(self.running) + 1)
-        wanted = growth + request.n_pending + sum(other.n_pending for other in self.running)
-        if wanted <= cells.n_free or wanted <= self._engine.n_available():
+        runner = self._runner
+        cells = runner.cells
+        others = [*self.running, *(other for other, _ in plan.admitted)]
+        growth = min(GROWTH_CELLS, len(cells) // 64) * (len(others) + 1)
+        wanted = growth + request.n_pending + sum([other.n_pending for other in others])
+        wanted -= sum(match.n for _, match in matches) + sum(shared.values())
+        if wanted <= cells.n_free:
             return True
-        for sequence in bare:
-            self._engine.unuse(sequence)
-        return False
+        claimed = [match for _, several in plan.admitted for _, match in several]
+        return wanted <= runner.n_available([*claimed, *(match for _, match in matches)])
 
-    def _could_share_soon(self, request: Request) -> bool:
-        """Whether somebody is computing a beginning right now that the request could share."""
-        if not self._engine.prefix_cache:
+    def _could_share_soon(self, plan: Plan, request: AnyRequest, shared: dict[int, int]) -> bool:
+        """Whether a prefix that the request could share is being computed right now."""
+        if not self._runner.prefix_cache or not request.decoder.reuses_prefix:
             return False
-        computing = [other.sequence for other in self.running if other.sequence.n_pending > MIN_SHARED]
-        mine = request.sequence.history[:-1] if computing else []
-        return any(
-            common(other.history, mine) >= len(other) - other.n_pending + MIN_SHARED for other in computing
-        )
+        running = [*self.running, *(other for other, _ in plan.admitted)]
+        computing = []
+        for other in running:
+            if other.decoder.reuses_prefix and other.sources:
+                track = other.sources[0].track
+                n = track.n_pending - shared.get(track.id, 0)
+                if n > MIN_SHARED_TOKENS:
+                    computing.append((track, n))
+        if not computing or not request.sources:
+            return False
+        mine = request.sources[0].track.tokens[:-1]
+        return any(common(track.tokens, mine) >= len(track) - n + MIN_SHARED_TOKENS for track, n in computing)
 
 
-def _order(request: Request) -> tuple[int, int]:
-    return -request.params.priority, request.number
+def _order(request: AnyRequest) -> tuple[float, int]:
+    return request.order

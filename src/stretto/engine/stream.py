@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stretto.engine.engine import Engine
+from stretto.engine.output import TextOutput
 from stretto.engine.request import Request
 from stretto.engine.types import Result, Token
 
@@ -20,7 +21,7 @@ Event = TypeVar("Event")
 class EventStream(Generic[Event]):
     """Iterate it for the events of a request; `cancel()` ends it, as does leaving a `with`."""
 
-    def __init__(self, engine: Engine, request: Request, events: deque[Event]) -> None:
+    def __init__(self, engine: Engine, request: Request[Any], events: deque[Event]) -> None:
         self._engine = engine
         self._request = request
         self._events = events  # those nobody has taken yet
@@ -77,17 +78,19 @@ class TextStream(EventStream[Token]):
     stream.result.timings.tokens_per_second
     """
 
-    def __init__(self, engine: Engine, request: Request) -> None:
-        super().__init__(engine, request, request.events)
+    def __init__(self, engine: Engine, request: Request[Any]) -> None:
+        super().__init__(engine, request, request.output.events)
 
     @property
     def result(self) -> Result:
         """The whole result; runs what is left of the generation first."""
         for _ in self:
             pass
-        return self._request.result()
+        result: Result = self._request.result()
+        return result
 
     @property
     def text(self) -> str:
         """The text so far."""
-        return self._request.text
+        output: TextOutput = self._request.decoder.output
+        return output.text

@@ -6,18 +6,17 @@ and what is parked for others, cannot be changed from here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from stretto.backends.base import Batch
 from stretto.cache.cells import check_id, check_range
-from stretto.engine.engine import FIRST_ID
+from stretto.cache.changes import CellChanges
+from stretto.engine.engine import Engine
+from stretto.engine.runner import FIRST_ID
 from stretto.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from stretto.backends.base import Batch
-    from stretto.engine.engine import Engine
 
 Ints = NDArray[np.int32]
 
@@ -53,7 +52,7 @@ class CellTable:
     def sequences(self) -> list[int]:
         """The ids of sequences that have cells and are not parked."""
         with self._engine.lock:
-            return [i for i in self._cells.sequences if i not in self._engine.prefixes]
+            return [i for i in self._cells.sequences if i not in self._engine.runner.prefixes]
 
     def view(self, sequence: int) -> Ints:
         """int32[n]: a sequence's cells in position order."""
@@ -81,7 +80,7 @@ class CellTable:
         A sequence is "running" for a request, "held" by a caller, or "parked" for prompts to come.
         """
         with self._engine.lock:
-            cells, prefixes = self._cells, self._engine.prefixes
+            cells, prefixes = self._cells, self._engine.runner.prefixes
             used = np.flatnonzero(cells.shares)
             return {
                 "cells": len(cells),
@@ -104,6 +103,15 @@ class CellTable:
                     for i in cells.sequences
                 ],
             }
+
+    def changes(self, since: int = 0) -> CellChanges:
+        """Columns of the cells that changed after a version, for a view that follows the table.
+
+        >>> seen = llm.cells.changes()
+        >>> llm.cells.changes(seen.version).cells       # what has changed since
+        """
+        with self._engine.lock:
+            return self._cells.changes(since)
 
     def check(self) -> None:
         """Raise `RuntimeError` if the table contradicts itself anywhere."""
@@ -160,7 +168,7 @@ class CellTable:
             touched = batch.first_positions()
             for sequence in touched:
                 self._writable(sequence)
-            rows = self._engine.forward(batch)
+            rows = self._engine.runner.forward(batch)
             for sequence, position in touched.items():
                 self._changed(sequence, position)
             return rows
@@ -169,24 +177,24 @@ class CellTable:
 
     def _remove_all_but(self, kept: int | None) -> int:
         before = self._cells.n_free
-        self._engine.tidy()
+        self._engine.runner.tidy()
         for sequence in self.sequences:
             if sequence != kept and self._yours(sequence):
                 self._cells.remove(sequence)  # what is pending goes too, and is not computed for that
                 self._changed(sequence, 0)
-        self._engine.prefixes.clear()
+        self._engine.runner.prefixes.clear()
         return self._cells.n_free - before
 
     def _runs(self, sequence: int) -> bool:
-        held = self._engine.live.get(sequence)
+        held = self._engine.runner.tracks.get(sequence)
         return held is not None and held.running
 
     def _yours(self, sequence: int) -> bool:
-        held = self._engine.live.get(sequence)
+        held = self._engine.runner.tracks.get(sequence)
         return sequence < FIRST_ID if held is None else not held.running
 
     def _compute(self, sequence: int) -> None:
-        held = self._engine.live.get(sequence)
+        held = self._engine.runner.tracks.get(sequence)
         if held is not None and not held.running:
             self._engine.compute([held])
 
@@ -195,7 +203,7 @@ class CellTable:
         if self._runs(sequence):
             raise InvalidRequest(f"sequence {sequence} belongs to a request that is running")
         if not self._yours(sequence):
-            if sequence in self._engine.prefixes:
+            if sequence in self._engine.runner.prefixes:
                 raise InvalidRequest(f"sequence {sequence} is closed; its cells are parked")
             raise InvalidRequest(
                 f"sequence {sequence} is closed or never was; ids of your own lie below {FIRST_ID:,}"
@@ -203,6 +211,6 @@ class CellTable:
         self._compute(sequence)
 
     def _changed(self, sequence: int, position: int) -> None:
-        held = self._engine.live.get(sequence)
+        held = self._engine.runner.tracks.get(sequence)
         if held is not None:
             held.resync(position)

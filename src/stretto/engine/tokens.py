@@ -7,14 +7,14 @@ from collections.abc import Iterable
 import numpy as np
 
 from stretto.cache.items import Images, ImageToken
-from stretto.engine.pictures import check_token
+from stretto.engine.images import check_token
 from stretto.errors import InvalidRequest
 
 
 def checked_tokens(tokens: Iterable[int], n_vocab: int, images: Images | None) -> list[int]:
     """The tokens as a list of ids that are in the vocabulary; those of images are for `images` to compute."""
     if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable):
-        raise InvalidRequest(f"tokens must be a list of ids, not {tokens!r}")
+        raise InvalidRequest(f"tokens must be a list of ids, not {tokens!r}", param="tokens", value=tokens)
     several = list(tokens)
     if not several or (set(map(type, several)) == {int} and 0 <= min(several) <= max(several) < n_vocab):
         return several

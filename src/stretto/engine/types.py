@@ -33,11 +33,16 @@ class Token(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What `Sequence.step` did: the token it sampled, its text, and whether it is an end token."""
+    """A step of `Sequence.step`: the sampled token, its text, whether it is an end token.
+
+    `logprob` is its log-probability in the distribution that it was sampled from, before temperature and
+    filters.
+    """
 
     token: int
     text: str
     is_end: bool
+    logprob: float
 
 
 @dataclass(frozen=True)

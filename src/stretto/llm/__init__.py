@@ -2,6 +2,7 @@
 
 loading.py       `stretto.load`                   prompts.py     texts, images, conversations as token ids
 model.py         `LLM`                            making.py      options and prompts as requests
+texts.py         its half that makes texts
 """
 
 from stretto.llm.loading import load

@@ -25,7 +25,7 @@ def prompt_ids(engine: Engine, prompt: Prompt) -> list[int]:
         return engine.tokenizer.encode(prompt, special=True)
     if isinstance(prompt, tuple) and prompt:
         return _part_ids(engine, prompt)
-    return engine.check_tokens(cast(Seq[int], prompt))
+    return engine.runner.check_tokens(cast(Seq[int], prompt))
 
 
 def _part_ids(engine: Engine, parts: tuple[object, ...]) -> list[int]:
@@ -37,11 +37,12 @@ def _part_ids(engine: Engine, parts: tuple[object, ...]) -> list[int]:
         if isinstance(part, str):
             ids += tokenizer.encode(part, special=True, bos=False)
         elif isinstance(part, Image):
-            ids += engine.image_tokens(part)
+            ids += engine.runner.image_tokens(part)
         else:
             raise InvalidRequest(
                 f"a prompt's parts are texts and images, not {type(part).__name__}; "
-                "stretto.Image.open makes an image of a file, an array or a PIL image"
+                "stretto.Image.open makes an image of a file, an array or a PIL image",
+                param="prompt",
             )
     return ids
 
@@ -51,7 +52,9 @@ def conversation_ids(
 ) -> list[int]:
     """The ids of a conversation, as the model's template writes it."""
     if template is None:
-        raise Unsupported("this model has no chat template; use generate with a prompt of your own")
+        raise Unsupported(
+            "this model has no chat template; use generate with a prompt of your own", param="messages"
+        )
     tokenizer = engine.tokenizer
     parts: Iterable[str | int | Image]
     if has_images(messages):
@@ -63,5 +66,5 @@ def conversation_ids(
         if isinstance(part, int):
             ids.append(part)
         else:
-            ids += tokenizer.encode(part) if isinstance(part, str) else engine.image_tokens(part)
+            ids += tokenizer.encode(part) if isinstance(part, str) else engine.runner.image_tokens(part)
     return ids

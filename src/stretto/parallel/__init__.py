@@ -8,7 +8,7 @@ docs/parallel.md says what that means exactly.
 
 from stretto.parallel.options import ParallelOptions, ParallelParams, parallel_params
 from stretto.parallel.render import Loop, ParallelText
-from stretto.parallel.run import ParallelRun, run_all
+from stretto.parallel.run import Run, new_run, run_all
 from stretto.parallel.schedule import Bezier, Cosine, Linear
 from stretto.parallel.stream import ParallelStream
 from stretto.parallel.types import Attention, Member, ParallelStep
@@ -22,10 +22,11 @@ __all__ = [
     "Member",
     "ParallelOptions",
     "ParallelParams",
-    "ParallelRun",
     "ParallelStep",
     "ParallelStream",
     "ParallelText",
+    "Run",
+    "new_run",
     "parallel_params",
     "run_all",
 ]

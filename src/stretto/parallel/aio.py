@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from stretto.engine.aio import AsyncEventStream, finished
 from stretto.engine.request import Request
 from stretto.engine.worker import Worker
 from stretto.parallel.render import ParallelText
-from stretto.parallel.run import ParallelRun
+from stretto.parallel.run import Run
 from stretto.parallel.types import ParallelStep
 
 
@@ -20,33 +21,32 @@ class AsyncParallelStream(AsyncEventStream[ParallelStep]):
         print(step.brackets, end="", flush=True)
     """
 
-    def __init__(self, worker: Worker, make: Callable[[], ParallelRun]) -> None:
-        def begin() -> tuple[Request, deque[ParallelStep]]:
+    def __init__(self, worker: Worker, make: Callable[[], Run]) -> None:
+        def begin() -> tuple[Request[Any], deque[ParallelStep]]:
             run = make()
-            return run, run.arrived
+            return run, run.output.events
 
         super().__init__(worker, begin)
 
     async def result(self) -> ParallelText:
         """The whole; runs what is left first."""
-        run = await self._exhausted()
-        assert isinstance(run, ParallelRun)
-        return run.outcome()
+        text: ParallelText = (await self._exhausted()).result()
+        return text
 
 
 async def outcomes(
-    worker: Worker, make: Callable[[], list[ParallelRun]], whole: bool
+    worker: Worker, make: Callable[[], list[Run]], whole: bool
 ) -> ParallelText | list[ParallelText]:
     """Make runs, and wait until all of them have finished; if nobody waits any more, they end.
 
     What came of all of them is a list if `whole`, else what came of the first.
     """
-    runs: list[ParallelRun] = []
+    runs: list[Run] = []
 
-    def begin() -> list[list[Request]]:
+    def begin() -> list[list[Request[Any]]]:
         runs.extend(make())
         return [[run] for run in runs]
 
     await finished(worker, begin)
-    texts = [run.outcome() for run in runs]
+    texts = [run.result() for run in runs]
     return texts if whole else texts[0]

@@ -10,12 +10,14 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
+from stretto.engine.combinations import check_parallel
 from stretto.engine.params import Hook, RequestParams, Stop, request_params
-from stretto.errors import InvalidRequest, Unsupported
-from stretto.parallel.advance import Matrix
+from stretto.errors import InvalidRequest
 from stretto.parallel.schedule import Schedule, check_threshold
+from stretto.parallel.sets import Matrix
 from stretto.parallel.types import Member, ParallelStep
 from stretto.sampling.params import check_integer, check_number, check_temperature
+from stretto.structured import Grammar
 
 Mode = Literal["isolated", "visible"] | ArrayLike | Callable[[list[Member]], ArrayLike]
 
@@ -39,6 +41,7 @@ class ParallelOptions(TypedDict, total=False):
     ignore_eos: bool
     timeout: float | None
     hooks: Iterable[Hook]
+    grammar: Grammar | Mapping[str, Any] | None
     callback: Callable[[ParallelStep], Any] | None
     priority: int
 
@@ -140,12 +143,8 @@ def check_matrix(matrix: ArrayLike, width: int) -> Matrix:
 
 def parallel_params(options: Mapping[str, Any], n_vocab: int) -> tuple[ParallelParams, RequestParams]:
     """Check the options of a run; an unknown name raises, and one that a run has no use for says why."""
+    check_parallel(options)
     for name in options:
-        if name in NOT_FOR_RUNS:
-            kind = Unsupported if name == "grammar" else InvalidRequest
-            raise kind(
-                f"{name} is not for parallel runs: {NOT_FOR_RUNS[name]}", param=name, value=options[name]
-            )
         if name not in NAMES:
             near = get_close_matches(name, NAMES, 1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(NAMES)}"
@@ -157,25 +156,3 @@ def parallel_params(options: Mapping[str, Any], n_vocab: int) -> tuple[ParallelP
 
 OWN = tuple(field.name for field in fields(ParallelParams))
 NAMES = tuple(ParallelOptions.__annotations__)
-
-# What `generate` takes and a run does not, and what to do instead.
-NOT_FOR_RUNS = {
-    "top_k": "max_width says how many tokens are kept",
-    "top_p": "threshold says which tokens are kept",
-    "min_p": "threshold says which tokens are kept",
-    "seed": "nothing is drawn, and the same run comes every time; leave it out",
-    "repetition_penalty": "use a hook, such as stretto.hooks.NoRepeat",
-    "presence_penalty": "use a hook, such as stretto.hooks.NoRepeat",
-    "frequency_penalty": "use a hook, such as stretto.hooks.NoRepeat",
-    "logit_bias": "use hooks=[stretto.hooks.Bias({...})]",
-    "logprobs": "every member has its probability; leave it out",
-    "grammar": "sets have no single text that it could judge; use a hook to exclude tokens",
-    "loop": "sets are chosen in Python; leave it out",
-    "draft": "a set is not one token that could be guessed; leave it out",
-    "overflow": "sets cannot be shifted; a run ends at the end of the context",
-    "keep": "sets cannot be shifted; a run ends at the end of the context",
-    "n": "the same run comes every time; give a list of prompts for several",
-    "best_of": "the same run comes every time; give a list of prompts for several",
-    "beams": "all probable tokens are kept already; max_width says how many",
-    "length_penalty": "it is for beams; leave it out",
-}

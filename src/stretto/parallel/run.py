@@ -1,192 +1,298 @@
-"""A parallel run is a request like others, whose steps are sets: it shares its batches with all that runs."""
+"""A parallel run: a request whose decoder takes sets of tokens; it shares its batches with all that runs."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+from stretto.engine.decoders.base import OneTrack
 from stretto.engine.engine import Engine
+from stretto.engine.metrics import Metrics
+from stretto.engine.output import Ending, Output
 from stretto.engine.params import RequestParams
 from stretto.engine.request import Request
+from stretto.engine.runner import Runner
 from stretto.engine.sequence import Sequence
-from stretto.engine.types import FinishReason
-from stretto.errors import InvalidRequest
-from stretto.parallel.advance import SetSequence
+from stretto.engine.track import Row, Track
+from stretto.engine.types import Usage
+from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.parallel.held import HeldSteps
 from stretto.parallel.options import ParallelParams
 from stretto.parallel.prune import Pruner
 from stretto.parallel.render import ParallelText
 from stretto.parallel.select import Chosen, check_shares, distribution, select, temper
+from stretto.parallel.sets import SetSource
 from stretto.parallel.types import Member, ParallelStep
+from stretto.sampling.rng import RandomStream
+from stretto.structured import Compiled, Guide
+from stretto.text.detokenizer import Detokenizer
+from stretto.text.stops import StopMatcher
+
+Run = Request["SetDecoder"]
 
 
-class ParallelRun(Request):
-    """One run from prompt to `ParallelText`. `arrived` holds the steps nobody has taken yet."""
+class SetOutput(Output[ParallelStep]):
+    """The steps of a run. One that may begin a stop string is held until that is known."""
 
-    sequence: SetSequence
+    def __init__(self, metrics: Metrics, params: RequestParams, detokenizer: Detokenizer) -> None:
+        super().__init__(metrics)
+        self.steps: list[ParallelStep] = []
+        self.detokenizer = detokenizer
+        self._params = params
+        self._matcher = StopMatcher(params.stop)
+        self._held = HeldSteps()
+        self._text = ""
+
+    def text_of(self, token: int) -> str:
+        """What a token would add to the best path; half a character shows as U+FFFD."""
+        fork = self.detokenizer.fork()
+        return fork.push(token) + fork.flush()
+
+    def read(self, step: ParallelStep) -> tuple[list[ParallelStep], Ending | None]:
+        """Take a step; return those that may be shown, and why the run ends here if it does."""
+        self.steps.append(step)
+        certain = self._matcher.push(step.text)
+        self._text += certain
+        shown = self._held.add(step, len(certain))
+        if self._matcher.matched is not None:
+            return shown + self._held.cut(), Ending("stop", self._matcher.matched)
+        if any(stop(self._text) for stop in self._params.stop_functions):
+            return shown + self._held.flush(), Ending("stop", "stop function")
+        return shown, None
+
+    def emit(self, steps: list[ParallelStep], ending: Ending | None = None) -> None:
+        """Give out steps, and the ending with the last of them."""
+        if ending is not None:
+            steps = steps + self._held.flush()
+        self.events += steps
+        if steps and self.notify is not None:
+            self.notify()
+        callback = cast("Callable[[ParallelStep], Any] | None", self._params.callback)
+        go_on = callback is None or all(callback(step) is not False for step in steps)
+        if ending is not None:
+            self.end(ending)
+        elif not go_on:
+            self.end_early(Ending("stop", "callback"))
+
+    def end_early(self, ending: Ending) -> None:
+        """End without another step."""
+        if self.ending is None:
+            self.events += self._held.flush()
+            self.end(ending)
+
+    @property
+    def shown(self) -> list[ParallelStep]:
+        """The steps that are not held back."""
+        return self.steps[: len(self.steps) - len(self._held)]
+
+    @property
+    def rest(self) -> str:
+        """U+FFFD for a character that was never finished."""
+        cut = self._matcher.matched is not None
+        return "" if cut or len(self._held) else self.detokenizer.fork().flush()
+
+
+class SetDecoder(OneTrack):
+    """Keeps every token that is probable enough, as a set at one position.
+
+    A grammar follows the best path: the members of a set are the tokens that it allows there.
+    """
 
     def __init__(
-        self, engine: Engine, prompt: list[int] | Sequence, run: ParallelParams, params: RequestParams
+        self,
+        runner: Runner,
+        track: Track,
+        run: ParallelParams,
+        params: RequestParams,
+        output: SetOutput,
+        end_ids: frozenset[int],
+        guide: Guide | None = None,
     ) -> None:
-        for wanted in ("merge", "fork", *(("attention",) if run.measures else ())):
-            engine.backend.capabilities.require(wanted, engine.backend.name)
-        sequence, tokens = _start(engine, prompt)
-        super().__init__(engine, tokens, params, sequence=sequence)
-        sequence.watching = run.attention
+        super().__init__(track)
+        self.output: SetOutput = output
+        self.source = SetSource(runner, track)
+        self.sources = (self.source,)
+        self.source.watching = run.attention
+        self.hooks = params.hooks
+        self.can_preempt = self.source.is_exact  # what was edited before it began cannot be computed again
         self.run = run
-        self.can_wait = sequence.exact  # what was edited before it began could not be computed again
-        self.steps: list[ParallelStep] = []
-        self.arrived: deque[ParallelStep] = deque()
-        self._waiting = HeldSteps()
+        self._runner = runner
+        self._end_ids = end_ids
+        self._guide = guide
+        self._forced = [] if guide is None else guide.begin()
+        self._n_prompt = len(track)
         self._pruner = None if run.prune is None else Pruner(run.prune, run.prune_after)
-        self._freed = 0
-        left = engine.context_length - sequence.position + 1  # the last step needs no cell
+        self._n_freed = 0
+        left = runner.context_length - track.position + 1  # the last step needs no cell
         self._most = left if params.max_tokens is None else min(left, params.max_tokens)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all of it can be computed again."""
+        return self.source.is_exact
+
+    def hook_rows(self) -> list[tuple[Row, list[int]]]:
+        """The logits that the next set is taken from, with the best path."""
+        return [(self.source.logits, self.source.path)]
 
     # -- a step --
 
-    def _advance(self) -> None:
+    def advance(self, n_running: int) -> None:
         """Take in what the last set gave, and choose the next one."""
-        if self._timed_out():
-            self.finish("timeout")
-            return
         self._take_in()
-        threshold = self.run.threshold_at(len(self.steps) / max(1, self._most - 1))
+        steps = self.output.steps
+        threshold = self.run.threshold_at(len(steps) / max(1, self._most - 1))
         chosen = self._choose(threshold)
-        self.note_token()
+        self.output.note_token()
         if chosen.end is not None:
-            self._conclude(self._waiting.flush(), "stop", chosen.end)
+            self.output.emit([], Ending("stop", chosen.end))
         else:
             self._go_on(chosen, threshold)
 
     def _choose(self, threshold: float) -> Chosen:
         """The next set, from the logits as hooks have left them."""
-        sequence = self.sequence
-        check_shares(sequence.each)
-        row = sequence.logits
+        source, guide = self.source, self._guide
+        check_shares(source.each)
+        if self._forced:
+            return Chosen([self._forced[0]], [1.0])
+        row = source.logits if guide is None else guide.masked(source.logits)
         best = int(row.argmax())
-        plain = sequence.unmixed and not self.params.hooks
-        following = temper(sequence.each[0] if plain else distribution(row), self.run.temperature, best)
+        plain = source.unmixed and not self.hooks and guide is None
+        following = temper(source.each[0] if plain else distribution(row), self.run.temperature, best)
         return select(following, threshold, self.run.max_width, self._end_ids, best)
 
     def _take_in(self) -> None:
         """Note the cells and the attention of the set that was computed, and prune."""
-        if not self.steps:
+        steps, source = self.output.steps, self.source
+        if not steps:
             return
-        sequence, step = self.sequence, self.steps[-1]
-        for one in self.steps if sequence.released else self.steps[-1:]:
-            cells = sequence.cells_of(one.position)
+        step = steps[-1]
+        for one in steps if source.released else steps[-1:]:
+            cells = source.cells_of(one.position)
             for member in one.members:
                 member.cell = cells.get(member.id, member.cell)
-        sequence.released = False
-        step.attention = sequence.attention
+        source.released = False
+        step.attention = source.attention
         if self._pruner is None:
             return
-        if sequence.received is not None:
-            gone = self._pruner.note(sequence.received)
-            if gone:
-                self._freed += sequence.forget(gone)
+        if source.received is not None:
+            pruned = self._pruner.note(source.received)
+            if pruned:
+                self._n_freed += source.prune(pruned)
         self._pruner.watch(step)
-        sequence.probed = self._pruner.places
+        source.probed = self._pruner.places
 
     def _go_on(self, chosen: Chosen, threshold: float) -> None:
         """Make the chosen tokens the next step, and have them computed unless they are the last."""
+        output = self.output
         members = [
-            Member(token, self._text_of(token), probability, weight)
+            Member(token, output.text_of(token), probability, weight)
             for token, probability, weight in zip(
                 chosen.tokens, chosen.probabilities, chosen.weights, strict=True
             )
         ]
         sees = self.run.sees(members)
         step = ParallelStep(
-            index=len(self.steps),
-            position=self.sequence.position,
+            index=len(output.steps),
+            position=self.source.position,
             members=members,
-            text=self._detokenizer.push(members[0].id),
+            text=output.detokenizer.push(members[0].id),
             threshold=threshold,
-            edges=self.sequence.each[:, chosen.tokens].tolist(),
+            edges=self.source.each[:, chosen.tokens].tolist(),
         )
-        self.steps.append(step)
-        self.tokens.append(members[0].id)
-        certain = self._matcher.push(step.text)
-        self._text.append(certain)
-        shown = self._waiting.add(step, len(certain))
-        if self._matcher.matched is not None:
-            self._conclude(shown + self._waiting.cut(), "stop", self._matcher.matched)
-        elif any(stop(self.text) for stop in self.params.stop_functions):
-            self._conclude(shown + self._waiting.flush(), "stop", "stop function")
-        elif self._exhausted():
-            self._conclude(shown + self._waiting.flush(), "length", None)
-        else:
+        shown, ending = output.read(step)
+        if ending is None and self._is_complete(members[0].id):
+            ending = Ending("stop", "grammar")
+        if ending is None and len(output.steps) >= self._most:
+            ending = Ending("length")
+        if ending is None:
             weights = chosen.weights if self.run.combine == "mixture" else None
-            self.sequence.push(chosen.tokens, sees, weights)
-            if not self._show(shown) and not self.finished:
-                self.finish("stop", "callback")
+            self.source.push(chosen.tokens, sees, weights)
+        output.emit(shown, ending)
 
-    def _text_of(self, token: int) -> str:
-        """What a token would add to the best path; half a character shows as U+FFFD."""
-        fork = self._detokenizer.fork()
-        return fork.push(token) + fork.flush()
-
-    def _show(self, steps: list[ParallelStep]) -> bool:
-        """Hand out steps; False if the callback wants no more."""
-        self.arrived += steps
-        if steps and self.notify is not None:
-            self.notify()
-        callback = cast("Callable[[ParallelStep], Any] | None", self.params.callback)
-        return callback is None or all(callback(step) is not False for step in steps)
+    def _is_complete(self, token: int) -> bool:
+        """Follow the best path in the grammar; say whether nothing is allowed behind this token."""
+        if self._guide is None:
+            return False
+        if self._forced:  # the guide is past it already
+            self._forced = self._forced[1:]
+        else:
+            self._forced = self._guide.push(token)
+        return self._guide.done and not self._forced
 
     # -- the end --
 
-    def _conclude(self, steps: list[ParallelStep], reason: FinishReason, why: str | int | None) -> None:
-        """Hand out the last steps, and end."""
-        self._show(steps)
-        if not self.finished:  # by the callback
-            self._end(reason, why)
+    @property
+    def usage(self) -> Usage:
+        """Tokens counted so far."""
+        return Usage(self._n_prompt, len(self.output.steps), self.track.n_cached)
 
-    def finish(self, reason: FinishReason, why: str | int | None = None) -> None:
-        """End it from outside; what is there stays."""
-        if not self.finished:
-            self.arrived += self._waiting.flush()
-            self._end(reason, why)
-
-    def text_so_far(self) -> ParallelText:
+    def result(self) -> ParallelText:
         """What has come up to now."""
-        cut = self._matcher.matched is not None
+        output = self.output
+        ending = output.ending
         return ParallelText(
-            steps=self.steps[: len(self.steps) - len(self._waiting)],
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
+            steps=output.shown,
+            finish_reason=None if ending is None else ending.reason,
+            stop_reason=None if ending is None else ending.why,
             usage=self.usage,
-            timings=self.timings,
-            cells_freed=self._freed,
-            rest="" if cut or self._waiting else self._detokenizer.fork().flush(),
+            timings=output.timings(len(output.steps)),
+            cells_freed=self._n_freed,
+            rest=output.rest,
         )
 
-    def outcome(self) -> ParallelText:
-        """What came of it, once it has finished."""
-        if self.error is not None:
-            raise self.error
-        if self.finish_reason is None:
-            raise InvalidRequest("the run has not finished; iterate the stream to its end first")
-        return self.text_so_far()
+    def end_early(self, ending: Ending) -> None:
+        """End from outside; what is there stays."""
+        self.output.end_early(ending)
+
+    def forget_logits(self) -> None:
+        """Undo what an interrupted hook may have changed."""
+        self.source.forget_logits()
+
+    def preempt(self) -> None:
+        """Give the cells up; the sets are computed again."""
+        self.source.release()
+
+    def close(self) -> None:
+        """Let go of the track."""
+        self.source.close()
 
 
-def _start(engine: Engine, prompt: list[int] | Sequence) -> tuple[SetSequence, list[int]]:
-    """A sequence to run on: a new one, or a fork of one that is there, which stays as it is."""
-    if not isinstance(prompt, Sequence):
-        fits = len(prompt) < engine.context_length  # or else the request refuses it
-        return SetSequence(engine, prompt if fits else ()), prompt
-    with engine.lock:
-        prompt.logits  # noqa: B018  # computed now, so that there are cells to share
-        sequence = SetSequence(engine, (), prompt.random.fork())
-        sequence.follow(prompt)
-        return sequence, prompt.tokens
+def new_run(engine: Engine, prompt: list[int] | Sequence, run: ParallelParams, params: RequestParams) -> Run:
+    """A request for one run: from a prompt, or from a fork of a sequence, which stays as it is."""
+    runner = engine.runner
+    for wanted in ("merge", "fork", *(("attention",) if run.measures else ())):
+        runner.backend.capabilities.require(wanted, runner.backend.name)
+    if isinstance(prompt, Sequence):
+        with engine.lock:
+            track = prompt.track_in(engine)
+            if not len(track):
+                raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
+            prompt.logits  # noqa: B018  # computed now, so that there are cells to share
+            track = runner.fork(track)
+    else:
+        if not prompt:
+            raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
+        if len(prompt) >= runner.context_length:
+            raise ContextOverflow(
+                f"the prompt has {len(prompt)} tokens and the context {runner.context_length}; "
+                "shorten it, leaving room for an answer",
+                n_tokens=len(prompt),
+                limit=runner.context_length,
+            )
+        track = runner.new_track(prompt, RandomStream(0))
+    track.running = True
+    guide = params.grammar.guide() if isinstance(params.grammar, Compiled) else None
+    tokenizer = engine.tokenizer
+    detokenizer = tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)
+    output = SetOutput(runner.metrics, params, detokenizer)
+    end_ids = params.stop_tokens | (frozenset() if params.ignore_eos else tokenizer.end_ids)
+    decoder = SetDecoder(runner, track, run, params, output, end_ids, guide)
+    return Request(decoder, runner.metrics, priority=params.priority, timeout=params.timeout)
 
 
-def run_all(engine: Engine, runs: Iterable[ParallelRun]) -> list[ParallelText]:
+def run_all(engine: Engine, runs: Iterable[Run]) -> list[ParallelText]:
     """Run several together, each in every batch, and wait for all of them."""
     several = list(runs)
     engine.complete([[run] for run in several])
-    return [run.outcome() for run in several]
+    return [run.result() for run in several]

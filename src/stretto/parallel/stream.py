@@ -5,7 +5,7 @@ from __future__ import annotations
 from stretto.engine.engine import Engine
 from stretto.engine.stream import EventStream
 from stretto.parallel.render import ParallelText
-from stretto.parallel.run import ParallelRun
+from stretto.parallel.run import Run
 from stretto.parallel.types import ParallelStep
 
 
@@ -15,8 +15,8 @@ class ParallelStream(EventStream[ParallelStep]):
     A step comes when its set is chosen. Its members' cells, attention and pruning are filled in later.
     """
 
-    def __init__(self, engine: Engine, run: ParallelRun) -> None:
-        super().__init__(engine, run, run.arrived)
+    def __init__(self, engine: Engine, run: Run) -> None:
+        super().__init__(engine, run, run.output.events)
         self._run = run
 
     @property
@@ -24,9 +24,10 @@ class ParallelStream(EventStream[ParallelStep]):
         """The whole; runs what is left first."""
         for _ in self:
             pass
-        return self._run.outcome()
+        text: ParallelText = self._run.result()
+        return text
 
     @property
     def so_far(self) -> ParallelText:
         """What has come up to now."""
-        return self._run.text_so_far()
+        return self._run.decoder.result()

@@ -105,6 +105,11 @@ def choose(
     return token
 
 
+def log_probability(logits: Row, token: int) -> float:
+    """The log-probability of a token in the distribution of a row of logits."""
+    return _native.log_probability(logits, token)
+
+
 def history(params: SamplingParams, tokens: Sequence[int]) -> NDArray[np.int32] | None:
     """The tokens so far, if any penalty asks for them."""
     return np.asarray(tokens, np.int32) if params.penalizes else None

@@ -102,8 +102,7 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
             param = "tools" if error.param == "tools" else grammar
             return ApiError(400, message, param=param, code="invalid_grammar")
         case errors.ContextOverflow() | errors.Unsupported() | errors.InvalidRequest():
-            named = error.param or next((p for start, p in _STARTS if message.startswith(start)), None)
-            param = (prompt or named) if named in _INPUT else named
+            param = (prompt or error.param) if error.param in _INPUT else error.param
             return ApiError(400, message, param=param, code=_CODES.get(type(error)))
         case errors.Cancelled():
             return ApiError(503, message, code="cancelled", retry_after=RETRY_AFTER)
@@ -118,7 +117,6 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
 
 
 _INPUT = ("prompt", "text", "ids")  # parameters of ours that each endpoint has under a name of its own
-_STARTS = (("the prompt is empty", "prompt"), ("n is ", "n"))  # of errors that have no `param` yet
 _CODES = {errors.ContextOverflow: "context_length_exceeded", errors.Unsupported: "unsupported"}
 
 

@@ -29,7 +29,6 @@ class Generation:
     def __init__(self, state: State, lease: Lease, since: float) -> None:
         self._state = state
         self.limits = state.settings.limits
-        self.turns = state.turns
         self.lease = lease
         self.since = since  # when the request came
         self.texts: Any = None  # an AsyncTexts, or an async iterator over parallel steps

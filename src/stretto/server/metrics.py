@@ -19,8 +19,8 @@ COUNTERS = {
     "prompt_tokens": "tokens of prompts that were computed",
     "decoded_tokens": "tokens that were computed one at a time",
     "cached_tokens": "tokens that were found in the cache",
-    "guessed_tokens": "tokens that were guessed and checked",
-    "guessed_right": "guesses that were right",
+    "drafted_tokens": "tokens that were guessed and checked",
+    "accepted_tokens": "guesses that were right",
 }
 SECONDS = {
     "forward": "seconds of steps in the backend",

@@ -168,13 +168,12 @@ async def embedded(
 ) -> tuple[list[Any], int]:
     """The vectors of texts, some at a time, and how many tokens they have together."""
     llm, vectors, n_tokens = generation.lease.llm, [], 0
-    async with generation.turns:
-        ids = await asyncio.to_thread(lambda: [ids_of(llm, text) for text in texts])
-        for start in range(0, len(ids), TOGETHER):
-            some = ids[start : start + TOGETHER]
-            _ = generation.left  # raises if there is no time left
-            vectors += list(await asyncio.to_thread(llm.embed, some, pooling=pooling, normalize=normalize))
-            n_tokens += sum(map(len, some))
+    ids = await asyncio.to_thread(lambda: [ids_of(llm, text) for text in texts])
+    for start in range(0, len(ids), TOGETHER):
+        some = ids[start : start + TOGETHER]
+        _ = generation.left  # raises if there is no time left
+        vectors += list(await llm.aembed(some, pooling=pooling, normalize=normalize))
+        n_tokens += sum(map(len, some))
     return vectors, n_tokens
 
 

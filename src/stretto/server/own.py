@@ -202,7 +202,7 @@ async def score(body: ScoreRequest, request: Request) -> Response:
     try:
         llm = generation.lease.llm
         ids = await asyncio.to_thread(ids_of, llm, body.text)
-        scores = await unless_gone(request, _scored(generation, ids))
+        scores = await unless_gone(request, llm.ascore(ids))
         pieces = [llm.tokenizer.decode([token], special=True) for token in ids]
     except Exception as error:
         raise translate(error, "text") from error
@@ -220,11 +220,6 @@ async def score(body: ScoreRequest, request: Request) -> Response:
             "timings": generation.spent(),
         }
     )
-
-
-async def _scored(generation: Generation, ids: list[int]) -> Any:
-    async with generation.turns:
-        return await asyncio.to_thread(generation.lease.llm.score, ids)
 
 
 @router.post("/stretto/parallel")

@@ -26,9 +26,6 @@ from stretto.weights.gguf import GGUF
 from stretto.weights.memory import memory
 
 WORKING = 64 << 20  # bytes beside weights and cache: vocabulary, activations
-AHEAD_MS = (
-    33.0  # for which the tokens of a lone request may be kept, to be sent together; less when others come
-)
 SHARE = 0.8  # of the free memory, which models may take if the operator does not say
 
 Opener = Callable[[ModelEntry], LLM]
@@ -212,9 +209,7 @@ class Registry:
             cells=settings.cells,
             kv=settings.kv,
             precision=settings.precision,
-            limits=Limits(
-                max_running=settings.max_running, max_queue=settings.max_queue, max_ahead_ms=AHEAD_MS
-            ),
+            limits=Limits(max_running=settings.max_running, max_queue=settings.max_queue),
             vision=None if entry.vision is None else hub.resolve(entry.vision),
         )
 

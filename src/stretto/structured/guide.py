@@ -93,6 +93,10 @@ class Guide:
         _check_time(begun)
         return forced
 
+    def n_valid(self, tokens: list[int]) -> int:
+        """How many of these tokens, from the first on, the grammar would allow one after the other."""
+        return 0 if self.done else self._matcher.validate_tokens(tokens)
+
     def fork(self) -> Guide:
         """Another one that goes on from here by itself."""
         twin = Guide(self._matcher.deep_copy(), self._n_vocab, self._n_matched, self._ends)

@@ -83,7 +83,7 @@ def plan_tools(
 class ToolStream(TextStream):
     """A stream whose `result` has the calls; its tokens are those of the whole text."""
 
-    def __init__(self, engine: Engine, request: Request, plan: ToolPlan) -> None:
+    def __init__(self, engine: Engine, request: Request[Any], plan: ToolPlan) -> None:
         super().__init__(engine, request)
         self._plan = plan
 

@@ -1,32 +1,32 @@
-"""A sequence whose next step may be several tokens at one position, all of them in one forward pass.
+"""A track that goes on by sets: several tokens at one position, all of them in one forward pass.
 
-Who sees whom is a matter of sets. A member that may not see all its siblings gets a lane: a sequence of its
-own that shares the past. It is placed in its lane, in the lanes of those who may see it, and in the sequence
-itself; it attends from its lane. When the pass is over the lanes are let go, and the sequence has the whole
-set. Members that all see each other need no lanes.
+Which member sees which is a matter of sets of sequences. A member that may not see all its siblings gets a
+lane: a sequence of its own that shares the past. It is placed in its lane, in the lanes of those who may see
+it, and in the track itself; it attends from its lane. When the pass is over the lanes are removed, and the
+track has the whole set. Members that all see each other need no lanes.
 
-The sets are remembered. A sequence that had to give its cells up computes them again, several in a pass, and
-forgets again what was pruned, each where it was pruned: so what follows is the same.
+The sets are remembered. A track that was preempted computes them again, several in a pass, and removes again
+what was pruned, each where it was pruned: so what follows is the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Batch
-from stretto.engine.engine import Engine
-from stretto.engine.sequence import Row, Rows, Sequence
+from stretto.backends.base import Batch, DeviceRow
+from stretto.engine.runner import Runner
+from stretto.engine.track import Row, Track, host_row, host_rows
+from stretto.engine.track import Rows as BackendRows
 from stretto.parallel.select import mixed_row, shares
 from stretto.parallel.types import Attention, Floats, Place
-from stretto.sampling.rng import RandomStream
 
+Rows = NDArray[np.float32]  # float32[members, n_vocab]
 Matrix = NDArray[np.bool_]  # bool[members, members]: whether the row's member sees the column's
 
-AGAIN = 64  # tokens of sets that are computed again in one pass, about
+MAX_REDONE_TOKENS = 64  # of sets that are computed again in one pass, about
 
 
 @dataclass
@@ -35,8 +35,8 @@ class _Set:
 
     tokens: list[int]
     sees: Matrix | None  # None: all see all
-    weights: list[float] | None  # of the mixture that follows it; None: what the first member says follows
-    gone: list[Place] = field(default_factory=list)  # what left the cache when it had been computed
+    weights: list[float] | None  # of the mixture that follows it; None: the first member's follows
+    pruned: list[Place] = field(default_factory=list)  # removed from the cache when it had been computed
 
     @property
     def order(self) -> list[int]:
@@ -50,12 +50,13 @@ class _Set:
         return [i for i in range(len(self.tokens)) if self.sees[i, member] and i != member]
 
 
-class SetSequence(Sequence):
-    """A sequence that goes on by sets. Rows of what it gives stand in the order of the set's tokens."""
+class SetSource:
+    """Fills batches with the sets of a track. Rows stand in the order of the set's tokens."""
 
-    def __init__(
-        self, engine: Engine, tokens: Iterable[int] = (), random: RandomStream | None = None
-    ) -> None:
+    def __init__(self, runner: Runner, track: Track) -> None:
+        self.track = track
+        self.step_tokens = 1
+        self._runner = runner
         self._sets: list[_Set] = []  # all of them
         self._n_done = 0  # how many have been computed
         self._n_entered = 0  # how many are in the batch that is being computed
@@ -68,53 +69,44 @@ class SetSequence(Sequence):
         self.rows: Rows = np.empty((0, 0), np.float32)  # float32[members, n_vocab], as the model gave them
         self.each: Rows = self.rows  # the distributions they stand for
         self.unmixed = True  # whether the next logits are those of one member
-        self._given: Row | None = (
-            None  # the logits it began with, if another sequence gave them: edited perhaps
-        )
+        self._given: Row | None = None  # logits that the track came with: edited perhaps
         self.received: Floats | None = None  # float32[members, probed]
         self.attention: Attention | None = None
-        self.released = False  # it has given its cells up; members have other ones since
-        super().__init__(engine, tokens, RandomStream(None) if random is None else random)
-        self._begin()
+        self.released = False  # it was preempted; members have other cells since
+        self._n_given = len(track)
+        self.path = list(track.tokens)  # the prompt and the best path, for hooks
+        self.is_exact = track.exact is None  # whether all can be computed again
+        if track.logits is not None:
+            self._given = track.host_logits()
+            self._gave(self._given[np.newaxis])
 
-    def _begin(self) -> None:
-        """What is here now was there before the first set."""
-        self._n_given = len(self._tokens)
-        self._said = list(self._tokens)
-        self._repeatable = self._exact is None
+    # -- what is pending --
 
     @property
     def n_pending(self) -> int:
         """How many tokens have no cell yet."""
-        return super().n_pending + sum([len(one.tokens) for one in self._sets[self._n_done :]])
-
-    @property
-    def position(self) -> int:
-        """The position of the next set, or of the one that is to be computed: one more for each set."""
-        return self._start + super().n_pending
+        n = self.track.n_missing + sum([len(one.tokens) for one in self._sets[self._n_done :]])
+        return max(0, n)
 
     @property
     def at_end(self) -> bool:
         """A set takes the long way, also if it has one member."""
-        return self._n_done == len(self._sets) and super().at_end
+        return self._n_done == len(self._sets) and self.track.at_end
 
     @property
-    def path(self) -> list[int]:
-        """The prompt and the best path, for hooks."""
-        return self._said
+    def has_logits(self) -> bool:
+        """Whether the logits that the next set is taken from are there."""
+        return self.track.logits is not None
 
     @property
-    def exact(self) -> bool:
-        """Whether it can be computed again: what it began with has not been edited."""
-        return self._repeatable
+    def logits(self) -> Row:
+        """The logits that the next set is taken from: hooks may change them."""
+        return self.track.host_logits()
 
-    def follow(self, other: Sequence) -> None:
-        """Go on from where another sequence stands."""
-        super().follow(other)
-        self._begin()
-        if self._logits is not None:
-            self._given = self._logits
-            self._gave(self._given[np.newaxis])
+    @property
+    def position(self) -> int:
+        """The position of the next set, or of the one that is to be computed: one more for each set."""
+        return self.track.position
 
     def push(self, tokens: list[int], sees: Matrix | None, weights: list[float] | None = None) -> None:
         """Make these tokens, each another, the set that is computed next.
@@ -122,71 +114,74 @@ class SetSequence(Sequence):
         `weights` are those of the mixture that is the next distribution; None: that of the first token.
         """
         self._sets.append(_Set(list(tokens), None if sees is None or sees.all() else sees, weights))
-        self._said.append(tokens[0])
-        self.at_once = len(tokens)
-        self._logits = None
+        self.path.append(tokens[0])
+        self.step_tokens = len(tokens)
+        self.track.logits = None
+
+    # -- cells of members --
 
     def cells_of(self, position: int) -> dict[int, int]:
         """The cell of each token at a position."""
-        table = self._engine.cells
-        view = table.view(self.id)
+        table = self._runner.cells
+        view = table.view(self.track.id)
         first, last = np.searchsorted(table.positions[view], (position, position + 1)).tolist()
         cells = view[first:last]
         return dict(zip(table.tokens[cells].tolist(), cells.tolist(), strict=True))
 
-    def forget(self, members: list[Place]) -> int:
-        """Take members out of the cache; return how many cells became free."""
-        self._sets[-1].gone = members
+    def prune(self, members: list[Place]) -> int:
+        """Remove members from the cache; return how many cells became free."""
+        self._sets[-1].pruned = members
         return self._remove_members(members)
 
     def _remove_members(self, members: list[Place]) -> int:
-        table = self._engine.cells
+        table, track = self._runner.cells, self.track
         cells = [self.cells_of(position)[token] for position, token in members]
-        gone = np.isin(table.view(self.id), cells)
-        self._tokens = [token for token, out in zip(self._tokens, gone, strict=True) if not out]
-        return table.remove_cells(self.id, cells)
+        gone = np.isin(table.view(track.id), cells)
+        track.tokens = [token for token, out in zip(track.tokens, gone, strict=True) if not out]
+        return table.remove_cells(track.id, cells)
 
     def release(self) -> None:
         """Give the cells up: all sets are computed again, those before the first wide one as a prompt."""
+        track = self.track
         self._drop_lanes()
-        exact = len(self._tokens) if self._exact is None else self._exact
+        exact = len(track.tokens) if track.exact is None else track.exact
         again = max(0, min(exact - self._n_given, len(self._sets) - 1))
-        super().release()
-        del self._tokens[self._n_given + again :]
+        self._runner.release(track)
+        del track.tokens[self._n_given + again :]
         self._n_done = again
+        self.step_tokens = len(self._sets[-1].tokens) if self._sets else 1
         self.released = True
 
-    def close(self, *, park: bool = True) -> None:
-        """Let it go. What stands before its first set stays parked."""
-        with self._engine.lock:
-            self._drop_lanes()
-            super().close(park=park)
+    def close(self) -> None:
+        """Close the track: what stands before its first set stays parked."""
+        self._drop_lanes()
+        self._runner.close_track(self.track)
 
-    # -- for the engine --
+    # -- batches --
 
-    def prepare(self) -> None:
-        """An interrupted step has left it without logits: they are made again from the rows."""
+    def redo_last(self) -> None:
+        """Make logits again that an interrupted step has dropped: from the rows, where there are sets."""
         if self._sets:
             self._undo()
             if self._n_done == len(self._sets):
                 self.forget_logits()
         else:
-            super().prepare()
+            self.track.redo_last()
 
     def forget_logits(self) -> None:
-        """A hook was interrupted while it changed them: the rows are as they were."""
+        """Undo what an interrupted hook may have changed: the rows are as they were."""
         self._gave(self.rows)
 
-    def enter(self, batch: Batch, most: int) -> int:
+    def fill(self, batch: Batch, most: int) -> int:
         """Put the next set into a batch; or a piece of the prompt, or some sets that are computed again."""
         self._drop_lanes()  # of an attempt that failed
         self._undo()
         self._n_entered = 0
-        if super().n_pending:
-            return super().enter(batch, most)
+        if self.track.n_missing:
+            return self.track.fill(batch, most)
         sets = self._sets[self._n_done :]
         if len(sets) > 1:
-            sets = _first_of(sets[:-1], min(most, AGAIN))
+            sets = _first_of(sets[:-1], min(most, MAX_REDONE_TOKENS))
             self._put(batch, sets, logits=False)
             return 0
         self._batch, self._first = batch, len(batch)
@@ -201,24 +196,26 @@ class SetSequence(Sequence):
 
     def _put(self, batch: Batch, sets: list[_Set], logits: bool) -> None:
         """Put sets that follow each other into a batch. Each is in the lanes of all that come later."""
-        position, self._n_entered = self._start, len(sets)
+        position, self._n_entered = self.track.start, len(sets)
         lanes: list[list[int]] = []
         for one in sets:
-            lanes.append([] if one.sees is None else [self._engine.new_id() for _ in one.tokens])
+            lanes.append([] if one.sees is None else [self._runner.new_id() for _ in one.tokens])
             for lane in lanes[-1]:
                 self._lanes.append(lane)
-                self._engine.cells.copy(self.id, lane)
+                self._runner.cells.copy(self.track.id, lane)
         for at, one in enumerate(sets):
             later = [lane for several in lanes[at + 1 :] for lane in several]
             for i in one.order:
                 own = [lanes[at][k] for k in (i, *one.seers(i))] if lanes[at] else []
-                batch.add(one.tokens[i], position + at, (*own, self.id, *later), logits=logits)
+                batch.add(one.tokens[i], position + at, (*own, self.track.id, *later), logits=logits)
 
-    def leave(self, rows: Rows) -> None:
-        """What `enter` put into a batch has been computed."""
+    def take(self, rows: BackendRows) -> None:
+        """Take the logits that `fill` asked for."""
+        rows = host_rows(rows) if len(rows) else np.empty((0, 0), np.float32)
         if not self._n_entered:
-            super().leave(rows)
+            self._take_prompt(rows[0] if len(rows) else None)
             return
+        track = self.track
         sets = self._sets[self._n_done : self._n_done + self._n_entered]
         last = len(rows) > 0
         if last:
@@ -226,43 +223,47 @@ class SetSequence(Sequence):
             self.rows = rows[back] if len(rows) > 1 else rows
             self._look(back)
         wide = [at for at, one in enumerate(sets) if len(one.tokens) > 1]
-        if wide and self._exact is None:
-            self._exact = len(self._tokens) + wide[0]  # a prompt can share what stands before the first
-        new = [token for one in sets for token in sorted(one.tokens)]
-        self._tokens += new
+        if wide and track.exact is None:
+            track.exact = len(track.tokens) + wide[0]  # a prompt can share what stands before the first
+        track.tokens += [token for one in sets for token in sorted(one.tokens)]
         self._n_done += len(sets)
         self._drop_lanes()
         if last:
-            self.at_once = 1
+            self.step_tokens = 1
             self._gave(self.rows)
-        elif sets[-1].gone:
-            self._remove_members(sets[-1].gone)
+        elif sets[-1].pruned:
+            self._remove_members(sets[-1].pruned)
 
-    def computed(self, row: Row | None) -> None:
-        """The prompt, or a piece of it, has been computed."""
+    def take_row(self, row: Row | DeviceRow) -> None:
+        """Take the logits behind the last token of the prompt."""
+        self._take_prompt(host_row(row))
+
+    def _take_prompt(self, row: Row | None) -> None:
+        self.track.resume = None
         if row is None or self._n_done < len(self._sets):
-            super().computed(None)
+            self.track.logits = None
         else:
             given = None if self._sets else self._given
             self._gave((row if given is None else given)[np.newaxis])
 
     def _gave(self, rows: Rows) -> None:
-        """Take the logits of a set, and make those that the next one is taken from: hooks may change them."""
+        """Take the logits of a set, and make those that the next one is taken from."""
         self.rows, self.each = rows, shares(rows)
         weights = self._sets[-1].weights if self._sets else None
         self.unmixed = len(rows) == 1 or weights is None
-        super().computed(rows[0].copy() if self.unmixed else mixed_row(self.each, weights or []))
+        self.track.resume = None
+        self.track.logits = rows[0].copy() if self.unmixed else mixed_row(self.each, weights or [])
 
     def _undo(self) -> None:
-        """Give back the cells of an interrupted pass, of which nobody knows."""
-        extra = -super().n_pending
+        """Give back the cells of an interrupted pass."""
+        extra = -self.track.n_missing
         if extra > 0:
-            table = self._engine.cells
-            table.remove_cells(self.id, table.view(self.id)[-extra:].tolist())
+            table = self._runner.cells
+            table.remove_cells(self.track.id, table.view(self.track.id)[-extra:].tolist())
 
     def _drop_lanes(self) -> None:
         for lane in self._lanes:
-            self._engine.cells.remove(lane)
+            self._runner.cells.remove(lane)
         self._lanes = []
 
     def _look(self, back: NDArray[np.intp]) -> None:
@@ -276,8 +277,8 @@ class SetSequence(Sequence):
             self.received = batch.received[mine.start : mine.stop, self._columns][back]
         if not self.watching:
             return
-        table, placement, spec = self._engine.cells, batch.placement, self._engine.spec
-        view = table.view(self.id).copy()
+        table, placement, spec = self._runner.cells, batch.placement, self._runner.spec
+        view = table.view(self.track.id).copy()
         column = np.full(len(table), -1, np.intp)
         column[view] = np.arange(len(view))
         weights = np.zeros((spec.n_layer, spec.n_head, len(back), len(view)), np.float32)
@@ -295,6 +296,6 @@ def _first_of(sets: list[_Set], most: int) -> list[_Set]:
         n += len(one.tokens)
         if at and n > most:
             return sets[:at]
-        if one.gone:
+        if one.pruned:
             return sets[: at + 1]
     return sets

@@ -1,0 +1,71 @@
+"""What has changed in a table of cells since a version: for a page that shows it while the engine runs.
+
+Every change of the table raises its version and stamps the cells and sequences it touched, so a reader gets
+columns of just those, copied in microseconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+
+MAX_REMOVED = 4096  # sequences that are remembered after their last cell has gone
+
+
+@dataclass(frozen=True)
+class CellChanges:
+    """Columns of the cells that changed after a version, and the sequences that did.
+
+    - `version`: of the table now; ask for the changes since it the next time
+    - `complete`: the columns are all cells in use, not only changes: forget what you had
+    - `cells`, `positions`, `tokens`, `shares`: int32[n]; position and token are −1 in cells that became free
+    - `sequences`: the cells of each sequence that changed, in position order
+    - `removed`: sequences that have no cells any more
+    """
+
+    version: int
+    complete: bool
+    cells: Ints
+    positions: Ints
+    tokens: Ints
+    shares: Ints
+    sequences: dict[int, Ints]
+    removed: list[int]
+
+
+class ChangeLog:
+    """The stamps of a table: when each cell and each sequence changed last."""
+
+    def __init__(self, n_cells: int) -> None:
+        self.version = 0
+        self.cells = np.zeros(n_cells, np.int64)  # the version of each cell's last change
+        self.sequences: dict[int, int] = {}
+        self._removed: deque[tuple[int, int]] = deque()  # (version, sequence)
+        self._forgotten = 0  # changes up to this version are not known completely
+
+    def touch(self, sequence: int, cells: Ints | list[int] | int) -> None:
+        """Note that cells of a sequence have changed."""
+        self.version = version = self.version + 1
+        self.cells[cells] = version
+        self.sequences[sequence] = version
+
+    def remove(self, sequence: int) -> None:
+        """Note that a sequence has no cells any more."""
+        self.sequences.pop(sequence, None)
+        self._removed.append((self.version, sequence))
+        if len(self._removed) > MAX_REMOVED:
+            self._forgotten, _ = self._removed.popleft()
+
+    def is_complete(self, since: int) -> bool:
+        """Whether all changes since a version are known."""
+        return self._forgotten <= since <= self.version and since > 0
+
+    def removed_since(self, since: int) -> list[int]:
+        """Sequences that have lost their last cell, and not got another one."""
+        found = {sequence for version, sequence in self._removed if version > since}
+        return sorted(found - self.sequences.keys())

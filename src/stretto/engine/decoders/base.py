@@ -1,0 +1,99 @@
+"""What the engine asks of a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from stretto.engine.output import Ending, Output
+from stretto.engine.params import Hook
+from stretto.engine.track import Row, Source, Track
+
+
+class Decoder(Protocol):
+    """Turns rows of logits into what a request gives out.
+
+    The engine computes the pending tokens of `sources`; when all of them have logits, `advance` takes from
+    them and says with its sources what comes next. `output.ending` is set when that was the end.
+    """
+
+    hooks: tuple[Hook, ...]
+    can_preempt: bool  # its cells can be given up and be computed again
+    reuses_prefix: bool  # its tracks may start from the prefix cache
+    hidden: bool  # it wants final hidden states instead of logits
+
+    @property
+    def output(self) -> Output[Any]:
+        """What it gives out."""
+        ...
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """What is computed for it."""
+        ...
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all its tokens could be computed again from scratch: nothing was edited."""
+        ...
+
+    def hook_rows(self) -> list[tuple[Row, list[int]]]:
+        """The rows that its hooks see, each with the tokens before it."""
+        ...
+
+    def advance(self, n_running: int) -> None:
+        """Take what comes next from the logits; `n_running` requests share the passes."""
+        ...
+
+    def result(self) -> Any:
+        """What the caller gets, once it has ended."""
+        ...
+
+    def end_early(self, ending: Ending) -> None:
+        """End from outside; what is there stays."""
+        ...
+
+    def forget_logits(self) -> None:
+        """Drop logits that an interrupted hook may have changed; they are computed again."""
+        ...
+
+    def drop_draft(self) -> bool:
+        """Give up speculative tokens that have not been computed; say whether there were any."""
+        ...
+
+    def preempt(self) -> None:
+        """Give all cells up and keep the tokens."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all tracks."""
+        ...
+
+
+class OneTrack:
+    """The parts that decoders of one track have in common."""
+
+    can_preempt = True
+    reuses_prefix = True
+    hidden = False
+
+    def __init__(self, track: Track) -> None:
+        self.track = track
+        self.sources: Sequence[Source] = (track,)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing was edited."""
+        return self.track.exact is None
+
+    def hook_rows(self) -> list[tuple[Row, list[int]]]:
+        """The logits of the track."""
+        return [(self.track.host_logits(), self.track.tokens)]
+
+    def forget_logits(self) -> None:
+        """Drop the logits; they are computed again."""
+        self.track.forget_logits()
+
+    def drop_draft(self) -> bool:
+        """Give up a draft that has not been computed."""
+        return self.track.drop_draft()

@@ -1,0 +1,99 @@
+"""Running ahead: several tokens of a plain decoder in the backend's own loop, while it is the only request.
+
+The loop calls back for every token, so each is accepted and given out when it is made, exactly as by the
+Python loop: `benchmarks/loops.py` has what is saved, the Python around a forward pass.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.base import FusedRun
+from stretto.engine.decoders.plain import PlainDecoder
+from stretto.engine.output import Ending
+from stretto.engine.runner import Runner
+from stretto.engine.track import Row, Track
+
+FUSED_TOKENS = 32  # in one call of the loop; then the engine looks after its queue
+
+
+class Ahead:
+    """A plain decoder in the backend's loop."""
+
+    def __init__(self, runner: Runner, interrupt: NDArray[np.uint8]) -> None:
+        self._runner = runner
+        self._interrupt = interrupt  # uint8[1]: not 0 when another request arrives
+
+    def run(self, decoder: PlainDecoder, deadline: float | None) -> bool:
+        """Run up to `FUSED_TOKENS` tokens ahead; False if there is no room for more than one."""
+        track, runner = decoder.track, self._runner
+        most = decoder.params.max_tokens
+        left = FUSED_TOKENS if most is None else most - len(decoder.output.tokens)
+        n = min(FUSED_TOKENS, left, runner.cells.n_free, runner.context_length - track.position)
+        if n < 2 or not decoder.is_sampling or track.n_pending:
+            return False
+        python = 0.0
+
+        def follow(token: int, room: int) -> tuple[list[int], bool]:
+            nonlocal python
+            begun = time.perf_counter()
+            try:
+                if deadline is not None and time.monotonic() >= deadline:
+                    decoder.accept_fused(token, 0)
+                    decoder.output.end_early(Ending("timeout"))
+                    return [], False
+                return decoder.accept_fused(token, room)
+            finally:
+                python += time.perf_counter() - begun
+
+        row, start = track.host_logits(), track.position
+        runner.make_room(n)
+        cells, placed = runner.cells, runner.cells.reserve(track.id, n)
+        view = cells.views[track.id]
+        tokens, n_prompt = track.text_tokens
+        run = FusedRun(
+            logits=row,
+            cells=placed,
+            position=start,
+            view=view.store,
+            n_view=view.n,
+            table=cells.positions,
+            params=decoder.params.sampling,
+            tokens=list(tokens),
+            n_prompt=n_prompt,
+            random=track.random,
+            ends=list(decoder.end_ids),
+            hooks=decoder.params.native_hooks,
+            mask=None if decoder.guide is None else decoder.guide.mask,
+            follow=follow,
+            interrupt=self._interrupt,
+        )
+        metrics, begun, cpu = runner.metrics, time.perf_counter(), time.thread_time()
+        try:
+            found, last_row = runner.backend.loop(run)
+        except BaseException:
+            cells.remove(track.id, start)
+            track.logits = None
+            raise
+        finally:
+            metrics.sampling += run.sampling
+            metrics.forward += time.perf_counter() - begun - run.sampling - python
+            metrics.forward_cpu += time.thread_time() - cpu - run.sampling - python
+        self._settle(track, placed, found, run.n_run, start, last_row)
+        metrics.decoded_tokens += run.n_run
+        if found[-1] in decoder.end_ids and decoder.output.ending is None:
+            decoder.accept(found[-1])
+        return True
+
+    def _settle(
+        self, track: Track, placed: NDArray[np.int32], tokens: list[int], n_run: int, start: int, row: Row
+    ) -> None:
+        """Keep the cells of the tokens that were computed; the others are pending, or ended the text."""
+        cells = self._runner.cells
+        cells.name(track.id, placed, tokens)
+        if n_run < len(placed):
+            cells.remove(track.id, start + n_run)
+        track.logits = row if not track.n_pending else None

@@ -1,0 +1,242 @@
+"""Passes without a text: the logits of sequences, the score of a text, embeddings.
+
+They are scheduled like generations: batched with them, cancellable, within the same limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.base import Batch, DeviceRow
+from stretto.engine.metrics import Metrics
+from stretto.engine.output import Ending, Output
+from stretto.engine.params import Hook
+from stretto.engine.runner import Runner
+from stretto.engine.track import Row, Rows, Source, Track, host_row, host_rows
+from stretto.sampling.rng import RandomStream
+from stretto.sampling.transforms import log_softmax
+
+Floats = NDArray[np.float32]
+Pooling = Literal["mean", "last"]
+
+MAX_LOGITS = 1 << 24  # held at once by a pass that scores: 64 MB
+
+
+class Pass:
+    """The parts that all of them have in common: no hooks, no drafts, no events."""
+
+    hooks: tuple[Hook, ...] = ()
+    can_preempt = False
+    reuses_prefix = False
+    hidden = False
+    is_exact = True
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.output: Output[object] = Output(metrics)
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """What is computed."""
+        raise NotImplementedError
+
+    def hook_rows(self) -> list[tuple[Row, list[int]]]:
+        """None: hooks are for texts."""
+        return []
+
+    def advance(self, n_running: int) -> None:
+        """All of it has been computed."""
+        self.output.end(Ending("stop"))
+
+    def result(self) -> Any:
+        """What the caller gets."""
+        return None
+
+    def end_early(self, ending: Ending) -> None:
+        """End from outside."""
+        self.output.end(ending)
+
+    def forget_logits(self) -> None:
+        """No hook changes them."""
+
+    def drop_draft(self) -> bool:
+        """There are none."""
+        return False
+
+    def preempt(self) -> None:
+        """It keeps its cells: `can_preempt` is False."""
+
+    def close(self) -> None:
+        """Let go of the cells."""
+
+
+class LogitsPass(Pass):
+    """The logits behind the last token of some sequences, which belong to their callers and stay theirs."""
+
+    reuses_prefix = True
+
+    def __init__(self, runner: Runner, tracks: Sequence[Track]) -> None:
+        super().__init__(runner.metrics)
+        self._tracks = list(tracks)
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The sequences; one that its caller has closed or emptied meanwhile is left out."""
+        return [track for track in self._tracks if track.tokens and not track.closed]
+
+
+class _AllRows:
+    """A source that wants a row for every token of a text, and computes it from the start."""
+
+    step_tokens = 0  # none of it is decoding
+    at_end = False
+
+    def __init__(self, track: Track, most: int) -> None:
+        self.track = track
+        self._most = most  # tokens in a pass
+
+    @property
+    def n_pending(self) -> int:
+        """How many tokens the next pass may take."""
+        return min(self.track.n_missing, self._most)
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether all rows have been taken."""
+        return not self.track.n_missing
+
+    def fill(self, batch: Batch, most: int) -> int:
+        """Put up to `most` tokens into a batch, each with a row."""
+        track, n = self.track, self.track.n_placed
+        several = track.tokens[n : n + min(most, self._most)]
+        for position, token in enumerate(several, track.start):
+            batch.add(token, position, (track.id,), logits=True)
+        return len(several)
+
+    def take(self, rows: Rows) -> None:
+        """Take the rows of the last tokens that got cells."""
+        raise NotImplementedError
+
+    def take_row(self, row: Row | DeviceRow) -> None:
+        """Take a single row."""
+        self.take(host_row(row)[np.newaxis])
+
+    def redo_last(self) -> None:
+        """Nothing is ever redone: a pass that fails takes its cells back."""
+
+
+class _Scored(_AllRows):
+    def __init__(self, track: Track, tokens: list[int], most: int) -> None:
+        super().__init__(track, most)
+        self._tokens = tokens
+        self.scores = np.empty(len(tokens) - 1, np.float32)
+
+    def take(self, rows: Rows) -> None:
+        """Keep the log-probability of the token behind each row."""
+        first = self.track.n_placed - len(rows)
+        for i, row in enumerate(host_rows(rows), first):
+            self.scores[i] = log_softmax(row)[self._tokens[i + 1]]
+
+
+class ScorePass(Pass):
+    """The log-probability of each token of a text after its first, given those before it."""
+
+    def __init__(self, runner: Runner, track: Track, tokens: list[int]) -> None:
+        super().__init__(runner.metrics)
+        track.running = True
+        self._runner = runner
+        self._source = _Scored(track, tokens, max(1, min(runner.chunk, MAX_LOGITS // runner.spec.n_vocab)))
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The text without its last token."""
+        return (self._source,)
+
+    def result(self) -> Floats:
+        """float32[n-1]."""
+        return self._source.scores
+
+    def close(self) -> None:
+        """Free the cells: a text that was scored is not kept for prompts to come."""
+        self._runner.close_track(self._source.track, park=False)
+
+
+class _Embedded(_AllRows):
+    def __init__(self, track: Track, pooled: NDArray[np.float64], pooling: Pooling, most: int) -> None:
+        super().__init__(track, most)
+        self._pooled = pooled  # float64[n_embd]
+        self._pooling = pooling
+
+    def take(self, rows: Rows) -> None:
+        """Add the hidden states to the mean, or keep the last."""
+        rows = host_rows(rows)
+        if self._pooling == "mean":
+            self._pooled += rows.sum(0, dtype=np.float64) / len(self.track)
+        elif len(rows):
+            self._pooled[:] = rows[-1]
+
+
+class EmbedPass(Pass):
+    """Vectors for texts: the final hidden states of their tokens, pooled. Texts share passes."""
+
+    hidden = True
+
+    def __init__(self, runner: Runner, texts: Sequence[list[int]], pooling: Pooling, normalize: bool) -> None:
+        super().__init__(runner.metrics)
+        self._runner = runner
+        self._texts = texts
+        self._pooling: Pooling = pooling
+        self._normalize = normalize
+        self._pooled = np.zeros((len(texts), runner.spec.n_embd), np.float64)
+        self._groups = _groups([len(text) for text in texts], runner.chunk)
+        self._sources: list[_Embedded] = []
+        self._start(next(self._groups))
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The texts of the present group."""
+        return self._sources
+
+    def advance(self, n_running: int) -> None:
+        """Go on with the next group of texts, or end."""
+        self.close()
+        group = next(self._groups, None)
+        if group is None:
+            super().advance(n_running)
+        else:
+            self._start(group)
+
+    def _start(self, group: list[int]) -> None:
+        for number in group:
+            track = self._runner.new_track(self._texts[number], RandomStream(0))
+            track.running = True
+            self._sources.append(_Embedded(track, self._pooled[number], self._pooling, self._runner.chunk))
+
+    def result(self) -> Floats:
+        """float32[n_texts, n_embd], L2-normalised if asked for."""
+        pooled = self._pooled
+        if self._normalize:
+            pooled = pooled / np.maximum(np.linalg.norm(pooled, axis=1, keepdims=True), 1e-12)
+        return pooled.astype(np.float32)
+
+    def close(self) -> None:
+        """Free the cells."""
+        sources, self._sources = self._sources, []
+        for source in sources:
+            self._runner.close_track(source.track, park=False)
+
+
+def _groups(lengths: list[int], room: int) -> Iterator[list[int]]:
+    """Numbers of texts that fit into one pass together; a longer text has passes of its own."""
+    group: list[int] = []
+    total = 0
+    for number, length in enumerate(lengths):
+        if group and total + length > room:
+            yield group
+            group, total = [], 0
+        group.append(number)
+        total += length
+    yield group

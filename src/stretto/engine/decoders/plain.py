@@ -1,0 +1,329 @@
+"""One text, token by token: sample, accept, go on. A grammar may constrain it, and drafts may speed it up.
+
+With a grammar the mask is applied last, in the native sampler: hooks, penalties and bias change the logits,
+and what the grammar forbids stays forbidden. Forced tokens need no forward pass of their own: those before
+the first sampled token are computed with the prompt, those behind a sampled one together with it.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from stretto.backends.base import DeviceRow
+from stretto.engine.decoders.base import OneTrack
+from stretto.engine.decoders.drafted import Speculation
+from stretto.engine.editing import drop_oldest_half
+from stretto.engine.output import Ending, TextOutput
+from stretto.engine.params import RequestParams
+from stretto.engine.runner import Runner
+from stretto.engine.track import Row, Rows, Track, host_row
+from stretto.engine.types import Logprob, Result, Usage
+from stretto.errors import CacheFull
+from stretto.sampling.transforms import log_softmax
+from stretto.structured import Guide
+
+MAX_FORCED = 8  # forced tokens that still count as a decoding step; more are paced like a prompt
+
+
+class PlainDecoder(OneTrack):
+    """Samples one token after the other from a track's logits."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        track: Track,
+        output: TextOutput,
+        params: RequestParams,
+        end_ids: frozenset[int],
+        guide: Guide | None = None,
+        speculation: Speculation | None = None,
+        keep_track: bool = False,
+    ) -> None:
+        super().__init__(track)
+        self.output: TextOutput = output
+        self.params = params
+        self.hooks = params.hooks
+        self.end_ids = end_ids
+        self.guide = guide
+        self._runner = runner
+        self._speculation = speculation
+        self._keep_track = keep_track  # it belongs to a caller, who gets it back with the text
+        self.n_prompt = len(track)
+        self._is_plain = not (guide or speculation or params.logprobs or params.scored)
+        self._left_out: list[int] = []  # the last token of the text, which is not in the track
+        self._check_at = 0  # tokens after which the limits have to be looked at again
+        self._opening: list[int] = []  # forced tokens that are computed with the prompt
+        self._owed: list[int] = []  # forced tokens that are not in the track yet
+        if guide is not None:
+            forced = guide.begin()
+            room = runner.context_length - track.position - 1
+            self._opening, self._owed = forced[:room], forced[room:]
+            track.extend(self._opening)
+
+    def replace_track(self, track: Track) -> None:
+        """Go on with another track that has the same tokens."""
+        track.random = self.track.random
+        track.running = True
+        self._runner.close_track(self.track)
+        self.track = track
+        self.sources = (track,)
+
+    # -- a step --
+
+    def advance(self, n_running: int) -> None:
+        """Sample from the logits, and from those of a draft as far as it is right."""
+        track = self.track
+        if self._is_plain:
+            assert track.logits is not None
+            begun = time.perf_counter()
+            token = track.sample(track.logits, self.params.sampling)
+            self._runner.metrics.sampling += time.perf_counter() - begun
+            self.output.n_sampled += 1
+            self.accept(token)
+            return
+        if (self._opening or self._owed) and self._begin():
+            return
+        if track.draft_rows is not None:
+            self._verify(track.draft_rows, track.draft)
+        else:
+            assert track.logits is not None
+            self._take(track.logits)
+        if self.guide is None and self._speculation is None:
+            return
+        if self.output.ending is None:
+            if self._speculation is not None:
+                self._speculation.propose(track, self._draft_room(), n_running, self.guide)
+            self._pace()
+
+    def _begin(self) -> bool:
+        """Give out the forced tokens before the first sampled one; say whether the logits were used up."""
+        opening, owed = self._opening, self._owed
+        self._opening, self._owed = [], []
+        for i, token in enumerate(opening, 1):
+            self._accept_forced(token, i == len(opening) and not owed, in_track=True)
+            if self.output.ending is not None:
+                self._opening = opening[i:]  # in the track and not in the text
+                return True
+        self._accept_all_forced(owed)
+        self._pace()
+        return bool(owed) or self.output.ending is not None
+
+    def _take(self, row: Row | DeviceRow) -> None:
+        """Sample one token, and accept it with those that have to follow."""
+        token, logprob, top = self._sample(row)
+        if self.guide is None or token in self.end_ids:
+            self.accept(token, logprob, top)
+            return
+        forced = self.guide.push(token)
+        self.accept(token, logprob, top, complete=self.guide.done and not forced)
+        if forced and self.output.ending is None:
+            self._accept_all_forced(forced)
+
+    def _verify(self, rows: Rows, draft: list[int]) -> None:
+        """Sample from each row, until a token is not the one of the draft."""
+        n_right, output = 0, self.output
+        while True:
+            row = rows[n_right] if n_right else self.track.logits
+            assert row is not None
+            if n_right and self.hooks:  # those of the first row have been called with other requests'
+                row = host_row(row)
+                for hook in self.hooks:
+                    hook(row, self.track.tokens)
+            token, logprob, top = self._sample(row)
+            forced = [] if self.guide is None or token in self.end_ids else self.guide.push(token)
+            done = self.guide is not None and self.guide.done
+            placed = n_right < len(draft) and draft[n_right] == token
+            self.accept(token, logprob, top, placed, complete=done and not forced)
+            n_right += placed
+            for i, one in enumerate(forced, 1):
+                if output.ending is not None:
+                    break
+                placed = placed and n_right < len(draft) and draft[n_right] == one
+                self._accept_forced(one, i == len(forced), placed)
+                n_right += placed
+            if not placed or output.ending is not None:
+                break
+        if self._speculation is not None:
+            self._speculation.learn(len(draft), n_right)
+        self.track.end_draft(n_right)
+        if output.ending is None:
+            self.track.logits = None
+
+    def _sample(self, row: Row | DeviceRow) -> tuple[int, float | None, tuple[Logprob, ...]]:
+        """A token from a row of logits, and its log-probabilities if they are asked for."""
+        params, guide = self.params, self.guide
+        begun = time.perf_counter()
+        token = self.track.sample(row, params.sampling, None if guide is None else guide.mask)
+        self._runner.metrics.sampling += time.perf_counter() - begun
+        self.output.n_sampled += 1
+        if params.logprobs or params.scored:
+            return token, *self._measure(token, host_row(row))
+        return token, None, ()
+
+    def _measure(self, token: int, row: Row) -> tuple[float | None, tuple[Logprob, ...]]:
+        """Log-probabilities in the model's own distribution; with a grammar among the allowed tokens."""
+        logs = log_softmax(row if self.guide is None else self.guide.masked(row))
+        self.output.score += float(logs[token])
+        if not self.params.logprobs:
+            return None, ()
+        n = min(self.params.logprobs, len(logs))
+        best = np.argpartition(-logs, n - 1)[:n]
+        best = best[np.lexsort((best, -logs[best]))]
+        top = tuple(Logprob(int(i), float(logs[i])) for i in best if logs[i] > -np.inf)
+        return float(logs[token]), top
+
+    # -- accepting tokens --
+
+    def accept(
+        self,
+        token: int,
+        logprob: float | None = None,
+        top: tuple[Logprob, ...] = (),
+        placed: bool = False,
+        complete: bool = False,
+        in_track: bool = False,
+    ) -> None:
+        """Make a token part of the text, unless it ends it, and give it out.
+
+        `placed`: its cell is filled already; `in_track`: so is its place in the track; `complete`: the
+        grammar allows nothing behind it.
+        """
+        output = self.output
+        output.note_token()
+        if token in self.end_ids:
+            output.emit(token, "", logprob, top, Ending("stop", token))
+            return
+        output.tokens.append(token)
+        text, ending = output.detokenizer.push(token), None
+        if output.has_stops:
+            text, ending = output.check(text)
+        if ending is None:
+            if complete:
+                ending = Ending("stop", "grammar")
+            elif len(output.tokens) >= self._check_at and self._is_exhausted():
+                ending = Ending("length")
+            elif not in_track:
+                self.track.append_sampled(token, placed)
+        if ending is not None and not in_track:
+            self._left_out = [token]
+        output.emit(token, text, logprob, top, ending)
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether nothing forced stands before the next sampled token, and no draft was computed."""
+        return not (self._opening or self._owed or self.track.draft)
+
+    def accept_fused(self, token: int, room: int) -> tuple[list[int], bool]:
+        """Accept a token that the backend's loop has sampled, and up to `room` that have to follow.
+
+        Returns those that follow, and whether the loop goes on.
+        """
+        output, guide = self.output, self.guide
+        output.n_sampled += 1
+        if guide is None:
+            self.accept(token, placed=True)
+            return [], output.ending is None
+        forced = guide.push(token)
+        self.accept(token, placed=True, complete=guide.done and not forced)
+        for i, one in enumerate(forced, 1):
+            if output.ending is not None:
+                return forced[:room], False
+            self._accept_forced(one, i == len(forced), placed=True)
+        if output.ending is not None or len(forced) > room:
+            return forced[:room], False
+        guide.mask  # noqa: B018 - worked out in place
+        return forced, True
+
+    def _accept_all_forced(self, tokens: list[int]) -> None:
+        """Accept forced tokens; the next pass computes them together."""
+        for i, token in enumerate(tokens, 1):
+            if self.output.ending is not None:
+                return
+            self._accept_forced(token, i == len(tokens))
+
+    def _accept_forced(self, token: int, last: bool, placed: bool = False, in_track: bool = False) -> None:
+        """Accept a token without a choice: it is certain, and says nothing of how good the text is."""
+        logprob, top = (0.0, (Logprob(token, 0.0),)) if self.params.logprobs else (None, ())
+        complete = last and self.guide is not None and self.guide.done
+        self.accept(token, logprob, top, placed, complete, in_track)
+
+    # -- limits --
+
+    def _pace(self) -> None:
+        """Say how many pending tokens are a decoding step."""
+        track = self.track
+        track.step_tokens = track.n_pending if 1 <= track.n_missing <= MAX_FORCED else 1
+
+    def _is_exhausted(self) -> bool:
+        """Whether there may be no more tokens; if not, `_check_at` says when to ask again."""
+        n, most = len(self.output.tokens), self.params.max_tokens
+        if most is not None and n >= most:
+            return True
+        room = self._runner.context_length - self.track.position
+        if room <= 0:
+            if self.params.overflow == "error":
+                return True
+            try:
+                drop_oldest_half(self._runner, self.track, self.params.keep, self._compute)
+            except CacheFull:  # other sequences share its cells, and there are none to copy them to
+                return True
+            room = self._runner.context_length - self.track.position
+        self._check_at = n + room if most is None else min(most, n + room)
+        return False
+
+    def _compute(self, track: Track) -> None:
+        self._runner.compute([track])
+
+    def _draft_room(self) -> int:
+        """How many tokens a draft may have without going beyond a limit."""
+        most = self.params.max_tokens
+        room = self._runner.context_length - self.track.position - 1
+        return room if most is None else min(room, most - len(self.output.tokens) - 1)
+
+    # -- the end --
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens counted so far."""
+        return Usage(self.n_prompt, len(self.output.tokens), self.track.n_cached)
+
+    def result(self) -> Result:
+        """The text and how it came about, once it has ended."""
+        output = self.output
+        assert output.ending is not None
+        return Result(
+            text=output.text,
+            tokens=list(output.tokens),
+            finish_reason=output.ending.reason,
+            stop_reason=output.ending.why,
+            usage=self.usage,
+            timings=output.timings(len(output.tokens)),
+            seed=self.track.random.seed,
+            logprob=output.mean_logprob,
+            logprobs=list(output.logprobs) if self.params.logprobs else None,
+        )
+
+    def end_early(self, ending: Ending) -> None:
+        """End from outside; what is there stays."""
+        self.output.end_early(ending)
+
+    def preempt(self) -> None:
+        """Give the cells up and keep the tokens."""
+        self._runner.release(self.track)
+
+    def close(self) -> None:
+        """Let go of the track, or give it back to its owner with the text that was generated."""
+        if self._speculation is not None:
+            self._speculation.close()
+        track = self.track
+        if not self._keep_track or track.unowned:
+            self._runner.close_track(track)
+        elif not track.closed:
+            self._runner.rollback(track, len(track) - len(self._opening))
+            if self._left_out and track.position < track.context_length:
+                track.extend(self._left_out)
+            track.step_tokens = 1
+            track.running = False
+            track.n_edits += 1

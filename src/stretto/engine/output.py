@@ -1,0 +1,144 @@
+"""From the tokens of a decoder to what the caller reads: text, stop strings, events, times, the result."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from stretto.engine.metrics import Metrics
+from stretto.engine.params import RequestParams
+from stretto.engine.types import FinishReason, Logprob, Timings, Token
+from stretto.text.detokenizer import Detokenizer
+from stretto.text.stops import StopMatcher
+
+Event = TypeVar("Event")
+
+
+class Ending(NamedTuple):
+    """Why a request ended."""
+
+    reason: FinishReason
+    why: str | int | None = None
+
+
+class Output(Generic[Event]):
+    """What a request gives out. `events` holds those nobody has taken yet; `ending` is None while it runs."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.events: deque[Event] = deque()
+        self.ending: Ending | None = None
+        self.notify: Callable[[], None] | None = None  # called for every event, and at the end
+        self._metrics = metrics
+        self._started = time.monotonic()
+        self._first: float | None = None
+        self._last = self._started
+
+    def end(self, ending: Ending) -> None:
+        """Say that nothing more will come, and why."""
+        if self.ending is None:
+            self.ending = ending
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether there is anything to return."""
+        return self._first is not None
+
+    def note_token(self) -> None:
+        """Note the time of a token."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+            self._metrics.first_token.add(now - self._started)
+        else:
+            self._metrics.between_tokens.add(now - self._last)
+        self._last = now
+
+    def timings(self, n_tokens: int) -> Timings:
+        """Times so far."""
+        first = self._started if self._first is None else self._first
+        return Timings(first - self._started, self._last - first, max(0, n_tokens - 1))
+
+
+class TextOutput(Output[Token]):
+    """One text: detokenized, cut at stop strings, given out token by token."""
+
+    def __init__(self, metrics: Metrics, params: RequestParams, detokenizer: Detokenizer) -> None:
+        super().__init__(metrics)
+        self.tokens: list[int] = []
+        self.logprobs: list[Token] = []
+        self.score = 0.0  # the sum of log-probabilities, where they are measured
+        self.n_sampled = 0
+        self.detokenizer = detokenizer
+        self.matcher = StopMatcher(params.stop)
+        self.has_stops = bool(params.stop or params.stop_functions)
+        self._params = params
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._texts)
+
+    @text.setter
+    def text(self, text: str) -> None:
+        self._texts = [text]
+
+    @property
+    def mean_logprob(self) -> float | None:
+        """The mean log-probability of the sampled tokens, where it was asked for."""
+        asked = self._params.scored or self._params.logprobs
+        return self.score / self.n_sampled if asked and self.n_sampled else None
+
+    def check(self, text: str) -> tuple[str, Ending | None]:
+        """Look for stops in new text; return what of it may be shown, and why the text ends here if so."""
+        if self._params.stop:
+            text = self.matcher.push(text)
+            if self.matcher.matched is not None:
+                return text, Ending("stop", self.matcher.matched)
+        if self._params.stop_functions:
+            whole = self.text + text
+            if any(stop(whole) for stop in self._params.stop_functions):
+                return text, Ending("stop", "stop function")
+        return text, None
+
+    def emit(
+        self,
+        token: int,
+        text: str,
+        logprob: float | None = None,
+        top: tuple[Logprob, ...] = (),
+        ending: Ending | None = None,
+    ) -> None:
+        """Give out a token, and the ending with the last one."""
+        if ending is None:
+            event = Token(token, text, logprob, top)
+        else:
+            event = Token(token, text + self._flush(), logprob, top, ending.reason)
+        self._texts.append(event.text)
+        if self._params.logprobs:
+            self.logprobs.append(event)
+        self.events.append(event)
+        if self.notify is not None:
+            self.notify()
+        callback = self._params.callback
+        go_on = callback is None or callback(event) is not False
+        if ending is not None:
+            self.end(ending)
+        elif not go_on and self.ending is None:
+            self.end_early(Ending("stop", "callback"))
+
+    def end_early(self, ending: Ending) -> None:
+        """End without another token; text that was held back is given out."""
+        if self.ending is None:
+            text = self._flush()
+            self._texts.append(text)
+            self.events.append(Token(None, text, finish_reason=ending.reason))
+            self.end(ending)
+
+    def _flush(self) -> str:
+        """Text that was held back and will not become a stop string."""
+        if self.matcher.matched is not None:
+            return ""
+        return self.matcher.push(self.detokenizer.flush()) + self.matcher.flush()

@@ -1,0 +1,90 @@
+"""Passes that callers wait for: scores, embeddings, logits of several sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.engine.decoders.passes import EmbedPass, Pass, Pooling, ScorePass
+from stretto.engine.engine import Engine
+from stretto.engine.request import Request
+from stretto.engine.sequence import Sequence
+from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
+from stretto.sampling.rng import RandomStream
+
+Floats = NDArray[np.float32]
+
+
+def score_request(engine: Engine, tokens: list[int]) -> Request[ScorePass]:
+    """The log-probability of each token after the first, given those before it: float32[n-1]."""
+    runner = engine.runner
+    if len(tokens) < 2:
+        raise InvalidRequest(f"a text of at least 2 tokens can be scored, not of {len(tokens)}", param="text")
+    if len(tokens) > runner.context_length:
+        raise ContextOverflow(
+            f"the text has {len(tokens)} tokens and the context {runner.context_length}",
+            n_tokens=len(tokens),
+            limit=runner.context_length,
+            param="text",
+        )
+    if any(type(token) is not int for token in tokens):
+        raise Unsupported("texts with images are not scored; use a sequence and its logits")
+    track = runner.new_track(tokens[:-1], RandomStream(0))
+    return Request(ScorePass(runner, track, tokens), runner.metrics)
+
+
+def embed_request(
+    engine: Engine, texts: list[list[int]], pooling: Pooling, normalize: bool
+) -> Request[EmbedPass]:
+    """A vector for each text, from the final hidden states of its tokens: float32[n_texts, n_embd]."""
+    runner = engine.runner
+    if pooling not in ("mean", "last"):
+        raise InvalidRequest(f"pooling must be 'mean' or 'last', not {pooling!r}", param="pooling")
+    if not isinstance(normalize, bool):
+        raise InvalidRequest(f"normalize must be True or False, not {normalize!r}", param="normalize")
+    runner.backend.capabilities.require("hidden", runner.backend.name)
+    for number, text in enumerate(texts):
+        if not text:
+            raise InvalidRequest(f"text {number} is empty; give at least one token", param="text")
+        if len(text) > runner.context_length:
+            raise ContextOverflow(
+                f"text {number} has {len(text)} tokens and the context {runner.context_length}; shorten it",
+                n_tokens=len(text),
+                limit=runner.context_length,
+                param="text",
+            )
+    return Request(EmbedPass(runner, texts, pooling, normalize), runner.metrics)
+
+
+def complete(engine: Engine, request: Request[Any]) -> Any:
+    """Run a pass with whatever else runs, and return its result."""
+    engine.complete([[request]])
+    return request.result()
+
+
+def logits_of(engine: Engine, sequences: Seq[Sequence]) -> Floats:
+    """float32[n, n_vocab]: the logits of several sequences, computed in one pass; a copy."""
+    with engine.lock:
+        compute_all(engine, sequences)
+        if not sequences:
+            return np.empty((0, engine.runner.spec.n_vocab), np.float32)
+        return np.stack([sequence.logits for sequence in sequences])
+
+
+def compute_all(engine: Engine, sequences: Seq[Sequence]) -> None:
+    """Compute the pending tokens of several sequences together; each may be named once."""
+    for sequence in sequences:
+        if not isinstance(sequence, Sequence):
+            raise InvalidRequest(f"{sequence!r} is not a sequence of this model", param="sequences")
+    tracks = [sequence.track_in(engine) for sequence in sequences]
+    if len({track.id for track in tracks}) != len(tracks):
+        raise InvalidRequest("a sequence is in the list twice; fork it to go two ways", param="sequences")
+    for sequence in sequences:
+        sequence.prepare()
+    engine.compute(tracks)
+
+
+__all__ = ["Pass", "complete", "compute_all", "embed_request", "logits_of", "score_request"]

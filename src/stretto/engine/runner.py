@@ -1,0 +1,339 @@
+"""The runner: a backend, its cells and its prefix cache. It computes tracks and knows no request.
+
+Everything that changes cells goes through it, under its lock: passes over pending tokens, forks, shifts, the
+reuse of cached prefixes, parking (closed sequences stay in the prefix cache) and eviction.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.base import Backend, Batch, Decoding
+from stretto.cache.cells import Cells
+from stretto.cache.items import Images, Pixels
+from stretto.cache.prefix import CacheKey, PrefixCache
+from stretto.cache.radix import common
+from stretto.engine.images import REMEDY
+from stretto.engine.metrics import Metrics
+from stretto.engine.tokens import checked_tokens
+from stretto.engine.track import Rows, Source, Track, host_rows
+from stretto.errors import CacheFull, InvalidRequest
+from stretto.sampling.rng import RandomStream
+
+Floats = NDArray[np.float32]
+Work = tuple[Source, int]  # so many pending tokens of a source
+
+FIRST_ID = 1_000_000  # of the engine's own sequences; ids below are for batches made by hand
+
+
+@dataclass(frozen=True)
+class Match:
+    """A computed prefix that a track can share: the sequence that has it, and how many tokens."""
+
+    source: int | None = None
+    n: int = 0
+    parked: bool = False  # in the prefix cache, and so in use only once it is shared
+
+
+NO_MATCH = Match()
+NO_KEY = CacheKey(())
+
+
+class Runner:
+    """A backend with its cells, and the tracks that use them."""
+
+    def __init__(self, backend: Backend, prefix_cache: bool = True, chunk: int = 512) -> None:
+        self.backend = backend
+        self.spec = backend.spec
+        self.cells = Cells(backend.n_cells)
+        self.prefixes = PrefixCache(self.cells)
+        self.prefix_cache = prefix_cache
+        self.context_length = min(self.spec.context_length, backend.n_cells)
+        self.chunk = chunk  # tokens in one pass, at most
+        self.lock = threading.RLock()
+        self.metrics = Metrics()
+        self.tracks: WeakValueDictionary[int, Track] = WeakValueDictionary()  # those that are open
+        self.orphans: deque[tuple[int, CacheKey, int | None]] = deque()  # of handles dropped without closing
+        self.images: Images | None = None  # makes tokens of images, if the model has a vision encoder
+        self.closed = False
+        self._ids = count(FIRST_ID)
+
+    # -- tracks --
+
+    def new_id(self) -> int:
+        """An id that no sequence has had."""
+        return next(self._ids)
+
+    def new_track(self, tokens: list[int], random: RandomStream) -> Track:
+        """A track with checked tokens, none of them computed yet."""
+        track = Track(self.cells, self.new_id(), self.context_length, random)
+        track.extend(tokens)
+        track.n_prompt = len(tokens)
+        with self.lock:
+            self.tracks[track.id] = track
+        return track
+
+    def fork(self, track: Track, random: RandomStream | None = None) -> Track:
+        """Another track with the same past, all of it computed: they share its cells."""
+        twin = Track(self.cells, self.new_id(), self.context_length, random or track.random.fork())
+        twin.copy_from(track)
+        self.tracks[twin.id] = twin
+        return twin
+
+    def close_track(self, track: Track, park: bool = True) -> None:
+        """Park the cells of a track, or free them at once; closing twice is fine."""
+        if not track.closed:
+            track.closed = True
+            track.running = False
+            track.logits = None
+            self.tracks.pop(track.id, None)
+            if not self.closed:
+                track.end_draft(0)
+                self.park(track.id, track.cache_key if park else NO_KEY, track.exact)
+
+    def release(self, track: Track) -> None:
+        """Give a track's cells up and keep its tokens: what is not parked then is computed again."""
+        track.end_draft(0)
+        self.park(track.id, track.cache_key, track.exact, keep_id=True)
+        track.preempted = track.running
+        track.resume = track.logits = track.exact = None
+        track.step_tokens = 1
+
+    def rollback(self, track: Track, n_tokens: int) -> None:
+        """Keep a track's first tokens only."""
+        n_gone = len(track) - n_tokens
+        if n_gone > 0:
+            track.end_draft(0)
+            if track.n_placed > n_tokens:
+                self.cells.remove_cells(track.id, self.cells.view(track.id)[n_tokens:])
+            del track.tokens[n_tokens:]
+            track.logits = None
+
+    # -- passes --
+
+    def compute(self, tracks: Iterable[Track]) -> None:
+        """Compute all pending tokens of some tracks, in as few passes as the chunk size allows."""
+        several = list(tracks)
+        if len(several) == 1 and several[0].at_end:
+            self.decode(several)
+            return
+        for track in several:
+            self.reuse(track)
+        while waiting := [track for track in several if track.n_pending]:
+            room = self.chunk
+            work: list[Work] = []
+            for track in waiting[:room]:
+                # Each gets at least one token, the first as many as fit.
+                n = min(track.n_pending, max(1, room - len(waiting)))
+                work.append((track, n))
+                room -= n
+            self.run(work)
+
+    def run(self, work: list[Work]) -> int:
+        """One forward pass over the next n pending tokens of each source; return how many that are."""
+        if not work:
+            return 0
+        for source, n in work:
+            if n != 1 or not source.at_end:
+                break
+        else:
+            self.decode([source for source, _ in work])
+            return len(work)
+        batch, wanted = Batch(), []
+        for source, n in work:
+            wanted.append(source.fill(batch, n))
+        self.make_room(len(batch))
+        batch.place(self.cells)
+        rows, start = self._compute(batch), 0
+        for (source, n), n_rows in zip(work, wanted, strict=True):
+            if n > source.step_tokens:
+                self.metrics.prompt_tokens += n
+            else:
+                self.metrics.decoded_tokens += n
+            source.take(rows[start : start + n_rows])
+            start += n_rows
+        return len(batch)
+
+    def run_hidden(self, work: list[Work]) -> int:
+        """One pass for final hidden states; return how many tokens it had."""
+        batch, wanted, start = Batch(), [], 0
+        for source, n in work:
+            wanted.append(source.fill(batch, n))
+        self.make_room(len(batch))
+        batch.place(self.cells)
+        rows = self._compute(batch, hidden=True)
+        for (source, _), n_rows in zip(work, wanted, strict=True):
+            source.take(rows[start : start + n_rows])
+            start += n_rows
+        self.metrics.prompt_tokens += len(batch)
+        return len(batch)
+
+    def decode(self, sources: list[Source] | list[Track]) -> None:
+        """`run` for the most frequent pass: the last token of each source, behind its last cell."""
+        if self.orphans or len(sources) > self.cells.n_free:
+            self.make_room(len(sources))
+        tracks = [source.track for source in sources]
+        tokens = [track.tokens[-1] for track in tracks]
+        batch = Decoding(self.cells, tokens, [track.id for track in tracks])
+        rows = self._compute(batch)
+        for i, source in enumerate(sources):  # iterating over the rows takes longer
+            source.take_row(rows[i])
+        self.metrics.decoded_tokens += len(sources)
+
+    def _compute(self, batch: Batch, hidden: bool = False) -> Rows:
+        """Run a batch that has its cells, and take them back if that fails."""
+        begun, cpu = time.perf_counter(), time.thread_time()
+        try:
+            return self.backend.hidden(batch) if hidden else self.backend.forward(batch)
+        except BaseException:
+            batch.unplace(self.cells)
+            raise
+        finally:
+            self.metrics.forward += time.perf_counter() - begun
+            self.metrics.forward_cpu += time.thread_time() - cpu
+
+    def forward(self, batch: Batch, hidden: bool = False) -> Floats:
+        """Place a batch and run it: float32[n_wanted, n_vocab], or with `hidden` the final hidden states.
+
+        On failure nothing is changed.
+        """
+        with self.lock:
+            self.check_open()
+            batch.check(self.spec.n_vocab, self.spec.n_embd, self.context_length)
+            self.make_room(len(batch))
+            batch.place(self.cells)
+            return host_rows(self._compute(batch, hidden))
+
+    def shift(self, sequence: int, start: int, stop: int | None, delta: int) -> None:
+        """Move a sequence's tokens to other positions, rotating their keys; shared cells are copied first."""
+        self.backend.capabilities.require("shift", self.backend.name)
+        self.make_room(self.cells.count_shared(sequence, start, stop))
+        old, new = self.cells.unshare(sequence, start, stop)
+        if len(old):
+            self.backend.copy_cells(old, new)
+        moved = self.cells.shift(sequence, start, stop, delta)
+        if len(moved):
+            self.backend.rotate_cells(moved, delta)
+
+    # -- the prefix cache --
+
+    def lookup(self, track: Track) -> Match:
+        """The longest computed prefix that a track without cells can share; changes nothing.
+
+        Its last token is left out, so that there is something to compute logits from.
+        """
+        if not self.prefix_cache or track.n_placed or len(track) < 2 or track.position != len(track):
+            return NO_MATCH
+        items = track.tokens[:-1]
+        source, n = self.prefixes.find(items, track.adapter)
+        parked = True
+        for other in self.tracks.values():
+            if other is not track and other.adapter == track.adapter:
+                shared = common(other.exact_tokens(), items)
+                if shared > n:
+                    source, n, parked = other.id, shared, False
+        return Match(source, n, parked) if n else NO_MATCH
+
+    def share(self, track: Track, match: Match) -> None:
+        """Give a track without cells those of a match."""
+        if not self.prefix_cache or track.n_placed or len(track) < 2 or track.position != len(track):
+            return
+        n = match.n
+        self.prefixes.lookups += 1
+        if match.source is not None:
+            if match.parked:
+                self.prefixes.touch(match.source)
+            self.cells.copy(match.source, track.id, 0, n)
+            self.prefixes.hits += 1
+            self.prefixes.tokens_saved += n
+            self.metrics.cached_tokens += n
+        if not track.preempted:
+            track.n_cached = n
+
+    def reuse(self, track: Track) -> None:
+        """Let a track without cells share the longest prefix that has been computed already."""
+        self.share(track, self.lookup(track))
+
+    def share_with(self, source: Track, track: Track) -> None:
+        """Give a track without cells those of its tokens that another one begins with too."""
+        self.cells.copy(source.id, track.id, 0, common(source.exact_tokens(), track.tokens[:-1]))
+
+    def park(self, sequence: int, key: CacheKey, exact: int | None, keep_id: bool = False) -> None:
+        """Keep a sequence's cells in the prefix cache until space is needed."""
+        n = min(len(key.items), self.cells.count(sequence))
+        n = n if exact is None else min(n, exact)
+        if not self.prefix_cache or not n:
+            self.cells.remove(sequence)
+            return
+        parked = sequence
+        if keep_id:  # the track goes on; its cells go to an id of their own
+            parked = self.new_id()
+            self.cells.copy(sequence, parked, 0, n)
+            self.cells.remove(sequence)
+        self.prefixes.park(parked, key.items[:n], adapter=key.adapter)
+
+    def make_room(self, wanted: int) -> None:
+        """See that so many cells are free: parked sequences are evicted, then `CacheFull` is raised."""
+        if wanted <= self.cells.n_free and not self.orphans:
+            return
+        self.tidy()
+        if wanted > self.cells.n_free and not self.prefixes.make_room(wanted):
+            raise self.cache_full(wanted)
+
+    def n_available(self, claimed: Iterable[Match] = ()) -> int:
+        """How many cells are free or can be evicted, less those of matches that are about to be shared."""
+        taken = [self.cells.view(match.source)[: match.n] for match in claimed if match.source is not None]
+        return self.cells.n_free + self.prefixes.n_evictable(taken)
+
+    def tidy(self) -> None:
+        """Park the cells of handles that were dropped without being closed."""
+        while self.orphans:
+            self.park(*self.orphans.popleft())
+
+    def cache_full(self, wanted: int, claimed: Iterable[Match] = ()) -> CacheFull:
+        """The error that says what holds the cells, and what to do."""
+        cells, free = self.cells, self.n_available(claimed)
+        held = sorted(((cells.count(i), i) for i in cells.sequences), reverse=True)
+        largest = ", ".join(f"sequence {i} with {n}" for n, i in held[:3])
+        pinned = self.prefixes.stats().pinned
+        return CacheFull(
+            f"{wanted} cells are needed and {free} of {len(cells)} are free; {len(cells) - free} are held "
+            f"by {len(held)} sequences ({pinned} of them pinned), the largest are {largest}; close "
+            "sequences, or load the model with more cells",
+            n_needed=wanted,
+            n_free=free,
+        )
+
+    # -- checks --
+
+    def check_tokens(self, tokens: Iterable[int]) -> list[int]:
+        """The tokens as a list of ids that are in the vocabulary."""
+        return checked_tokens(tokens, self.spec.n_vocab, self.images)
+
+    def image_tokens(self, image: Pixels) -> list[int]:
+        """The tokens of an image."""
+        if self.images is None:
+            raise InvalidRequest(f"this model sees no images; {REMEDY}", param="images")
+        return self.images.tokens(image)
+
+    def check_open(self) -> None:
+        """Raise unless the model is open."""
+        if self.closed:
+            raise InvalidRequest("the model is closed; load it again")
+
+    def close(self) -> None:
+        """Free the backend and the vision encoder."""
+        self.closed = True
+        self.orphans.clear()
+        self.backend.close()
+        if self.images is not None:
+            self.images.close()

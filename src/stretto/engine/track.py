@@ -1,0 +1,351 @@
+"""The engine's record of one sequence. `Sequence` is the caller's handle on one; a request has one or more.
+
+A track knows its tokens and which of them have cells. It computes nothing: the runner does, by asking each
+track (or whatever stands for one, see `Source`) for the rows of the next batch.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.base import Batch, DeviceRow, Mask
+from stretto.cache.cells import Cells
+from stretto.cache.items import ImageToken, bare
+from stretto.cache.prefix import CacheKey
+from stretto.engine import images
+from stretto.errors import ContextOverflow, InvalidRequest
+from stretto.sampling.params import SamplingParams
+from stretto.sampling.rng import RandomStream
+from stretto.sampling.sampler import choose
+
+Row = NDArray[np.float32]  # float32[n_vocab]
+Rows = NDArray[np.float32] | list[DeviceRow]  # float32[n, n_vocab], or rows that are on a device
+
+
+class Source(Protocol):
+    """What puts rows into batches: a track, or a decoder's own way of filling them for a track."""
+
+    @property
+    def track(self) -> Track:
+        """The track whose cells the rows go to."""
+        ...
+
+    @property
+    def step_tokens(self) -> int:
+        """How many pending tokens make a decoding step; more than that are prefill."""
+        ...
+
+    @property
+    def n_pending(self) -> int:
+        """How many tokens have no cell yet."""
+        ...
+
+    @property
+    def at_end(self) -> bool:
+        """Whether just the track's last token is pending, behind its last cell: the plain decoding step."""
+        ...
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the logits behind the last token are there."""
+        ...
+
+    def fill(self, batch: Batch, most: int) -> int:
+        """Put up to `most` pending tokens into a batch; return how many rows of logits they ask for."""
+        ...
+
+    def take(self, rows: Rows) -> None:
+        """Take the logits that `fill` asked for, after the pass."""
+        ...
+
+    def take_row(self, row: Row | DeviceRow) -> None:
+        """Take the logits of a plain decoding step."""
+        ...
+
+    def redo_last(self) -> None:
+        """Make the last token pending again, so that its logits are computed once more."""
+        ...
+
+
+class Track:
+    """Tokens of one sequence; the first `n_placed` of them have cells.
+
+    `draft` holds tokens of speculative decoding behind the last token: computed with it, each with logits,
+    and not part of the text until they are accepted.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_views",
+        "adapter",
+        "cells",
+        "closed",
+        "context_length",
+        "draft",
+        "draft_rows",
+        "exact",
+        "has_images",
+        "id",
+        "logits",
+        "n_cached",
+        "n_edits",
+        "n_prompt",
+        "preempted",
+        "random",
+        "resume",
+        "running",
+        "step_tokens",
+        "tokens",
+        "unowned",
+        "unwanted",
+    )
+
+    def __init__(self, cells: Cells, number: int, context_length: int, random: RandomStream) -> None:
+        self.cells = cells
+        self._views = cells.views
+        self.id = number
+        self.context_length = context_length
+        self.random = random
+        self.tokens: list[int] = []
+        self.n_prompt = 0  # how many of them are the prompt
+        self.n_cached = 0  # how many were found in the prefix cache
+        self.has_images = False
+        self.adapter: str | None = None  # part of the prefix cache's key
+        self.resume: int | None = None  # the position of the first token without a cell, if not at the end
+        self.logits: Row | DeviceRow | None = None  # of the last token, while they are valid
+        self.exact: int | None = None  # leading tokens with K/V of an unedited text; None: all of them
+        self.n_edits = 0
+        self.running = False  # owned by a request: nothing else may change it
+        self.unowned = False  # its handle is gone: the request that runs it closes it
+        self.unwanted = False  # its handle was closed: that request ends
+        self.preempted = False  # it gave its cells up to another request and computes them again
+        self.closed = False
+        self.step_tokens = 1
+        self.draft: list[int] = []
+        self.draft_rows: Rows | None = None  # float32[1 + draft, n_vocab], once computed
+
+    @property
+    def track(self) -> Track:
+        """Itself: a track is its own source."""
+        return self
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    # -- positions --
+
+    @property
+    def n_placed(self) -> int:
+        """How many tokens have cells."""
+        view = self._views.get(self.id)
+        return 0 if view is None else view.n
+
+    @property
+    def n_missing(self) -> int:
+        """How many tokens have no cells, a draft left out."""
+        view = self._views.get(self.id)
+        return len(self.tokens) if view is None else len(self.tokens) - view.n
+
+    @property
+    def n_pending(self) -> int:
+        """How many tokens have no cells, those of a draft included."""
+        if not self.draft:
+            view = self._views.get(self.id)
+            return len(self.tokens) if view is None else len(self.tokens) - view.n
+        return self.n_missing + len(self.draft) if self.draft_rows is None else 0
+
+    @property
+    def start(self) -> int:
+        """The position of the first token without a cell."""
+        return self.cells.end(self.id) if self.resume is None else self.resume
+
+    @property
+    def position(self) -> int:
+        """The position of the next token."""
+        return self.start + self.n_missing
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether the logits behind the last token are there."""
+        return self.logits is not None
+
+    @property
+    def at_end(self) -> bool:
+        """Whether just the last token is pending and goes behind the last cell."""
+        if self.draft:
+            return False
+        view = self._views.get(self.id)
+        n = len(self.tokens)
+        return (
+            (n == 1 if view is None else n - view.n == 1)
+            and self.resume is None
+            and type(self.tokens[-1]) is not ImageToken
+        )
+
+    def exact_tokens(self) -> list[int]:
+        """Its leading tokens that have cells with the K/V of an unedited text."""
+        n = min(self.n_placed, len(self.tokens))
+        return self.tokens[: n if self.exact is None else min(n, self.exact)]
+
+    @property
+    def cache_key(self) -> CacheKey:
+        """What the prefix cache finds it by: its tokens, those of images without pixels, and its adapter."""
+        return CacheKey(bare(self.tokens) if self.has_images else self.tokens, self.adapter)
+
+    @property
+    def text_tokens(self) -> tuple[list[int], int]:
+        """Its tokens without those of images, and how many of them belong to the prompt."""
+        if not self.has_images:
+            return self.tokens, self.n_prompt
+        texts = [token for token in self.tokens if not isinstance(token, ImageToken)]
+        return texts, self.n_prompt - (len(self.tokens) - len(texts))
+
+    # -- changing its tokens --
+
+    def extend(self, tokens: list[int]) -> None:
+        """Append tokens that have been checked."""
+        self.check_room(len(tokens))
+        if tokens:
+            self.tokens += tokens
+            self.logits = None
+            self.has_images = self.has_images or ImageToken in map(type, tokens)
+
+    def append_sampled(self, token: int, placed: bool = False) -> None:
+        """Append a sampled token; if `placed`, its cell is filled already."""
+        self.tokens.append(token)
+        if not placed:
+            self.logits = None
+
+    def check_room(self, n: int) -> None:
+        """Raise `ContextOverflow` unless n more tokens fit into the context."""
+        if self.position + n > self.context_length:
+            raise ContextOverflow(
+                f"{n} tokens at position {self.position} do not fit into a context of {self.context_length}; "
+                "shorten the text, or remove tokens first",
+                n_tokens=self.position + n,
+                limit=self.context_length,
+            )
+
+    def edited(self, first: int) -> None:
+        """Note that from the token with this index on K/V are no longer those of an unedited text."""
+        if first < len(self.tokens):
+            self.exact = first if self.exact is None else min(first, self.exact)
+        self.logits = None
+        self.n_edits += 1
+
+    def host_logits(self) -> Row:
+        """The logits as a NumPy row: fetched from the device when somebody looks, and used from then on."""
+        row = self.logits
+        if not isinstance(row, np.ndarray):
+            assert row is not None
+            self.logits = row = row.numpy()
+        return row
+
+    def sample(self, row: Row | DeviceRow, params: SamplingParams, mask: Mask | None = None) -> int:
+        """A token from a row of logits, with the track's history and random numbers."""
+        uniform = 0.0 if params.temperature == 0 else self.random.uniform()
+        if not isinstance(row, np.ndarray):
+            return row.sample(params, *self.text_tokens, uniform, mask)
+        if self.has_images:
+            return choose(row, params, *self.text_tokens, uniform, mask)
+        return choose(row, params, self.tokens, self.n_prompt, uniform, mask)
+
+    def whole_images(self, index: int) -> int:
+        """`index`, or the end of the image that a cut there would go through."""
+        return images.uncut(self.tokens, index) if self.has_images else index
+
+    def copy_from(self, other: Track) -> None:
+        """Become a copy of another track, all of it computed: its tokens, its cells, its logits."""
+        self.cells.copy(other.id, self.id)
+        self.tokens = list(other.tokens)
+        self.has_images = other.has_images
+        self.adapter = other.adapter
+        self.resume = other.resume
+        self.logits = None if other.logits is None else other.host_logits().copy()
+        self.n_prompt = other.n_prompt
+        self.exact = other.exact
+
+    def resync(self, start: int) -> None:
+        """Read the tokens from the table of cells, which was changed by hand from position `start` on."""
+        view = self.cells.view(self.id)
+        self.tokens = self.cells.tokens[view].tolist()
+        self.n_prompt = min(self.n_prompt, len(self.tokens))
+        self.resume = None
+        # The table holds only stand-ins of image tokens, by which no prompt may find them.
+        self.edited(0 if self.has_images else int(np.searchsorted(self.cells.positions[view], start)))
+        self.has_images = False
+
+    def redo_last(self) -> None:
+        """Make the last token pending again, so that its logits are computed once more."""
+        if not self.tokens:
+            raise InvalidRequest("an empty sequence has no logits; append a token first")
+        if self.logits is None and not self.n_pending:
+            self.resume = self.cells.end(self.id) - 1
+            self.cells.remove_cells(self.id, self.cells.view(self.id)[-1:])
+
+    # -- batches --
+
+    def fill(self, batch: Batch, most: int) -> int:
+        """Put up to `most` pending tokens into a batch; return how many rows of logits they ask for."""
+        n = self.n_placed
+        if self.has_images:
+            most = images.uncut(self.tokens, n + most) - n
+        left = len(self.tokens) - n
+        start, row, several = self.start, len(batch), self.tokens[n : n + most]
+        batch.extend(several, start, (self.id,), logits=most >= left)
+        if self.has_images:
+            images.add_vectors(batch, row, several)
+        if most < left:
+            return 0
+        for at, token in enumerate(self.draft, start + left):
+            batch.add(token, at, (self.id,), logits=True)
+        return 1 + len(self.draft)
+
+    def take(self, rows: Rows) -> None:
+        """Take the logits of the last token, and those of the draft behind it."""
+        self.resume = None
+        self.logits = rows[0] if len(rows) else None
+        if self.draft and len(rows):
+            self.draft_rows = rows
+
+    def take_row(self, row: Row | DeviceRow) -> None:
+        """Take the logits of a plain decoding step."""
+        self.resume = None
+        self.logits = row
+
+    # -- speculative decoding --
+
+    def propose(self, draft: list[int]) -> None:
+        """Have a draft computed with the last token."""
+        self.draft, self.draft_rows = draft, None
+
+    def end_draft(self, n_accepted: int) -> None:
+        """Roll back: of a computed draft the first `n_accepted` tokens stay, the cells of others go."""
+        if self.draft_rows is not None and n_accepted < len(self.draft):
+            self.cells.remove(self.id, self.cells.end(self.id) - (len(self.draft) - n_accepted))
+        self.draft, self.draft_rows = [], None
+
+    def forget_logits(self) -> None:
+        """Drop logits that an interrupted hook may have changed; they are computed again."""
+        self.end_draft(0)
+        self.logits = None
+
+    def drop_draft(self) -> bool:
+        """Give up a draft that has not been computed; say whether there was one."""
+        dropped = bool(self.draft) and self.draft_rows is None
+        if dropped:
+            self.draft, self.step_tokens = [], 1
+        return dropped
+
+
+def host_row(row: Row | DeviceRow) -> Row:
+    """A row as NumPy sees it."""
+    return row if isinstance(row, np.ndarray) else row.numpy()
+
+
+def host_rows(rows: Rows) -> NDArray[np.float32]:
+    """float32[n, n_vocab] on the host."""
+    return rows if isinstance(rows, np.ndarray) else np.stack([row.numpy() for row in rows])

@@ -1,0 +1,264 @@
+"""The half of `LLM` that makes texts: generate, stream, chat, and the same for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
+
+import numpy as np
+
+from stretto.engine import Engine, Request, Result, Sequence
+from stretto.engine.branch import Branches
+from stretto.engine.options import Options, combined
+from stretto.engine.stream import TextStream
+from stretto.engine.worker import Worker
+from stretto.llm.making import new_branches, new_text
+from stretto.llm.prompts import Message, OnePrompt, Parts, Prompt, conversation_ids
+from stretto.text.template import ChatTemplate
+from stretto.text.tokenizer import Tokenizer
+from stretto.tools.plan import ToolPlan, ToolStream, plan_tools
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from stretto.engine.aio import AsyncStream
+    from stretto.engine.many import AsyncTexts
+    from stretto.engine.params import Keywords
+    from stretto.tools.check import Choice, Tools
+
+Prompts = list[str] | list[list[int]] | list[Parts] | list[Sequence]
+
+
+class Texts:
+    """Everything that turns prompts and conversations into texts."""
+
+    _engine: Engine
+    _worker: Worker  # steps for asynchronous callers
+    _template: ChatTemplate | None
+    tokenizer: Tokenizer
+
+    @overload
+    def generate(
+        self,
+        prompt: OnePrompt | Sequence,
+        options: Options | None = None,
+        *,
+        n: int,
+        **keywords: Unpack[Keywords],
+    ) -> list[Result]: ...
+    @overload
+    def generate(
+        self,
+        prompt: OnePrompt | Sequence,
+        options: Options | None = None,
+        *,
+        n: None = None,
+        **keywords: Unpack[Keywords],
+    ) -> Result: ...
+    @overload
+    def generate(
+        self, prompt: Prompts, options: Options | None = None, *, n: int, **keywords: Unpack[Keywords]
+    ) -> list[list[Result]]: ...
+    @overload
+    def generate(
+        self, prompt: Prompts, options: Options | None = None, *, n: None = None, **keywords: Unpack[Keywords]
+    ) -> list[Result]: ...
+    def generate(
+        self, prompt: OnePrompt | Sequence | Prompts, options: Options | None = None, **keywords: Any
+    ) -> Result | list[Result] | list[list[Result]]:
+        """Generate from a prompt, or from each of a list of prompts in one batch, results in order.
+
+        A prompt is text, a list of token ids, a tuple of texts and images, or a `Sequence`, which is then
+        continued: it has the generated tokens in the end, and its edits and forks stay. (With `n`, `best_of`
+        or `beams` its forks are continued instead.) `RequestParams` documents the options, `Branching` those
+        for several texts from one prompt: with `n` each gets a list of results.
+
+        >>> llm.generate("The capital of France is", max_tokens=8, temperature=0).text
+        """
+        chosen = combined(options, keywords)
+        if is_list(prompt):
+            several = [new_branches(self._engine, one, chosen) for one in cast(list[Prompt], prompt)]
+            return self._run(several)  # type: ignore[return-value]  # as many with `n` as the overloads say
+        return self._run([new_branches(self._engine, cast(Prompt, prompt), chosen)])[0]
+
+    def stream(
+        self, prompt: Prompt | Sequence, options: Options | None = None, **keywords: Unpack[Keywords]
+    ) -> TextStream:
+        """Generate token by token: iterate the stream, then read its `result`."""
+        return TextStream(self._engine, new_text(self._engine, prompt, combined(options, keywords)))
+
+    def astream(
+        self, prompt: Prompt | Sequence, options: Options | None = None, **keywords: Unpack[Keywords]
+    ) -> AsyncStream:
+        """As `stream`, for `async for`; leaving the loop cancels it and frees its cells."""
+        from stretto.engine.aio import AsyncStream  # asyncio is imported by those who use it
+
+        chosen = combined(options, keywords)
+        return AsyncStream(self._worker, lambda: new_text(self._engine, prompt, chosen))
+
+    @overload
+    async def agenerate(
+        self,
+        prompt: OnePrompt | Sequence,
+        options: Options | None = None,
+        *,
+        n: int,
+        **keywords: Unpack[Keywords],
+    ) -> list[Result]: ...
+    @overload
+    async def agenerate(
+        self,
+        prompt: OnePrompt | Sequence,
+        options: Options | None = None,
+        *,
+        n: None = None,
+        **keywords: Unpack[Keywords],
+    ) -> Result: ...
+    @overload
+    async def agenerate(
+        self, prompt: Prompts, options: Options | None = None, *, n: int, **keywords: Unpack[Keywords]
+    ) -> list[list[Result]]: ...
+    @overload
+    async def agenerate(
+        self, prompt: Prompts, options: Options | None = None, *, n: None = None, **keywords: Unpack[Keywords]
+    ) -> list[Result]: ...
+    async def agenerate(
+        self, prompt: OnePrompt | Sequence | Prompts, options: Options | None = None, **keywords: Any
+    ) -> Result | list[Result] | list[list[Result]]:
+        """As `generate`, to await; cancelling the task cancels what it waits for."""
+        from stretto.engine.aio import finished
+
+        several: list[Branches] = []
+        whole, chosen = is_list(prompt), combined(options, keywords)
+
+        def make() -> list[list[Request[Any]]]:
+            prompts = cast(list[Prompt], prompt) if whole else [cast(Prompt, prompt)]
+            several.extend(new_branches(self._engine, one, chosen) for one in prompts)
+            return [branches.requests for branches in several]
+
+        await finished(self._worker, make)
+        results = [branches.results() for branches in several]
+        return cast(list[Result], results) if whole else results[0]
+
+    def astream_many(
+        self,
+        prompts: Seq[str | list[int] | Callable[[], list[int]]],
+        *,
+        n: int = 1,
+        **options: Unpack[Keywords],
+    ) -> AsyncTexts:
+        """`n` texts of each prompt, all in the same steps, as lists of (index of the text, token).
+
+        A prompt may be a function that makes it: it is called in a thread, where it holds nobody up.
+        """
+        from stretto.engine.many import AsyncTexts
+
+        engine, how = self._engine, {**options, "n": n}
+        return AsyncTexts(
+            self._worker, lambda ready: [new_branches(engine, one, how) for one in ready], list(prompts)
+        )
+
+    def chat_prompt(self, messages: Seq[Message], **variables: Any) -> list[int]:
+        """The ids of a conversation in the model's own format, up to where its answer begins.
+
+        The text of a message can never become a special token.
+        """
+        return conversation_ids(self._engine, self._template, messages, variables)
+
+    @overload
+    def chat(
+        self,
+        messages: Seq[Message] | Sequence,
+        options: Options | None = None,
+        *,
+        stream: Literal[False] = False,
+        tools: Tools | None = None,
+        tool_choice: Choice | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> Result: ...
+    @overload
+    def chat(
+        self,
+        messages: Seq[Message] | Sequence,
+        options: Options | None = None,
+        *,
+        stream: Literal[True],
+        tools: Tools | None = None,
+        tool_choice: Choice | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> TextStream: ...
+    @overload
+    def chat(
+        self,
+        messages: Seq[Message] | Sequence,
+        options: Options | None = None,
+        *,
+        stream: bool,
+        tools: Tools | None = None,
+        tool_choice: Choice | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> Result | TextStream: ...
+    def chat(
+        self,
+        messages: Seq[Message] | Sequence,
+        options: Options | None = None,
+        *,
+        stream: bool = False,
+        tools: Tools | None = None,
+        tool_choice: Choice | None = None,
+        **keywords: Any,
+    ) -> Result | TextStream:
+        """Answer a conversation: a list of messages, each with a role and a content.
+
+        A `Sequence` that holds a conversation up to where the answer begins (`chat_prompt`) is continued.
+        With `tools` the model may call functions, or has to (`tool_choice`: "auto", "none", "required" or a
+        function); the result has its `tool_calls` (docs/structured.md).
+
+        >>> llm.chat([{"role": "user", "content": "Hi"}]).text
+        """
+        plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
+        prompt = self._conversation(messages, plan)
+        chosen = plan.options(combined(options, keywords))
+        if stream:
+            return ToolStream(self._engine, new_text(self._engine, prompt, chosen), plan)
+        (found,) = self._run([new_branches(self._engine, prompt, chosen)])
+        return cast(Result, plan.read_all(found))
+
+    async def achat(
+        self,
+        messages: Seq[Message] | Sequence,
+        options: Options | None = None,
+        *,
+        tools: Tools | None = None,
+        tool_choice: Choice | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> Result:
+        """As `chat`, to await."""
+        plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
+        prompt = self._conversation(messages, plan)
+        chosen: dict[str, Any] = plan.options(combined(options, keywords))
+        return cast(Result, plan.read_all(await self.agenerate(cast(Any, prompt), **chosen)))
+
+    def _conversation(self, messages: Seq[Message] | Sequence, plan: ToolPlan) -> list[int] | Sequence:
+        if isinstance(messages, Sequence):
+            return messages
+        return self.chat_prompt(messages, tools=plan.shown)
+
+    def tool_plan(self, tools: Tools | None, tool_choice: Choice | None = None) -> ToolPlan:
+        """What `chat` does about tools, for loops of your own.
+
+        `plan.shown` is for `chat_prompt(messages, tools=…)`, `plan.options(…)` for the request, and
+        `plan.read(result)` finds the calls.
+        """
+        return plan_tools(self._template, self.tokenizer, tools, tool_choice)
+
+    def _run(self, several: list[Branches]) -> list[Result | list[Result]]:
+        """Step the engine until all have finished."""
+        self._engine.complete([branches.requests for branches in several])
+        return [branches.results() for branches in several]
+
+
+def is_list(prompt: Any) -> bool:
+    """Whether these are several prompts, and not the tokens of one."""
+    return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], (int, np.integer))
