@@ -29,7 +29,7 @@ Follow = Callable[[int, int], tuple[list[int], bool]]
 
 
 class DeviceRow(Protocol):
-    """A row of logits that stays where the backend has it; NumPy sees it only when somebody looks.
+    """A row of logits that stays on the backend's device until its numbers are read.
 
     A backend may return these instead of NumPy rows, and sample where they are.
     """

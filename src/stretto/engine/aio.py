@@ -102,7 +102,7 @@ class AsyncStream(AsyncEventStream[Token]):
         super().__init__(worker, begin)
 
     async def result(self) -> Result:
-        """The whole result; runs what is left of the generation first."""
+        """The whole result; finishes the generation first."""
         result: Result = (await self._exhausted()).result()
         return result
 
@@ -122,7 +122,7 @@ async def start(
 
     def forget(task: asyncio.Future[None] | None = None) -> None:
         if task is not None and not task.cancelled():
-            task.exception()  # nobody else will ask for it, and asyncio would complain
+            task.exception()  # retrieved here, or asyncio would log it
         for group in made:
             for request in group:
                 request.abandon()
@@ -150,7 +150,7 @@ async def start(
 
 
 async def finished(worker: Worker, make: Callable[[], list[list[Request[Any]]]]) -> None:
-    """Make requests and wait until all of them have finished; if nobody waits any more, they end."""
+    """Make requests and wait until all of them have finished; a cancelled task ends them."""
     news = News()
     made = await start(worker, make, news)
     requests = [request for group in made for request in group]

@@ -35,7 +35,7 @@ class Arrivals:
                 self._changed.notify_all()
 
     def hand_over(self) -> None:
-        """Wait a moment for those who are arriving."""
+        """Wait a moment for threads that are arriving."""
         if self._n:
             with self._changed:
                 self._changed.wait_for(lambda: not self._n, LOCK_HANDOFF_SECONDS)

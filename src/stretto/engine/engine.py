@@ -35,7 +35,7 @@ from stretto.text.tokenizer import Tokenizer
 
 AnyRequest = Request[Any]
 
-WAIT_SECONDS = 0.01  # for the thread that steps; not for ever: who has the lock may be doing something else
+WAIT_SECONDS = 0.01  # for a notification; the thread that holds the lock may not be stepping
 
 
 class Engine:
@@ -54,7 +54,7 @@ class Engine:
         self.lock = self.runner.lock
         self.metrics: Metrics = self.runner.metrics
         self.tokenizer = tokenizer
-        self.fingerprint = fingerprint  # tells the model from others, for saved sequences
+        self.fingerprint = fingerprint  # identifies the model in saved sequences
         self.encoding = Encoding(self.runner, limits.max_step_ms)
         self.scheduler = Scheduler(self.runner, self.encoding, limits)
         self.grammars = Compiler(tokenizer, backend.spec.n_vocab)
@@ -127,7 +127,7 @@ class Engine:
         self.events.add(now, now - begun, n_tokens, metrics.running, metrics.waiting)
 
     def _run(self, plan: Plan) -> int:
-        """Apply a plan: start what was admitted, and run its passes; return how many tokens they had."""
+        """Apply a plan: start the admitted requests and run its passes; return how many tokens they had."""
         scheduler, runner, metrics = self.scheduler, self.runner, self.metrics
         for request, matches in plan.admitted:
             scheduler.admit(request)
@@ -204,7 +204,7 @@ class Engine:
             victim.fail(self.runner.cache_full(plan.missing_cells, plan.claimed))
         scheduler.sweep()
 
-    # -- who steps --
+    # -- stepping from any thread --
 
     def check_may_step(self) -> None:
         """Raise within a hook or callback, which the step is waiting for."""

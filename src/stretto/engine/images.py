@@ -1,4 +1,4 @@
-"""Images in a sequence: their vectors go into batches, and what is seen as a whole is not cut."""
+"""Images in a sequence: their vectors go into batches, and images that are seen whole are never cut."""
 
 from __future__ import annotations
 

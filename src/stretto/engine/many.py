@@ -84,7 +84,7 @@ class AsyncTexts:
                 raise request.error
 
     async def results(self) -> list[Result]:
-        """All results, those of the first prompt first; runs what is left first."""
+        """All results, those of the first prompt first; finishes all texts before it returns."""
         async for _ in self:
             pass
         found: list[Result] = []

@@ -24,7 +24,7 @@ class Ending(NamedTuple):
 
 
 class Output(Generic[Event]):
-    """What a request gives out. `events` holds those nobody has taken yet; `ending` is None while it runs."""
+    """The events of a request that were not taken yet, its ending (None while it runs), and its times."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.events: deque[Event] = deque()

@@ -1,4 +1,4 @@
-"""The options of a request: their names, their types, their defaults, and what is wrong with them."""
+"""The options of a request: names, types, defaults and checks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RequestParams:
     - `stop`: strings that end the text and are not part of it, and functions that get the text so far
       and return True to end it
     - `stop_tokens`: ids that end it, as the model's own end tokens do unless `ignore_eos`
-    - `timeout`: seconds after which what is there is returned
+    - `timeout`: seconds after which the text so far is returned
     - `logprobs`: 0 for none, n for each token's own log-probability and the n best
     - `hooks`: functions that get (logits, tokens) before each token and may change logits in place
       (docs/control.md)
@@ -83,7 +83,7 @@ class RequestParams:
     - `priority`: requests with a higher one go first in the queue
     - `overflow`: at the end of the context the generation ends ("error": never silently); "shift" forgets
       the older half of the tokens behind the first `keep` and goes on
-    - `draft`: who guesses tokens that are then checked several at a time: "lookup", or a `Drafter`; the
+    - `draft`: speculative decoding: "lookup", or a `Drafter` that proposes tokens; the
       text stays the same
     - `scored`: the log-probability of the whole is summed up
     """

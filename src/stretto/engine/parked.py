@@ -12,7 +12,7 @@ from stretto.errors import InvalidRequest
 
 
 class Pin:
-    """A beginning that stays in the cache until it is released; a context manager."""
+    """A prefix that stays in the cache until it is released; a context manager."""
 
     def __init__(self, runner: Runner, sequence: int, n_tokens: int) -> None:
         self._runner = runner
@@ -20,7 +20,7 @@ class Pin:
         self.n_tokens = n_tokens
 
     def release(self) -> None:
-        """Let it go when somebody needs the room. Releasing twice is fine."""
+        """Allow it to be evicted. Releasing twice is fine."""
         with self._runner.lock:
             if self._sequence is not None and not self._runner.closed:
                 self._runner.prefixes.unpin(self._sequence)

@@ -60,7 +60,7 @@ class Request(Generic[D]):
 
     @property
     def sources(self) -> Sequence[Source]:
-        """What is computed for it."""
+        """The sources that are computed for it."""
         return self.decoder.sources
 
     @property
@@ -129,7 +129,7 @@ class Request(Generic[D]):
         self.changes.pending = True
 
     def finish(self, reason: FinishReason, why: str | int | None = None) -> None:
-        """End it from outside; what is there stays."""
+        """End it from outside; its output so far stays."""
         if not self.finished and self.output.ending is None:
             self.decoder.end_early(Ending(reason, why))
             if not self._advancing:

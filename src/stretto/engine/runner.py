@@ -101,7 +101,7 @@ class Runner:
                 self.park(track.id, track.cache_key if park else NO_KEY, track.exact)
 
     def release(self, track: Track) -> None:
-        """Give a track's cells up and keep its tokens: what is not parked then is computed again."""
+        """Give a track's cells up and keep its tokens: those that were not parked are computed again."""
         track.end_draft(0)
         self.park(track.id, track.cache_key, track.exact, keep_id=True)
         track.preempted = track.running

@@ -165,7 +165,7 @@ class Scheduler:
                 self._runner.metrics.added += one.queued
 
     def sweep(self) -> None:
-        """Let go of what has finished, was abandoned, or has expired."""
+        """Remove requests that have finished; end those that were abandoned or have expired."""
         self.changes.pending = False
         for request in (*self.running, *self.waiting):
             request.check()
@@ -336,7 +336,7 @@ class Scheduler:
         plan.missing_cells, plan.claimed = wanted, claimed
         running = [request for request in self.running if not request.finished]
         candidates = running or [request for request, _ in plan.admitted]
-        # What was edited (overflow="shift") cannot be computed again: such a request goes last.
+        # Edited tokens (overflow="shift") cannot be computed again: such a request is preempted last.
         plan.victim = max(
             candidates,
             key=lambda r: (r.decoder.can_preempt, r.decoder.is_exact, *r.order),
@@ -370,7 +370,7 @@ class Scheduler:
     def _fits(
         self, plan: Plan, request: AnyRequest, matches: list[tuple[Track, Match]], shared: dict[int, int]
     ) -> bool:
-        """Whether the cells suffice for a request beside those that run."""
+        """Whether the cells suffice for a request in addition to those that run."""
         if not self.running and not plan.admitted:
             return True  # it will never be better: if it does not fit now, that is an error
         runner = self._runner

@@ -90,7 +90,7 @@ class Sequence:
 
     @property
     def n_prompt(self) -> int:
-        """How many of its tokens are the prompt; penalties tell them from generated ones."""
+        """How many of its tokens are the prompt; penalties treat them differently."""
         return self._track.n_prompt
 
     @property

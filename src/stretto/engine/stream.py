@@ -1,4 +1,4 @@
-"""A request as an iterator: whoever takes its next event steps the engine for it."""
+"""A request as an iterator: the thread that takes its next event steps the engine for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EventStream(Generic[Event]):
     def __init__(self, engine: Engine, request: Request[Any], events: deque[Event]) -> None:
         self._engine = engine
         self._request = request
-        self._events = events  # those nobody has taken yet
+        self._events = events  # not taken yet
         engine.add(request)
 
     def __iter__(self) -> Iterator[Event]:
@@ -51,7 +51,7 @@ class EventStream(Generic[Event]):
         raise StopIteration
 
     def cancel(self) -> None:
-        """End the request, from any thread; its cells are free then. What is there stays readable."""
+        """End the request, from any thread; its cells are free then. Its events stay readable."""
         with self._engine.lock:
             self._request.cancel()
 
@@ -64,7 +64,7 @@ class EventStream(Generic[Event]):
         self.cancel()
 
     def __del__(self) -> None:
-        # A stream that nobody holds any more would keep its cells for ever. This may be called in the
+        # A forgotten stream would keep its cells for ever. This may be called in the
         # middle of anything, so the next step ends it.
         self._request.abandon()
 
@@ -83,7 +83,7 @@ class TextStream(EventStream[Token]):
 
     @property
     def result(self) -> Result:
-        """The whole result; runs what is left of the generation first."""
+        """The whole result; finishes the generation first."""
         for _ in self:
             pass
         result: Result = self._request.result()

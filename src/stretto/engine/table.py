@@ -1,7 +1,7 @@
 """`llm.cells`: the table of cells in the caller's hands, by sequence id.
 
 A `Sequence` whose cells are changed here takes note: its tokens are those that are left. Requests that run,
-and what is parked for others, cannot be changed from here.
+and parked sequences cannot be changed from here.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class CellTable:
             return self._remove_all_but(check_id(sequence))
 
     def clear(self) -> None:
-        """Remove all sequences; those of running requests stay, and what is pinned."""
+        """Remove all sequences; those of running requests and pinned ones stay."""
         with self._engine.lock:
             self._remove_all_but(None)
 
@@ -180,7 +180,7 @@ class CellTable:
         self._engine.runner.tidy()
         for sequence in self.sequences:
             if sequence != kept and self._yours(sequence):
-                self._cells.remove(sequence)  # what is pending goes too, and is not computed for that
+                self._cells.remove(sequence)  # pending tokens go too, without being computed
                 self._changed(sequence, 0)
         self._engine.runner.prefixes.clear()
         return self._cells.n_free - before

@@ -237,7 +237,7 @@ class Track:
         self.n_edits += 1
 
     def host_logits(self) -> Row:
-        """The logits as a NumPy row: fetched from the device when somebody looks, and used from then on."""
+        """The logits as a NumPy row: fetched from the device on first use, and used from then on."""
         row = self.logits
         if not isinstance(row, np.ndarray):
             assert row is not None

@@ -1,4 +1,4 @@
-"""What comes out of the engine: tokens, steps, results."""
+"""The types that callers get: tokens, steps, results."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Result:
     "cache full", or None. With
     `logprobs=n`, `logprobs` has an entry for each event of a token. `logprob` is what `best_of` and `beams`
     chose by: the mean log-probability of the tokens sampled, or the score of the hypothesis. `tool_calls` are
-    those found in the answer of a chat with tools; `text` is then what was said beside them.
+    those found in the answer of a chat with tools; `text` is then the rest of the answer.
     """
 
     text: str

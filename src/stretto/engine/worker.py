@@ -1,4 +1,4 @@
-"""A thread that steps the engine for callers who cannot do it themselves: those of `asyncio`, and a server.
+"""A thread that steps the engine for callers that must not block: those of `asyncio`, and a server.
 
 It starts with the first such request and ends when there has been none for a while.
 """

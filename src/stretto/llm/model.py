@@ -67,7 +67,7 @@ class LLM(Texts):
         self._template = template
         self.tokenizer = tokenizer
         self.cells = CellTable(self._engine)  # copy, remove, keep, clear by `seq.id`
-        self.cache = ParkedSequences(self._engine)  # what is kept for prompts to come
+        self.cache = ParkedSequences(self._engine)  # parked sequences, the prefix cache
 
     @property
     def spec(self) -> ModelSpec:

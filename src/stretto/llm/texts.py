@@ -92,7 +92,7 @@ class Texts:
         self, prompt: Prompt | Sequence, options: Options | None = None, **keywords: Unpack[Keywords]
     ) -> AsyncStream:
         """As `stream`, for `async for`; leaving the loop cancels it and frees its cells."""
-        from stretto.engine.aio import AsyncStream  # asyncio is imported by those who use it
+        from stretto.engine.aio import AsyncStream  # so that only its users import asyncio
 
         chosen = combined(options, keywords)
         return AsyncStream(self._worker, lambda: new_text(self._engine, prompt, chosen))
@@ -150,7 +150,7 @@ class Texts:
     ) -> AsyncTexts:
         """`n` texts of each prompt, all in the same steps, as lists of (index of the text, token).
 
-        A prompt may be a function that makes it: it is called in a thread, where it holds nobody up.
+        A prompt may be a function that makes it: it is called in a thread, where it blocks no event loop.
         """
         from stretto.engine.many import AsyncTexts
 

@@ -29,7 +29,7 @@ class AsyncParallelStream(AsyncEventStream[ParallelStep]):
         super().__init__(worker, begin)
 
     async def result(self) -> ParallelText:
-        """The whole; runs what is left first."""
+        """The whole text; finishes the run first."""
         text: ParallelText = (await self._exhausted()).result()
         return text
 
@@ -37,7 +37,7 @@ class AsyncParallelStream(AsyncEventStream[ParallelStep]):
 async def outcomes(
     worker: Worker, make: Callable[[], list[Run]], whole: bool
 ) -> ParallelText | list[ParallelText]:
-    """Make runs, and wait until all of them have finished; if nobody waits any more, they end.
+    """Make runs, and wait until all of them have finished; a cancelled task ends them.
 
     What came of all of them is a list if `whole`, else what came of the first.
     """

@@ -1,4 +1,4 @@
-"""Steps on their way out: one whose text may be the beginning of a stop string waits until that is known."""
+"""Steps on their way out: one whose text may begin a stop string waits until that is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of a parallel run: their names, their defaults, and what is wrong with them."""
+"""The options of a parallel run: names, defaults and checks."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class ParallelParams:
         return float(value)
 
     def sees(self, members: list[Member]) -> Matrix | None:
-        """Who of a set sees whom; None: all see all."""
+        """Which members of a set see which; None: all see all."""
         n = len(members)
         if n == 1 or (isinstance(self.mode, str) and self.mode == "visible"):
             return None
@@ -126,7 +126,7 @@ class ParallelParams:
 
 
 def check_matrix(matrix: ArrayLike, width: int) -> Matrix:
-    """A matrix of who sees whom, for sets of up to `width` members."""
+    """A visibility matrix, for sets of up to `width` members."""
     array = np.asarray(matrix)
     if array.ndim != 2 or array.dtype != bool or array.shape[0] != array.shape[1] or len(array) < width:
         raise InvalidRequest(

@@ -43,7 +43,7 @@ class Pruner:
             self._open.append(_Open(step, np.zeros(step.width)))
 
     def note(self, received: Floats) -> list[Place]:
-        """Take what the tokens of a step gave, float32[tokens, places]; return who is to go now."""
+        """Take the attention of a step's tokens, float32[tokens, places]; return the members to prune now."""
         start = 0
         gone: list[Place] = []
         for one in self._open:

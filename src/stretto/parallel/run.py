@@ -114,7 +114,7 @@ class SetDecoder(OneTrack):
         self.sources = (self.source,)
         self.source.watching = run.attention
         self.hooks = params.hooks
-        self.can_preempt = self.source.is_exact  # what was edited before it began cannot be computed again
+        self.can_preempt = self.source.is_exact  # edited tokens cannot be computed again
         self.run = run
         self._runner = runner
         self._end_ids = end_ids
@@ -242,7 +242,7 @@ class SetDecoder(OneTrack):
         )
 
     def end_early(self, ending: Ending) -> None:
-        """End from outside; what is there stays."""
+        """End from outside; the steps so far stay."""
         self.output.end_early(ending)
 
     def forget_logits(self) -> None:
@@ -254,7 +254,7 @@ class SetDecoder(OneTrack):
         self.source.release()
 
     def close(self) -> None:
-        """Let go of the track."""
+        """Close the track."""
         self.source.close()
 
 

@@ -21,7 +21,7 @@ class ParallelStream(EventStream[ParallelStep]):
 
     @property
     def result(self) -> ParallelText:
-        """The whole; runs what is left first."""
+        """The whole text; finishes the run first."""
         for _ in self:
             pass
         text: ParallelText = self._run.result()

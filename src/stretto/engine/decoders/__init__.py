@@ -1,4 +1,4 @@
-"""Ways of decoding: each says what goes into the next batch, and what it takes from the rows.
+"""Ways of decoding: each fills its part of the next batch and takes tokens from its rows.
 
 base.py      what the engine asks of a decoder
 plain.py     one text, token by token; with a grammar, with drafts, or both

@@ -14,7 +14,7 @@ class Decoder(Protocol):
     """Turns rows of logits into what a request gives out.
 
     The engine computes the pending tokens of `sources`; when all of them have logits, `advance` takes from
-    them and says with its sources what comes next. `output.ending` is set when that was the end.
+    them and leaves its sources ready for the next pass. `output.ending` is set when the text has ended.
     """
 
     hooks: tuple[Hook, ...]
@@ -29,7 +29,7 @@ class Decoder(Protocol):
 
     @property
     def sources(self) -> Sequence[Source]:
-        """What is computed for it."""
+        """The sources that are computed for it."""
         ...
 
     @property
@@ -42,7 +42,7 @@ class Decoder(Protocol):
         ...
 
     def advance(self, n_running: int) -> None:
-        """Take what comes next from the logits; `n_running` requests share the passes."""
+        """Take the next tokens from the logits; `n_running` requests share the passes."""
         ...
 
     def result(self) -> Any:
@@ -50,7 +50,7 @@ class Decoder(Protocol):
         ...
 
     def end_early(self, ending: Ending) -> None:
-        """End from outside; what is there stays."""
+        """End from outside; the output so far stays."""
         ...
 
     def forget_logits(self) -> None:
@@ -66,7 +66,7 @@ class Decoder(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of all tracks."""
+        """Close all tracks."""
         ...
 
 

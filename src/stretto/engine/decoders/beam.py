@@ -52,7 +52,7 @@ class Hypothesis:
 
     @property
     def whole_text(self) -> str:
-        """The text if it ends here: with what was held back for a stop string or half a character."""
+        """The text if it ends here: with text that was held back for a stop string or half a character."""
         if self.matcher.matched is not None:
             return self.text
         return self.text + copy(self.matcher).flush() + self.detokenizer.fork().flush()
@@ -281,6 +281,6 @@ class BeamDecoder:
             self._runner.release(one.track)
 
     def close(self) -> None:
-        """Let go of all hypotheses."""
+        """Close the tracks of all hypotheses."""
         for one in self._open:
             self._runner.close_track(one.track)

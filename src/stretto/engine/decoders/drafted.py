@@ -41,5 +41,5 @@ class Speculation:
         self._runner.metrics.accepted_tokens += n_accepted
 
     def close(self) -> None:
-        """Let go of what the drafter holds for this text."""
+        """Close the drafter's state for this text."""
         self._proposer.close()

@@ -1,7 +1,7 @@
 """Running ahead: several tokens of a plain decoder in the backend's own loop, while it is the only request.
 
 The loop calls back for every token, so each is accepted and given out when it is made, exactly as by the
-Python loop: `benchmarks/loops.py` has what is saved, the Python around a forward pass.
+Python loop. It saves the Python around a forward pass (`benchmarks/loops.py` measures how much).
 """
 
 from __future__ import annotations

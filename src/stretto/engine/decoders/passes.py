@@ -40,7 +40,7 @@ class Pass:
 
     @property
     def sources(self) -> Sequence[Source]:
-        """What is computed."""
+        """The sources that are computed."""
         raise NotImplementedError
 
     def hook_rows(self) -> list[tuple[Row, list[int]]]:
@@ -70,7 +70,7 @@ class Pass:
         """It keeps its cells: `can_preempt` is False."""
 
     def close(self) -> None:
-        """Let go of the cells."""
+        """Free the cells."""
 
 
 class LogitsPass(Pass):

@@ -306,7 +306,7 @@ class PlainDecoder(OneTrack):
         )
 
     def end_early(self, ending: Ending) -> None:
-        """End from outside; what is there stays."""
+        """End from outside; the text so far stays."""
         self.output.end_early(ending)
 
     def preempt(self) -> None:
@@ -314,7 +314,7 @@ class PlainDecoder(OneTrack):
         self._runner.release(self.track)
 
     def close(self) -> None:
-        """Let go of the track, or give it back to its owner with the text that was generated."""
+        """Close the track, or give it back to its owner with the generated text."""
         if self._speculation is not None:
             self._speculation.close()
         track = self.track
