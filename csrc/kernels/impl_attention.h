@@ -57,10 +57,6 @@ void load_head(CacheType type, const uint8_t* x, size_t head_size, float* out) {
     }
 }
 
-#ifndef STRETTO_HAS_SPLAT_HALF
-inline Floats splat_half(const uint8_t* p) { return splat(half_to_float(static_cast<uint16_t>(p[0] | p[1] << 8))); }
-#endif
-
 #if !defined(STRETTO_HAS_SUMS16) && !defined(STRETTO_HAS_TILES)
 // Lane j of the result is the sum of a[j]'s lanes.
 inline Floats sums16(const Floats* a) {
@@ -81,15 +77,6 @@ inline Floats capped(Floats x, float cap) {
 enum class Source { kFloats, kHalf, kQ8, kBytes, kTiles };
 constexpr bool integers(Source from) { return from == Source::kBytes || from == Source::kTiles; }
 
-// Vector t of a head.
-template <Source From>
-inline Floats piece(const uint8_t* head, size_t t) {
-    if constexpr (From == Source::kFloats) return load(reinterpret_cast<const float*>(head) + 16 * t);
-    if constexpr (From == Source::kHalf) return load_half(reinterpret_cast<const uint16_t*>(head) + 16 * t);
-    const uint8_t* block = head + t / 2 * 34;
-    return mul(load_int8(reinterpret_cast<const int8_t*>(block + 2 + t % 2 * 16)), splat_half(block));
-}
-
 // Asks for a head that will be read soon.
 template <int T, Source From>
 inline void fetch(const uint8_t* head) {
@@ -101,6 +88,19 @@ inline void fetch(const uint8_t* head) {
 #include "kernels/impl_attention_tiles.h"
 #include "kernels/impl_attention_bytes.h"
 #else
+#ifndef STRETTO_HAS_SPLAT_HALF
+inline Floats splat_half(const uint8_t* p) { return splat(half_to_float(static_cast<uint16_t>(p[0] | p[1] << 8))); }
+#endif
+
+// Vector t of a head.
+template <Source From>
+inline Floats piece(const uint8_t* head, size_t t) {
+    if constexpr (From == Source::kFloats) return load(reinterpret_cast<const float*>(head) + 16 * t);
+    if constexpr (From == Source::kHalf) return load_half(reinterpret_cast<const uint16_t*>(head) + 16 * t);
+    const uint8_t* block = head + t / 2 * 34;
+    return mul(load_int8(reinterpret_cast<const int8_t*>(block + 2 + t % 2 * 16)), splat_half(block));
+}
+
 inline Floats weight_of(Floats x) { return exponential(x); }
 
 // The scores of a chunk's cells with one row's H heads of T vectors (0: `vectors` says how many). Some cells go
@@ -306,21 +306,22 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
                         score_bytes<decltype(n)::value, T, kStored>(bytes, wide + at * 64 * bytes.blocks, wide_scales + at,
                                                                     a.scale, a.cap, to);
                     });
-                    continue;
-                }
+                } else
 #endif
-                const float* q = a.queries + row * a.query_stride + h * a.head_size;
-                if (size != a.head_size || n_rows > 1) {
-                    const size_t stride = n_rows > 1 ? a.query_stride : a.head_size;
-                    if (size != a.head_size) std::memset(queries, 0, n_heads * size * sizeof(float));
-                    for (size_t i = 0; i < n_heads; ++i) {
-                        std::memcpy(queries + i * size, q + i * stride, a.head_size * sizeof(float));
+                {
+                    const float* q = a.queries + row * a.query_stride + h * a.head_size;
+                    if (size != a.head_size || n_rows > 1) {
+                        const size_t stride = n_rows > 1 ? a.query_stride : a.head_size;
+                        if (size != a.head_size) std::memset(queries, 0, n_heads * size * sizeof(float));
+                        for (size_t i = 0; i < n_heads; ++i) {
+                            std::memcpy(queries + i * size, q + i * stride, a.head_size * sizeof(float));
+                        }
+                        q = queries;
                     }
-                    q = queries;
+                    with_heads(n_heads, [&](auto n) {
+                        score_chunk<decltype(n)::value, T, From>(heads, ahead, vectors, q, a.scale, a.cap, to);
+                    });
                 }
-                with_heads(n_heads, [&](auto n) {
-                    score_chunk<decltype(n)::value, T, From>(heads, ahead, vectors, q, a.scale, a.cap, to);
-                });
             }
         }
         std::swap(heads, ahead);
@@ -352,11 +353,12 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
                     if constexpr (integers(From)) {
                         mix_bytes<decltype(n)::value, T>(bytes, vectors, scores + at * kSpan + (chunk - start), lo, hi,
                                                          out.out + at * size);
-                        return;
-                    }
+                    } else
 #endif
-                    mix_chunk<decltype(n)::value, T, From>(heads, ahead, vectors, scores + at * kSpan + (chunk - start),
-                                                           lo, hi, out.out + at * size);
+                    {
+                        mix_chunk<decltype(n)::value, T, From>(heads, ahead, vectors, scores + at * kSpan + (chunk - start),
+                                                               lo, hi, out.out + at * size);
+                    }
                 });
             }
         }
@@ -378,12 +380,12 @@ void attend(const Attention& a, size_t first, size_t last, const Partial& out) {
         if (a.head_size == 128 && a.rows == 1) return attend_rows<8, Source::kBytes>(a, first, last, out);
         return attend_rows<0, Source::kTiles>(a, first, last, out);
     }
+#else
+    if (a.rows == 1 && a.head_size == 64 && a.type == CacheType::kQ8) return attend_rows<4, Source::kQ8>(a, first, last, out);
 #endif
     // A single row reads the cache as it is; several share the floats made from it. The numbers are the same.
     if (a.rows == 1 && a.head_size == 64 && a.type == CacheType::kHalf) {
         attend_rows<4, Source::kHalf>(a, first, last, out);
-    } else if (a.rows == 1 && a.head_size == 64 && a.type == CacheType::kQ8) {
-        attend_rows<4, Source::kQ8>(a, first, last, out);
     } else if (a.rows == 1 && a.head_size == 128 && a.type == CacheType::kHalf) {
         attend_rows<8, Source::kHalf>(a, first, last, out);
     } else if (a.head_size == 64) {

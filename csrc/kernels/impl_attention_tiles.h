@@ -44,14 +44,9 @@ ALWAYS Eight eight(const uint8_t* head, size_t i) {
         const float* at = reinterpret_cast<const float*>(head) + 8 * i;
         return {vld1q_f32(at), vld1q_f32(at + 4)};
     }
-    if constexpr (From == Source::kHalf) {
-        const float16x8_t halves = vreinterpretq_f16_u16(vld1q_u16(reinterpret_cast<const uint16_t*>(head) + 8 * i));
-        return {vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)};
-    }
-    const uint8_t* block = head + i / 4 * 34;
-    const float32x4_t scale = splat_half(block).v[0];
-    const int16x8_t wide = vmovl_s8(vld1_s8(reinterpret_cast<const int8_t*>(block + 2 + i % 4 * 8)));
-    return {vmulq_f32(vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), scale), vmulq_f32(vcvtq_f32_s32(vmovl_high_s16(wide)), scale)};
+    static_assert(From == Source::kFloats || From == Source::kHalf, "8 bits are multiplied as integers");
+    const float16x8_t halves = vreinterpretq_f16_u16(vld1q_u16(reinterpret_cast<const uint16_t*>(head) + 8 * i));
+    return {vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)};
 }
 
 // Eight half floats become floats, while one vector of eight that are floats already is multiplied for each of H heads.
