@@ -44,6 +44,8 @@ void Decoder::store_heads(Plan& plan, size_t layer, size_t row, size_t kv) {
     const size_t cell = plan.input->cells[row];
     kernels_->store_head(cache_type_, k, size, head_of(layer, cell, false, kv));
     kernels_->store_head(cache_type_, v, size, head_of(layer, cell, true, kv));
+    check_finite(head_of(layer, cell, false, kv));
+    check_finite(head_of(layer, cell, true, kv));
 }
 
 // Adds the weights that the probed cells got from one row's heads: their scores again, normalised with the final
@@ -127,6 +129,7 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
     auto task = [&](const RowBlock& block, size_t kv, const float* queries) {
         Attention a;
         a.type = cache_type_;
+        a.finite = cache_type_ == CacheType::kHalf && finite_.load(std::memory_order_relaxed);
         a.keys = head_of(layer, 0, false, kv);
         a.values = head_of(layer, 0, true, kv);
         a.cell_stride = head_bytes_;
