@@ -44,6 +44,8 @@ void Decoder::store_heads(Plan& plan, size_t layer, size_t row, size_t kv) {
     const size_t cell = plan.input->cells[row];
     kernels_->store_head(cache_type_, k, size, head_of(layer, cell, false, kv));
     kernels_->store_head(cache_type_, v, size, head_of(layer, cell, true, kv));
+    check_finite(head_of(layer, cell, false, kv));
+    check_finite(head_of(layer, cell, true, kv));
 }
 
 // Adds the weights that the probed cells got from one row's heads: their scores again, normalised with the final
@@ -112,7 +114,7 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
     const size_t items = input.n * c.n_kv_head;
     if (plan.meets) {
         const size_t step = std::max<size_t>(1, items / (4 * n_threads));
-        Share share(plan.cursors, 6 * layer + 1, pieces_of(items, step), thread, n_threads);
+        Share share(plan.cursors, kLayerTasks * layer + 1, pieces_of(items, step), thread, n_threads);
         for (size_t piece; share.next(&piece);) {
             const size_t end = std::min((piece + 1) * step, items);
             for (size_t item = piece * step; item < end; ++item) {
@@ -127,6 +129,7 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
     auto task = [&](const RowBlock& block, size_t kv, const float* queries) {
         Attention a;
         a.type = cache_type_;
+        a.finite = cache_type_ == CacheType::kHalf && finite_.load(std::memory_order_relaxed);
         a.keys = head_of(layer, 0, false, kv);
         a.values = head_of(layer, 0, true, kv);
         a.cell_stride = head_bytes_;
@@ -171,7 +174,7 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
 
     const size_t n_tasks = plan.blocks.size() * c.n_kv_head;
     if (!plan.split) {
-        Share share(plan.cursors, 6 * layer + 5, n_tasks, thread, n_threads);
+        Share share(plan.cursors, kLayerTasks * layer + 5, n_tasks, thread, n_threads);
         for (size_t task_at; share.next(&task_at);) {
             // The last first: in a prompt it sees most and takes longest.
             const size_t which = n_tasks - 1 - task_at;
@@ -195,7 +198,7 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
     }
     std::atomic<size_t>* done = plan.done.get() + layer * n_tasks;
     size_t turned = c.n_kv_head;  // whose queries this thread has made
-    Share share(plan.cursors, 6 * layer + 5, n_tasks * plan.spans, thread, n_threads);
+    Share share(plan.cursors, kLayerTasks * layer + 5, n_tasks * plan.spans, thread, n_threads);
     for (size_t part; share.next(&part);) {
         const size_t span = part % plan.spans, which = part / plan.spans, at = which / c.n_kv_head;
         const size_t kv = which % c.n_kv_head;

@@ -11,6 +11,7 @@
 
 #include "bindings.h"
 #include "governor.h"
+#include "half.h"
 #include "rope.h"
 
 namespace stretto {
@@ -306,6 +307,7 @@ Array3<float> attention(Input3<float> queries, Input2<float> keys, Input2<float>
         }
         Attention a;
         a.type = type;
+        a.finite = type == CacheType::kHalf && finite_halves(k.data(), cells * size) && finite_halves(v.data(), cells * size);
         a.keys = k.data();
         a.values = v.data();
         a.cell_stride = stride;

@@ -263,6 +263,7 @@ void Decoder::rotate_cells(const int32_t* cells, size_t n, int delta) {
                 kernels_->load_head(cache_type_, at, config_.head_size, head.data());
                 rotate(head.data(), cos.data(), sin.data(), pairs, rope.adjacent);
                 kernels_->store_head(cache_type_, head.data(), config_.head_size, at);
+                check_finite(at);
             }
         }
     }
@@ -288,7 +289,10 @@ void Decoder::read_cells(const int32_t* cells, size_t n, uint8_t* out) const {
 }
 
 void Decoder::write_cells(const int32_t* cells, size_t n, const uint8_t* data) {
-    each_head(cells, n, [&](uint8_t* head, size_t at) { std::memcpy(head, data + at, head_bytes_); });
+    each_head(cells, n, [&](uint8_t* head, size_t at) {
+        std::memcpy(head, data + at, head_bytes_);
+        check_finite(head);
+    });
 }
 
 }  // namespace stretto

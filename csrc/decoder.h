@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "half.h"
 #include "product.h"
 #include "threads.h"
 
@@ -138,6 +139,10 @@ private:
     void turn_head(const Plan& plan, size_t layer, size_t row, const std::vector<float>& bias,
                    const std::vector<float>& norm, size_t head, float* x) const;
     void turn_queries(const Plan& plan, size_t layer, size_t row, size_t kv, float* out) const;
+    // Notes that a head's K or V is not finite.
+    void check_finite(const uint8_t* head) {
+        if (cache_type_ == CacheType::kHalf && !finite_halves(head, config_.head_size)) finite_ = false;
+    }
     void store_heads(Plan& plan, size_t layer, size_t row, size_t kv);
     void measure(Plan& plan, size_t layer, size_t row, size_t kv, const Partial& total, size_t at,
                  float* scratch) const;
@@ -158,6 +163,7 @@ private:
     Buffer cache_;      // [block of cells][layer][K, V][head][cell]: what is not used yet is not touched
     size_t head_bytes_; // of one head's K or V in one cell
     size_t block_bytes_;
+    std::atomic<bool> finite_{true};  // what was ever stored as half floats
     std::vector<float> received_, watched_;
     bool complete_ = false;  // known to be, since the last tensor was set
     Buffer scratch_;    // grows to what the largest batch needed

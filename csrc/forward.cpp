@@ -149,7 +149,7 @@ void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks)
                    plan.sin[r] + row * pairs);
         }
     }
-    plan.cursors = Cursors(layers_.size() * 6 + 1, pool_.size());
+    plan.cursors = Cursors(layers_.size() * kLayerTasks + 1, pool_.size());
 
     const size_t n_done = plan.split ? layers_.size() * plan.blocks.size() * c.n_kv_head : 0;
     plan.done.reset(new std::atomic<size_t>[n_done]);
@@ -190,7 +190,7 @@ void Decoder::run(Plan& plan, int thread, size_t first_layer, size_t last_layer)
     float* x = alone ? mine.x : plan.x;
     float* normed = alone ? mine.normed : plan.normed;
     const Quantized quantized = alone ? mine.quantized : plan.quantized;
-    size_t task = 6 * first_layer;  // of Plan::cursors
+    size_t task = kLayerTasks * first_layer;  // of Plan::cursors
     auto meet_if_shared = [&] { if (!alone) pool_.barrier(thread); };
 
     auto quantize = [&](const float* rows, size_t columns) {
@@ -243,7 +243,7 @@ void Decoder::run(Plan& plan, int thread, size_t first_layer, size_t last_layer)
         }
     }
 
-    for (size_t i = first_layer; i < last_layer; ++i, task += 6) {
+    for (size_t i = first_layer; i < last_layer; ++i, task += kLayerTasks) {
         const Layer& layer = layers_[i];
         norm_rows(layer.attn_norm);
         // q, k and v are one range of work: panels of one after the other.

@@ -1,6 +1,7 @@
 // Half-precision and bfloat16 numbers as bits: portable conversions, the same on every machine.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -16,6 +17,17 @@ inline uint32_t bits_of_float(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     return bits;
+}
+
+// Whether none of n halves is infinite or NaN.
+inline bool finite_halves(const uint8_t* halves, size_t n) {
+    uint16_t most = 0;
+    for (size_t i = 0; i < n; ++i) {
+        uint16_t half;
+        std::memcpy(&half, halves + 2 * i, sizeof half);
+        most |= static_cast<uint16_t>((half & 0x7fff) + 0x400);  // carries where the exponent is 31
+    }
+    return most < 0x8000;
 }
 
 // Little-endian loads and stores from any address.

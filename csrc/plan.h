@@ -11,6 +11,7 @@
 
 namespace stretto {
 
+constexpr size_t kLayerTasks = 6;   // of a layer that threads share out: four products, K and V, attention
 constexpr size_t kRowsAtOnce = 16;  // rows of one view that attention takes together
 
 // Rows that follow each other and have the same view.
@@ -55,7 +56,7 @@ struct Decoder::Plan {
     std::vector<size_t> shown;     // where in `watched` each watched row begins
     float* watched;                // Decoder::watched_
     std::vector<Thread> threads;
-    Cursors cursors;               // [layer][6], and one more
+    Cursors cursors;               // [layer][kLayerTasks], and one more for the logits
     std::unique_ptr<std::atomic<size_t>[]> done;   // if split: [layer][block][kv head], spans that are
     float* out;
     float* peaks;             // [n_wanted][pieces of kPeak logits], or null

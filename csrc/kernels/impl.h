@@ -73,6 +73,7 @@ inline void store_some(float* p, Floats x, size_t n) {
 }
 #include "kernels/impl_rows.h"
 #include "kernels/impl_matmul.h"
+#include "kernels/impl_heads.h"
 #include "kernels/impl_attention.h"
 
 #undef UNROLL

@@ -1,65 +1,4 @@
-// The cache's numbers, and attention over views. Included by impl.h, within the namespace of an instruction set.
-
-void store_head(CacheType type, const float* x, size_t head_size, uint8_t* out) {
-    if (type == CacheType::kFloat) {
-        std::memcpy(out, x, head_size * sizeof(float));
-        return;
-    }
-    if (type == CacheType::kHalf) {
-        each_vector(head_size, [&](size_t i, size_t m) {
-            uint16_t halves[16];
-            store_half(halves, load_some(x + i, m));
-            std::memcpy(out + 2 * i, halves, 2 * m);
-        });
-        return;
-    }
-    for (size_t i = 0; i < head_size; i += 32, out += 34) {
-        const size_t m = head_size - i < 32 ? head_size - i : 32;
-        float block[32] = {};
-        std::memcpy(block, x + i, m * sizeof(float));
-        const float largest = largest_magnitude(load(block), load(block + 16));
-        const uint16_t d = float_to_half(largest / 127.0f);
-        std::memcpy(out, &d, 2);
-        const float stored = half_to_float(d);
-        const Floats inverse = splat(stored > 0.0f ? 1.0f / stored : 0.0f);
-        for (size_t j = 0; j < 32; j += 16) {
-            const Floats cut = max(min(mul(load(block + j), inverse), splat(127.0f)), splat(-127.0f));
-            store_int8(reinterpret_cast<int8_t*>(out + 2 + j), round_to_int(cut));
-        }
-    }
-}
-
-// Into floats, padded with zeros to whole vectors.
-void load_head(CacheType type, const uint8_t* x, size_t head_size, float* out) {
-    if (type == CacheType::kFloat) {
-        std::memcpy(out, x, head_size * sizeof(float));
-        std::memset(out + head_size, 0, (padded(head_size) - head_size) * sizeof(float));
-        return;
-    }
-    if (type == CacheType::kHalf) {
-        size_t i = 0;
-        for (; i + 16 <= head_size; i += 16) store(out + i, load_half(reinterpret_cast<const uint16_t*>(x + 2 * i)));
-        if (i < head_size) {
-            uint16_t halves[16] = {};
-            std::memcpy(halves, x + 2 * i, 2 * (head_size - i));
-            store(out + i, load_half(halves));
-        }
-        return;
-    }
-    for (size_t i = 0; i < head_size; i += 32, x += 34) {
-        uint16_t d;
-        std::memcpy(&d, x, 2);
-        const Floats scale = splat(half_to_float(d));
-        store(out + i, mul(load_int8(reinterpret_cast<const int8_t*>(x + 2)), scale));
-        if (i + 16 < padded(head_size)) {
-            store(out + i + 16, mul(load_int8(reinterpret_cast<const int8_t*>(x + 18)), scale));
-        }
-    }
-}
-
-#ifndef STRETTO_HAS_SPLAT_HALF
-inline Floats splat_half(const uint8_t* p) { return splat(half_to_float(static_cast<uint16_t>(p[0] | p[1] << 8))); }
-#endif
+// Attention over views. Included by impl.h, within the namespace of an instruction set.
 
 #if !defined(STRETTO_HAS_SUMS16) && !defined(STRETTO_HAS_TILES)
 // Lane j of the result is the sum of a[j]'s lanes.
@@ -81,15 +20,6 @@ inline Floats capped(Floats x, float cap) {
 enum class Source { kFloats, kHalf, kQ8, kBytes, kTiles };
 constexpr bool integers(Source from) { return from == Source::kBytes || from == Source::kTiles; }
 
-// Vector t of a head.
-template <Source From>
-inline Floats piece(const uint8_t* head, size_t t) {
-    if constexpr (From == Source::kFloats) return load(reinterpret_cast<const float*>(head) + 16 * t);
-    if constexpr (From == Source::kHalf) return load_half(reinterpret_cast<const uint16_t*>(head) + 16 * t);
-    const uint8_t* block = head + t / 2 * 34;
-    return mul(load_int8(reinterpret_cast<const int8_t*>(block + 2 + t % 2 * 16)), splat_half(block));
-}
-
 // Asks for a head that will be read soon.
 template <int T, Source From>
 inline void fetch(const uint8_t* head) {
@@ -101,7 +31,23 @@ inline void fetch(const uint8_t* head) {
 #include "kernels/impl_attention_tiles.h"
 #include "kernels/impl_attention_bytes.h"
 #else
-inline Floats weight_of(Floats x) { return exponential(x); }
+#ifndef STRETTO_HAS_SPLAT_HALF
+inline Floats splat_half(const uint8_t* p) { return splat(half_to_float(static_cast<uint16_t>(p[0] | p[1] << 8))); }
+#endif
+
+// Vector t of a head.
+template <Source From>
+inline Floats piece(const uint8_t* head, size_t t) {
+    if constexpr (From == Source::kFloats) return load(reinterpret_cast<const float*>(head) + 16 * t);
+    if constexpr (From == Source::kHalf) return load_half(reinterpret_cast<const uint16_t*>(head) + 16 * t);
+    const uint8_t* block = head + t / 2 * 34;
+    return mul(load_int8(reinterpret_cast<const int8_t*>(block + 2 + t % 2 * 16)), splat_half(block));
+}
+
+// A chunk's scores become e^(score − top).
+inline void make_weights(float* scores, Floats top) {
+    for (size_t j = 0; j < kChunk; j += 16) store(scores + j, exponential(sub(load(scores + j), top)));
+}
 
 // The scores of a chunk's cells with one row's H heads of T vectors (0: `vectors` says how many). Some cells go
 // together, so that a vector of a query is read once for all of them.
@@ -177,7 +123,7 @@ void soften(float* scores, size_t n, size_t lo, size_t hi, float* max_of, float*
     }
     *max_of = reduce_max(max(first, second));
     const Floats top = splat(*max_of);
-    for (size_t j = 0; j < n; j += 16) store(scores + j, weight_of(sub(load(scores + j), top)));
+    for (size_t j = 0; j < n; j += kChunk) make_weights(scores + j, top);
     for (size_t j = 0; j < lo; ++j) scores[j] = 0.0f;
     for (size_t j = hi; j < n; ++j) scores[j] = 0.0f;
     first = second = splat(0.0f);
@@ -208,36 +154,34 @@ void with_heads(size_t heads, F f) {
     }
 }
 
-// Where the K or V of a chunk's cells are. Behind the end the last cell stands in; its weight is made zero. Mostly
-// cells lie in a row.
-void locate(const Attention& a, const uint8_t* base, size_t chunk, size_t last, const uint8_t** heads) {
-    const int32_t* view = a.view + chunk;
-    bool in_a_row = chunk + kChunk <= last && static_cast<size_t>(view[0]) % kCellBlock + kChunk <= kCellBlock;
-    if (in_a_row) {
-        int32_t strays = 0;  // all are looked at, which a vector does faster than stopping at the first
-        for (int32_t j = 0; j < static_cast<int32_t>(kChunk); ++j) strays |= view[j] - view[0] - j;
-        in_a_row = strays == 0;
+// Where K or V of n cells are, from entry `first` of the view on. Behind `last` the last cell stands in. Mostly all lie in a row.
+void locate(const Attention& a, const uint8_t* base, size_t first, size_t last, size_t n, const uint8_t** heads) {
+    const int32_t* view = a.view + first;
+    const size_t seen = last - first < n ? last - first : n;
+    int32_t strays = 0;  // all are looked at, which a vector does faster than stopping at the first
+    for (int32_t j = 0; j < static_cast<int32_t>(seen); ++j) strays |= view[j] - view[0] - j;
+    if (strays == 0 && static_cast<size_t>(view[0]) % kCellBlock + seen <= kCellBlock) {
+        const uint8_t* at = base + cell_offset(a, view[0]);
+        for (size_t j = 0; j < seen; ++j, at += a.cell_stride) heads[j] = at;
+    } else {
+        for (size_t j = 0; j < seen; ++j) heads[j] = base + cell_offset(a, view[j]);
     }
-    if (in_a_row) {
-        const uint8_t* first = base + cell_offset(a, view[0]);
-        for (size_t j = 0; j < kChunk; ++j) heads[j] = first + j * a.cell_stride;
-        return;
-    }
-    for (size_t j = 0; j < kChunk; ++j) {
-        heads[j] = base + cell_offset(a, a.view[chunk + j < last ? chunk + j : last - 1]);
-    }
+    for (size_t j = seen; j < n; ++j) heads[j] = heads[seen - 1];
 }
 
-// Makes floats of a chunk's cells, if they are read as floats.
+// Where a chunk's cells are, or the floats that are made of them.
 template <Source From>
-void convert(const Attention& a, float* floats, const uint8_t** heads) {
+const uint8_t* const* convert(const Attention& a, [[maybe_unused]] float* floats, const uint8_t* const* heads,
+                              [[maybe_unused]] const uint8_t** converted) {
     if constexpr (From == Source::kFloats) {
-        if (a.type == CacheType::kFloat && padded(a.head_size) == a.head_size) return;  // they are floats as they are
+        if (a.type == CacheType::kFloat && padded(a.head_size) == a.head_size) return heads;  // they are floats as they are
         for (size_t j = 0; j < kChunk; ++j, floats += padded(a.head_size)) {
             load_head(a.type, heads[j], a.head_size, floats);
-            heads[j] = reinterpret_cast<const uint8_t*>(floats);
+            converted[j] = reinterpret_cast<const uint8_t*>(floats);
         }
+        return converted;
     }
+    return heads;
 }
 
 // Scores of the whole span, then weights, then values: three loops without anything to wait for in them.
@@ -261,14 +205,16 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
         }
     }
 #endif
-    // Of this chunk and of the next: nothing else in the machine foresees where its cells are.
-    const uint8_t *places[2][kChunk], **heads = places[0], **ahead = places[1];
-    locate(a, a.keys, start, last, heads);
-    // Behind the last keys come the first values.
-    auto look_ahead = [&](const uint8_t* base, size_t chunk) {
-        const bool more = chunk + kChunk < last;
-        locate(a, more ? base : a.values, more ? chunk + kChunk : start, last, ahead);
-    };
+    // Where all K are and behind them all V, as far from their K everywhere: a chunk asks for the next one, as nothing else in
+    // the machine foresees where its cells are. Behind the last come keys of the next span, which probably is read next.
+    const uint8_t* places[2 * kSpan + kChunk];
+    const size_t n_places = (last - start + kChunk - 1) / kChunk * kChunk;
+    locate(a, a.keys, start, last, n_places, places);
+    for (size_t j = 0; j < n_places; ++j) places[n_places + j] = places[j] + (a.values - a.keys);
+    const size_t behind = static_cast<size_t>(a.ends[0]);
+    if (behind > last) locate(a, a.keys, last, behind, kChunk, places + 2 * n_places);
+    else std::memcpy(places + 2 * n_places, places, sizeof(uint8_t*) * kChunk);
+    const uint8_t *converted[kChunk], **heads = places;
     // What a row sees of [begin, begin + m), counted from there.
     auto seen = [&](size_t row, size_t begin, size_t m, size_t* lo, size_t* hi) {
         const size_t from = static_cast<size_t>(a.begins[row]), to = static_cast<size_t>(a.ends[row]);
@@ -287,8 +233,7 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
     size_t lo, hi;
     for (size_t chunk = start; chunk < last; chunk += kChunk) {
         const size_t m = last - chunk < kChunk ? last - chunk : kChunk;
-        look_ahead(a.keys, chunk);
-        convert<From>(a, floats, heads);
+        const uint8_t *const* of = convert<From>(a, floats, heads, converted), *const* ahead = heads + kChunk;
 #ifdef STRETTO_HAS_TILES
         bytes.heads = heads;
         if constexpr (integers(From)) read_chunk<false, kStored, T>(bytes, ahead);
@@ -306,24 +251,25 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
                         score_bytes<decltype(n)::value, T, kStored>(bytes, wide + at * 64 * bytes.blocks, wide_scales + at,
                                                                     a.scale, a.cap, to);
                     });
-                    continue;
-                }
+                } else
 #endif
-                const float* q = a.queries + row * a.query_stride + h * a.head_size;
-                if (size != a.head_size || n_rows > 1) {
-                    const size_t stride = n_rows > 1 ? a.query_stride : a.head_size;
-                    if (size != a.head_size) std::memset(queries, 0, n_heads * size * sizeof(float));
-                    for (size_t i = 0; i < n_heads; ++i) {
-                        std::memcpy(queries + i * size, q + i * stride, a.head_size * sizeof(float));
+                {
+                    const float* q = a.queries + row * a.query_stride + h * a.head_size;
+                    if (size != a.head_size || n_rows > 1) {
+                        const size_t stride = n_rows > 1 ? a.query_stride : a.head_size;
+                        if (size != a.head_size) std::memset(queries, 0, n_heads * size * sizeof(float));
+                        for (size_t i = 0; i < n_heads; ++i) {
+                            std::memcpy(queries + i * size, q + i * stride, a.head_size * sizeof(float));
+                        }
+                        q = queries;
                     }
-                    q = queries;
+                    with_heads(n_heads, [&](auto n) {
+                        score_chunk<decltype(n)::value, T, From>(of, ahead, vectors, q, a.scale, a.cap, to);
+                    });
                 }
-                with_heads(n_heads, [&](auto n) {
-                    score_chunk<decltype(n)::value, T, From>(heads, ahead, vectors, q, a.scale, a.cap, to);
-                });
             }
         }
-        std::swap(heads, ahead);
+        heads += kChunk;
     }
     for (size_t row = 0; row < a.rows; ++row) {
         if (!seen(row, start, last - start, &lo, &hi)) continue;
@@ -336,8 +282,7 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
     }
     for (size_t chunk = start; chunk < last; chunk += kChunk) {
         const size_t m = last - chunk < kChunk ? last - chunk : kChunk;
-        look_ahead(a.values, chunk);
-        convert<From>(a, floats, heads);
+        const uint8_t *const* of = convert<From>(a, floats, heads, converted), *const* ahead = heads + kChunk;
 #ifdef STRETTO_HAS_TILES
         bytes.heads = heads;
         if constexpr (integers(From)) read_chunk<true, true, T>(bytes, ahead);
@@ -352,17 +297,22 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
                     if constexpr (integers(From)) {
                         mix_bytes<decltype(n)::value, T>(bytes, vectors, scores + at * kSpan + (chunk - start), lo, hi,
                                                          out.out + at * size);
-                        return;
-                    }
+                    } else
 #endif
-                    mix_chunk<decltype(n)::value, T, From>(heads, ahead, vectors, scores + at * kSpan + (chunk - start),
-                                                           lo, hi, out.out + at * size);
+                    {
+                        mix_chunk<decltype(n)::value, T, From>(of, ahead, vectors, scores + at * kSpan + (chunk - start),
+                                                               lo, hi, out.out + at * size);
+                    }
                 });
             }
         }
-        std::swap(heads, ahead);
+        heads += kChunk;
     }
 }
+
+#ifdef STRETTO_HAS_TILES
+#include "kernels/impl_attention_halves.h"
+#endif
 
 void attend(const Attention& a, size_t first, size_t last, const Partial& out) {
     const size_t size = padded(a.head_size);
@@ -371,6 +321,7 @@ void attend(const Attention& a, size_t first, size_t last, const Partial& out) {
         out.sum[i] = 0.0f;
     }
     std::memset(out.out, 0, a.rows * a.group * size * sizeof(float));
+    // A single row reads the cache as it is; several share the floats made from it. The numbers are the same.
 #ifdef STRETTO_HAS_TILES
     if (a.type == CacheType::kQ8) {
         if (a.head_size == 64 && a.rows == 1) return attend_rows<4, Source::kBytes>(a, first, last, out);
@@ -378,15 +329,14 @@ void attend(const Attention& a, size_t first, size_t last, const Partial& out) {
         if (a.head_size == 128 && a.rows == 1) return attend_rows<8, Source::kBytes>(a, first, last, out);
         return attend_rows<0, Source::kTiles>(a, first, last, out);
     }
+    if (a.rows == 1 && a.type == CacheType::kHalf && a.head_size == 64 && attend_halves<4>(a, first, last, out)) return;
+    if (a.rows == 1 && a.type == CacheType::kHalf && a.head_size == 128 && attend_halves<8>(a, first, last, out)) return;
+#else
+    if (a.rows == 1 && a.head_size == 64 && a.type == CacheType::kQ8) return attend_rows<4, Source::kQ8>(a, first, last, out);
+    if (a.rows == 1 && a.head_size == 64 && a.type == CacheType::kHalf) return attend_rows<4, Source::kHalf>(a, first, last, out);
+    if (a.rows == 1 && a.head_size == 128 && a.type == CacheType::kHalf) return attend_rows<8, Source::kHalf>(a, first, last, out);
 #endif
-    // A single row reads the cache as it is; several share the floats made from it. The numbers are the same.
-    if (a.rows == 1 && a.head_size == 64 && a.type == CacheType::kHalf) {
-        attend_rows<4, Source::kHalf>(a, first, last, out);
-    } else if (a.rows == 1 && a.head_size == 64 && a.type == CacheType::kQ8) {
-        attend_rows<4, Source::kQ8>(a, first, last, out);
-    } else if (a.rows == 1 && a.head_size == 128 && a.type == CacheType::kHalf) {
-        attend_rows<8, Source::kHalf>(a, first, last, out);
-    } else if (a.head_size == 64) {
+    if (a.head_size == 64) {
         attend_rows<4, Source::kFloats>(a, first, last, out);
     } else if (a.head_size == 128) {
         attend_rows<8, Source::kFloats>(a, first, last, out);

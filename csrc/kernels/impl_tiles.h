@@ -238,7 +238,17 @@ struct Tiles : Panel<L> {
         for (size_t first = 0; first < blocks; first += kExpanded) {
             const size_t last = first + kExpanded < blocks ? first + kExpanded : blocks;
             P::expand(t.panel, first, last, expanded);
+            // Expanding takes what memory gives and products next to nothing, so what is expanded next is asked for among the
+            // last of them. Panels lie behind each other.
+            constexpr size_t kFetches = 4;
+            const size_t groups = (n + kLanes - 1) / kLanes, fetched = groups < kFetches ? groups : kFetches;
+            const uint8_t* next = t.panel + last / kUnit * kShape.unit_bytes();
+            const size_t lines = (last - first) / kUnit * kShape.unit_bytes() / 64 / fetched + 1;
             each_columns<kLanes>(n, [&](auto count, size_t c) {
+                if (c / kLanes + fetched >= groups) {
+                    for (size_t line = 0; line < lines; ++line) __builtin_prefetch(next + 64 * line, 0, 2);
+                    next += 64 * lines;
+                }
                 for (size_t half = 0; half < kHalves && half * kTileRows < t.rows; ++half) {
                     expanded_tile<decltype(count)::value, kLanes>(
                         expanded.quants[half], expanded.scales[half], last - first, Inputs(a, c, columns, first), first > 0,

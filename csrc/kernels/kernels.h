@@ -46,6 +46,7 @@ constexpr size_t kMostHeads = 8;  // that a kernel takes together
 // Attention of some rows with one view, for one K/V head and the heads that share it.
 struct Attention {
     CacheType type;
+    bool finite = false;      // half floats, and none of the cache is infinite or NaN
     const uint8_t* keys;      // of the first cell, this head
     const uint8_t* values;
     size_t cell_stride;       // bytes from one cell to the next, within a block

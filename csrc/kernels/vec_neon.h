@@ -101,11 +101,6 @@ inline Floats load_int8(const int8_t* p) {
              vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
 }
 
-#define STRETTO_HAS_SPLAT_HALF
-inline Floats splat_half(const uint8_t* p) {
-    const float32x4_t v = vcvt_f32_f16(vreinterpret_f16_u16(vld1_dup_u16(reinterpret_cast<const uint16_t*>(p))));
-    return {{v, v, v, v}};
-}
 #undef FOUR
 
 }  // namespace STRETTO_ISA

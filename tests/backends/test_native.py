@@ -18,8 +18,10 @@ from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
 from stretto.errors import InvalidRequest, ModelError
 from stretto.llm import LLM
+from stretto.models import read_spec
 from stretto.testing import byte_tokenizer
 from stretto.weights.formats import Format
+from stretto.weights.gguf import GGUF
 from tiny_models import NAMES, TEXTS, answer, text_batch, text_logits, tiny_file, tiny_spec
 
 KERNELS = _native.kernel_names()
@@ -423,6 +425,23 @@ def test_two_models_at_once(smollm2_path):
         for thread in threads:
             thread.join()
         assert together == [[tokens] * 3 for tokens in alone]
+
+
+@pytest.mark.parametrize("value", [False, True])
+def test_an_infinite_number_in_the_cache_shows(smollm2_path, value):
+    file = GGUF(smollm2_path)
+    backend, cells = NativeBackend(file, read_spec(file), 64, 2, "f16"), Cells(64)
+    batch = text_batch([1, 2, 3, 4])
+    batch.place(cells)
+    assert np.isfinite(backend.forward(batch)).all()
+    stored = backend.read_cells(np.array([1], dtype=np.int32))
+    halves = stored.view(np.float16).reshape(30, 2, 3, 64)  # [layer, K or V, head, number]
+    halves[0, int(value), 0, 4:8] = np.inf, -np.inf, np.inf, -np.inf
+    backend.write_cells(np.array([1], dtype=np.int32), stored)
+    batch = text_batch([5], 4)
+    batch.place(cells)
+    assert not np.isfinite(backend.forward(batch)).any()
+    backend.close()
 
 
 INTERRUPTED = """
