@@ -335,7 +335,8 @@ void bind_ops(nb::module_& m) {
     nb::module_ ops = m.def_submodule("ops", "The operators of the decoder, each callable alone.");
     nb::class_<Governor>(ops, "Governor", "How many threads of a pool to use.")
         .def(nb::init<int>(), nb::arg("most"))
-        .def("add", &Governor::add, nb::arg("wall"), nb::arg("computed"), nb::arg("now"))
+        .def("add", &Governor::add, nb::arg("wall"), nb::arg("computed"), nb::arg("now"),
+             nb::arg("kind") = 0)
         .def_prop_ro("active", &Governor::active);
     const auto kernels = nb::arg("kernels") = "";
     const auto precision = nb::arg("precision") = "standard";

@@ -161,7 +161,7 @@ void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks)
     size_t layer = 0;
     do {
         const size_t next = std::min(layer + at_once, n_layers);
-        pool_.run([&](int thread) { run(plan, thread, layer, next); });
+        pool_.run([&](int thread) { run(plan, thread, layer, next); }, Measured::kYes, n);
         layer = next;
     } while (layer < n_layers);
 

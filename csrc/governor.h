@@ -1,12 +1,13 @@
 // How many threads of a pool to use, by what the last ones got done.
 //
 // Threads that meet at barriers are as fast as the slowest of them. When other processes want the cores, some thread is always
-// preempted and the others wait for it, so that fewer threads get more done. What a number of threads gets done is
-// measured as the mean number of cores that computed (waiting does not count). It does not depend on the work, so numbers
-// of threads can be compared while they work.
+// preempted and the others wait for it, so that fewer threads get more done. Runs of one kind (passes over as many rows)
+// are equal work: for them that is runs a second. For other runs it is the mean number of cores that computed (waiting
+// does not count), which says less: threads that wait for memory compute too.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 
 namespace stretto {
 
@@ -17,32 +18,42 @@ public:
     int active() const { return active_; }
 
     // Takes what one run of `active()` threads did, in seconds: how long it took, and how long its threads computed in all.
-    // `now` is any clock.
-    void add(double wall, double computed, double now) {
+    // `now` is any clock; `kind` is 0, or a number that only runs of equal work have.
+    void add(double wall, double computed, double now, size_t kind = 0) {
+        if (most_ == 1) return;
+        if (kind != kind_) {  // what was measured of another kind says nothing
+            kind_ = kind;
+            wall_ = computed_ = 0.0;
+            runs_ = 0;
+            active_ = kept_;
+        }
         wall_ += wall;
         computed_ += computed;
-        if (wall_ < kWindow || most_ == 1) return;
-        const double cores = computed_ / wall_;
+        ++runs_;
+        if (wall_ < kWindow || (kind && runs_ < kRuns)) return;
+        const double cores = computed_ / wall_, speed = kind ? runs_ / wall_ : cores;
         wall_ = computed_ = 0.0;
+        runs_ = 0;
         if (active_ != kept_) {
-            judge(cores, now);
+            judge(speed, now);
         } else {
-            consider(cores, now);
+            consider(cores, speed, now);
         }
     }
 
 private:
     static constexpr double kWindow = 0.03;        // seconds of work that are compared; time slices take 3 ms or so
+    static constexpr int kRuns = 8;                // of one kind, at least: a few are luck
     static constexpr double kEnough = 0.6;         // of a thread's time spent computing: no reason to try fewer
     static constexpr double kGain = 1.03;          // that more threads have to bring
     static constexpr double kFirstPause = 0.1, kLastPause = 1.0;  // seconds between trials of more threads
 
     // At the end of a trial.
-    void judge(double cores, double now) {
+    void judge(double speed, double now) {
         const bool more = active_ > kept_;
-        if (more ? cores > kGain * kept_cores_ : cores >= kept_cores_) {
+        if (more ? speed > kGain * kept_speed_ : speed >= kept_speed_) {
             kept_ = active_;
-            kept_cores_ = cores;
+            kept_speed_ = speed;
             pause_ = kFirstPause;
         } else {
             active_ = kept_;
@@ -52,8 +63,8 @@ private:
     }
 
     // Whether to try another number of threads.
-    void consider(double cores, double now) {
-        kept_cores_ = cores;
+    void consider(double cores, double speed, double now) {
+        kept_speed_ = speed;
         if (now < next_trial_) return;
         if (active_ > 1 && cores < kEnough * active_) {
             active_ = std::max(1, active_ * 3 / 4);
@@ -63,8 +74,10 @@ private:
     }
 
     int most_, active_, kept_;      // `active_` differs from `kept_` during a trial
-    double kept_cores_ = 0.0;       // what `kept_` threads did in their last window
+    double kept_speed_ = 0.0;       // of `kept_` threads in their last window
+    size_t kind_ = 0;
     double wall_ = 0.0, computed_ = 0.0;
+    int runs_ = 0;
     double pause_ = kFirstPause, next_trial_ = 0.0;
 };
 

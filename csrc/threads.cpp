@@ -50,7 +50,7 @@ void Pool::stop() {
     for (std::thread& thread : threads_) thread.join();
 }
 
-void Pool::run(const std::function<void(int)>& job, Measured measured) {
+void Pool::run(const std::function<void(int)>& job, Measured measured, size_t kind) {
     if (size_ == 1) return job(0);
     const Clock::time_point begun = Clock::now();
     const int n = active();
@@ -68,7 +68,7 @@ void Pool::run(const std::function<void(int)>& job, Measured measured) {
     const Clock::time_point now = Clock::now();
     Nanoseconds computed(0);
     for (int i = 0; i < n; ++i) computed += workers_[i].computed;
-    governor_.add(seconds(now - begun), seconds(computed), seconds(now.time_since_epoch()));
+    governor_.add(seconds(now - begun), seconds(computed), seconds(now.time_since_epoch()), kind);
     active_ = governor_.active();
 }
 

@@ -30,8 +30,9 @@ public:
     int size() const { return size_; }
     // How many run the current job, or the next one if none is running.
     int active() const { return active_.load(std::memory_order_relaxed); }
-    // Runs job(0) here and job(1) … job(active − 1) on the others; returns when all are done.
-    void run(const std::function<void(int)>& job, Measured measured = Measured::kYes);
+    // Runs job(0) here and job(1) … job(active − 1) on the others; returns when all are done. Jobs of equal work may
+    // share a `kind` of their own, by which numbers of threads are compared better.
+    void run(const std::function<void(int)>& job, Measured measured = Measured::kYes, size_t kind = 0);
     // All threads of a running job wait here for each other; each says which one it is.
     void barrier(int thread);
 

@@ -23,14 +23,15 @@ class Machine:
         self.governor = _native.ops.Governor(most)
         self.now = 0.0
 
-    def work(self, seconds, cores):
-        """The numbers of threads that were used meanwhile."""
+    def work(self, seconds, cores, speed=None):
+        """The numbers of threads that were used meanwhile; with a speed, runs are of one kind."""
         used, until = [], self.now + seconds
         while self.now < until:
             threads = self.governor.active
             used.append(threads)
-            self.now += STEP
-            self.governor.add(STEP, STEP * cores(threads), self.now)
+            step = STEP if speed is None else STEP / speed(threads)
+            self.now += step
+            self.governor.add(step, step * cores(threads), self.now, kind=0 if speed is None else 1)
         return used
 
 
@@ -66,6 +67,25 @@ def test_more_threads_stay_where_fewer_get_less_done():
     """Small models wait often and still gain from a second thread."""
     used = Machine(2).work(10, lambda threads: 1.2 if threads == 2 else 1.0)
     assert used.count(2) > 0.9 * len(used)
+
+
+def test_threads_that_look_idle_and_are_needed_stay():
+    """Six of eight threads that wait for memory compute for as many cores, and get less done."""
+    used = Machine(8).work(10, lambda threads: 4.5, lambda threads: threads / 8)
+    assert used.count(8) > 0.7 * len(used)
+
+
+def test_fewer_threads_that_are_faster_are_kept():
+    used = Machine(8).work(10, lambda threads: 0.4 * threads, lambda threads: 1.0 if threads <= 4 else 0.5)
+    assert sorted(used)[len(used) // 2] <= 4
+
+
+def test_runs_of_another_kind_are_not_compared():
+    governor, now = _native.ops.Governor(4), 0.0
+    for number in range(400):  # alternately slow and fast, by their work and not by the threads
+        now += 0.05
+        governor.add(0.05, 0.05 * 2.0, now, kind=1 + number % 2)
+    assert governor.active == 4
 
 
 def test_one_thread_is_one_thread():
