@@ -11,8 +11,8 @@ QUESTIONS = ("What is a lighthouse for?", "Who steers a ship?", "Which winds blo
 
 with stretto.load("smollm2") as llm:
     system = {"role": "system", "content": SYSTEM}
-    with llm.sequence(llm.chat_prompt([system], add_generation_prompt=False)) as beginning:
-        pin = llm.cache.pin(beginning)  # computed now, and kept whatever else comes
+    with llm.sequence(llm.chat_prompt([system], add_generation_prompt=False)) as prefix:
+        pin = llm.cache.pin(prefix)  # computed now, and never evicted
     print(f"{pin.n_tokens} tokens are pinned")
 
     for question in QUESTIONS:

@@ -23,5 +23,5 @@ with stretto.load("smollm2") as llm:
         scores = [verdict(thought) for thought in thoughts]
         order = np.argsort(scores)[::-1][:WIDTH]
         print(f"{len(thoughts)} thoughts, the best has {max(scores):+.2f}, {llm.cells.n_used} cells")
-        kept = [thoughts[i] for i in order.tolist()]  # the others are let go of: nobody holds them
+        kept = [thoughts[i] for i in order.tolist()]  # the others are dropped, and their cells parked
     print(kept[0].text)
