@@ -5,7 +5,7 @@ import random
 import pytest
 
 from stretto.cache.cells import Cells
-from stretto.cache.prefix import SLACK, PrefixCache
+from stretto.cache.prefix import MIN_EVICTED_CELLS, PrefixCache
 from stretto.cache.radix import common
 
 
@@ -57,10 +57,10 @@ def test_the_least_recently_used_goes_first(cells, prefixes):
     for sequence in range(10):
         park(cells, prefixes, sequence, [sequence] * 100)
     prefixes.match([0] * 50)
-    assert prefixes.make_room(150)
+    assert prefixes.evict(150)
     assert prefixes.match([0] * 100) == (0, 100)
     assert prefixes.match([1] * 100) == (None, 0)
-    assert prefixes.match([2] * 100) == (2, 100 - SLACK)  # only as much as was needed
+    assert prefixes.match([2] * 100) == (2, 100 - MIN_EVICTED_CELLS)  # only as much as was needed
     assert prefixes.match([3] * 100) == (3, 100)
 
 
@@ -68,12 +68,12 @@ def test_pinned_ones_stay(cells, prefixes):
     park(cells, prefixes, 1, [1] * 400, pins=1)
     park(cells, prefixes, 2, [2] * 400)
     assert prefixes.n_evictable() == 400
-    assert not prefixes.make_room(700)
+    assert not prefixes.evict(700)
     assert cells.n_free == 600
     prefixes.clear()
     assert prefixes.match([1] * 10) == (1, 10)
     prefixes.unpin(1)
-    assert prefixes.make_room(1000)
+    assert prefixes.evict(1000)
     prefixes.unpin(1)  # gone: nothing to undo
 
 
@@ -94,7 +94,7 @@ def test_shared_cells_are_free_only_when_nobody_has_them(cells, prefixes):
     cells.copy(1, 2)
     prefixes.park(1, list(range(100)))
     assert prefixes.n_evictable() == 0
-    assert not prefixes.make_room(950)
+    assert not prefixes.evict(950)
     assert cells.count(2) == 100
 
 
@@ -113,7 +113,7 @@ def test_random_life(cells, prefixes):
             cells.place([0] * rest, range(n, len(items)), [(number,)] * rest)
             keys[prefixes.park(number, items)] = None
         elif action < 0.7:
-            prefixes.make_room(rng.randrange(1000))
+            prefixes.evict(rng.randrange(1000))
         elif action < 0.72:
             prefixes.clear()
         else:

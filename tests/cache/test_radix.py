@@ -30,8 +30,8 @@ def test_against_a_plain_dict(letters):
             assert any(common(key, items) == n and found == value for key, found in model.items())
         else:
             assert value is None
-        beginnings = sorted((key for key in model if items[: len(key)] == key), key=len)
-        assert list(tree.beginnings(items)) == [model[key] for key in beginnings]
+        prefixes = sorted((key for key in model if items[: len(key)] == key), key=len)
+        assert list(tree.prefixes(items)) == [model[key] for key in prefixes]
 
 
 def test_what_is_not_there_cannot_be_removed():

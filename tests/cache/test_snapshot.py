@@ -81,7 +81,7 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("piece", [1, CELL, 7 * CELL + 5, 1 << 20])
 def test_what_is_written_is_read(path, monkeypatch, piece):
-    monkeypatch.setattr(module, "PIECE", piece)
+    monkeypatch.setattr(module, "PIECE_BYTES", piece)
     assert same(read(written(path)))
     assert names(path.parent) == [path.name]
 
@@ -113,7 +113,7 @@ def test_what_another_writer_makes_of_it_is_read_too(path):
 
 
 def test_a_long_one_needs_little_memory(path, monkeypatch):
-    monkeypatch.setattr(module, "PIECE", 1 << 16)
+    monkeypatch.setattr(module, "PIECE_BYTES", 1 << 16)
     n, cell = 4000, 4096
     saved = replace(
         SAVED, tokens=np.zeros(n, np.int32), positions=np.arange(n, dtype=np.int32), n_prompt=n, exact=None

@@ -225,7 +225,7 @@ def test_what_a_file_does_not_depend_on(path, options):
 
 @pytest.mark.parametrize("piece", [1, 1000])
 def test_in_pieces_of_any_size(path, monkeypatch, piece):
-    monkeypatch.setattr(snapshot, "PIECE", piece)
+    monkeypatch.setattr(snapshot, "PIECE_BYTES", piece)
     llm = tiny_llm()
     seq = llm.sequence(prompt(30))
     seq.save(path)
@@ -363,7 +363,7 @@ def test_a_model_without_a_fingerprint(path):
 
 def test_others_step_while_one_is_saved(path, monkeypatch):
     # The saved sequence even closes in the middle: its cells stay as they are until they are written.
-    monkeypatch.setattr(snapshot, "PIECE", 1)
+    monkeypatch.setattr(snapshot, "PIECE_BYTES", 1)
     llm, tokens = tiny_llm(cells=128), prompt(30)
     seq, other = llm.sequence(tokens), llm.sequence(prompt(5))
     expected = seq.logits.copy()

@@ -63,7 +63,7 @@ def test_the_file_is_safetensors(place):
     with seeing_llm("mlp") as llm:
         token = llm.sequence((picture(0),)).tokens[0]
         assert name == f"{token.digest.hex()}.image.safetensors"
-        assert (load_file(place / name)["vectors"] == token.picture.vectors()).all()
+        assert (load_file(place / name)["vectors"] == token.image.vectors()).all()
 
 
 def test_another_encoder_or_kernel_set_has_files_of_its_own(place):
@@ -249,11 +249,11 @@ def test_what_is_found_cannot_be_changed(place):
     with seeing_llm("mlp", image_cache=ImageCache(folder=place)) as llm:
         token = llm.sequence((picture(0),)).tokens[0]
         with pytest.raises(ValueError, match="read-only"):
-            token.picture.vectors()[0, 0] = 1
+            token.image.vectors()[0, 0] = 1
     with seeing_llm("mlp", image_cache=ImageCache(folder=place)) as llm:
         token = llm.sequence((picture(0),)).tokens[0]
         with pytest.raises(ValueError, match="read-only"):
-            token.picture.vectors()[0, 0] = 1
+            token.image.vectors()[0, 0] = 1
         assert llm.vision.n_encoded == 0
 
 

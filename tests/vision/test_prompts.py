@@ -66,7 +66,7 @@ def expected_logits(llm, tokens, both_ways):
     batch = Batch()
     for position, token in enumerate(tokens):
         if isinstance(token, ImageToken):
-            batch.add_vector(token.picture.vectors()[token.index], position, [0], logits=True)
+            batch.add_vector(token.image.vectors()[token.index], position, [0], logits=True)
         else:
             batch.add(token, position, [0], logits=True)
     batch.place(cells)
@@ -253,4 +253,4 @@ def test_parked_images_keep_no_pixels():
         entries = llm._engine.runner.prefixes._entries.values()
         tokens = [item for entry in entries for item in entry.items if isinstance(item, ImageToken)]
         assert len(tokens) == 16
-        assert all(token.picture is None for token in tokens)
+        assert all(token.image is None for token in tokens)

@@ -87,7 +87,7 @@ def test_what_was_restored_is_found_by_the_next_prompt(name, path):
 
 def picture_tiles(llm, i):
     token = next(t for t in llm.sequence((picture(i),)).tokens if isinstance(t, ImageToken))
-    return token.picture.prepared.tiles
+    return token.image.prepared.tiles
 
 
 def test_fork_truncate_and_go_on(path):
@@ -161,7 +161,7 @@ def test_anyone_can_open_it(path):
         assert tensors["runs"].tolist() == [[1, 16, 0, 0, 16], [18, 16, 0, 0, 16]]
         assert tensors["pictures"].shape == (1, 33)
         assert tensors["pictures"][0, :32].tobytes() == sequence.tokens[1].digest
-        wanted = sequence.tokens[1].picture.vectors()
+        wanted = sequence.tokens[1].image.vectors()
         assert (tensors["vectors"] == np.concatenate((wanted, wanted))).all()
 
 
@@ -224,11 +224,11 @@ CRAFTED = {
     "a run behind the end": (lambda i: with_run(i, 1, 0, 20), "do not lie"),
     "a run of 2^31 - 1": (lambda i: with_run(i, 1, 1, 2**31 - 1), "do not lie"),
     "fewer tokens than vectors": (lambda i: with_run(i, 1, 1, 3), "19 image tokens and 32 vectors"),
-    "a picture that is not there": (lambda i: with_run(i, 0, 2, 2), "pictures 0 to 1"),
-    "a picture of minus one": (lambda i: with_run(i, 0, 2, -1), "pictures 0 to 1"),
-    "a negative index": (lambda i: with_run(i, 0, 3, -1), "beyond its picture"),
-    "an index behind the end": (lambda i: with_run(i, 0, 3, 1), "beyond its picture"),
-    "an end far away": (lambda i: with_run(i, 0, 4, 2**31 - 1), "beyond its picture"),
+    "a picture that is not there": (lambda i: with_run(i, 0, 2, 2), "images 0 to 1"),
+    "a picture of minus one": (lambda i: with_run(i, 0, 2, -1), "images 0 to 1"),
+    "a negative index": (lambda i: with_run(i, 0, 3, -1), "beyond its image"),
+    "an index behind the end": (lambda i: with_run(i, 0, 3, 1), "beyond its image"),
+    "an end far away": (lambda i: with_run(i, 0, 4, 2**31 - 1), "beyond its image"),
     "a strange mark": (lambda i: with_part(i, "pictures", marked), "0 or 1"),
     "numbers that are none": (lambda i: with_part(i, "vectors", infinite), "not finite"),
     "vectors of another size": (

@@ -69,7 +69,7 @@ def test_a_second_question_costs_the_question(name):
 
 def _prepared(llm, image):
     with llm.sequence((image,)) as sequence:
-        return next(token.picture.prepared for token in sequence.tokens if hasattr(token, "picture"))
+        return next(token.image.prepared for token in sequence.tokens if hasattr(token, "image"))
 
 
 def test_the_same_image_by_many_paths(tmp_path):

@@ -7,9 +7,9 @@
     cells.view(7)                           # indices of 7's cells, in position order
 
 Ranges are half-open and of positions. A sequence exists while it has cells. A cell whose set is empty is
-free. What may attend to what follows from the table: a token of a sequence sees the sequence's cells with
-positions up to its own, so the backend gets a *view* (the sequence's cells in position order, within one
-position in order of token) and how many of them. Views are kept up to date by every operation.
+free. The table defines the attention mask: a token attends to the cells of its sequence with positions up to
+its own, so the backend gets a *view* (the sequence's cells in position order, within one position in order of
+token) and how many of them. Every operation updates the views.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from stretto.errors import CacheFull, InvalidRequest
 Ints = NDArray[np.int32]
 
 MAX_POSITION = (1 << 31) - 1
-FEW = 8
+FEW_CELLS = 8
 INTEGERS = {int}  # and not bool
 
 
 class Cells:
-    """A fixed number of cells and who uses them.
+    """A fixed number of cells and the sequences that use them.
 
-    `positions` and `tokens` have an entry for every cell (−1 where it is free), as has `shares`: in how many
-    sequences it is.
+    `positions` and `tokens` have an entry for every cell (−1 where it is free), as has `shares`: the number
+    of sequences that the cell belongs to.
     """
 
     def __init__(self, n_cells: int) -> None:
@@ -132,22 +132,24 @@ class Cells:
 
         All or nothing: without enough free cells nothing changes and `CacheFull` is raised.
         """
-        what, where = _ints(tokens, "tokens", -1), _ints(positions, "positions", 0)
-        n = len(what)
-        if len(where) != n or len(sequences) != n:
-            raise InvalidRequest(f"{n} tokens, {len(where)} positions and {len(sequences)} sets of sequences")
+        ids, places = _ints(tokens, "tokens", -1), _ints(positions, "positions", 0)
+        n = len(ids)
+        if len(places) != n or len(sequences) != n:
+            raise InvalidRequest(
+                f"{n} tokens, {len(places)} positions and {len(sequences)} sets of sequences"
+            )
         known: dict[tuple[int, ...], list[int]] = {}
         sets = [known.get(key) or known.setdefault(key, _ids(key)) for key in map(tuple, sequences)]
         taken = self._take(n)
         cells = np.array(taken, np.int32)
-        if n <= FEW:  # for a few, going through them is faster than three indexed stores
-            for cell, position, token, members in zip(taken, where, what, sets, strict=True):
+        if n <= FEW_CELLS:  # for a few, going through them is faster than three indexed stores
+            for cell, position, token, members in zip(taken, places, ids, sets, strict=True):
                 self.positions[cell] = position
                 self.tokens[cell] = token
                 self.shares[cell] = len(members)
         else:
-            self.positions[cells] = where
-            self.tokens[cells] = what
+            self.positions[cells] = places
+            self.tokens[cells] = ids
             self.shares[cells] = [len(members) for members in sets]
         # Rows come in runs of one set: a prompt is a long one, a decoding sequence a single row.
         start = 0
@@ -158,7 +160,7 @@ class Cells:
             for sequence in sets[start]:
                 view = self._view(sequence)
                 if stop - start == 1:
-                    view.append(taken[start], where[start], what[start], self.positions, self.tokens)
+                    view.append(taken[start], places[start], ids[start], self.positions, self.tokens)
                 else:
                     view.extend(cells[start:stop], self.positions, self.tokens)
                 self.log.touch(sequence, cells[start:stop])
@@ -168,10 +170,10 @@ class Cells:
     def append(
         self, tokens: list[int], sequences: list[int]
     ) -> tuple[list[int], list[int], list[Ints], list[int]]:
-        """One more cell behind the end of each sequence: a step of decoding, with nothing to check.
+        """Append one cell to each sequence: a decode step, without checks.
 
         As `place`, all or nothing; returns the cells, their positions, and of each sequence's view the array
-        and how much of it counts.
+        and how many of its entries are valid.
         """
         taken, log = self._take(len(tokens)), self.log
         log.version = version = log.version + 1
@@ -191,10 +193,7 @@ class Cells:
         return taken, places, stores, counts
 
     def reserve(self, sequence: int, n: int) -> Ints:
-        """Cells behind the end of a sequence for tokens to come, of which `name` says which they are.
-
-        As `place`, all or nothing.
-        """
+        """Append cells for tokens that are not known yet; `name` sets them. As `place`, all or nothing."""
         taken, view = self._take(n), self._view(sequence)
         for cell in taken:  # they are few: indexed stores take longer
             self.positions[cell] = view.follow_up(cell, 0)
@@ -203,7 +202,7 @@ class Cells:
         return np.array(taken, np.int32)
 
     def name(self, sequence: int, cells: Ints, tokens: list[int]) -> None:
-        """Say which tokens are in the first of the cells that were reserved last."""
+        """Set the tokens of the first of the cells that were reserved last."""
         view = self.views[sequence]
         for cell, token in zip(cells.tolist(), tokens, strict=False):
             self.tokens[cell] = token
@@ -250,8 +249,8 @@ class Cells:
     def shift(self, sequence: int, start: int, stop: int | None, delta: int) -> Ints:
         """Move the sequence's cells at start ≤ p < stop by `delta` positions; return those cells.
 
-        Their K must then be turned by `delta`. A cell has one position for all who share it, so shared
-        cells are refused: give the sequence cells of its own first (`unshare`).
+        Their keys must then be rotated by `delta`. A cell has one position for all sequences that share it,
+        so shared cells are refused: give the sequence cells of its own first (`unshare`).
         """
         chosen = self._range(sequence, start, stop).copy()
         if isinstance(delta, bool) or not isinstance(delta, (int, np.integer)):
@@ -280,7 +279,7 @@ class Cells:
         self._drop(sequence, old)
         return old, new
 
-    # -- the truth about itself --
+    # -- consistency --
 
     def check(self) -> None:
         """Raise `RuntimeError` if the table contradicts itself anywhere."""
@@ -343,7 +342,7 @@ class Cells:
         return len(freed)
 
     def _range(self, sequence: int, start: int, stop: int | None) -> Ints:
-        """The part of a sequence's view with positions in a range: a contiguous piece."""
+        """The contiguous part of a sequence's view with positions in a range."""
         check_range(start, stop)
         view = self.views.get(check_id(sequence))
         if view is None:
@@ -397,7 +396,7 @@ def _ids(members: tuple[int, ...]) -> list[int]:
 def _ints(values: ArrayLike, name: str, least: int) -> list[int]:
     """`values` as a list of integers, none of them below `least`."""
     if isinstance(values, (list, range)) and set(map(type, values)) <= INTEGERS:
-        found: list[int] = list(values)
+        integers: list[int] = list(values)
     else:
         try:
             array = np.asarray(values)
@@ -409,9 +408,10 @@ def _ints(values: ArrayLike, name: str, least: int) -> list[int]:
             raise InvalidRequest(
                 f"{name} must be a list of integers, not {array.dtype} of shape {array.shape}", param=name
             )
-        found = array.tolist()
-    if found and (min(found) < least or max(found) > MAX_POSITION):
+        integers = array.tolist()
+    if integers and (min(integers) < least or max(integers) > MAX_POSITION):
         raise InvalidRequest(
-            f"{name} must lie from {least} to {MAX_POSITION}, not {min(found)} to {max(found)}", param=name
+            f"{name} must lie from {least} to {MAX_POSITION}, not {min(integers)} to {max(integers)}",
+            param=name,
         )
-    return found
+    return integers

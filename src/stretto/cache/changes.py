@@ -1,4 +1,4 @@
-"""What has changed in a table of cells since a version: for a page that shows it while the engine runs.
+"""Changes of a table of cells since a version: for a page that shows it while the engine runs.
 
 Every change of the table raises its version and stamps the cells and sequences it touched, so a reader gets
 columns of just those, copied in microseconds.
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
 
-MAX_REMOVED = 4096  # sequences that are remembered after their last cell has gone
+MAX_REMOVED_SEQUENCES = 4096  # remembered after their last cell has gone
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class CellChanges:
     """Columns of the cells that changed after a version, and the sequences that did.
 
     - `version`: of the table now; ask for the changes since it the next time
-    - `complete`: the columns are all cells in use, not only changes: forget what you had
+    - `complete`: the columns are all cells in use, not only changes: discard earlier state
     - `cells`, `positions`, `tokens`, `shares`: int32[n]; position and token are −1 in cells that became free
     - `sequences`: the cells of each sequence that changed, in position order
     - `removed`: sequences that have no cells any more
@@ -58,7 +58,7 @@ class ChangeLog:
         """Note that a sequence has no cells any more."""
         self.sequences.pop(sequence, None)
         self._removed.append((self.version, sequence))
-        if len(self._removed) > MAX_REMOVED:
+        if len(self._removed) > MAX_REMOVED_SEQUENCES:
             self._forgotten, _ = self._removed.popleft()
 
     def is_complete(self, since: int) -> bool:
@@ -67,5 +67,5 @@ class ChangeLog:
 
     def removed_since(self, since: int) -> list[int]:
         """Sequences that have lost their last cell, and not got another one."""
-        found = {sequence for version, sequence in self._removed if version > since}
-        return sorted(found - self.sequences.keys())
+        removed = {sequence for version, sequence in self._removed if version > since}
+        return sorted(removed - self.sequences.keys())

@@ -1,4 +1,4 @@
-"""Items of a sequence beside token ids: the tokens of an image, each known by its picture."""
+"""Items of a sequence other than token ids: the tokens of an image, identified by the image's digest."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ Floats = NDArray[np.float32]
 
 
 class Pixels(Protocol):
-    """An image as its owner has it: `stretto.Image`."""
+    """An image as the user gives it: `stretto.Image`."""
 
     pixels: NDArray[np.uint8]  # uint8[height, width, 3]
 
 
 class Images(Protocol):
-    """What turns images into tokens, and their pictures into vectors."""
+    """Turns images into tokens, and encodes them into vectors."""
 
     def tokens(self, image: Pixels) -> list[int]:
-        """Its tokens, with those that stand around them in a prompt."""
+        """Tokens of an image, with the markers around them in a prompt."""
         ...
 
-    def work(self, wanted: Iterable[Picture], seconds: float, alone: bool) -> None:
-        """Encode pictures for so long, about; those that are not wanted any more are given up.
+    def work(self, wanted: Iterable[ImageVectors], seconds: float, alone: bool) -> None:
+        """Encode images for about `seconds`; images that are not wanted any more are dropped.
 
-        If nobody waits beside them (`alone`), it does not have to look at the clock often.
+        If no other request runs (`alone`), slices are larger and the clock is read less often.
         """
         ...
 
@@ -37,35 +37,35 @@ class Images(Protocol):
 
 
 class Vectors(Protocol):
-    """The vectors of a picture's tokens, by their index."""
+    """The vectors of an image's tokens, by their index."""
 
     def __getitem__(self, index: int, /) -> Floats: ...
 
 
-class Picture(Protocol):
-    """An image as a language model takes it."""
+class ImageVectors(Protocol):
+    """An image as a language model takes it: a vector for each of its tokens, encoded on demand."""
 
-    digest: bytes  # of its pixels and of what encodes them
-    whole: bool  # its tokens see each other, so that all of a run of them is computed at once
+    digest: bytes  # of its pixels and its encoder
+    whole: bool  # its tokens attend to each other, so a run of them is computed in one batch
     maker: object  # the `Images` it belongs to
     error: Exception | None  # why it could not be encoded
 
     @property
     def ready(self) -> bool:
-        """Whether its vectors are at hand, so that nobody waits for them."""
+        """Whether the image is encoded."""
         ...
 
     def vectors(self) -> Vectors:
-        """float32[n_embd] for each of its tokens; encoded now if they are not at hand."""
+        """float32[n_embd] for each of its tokens; encodes the image if that has not been done."""
         ...
 
     def release(self) -> None:
-        """Its vectors are not needed for now."""
+        """Free the vectors until they are asked for again."""
         ...
 
 
-class SavedPicture:
-    """A picture that came with a saved sequence: no pixels, but the vectors of the tokens that are there."""
+class SavedImage:
+    """An image of a restored sequence: no pixels, but the vectors of the tokens in the sequence."""
 
     ready = True
 
@@ -79,26 +79,26 @@ class SavedPicture:
         return self.rows
 
     def release(self) -> None:
-        """They are all there is of it, and stay."""
+        """Keep the vectors: without pixels they cannot be computed again."""
 
 
 class ImageToken(int):
-    """One token of an image. As a number it is a stand-in; it equals only the same token of the same picture.
+    """One token of an image. As a number it is a placeholder; it equals only the same token of that image.
 
-    Lists of tokens may hold it wherever they hold ids, so an image is found again in the cache as a text is.
+    Lists of tokens may hold it wherever they hold ids, so the prefix cache finds images as it finds text.
     """
 
     digest: bytes
-    index: int  # among the picture's tokens
-    stop: int  # behind the last token of the run it belongs to, which is seen as one if the picture is whole
-    picture: Picture | None  # None where only its identity is kept
+    index: int  # among the image's tokens
+    stop: int  # index after the last token of its run; the run attends to itself if the image is `whole`
+    image: ImageVectors | None  # None where only its identity is kept
 
     def __new__(
-        cls, stand_in: int, picture: Picture | None, digest: bytes, index: int, stop: int
+        cls, placeholder: int, image: ImageVectors | None, digest: bytes, index: int, stop: int
     ) -> ImageToken:
-        """Token `index` of a picture."""
-        token = int.__new__(cls, stand_in)
-        token.digest, token.index, token.stop, token.picture = digest, index, stop, picture
+        """Token `index` of an image."""
+        token = int.__new__(cls, placeholder)
+        token.digest, token.index, token.stop, token.image = digest, index, stop, image
         return token
 
     def __eq__(self, other: object) -> bool:
@@ -115,8 +115,8 @@ class ImageToken(int):
 
     @property
     def whole(self) -> bool:
-        """Whether it sees all tokens of its run."""
-        return self.picture is not None and self.picture.whole
+        """Whether it attends to all tokens of its run."""
+        return self.image is not None and self.image.whole
 
     def follows(self, other: object) -> bool:
         """Whether it is the next token of the same run."""
@@ -125,15 +125,13 @@ class ImageToken(int):
         return other.stop == self.stop and other.index == self.index - 1
 
     def bare(self) -> ImageToken:
-        """The same token without the picture's pixels, to be kept for long."""
-        return (
-            self if self.picture is None else ImageToken(int(self), None, self.digest, self.index, self.stop)
-        )
+        """The same token without pixels and vectors, for the prefix cache."""
+        return self if self.image is None else ImageToken(int(self), None, self.digest, self.index, self.stop)
 
     def __reduce__(self) -> tuple[object, ...]:
         return ImageToken, (int(self), None, self.digest, self.index, self.stop)
 
 
 def bare(tokens: list[int]) -> list[int]:
-    """Tokens as they are kept in the cache: without pixels."""
+    """Tokens as the prefix cache keeps them: without pixels and vectors."""
     return [token.bare() if isinstance(token, ImageToken) else token for token in tokens]

@@ -1,11 +1,11 @@
-"""Parked sequences: nobody uses them any more, and their cells stay until somebody needs the room.
+"""The prefix cache: cells of parked (finished or closed) sequences stay cached until space is needed.
 
     prefixes.park(7, tokens)                # sequence 7 is done
-    source, n = prefixes.match(prompt)      # the parked one that begins like the prompt, and how far
+    source, n = prefixes.match(prompt)      # the parked sequence with the longest common prefix, its length
     cells.copy(source, 9, 0, n)             # sequence 9 starts from there; no tensor moves
 
-A parked sequence is found by its items, one for each cell, compared one by one: a wrong hit is impossible.
-Its items stand at positions 0, 1, 2, …; what was edited is not parked.
+A parked sequence is found by its items, one for each cell, compared one by one: there are no false hits.
+Its items are at positions 0, 1, 2, …; edited sequences are not parked.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from stretto.cache.radix import Radix
 
 Ints = NDArray[np.int32]
 
-SLACK = 64  # cells that are given back at least, so that not every step has to ask for one more
+MIN_EVICTED_CELLS = 64  # freed at a time, so that not every step has to evict one more
 
 
 class CacheKey(NamedTuple):
-    """What a sequence is found by: an item for each cell, and the adapter that K/V were computed with."""
+    """Key of a sequence: an item for each cell, and the adapter that K/V were computed with."""
 
     items: Sequence[object]
     adapter: str | None = None
@@ -35,7 +35,7 @@ class CacheKey(NamedTuple):
 
 @dataclass
 class Parked:
-    """A parked sequence: its id in the table of cells, what it is found by, and how often it is pinned."""
+    """A parked sequence: its id in the table of cells, its key, and how often it is pinned."""
 
     id: int
     items: tuple[object, ...]
@@ -45,10 +45,10 @@ class Parked:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What the cache holds and has been good for.
+    """Occupancy and hit counts of the prefix cache.
 
-    `cells` = `free` + `held` (by sequences in use or pinned) + `parked` (given back when somebody needs
-    them). `hits` of `lookups` prompts found a beginning, of `tokens_saved` tokens together.
+    `cells` = `free` + `held` (by sequences in use or pinned) + `parked` (evicted when space is needed).
+    `hits` of `lookups` prompts found a cached prefix; `tokens_saved` is the sum of their lengths.
     """
 
     cells: int
@@ -60,7 +60,7 @@ class CacheStats:
     lookups: int
     hits: int
     tokens_saved: int
-    evictions: int  # parked sequences that had to go, or to shrink
+    evictions: int  # parked sequences that were dropped or cut
 
 
 class PrefixCache:
@@ -83,11 +83,11 @@ class PrefixCache:
     ) -> int:
         """Take over a sequence's first len(items) cells, one for each item; the others become free.
 
-        Returns the id of the parked sequence that has them now: another's, if it had them already.
+        Returns the id of the parked sequence that has them now: an older one's, if it had the same items.
         """
         key, tree = tuple(items), self._trees[adapter]
         self._cells.remove(sequence, len(key))
-        *shorter, last = (None, *tree.beginnings(key))
+        *shorter, last = (None, *tree.prefixes(key))
         same = last if last is not None and len(last.items) == len(key) else None
         n, other = tree.longest(key)
         if same is None and not pins and n == len(key):
@@ -116,41 +116,41 @@ class PrefixCache:
         self._entries.move_to_end(sequence)
 
     def match(self, items: Sequence[object], adapter: str | None = None) -> tuple[int | None, int]:
-        """`find`, and `touch` what was found."""
+        """`find`, and `touch` the sequence."""
         source, n = self.find(items, adapter)
         if source is not None:
             self.touch(source)
         return source, n
 
     def drop(self, entry: Parked) -> None:
-        """Forget a parked sequence and give its cells back."""
+        """Remove a parked sequence and free its cells."""
         self._trees[entry.adapter].remove(entry.items)
         del self._entries[entry.id]
         self._cells.remove(entry.id)
 
     def unpin(self, sequence: int) -> None:
-        """Undo one pin; without any, the sequence is one among others. Nothing if it is not there."""
+        """Undo one pin; without pins the sequence can be evicted. No effect if it is not parked."""
         entry = self._entries.get(sequence)
         if entry is not None and entry.pins:
             entry.pins -= 1
-            if not entry.pins:  # it may be a part of a longer one
+            if not entry.pins:  # it may be a prefix of a longer one
                 self._trees[entry.adapter].remove(entry.items)
                 del self._entries[sequence]
                 self.park(sequence, entry.items, adapter=entry.adapter)
 
-    def make_room(self, wanted: int) -> bool:
-        """Give cells back until `wanted` are free; say whether they are. Pinned ones stay."""
+    def evict(self, wanted: int) -> bool:
+        """Evict parked sequences until `wanted` cells are free; return whether they are. Pinned ones stay."""
         for entry in list(self._entries.values()):
             missing = wanted - self._cells.n_free
             if missing <= 0:
                 break
             if not entry.pins and entry.id in self._entries:
                 self.evictions += 1
-                self._shrink(entry, max(missing, SLACK))
+                self._shrink(entry, max(missing, MIN_EVICTED_CELLS))
         return self._cells.n_free >= wanted
 
     def _shrink(self, entry: Parked, n: int) -> None:
-        """Cut a parked sequence's end off, so that n cells become free; all of it if it has no more."""
+        """Cut a parked sequence's end so that n cells become free; drop it if it has no more than n."""
         view = self._cells.view(entry.id)
         own = np.flatnonzero(~self._cells.is_shared(view))
         if len(own) <= n:
@@ -163,17 +163,17 @@ class PrefixCache:
             self._entries.move_to_end(entry.id, last=False)
 
     def n_evictable(self, claimed: Sequence[Ints] = ()) -> int:
-        """How many cells `make_room` could free, without those that are claimed."""
-        mine = np.zeros(len(self._cells), np.int32)
+        """How many cells `evict` could free, without those that are claimed."""
+        counts = np.zeros(len(self._cells), np.int32)  # of unpinned parked sequences, for each cell
         for entry in self._entries.values():
             if not entry.pins:
-                mine[self._cells.view(entry.id)] += 1
+                counts[self._cells.view(entry.id)] += 1
         for cells in claimed:
-            mine[cells] = 0
-        return int(((mine > 0) & (mine == self._cells.shares)).sum())
+            counts[cells] = 0
+        return int(((counts > 0) & (counts == self._cells.shares)).sum())
 
     def clear(self) -> None:
-        """Forget everything that is not pinned."""
+        """Remove every sequence that is not pinned."""
         for entry in [entry for entry in self._entries.values() if not entry.pins]:
             self.drop(entry)
 

@@ -1,7 +1,7 @@
-"""A tree of lists: finds the one that shares the longest beginning with a given list.
+"""A radix tree of lists: finds the stored list that shares the longest prefix with a given one.
 
 Each edge holds a run of items, so a tree of a few long lists has a few nodes. Items are compared, not hashed:
-what it finds is really there.
+there are no false hits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Radix(Generic[V]):
         self._root: _Node[V] = _Node((), None)
 
     def insert(self, items: Sequence[object], value: V) -> None:
-        """Store a value under a list, in place of what was there."""
+        """Store a value under a list, in place of an older one."""
         rest, node = tuple(items), self._root
         while rest:
             child = node.children.get(rest[0])
@@ -63,7 +63,7 @@ class Radix(Generic[V]):
             node.children, node.value = child.children, child.value
 
     def longest(self, items: Sequence[object]) -> tuple[int, V | None]:
-        """How much of its beginning a list shares with a stored one, and that one's value, or (0, None)."""
+        """Length of the longest prefix shared with a stored list, and that list's value, or (0, None)."""
         n, node = 0, self._root
         rest = tuple(items)
         while rest and (child := node.children.get(rest[0])) is not None:
@@ -77,8 +77,8 @@ class Radix(Generic[V]):
             node = next(iter(node.children.values()))
         return n, node.value
 
-    def beginnings(self, items: Sequence[object]) -> Iterator[V]:
-        """The values of stored lists that `items` begins with, the shortest first."""
+    def prefixes(self, items: Sequence[object]) -> Iterator[V]:
+        """The values of stored lists that are prefixes of `items`, the shortest first."""
         rest, node = tuple(items), self._root
         while rest and (child := node.children.get(rest[0])) is not None:
             if child.items != rest[: len(child.items)]:
@@ -98,7 +98,7 @@ class _Node(Generic[V]):
 
 
 def common(a: Sequence[object], b: Sequence[object]) -> int:
-    """How many items two lists have in common at their beginnings.
+    """Length of the longest common prefix of two lists.
 
     >>> common([1, 2, 3], [1, 2, 4, 5])
     2

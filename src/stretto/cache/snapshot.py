@@ -1,4 +1,4 @@
-"""A sequence in a file: its tokens, where they stand, and all that the cache holds for them.
+"""A sequence in a file: its tokens, their positions, and their K and V.
 
     write_snapshot(path, snapshot, cell_bytes, read)      # read(first, last) gives the cells' bytes
     with SnapshotFile(path, expected) as file:            # or SnapshotError: every claim has been checked
@@ -6,8 +6,8 @@
             ...
 
 The file is safetensors: `tokens` and `positions`, int32[n], and `cells`, uint8[n, cell_bytes]; if there are
-images, the tensors of `snapshot_images` too. Everything else is text in its metadata. Cells pass through in
-pieces, so that neither side needs them in memory as a whole.
+images, the tensors of `snapshot_images` too. Everything else is text in its metadata. Cells are read and
+written in pieces, never as a whole in memory.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ["Bytes", "Expected", "Snapshot", "SnapshotFile", "write_snapshot"]
 
 Bytes = NDArray[np.uint8]
 
-MAX_HEAD = 1 << 16  # bytes of JSON; ours have about a thousand
-PIECE = 1 << 20  # bytes of cells that are read or written at a time
+MAX_HEAD_BYTES = 1 << 16  # bytes of JSON; ours have about a thousand
+PIECE_BYTES = 1 << 20  # bytes of cells that are read or written at a time
 UNKNOWN = "0" * 64  # stands for the checksum of cells that are still to be written
 TYPES = {"tokens": "I32", "positions": "I32", "cells": "U8"}
 FLAT = ("tokens", "positions")
@@ -47,10 +47,10 @@ def write_snapshot(
     cell_bytes: int,
     read: Callable[[int, int], Bytes],
 ) -> None:
-    """Write a file that is there whole or not at all; `read(first, last)` gives uint8[k, cell_bytes]."""
+    """Write a file atomically; `read(first, last)` gives uint8[k, cell_bytes]."""
     target = checked_path(path)
     snapshot.check(target)
-    n, digest, step = len(snapshot.tokens), sha256(), max(1, PIECE // cell_bytes)
+    n, digest, step = len(snapshot.tokens), sha256(), max(1, PIECE_BYTES // cell_bytes)
     try:
         with atomic_write(target) as file:
             file.write(_head(snapshot, cell_bytes, UNKNOWN))
@@ -69,7 +69,7 @@ def write_snapshot(
 
 
 def _head(snapshot: Snapshot, cell_bytes: int, cells: str) -> bytes:
-    """The first bytes of the file: a length and what it holds, as JSON."""
+    """The first bytes of the file: a length and its tensors and metadata, as JSON."""
     n = len(snapshot.tokens)
     images = {name: tensor.shape for name, tensor in _images(snapshot).items()}
     shapes = {"tokens": (n,), "positions": (n,), **images, "cells": (n, cell_bytes)}
@@ -82,7 +82,7 @@ def _images(snapshot: Snapshot) -> dict[str, NDArray[Any]]:
 
 
 class SnapshotFile:
-    """An open file whose head is whole and fits the model; `snapshot` is what it says."""
+    """An open file whose head is checked and fits the model; `snapshot` holds its fields."""
 
     def __init__(self, path: str | os.PathLike[str], expected: Expected) -> None:
         self.path = checked_path(path)
@@ -100,29 +100,29 @@ class SnapshotFile:
         if cell_bytes != expected.cell_bytes:
             raise SnapshotError(f"a cell of {cell_bytes} bytes, not {expected.cell_bytes}", path=self.path)
         self._cells_hash = metadata["cells"]
-        self._step = max(1, PIECE // cell_bytes)
+        self._step = max(1, PIECE_BYTES // cell_bytes)
 
     def pieces(self) -> Iterator[tuple[int, Bytes]]:
         """(first, uint8[k, cell_bytes]), one after the other.
 
-        They can be relied on when the last has come: `SnapshotError` instead of an end if any is damaged.
+        They are valid once the iterator ends: it raises `SnapshotError` at the end if the checksum is wrong.
         """
         digest, cells = sha256(), self._file.get_slice("cells")
         # SHA-256 has instructions of its own on most processors, and is then the fastest hash in the standard
-        # library. It still takes as long as all the rest, so it runs beside it.
-        with ThreadPoolExecutor(1) as beside:
-            hashed = beside.submit(digest.update, b"")
+        # library. It still takes as long as reading, so it runs in a thread.
+        with ThreadPoolExecutor(1) as pool:
+            hashed = pool.submit(digest.update, b"")
             for first in range(0, self._n, self._step):
                 data: Bytes = cells[first : min(first + self._step, self._n)]
                 hashed.result()
-                hashed = beside.submit(digest.update, data.reshape(-1).data)
+                hashed = pool.submit(digest.update, data.reshape(-1).data)
                 yield first, data
             hashed.result()
         if digest.hexdigest() != self._cells_hash:
             raise SnapshotError("damaged: the cells are not those that were saved", path=self.path)
 
     def _check_tensors(self, expected: Expected) -> tuple[int, int]:
-        """How many tokens and bytes a cell, once types, shapes and lengths are known to agree."""
+        """Number of tokens, and bytes of a cell, once types, shapes and lengths are known to agree."""
         names = set(self._file.keys())
         wanted = TYPES if names == TYPES.keys() else TYPES | IMAGE_TYPES
         if names != wanted.keys():
@@ -151,7 +151,7 @@ class SnapshotFile:
         return n, cell_bytes
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file = None
 
     def __enter__(self) -> SnapshotFile:
@@ -173,9 +173,10 @@ def _open(path: Path) -> Any:
             raise SnapshotError("is not a file", path=path)
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-        if length > MAX_HEAD:
+        if length > MAX_HEAD_BYTES:
             raise SnapshotError(
-                f"no saved sequence, or damaged: a head of {length} bytes, more than the {MAX_HEAD} allowed",
+                f"no saved sequence, or damaged: a head of {length} bytes, more than the "
+                f"{MAX_HEAD_BYTES} allowed",
                 path=path,
                 offset=0,
             )

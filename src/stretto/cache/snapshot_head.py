@@ -1,4 +1,4 @@
-"""What a saved sequence says about itself, and whether a model may believe it."""
+"""The head of a saved sequence: its fields, and the checks against the model that restores it."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Snapshot:
     """A sequence without its K and V."""
 
     model: str  # the fingerprint of the model's file
-    layout: str  # what the bytes of a cell are
+    layout: str  # format of a cell's bytes
     tokens: Ints  # int32[n]
     positions: Ints  # int32[n], increasing; there may be holes
     n_prompt: int  # tokens from here on count as generated
-    exact: int | None  # how many leading tokens have K and V that follow from the tokens alone; None: all
-    seed: int  # the random stream, and how far it has come
+    exact: int | None  # number of leading tokens whose K and V a recomputation would give; None: all
+    seed: int  # the random stream; `draws` is its position
     index: int
     draws: int
-    waiting: bytes = b""  # of a character whose other bytes are still to come
-    fresh: bool = False  # whether the next token begins a text
+    waiting: bytes = b""  # of an incomplete UTF-8 character
+    fresh: bool = False  # whether the next token starts a text
     images: SavedImages | None = None  # among the tokens
 
     def metadata(self, cells: str) -> dict[str, str]:
@@ -69,7 +69,7 @@ class Snapshot:
 
     @staticmethod
     def check_version(metadata: Mapping[str, str], path: Path) -> None:
-        """Raise unless this is a saved sequence, and of the version that is read here."""
+        """Raise unless this is a saved sequence of a supported version."""
         if metadata.get("format") != FORMAT:
             raise SnapshotError(
                 f"no sequence that Stretto saved: its format is {metadata.get('format')!r}, not {FORMAT!r}",
@@ -91,7 +91,7 @@ class Snapshot:
         path: Path,
         images: SavedImages | None = None,
     ) -> Snapshot:
-        """What `metadata` wrote, once its checksum is known to be right."""
+        """Parse the result of `metadata`; raises `SnapshotError` if its checksum is wrong."""
         keys = KEYS if images is None else KEYS | {"images"}
         if metadata.keys() != keys:
             odd = ", ".join(sorted(metadata.keys() ^ keys))[:200]
@@ -151,7 +151,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a model can go on with."""
+    """The properties of a model that a saved sequence must match."""
 
     model: str
     layout: str
@@ -161,7 +161,7 @@ class Expected:
     context_length: int
 
     def check(self, saved: Snapshot, path: Path) -> None:
-        """Raise `SnapshotError` if the model cannot go on with what was saved."""
+        """Raise `SnapshotError` if the model cannot continue the saved sequence."""
         if saved.model != self.model:
             raise SnapshotError(
                 f"saved by another model, with the fingerprint {saved.model[:64]!r}, not {self.model!r}; "
@@ -191,7 +191,7 @@ class Expected:
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """A path that can be opened, as far as one can say without looking."""
+    """A path as `Path`; raises if it cannot be one of a file. The file system is not touched."""
     name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(name, str) or not name or "\0" in name:
         raise InvalidRequest(f"path must be the path of a file, not {path!r}", param="path", value=path)

@@ -1,13 +1,13 @@
-"""The images of a saved sequence: which tokens are theirs, what tells them from others, and their vectors.
+"""The images of a saved sequence: their tokens, digests and vectors.
 
-Three tensors beside those of every saved sequence:
+Three tensors in addition to those of every saved sequence:
 
-    runs        int32[r, 5]: the first token of a run, how many, which picture, the first one's index in the
-                picture, and behind which index the picture's own run ends
-    pictures    uint8[p, 33]: the digest that an image is found by, and 1 if its tokens see each other
+    runs        int32[r, 5]: the first token of a run, its length, the row of its image in `pictures`, the
+                first token's index in the image, and the index after the last token of the image's own run
+    pictures    uint8[p, 33]: an image's digest, and 1 if its tokens attend to each other
     vectors     float32[m, n_embd]: one for each image token, in order
 
-With the vectors a restored sequence lacks nothing: it can redo a token, or be computed again as a whole.
+With the vectors a restored sequence is complete: a token, or all of it, can be computed again.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.cache.items import ImageToken, SavedPicture
+from stretto.cache.items import ImageToken, SavedImage
 from stretto.errors import SnapshotError, Unsupported
 
 IMAGE_TYPES = {"runs": "I32", "vectors": "F32", "pictures": "U8"}  # bytes last, the others stay aligned
 DTYPES = {"runs": "<i4", "vectors": "<f4", "pictures": "u1"}
-DIGEST = 32  # bytes
-MOST_INDEX = 1 << 24  # of a token in a picture
+DIGEST_BYTES = 32  # bytes
+MAX_INDEX = 1 << 24  # of a token in an image
 
 
 @dataclass(frozen=True, eq=False)
 class SavedImages:
-    """What a file says of a sequence's images."""
+    """The image tensors of a saved sequence."""
 
     runs: NDArray[np.int32]  # int32[r, 5]
     pictures: NDArray[np.uint8]  # uint8[p, 33]
@@ -44,11 +44,11 @@ class SavedImages:
 
     def digest(self) -> str:
         """SHA-256 of all of it."""
-        found = sha256()
+        digest = sha256()
         for tensor in self.tensors().values():
-            found.update(str(tensor.shape).encode())
-            found.update(tensor.reshape(-1).data)
-        return found.hexdigest()
+            digest.update(str(tensor.shape).encode())
+            digest.update(tensor.reshape(-1).data)
+        return digest.hexdigest()
 
     @classmethod
     def of(cls, tokens: Sequence[int]) -> SavedImages | None:
@@ -59,9 +59,9 @@ class SavedImages:
         last: int = -1
         for at, token in enumerate(tokens):
             if isinstance(token, ImageToken):
-                if token.picture is None:
+                if token.image is None:
                     raise Unsupported(f"{token!r} has no pixels any more; append the image again")
-                vectors.append(token.picture.vectors()[token.index])
+                vectors.append(token.image.vectors()[token.index])
                 if token.follows(last):
                     runs[-1][1] += 1
                 else:
@@ -74,20 +74,22 @@ class SavedImages:
         return cls(np.array(runs, np.int32), np.stack(pictures), np.stack(vectors))
 
     def put_into(self, tokens: list[int], maker: object) -> list[int]:
-        """Tokens as they were: those of images know their picture again."""
-        known = [SavedPicture(row[:DIGEST].tobytes(), bool(row[DIGEST]), maker) for row in self.pictures]
-        found, row = list(tokens), 0
+        """The tokens with `ImageToken`s in place of the images' placeholders."""
+        images = [
+            SavedImage(row[:DIGEST_BYTES].tobytes(), bool(row[DIGEST_BYTES]), maker) for row in self.pictures
+        ]
+        restored, row = list(tokens), 0
         for first, n, which, index, stop in self.runs.tolist():
-            picture = known[which]
+            image = images[which]
             for offset in range(n):
-                picture.rows[index + offset] = self.vectors[row]
+                image.rows[index + offset] = self.vectors[row]
                 at = first + offset
-                found[at] = ImageToken(found[at], picture, picture.digest, index + offset, stop)
+                restored[at] = ImageToken(restored[at], image, image.digest, index + offset, stop)
                 row += 1
-        return found
+        return restored
 
     def check(self, n_tokens: int, path: Path) -> None:
-        """Raise unless these can be images of so many tokens. Types and shapes are right by now."""
+        """Raise unless these can be images among `n_tokens` tokens. Types and shapes are checked already."""
         first, n, which, index, stop = self.runs.astype(np.int64).T
         end = np.concatenate(([0], (first + n)[:-1]))  # of the run before
         if (n < 1).any() or (first < end).any() or first[-1] + n[-1] > n_tokens:
@@ -97,29 +99,29 @@ class SavedImages:
             raise SnapshotError(message, path=path, field="runs")
         if (which < 0).any() or (which >= len(self.pictures)).any():
             raise SnapshotError(
-                f"there are pictures 0 to {len(self.pictures) - 1}, and others are named",
+                f"there are images 0 to {len(self.pictures) - 1}, and others are named",
                 path=path,
                 field="runs",
             )
-        if (index < 0).any() or (index + n > stop).any() or (stop > MOST_INDEX).any():
-            raise SnapshotError("a run beyond its picture", path=path, field="runs")
-        if (self.pictures[:, DIGEST] > 1).any():
-            raise SnapshotError("the last byte of a picture is 0 or 1", path=path, field="pictures")
+        if (index < 0).any() or (index + n > stop).any() or (stop > MAX_INDEX).any():
+            raise SnapshotError("a run beyond its image", path=path, field="runs")
+        if (self.pictures[:, DIGEST_BYTES] > 1).any():
+            raise SnapshotError("the last byte of an image is 0 or 1", path=path, field="pictures")
         if not np.isfinite(self.vectors).all():
             raise SnapshotError("numbers that are not finite", path=path, field="vectors")
 
 
 def check_shapes(shapes: Mapping[str, Sequence[int]], n_tokens: int, n_embd: int, path: Path) -> None:
-    """Raise unless the three tensors can be those of images in so many tokens, before they are read."""
+    """Raise unless the shapes can be those of images among `n_tokens` tokens, before tensors are read."""
     runs, pictures, vectors = (list(shapes[name]) for name in ("runs", "pictures", "vectors"))
     right = (
         len(runs) == len(pictures) == len(vectors) == 2
         and 1 <= pictures[0] <= runs[0] <= vectors[0] <= n_tokens
-        and (runs[1], pictures[1], vectors[1]) == (5, DIGEST + 1, n_embd)
+        and (runs[1], pictures[1], vectors[1]) == (5, DIGEST_BYTES + 1, n_embd)
     )
     if not right:
         raise SnapshotError(
             f"images of the shapes {runs}, {pictures}, {vectors} among {n_tokens} tokens; "
-            f"[r, 5], [p, {DIGEST + 1}] and [m, {n_embd}] are needed, p ≤ r ≤ m",
+            f"[r, 5], [p, {DIGEST_BYTES + 1}] and [m, {n_embd}] are needed, p ≤ r ≤ m",
             path=path,
         )

@@ -51,7 +51,7 @@ class View:
             self.sort(positions, tokens)
 
     def follow_up(self, cell: int, token: int) -> int:
-        """Add one cell behind the last position, and return its position: nothing has to be looked at."""
+        """Add one cell after the last position and return its position; the order needs no check."""
         n, position = self.n, self.last[0] + 1
         if n == len(self.store):
             self._grow(n + 1)
@@ -62,17 +62,17 @@ class View:
         return position
 
     def extend(self, cells: Ints, positions: Ints, tokens: Ints) -> None:
-        """Add several cells, whose positions and tokens stand in the table's columns."""
+        """Add cells whose positions and tokens are in the table's columns."""
         n = self.n + len(cells)
         if n > len(self.store):
             self._grow(n)
         self.store[self.n : n] = cells
         self.n = n
         self._shown = None
-        where = positions[cells]
-        first = (int(where[0]), int(tokens[cells[0]]))
-        if self.last < first and _in_order(where, tokens[cells]):
-            self.last = (int(where[-1]), int(tokens[cells[-1]]))
+        added = positions[cells]
+        first = (int(added[0]), int(tokens[cells[0]]))
+        if self.last < first and _in_order(added, tokens[cells]):
+            self.last = (int(added[-1]), int(tokens[cells[-1]]))
         else:
             self.sort(positions, tokens)
 
@@ -80,9 +80,9 @@ class View:
         """Take `cells` out; the others keep their order."""
         n = self.n - len(cells)
         if not np.array_equal(cells, self.store[n : self.n]):  # or else the end is cut off
-            kept = self.store[: self.n]
-            kept = kept[~np.isin(kept, cells)]
-            self.store[: len(kept)] = kept
+            remaining = self.store[: self.n]
+            remaining = remaining[~np.isin(remaining, cells)]
+            self.store[: len(remaining)] = remaining
         self.n = n
         self._shown = None
         self._find_last(positions, tokens)
@@ -94,7 +94,7 @@ class View:
         self._find_last(positions, tokens)
 
     def index(self, position: int, positions: Ints) -> int:
-        """How many cells stand at positions below `position`."""
+        """How many cells are at positions below `position`."""
         if position > self.last[0]:
             return self.n
         return bisect_left(self.store, position, 0, self.n, key=positions.__getitem__)
@@ -110,9 +110,9 @@ class View:
 
 
 def _in_order(positions: Ints, tokens: Ints) -> bool:
-    """Whether cells with these positions and tokens stand in the order of a view."""
+    """Whether cells with these positions and tokens are in the order of a view."""
     later = positions[1:] > positions[:-1]
     if later.all():
         return True
-    beside = (positions[1:] == positions[:-1]) & (tokens[1:] > tokens[:-1])  # several tokens at one position
-    return bool((later | beside).all())
+    parallel = (positions[1:] == positions[:-1]) & (tokens[1:] > tokens[:-1])  # tokens at one position
+    return bool((later | parallel).all())

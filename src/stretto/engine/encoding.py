@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from stretto.cache.items import ImageToken, Picture
+from stretto.cache.items import ImageToken, ImageVectors
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
 
 ALONE_MS = 100.0  # of a slice while nothing else runs: between two, newcomers and timeouts are looked at
 
-Pictures = dict[int, Picture]  # by identity, in the order in which they are needed
+Pictures = dict[int, ImageVectors]  # by identity, in the order in which they are needed
 
 
 class Encoding:
@@ -103,11 +103,11 @@ class Encoding:
         """Note the images of its pending tokens; return how many tokens are before the first unready one."""
         tokens, ready = track.tokens, track.n_missing
         first = 0 if everything else track.n_placed
-        last: Picture | None = None
+        last: ImageVectors | None = None
         for index in range(first, len(tokens)):
             token = tokens[index]
-            if type(token) is ImageToken and token.picture is not last and token.picture is not None:
-                last = token.picture
+            if type(token) is ImageToken and token.image is not last and token.image is not None:
+                last = token.image
                 pictures[id(last)] = last
                 if not last.ready:
                     ready = min(ready, index - first)

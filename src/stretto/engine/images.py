@@ -15,9 +15,9 @@ def check_token(token: ImageToken, images: Images | None) -> None:
     """Raise unless an image's token can be computed here."""
     if images is None:
         raise InvalidRequest(f"{token!r}, but this model sees no images; {REMEDY}")
-    if token.picture is None:
+    if token.image is None:
         raise InvalidRequest(f"{token!r} has no pixels any more; give the image again")
-    if token.picture.maker is not images:
+    if token.image.maker is not images:
         raise InvalidRequest(f"{token!r} was made by another model; give the image itself")
 
 
@@ -52,7 +52,7 @@ def add_vectors(batch: Batch, row: int, tokens: list[int]) -> None:
 
 
 def _add_run(batch: Batch, row: int, tokens: list[ImageToken]) -> None:
-    picture = tokens[0].picture
+    picture = tokens[0].image
     if picture is None:
         raise Unsupported("the pixels of an image are gone; append the image again")
     vectors = picture.vectors()

@@ -286,7 +286,7 @@ class Runner:
         if wanted <= self.cells.n_free and not self.orphans:
             return
         self.tidy()
-        if wanted > self.cells.n_free and not self.prefixes.make_room(wanted):
+        if wanted > self.cells.n_free and not self.prefixes.evict(wanted):
             raise self.cache_full(wanted)
 
     def n_available(self, claimed: Iterable[Match] = ()) -> int:

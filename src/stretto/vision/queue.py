@@ -14,7 +14,7 @@ from threading import RLock
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.cache.items import Picture
+from stretto.cache.items import ImageVectors
 from stretto.vision.encoder import ROWS, Encoder
 from stretto.vision.kept import KeptVectors
 from stretto.vision.preprocess import Prepared, normalise
@@ -116,7 +116,7 @@ class EncodingQueue:
         self._pieces: Iterator[None] = iter(())
         self._lock = RLock()
 
-    def work(self, wanted: Iterable[Picture], seconds: float, alone: bool) -> None:
+    def work(self, wanted: Iterable[ImageVectors], seconds: float, alone: bool) -> None:
         """Encode for so long, about, and at least one piece; what is not wanted any more is given up."""
         until = time.perf_counter() + seconds
         with self._lock:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from hashlib import sha256
 
-from stretto.cache.items import ImageToken, Picture, Pixels
+from stretto.cache.items import ImageToken, ImageVectors, Pixels
 from stretto.errors import InvalidRequest, ModelError
 from stretto.text.tokenizer import Tokenizer
 from stretto.vision.encoder import Encoder
@@ -67,7 +67,7 @@ class Vision:
         breaks = self._tokenizer.encode("\n\n")
         return [*breaks, begin, *run, end, *breaks]
 
-    def work(self, wanted: Iterable[Picture], seconds: float, alone: bool) -> None:
+    def work(self, wanted: Iterable[ImageVectors], seconds: float, alone: bool) -> None:
         """Encode pictures for so long, about; those that are not wanted any more are given up."""
         self._queue.work(wanted, seconds, alone)
 
