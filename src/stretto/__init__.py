@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from stretto.sampling import SamplingParams, sample
     from stretto.sampling.hooks import NativeHook
     from stretto.structured import Grammar, Guide
+    from stretto.vision.cache import ImageCache
     from stretto.vision.image import Image
-    from stretto.vision.kept import ImageCache
 
     __version__: str
 
@@ -66,7 +66,7 @@ _HOMES = {
     "stretto.sampling.hooks": ("NativeHook",),
     "stretto.structured": ("Grammar", "Guide"),
     "stretto.vision.image": ("Image",),
-    "stretto.vision.kept": ("ImageCache",),
+    "stretto.vision.cache": ("ImageCache",),
 }
 _MODULES = ("hooks", "parallel", "tools")
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

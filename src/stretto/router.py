@@ -18,8 +18,8 @@ from stretto.sampling.params import check_integer
 from stretto.text.loading import load_tokenizer
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
+from stretto.vision.cache import ImageCache
 from stretto.vision.encoder import Encoder
-from stretto.vision.kept import ImageCache
 from stretto.vision.native import NativeEncoder
 from stretto.vision.reference import ReferenceEncoder
 from stretto.vision.spec import read_vision_spec

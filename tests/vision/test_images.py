@@ -434,7 +434,7 @@ def test_sources_that_are_no_picture(source, message):
 
 def test_sizes_of_sources(monkeypatch, tmp_path):
     data = saved(sample(), "PNG")
-    monkeypatch.setattr(image, "MAX_FILE", len(data))
+    monkeypatch.setattr(image, "MAX_FILE_BYTES", len(data))
     (tmp_path / "a.png").write_bytes(data)
     for source in (data, bytearray(data), memoryview(data), tmp_path / "a.png"):
         assert Image.open(source).size == (6, 4)
@@ -442,7 +442,7 @@ def test_sizes_of_sources(monkeypatch, tmp_path):
     for source in (data + b"\0", memoryview(data + b"\0"), tmp_path / "a.png"):
         with pytest.raises(InvalidRequest, match="more than"):
             Image.open(source)
-    monkeypatch.setattr(image, "MAX_URL", 100)
+    monkeypatch.setattr(image, "MAX_URL_BYTES", 100)
     with pytest.raises(InvalidRequest, match="at most 200"):
         Image.open("data:image/png;base64," + "A" * 200)
 

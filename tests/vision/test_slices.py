@@ -24,7 +24,7 @@ class Log:
         self.pieces, self.batches, self.steps = 0, [], 0
         work, piece, next_batch = (
             queue.EncodingQueue.work,
-            llm.vision._queue._piece,
+            llm.vision._queue._run_slice,
             llm.vision._queue._next_batch,
         )
         self.most = 0
@@ -44,13 +44,13 @@ class Log:
             self.steps += self.pieces > before
             self.most = max(self.most, self.pieces - before)
 
-        llm.vision._queue._piece, llm.vision._queue._next_batch = counted, batched
+        llm.vision._queue._run_slice, llm.vision._queue._next_batch = counted, batched
         llm.vision._queue.work = worked
 
 
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch):
-    monkeypatch.setattr(queue, "FEW_ROWS", 4)
+    monkeypatch.setattr(queue, "SHARED_SLICE_ROWS", 4)
 
 
 def alone(name, prompt, **options):
@@ -69,7 +69,7 @@ def idle(llm):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stream_goes_on_while_an_image_is_encoded(name, monkeypatch):
-    monkeypatch.setattr(queue, "FEW_ROWS", 64 if name == "idefics3" else 4)  # of its many tiles
+    monkeypatch.setattr(queue, "SHARED_SLICE_ROWS", 64 if name == "idefics3" else 4)  # of its many tiles
     with seeing_llm(name, limits=BRIEF) as llm:
         log, stream = Log(llm), llm.stream("AB", **LONG)
         said = [next(stream).id]
@@ -109,7 +109,7 @@ def test_images_that_wait_are_encoded_together(name):
 
 def test_batches_have_a_limit(monkeypatch):
     """An image of many tiles comes in several batches, the first with the end of the one before."""
-    monkeypatch.setattr(queue, "TOGETHER", 5 * 16)
+    monkeypatch.setattr(queue, "BATCH_POSITIONS", 5 * 16)
     prompts = [("A", picture(0), "B"), ("A", picture(1), "B")]
     with seeing_llm("idefics3", cells=1024) as llm:
         log = Log(llm)

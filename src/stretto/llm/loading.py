@@ -7,7 +7,7 @@ import os
 from stretto.engine import Limits
 from stretto.llm.model import LLM
 from stretto.router import open_model
-from stretto.vision.kept import ImageCache
+from stretto.vision.cache import ImageCache
 
 
 def load(

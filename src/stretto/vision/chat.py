@@ -1,8 +1,8 @@
-"""Images in chat messages: taken out before the template sees them, and put back where they stood.
+"""Images in chat messages: taken out before the template is rendered, and put back in their places.
 
-A template that knows images writes a marker of its own for each, a special token such as `<image>`; that is
-where they go. For any other template an image is one private character in the text of its message, which no
-text of the caller's holds.
+A template that supports images writes a marker of its own for each, a special token such as `<image>`, which
+the image replaces. For any other template an image is one private-use character in the text of its message,
+one that no text of the caller contains.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ImageMessages:
             self.plain = [_flat(m, parts, self._mark) for m, parts in zip(messages, split, strict=True)]
 
     def resolve(self, parts: Sequence[str | int], specials: Mapping[str, int]) -> Iterator[str | int | Image]:
-        """What the template made of it, with the images in their places."""
+        """The rendered parts, with the images in their places."""
         markers = {specials[text] for text in MARKERS if text in specials}
         waiting = iter(self.images)
         for part in parts:
@@ -103,20 +103,20 @@ def place_images(
 ) -> list[str | int | Image]:
     """A conversation rendered, as texts, ids and images in order."""
     check_messages([{**m, "content": ""} if isinstance(m, Mapping) else m for m in messages])
-    if "image" in template.source:  # it may know images, and write a marker for each
+    if "image" in template.source:  # it may write a marker for each
         typed = ImageMessages(messages, template.source)
-        found = list(typed.resolve(template.parts(typed.plain, **variables), specials))
+        parts = list(typed.resolve(template.parts(typed.plain, **variables), specials))
         if typed.n_placed == len(typed.images):
-            return found
+            return parts
     flat = ImageMessages(messages, "")
-    found = list(flat.resolve(template.parts(flat.plain, **variables), specials))
+    parts = list(flat.resolve(template.parts(flat.plain, **variables), specials))
     if flat.n_placed != len(flat.images):
         raise InvalidRequest(
             f"messages: they have {len(flat.images)} images, the chat template shows {flat.n_placed}; "
             "give generate a tuple of texts and images instead",
             param="messages",
         )
-    return found
+    return parts
 
 
 def _parts(message: Message) -> Sequence[object]:
@@ -130,22 +130,22 @@ def _is_image(part: object) -> bool:
 
 def _split(message: Message, index: int) -> list[str | Image]:
     """A message's content as texts and images."""
-    found: list[str | Image] = []
+    split: list[str | Image] = []
     for i, part in enumerate(_parts(message)):
         where = f"messages[{index}].content[{i}]"
         if isinstance(part, (str, Image)):
-            found.append(part)
+            split.append(part)
         elif isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
-            found.append(part["text"])
+            split.append(part["text"])
         elif isinstance(part, Mapping) and _is_image(part):
-            found.append(_image(part, where))
+            split.append(_image(part, where))
         elif part is not None:
             raise InvalidRequest(
-                f"{where}: beside images a part is a text or {{'type': 'text', 'text': …}}, not {part!r:.80}",
+                f"{where}: besides images a part is text or {{'type': 'text', 'text': …}}, not {part!r:.80}",
                 param=where,
                 value=part,
             )
-    return found
+    return split
 
 
 def _image(part: Mapping[str, Any], where: str) -> Image:
@@ -178,21 +178,21 @@ def _flat(message: Message, parts: list[str | Image], mark: str) -> Message:
 
 
 def _unused(messages: Sequence[Message]) -> str:
-    """A private character that stands in no text of the messages."""
+    """A private-use character that no text of the messages contains."""
     taken: set[str] = set()
 
     def look(value: object, depth: int = 0) -> None:
         if isinstance(value, str):
             taken.update(value)
-        elif depth < MAX_DEPTH:  # what is nested deeper no template takes
+        elif depth < MAX_DEPTH:  # templates refuse deeper nesting
             items = (*value, *value.values()) if isinstance(value, Mapping) else value
             for item in items if isinstance(items, (list, tuple)) else ():
                 look(item, depth + 1)
 
     look(messages)
-    found = next((chr(code) for code in range(LAST, FIRST, -1) if chr(code) not in taken), None)
-    if found is None:
+    mark = next((chr(code) for code in range(LAST, FIRST, -1) if chr(code) not in taken), None)
+    if mark is None:
         raise InvalidRequest(
             "messages: they use all private-use characters there are; leave out some", param="messages"
         )
-    return found
+    return mark

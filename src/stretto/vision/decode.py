@@ -1,11 +1,11 @@
-"""From an image file to pixels. What a file claims is compared with a limit before a pixel is decoded.
+"""From an image file to pixels. The sizes that a file claims are checked before a pixel is decoded.
 
-Only formats on the list are tried, by what the bytes say and not by a name's ending, so no decoder that
-starts a program is ever asked. Beside the size of the picture, three claims cost memory or time:
+Only formats on the list are tried, by the bytes and not by the file name, so no decoder that starts a
+program is ever used. Besides the size of the image, three claims cost memory or time:
 
-    the tiles of a TIFF        may be far larger than the picture they are cut to
-    the canvas of a WebP       is allocated when the file is opened, before its size can be asked for
-    the scans of a JPEG        go over the whole picture each, for a few bytes in the file
+    the tiles of a TIFF        may be far larger than the image they are cut to
+    the canvas of a WebP       is allocated when the file is opened, before its size can be read
+    the scans of a JPEG        go over the whole image each, for a few bytes in the file
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ MAX_SCANS = 100  # of a JPEG; usual ones have ten
 PLAIN = (b"P1", b"P2", b"P3")  # numbers as text, which Pillow reads one by one
 TILE_WIDTH, TILE_LENGTH, ORIENTATION = 322, 323, 274  # tags of TIFF and EXIF
 
-_warnings = RLock()  # whoever changes what Python does with warnings changes it for all threads
+_warnings = RLock()  # Python's warning filters are those of all threads
 
 
 def decode(data: bytes, name: str, max_pixels: int) -> Pixels:
-    """uint8[height, width, 3] of a file's bytes; `InvalidRequest` if they are no picture, or too large."""
+    """uint8[height, width, 3] of a file's bytes; `InvalidRequest` if they are no image, or too large."""
     from PIL import Image as Pillow
 
     if not data:
@@ -52,7 +52,7 @@ def decode(data: bytes, name: str, max_pixels: int) -> Pixels:
 
 
 def convert(image: PillowImage, max_pixels: int) -> Pixels:
-    """The same of an image that the caller has opened with Pillow, in the frame that it shows."""
+    """uint8[height, width, 3] of the current frame of a PIL image."""
     with _refusing("from Pillow", max_pixels):
         return _pixels(image, "from Pillow", max_pixels)
 
@@ -85,7 +85,7 @@ def from_floats(numbers: NDArray[np.floating], name: str) -> Pixels:
 
 @contextmanager
 def _refusing(name: str, max_pixels: int) -> Iterator[None]:
-    """Pillow's warnings are not shown, and whatever it raises is an `InvalidRequest`."""
+    """Suppress Pillow's warnings, and raise its errors as `InvalidRequest`."""
     from PIL import Image as Pillow
     from PIL import UnidentifiedImageError
 
@@ -97,7 +97,7 @@ def _refusing(name: str, max_pixels: int) -> Iterator[None]:
         raise
     except UnidentifiedImageError:
         raise InvalidRequest(
-            f"image {name} is none of {_listed()}, or its beginning is damaged", param="image"
+            f"image {name} is none of {_listed()}, or its header is damaged", param="image"
         ) from None
     except Pillow.DecompressionBombError:
         raise InvalidRequest(
@@ -120,7 +120,7 @@ def _listed() -> str:
 
 
 def _webp_size(data: bytes) -> tuple[int, int] | None:
-    """The canvas that a WebP file asks for, or None if it is none or does not say."""
+    """The canvas size in the header of a WebP file, or None for other files."""
     if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
         return None
     kind = data[12:16]
@@ -134,7 +134,7 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _check_claims(image: PillowImage, data: bytes, name: str, max_pixels: int) -> None:
-    """What a file may ask for beside the pixels of its picture."""
+    """Raise for a JPEG with too many scans and a TIFF with too large tiles."""
     if image.format in ("JPEG", "MPO") and (scans := data.count(b"\xff\xda")) > MAX_SCANS:
         raise InvalidRequest(
             f"image {name} is a JPEG of {scans} scans; at most {MAX_SCANS} are read: save it again",
@@ -155,7 +155,7 @@ def _pixels(image: PillowImage, name: str, max_pixels: int) -> Pixels:
 
     check_size(name, *image.size, max_pixels)
     image.load()
-    check_size(name, *image.size, max_pixels)  # a decoder may find that it is larger than it said
+    check_size(name, *image.size, max_pixels)  # a decoder may find that it is larger than its header says
     image = _upright(image)
     if image.mode.startswith("I") or image.mode == "F":
         image = _eight_bits(image, name)
@@ -167,7 +167,7 @@ def _pixels(image: PillowImage, name: str, max_pixels: int) -> Pixels:
 
 
 def _eight_bits(image: PillowImage, name: str) -> PillowImage:
-    """Converted by Pillow, 16 bits would be cut and not scaled."""
+    """Scale 16 bits to 8; Pillow's conversion would cut them off."""
     from PIL import Image as Pillow
 
     numbers = np.asarray(image)
@@ -179,19 +179,19 @@ def _eight_bits(image: PillowImage, name: str) -> PillowImage:
         )
     grey = Pillow.fromarray(from_16_bits(numbers.astype(np.uint16)))
     clear = image.info.get("transparency")
-    if isinstance(clear, int):  # the grey that cannot be seen
+    if isinstance(clear, int):  # the grey that is transparent
         grey.putalpha(Pillow.fromarray(np.where(numbers == clear, 0, 255).astype(np.uint8)))
     return grey
 
 
 def _upright(image: PillowImage) -> PillowImage:
-    """Turned as its EXIF data say; where they are damaged they say nothing."""
+    """Apply the EXIF orientation; damaged EXIF data are ignored."""
     from PIL import Image as Pillow
 
-    turns = Pillow.Transpose
+    transpose = Pillow.Transpose
     methods = (
-        *(turns.FLIP_LEFT_RIGHT, turns.ROTATE_180, turns.FLIP_TOP_BOTTOM, turns.TRANSPOSE),
-        *(turns.ROTATE_270, turns.TRANSVERSE, turns.ROTATE_90),
+        *(transpose.FLIP_LEFT_RIGHT, transpose.ROTATE_180, transpose.FLIP_TOP_BOTTOM, transpose.TRANSPOSE),
+        *(transpose.ROTATE_270, transpose.TRANSVERSE, transpose.ROTATE_90),
     )
     try:
         orientation = image.getexif().get(ORIENTATION)
@@ -199,6 +199,6 @@ def _upright(image: PillowImage) -> PillowImage:
         return image
     if not isinstance(orientation, int) or not 2 <= orientation <= 8:
         return image
-    turned = image.transpose(methods[orientation - 2])
-    turned.info = dict(image.info)
-    return turned
+    upright = image.transpose(methods[orientation - 2])
+    upright.info = dict(image.info)
+    return upright

@@ -1,8 +1,8 @@
-"""What runs an encoder, a piece at a time, so that others need not wait for all of it.
+"""The interface of image encoders: blocks run in slices, so that decode steps can run in between.
 
 x = encoder.embed(patches)              # float32[n, positions, n_embd]: n images or tiles together
 for i in range(spec.n_layer):
-    for _ in encoder.block(i, x, rows): # in place; stop wherever you like, and go on later
+    for _ in encoder.block(i, x, rows): # in place; can be paused between any two slices
         ...
 vectors = encoder.project(x)            # float32[n, n_tokens, n_out]
 """
@@ -19,21 +19,21 @@ from stretto.vision.spec import VisionSpec
 
 Floats = NDArray[np.float32]
 
-ROWS = 1024  # of a piece, where nobody waits
+SLICE_ROWS = 1024  # of a slice, while no other request runs
 
 
 class Encoder(Protocol):
-    """A ViT and its projector. What it gives for an image does not depend on company or on pieces."""
+    """A ViT and its projector. An image's vectors do not depend on the batch or on the slices."""
 
-    name: str  # what tells its results, to the last bit, from those of other encoders of the same file
+    name: str  # identifies its results, to the last bit, among encoders of the same file
     spec: VisionSpec
 
     def embed(self, patches: Floats) -> Floats:
-        """float32[n, n_patches, patch_numbers] → [n, n_positions, n_embd]: what the first block takes."""
+        """float32[n, n_patches, patch_numbers] → [n, n_positions, n_embd]: the first block's input."""
         ...
 
     def block(self, index: int, x: Floats, rows: Callable[[], int]) -> Iterator[None]:
-        """One block over all positions of each image, in place, in pieces of about `rows()` rows."""
+        """One block over all positions of each image, in place, in slices of about `rows()` rows."""
         ...
 
     def project(self, x: Floats) -> Floats:
@@ -46,10 +46,10 @@ class Encoder(Protocol):
 
 
 def encode(encoder: Encoder, patches: Floats) -> Floats:
-    """All of it at once: float32[n, n_tokens, n_out]."""
+    """Encode in one call: float32[n, n_tokens, n_out]."""
     x = encoder.embed(patches)
     for index in range(encoder.spec.n_layer):
-        for _ in encoder.block(index, x, lambda: ROWS):
+        for _ in encoder.block(index, x, lambda: SLICE_ROWS):
             pass
     return encoder.project(x)
 

@@ -1,9 +1,9 @@
 """A folder of encoded images, one safetensors file each, under a limit on their bytes together.
 
-A file is believed if it is, byte for byte, what would be written for this key, shape and numbers: its head
+A file is valid if it is, byte for byte, what would be written for this key, shape and numbers: its head
 follows from them and from the checksum of the numbers, so nothing in it has to be parsed. Its size is known
-before it is read. Files appear whole, by renaming, and may vanish at any time; so any number of processes
-can share a folder.
+before it is read. Files are written atomically, by renaming, and may vanish at any time; so any number of
+processes can share a folder.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ Floats = NDArray[np.float32]
 
 OURS = re.compile(r"[0-9a-f]{64}\.image\.safetensors")
 PART = re.compile(r"\.[0-9a-f]{64}\.image\.safetensors\.[0-9a-f]{16}\.part")
-ABANDONED = 3600.0  # seconds after which a half-written file is nobody's any more
-SHARE = 16  # a sixteenth of the limit is written before the folder is looked through again
-NO_WAITING = getattr(os, "O_NONBLOCK", 0)  # for the other end of a pipe, say
+ABANDONED_SECONDS = 3600.0  # age at which a half-written file is removed
+SCAN_FRACTION = 16  # a sixteenth of the limit is written before the folder is listed again
+NONBLOCKING = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for its other end
 
 
 class Folder:
-    """Vectors by key, in files; those used last stay. Nothing here raises for what a disk may do."""
+    """Vectors by key, in files, with LRU eviction. Errors of the file system are never raised."""
 
     def __init__(self, path: str | os.PathLike[str], limit: int) -> None:
         self.path = Path(path).expanduser().absolute()
         self.limit = limit
-        self._room = 0  # bytes that may be written before the next look
+        self._unscanned_bytes = 0  # may be written before the folder is listed again
 
     def read(self, key: bytes, shape: tuple[int, int]) -> Floats | None:
-        """float32[shape], read-only, if there is a whole file of this key; its use is noted."""
+        """float32[shape], read-only, or None without a valid file of this key; updates the time of use."""
         path, n_head = self._file(key), len(_head(key, shape, b""))
         n_bytes = n_head + 4 * shape[0] * shape[1]
         try:
@@ -57,63 +57,63 @@ class Folder:
         return np.frombuffer(data, "<f4", offset=n_head).reshape(shape)
 
     def write(self, key: bytes, vectors: Floats) -> None:
-        """Write the file of a key, if it can be written; the least recently used ones make room for it."""
+        """Write the file of a key, if it can be written; evicts the least recently used ones."""
         path, data = self._file(key), np.ascontiguousarray(vectors, "<f4").data.cast("B")
         n_bytes = len(data) + len(_head(key, vectors.shape, b""))
         if n_bytes > self.limit:
             return
         with suppress(OSError):
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if n_bytes > self._room:
-                self._make_room(n_bytes)
+            if n_bytes > self._unscanned_bytes:
+                self._evict(n_bytes)
             with atomic_write(path, durable=False) as file:
                 file.write(_head(key, vectors.shape, data))
                 file.write(data)
             _touch(path)
-            self._room -= n_bytes
+            self._unscanned_bytes -= n_bytes
 
     def clear(self) -> None:
         """Remove all files of images."""
         for path, _, _ in self._files():
             with suppress(OSError):
                 path.unlink()
-        self._room = 0
+        self._unscanned_bytes = 0
 
-    def _make_room(self, wanted: int) -> None:
-        """Look at what is there, others' files too, and remove the oldest until some more fit."""
+    def _evict(self, wanted: int) -> None:
+        """List the folder, with files of other processes, and remove the oldest until `wanted` bytes fit."""
         files = sorted(self._files(), key=lambda file: file[1])
         total = sum(size for _, _, size in files)
-        spare = max(wanted, self.limit // SHARE)
+        spare = max(wanted, self.limit // SCAN_FRACTION)
         for path, _, size in files:
             if total + spare <= self.limit:
                 break
             with suppress(OSError):
                 path.unlink()
             total -= size
-        self._room = max(wanted, min(self.limit - total, spare))
+        self._unscanned_bytes = max(wanted, min(self.limit - total, spare))
 
     def _files(self) -> list[tuple[Path, int, int]]:
-        """(path, time of its last use, size) of all our files; half-written ones left behind are removed."""
-        found, now = [], time.time()
+        """(path, time of its last use, size) of all our files; abandoned half-written ones are removed."""
+        files, now = [], time.time()
         try:
             with os.scandir(self.path) as entries:
                 for entry in entries:
                     with suppress(OSError):
                         if OURS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                             status = entry.stat(follow_symlinks=False)
-                            found.append((Path(entry.path), status.st_mtime_ns, status.st_size))
-                        elif PART.fullmatch(entry.name) and entry.stat().st_mtime < now - ABANDONED:
+                            files.append((Path(entry.path), status.st_mtime_ns, status.st_size))
+                        elif PART.fullmatch(entry.name) and entry.stat().st_mtime < now - ABANDONED_SECONDS:
                             Path(entry.path).unlink()
         except OSError:
-            return found
-        return found
+            return files
+        return files
 
     def _file(self, key: bytes) -> Path:
         return self.path / f"{key.hex()}.image.safetensors"
 
 
 def _head(key: bytes, shape: tuple[int, ...], data: bytes | memoryview) -> bytes:
-    """The head of a file; it is as long whatever the numbers are."""
+    """The head of a file; its length does not depend on the numbers."""
     metadata = {
         "format": "stretto image",
         "version": "1",
@@ -124,11 +124,11 @@ def _head(key: bytes, shape: tuple[int, ...], data: bytes | memoryview) -> bytes
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | NO_WAITING)
+    return os.open(path, flags | NONBLOCKING)
 
 
 def _touch(path: Path) -> None:
-    """Note that a file was used now, more exactly than file systems do it by themselves."""
+    """Set a file's time of use to now, with a finer clock than the file system's."""
     now = time.time_ns()
     with suppress(OSError):
         os.utime(path, ns=(now, now))

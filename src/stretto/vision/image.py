@@ -1,11 +1,11 @@
-"""A picture as pixels, from whatever it came in, and nothing larger than asked for.
+"""`Image`: pixels from a file, bytes, a URL, a PIL image or an array, under a limit on their number.
 
     stretto.Image.open("cat.jpg")
     stretto.Image.open(requests.get(url).content)          # bytes of a file
     stretto.Image.open(array)                              # uint8[height, width, 3]
     stretto.Image.open("data:image/png;base64,iVBOR…")
 
-An image file is somebody's claim: its size is compared with the limit before a pixel is decoded.
+Image files are not trusted: the size that one claims is compared with the limit before a pixel is decoded.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from stretto.errors import InvalidRequest
 from stretto.vision.decode import Pixels, check_size, convert, decode, from_16_bits, from_floats
 
 MAX_PIXELS = 64_000_000  # of one image
-MAX_FILE = 256 << 20  # bytes of a file
-MAX_URL = 64 << 20  # bytes in a data: URL
-TAKEN = "a path, bytes of a file, a data: URL, a PIL image or an array of uint8[height, width, 3]"
+MAX_FILE_BYTES = 256 << 20  # bytes of a file
+MAX_URL_BYTES = 64 << 20  # bytes in a data: URL
+SOURCES = "a path, bytes of a file, a data: URL, a PIL image or an array of uint8[height, width, 3]"
 
 
 class Image:
-    """A picture: `pixels` are uint8[height, width, 3], red, green, blue. Make one with `Image.open`."""
+    """An image: `pixels` are uint8[height, width, 3], red, green, blue. Make one with `Image.open`."""
 
     def __init__(self, pixels: Pixels) -> None:
-        found = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.ndim == 3
-        if not found or pixels.shape[2] != 3 or not pixels.size:
+        is_array = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.ndim == 3
+        if not is_array or pixels.shape[2] != 3 or not pixels.size:
             raise InvalidRequest(
                 "the pixels of an image are uint8[height, width, 3]; use Image.open", param="image"
             )
@@ -43,11 +43,11 @@ class Image:
 
     @classmethod
     def open(cls, source: Any, *, max_pixels: int = MAX_PIXELS) -> Image:
-        """The picture in a path, bytes, a `data:` URL, a PIL image or an array.
+        """Open the image in a path, bytes, a `data:` URL, a PIL image or an array.
 
-        It is turned upright as its EXIF data say, and shown on white where it is transparent. Of an
-        animation or a file of several pages the first picture is taken, of a PIL image the frame that it
-        shows. `InvalidRequest` says what is wrong with anything else.
+        The EXIF orientation is applied, and transparent pixels become white. Of an animation or a file of
+        several pages the first image is taken, of a PIL image its current frame. Raises `InvalidRequest` for
+        anything else.
 
         >>> stretto.Image.open("cat.jpg").size
         (640, 480)
@@ -66,7 +66,7 @@ class Image:
 
         if isinstance(source, Pillow.Image):
             return cls(convert(source, max_pixels))
-        raise InvalidRequest(f"an image is {TAKEN}, not {type(source).__name__}", param="image")
+        raise InvalidRequest(f"an image is {SOURCES}, not {type(source).__name__}", param="image")
 
     @property
     def width(self) -> int:
@@ -93,15 +93,15 @@ def _read(path: str | os.PathLike[str]) -> bytes:
         raise InvalidRequest(f"image {name!r}: a path is a str or a pathlib.Path", param="image", value=name)
     if "://" in name[:16]:
         raise InvalidRequest(
-            f"image {name[:80]!r}: nothing is fetched from the network; give {TAKEN}",
+            f"image {name[:80]!r}: nothing is fetched from the network; give {SOURCES}",
             param="image",
             value=name,
         )
     try:
         if not S_ISREG(Path(name).stat().st_mode):
-            raise InvalidRequest(f"image {name!r} is no file; give {TAKEN}", param="image", value=name)
+            raise InvalidRequest(f"image {name!r} is no file; give {SOURCES}", param="image", value=name)
         with Path(name).open("rb") as file:
-            data = file.read(MAX_FILE + 1)
+            data = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise InvalidRequest(f"image {name!r}: no such file", param="image", value=name) from None
     except (OSError, ValueError) as error:
@@ -116,16 +116,16 @@ def _from_bytes(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def _check_bytes(name: str, n: int) -> None:
-    if n > MAX_FILE:
+    if n > MAX_FILE_BYTES:
         raise InvalidRequest(
-            f"{name} has more than {MAX_FILE:,} bytes, which is all that is read", param="image"
+            f"{name} has more than {MAX_FILE_BYTES:,} bytes, which is all that is read", param="image"
         )
 
 
 def _from_url(url: str) -> bytes:
-    if len(url) > 2 * MAX_URL:
+    if len(url) > 2 * MAX_URL_BYTES:
         raise InvalidRequest(
-            f"a data: URL of {len(url):,} characters; at most {2 * MAX_URL:,} are read", param="image"
+            f"a data: URL of {len(url):,} characters; at most {2 * MAX_URL_BYTES:,} are read", param="image"
         )
     head, comma, body = url.partition(",")
     if not comma:
@@ -161,4 +161,4 @@ def _from_array(array: NDArray[Any], max_pixels: int) -> Pixels:
         from PIL import Image as Pillow
 
         return convert(Pillow.fromarray(np.ascontiguousarray(array)), max_pixels)
-    return np.array(array)  # a copy: what is ours does not change under our feet
+    return np.array(array)  # a copy: the caller may change theirs

@@ -19,7 +19,7 @@ from stretto.weights.gguf import GGUF, Tensor
 
 Floats = NDArray[np.float32]
 
-REVISION = 1  # goes up with any change of what comes out
+REVISION = 1  # increases with any change of the results
 PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
 
 
@@ -59,9 +59,9 @@ class NativeEncoder:
                 f"{tensor.format.name} is not supported", path=file.path, field=f"tensor {tensor.name!r}"
             )
         code, data, shape = tensor.format, tensor.data, tensor.shape
-        if name == "mm.input_projection.weight":  # this one stands the other way round
-            turned = np.ascontiguousarray(tensor.dequantize().T)
-            code, data, shape = Format.F32, turned.view(np.uint8), turned.shape
+        if name == "mm.input_projection.weight":  # stored transposed
+            transposed = np.ascontiguousarray(tensor.dequantize().T)
+            code, data, shape = Format.F32, transposed.view(np.uint8), transposed.shape
         elif len(shape) == 4:  # a patch's numbers in one row
             shape = shape[0], int(np.prod(shape[1:]))
             if code.block > 1 and tensor.shape[-1] % code.block:
@@ -79,14 +79,14 @@ class NativeEncoder:
         return self._open.norm("v.pre_ln", x) if self.spec.pre_norm else x
 
     def block(self, index: int, x: Floats, rows: Callable[[], int]) -> Iterator[None]:
-        """One block over all positions of each image, in place, in pieces of `rows()` rows."""
+        """One block over all positions of each image, in place, in slices of `rows()` rows."""
         name, n = f"v.blk.{index}.", x.shape[0] * x.shape[1]
-        seen = np.empty_like(x), np.empty_like(x), np.empty_like(x)  # q, keys, values
+        qkv = np.empty_like(x), np.empty_like(x), np.empty_like(x)
         for half in (self._open.look, self._open.mix):
             first = 0
             while first < n:
                 last = min(n, first + rows())
-                half(name, x, *seen, first, last)
+                half(name, x, *qkv, first, last)
                 first = last
                 yield
 
@@ -121,7 +121,7 @@ class NativeEncoder:
 
 
 def _plain_name(name: str, spec: VisionSpec) -> str:
-    """The name as it should be: old files have two of them the wrong way round."""
+    """The tensor's name in new files: old ones have ffn_up and ffn_down swapped."""
     if not spec.swapped:
         return name
     other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}

@@ -1,4 +1,4 @@
-"""From a picture to the patches that an encoder takes, as the models' own processors do it.
+"""From an image to the patches that an encoder takes, as the models' own processors do it.
 
     mlp        padded to a square with the mean colour, resized (bicubic)
     gemma3     resized (bilinear), whatever its shape
@@ -23,28 +23,28 @@ from stretto.vision.spec import VisionSpec
 
 Floats = NDArray[np.float32]
 
-MOST_EDGE = 4096  # a longer image is made smaller before anything else
+MAX_EDGE_PIXELS = 4096  # a larger image is scaled down before anything else
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A picture as an encoder takes it: its tiles, and how they stand; one that was not split has no rows."""
+    """An image as an encoder takes it: its tiles, in a grid; one that was not split has no rows."""
 
     tiles: Pixels  # uint8[n, image_size, image_size, 3]
     rows: int = 0
     columns: int = 0
 
     def digest(self) -> bytes:
-        """What tells these pixels from others."""
+        """SHA-256 of the pixels and the grid."""
         head = f"{self.tiles.shape} {self.rows} {self.columns}".encode()
         return sha256(head + np.ascontiguousarray(self.tiles).tobytes()).digest()
 
 
 def prepare(image: Image, spec: VisionSpec) -> Prepared:
-    """The tiles of a picture, resized but not yet normalised."""
+    """The tiles of an image, resized but not yet normalised."""
     pixels, size = image.pixels, spec.image_size
-    if max(pixels.shape[:2]) > MOST_EDGE:
-        height, width = _longest(pixels.shape[0], pixels.shape[1], MOST_EDGE)
+    if max(pixels.shape[:2]) > MAX_EDGE_PIXELS:
+        height, width = _longest(pixels.shape[0], pixels.shape[1], MAX_EDGE_PIXELS)
         pixels = _resize(pixels, height, width, "box")
     if spec.projector == "mlp":
         colour = tuple(int(255 * part) for part in spec.mean)

@@ -1,8 +1,8 @@
-"""Pictures on their way through the encoder: several at once, and a piece at a time.
+"""The queue of images to encode: several in one batch, a slice of the work at a time.
 
-Tiles of all pictures that wait go through the encoder together, up to `TOGETHER` positions; those that came
-first go first. Between two pieces it may stop, and go on with the next call. Neither company nor pieces
-change a bit of what comes out.
+Tiles of all waiting images are encoded in batches of up to `BATCH_POSITIONS` positions, in order of arrival.
+A batch can be interrupted between two slices and continued by the next call. Neither the batch nor the
+slices change a bit of the result.
 """
 
 from __future__ import annotations
@@ -15,201 +15,201 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cache.items import ImageVectors
-from stretto.vision.encoder import ROWS, Encoder
-from stretto.vision.kept import KeptVectors
+from stretto.vision.cache import VectorCache
+from stretto.vision.encoder import SLICE_ROWS, Encoder
 from stretto.vision.preprocess import Prepared, normalise
 
 Floats = NDArray[np.float32]
 
-TOGETHER = 4096  # positions of a batch: four tiles of SmolVLM's, one image of Gemma's
-FEW_ROWS = 64  # of a piece while somebody waits: some 20 ms on two slow cores, and hardly slower than all
+BATCH_POSITIONS = 4096  # positions of a batch: four tiles of SmolVLM's, one image of Gemma's
+SHARED_SLICE_ROWS = 64  # of a slice while other requests run: some 20 ms on two slow cores, hardly slower
 
 
 class EncodedImage:
-    """An image of a prompt: its pixels, what tells it from others, and its vectors while they are needed."""
+    """An image of a prompt: its pixels, its digest, and its vectors while they are needed."""
 
     def __init__(self, queue: EncodingQueue, prepared: Prepared, digest: bytes, maker: object) -> None:
         self._queue = queue
         self.maker = maker
         self.prepared = prepared
         self.digest = digest
-        self.whole = queue.encoder.spec.sees_itself
+        self.whole = queue.encoder.spec.bidirectional
         self.error: Exception | None = None
         self.held: Floats | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether its vectors are at hand."""
+        """Whether the image is encoded."""
         return self.held is not None
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of its vectors: those of all tiles, one behind the other."""
+        """The shape of its vectors, those of all tiles concatenated."""
         spec = self._queue.encoder.spec
         return len(self.prepared.tiles) * spec.n_tokens, spec.n_out
 
     def vectors(self) -> Floats:
-        """float32[n, n_out]; encoded now, if they are not at hand."""
+        """float32[n, n_out]; encodes the image if that has not been done."""
         return self._queue.vectors(self) if self.held is None else self.held
 
     def release(self) -> None:
-        """Let go of the vectors; they may be among those that are kept."""
+        """Free the vectors; the image cache may still have them."""
         self.held = None
 
 
 class _Job:
-    """A picture, or several that are the same, on the way."""
+    """One image that is being encoded, or several with the same digest."""
 
-    def __init__(self, picture: EncodedImage) -> None:
-        self.pictures = [picture]
-        self.digest = picture.digest
-        self.tiles = picture.prepared.tiles
+    def __init__(self, image: EncodedImage) -> None:
+        self.images = [image]
+        self.digest = image.digest
+        self.tiles = image.prepared.tiles
         self.n_begun = 0  # tiles that are in a batch, or done
         self.parts: list[Floats] = []  # float32[n_tokens, n_out] of each tile that is done
-        self.given_up = False
+        self.cancelled = False
 
 
 class _Batch:
-    """Tiles that go through the encoder together."""
+    """Tiles that are encoded together."""
 
     def __init__(self, encoder: Encoder, jobs: list[_Job]) -> None:
         self._encoder = encoder
         self.jobs = jobs  # of each tile
-        self.done: list[Floats] = []  # float32[n_tokens, n_out] of each tile, in the end
-        self.rows = ROWS
+        self.done: list[Floats] = []  # float32[n_tokens, n_out] of each encoded tile
+        self.rows = SLICE_ROWS
         self._tiles = []
         for job in jobs:
             self._tiles.append(job.tiles[job.n_begun])
             job.n_begun += 1
 
-    def pieces(self) -> Iterator[None]:
-        """Do it, and stop between any two pieces."""
+    def slices(self) -> Iterator[None]:
+        """Encode the tiles; yields between two slices."""
         encoder, spec = self._encoder, self._encoder.spec
         x = np.empty((len(self._tiles), spec.n_positions, spec.n_embd), np.float32)
         for i, tile in enumerate(self._tiles):
             x[i] = encoder.embed(normalise(tile[None], spec))[0]
             yield
         for index in range(spec.n_layer):
-            x = self._without_given_up(x)
+            x = self._without_cancelled(x)
             yield from encoder.block(index, x, lambda: self.rows)
         for i in range(len(x)):
             self.done.append(encoder.project(x[i : i + 1])[0])
             yield
 
-    def _without_given_up(self, x: Floats) -> Floats:
-        if not any(job.given_up for job in self.jobs):
+    def _without_cancelled(self, x: Floats) -> Floats:
+        if not any(job.cancelled for job in self.jobs):
             return x
-        left = [i for i, job in enumerate(self.jobs) if not job.given_up]
-        self.jobs = [self.jobs[i] for i in left]
-        return np.ascontiguousarray(x[left])
+        remaining = [i for i, job in enumerate(self.jobs) if not job.cancelled]
+        self.jobs = [self.jobs[i] for i in remaining]
+        return np.ascontiguousarray(x[remaining])
 
 
 class EncodingQueue:
-    """What is being encoded. `n_encoded` counts the tiles that have gone through the encoder."""
+    """The images that are being encoded. `n_encoded` counts the tiles that have been."""
 
-    def __init__(self, encoder: Encoder, kept: KeptVectors) -> None:
+    def __init__(self, encoder: Encoder, cache: VectorCache) -> None:
         self.encoder = encoder
         self.n_encoded = 0
-        self._kept = kept
+        self._cache = cache
         self._jobs: dict[bytes, _Job] = {}
         self._batch: _Batch | None = None
-        self._pieces: Iterator[None] = iter(())
+        self._slices: Iterator[None] = iter(())
         self._lock = RLock()
 
     def work(self, wanted: Iterable[ImageVectors], seconds: float, alone: bool) -> None:
-        """Encode for so long, about, and at least one piece; what is not wanted any more is given up."""
+        """Encode for about `seconds`, at least one slice; images that are not wanted any more are dropped."""
         until = time.perf_counter() + seconds
         with self._lock:
-            self._look_at([picture for picture in wanted if isinstance(picture, EncodedImage)])
+            self._update_jobs([image for image in wanted if isinstance(image, EncodedImage)])
             while self._jobs:
-                self._piece(ROWS if alone else FEW_ROWS)
+                self._run_slice(SLICE_ROWS if alone else SHARED_SLICE_ROWS)
                 if time.perf_counter() >= until:
                     return
 
-    def vectors(self, picture: EncodedImage) -> Floats:
-        """float32[n, n_out] of one picture, now; what else is being encoded stays where it is."""
+    def vectors(self, image: EncodedImage) -> Floats:
+        """float32[n, n_out] of one image, encoded before this returns; other jobs stay in the queue."""
         with self._lock:
-            others = [other for job in self._jobs.values() for other in job.pictures]
-            self._look_at([picture, *others])
-            while picture.held is None:
-                if picture.error is not None:
-                    error, picture.error = picture.error, None
+            others = [other for job in self._jobs.values() for other in job.images]
+            self._update_jobs([image, *others])
+            while image.held is None:
+                if image.error is not None:
+                    error, image.error = image.error, None
                     raise error
-                self._piece(ROWS)
-            return picture.held
+                self._run_slice(SLICE_ROWS)
+            return image.held
 
     def close(self) -> None:
-        """Give everything up."""
+        """Drop all jobs."""
         with self._lock:
             self._jobs.clear()
             self._drop_batch()
 
-    def _look_at(self, wanted: list[EncodedImage]) -> None:
-        """Bring the jobs into line with what is wanted: a job for each picture that was not kept."""
+    def _update_jobs(self, wanted: list[EncodedImage]) -> None:
+        """Make the jobs those of the wanted images: one for each digest that is not cached."""
         before, self._jobs = self._jobs, {}
-        for picture in wanted:
-            if picture.held is not None:
+        for image in wanted:
+            if image.held is not None:
                 continue
-            key = picture.digest
+            key = image.digest
             if key in self._jobs:
-                self._jobs[key].pictures.append(picture)
+                self._jobs[key].images.append(image)
             elif key in before:
                 self._jobs[key] = before.pop(key)
-                self._jobs[key].pictures = [picture]
+                self._jobs[key].images = [image]
             else:
-                picture.held = self._kept.find(key, picture.shape)
-                if picture.held is None:
-                    self._jobs[key] = _Job(picture)
+                image.held = self._cache.find(key, image.shape)
+                if image.held is None:
+                    self._jobs[key] = _Job(image)
         for job in before.values():
-            job.given_up = True
-        if self._batch is not None and all(job.given_up for job in self._batch.jobs):
+            job.cancelled = True
+        if self._batch is not None and all(job.cancelled for job in self._batch.jobs):
             self._drop_batch()
 
-    def _piece(self, rows: int) -> None:
-        """The next piece of the batch, or of a new one."""
+    def _run_slice(self, rows: int) -> None:
+        """Encode the next slice of the current batch, or the first of a new one."""
         batch = self._batch
         if batch is None:
             batch = self._batch = self._next_batch()
-            self._pieces = batch.pieces()
+            self._slices = batch.slices()
         batch.rows = rows
         try:
-            for _ in self._pieces:
+            for _ in self._slices:
                 return
         except Exception as error:
             self._fail(batch, error)
             return
-        except BaseException:  # Ctrl-C: how far it came is not known
+        except BaseException:  # Ctrl-C: the state of the batch is not known
             self._restart(batch)
             raise
         self._drop_batch()
         self._finish(batch)
 
     def _next_batch(self) -> _Batch:
-        room = max(1, TOGETHER // self.encoder.spec.n_positions)
+        max_tiles = max(1, BATCH_POSITIONS // self.encoder.spec.n_positions)
         jobs: list[_Job] = []
         for job in self._jobs.values():
-            jobs += [job] * min(room - len(jobs), len(job.tiles) - job.n_begun)
+            jobs += [job] * min(max_tiles - len(jobs), len(job.tiles) - job.n_begun)
         return _Batch(self.encoder, jobs)
 
     def _finish(self, batch: _Batch) -> None:
         self.n_encoded += len(batch.done)
         for job, part in zip(batch.jobs, batch.done, strict=True):
             job.parts.append(part)
-            if len(job.parts) == len(job.tiles) and not job.given_up:
+            if len(job.parts) == len(job.tiles) and not job.cancelled:
                 vectors = np.concatenate(job.parts)
                 vectors.flags.writeable = False
-                for picture in job.pictures:
-                    picture.held = vectors
+                for image in job.images:
+                    image.held = vectors
                 del self._jobs[job.digest]
-                self._kept.keep(job.digest, vectors)
+                self._cache.keep(job.digest, vectors)
 
     def _fail(self, batch: _Batch, error: Exception) -> None:
         self._drop_batch()
         for job in batch.jobs:
             if self._jobs.get(job.digest) is job:
                 del self._jobs[job.digest]
-            for picture in job.pictures:
-                picture.error = error
+            for image in job.images:
+                image.error = error
 
     def _restart(self, batch: _Batch) -> None:
         self._drop_batch()
@@ -217,4 +217,4 @@ class EncodingQueue:
             job.n_begun = len(job.parts)
 
     def _drop_batch(self) -> None:
-        self._batch, self._pieces = None, iter(())
+        self._batch, self._slices = None, iter(())

@@ -36,7 +36,7 @@ class ReferenceEncoder:
         return self._norm(x, "v.pre_ln") if self.spec.pre_norm else x
 
     def block(self, index: int, x: Floats, rows: Callable[[], int]) -> Iterator[None]:
-        """x += attention, x += feed-forward: two pieces, however many rows are asked for."""
+        """x += attention, x += feed-forward: two slices, however many rows are asked for."""
         name = f"v.blk.{index}."
         up, down = ("ffn_down", "ffn_up") if self.spec.swapped else ("ffn_up", "ffn_down")
         x += self._attention(name, self._norm(x, f"{name}ln1"))
@@ -64,7 +64,7 @@ class ReferenceEncoder:
         return out
 
     def close(self) -> None:
-        """Let go of the weights."""
+        """Free the weights."""
         self.weights = {}
 
     def _attention(self, name: str, x: Floats) -> Floats:

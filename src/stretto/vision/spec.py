@@ -1,15 +1,15 @@
-"""What an image encoder is, as plain data, read from an `mmproj` GGUF file and believed only after checks.
+"""The specification of an image encoder, as plain data, read from an `mmproj` GGUF file and checked.
 
 An encoder is a ViT with learned positions. A block of it is
 
-    x += out(attention([norm] x))          every patch sees every patch
+    x += out(attention([norm] x))          every patch attends to every patch
     x += down(activation(up([norm] x)))
 
 and a projector turns its patches into vectors that a language model takes in place of token embeddings:
 
     mlp        LLaVA 1.5: each patch through two matrices
     idefics3   SmolVLM: squares of patches side by side in one vector, then one matrix; large images in tiles
-    gemma3     the mean over squares of patches, a norm, one matrix; an image's tokens see each other
+    gemma3     the mean over squares of patches, a norm, one matrix; an image's tokens attend to each other
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Projector = Literal["mlp", "idefics3", "gemma3"]
 PROJECTORS: tuple[Projector, ...] = ("mlp", "idefics3", "gemma3")
 
 # Far above any encoder; a damaged number should cost neither memory nor time.
-MAX_IMAGE = 1 << 13
-MAX_PATCH = 1 << 9
+MAX_IMAGE_PIXELS = 1 << 13  # along a side
+MAX_PATCH_PIXELS = 1 << 9
 MAX_PATCHES = 1 << 14
 MAX_BLOCKS = 512
 MAX_WIDTH = 1 << 15
@@ -46,10 +46,10 @@ IGNORED = ("v.image_newline", "v.view_seperator")  # of LLaVA 1.6, which LLaVA 1
 
 @dataclass(frozen=True)
 class VisionSpec:
-    """The shape and the pieces of an encoder and its projector."""
+    """The shape and the parts of an encoder and its projector."""
 
     projector: Projector
-    image_size: int  # pixels along each side of what is encoded
+    image_size: int  # pixels along each side of an image or tile
     patch_size: int
     n_embd: int
     n_ff: int
@@ -61,11 +61,11 @@ class VisionSpec:
     std: tuple[float, float, float]
     n_out: int  # numbers of a vector that the language model takes
     merge: int = 1  # patches along each side of a square that becomes one vector
-    longest_edge: int = 0  # idefics3: to which an image is resized before it is split
-    class_token: bool = False  # a position in front of the patches, dropped behind the last block
+    longest_edge: int = 0  # idefics3: pixels, to which an image is resized before it is split
+    class_token: bool = False  # a position before the patches, dropped after the last block
     pre_norm: bool = False
     post_norm: bool = False
-    swapped: bool = False  # old files call the matrix up "down" and the other way round
+    swapped: bool = False  # old files call the up matrix "down" and vice versa
     biases: frozenset[str] = frozenset()  # the optional vectors that the file has
 
     @property
@@ -80,12 +80,12 @@ class VisionSpec:
 
     @property
     def n_positions(self) -> int:
-        """What a block works on: the patches, and the class token if there is one."""
+        """Positions of a block's input: the patches, and the class token if there is one."""
         return self.n_patches + self.class_token
 
     @property
     def n_tokens(self) -> int:
-        """Vectors that an image or a tile becomes."""
+        """Tokens of an image or a tile."""
         return self.n_patches // self.merge**2
 
     @property
@@ -94,8 +94,8 @@ class VisionSpec:
         return 3 * self.patch_size**2
 
     @property
-    def sees_itself(self) -> bool:
-        """Whether the language model lets all tokens of an image see each other."""
+    def bidirectional(self) -> bool:
+        """Whether the tokens of an image attend to each other in the language model."""
         return self.projector == "gemma3"
 
     @property
@@ -196,7 +196,7 @@ def _spec(file: GGUF) -> VisionSpec:
             )
     longest = 0
     if projector == "idefics3":
-        most = min(MAX_IMAGE, MAX_TILES * image)
+        most = min(MAX_IMAGE_PIXELS, MAX_TILES * image)
         longest = positive(file, "clip.vision.preproc_image_size", IDEFICS_TILES * image, most=most)
     n_ff = positive(file, "clip.vision.feed_forward_length", most=MAX_WIDTH)
     if (n := ((image // patch) ** 2 + 1) * max(n_embd, n_ff)) > MAX_NUMBERS:
@@ -231,8 +231,8 @@ def _spec(file: GGUF) -> VisionSpec:
 
 
 def _sizes(file: GGUF) -> tuple[int, int]:
-    image = positive(file, "clip.vision.image_size", most=MAX_IMAGE)
-    patch = positive(file, "clip.vision.patch_size", most=min(image, MAX_PATCH))
+    image = positive(file, "clip.vision.image_size", most=MAX_IMAGE_PIXELS)
+    patch = positive(file, "clip.vision.patch_size", most=min(image, MAX_PATCH_PIXELS))
     if (image // patch) ** 2 > MAX_PATCHES:
         raise ModelError(
             f"{(image // patch) ** 2} patches, but at most {MAX_PATCHES} are possible",
@@ -249,7 +249,7 @@ def _sizes(file: GGUF) -> tuple[int, int]:
 
 
 def _layers(file: GGUF, projector: Projector) -> int:
-    """How many blocks are run: all, unless the file names one behind which LLaVA's projector stands.
+    """Number of blocks to run: all, unless the file names one after which LLaVA's projector follows.
 
     LLaVA takes what goes into its encoder's last block, so its files have no such block.
     """
@@ -309,7 +309,7 @@ def _optional(n_layer: int) -> list[str]:
 
 
 def _refuse_others(file: GGUF, spec: VisionSpec) -> None:
-    """Raise for tensors that would be ignored: a piece we do not know would make wrong pictures."""
+    """Raise for tensors that would be ignored: without an unknown part the vectors would be wrong."""
     used = spec.tensors()
     for name in file.tensors:
         block = name.removeprefix("v.blk.").split(".")[0]

@@ -1,10 +1,10 @@
 """`Vision`: from an image to the tokens of a prompt, and to the vectors behind them.
 
-What stands around an image in a prompt is the model's own convention:
+Image markers are added automatically, by the model's own convention:
 
-    mlp        nothing
-    gemma3     two line breaks and a token for the beginning, a token for the end and two line breaks
-    idefics3   tile by tile a token with its row and column, then the whole image
+    mlp        none
+    gemma3     two line breaks and a start token; an end token and two line breaks
+    idefics3   for each tile a token with its row and column, then the whole image
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from hashlib import sha256
 from stretto.cache.items import ImageToken, ImageVectors, Pixels
 from stretto.errors import InvalidRequest, ModelError
 from stretto.text.tokenizer import Tokenizer
+from stretto.vision.cache import ImageCache, VectorCache
 from stretto.vision.encoder import Encoder
 from stretto.vision.image import Image
-from stretto.vision.kept import ImageCache, KeptVectors
 from stretto.vision.preprocess import prepare
 from stretto.vision.queue import EncodedImage, EncodingQueue
 from stretto.vision.spec import VisionSpec
 
-STAND_INS = ("<image>", "<image_soft_token>")  # what an image's tokens are called in vocabularies
+PLACEHOLDERS = ("<image>", "<image_soft_token>")  # names of an image's tokens in vocabularies
 
 
 class Vision:
     """An encoder with the conventions of its language model.
 
-    `cache` keeps what it has made of images: as `ImageCache` says, and without one in memory alone.
+    `cache` holds the vectors of encoded images: as `ImageCache` says, by default in memory only.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class Vision:
     ) -> None:
         self.spec: VisionSpec = encoder.spec
         self.encoder = encoder
-        self.cache = KeptVectors(cache or ImageCache(disk=0))
+        self.cache = VectorCache(cache or ImageCache(disk=0))
         self._queue = EncodingQueue(encoder, self.cache)
         self._tokenizer = tokenizer
         self._fingerprint = fingerprint
-        named = (tokenizer.specials[text] for text in STAND_INS if text in tokenizer.specials)
-        self._stand_in = next(named, tokenizer.eos_id or tokenizer.bos_id or 0)
+        named = (tokenizer.specials[text] for text in PLACEHOLDERS if text in tokenizer.specials)
+        self._placeholder = next(named, tokenizer.eos_id or tokenizer.bos_id or 0)
 
     def tokens(self, image: Pixels) -> list[int]:
-        """The tokens of an image, with those around them."""
+        """The tokens of an image, with the markers around them."""
         if not isinstance(image, Image):
             raise InvalidRequest(
                 f"an image is a stretto.Image, not {type(image).__name__}; use Image.open",
@@ -57,10 +57,10 @@ class Vision:
             )
         prepared = prepare(image, self.spec)
         head = f"{self._fingerprint()} {self.encoder.name}".encode()
-        picture = EncodedImage(self._queue, prepared, sha256(head + prepared.digest()).digest(), self)
+        encoded = EncodedImage(self._queue, prepared, sha256(head + prepared.digest()).digest(), self)
         if self.spec.projector == "idefics3":
-            return self._tiled(picture)
-        run = self._run(picture, 0)
+            return self._tiled(encoded)
+        run = self._run(encoded, 0)
         if self.spec.projector == "mlp":
             return run
         begin, end = self._special("<start_of_image>"), self._special("<end_of_image>")
@@ -68,12 +68,12 @@ class Vision:
         return [*breaks, begin, *run, end, *breaks]
 
     def work(self, wanted: Iterable[ImageVectors], seconds: float, alone: bool) -> None:
-        """Encode pictures for so long, about; those that are not wanted any more are given up."""
+        """Encode images for about `seconds`; images that are not wanted any more are dropped."""
         self._queue.work(wanted, seconds, alone)
 
     @property
     def n_encoded(self) -> int:
-        """Images and tiles that have gone through the encoder."""
+        """Number of images and tiles that have been encoded."""
         return self._queue.n_encoded
 
     def close(self) -> None:
@@ -82,22 +82,22 @@ class Vision:
         self.encoder.close()
         self.cache.clear(disk=False)
 
-    def _run(self, picture: EncodedImage, tile: int) -> list[int]:
+    def _run(self, image: EncodedImage, tile: int) -> list[int]:
         """The tokens of one tile."""
         first = tile * self.spec.n_tokens
         stop = first + self.spec.n_tokens
-        return [ImageToken(self._stand_in, picture, picture.digest, i, stop) for i in range(first, stop)]
+        return [ImageToken(self._placeholder, image, image.digest, i, stop) for i in range(first, stop)]
 
-    def _tiled(self, picture: EncodedImage) -> list[int]:
+    def _tiled(self, image: EncodedImage) -> list[int]:
         around, whole = self._special("<fake_token_around_image>"), self._special("<global-img>")
-        prepared, tokens = picture.prepared, []
+        prepared, tokens = image.prepared, []
         for row in range(prepared.rows):
             for column in range(prepared.columns):
                 place = self._special(f"<row_{row + 1}_col_{column + 1}>")
-                tokens += [around, place, *self._run(picture, row * prepared.columns + column)]
+                tokens += [around, place, *self._run(image, row * prepared.columns + column)]
             last = row == prepared.rows - 1
             tokens += self._tokenizer.encode("\n\n" if last else "\n")
-        return [*tokens, around, whole, *self._run(picture, len(prepared.tiles) - 1), around]
+        return [*tokens, around, whole, *self._run(image, len(prepared.tiles) - 1), around]
 
     def _special(self, text: str) -> int:
         ids = self._tokenizer.encode(text, special=True, bos=False)

@@ -1,4 +1,4 @@
-"""What was made of images is kept, in memory and in a folder: found by content, never trusted."""
+"""The image cache, in memory and in a folder: found by content, never trusted."""
 
 import os
 import random
@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 
 import stretto
 from stretto import ImageCache, InvalidRequest
+from stretto.vision.cache import VectorCache
 from stretto.vision.folder import Folder
-from stretto.vision.kept import KeptVectors
 from tiny_vision import NAMES, picture, seeing_llm
 
 GREEDY = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
@@ -232,17 +232,17 @@ def test_several_processes_at_once(place):
 
 
 def test_memory_has_a_limit_too():
-    kept = KeptVectors(ImageCache(memory=3 * 128, disk=0))
+    cache = VectorCache(ImageCache(memory=3 * 128, disk=0))
     for i in range(4):
-        kept.keep(key(i), numbers(i))
-        kept.find(key(0), SHAPE)
-    there = [kept.find(key(i), SHAPE) is not None for i in range(4)]
+        cache.keep(key(i), numbers(i))
+        cache.find(key(0), SHAPE)
+    there = [cache.find(key(i), SHAPE) is not None for i in range(4)]
     assert there == [True, False, True, True]
-    kept.keep(key(9), numbers(9, (100, 100)))  # larger than all of it: nothing else has to go
-    assert kept.find(key(9), (100, 100)) is None
-    assert kept.find(key(0), SHAPE) is not None
-    kept.clear()
-    assert kept.find(key(0), SHAPE) is None
+    cache.keep(key(9), numbers(9, (100, 100)))  # larger than all of it: nothing else has to go
+    assert cache.find(key(9), (100, 100)) is None
+    assert cache.find(key(0), SHAPE) is not None
+    cache.clear()
+    assert cache.find(key(0), SHAPE) is None
 
 
 def test_what_is_found_cannot_be_changed(place):
@@ -261,8 +261,8 @@ def test_what_is_found_cannot_be_changed(place):
 
 
 def test_where_files_go_by_default(store_home):
-    kept = KeptVectors(ImageCache())
-    kept.keep(key(1), numbers(1))
+    cache = VectorCache(ImageCache())
+    cache.keep(key(1), numbers(1))
     assert files(store_home / "images") == [f"{key(1).hex()}.image.safetensors"]
     if os.name == "posix":
         assert (store_home / "images").stat().st_mode & 0o77 == 0  # nobody else's business
@@ -272,9 +272,9 @@ def test_no_home_no_files(monkeypatch):
     monkeypatch.delenv("STRETTO_HOME")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr("pathlib.Path.home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    kept = KeptVectors(ImageCache())
-    kept.keep(key(1), numbers(1))
-    assert kept.find(key(1), SHAPE) is not None
+    cache = VectorCache(ImageCache())
+    cache.keep(key(1), numbers(1))
+    assert cache.find(key(1), SHAPE) is not None
 
 
 def test_what_the_option_takes(tmp_path):
