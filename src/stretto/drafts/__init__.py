@@ -1,15 +1,15 @@
-"""Guesses of how a text goes on, which one forward pass then checks: more tokens a pass, the same text.
+"""Speculative decoding: draft tokens, verified in one forward pass. More tokens a pass, the same text.
 
-    llm.generate(prompt, draft="lookup")                        # what follows was said before
-    llm.generate(prompt, draft=stretto.DraftModel(small))       # a smaller model guesses
+    llm.generate(prompt, draft="lookup")                        # n-grams of the text so far
+    llm.generate(prompt, draft=stretto.DraftModel(small))       # a smaller model
 
-Propose, verify, roll back: a `Drafter` proposes tokens, the engine computes all of them in one pass and
-samples from each row as if it stood alone; the first that differs ends the guess, and the cells behind it are
-removed. A wrong guess costs time and changes nothing.
+Propose, verify, roll back: a `Proposer` drafts tokens, the engine computes all of them in one pass and
+samples from each row as in plain decoding; the draft is accepted up to the first token that differs, and the
+cells after it are removed. A rejected token costs time and changes nothing.
 """
 
-from stretto.drafts.base import Drafter, Guesser
+from stretto.drafts.base import Drafter, Guesser, Proposer
 from stretto.drafts.lookup import PromptLookup
 from stretto.drafts.model import DraftModel
 
-__all__ = ["DraftModel", "Drafter", "Guesser", "PromptLookup"]
+__all__ = ["DraftModel", "Drafter", "Guesser", "PromptLookup", "Proposer"]

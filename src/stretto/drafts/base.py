@@ -1,4 +1,4 @@
-"""What whoever guesses has to do, and how many tokens are worth guessing."""
+"""The interface of drafters, and the length of the next draft."""
 
 from __future__ import annotations
 
@@ -7,34 +7,37 @@ from typing import Protocol, runtime_checkable
 from stretto.text.tokenizer import Tokenizer
 
 
-class Guesser(Protocol):
-    """Guesses how one text goes on."""
+class Proposer(Protocol):
+    """Drafts the continuation of one text."""
 
     def propose(self, tokens: list[int], most: int) -> list[int]:
-        """Up to `most` tokens that may follow `tokens`, which must not be changed; none is fine."""
+        """Up to `most` tokens that may follow `tokens`, which must not be changed; may be empty."""
         ...
 
     def close(self) -> None:
-        """The text has ended."""
+        """Free everything; the text has ended."""
         ...
+
+
+Guesser = Proposer  # former name, kept for one release
 
 
 @runtime_checkable
 class Drafter(Protocol):
-    """What `draft=` takes: makes a guesser for each text."""
+    """The value of `draft=`: makes a proposer for each text."""
 
-    most: int  # tokens of a guess
+    most: int  # tokens of a draft
 
-    def begin(self, tokenizer: Tokenizer) -> Guesser:
-        """A guesser for a new text of a model with this tokenizer."""
+    def begin(self, tokenizer: Tokenizer) -> Proposer:
+        """A proposer for a new text of a model with this tokenizer."""
         ...
 
 
 class DraftLength:
-    """How many tokens to guess next, by how the last guesses did.
+    """Length of the next draft, by how many tokens of the last ones were accepted.
 
-    Guesses that hold get longer. One that fails at once is followed by a pause, and by a longer one if the
-    next fails too: where nothing repeats, guessing costs next to nothing.
+    Accepted drafts get longer. A draft whose first token is rejected is followed by a pause, and by a longer
+    one if the next is rejected too: where nothing repeats, drafting costs next to nothing.
 
     >>> length = DraftLength(8)
     >>> length.next()
@@ -44,31 +47,31 @@ class DraftLength:
     4
     """
 
-    FIRST = 2
-    LONGEST_PAUSE = 64  # tokens
+    FIRST_TOKENS = 2
+    MAX_PAUSE_TOKENS = 64
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._n = min(self.FIRST, most)
+        self._n = min(self.FIRST_TOKENS, most)
         self._failures = 0
         self._pause = 0
 
     def next(self) -> int:
-        """How many tokens to guess now, 0 during a pause."""
+        """How many tokens to draft now, 0 during a pause."""
         if self._pause:
             self._pause -= 1
             return 0
         return self._n
 
-    def learn(self, guessed: int, right: int) -> None:
-        """Of so many guessed tokens so many were right."""
-        if right == guessed:
-            self._n = min(max(self._n, 2 * right), self._most)
+    def learn(self, n_draft: int, n_accepted: int) -> None:
+        """Adapt to a draft of which `n_accepted` tokens were accepted."""
+        if n_accepted == n_draft:
+            self._n = min(max(self._n, 2 * n_accepted), self._most)
             self._failures = 0
-        elif right:
-            self._n = right + 1
+        elif n_accepted:
+            self._n = n_accepted + 1
             self._failures = 0
         else:
-            self._n = min(self.FIRST, self._most)
+            self._n = min(self.FIRST_TOKENS, self._most)
             self._failures += 1
-            self._pause = min(1 << self._failures, self.LONGEST_PAUSE)
+            self._pause = min(1 << self._failures, self.MAX_PAUSE_TOKENS)

@@ -1,4 +1,4 @@
-"""Prompt lookup: where the last few tokens stood before, what followed them then may follow again."""
+"""Prompt lookup: the draft is what followed the last n-gram where it occurred before."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from stretto.text.tokenizer import Tokenizer
 
 
 class PromptLookup:
-    """Guesses by looking the last `ngram` tokens up in the text so far, prompt included.
+    """Drafts by looking the last `ngram` tokens up in the text so far, prompt included.
 
     It costs a few microseconds a token. Copying, editing and quoting repeat whole passages; prose does not.
     """
@@ -23,35 +23,37 @@ class PromptLookup:
 
 
 class Lookup:
-    """Where each run of n tokens was last seen, for one text that grows."""
+    """The last occurrence of each n-gram, in one text that grows."""
 
     def __init__(self, n: int) -> None:
         self._n = n
-        self._behind: dict[tuple[int, ...], int] = {}  # the index behind its last occurrence
+        self._ends: dict[tuple[int, ...], int] = {}  # of an n-gram: the index after its last occurrence
         self._last: tuple[int, ...] = ()
-        self._at: int | None = None  # the index behind the occurrence before the last tokens
-        self._seen = 0  # tokens that have been read
+        self._at: int | None = None  # the index after the previous occurrence of the last n-gram
+        self._n_read = 0  # tokens
 
     def propose(self, tokens: list[int], most: int) -> list[int]:
-        """What followed the last n tokens when they stood there before."""
+        """The tokens that followed the previous occurrence of the last n-gram."""
         n, size = self._n, len(tokens)
         if size <= n:
             return []
-        if self._seen > size or (self._seen and tuple(tokens[self._seen - n : self._seen]) != self._last):
-            self._behind, self._seen = {}, 0  # the text was cut or moved
-        for end in range(max(self._seen, n - 1) + 1, size):
-            self._behind[tuple(tokens[end - n : end])] = end
-        if self._seen < size:
+        n_read = self._n_read
+        if n_read > size or (n_read and tuple(tokens[n_read - n : n_read]) != self._last):
+            self._ends, n_read = {}, 0  # the text was cut or shifted
+        for end in range(max(n_read, n - 1) + 1, size):
+            self._ends[tuple(tokens[end - n : end])] = end
+        if n_read < size:
             self._last = tuple(tokens[size - n :])
-            self._at = self._behind.get(self._last)
-            self._behind[self._last] = self._seen = size
+            self._at = self._ends.get(self._last)
+            self._ends[self._last] = size
+        self._n_read = size
         at = self._at
         if at is None:
             return []
-        found = tokens[at : at + most]
-        while len(found) < most:  # a passage that repeats itself: it goes on from its own beginning
-            found += tokens[at : at + most - len(found)]
-        return found
+        draft = tokens[at : at + most]
+        while len(draft) < most:  # the passage ends with the text: it repeats from its start
+            draft += tokens[at : at + most - len(draft)]
+        return draft
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Nothing to free."""

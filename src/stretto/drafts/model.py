@@ -1,4 +1,4 @@
-"""A smaller model guesses for a larger one that has the same tokens."""
+"""A draft model: a smaller model with the same tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stretto.text.tokenizer import Tokenizer
 
 
 class Model(Protocol):
-    """What a draft needs of an `LLM`."""
+    """The part of `LLM` that drafting needs."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -24,7 +24,7 @@ class Model(Protocol):
 
 
 class DraftModel:
-    """Guesses with the most probable tokens of another model. Both must have the same tokenizer.
+    """Drafts the most probable tokens of another model. Both must have the same tokenizer.
 
     small = stretto.load("smollm2")
     large.generate(prompt, draft=stretto.DraftModel(small, most=4))
@@ -38,7 +38,7 @@ class DraftModel:
         self._llm = llm
         self._checked: Tokenizer | None = None
 
-    def begin(self, tokenizer: Tokenizer) -> ModelGuesser:
+    def begin(self, tokenizer: Tokenizer) -> ModelProposer:
         """A sequence of the small model for a new text."""
         if self._checked is not tokenizer:
             if not self._llm.tokenizer.same_as(tokenizer):
@@ -46,47 +46,47 @@ class DraftModel:
                     "the draft model has other tokens than the model; they must be the same", param="draft"
                 )
             self._checked = tokenizer
-        return ModelGuesser(self._llm)
+        return ModelProposer(self._llm)
 
 
-class ModelGuesser:
+class ModelProposer:
     """A sequence of the small model that follows a text and runs ahead of it."""
 
     def __init__(self, llm: Model) -> None:
         self._llm = llm
         self._sequence: Any = None
-        self._pictured = False
+        self._has_images = False
 
     def propose(self, tokens: list[int], most: int) -> list[int]:
-        """The small model's own continuation; what it cannot hold it does not guess."""
-        found: list[int] = []
+        """The small model's greedy continuation; shorter, or empty, where its context or cache is full."""
+        draft: list[int] = []
         try:
             self._follow(tokens)
             for _ in range(most):
                 step = self._sequence.step(temperature=0)
                 if step.is_end:
                     break
-                found.append(step.token)
+                draft.append(step.token)
         except (CacheFull, ContextOverflow):
             pass
-        return found
+        return draft
 
     def _follow(self, tokens: list[int]) -> None:
-        """Take back what was guessed wrong, and add what has come. Of images it sees the stand-ins only."""
+        """Roll back rejected tokens and append new ones. Of images it gets the placeholder tokens only."""
         if self._sequence is None:
-            self._pictured = any(type(token) is not int for token in tokens)
-        if self._pictured:
+            self._has_images = any(type(token) is not int for token in tokens)
+        if self._has_images:
             tokens = [int(token) for token in tokens]
         if self._sequence is None:
             self._sequence = self._llm.sequence(tokens)
             return
-        same = common(self._sequence.history, tokens)
-        if same < len(self._sequence):
-            self._sequence.truncate(same)
-        if same < len(tokens):
-            self._sequence.append(tokens[same:])
+        n_common = common(self._sequence.history, tokens)
+        if n_common < len(self._sequence):
+            self._sequence.truncate(n_common)
+        if n_common < len(tokens):
+            self._sequence.append(tokens[n_common:])
 
     def close(self) -> None:
-        """Let the sequence go."""
+        """Close the sequence."""
         if self._sequence is not None:
             self._sequence.close(park=False)
