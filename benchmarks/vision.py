@@ -28,7 +28,7 @@ import make_model
 from peers.bench import Others, finish, note, raw_file
 from peers.process import Process
 from stretto import hardware
-from stretto.router import SHIPPED
+from stretto.router import BUNDLED_ENCODERS
 from stretto.weights import hub
 from stretto.weights.formats import Format
 
@@ -56,8 +56,8 @@ def models(args):
             if not mmproj.exists():
                 make_mmproj.make(mmproj, make_mmproj.SPECS[shape])
             found[label] = model, mmproj, size
-    if SHIPPED["sketch"].exists() and not args.tiny:
-        found[SKETCH] = hub.resolve("smollm2"), SHIPPED["sketch"], 128
+    if BUNDLED_ENCODERS["sketch"].exists() and not args.tiny:
+        found[SKETCH] = hub.resolve("smollm2"), BUNDLED_ENCODERS["sketch"], 128
     return {name: (str(model), str(mmproj), size) for name, (model, mmproj, size) in found.items()}
 
 

@@ -7,7 +7,7 @@
     ├── InvalidRequest      a parameter is wrong; the message names it and what it takes
     │   └── InvalidGrammar  a grammar or JSON schema cannot be used
     ├── ContextOverflow     a prompt is longer than the model's context
-    ├── CacheFull           the cells a batch needs are not there
+    ├── CacheFull           a batch needs more cells than are free
     ├── QueueFull           too many requests wait already
     ├── Unsupported         this backend cannot do that; the message names one that can
     └── Cancelled           the request was cancelled before there was anything to return
@@ -102,7 +102,7 @@ class CacheFull(StrettoError):
 
 
 class QueueFull(StrettoError):
-    """`n_waiting` requests wait, as many as may; this one was not taken."""
+    """`n_waiting` requests wait, as many as allowed; this one was refused."""
 
     def __init__(self, message: str, *, n_waiting: int | None = None) -> None:
         super().__init__(message)

@@ -11,7 +11,7 @@ import os
 
 from stretto.errors import InvalidRequest
 
-VARIABLE = "STRETTO_KERNELS"
+ENVIRONMENT_VARIABLE = "STRETTO_KERNELS"
 NAMES = ("portable", "avx2", "avx512", "amx", "neon", "i8mm")
 
 
@@ -28,14 +28,14 @@ def available() -> tuple[str, ...]:
 
 def chosen(here: tuple[str, ...] | None = None) -> str:
     """The set in use: what the environment asks for, or the best. Raises if it cannot run here."""
-    wanted, here = os.environ.get(VARIABLE, ""), here or available()
+    wanted, here = os.environ.get(ENVIRONMENT_VARIABLE, ""), here or available()
     if not wanted:
         return here[0]
     if wanted in here:
         return wanted
-    why = "cannot run on this machine" if wanted in NAMES else f"is none of {', '.join(NAMES)}"
+    reason = "cannot run on this machine" if wanted in NAMES else f"is none of {', '.join(NAMES)}"
     raise InvalidRequest(
-        f"{VARIABLE}={wanted!r} {why}; here it can be {', '.join(here)}, or be left unset",
-        param=VARIABLE,
+        f"{ENVIRONMENT_VARIABLE}={wanted!r} {reason}; here it can be {', '.join(here)}, or be left unset",
+        param=ENVIRONMENT_VARIABLE,
         value=wanted,
     )

@@ -1,4 +1,4 @@
-"""Which backend serves which model here, and how a model is opened."""
+"""`open_model`: resolves a model's name, and opens its file with a backend and an image encoder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stretto.vision.vision import Vision
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
 
-SHIPPED = {"sketch": Path(__file__).parent / "vision" / "sketch.gguf"}  # encoders that come with us
+BUNDLED_ENCODERS = {"sketch": Path(__file__).parent / "vision" / "sketch.gguf"}
 CACHE_TYPES = ("f16", "q8", "f32")
 PRECISIONS = ("standard", "high")  # activations in 8 bits, in 16
 
@@ -56,60 +56,63 @@ def open_model(
     vision: str | os.PathLike[str] | None = None,
     image_cache: bool | str | os.PathLike[str] | ImageCache = True,
 ) -> Opened:
-    """Find a model's file, fetch it if need be, and open it with a backend."""
+    """Resolve a model's file, download it if necessary, and open it with a backend."""
     entry, device = choose(backend, device)
-    _one_of("kv", kv, CACHE_TYPES)
-    _one_of("precision", precision, PRECISIONS)
+    _check_choice("kv", kv, CACHE_TYPES)
+    _check_choice("precision", precision, PRECISIONS)
     if not isinstance(repack, bool):
         raise InvalidRequest(f"repack must be True or False, not {repack!r}", param="repack", value=repack)
     if threads is not None:
         check_integer("threads", threads, 1, 1024)
     check_integer("cells", cells, 1, 1 << 24)
-    kept = ImageCache.of(image_cache)
+    cache = ImageCache.of(image_cache)
     options = BackendOptions(device, cells, threads or usable_cores(), kv, precision, repack)
     with GGUF(hub.resolve(model)) as file:
         spec = read_spec(file)
         with ThreadPoolExecutor(1) as pool:  # weights are packed in native code; Python reads the tokens
-            reading = pool.submit(_text_side, file, spec)
-            opened = entry.open(file, spec, options)
+            text_future = pool.submit(_load_text, file, spec)
+            model_backend = entry.open(file, spec, options)
             try:
-                tokenizer, template = reading.result()
+                tokenizer, template = text_future.result()
             except BaseException:
-                opened.close()
+                model_backend.close()
                 raise
         try:
-            images = None if vision is None else _vision(vision, spec, tokenizer, entry.name, options, kept)
+            model_vision = (
+                None if vision is None else _load_vision(vision, spec, tokenizer, entry.name, options, cache)
+            )
         except BaseException:
-            opened.close()
+            model_backend.close()
             raise
-        return Opened(opened, tokenizer, template, file.fingerprint(), images)
+        return Opened(model_backend, tokenizer, template, file.fingerprint(), model_vision)
 
 
-def _vision(
+def _load_vision(
     path: str | os.PathLike[str],
     spec: ModelSpec,
     tokenizer: Tokenizer,
     backend: str,
     options: BackendOptions,
-    kept: ImageCache,
+    cache: ImageCache,
 ) -> Vision:
-    with GGUF(SHIPPED.get(str(path)) or hub.resolve(path)) as file:
-        seen = read_vision_spec(file)
-        if seen.n_out != spec.n_embd:
+    with GGUF(BUNDLED_ENCODERS.get(str(path)) or hub.resolve(path)) as file:
+        vision_spec = read_vision_spec(file)
+        if vision_spec.n_out != spec.n_embd:
             raise ModelError(
-                f"it makes vectors of {seen.n_out} numbers, and the language model takes {spec.n_embd}; "
+                f"it makes vectors of {vision_spec.n_out} numbers, and the language model takes "
+                f"{spec.n_embd}; "
                 "give the mmproj file that belongs to it",
                 path=file.path,
             )
         encoder: Encoder
         if backend == "reference":
-            encoder = ReferenceEncoder(file, seen)
+            encoder = ReferenceEncoder(file, vision_spec)
         else:
-            encoder = NativeEncoder(file, seen, options.threads, kernels.chosen(), options.precision)
-        return Vision(encoder, tokenizer, file.fingerprint(), kept)
+            encoder = NativeEncoder(file, vision_spec, options.threads, kernels.chosen(), options.precision)
+        return Vision(encoder, tokenizer, file.fingerprint(), cache)
 
 
-def _text_side(file: GGUF, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate | None]:
+def _load_text(file: GGUF, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate | None]:
     tokenizer = load_tokenizer(file.metadata)
     if tokenizer.n_vocab > spec.n_vocab:
         raise ModelError(
@@ -117,12 +120,12 @@ def _text_side(file: GGUF, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate | N
             path=file.path,
             field="tokenizer.ggml.tokens",
         )
-    template = _template(file, tokenizer)
-    file.forget()  # the head has been read; what is being packed comes back
+    template = _load_template(file, tokenizer)
+    file.forget()  # the head has been read; pages that are being packed are mapped again
     return tokenizer, template
 
 
-def _template(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:
+def _load_template(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:
     source = file.metadata.text("tokenizer.chat_template", "")
     if not source:
         return None
@@ -135,7 +138,7 @@ def _template(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:
     )
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise InvalidRequest(
             f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}", param=name, value=value

@@ -1,4 +1,4 @@
-"""For tests, ours and yours: a model that says what it is told to.
+"""For tests, ours and yours: a model that follows a script.
 
     llm = mock_llm("Hello world")
     assert llm.generate("Say it", temperature=0).text == "Hello world"
@@ -41,9 +41,9 @@ HIGH = 20.0  # the logit of a scripted token; the others have 0
 class MockBackend:
     """A backend whose logits follow a script.
 
-    The script is a list of token ids, which it says one after the other whatever the prompt, or a function
-    that gets the tokens a row can see and returns the next token or a row of logits. `batches` records
-    the tokens of every forward pass.
+    The script is a list of token ids, generated in order whatever the prompt, or a function that gets the
+    tokens a row attends to and returns the next token or a row of logits. `batches` records the tokens of
+    every forward pass.
 
     >>> MockBackend([1, 2, 3], n_vocab=10).spec.n_vocab
     10
@@ -74,7 +74,7 @@ class MockBackend:
         self.n_cells = n_cells
         self.script = script
         self.batches: list[list[int]] = []
-        self.tokens = np.full(n_cells, -1, np.int32)  # what the cells hold
+        self.tokens = np.full(n_cells, -1, np.int32)  # in each cell
 
     def forward(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_vocab], as the script says."""
@@ -86,20 +86,20 @@ class MockBackend:
         rows = np.zeros((len(batch.wanted), self.spec.n_vocab), np.float32)
         for row, index in zip(rows, batch.wanted, strict=True):
             view = placement.views[placement.view_of[index]][: placement.lengths[index]]
-            said = self._next(self.tokens[view].tolist())
-            if isinstance(said, (int, np.integer)):
-                row[said] = HIGH
+            output = self._next(self.tokens[view].tolist())
+            if isinstance(output, (int, np.integer)):
+                row[output] = HIGH
             else:
-                row[:] = said
+                row[:] = output
         return rows
 
-    def _next(self, seen: list[int]) -> int | ArrayLike:
+    def _next(self, tokens: list[int]) -> int | ArrayLike:
         if callable(self.script):
-            return self.script(seen)
-        # How much of the script stands at the end of what was seen already?
+            return self.script(tokens)
+        # The longest prefix of the script that the tokens end with.
         script = list(self.script)
-        said = next(n for n in range(len(script) - 1, -1, -1) if seen[len(seen) - n :] == script[:n])
-        return script[said]
+        n_said = next(n for n in range(len(script) - 1, -1, -1) if tokens[len(tokens) - n :] == script[:n])
+        return script[n_said]
 
     def hidden(self, batch: Batch) -> Floats:
         """A script has no hidden states."""
@@ -111,18 +111,18 @@ class MockBackend:
         raise Unsupported(f"the {self.name} backend has no fused loop; backend='native' has")
 
     def copy_cells(self, source: Ints, target: Ints) -> None:
-        """Copy what cells hold."""
+        """Copy the tokens of cells."""
         self.tokens[target] = self.tokens[source]
 
     def rotate_cells(self, cells: Ints, delta: int) -> None:
-        """A token is the same at every position."""
+        """Nothing to rotate: a token is the same at every position."""
 
     def read_cells(self, cells: Ints) -> Bytes:
         """uint8[n, 4]: the tokens in the cells."""
         return self.tokens[cells].view(np.uint8).reshape(len(cells), self.cell_bytes)
 
     def write_cells(self, cells: Ints, data: Bytes) -> None:
-        """Fill `cells` with what `read_cells` gave."""
+        """Fill `cells` with the bytes from `read_cells`."""
         self.tokens[cells] = np.ascontiguousarray(data).view(np.int32).reshape(len(cells))
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ def mock_llm(
     prefix_cache: bool = True,
     limits: Limits | None = None,
 ) -> LLM:
-    """An `LLM` on a `MockBackend` with a byte tokenizer; a text as script is said and then ended.
+    """An `LLM` on a `MockBackend` with a byte tokenizer; a text as script is generated, then the end token.
 
     >>> mock_llm("Hi").generate("?", temperature=0).text
     'Hi'
