@@ -175,7 +175,7 @@ def test_images_of_all_requests_have_a_limit():
             more = {"model": "mock", "stream": True, "max_tokens": 100, "extra_body": {"ignore_eos": True}}
             with client.chat.completions.create(messages=messages, **more) as stream:
                 next(iter(stream))
-                with pytest.raises(openai.RateLimitError, match="1 images are being looked at") as refused:
+                with pytest.raises(openai.RateLimitError, match="1 images are being processed") as refused:
                     ask(client, messages)
                 assert refused.value.response.headers["retry-after"] == "1"
                 assert ask(client, [{"role": "user", "content": "What?"}]).choices

@@ -7,7 +7,7 @@ import pytest
 from serving import TINY, endless, visiting
 from stretto.errors import InvalidRequest, ModelError
 from stretto.server.errors import ApiError
-from stretto.server.registry import WORKING, Registry
+from stretto.server.registry import WORKING_BYTES, Registry
 from stretto.server.settings import ModelEntry, Settings
 from stretto.testing import mock_llm
 from stretto.weights.gguf import GGUF
@@ -23,7 +23,7 @@ def settings(n=3, room=2, **more):
 def need():
     with GGUF(TINY) as file:
         found = memory(file)
-        return found.packed_bytes + found.cache_bytes("f16", 64) + WORKING
+        return found.packed_bytes + found.cache_bytes("f16", 64) + WORKING_BYTES
 
 
 def loaded(registry):

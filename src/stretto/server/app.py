@@ -1,4 +1,4 @@
-"""The app: routes, errors, the guard around them, and what happens at the start and at the end."""
+"""The ASGI app: routes, error handlers, the guard around them, startup and shutdown."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     401: {"description": "The API key is missing or wrong."},
     404: {"description": "There is no such model."},
     413: {"description": "The body is too large."},
-    429: {"description": "Too much at once; Retry-After says when to come again."},
-    503: {"description": "The model cannot be had now; Retry-After says when to come again."},
+    429: {"description": "Too many requests; Retry-After says when to retry."},
+    503: {"description": "The model is not available; Retry-After says when to retry."},
 }
 
 
 def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
-    """The ASGI app of a server. `opener` makes models from entries, for tests.
+    """The ASGI app of a server. `opener` loads models from entries, for tests.
 
     >>> app = create_app(Settings((ModelEntry.parse("smollm2"),)))
     """
     state = State(settings, opener)
 
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         state.cancel_all()
         await state.registry.close()
@@ -53,7 +53,7 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
         description=DESCRIPTION,
         docs_url=None,
         redoc_url=None,
-        lifespan=life,
+        lifespan=lifespan,
         responses=ERRORS,
         separate_input_output_schemas=False,
     )
@@ -70,4 +70,4 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
     paths = frozenset(
         route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)
     )
-    return Guard(Lean(app, openai.OFTEN), state, paths)
+    return Guard(Lean(app, openai.DIRECT_ROUTES), state, paths)

@@ -1,4 +1,4 @@
-"""Calls of tools in an answer: what may be shown while it comes, and what is a call in the end."""
+"""Tool calls in an answer: streamed text without them, and the parsed calls at the end."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from stretto.tools.plan import ToolPlan
 
 
 async def plan_of(body: ChatRequest, llm: LLM, limits: RequestLimits) -> ToolPlan:
-    """What a request's tools mean for its model."""
+    """The tool plan of a chat request."""
     choice = body.tool_choice
     named = isinstance(choice, NamedTool)
     if body.parallel_tool_calls is False and body.tools and choice != "none" and not named:
         raise unsupported(
-            "parallel_tool_calls: false is only kept to where tool_choice names a function",
+            "parallel_tool_calls: false is only supported where tool_choice names a function",
             "parallel_tool_calls",
         )
     tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
@@ -34,11 +34,11 @@ async def plan_of(body: ChatRequest, llm: LLM, limits: RequestLimits) -> ToolPla
 async def tool_plan(
     llm: LLM, tools: list[dict[str, Any]] | None, choice: Any, limits: RequestLimits
 ) -> ToolPlan:
-    """As `llm.tool_plan`, with the limits of the server; no tools at all are no tools."""
+    """As `llm.tool_plan`, with the limits of the server; an empty list is no tools."""
     if tools:
         if len(tools) > limits.tools:
-            said = f"tools has {len(tools):,} entries; at most {limits.tools:,} are served"
-            raise ApiError(400, said, param="tools", code="over_limit")
+            message = f"tools has {len(tools):,} entries; at most {limits.tools:,} are served"
+            raise ApiError(400, message, param="tools", code="over_limit")
         check_size("tools", json.dumps(tools), limits)
         return await asyncio.to_thread(llm.tool_plan, tools, choice)
     return llm.tool_plan(None, choice)
@@ -47,25 +47,25 @@ async def tool_plan(
 class CallWatcher:
     """Follows one text of a chat with tools.
 
-    What cannot be a call any more is shown at once. From where one begins, all is held back; in the end
-    it is known what was one.
+    Text that cannot be a call is streamed at once. From the start of a call on, all is held back until the
+    end, when the calls are parsed.
     """
 
     def __init__(self, plan: ToolPlan, tokenizer: Tokenizer) -> None:
         self._plan = plan
         self._marker = plan.reader.marker if plan.reader is not None else ""
         self._spelled = tokenizer.detokenizer(special=True)
-        self._seen = ""  # with special tokens
+        self._spelling = ""  # the end of the text, with special tokens
         self._held: list[str] = []
         self._shown: list[str] = []
-        self._begun = False
+        self._has_call = False
 
     def push(self, token: Token) -> str:
-        """What may be shown now."""
+        """Add a token; returns the text that can be streamed now."""
         if token.id is not None:
-            self._seen += self._spelled.push(token.id)
+            self._spelling += self._spelled.push(token.id)
         self._held.append(token.text)
-        if self._begun or self._may_begin():
+        if self._has_call or self._may_be_call():
             return ""
         text = "".join(self._held)
         self._held = []
@@ -73,7 +73,7 @@ class CallWatcher:
         return text
 
     def end(self, result: Result) -> tuple[str, Result]:
-        """The rest of the text to be shown, and the result with its calls."""
+        """The rest of the text to be streamed, and the result with its calls."""
         read = self._plan.read(result)
         if not read.tool_calls:
             return "".join(self._held), read
@@ -81,15 +81,15 @@ class CallWatcher:
         rest = read.text.removeprefix(shown) if shown else read.text
         return rest if rest.strip() else "", read
 
-    def _may_begin(self) -> bool:
-        """Whether a call has begun, or the end of the text may be the beginning of one."""
-        seen, marker = self._seen, self._marker
+    def _may_be_call(self) -> bool:
+        """Whether there is a call, or the end of the text may be a prefix of its marker."""
+        text, marker = self._spelling, self._marker
         if not marker:
-            self._begun = seen.lstrip().startswith("{")
-            return self._begun or not seen.strip()
-        self._begun = marker in seen
-        self._seen = seen[-len(marker) :] if not self._begun else ""
-        return self._begun or any(seen.endswith(marker[:n]) for n in range(1, len(marker)))
+            self._has_call = text.lstrip().startswith("{")
+            return self._has_call or not text.strip()
+        self._has_call = marker in text
+        self._spelling = text[-len(marker) :] if not self._has_call else ""
+        return self._has_call or any(text.endswith(marker[:n]) for n in range(1, len(marker)))
 
 
 def openai_calls(result: Result) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Conversations: from the messages of a request to a prompt, and what an answer has to look like."""
+"""Conversations: from the messages of a request to a prompt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Prompt = Callable[[], list[int]]
 
 
 async def prompt_of(body: ChatRequest, generation: Generation, settings: Settings, plan: ToolPlan) -> Prompt:
-    """What makes the prompt of a conversation; for a thread, as templates and tokenizers take their time."""
+    """A function that makes the prompt, to be called in a thread: templates and tokenizers take time."""
     urls = {
         (i, j): part.image_url.url
         for i, message in enumerate(body.messages)
@@ -39,7 +39,7 @@ async def prompt_of(body: ChatRequest, generation: Generation, settings: Setting
 
 
 def take_images(generation: Generation, n: int, param: str) -> None:
-    """Refuse images before any is decoded: too many, or for a model that sees none."""
+    """Refuse images before any is decoded: too many, or for a model without an image encoder."""
     if n and generation.lease.llm.vision is None:
         raise unsupported("images are not supported by this model: it was loaded without --vision", param)
     check_at_most("images", n, generation.limits.images)
@@ -47,14 +47,14 @@ def take_images(generation: Generation, n: int, param: str) -> None:
 
 
 def rendered(llm: LLM, messages: list[dict[str, Any]], settings: Settings, plan: ToolPlan) -> Prompt:
-    """What makes of messages that which the model reads."""
+    """A function that renders messages as a prompt."""
     check_prompts("messages", ["".join(_texts(messages))], settings.limits)
     return partial(llm.chat_prompt, messages, tools=plan.shown)
 
 
 def as_message(message: Message, index: int, images: dict[tuple[int, int], Image]) -> dict[str, Any]:
-    """A message as templates know it: what was not said is not there."""
-    said: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    """A message as templates take it: without the fields that were not given."""
+    fields: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     content: str | list[Any] | None
     if not isinstance(message.content, list):
         content = message.content
@@ -66,20 +66,20 @@ def as_message(message: Message, index: int, images: dict[tuple[int, int], Image
     else:
         content = "\n".join(part.text for part in message.content if isinstance(part, TextPart))
     if content is not None:
-        said["content"] = content
+        fields["content"] = content
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
-            said[name] = value
+            fields[name] = value
     if message.tool_calls:
-        said["tool_calls"] = [call.model_dump() for call in message.tool_calls]
-        said.setdefault("content", "")
+        fields["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+        fields.setdefault("content", "")
     if message.refusal is not None:
-        said.setdefault("content", message.refusal)
-    return said
+        fields.setdefault("content", message.refusal)
+    return fields
 
 
 def name_answers(messages: list[dict[str, Any]]) -> None:
-    """Give answers of tools the name of the function, which some templates show, and clients leave out."""
+    """Add the function's name to tool answers: some templates use it, and clients leave it out."""
     names: dict[str, str] = {}
     for message in messages:
         names.update({call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())})
@@ -90,27 +90,27 @@ def name_answers(messages: list[dict[str, Any]]) -> None:
 async def ollama_prompt(
     generation: Generation,
     messages: list[dict[str, Any]],
-    pictures: dict[int, list[str]],
+    images: dict[int, list[str]],
     plan: ToolPlan,
     settings: Settings,
 ) -> Prompt:
-    """The same for a conversation with one of Ollama's clients."""
-    take_images(generation, sum(map(len, pictures.values())), "images")
-    for index, texts in pictures.items():
+    """As `prompt_of`, for messages of Ollama's clients."""
+    take_images(generation, sum(map(len, images.values())), "images")
+    for index, texts in images.items():
         if texts:
             param = f"messages[{index}].images"
-            shown = [await from_base64(text, param, settings) for text in texts]
-            messages[index]["content"] = [*shown, {"type": "text", "text": messages[index]["content"]}]
+            decoded = [await from_base64(text, param, settings) for text in texts]
+            messages[index]["content"] = [*decoded, {"type": "text", "text": messages[index]["content"]}]
     return rendered(generation.lease.llm, messages, settings, plan)
 
 
 def _texts(messages: list[dict[str, Any]]) -> list[str]:
-    """All that was said, without images."""
-    found: list[str] = []
+    """The texts of all messages, without images."""
+    texts: list[str] = []
     for message in messages:
         content = message.get("content") or ""
         parts = [content] if isinstance(content, str) else content
-        found += [
+        texts += [
             part if isinstance(part, str) else part["text"] for part in parts if not isinstance(part, Image)
         ]
-    return found
+    return texts

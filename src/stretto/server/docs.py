@@ -31,14 +31,14 @@ def _page(document: dict[str, Any]) -> Iterator[str]:
             if operation.get("tags", [None])[0] != tag:
                 tag = operation["tags"][0]
                 yield f"<h2>{escape(tag)}</h2>"
-            said = escape(operation.get("description", "").split("\n\n")[0])
-            yield f"<details><summary><code>{method.upper()} {escape(path)}</code> {said}</summary>"
+            summary = escape(operation.get("description", "").split("\n\n")[0])
+            yield f"<details><summary><code>{method.upper()} {escape(path)}</code> {summary}</summary>"
             yield from _fields(document, operation)
             yield "</details>"
     yield "<h2>Objects</h2>"
     for name, schema in sorted(document.get("components", {}).get("schemas", {}).items()):
-        said = escape(_said(schema))
-        yield f"<details id={escape(name)}><summary><code>{escape(name)}</code> {said}</summary>"
+        summary = escape(_summary(schema))
+        yield f"<details id={escape(name)}><summary><code>{escape(name)}</code> {summary}</summary>"
         yield from _table(schema)
         yield "</details>"
     yield "</html>"
@@ -85,9 +85,9 @@ def _kind(field: dict[str, Any]) -> str:
 
 
 def _inner(field: dict[str, Any]) -> str:
-    """What is said of the one kind that an optional field has."""
+    """The description of the one type that an optional field has."""
     return " ".join(option["description"] for option in field.get("anyOf", []) if "description" in option)
 
 
-def _said(schema: dict[str, Any]) -> str:
+def _summary(schema: dict[str, Any]) -> str:
     return str(schema.get("description", "")).split("\n\n")[0]

@@ -1,4 +1,4 @@
-"""What went wrong, in the shape that clients expect, with the field that was wrong."""
+"""Errors as HTTP answers, in the shape that clients expect, with the field that is wrong."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from stretto import errors
 
 log = logging.getLogger("stretto.server")
 
-RETRY_AFTER = 2  # seconds
+RETRY_SECONDS = 2  # value of Retry-After
 INVALID = "invalid_request_error"
 SERVER = "server_error"
 
-_LONG = 300  # characters of a message that come from a request
+MAX_QUOTED = 300  # characters of a message that come from a request
 
 
 class ApiError(Exception):
@@ -43,7 +43,7 @@ class ApiError(Exception):
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected."""
 
 
 class Json(Response):
@@ -67,7 +67,7 @@ def unsupported(message: str, param: str) -> ApiError:
 
 
 def body_of(error: ApiError, path: str) -> dict[str, Any]:
-    """What is sent: OpenAI's shape, or for Ollama's clients theirs."""
+    """The JSON body: OpenAI's shape, or Ollama's under `/api/`."""
     if path.startswith("/api/"):
         return {"error": error.message}
     return {
@@ -95,9 +95,9 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
         case ApiError():
             return error
         case errors.QueueFull():
-            return ApiError(429, message, code="queue_full", retry_after=RETRY_AFTER)
+            return ApiError(429, message, code="queue_full", retry_after=RETRY_SECONDS)
         case errors.CacheFull():
-            return ApiError(429, message, code="cache_full", retry_after=RETRY_AFTER)
+            return ApiError(429, message, code="cache_full", retry_after=RETRY_SECONDS)
         case errors.InvalidGrammar():
             param = "tools" if error.param == "tools" else grammar
             return ApiError(400, message, param=param, code="invalid_grammar")
@@ -105,11 +105,13 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
             param = (prompt or error.param) if error.param in _INPUT else error.param
             return ApiError(400, message, param=param, code=_CODES.get(type(error)))
         case errors.Cancelled():
-            return ApiError(503, message, code="cancelled", retry_after=RETRY_AFTER)
+            return ApiError(503, message, code="cancelled", retry_after=RETRY_SECONDS)
         case errors.ModelError():
             return ApiError(503, message, code="model_unavailable")
         case MemoryError():
-            return ApiError(503, "there is not enough memory", code="out_of_memory", retry_after=RETRY_AFTER)
+            return ApiError(
+                503, "there is not enough memory", code="out_of_memory", retry_after=RETRY_SECONDS
+            )
     log.error("a bug: %s", type(error).__name__, exc_info=error)
     return ApiError(
         500, "something went wrong here that should not; the log says more", code="internal_error"
@@ -134,10 +136,10 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         path = request.url.path
         if error.status_code == 404:
-            return answer(ApiError(404, f"there is no {path[:_LONG]} here", code="not_found"), path)
+            return answer(ApiError(404, f"there is no {path[:MAX_QUOTED]} here", code="not_found"), path)
         if error.status_code == 405:
-            said = f"{request.method} cannot be used on {path[:_LONG]}"
-            response = answer(ApiError(405, said, code="method_not_allowed"), path)
+            message = f"{request.method} cannot be used on {path[:MAX_QUOTED]}"
+            response = answer(ApiError(405, message, code="method_not_allowed"), path)
             response.headers.update(error.headers or {})
             return response
         if error.status_code == 400:  # what FastAPI says when JSON cannot be read
@@ -145,7 +147,7 @@ def install(app: FastAPI) -> None:
         return answer(ApiError(error.status_code, str(error.detail)), path)
 
     async def gone(request: Request, error: Exception) -> Response:
-        return Response(status_code=499)  # to nobody
+        return Response(status_code=499)  # client closed request
 
     for kind in (ApiError, errors.StrettoError):
         app.add_exception_handler(kind, known)
@@ -156,32 +158,32 @@ def install(app: FastAPI) -> None:
 
 
 def _explained(error: RequestValidationError) -> ApiError:
-    """What was wrong with a body: the first field that was, in the order of importance."""
-    found = [(_path(one, error.body), one) for one in error.errors()]
-    param, first = min(found, key=lambda pair: (pair[1]["type"] != "extra_forbidden", -len(pair[1]["loc"])))
+    """The error of an invalid body: its most important problem."""
+    issues = [(_path(one, error.body), one) for one in error.errors()]
+    param, first = min(issues, key=lambda pair: (pair[1]["type"] != "extra_forbidden", -len(pair[1]["loc"])))
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "it ends too early")
         return ApiError(400, f"the body is no JSON: {reason}", code="invalid_json")
     if not param:
         return ApiError(400, "the body must be a JSON object with the fields that /docs lists")
     if first["type"] == "extra_forbidden":
-        said = f"{param} is no field that is known here; leave it out"
-        return ApiError(400, said, param=param, code="unknown_field")
+        message = f"{param} is no field that is known here; leave it out"
+        return ApiError(400, message, param=param, code="unknown_field")
     if first["type"] == "missing":
         return ApiError(400, f"{param} is missing", param=param, code="missing_field")
-    reasons = [one["msg"].removeprefix("Value error, ") for path, one in found if path == param]
-    said = ", or ".join(dict.fromkeys(f"{text[:1].lower()}{text[1:]}" for text in reasons))
+    reasons = [one["msg"].removeprefix("Value error, ") for path, one in issues if path == param]
+    message = ", or ".join(dict.fromkeys(f"{text[:1].lower()}{text[1:]}" for text in reasons))
     given = first.get("input")
     shown = f"; it is {given!r:.60}" if isinstance(given, (str, int, float, bool, type(None))) else ""
-    return ApiError(400, f"{param}: {said}{shown}", param=param, code="invalid_value")
+    return ApiError(400, f"{param}: {message}{shown}", param=param, code="invalid_value")
 
 
 def _path(one: Any, body: Any) -> str:
-    """Where in the body something is wrong; branches of unions, which the validator names too, are not."""
+    """The path of the invalid field in the body, without the union branches that the validator names."""
     path, here = "", body
     loc = one["loc"]
     if loc[:1] in (("query",), ("path",)):
-        return str(loc[-1])[:_LONG]
+        return str(loc[-1])[:MAX_QUOTED]
     for part in loc[1:]:
         if isinstance(part, int) and isinstance(here, list) and part < len(here):
             path, here = f"{path}[{part}]", here[part]
@@ -189,4 +191,4 @@ def _path(one: Any, body: Any) -> str:
             path, here = f"{path}.{part}", here[part]
     if one["type"] == "missing":
         path += f".{loc[-1]}"
-    return path.lstrip(".")[:_LONG]
+    return path.lstrip(".")[:MAX_QUOTED]

@@ -1,7 +1,7 @@
 """A request's texts, from the model to the client.
 
-A `Generation` holds its model, its texts and its deadline. Whatever ends it (a client that goes away, an
-error, the end of the server), it lets go of all of them at once; the engine frees the cells within a step.
+A `Generation` holds its model, its texts and its deadline. Whatever ends it (a client that disconnects, an
+error, the server's shutdown), it releases all of them at once; the engine frees the cells within a step.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Value = TypeVar("Value")
 
 
 class Generation:
-    """Texts on their way: `start`, then `results`, or iterate `texts`; `close` in any case."""
+    """Running texts of a request: `start`, then `results`, or iterate `texts`; `close` in any case."""
 
     def __init__(self, state: State, lease: Lease, since: float) -> None:
         self._state = state
         self.limits = state.settings.limits
         self.lease = lease
-        self.since = since  # when the request came
+        self.since = since  # when the request arrived, by the monotonic clock
         self.texts: Any = None  # an AsyncTexts, or an async iterator over parallel steps
-        self._hurried = False  # the client itself wants it to end early
-        self.last: Callable[[], None] | None = None  # what remains to be done in the end, in a thread
+        self._has_own_timeout = False  # the request's timeout ends it before the server's limit
+        self.last: Callable[[], None] | None = None  # called in a thread after the last text
         self.n_images = 0
         state.generations.add(self)
 
@@ -52,15 +52,15 @@ class Generation:
         """Count the request's images; they take memory until it ends, and all requests share that."""
         held, most = sum(other.n_images for other in self._state.generations), self.limits.all_images
         if held + n > most:
-            said = f"{held} images are being looked at; at most {most} are at once: try again"
-            raise ApiError(429, said, code="busy", retry_after=1)
+            message = f"{held} images are being processed; at most {most} are at once: try again"
+            raise ApiError(429, message, code="busy", retry_after=1)
         self.n_images = n
 
     async def start(self, prompts: list[Any], options: dict[str, Any]) -> None:
         """Queue the texts, all or none."""
-        asked, left = options.get("timeout"), self.left
-        self._hurried = asked is not None and asked < left
-        options["timeout"] = min(asked, left) if asked is not None else left
+        timeout, left = options.get("timeout"), self.left
+        self._has_own_timeout = timeout is not None and timeout < left
+        options["timeout"] = min(timeout, left) if timeout is not None else left
         if self.lease.llm.backend.capabilities.fused and not {"logprobs", "best_of"} & options.keys():
             options["loop"] = "fused"
         self.texts = self.lease.llm.astream_many(prompts, **options)
@@ -68,14 +68,14 @@ class Generation:
 
     async def results(self) -> list[Result]:
         """All texts, when they are done."""
-        found: list[Result] = await self.texts.results()
-        for result in found:
+        results: list[Result] = await self.texts.results()
+        for result in results:
             self.check(result)
         await self.finish()
-        return found
+        return results
 
     async def finish(self) -> None:
-        """Do what remains to be done when all texts have come."""
+        """Call `last`, once all texts are done."""
         if self.last is not None:
             last, self.last = self.last, None
             await asyncio.to_thread(last)
@@ -84,7 +84,7 @@ class Generation:
         """Raise if there is nothing to return."""
         if result.finish_reason == "cancelled":
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
-        if result.finish_reason == "timeout" and not result.tokens and not self._hurried:
+        if result.finish_reason == "timeout" and not result.tokens and not self._has_own_timeout:
             raise ApiError(
                 503, "no token came before the time limit of the request", code="timeout", retry_after=10
             )
@@ -103,16 +103,16 @@ class Generation:
         }
 
     def spent(self) -> dict[str, float]:
-        """The times of what has no tokens of its own."""
+        """Seconds, for answers without generated tokens."""
         return {"load": round(self.lease.waited, 6), "total": round(time.monotonic() - self.since, 6)}
 
     def stop(self) -> None:
-        """End it: the server does."""
+        """Cancel its texts: the server shuts down."""
         if self.texts is not None:
             self.texts.cancel()
 
     def close(self) -> None:
-        """Let go of everything. Closing twice is fine."""
+        """Cancel the texts and release the model. Closing twice is fine."""
         if self in self._state.generations:
             self._state.generations.discard(self)
             if self.texts is not None:
@@ -121,7 +121,7 @@ class Generation:
 
 
 async def begin(state: State, name: str, request: Request) -> Generation:
-    """A generation with a model that is ready; waits for it only as long as the client does."""
+    """A generation with a loaded model; waiting for it ends if the client disconnects."""
     since = time.monotonic()
     lease = await unless_gone(request, state.registry.lease(name), lambda lease: lease.release())
     return Generation(state, lease, since)
@@ -130,9 +130,9 @@ async def begin(state: State, name: str, request: Request) -> Generation:
 async def started(
     request: Request, name: str, start: Callable[[Generation], Awaitable[Value]], *fields: str
 ) -> tuple[Generation, Value]:
-    """A generation that `start` has set going, and what it returned; `fields` are for the errors.
+    """A generation that `start` has started, and its return value; `fields` are for the errors.
 
-    All of it ends if the client goes away meanwhile.
+    It is cancelled if the client disconnects meanwhile.
     """
     state, since = state_of(request), time.monotonic()
 
@@ -152,9 +152,9 @@ async def started(
 async def unless_gone(
     request: Request, work: Awaitable[Value], too_late: Callable[[Value], None] | None = None
 ) -> Value:
-    """The result of `work`; if the client goes away first, the work is cancelled and `ClientGone` raised.
+    """The result of `work`; if the client disconnects first, the work is cancelled and `ClientGone` raised.
 
-    `too_late` gets a result that came in the very moment nobody wanted it any more.
+    `too_late` gets a result that came in the moment of the cancellation.
     """
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(gone(request.receive))
@@ -174,7 +174,7 @@ async def unless_gone(
 
 
 async def gone(receive: Receive) -> None:
-    """Returns when the client has gone."""
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

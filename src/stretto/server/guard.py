@@ -1,8 +1,7 @@
-"""Who may come in, and with how much: the first thing a request meets and the last that an answer passes.
+"""The guard: admission checks before the app, and request ids and logging after it.
 
-In this order: a server that ends takes nobody new, nor does a full one; a browser may only come from pages
-that were allowed, and only under our own name; a key; a body of bearable size. Behind it every body is whole,
-and is JSON.
+Checked in this order: the server is not shutting down and not full; the Host and Origin headers are allowed;
+the API key is right; the body is within its limits. The app gets every body in one piece, as JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ log = logging.getLogger("stretto.server")
 OPEN_PATHS = ("/health", "/docs", "/openapi.json")  # without a key
 KNOWN_METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
 JSON_TYPE = (b"content-type", b"application/json")
-CROWDED = "stretto.crowded"  # in a scope: there are more connections than allowed
+CROWDED = "stretto.crowded"  # key in a scope: there are more connections than allowed
 
 
 class Guard:
@@ -77,15 +76,15 @@ class Guard:
             self._traffic.active -= 1
             self._note(visit)
 
-    # -- who --
+    # -- admission --
 
     def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         settings = self._settings
         if self._traffic.stopping:
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
         if scope.get(CROWDED):
-            said = f"there are more than {settings.limits.connections:,} connections; come again later"
-            raise ApiError(429, said, code="too_many_connections", retry_after=1)
+            message = f"there are more than {settings.limits.connections:,} connections; try again later"
+            raise ApiError(429, message, code="too_many_connections", retry_after=1)
         if settings.loopback and not self._keys:
             host = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or ""
             if host not in LOOPBACK_NAMES and not host.startswith("127."):
@@ -95,7 +94,7 @@ class Guard:
                     code="wrong_host",
                 )
         origin = headers.get(b"origin")
-        if origin is not None and not self._may_ask(origin.decode("latin-1"), headers):
+        if origin is not None and not self._is_allowed(origin.decode("latin-1"), headers):
             raise ApiError(
                 403,
                 "pages from elsewhere may not use this server; --allow-origin allows one",
@@ -104,20 +103,20 @@ class Guard:
         if self._keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
             self._check_key(headers.get(b"authorization", b""))
 
-    def _may_ask(self, origin: str, headers: dict[bytes, bytes]) -> bool:
+    def _is_allowed(self, origin: str, headers: dict[bytes, bytes]) -> bool:
         host = headers.get(b"host", b"").decode("latin-1")
         return origin in self._settings.origins or urlsplit(origin).netloc == host
 
     def _check_key(self, given: bytes) -> None:
         scheme, _, key = given.partition(b" ")
         # Every key is compared, in a time that does not depend on where they differ.
-        right = [hmac.compare_digest(key.strip(), known) for known in self._keys]
-        if scheme.lower() != b"bearer" or not any(right):
-            said = "this API key is not right" if given else "there is no API key"
-            raise ApiError(401, f"{said}; send Authorization: Bearer KEY", code="invalid_api_key")
+        matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]
+        if scheme.lower() != b"bearer" or not any(matches):
+            reason = "this API key is not right" if given else "there is no API key"
+            raise ApiError(401, f"{reason}; send Authorization: Bearer KEY", code="invalid_api_key")
 
     async def _preflight(self, scope: Scope, headers: dict[bytes, bytes], visit: _Visit) -> bool:
-        """Tell a browser what its page may do; True if that was all it asked."""
+        """Add CORS headers for a browser; answers a preflight request and returns True for it."""
         origin = headers.get(b"origin")
         if origin is None:
             return False
@@ -132,13 +131,13 @@ class Guard:
         await visit.send({"type": "http.response.body"})
         return True
 
-    # -- how much --
+    # -- body --
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         limits = self._settings.limits
-        told = headers.get(b"content-length", b"0")
-        if told.isdigit() and int(told) > limits.body:
-            raise self._too_large(int(told))
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > limits.body:
+            raise self._too_large(int(length))
         pieces: list[bytes] = []
         n = 0
         deadline = time.monotonic() + limits.body_seconds
@@ -175,10 +174,10 @@ class Guard:
             413, f"the body has {n:,} bytes or more; at most {most:,} are taken", code="body_too_large"
         )
 
-    # -- afterwards --
+    # -- logging --
 
     def _note(self, visit: _Visit) -> None:
-        """Count an answer, and log it if somebody wants that."""
+        """Count an answer, and log it if the settings say so."""
         path = visit.path if visit.path in self._paths else "other"
         self._traffic.answered[path, visit.status] += 1
         if self._settings.log == "quiet" and visit.status < 500:
@@ -198,7 +197,7 @@ class Guard:
 
 
 class _Visit:
-    """One request and how it was answered."""
+    """One request and its answer."""
 
     def __init__(self, scope: Scope, send: Send, name: str) -> None:
         self.since = time.monotonic()
@@ -207,14 +206,14 @@ class _Visit:
         self.method = method if method in KNOWN_METHODS else "other"
         self.path: str = scope["path"]
         self.client = (scope.get("client") or ("", 0))[0]
-        self.status = 499  # until somebody says otherwise: the client has gone
+        self.status = 499  # client closed request, until an answer is sent
         self.begun = False
         self.extra: list[tuple[bytes, bytes]] = []
         self.notes: dict[str, Any] = scope.setdefault("stretto", {})
         self._send = send
 
     async def send(self, message: Message) -> None:
-        """Pass on a piece of the answer; its head gets the request's name and the time so far."""
+        """Send a part of the answer; its head gets the request's id and the time so far."""
         if message["type"] == "http.response.start":
             self.begun, self.status = True, message["status"]
             spent = 1e3 * (time.monotonic() - self.since)
@@ -229,7 +228,7 @@ class _Visit:
 
 
 def whole(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
-    """`receive` for an app: the body in one piece, then what comes after it."""
+    """`receive` for an app: the body in one piece, then the messages after it."""
     given = False
 
     async def again() -> Message:
@@ -260,8 +259,8 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Time, level, and the facts or the message."""
         facts = getattr(record, "facts", None)
-        said = " ".join(f"{key}={value}" for key, value in facts.items()) if facts else record.getMessage()
+        text = " ".join(f"{key}={value}" for key, value in facts.items()) if facts else record.getMessage()
         line = (
-            f"{self.formatTime(record)} {record.levelname.lower()} {said.encode('unicode_escape').decode()}"
+            f"{self.formatTime(record)} {record.levelname.lower()} {text.encode('unicode_escape').decode()}"
         )
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line

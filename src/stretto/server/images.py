@@ -1,8 +1,8 @@
 """Images in requests: from `data:` URLs, and from the network if the operator allows that.
 
-A URL of a request may not lead to where the client itself cannot go. So a name is resolved first, every
-address it has must be a public one, and the connection goes to that very address: a name that means something
-else a moment later changes nothing. Redirects are followed the same way, a few times.
+Against server-side request forgery a name is resolved first, all its addresses must be public, and the
+connection goes to the checked address, so DNS rebinding changes nothing. Redirects are followed the same way,
+a few times.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from stretto.errors import InvalidRequest
 from stretto.server.errors import ApiError, unsupported
 from stretto.server.settings import RequestLimits, Settings
 
-REDIRECTS = 3
+MAX_REDIRECTS = 3
 PORTS = {"http": 80, "https": 443}
-PIECE = 1 << 16
-FETCHING = ThreadPoolExecutor(8, "stretto-fetch")
+CHUNK_BYTES = 1 << 16
+FETCH_POOL = ThreadPoolExecutor(8, "stretto-fetch")
 
 
 async def from_url(url: str, param: str, settings: Settings) -> Image:
-    """The image that a part of a message names. Nothing but these two kinds of URL is ever opened.
+    """The image at a `data:` or http(s) URL. No other kind of URL is ever opened.
 
-    Fetching has threads of its own: a site that does not answer holds up nobody who wants nothing from it.
+    Downloads have a thread pool of their own: a site that does not answer delays no other requests.
     """
     limits = settings.limits
     if url[:5].lower() == "data:":
@@ -41,7 +41,7 @@ async def from_url(url: str, param: str, settings: Settings) -> Image:
         return await asyncio.to_thread(_opened, url, param, limits)
     if not settings.remote_images:
         raise unsupported(f"{param}: only data: URLs are taken; the operator has not allowed others", param)
-    data = await asyncio.get_running_loop().run_in_executor(FETCHING, fetch, url, param, limits.image)
+    data = await asyncio.get_running_loop().run_in_executor(FETCH_POOL, fetch, url, param, limits.image)
     return await asyncio.to_thread(_opened, data, param, limits)
 
 
@@ -68,46 +68,46 @@ def _opened(source: str | bytes, param: str, limits: RequestLimits) -> Image:
 
 def _check_size(n: int, param: str, limits: RequestLimits) -> None:
     if n > limits.image:
-        said = f"{param}: the image has {n:,} bytes; at most {limits.image:,} are served"
-        raise ApiError(400, said, param=param, code="over_limit")
+        message = f"{param}: the image has {n:,} bytes; at most {limits.image:,} are served"
+        raise ApiError(400, message, param=param, code="over_limit")
 
 
 def fetch(url: str, param: str, most: int, seconds: float = 10.0) -> bytes:
-    """The bytes behind a public URL; `ApiError` names the field and says what is wrong with it."""
+    """Download the bytes of a public URL; `ApiError` names the field and the reason."""
     deadline = time.monotonic() + seconds
-    for _ in range(REDIRECTS + 1):
+    for _ in range(MAX_REDIRECTS + 1):
         parts = _split(url, param)
         address = public_address(parts.hostname or "", parts.port or PORTS[parts.scheme], param)
         try:
-            found = _get(parts, address, param, most, deadline)
+            body = _get(parts, address, param, most, deadline)
         except (OSError, http.client.HTTPException) as error:
             raise ApiError(
                 400, f"{param}: {parts.hostname} cannot be read: {error}", param=param, code="fetch_failed"
             ) from None
-        if isinstance(found, bytes):
-            return found
-        url = urljoin(url, found)
-    raise ApiError(400, f"{param}: more than {REDIRECTS} redirects", param=param, code="fetch_failed")
+        if isinstance(body, bytes):
+            return body
+        url = urljoin(url, body)
+    raise ApiError(400, f"{param}: more than {MAX_REDIRECTS} redirects", param=param, code="fetch_failed")
 
 
 def public_address(host: str, port: int, param: str) -> tuple[str, int]:
-    """Where a name leads; refused unless every address it has is public."""
+    """The address of a host; refused unless all its addresses are public."""
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
         raise ApiError(
             400, f"{param}: there is no host {host[:100]!r}", param=param, code="fetch_failed"
         ) from None
-    for text in found:
+    for text in addresses:
         if not is_public(text):
             raise ApiError(
                 400, f"{param}: {host[:100]} is not a public address", param=param, code="private_address"
             )
-    return min(found, key=lambda text: (":" in text, text)), port
+    return min(addresses, key=lambda text: (":" in text, text)), port
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is one of the open network, also where it is wrapped into another.
+    """Whether an address is public, also if it is an IPv4 address inside an IPv6 one.
 
     >>> is_public("93.184.216.34"), is_public("::ffff:127.0.0.1")
     (True, False)
@@ -130,10 +130,10 @@ NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 def _split(url: str, param: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        fine = parts.scheme in PORTS and bool(parts.hostname) and parts.port != 0
+        is_http = parts.scheme in PORTS and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        fine = False
-    if not fine or parts.username is not None or not url.isascii() or not url.isprintable() or " " in url:
+        is_http = False
+    if not is_http or parts.username is not None or not url.isascii() or not url.isprintable() or " " in url:
         raise ApiError(
             400, f"{param}: {url[:80]!r} is no http or https URL", param=param, code="invalid_value"
         )
@@ -141,7 +141,7 @@ def _split(url: str, param: str) -> SplitResult:
 
 
 def _get(parts: SplitResult, address: tuple[str, int], param: str, most: int, deadline: float) -> bytes | str:
-    """The body, or where it has moved to."""
+    """The body, or the location of a redirect."""
     left = _left(deadline, param)
     connection = http.client.HTTPConnection(
         parts.hostname or "", parts.port or PORTS[parts.scheme], timeout=left
@@ -154,13 +154,13 @@ def _get(parts: SplitResult, address: tuple[str, int], param: str, most: int, de
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection.request("GET", path, headers={"user-agent": "stretto", "accept": "image/*"})
         with closing(connection.getresponse()) as answer:
-            return _taken(answer, link, parts, param, most, deadline)
+            return _body_or_location(answer, link, parts, param, most, deadline)
     finally:
         connection.close()
         link.close()
 
 
-def _taken(
+def _body_or_location(
     answer: http.client.HTTPResponse,
     link: socket.socket,
     parts: SplitResult,
@@ -168,12 +168,12 @@ def _taken(
     most: int,
     deadline: float,
 ) -> bytes | str:
-    moved = answer.headers.get("location")
-    if answer.status in (301, 302, 303, 307, 308) and moved:
-        return moved
+    location = answer.headers.get("location")
+    if answer.status in (301, 302, 303, 307, 308) and location:
+        return location
     if answer.status != 200:
-        said = f"{param}: {parts.hostname} answered with {answer.status}"
-        raise ApiError(400, said, param=param, code="fetch_failed")
+        message = f"{param}: {parts.hostname} answered with {answer.status}"
+        raise ApiError(400, message, param=param, code="fetch_failed")
     return _read(answer, link, param, most, deadline)
 
 
@@ -184,7 +184,7 @@ def _read(
     n = 0
     while True:
         link.settimeout(_left(deadline, param))
-        piece = answer.read1(PIECE)
+        piece = answer.read1(CHUNK_BYTES)
         if not piece:
             return b"".join(pieces)
         pieces.append(piece)

@@ -1,8 +1,8 @@
-"""A short way for the requests that come most often.
+"""A fast path for the most frequent requests.
 
-FastAPI finds the route, solves dependencies and opens what has to be closed again; it takes a third of a
-millisecond for endpoints that need none of it. Here such a body is read, checked by the same model and given
-to the same function. Whatever is wrong with it is FastAPI's to tell: then the request goes there, whole.
+FastAPI's routing, dependencies and exit stacks take a third of a millisecond, and these endpoints need none
+of them. Here the body is read, validated by the same model and given to the same function. An invalid body
+goes to FastAPI, which reports the errors.
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ class Lean:
         try:
             response = await endpoint(body, Request(scope, receive))
         except ClientGone:
-            response = Response(status_code=499)  # to nobody
+            response = Response(status_code=499)  # client closed request
         await response(scope, receive, send)

@@ -1,4 +1,4 @@
-"""`/metrics`: what the engines count, as Prometheus reads it."""
+"""`/metrics`: the engines' counters, in Prometheus's text format."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 COUNTERS = {
     "added": "requests taken into the queue",
     "failed": "requests ended by an exception",
-    "refused": "requests turned away because the queue was full",
+    "refused": "requests refused because the queue was full",
     "preempted": "how often a request was sent back to the queue",
     "steps": "steps of the engine",
     "prompt_tokens": "tokens of prompts that were computed",
     "decoded_tokens": "tokens that were computed one at a time",
-    "cached_tokens": "tokens that were found in the cache",
-    "drafted_tokens": "tokens that were guessed and checked",
-    "accepted_tokens": "guesses that were right",
+    "cached_tokens": "prompt tokens found in the prefix cache",
+    "drafted_tokens": "draft tokens that were verified",
+    "accepted_tokens": "draft tokens that were accepted",
 }
 SECONDS = {
     "forward": "seconds of steps in the backend",
@@ -36,7 +36,7 @@ HISTOGRAMS = {
 
 
 def render(state: State) -> str:
-    """All of it as text."""
+    """All metrics as text."""
     return "\n".join(_lines(state)) + "\n"
 
 
@@ -68,14 +68,17 @@ def _lines(state: State) -> Iterator[str]:
         "stretto_models_bytes", "gauge", "what the loaded models take", [({}, registry.loaded_bytes)]
     )
     yield from _metric("stretto_models_limit_bytes", "gauge", "what they may take", [({}, registry.limit)])
-    found = [(label, s.llm.metrics.as_dict(), s.llm) for label, s in names if s.llm is not None]
-    for name, said in COUNTERS.items():
+    loaded = [(label, s.llm.metrics.as_dict(), s.llm) for label, s in names if s.llm is not None]
+    for name, text in COUNTERS.items():
         yield from _metric(
-            f"stretto_{name}_total", "counter", said, [(label, m[name]) for label, m, _ in found]
+            f"stretto_{name}_total", "counter", text, [(label, m[name]) for label, m, _ in loaded]
         )
-    for name, said in SECONDS.items():
+    for name, text in SECONDS.items():
         yield from _metric(
-            f"stretto_{name}_seconds_total", "counter", said, [(label, m[name]) for label, m, _ in found]
+            f"stretto_{name}_seconds_total",
+            "counter",
+            text,
+            [(label, m[name]) for label, m, _ in loaded],
         )
     yield from _metric(
         "stretto_finished_total",
@@ -83,49 +86,49 @@ def _lines(state: State) -> Iterator[str]:
         "requests by how they ended",
         [
             ({**label, "reason": reason}, n)
-            for label, m, _ in found
+            for label, m, _ in loaded
             for reason, n in sorted(m["finished"].items())
         ],
     )
     for name in ("running", "waiting"):
         yield from _metric(
-            f"stretto_{name}", "gauge", f"requests {name} now", [(label, m[name]) for label, m, _ in found]
+            f"stretto_{name}", "gauge", f"requests {name} now", [(label, m[name]) for label, m, _ in loaded]
         )
     yield from _metric(
         "stretto_threads",
         "gauge",
         "threads that compute now",
-        [(label, m["threads"]) for label, m, _ in found],
+        [(label, m["threads"]) for label, m, _ in loaded],
     )
-    for key, (name, said) in HISTOGRAMS.items():
-        yield f"# HELP stretto_{name} {said}"
+    for key, (name, text) in HISTOGRAMS.items():
+        yield f"# HELP stretto_{name} {text}"
         yield f"# TYPE stretto_{name} histogram"
-        for labels, m, _ in found:
+        for labels, m, _ in loaded:
             yield from _histogram(f"stretto_{name}", labels, m[key])
     for kind in ("free", "used"):
         yield from _metric(
             f"stretto_cells_{kind}",
             "gauge",
             f"cells {kind}",
-            [(label, getattr(x.cells, f"n_{kind}")) for label, _, x in found],
+            [(label, getattr(x.cells, f"n_{kind}")) for label, _, x in loaded],
         )
 
 
-def _metric(name: str, kind: str, said: str, values: list[tuple[dict[str, str], float]]) -> Iterator[str]:
+def _metric(name: str, kind: str, text: str, values: list[tuple[dict[str, str], float]]) -> Iterator[str]:
     if values:
-        yield f"# HELP {name} {said}"
+        yield f"# HELP {name} {text}"
         yield f"# TYPE {name} {kind}"
         for labels, value in values:
             yield f"{name}{_labels(labels)} {value}"
 
 
 def _histogram(name: str, labels: dict[str, str], data: dict[str, Any]) -> Iterator[str]:
-    seen = 0
+    count = 0
     for bound, n in zip((*data["bounds"], "+Inf"), data["counts"], strict=True):
-        seen += n
-        yield f"{name}_bucket{_labels({**labels, 'le': str(bound)})} {seen}"
+        count += n
+        yield f"{name}_bucket{_labels({**labels, 'le': str(bound)})} {count}"
     yield f"{name}_sum{_labels(labels)} {data['total']}"
-    yield f"{name}_count{_labels(labels)} {seen}"
+    yield f"{name}_count{_labels(labels)} {count}"
 
 
 def _labels(labels: dict[str, str]) -> str:

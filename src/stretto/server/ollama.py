@@ -1,4 +1,4 @@
-"""`/api/…`: what Ollama's clients ask for. Streams are lines of JSON."""
+"""`/api/…`: Ollama's endpoints. Streams are lines of JSON."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ router = APIRouter(tags=["Ollama"])
 
 @router.get("/api/version")
 async def version() -> Response:
-    """The version, which is ours."""
+    """Stretto's version."""
     return Json({"version": __version__})
 
 
@@ -75,7 +75,7 @@ async def tags(request: Request) -> Response:
 
 @router.post("/api/show")
 async def show(body: ShowRequest, request: Request) -> Response:
-    """What a model is."""
+    """Details of a model."""
     slot = state_of(request).registry.find(_name(body.model))
     facts = slot.facts
     arch = facts["architecture"]
@@ -105,11 +105,11 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
         return await _load(state, body, request, {"response": ""})
     messages = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": body.prompt or ""})
-    pictures = {len(messages) - 1: body.images or []}
+    images = {len(messages) - 1: body.images or []}
     if body.raw and body.images:
         raise ApiError(400, "images have no place in a raw prompt; leave raw away", param="images")
     whole = body.prompt if body.raw else None
-    return await _generated(state, body, request, messages, pictures, whole, lambda text: {"response": text})
+    return await _generated(state, body, request, messages, images, whole, lambda text: {"response": text})
 
 
 @router.post("/api/chat")
@@ -119,9 +119,9 @@ async def chat(body: OllamaChatRequest, request: Request) -> Response:
     if not body.messages:
         return await _load(state, body, request, {"message": {"role": "assistant", "content": ""}})
     messages = [_message(message) for message in body.messages]
-    pictures = {index: message.images or [] for index, message in enumerate(body.messages)}
+    images = {index: message.images or [] for index, message in enumerate(body.messages)}
     return await _generated(
-        state, body, request, messages, pictures, None,
+        state, body, request, messages, images, None,
         lambda text: {"message": {"role": "assistant", "content": text}},
     )  # fmt: skip
 
@@ -158,9 +158,9 @@ async def _generated(
     body: GenerateRequest | OllamaChatRequest,
     request: Request,
     messages: list[dict[str, Any]],
-    pictures: dict[int, list[str]],
+    images: dict[int, list[str]],
     whole: str | None,
-    said: Callable[[str], dict[str, Any]],
+    fields: Callable[[str], dict[str, Any]],
 ) -> Response:
     limits = state.settings.limits
     options = _options(body.options)
@@ -172,7 +172,7 @@ async def _generated(
         llm = generation.lease.llm
         _check_context(body.options, llm.context_length)
         plan = await tool_plan(llm, tools, None, limits)
-        prompt = whole or await ollama_prompt(generation, messages, pictures, plan, state.settings)
+        prompt = whole or await ollama_prompt(generation, messages, images, plan, state.settings)
         await generation.start([prompt], plan.options(options))
         return plan
 
@@ -181,10 +181,10 @@ async def _generated(
     head = {"model": body.model, "created_at": _now()}
     try:
         if body.stream is not False:
-            lines = _Lines(generation, head, said, plan)
+            lines = _Lines(generation, head, fields, plan)
             return Streamed(generation, generation.texts, lines, LINES)
         (result,) = map(plan.read, await unless_gone(request, generation.results()))
-        ended = {**head, **_with_calls(said(result.text), result), **_end(generation, result)}
+        ended = {**head, **_with_calls(fields(result.text), result), **_end(generation, result)}
         generation.close()
         return Json(ended)
     except BaseException:
@@ -199,17 +199,17 @@ class _Lines:
         self,
         generation: Generation,
         head: dict[str, Any],
-        said: Callable[[str], dict[str, Any]],
+        fields: Callable[[str], dict[str, Any]],
         plan: ToolPlan,
     ) -> None:
         self._generation = generation
         self._head = head
-        self._said = said
+        self._fields = fields
         tokenizer = generation.lease.llm.tokenizer
         self._watcher = CallWatcher(plan, tokenizer) if plan.reader is not None else None
 
     def more(self, news: list[tuple[int, Token]]) -> bytes:
-        """A line for every token that says something."""
+        """A line for every token that has text."""
         out = []
         for _, token in news:
             text = token.text if self._watcher is None else self._watcher.push(token)
@@ -221,10 +221,10 @@ class _Lines:
                     rest, result = self._watcher.end(result)
                     text += rest
             if text or (result is not None and result.tool_calls):
-                piece = self._said(text) if result is None else _with_calls(self._said(text), result)
+                piece = self._fields(text) if result is None else _with_calls(self._fields(text), result)
                 out.append({**self._head, **piece, "done": False})
             if result is not None:
-                out.append({**self._head, **self._said(""), **_end(self._generation, result)})
+                out.append({**self._head, **self._fields(""), **_end(self._generation, result)})
         return "".join(dumps(line) + "\n" for line in out).encode()
 
     async def end(self) -> bytes:
@@ -249,21 +249,21 @@ async def _load(state: State, body: Common, request: Request, empty: dict[str, A
 
 
 def _options(given: Options | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"n": 1}
+    options: dict[str, Any] = {"n": 1}
     if given is None:
-        return found
-    found.update(
+        return options
+    options.update(
         {NAMES.get(name, name): value for name in SAME if (value := getattr(given, name)) is not None}
     )
     if given.seed is not None:
-        found["seed"] = given.seed % (1 << 64)
+        options["seed"] = given.seed % (1 << 64)
     if given.num_predict is not None and given.num_predict > 0:
-        found["max_tokens"] = given.num_predict
+        options["max_tokens"] = given.num_predict
     if given.num_predict == 0:
         raise ApiError(
             400, "options.num_predict must be -1, -2 or above 0, not 0", param="options.num_predict"
         )
-    return found
+    return options
 
 
 def _check_context(given: Options | None, length: int) -> None:
@@ -290,16 +290,16 @@ def _end(generation: Generation, result: Result) -> dict[str, Any]:
     }
 
 
-def _with_calls(said: dict[str, Any], result: Result) -> dict[str, Any]:
+def _with_calls(fields: dict[str, Any], result: Result) -> dict[str, Any]:
     if result.tool_calls:
-        said["message"]["tool_calls"] = ollama_calls(result)
-    return said
+        fields["message"]["tool_calls"] = ollama_calls(result)
+    return fields
 
 
 def _message(message: OllamaMessage) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    fields: dict[str, Any] = {"role": message.role, "content": message.content or ""}
     if message.tool_calls:
-        said["tool_calls"] = [
+        fields["tool_calls"] = [
             {
                 "type": "function",
                 "function": {"name": call.function.name, "arguments": call.function.arguments},
@@ -307,8 +307,8 @@ def _message(message: OllamaMessage) -> dict[str, Any]:
             for call in message.tool_calls
         ]
     if message.tool_name:
-        said["name"] = message.tool_name
-    return said
+        fields["name"] = message.tool_name
+    return fields
 
 
 def _details(slot: Slot) -> dict[str, Any]:
@@ -325,7 +325,7 @@ def _details(slot: Slot) -> dict[str, Any]:
 
 
 def _name(model: str) -> str:
-    """Ollama's clients put a tag behind a name; there is one of each here."""
+    """A model's name without the tag that Ollama's clients append."""
     return model.removesuffix(TAG)
 
 

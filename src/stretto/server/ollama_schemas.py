@@ -1,4 +1,4 @@
-"""What the bodies of `/api/…` look like."""
+"""Schemas of the bodies of `/api/…`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from stretto.server.schemas import Body, Name, Number, Stop, Text
 
 Format = Literal["", "json"] | dict[str, Any]
 KeepAlive = str | int | float
-Picture = Annotated[str, Field(min_length=1, max_length=1 << 26)]
+Base64Image = Annotated[str, Field(min_length=1, max_length=1 << 26)]
 
 
 class Options(Body):
-    """How tokens are chosen, by Ollama's names. Others that Ollama has are refused."""
+    """Sampling options by Ollama's names. Ollama's other options are refused."""
 
     num_predict: (
         Annotated[int, Field(ge=-2, lt=1 << 31, description="-1: to the end of the context.")] | None
@@ -50,7 +50,7 @@ class GenerateRequest(Common):
     prompt: Text | None = ""
     system: Text | None = ""
     raw: bool | None = False
-    images: Annotated[list[Picture], Field(max_length=64)] | None = None
+    images: Annotated[list[Base64Image], Field(max_length=64)] | None = None
     suffix: Literal[""] | None = None
     template: Literal[""] | None = None
     context: Annotated[list[int], Field(max_length=0)] | None = None
@@ -59,7 +59,7 @@ class GenerateRequest(Common):
 
 
 class OllamaFunctionCall(Body):
-    """Which function was called, with what."""
+    """A function's name and arguments."""
 
     name: Name
     arguments: dict[str, Any]
@@ -78,7 +78,7 @@ class OllamaMessage(Body):
 
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = ""
-    images: Annotated[list[Picture], Field(max_length=64)] | None = None
+    images: Annotated[list[Base64Image], Field(max_length=64)] | None = None
     tool_calls: Annotated[list[OllamaToolCall], Field(max_length=128)] | None = None
     tool_name: Name | None = None
     tool_call_id: Name | None = None

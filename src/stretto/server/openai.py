@@ -1,4 +1,4 @@
-"""`/v1/…`: what OpenAI's clients ask for."""
+"""`/v1/…`: OpenAI's endpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stretto.server.streamed import Streamed
 from stretto.server.structured import grammar_of
 
 EVENTS = "text/event-stream"
-TOGETHER = 16  # texts that are embedded at a time; then others have a turn
+EMBED_BATCH_TEXTS = 16  # embedded at a time; then the time limit is checked
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -42,7 +42,7 @@ async def models(request: Request) -> Response:
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> Response:
-    """One of them."""
+    """One model that is served."""
     slot = state_of(request).registry.find(name)
     return Json(_model(slot.name, slot.facts))
 
@@ -87,7 +87,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     return await _answer(request, body, start, 1, "messages")
 
 
-OFTEN: dict[str, tuple[type[BaseModel], Endpoint]] = {
+DIRECT_ROUTES: dict[str, tuple[type[BaseModel], Endpoint]] = {
     "/v1/completions": (CompletionRequest, completions),
     "/v1/chat/completions": (ChatRequest, chat),
 }
@@ -96,7 +96,7 @@ OFTEN: dict[str, tuple[type[BaseModel], Endpoint]] = {
 async def _start(
     body: CompletionRequest | ChatRequest, generation: Generation, prompts: list[Any], options: dict[str, Any]
 ) -> None:
-    """Queue the texts, and note what is to be pinned when they are done."""
+    """Queue the texts, and the pin for when they are done."""
     if (name := body.cache_pin) is not None:
         (prompt,) = check_one(prompts, "cache_pin")
         ids = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
@@ -166,33 +166,33 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
 async def embedded(
     generation: Generation, texts: list[Any], pooling: Any = "mean", normalize: bool = True
 ) -> tuple[list[Any], int]:
-    """The vectors of texts, some at a time, and how many tokens they have together."""
+    """The vectors of texts, computed in batches, and their total number of tokens."""
     llm, vectors, n_tokens = generation.lease.llm, [], 0
     ids = await asyncio.to_thread(lambda: [ids_of(llm, text) for text in texts])
-    for start in range(0, len(ids), TOGETHER):
-        some = ids[start : start + TOGETHER]
+    for start in range(0, len(ids), EMBED_BATCH_TEXTS):
+        batch = ids[start : start + EMBED_BATCH_TEXTS]
         _ = generation.left  # raises if there is no time left
-        vectors += list(await llm.aembed(some, pooling=pooling, normalize=normalize))
-        n_tokens += sum(map(len, some))
+        vectors += list(await llm.aembed(batch, pooling=pooling, normalize=normalize))
+        n_tokens += sum(map(len, batch))
     return vectors, n_tokens
 
 
 def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[Any]:
-    """A list of prompts, whatever was given."""
+    """A prompt or a list of prompts as a list."""
     if isinstance(given, str) or isinstance(given[0], int):
         return [given]
     return list(given)
 
 
 def ids_of(llm: LLM, prompt: Any) -> list[int]:
-    """The tokens of a prompt, as the engine will see them."""
+    """The token ids of a prompt."""
     if callable(prompt):
         prompt = prompt()
     return llm.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else list(prompt)
 
 
 def check_one(prompts: list[Any], name: str) -> list[Any]:
-    """Refuse what is for a single prompt where there are several."""
+    """Raise unless there is exactly one prompt."""
     if len(prompts) != 1:
         raise ApiError(400, f"{name} is for a single prompt, not for {len(prompts)}", param=name)
     return prompts

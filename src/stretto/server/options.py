@@ -1,4 +1,4 @@
-"""From the fields of a request to the options of the engine, and what a limit has to say about them."""
+"""From the fields of a request to the options of the engine, with the server's limits."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ SAME = (
 
 def engine_options(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
     """The options that both kinds of completion share."""
-    found = {name: value for name in SAME if (value := getattr(body, name)) is not None}
+    options = {name: value for name in SAME if (value := getattr(body, name)) is not None}
     if body.logit_bias:
-        found["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
+        options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
     if body.seed is not None:
-        found["seed"] = body.seed % (1 << 64)
+        options["seed"] = body.seed % (1 << 64)
     if body.stream_options is not None and not body.stream:
         raise ApiError(
             400, "stream_options is for streams; set stream, or leave it out", param="stream_options"
         )
-    found["n"] = body.n or 1
-    check_at_most("n", found["n"], limits.n)
-    return found
+    options["n"] = body.n or 1
+    check_at_most("n", options["n"], limits.n)
+    return options
 
 
 def completion_options(body: CompletionRequest, limits: RequestLimits) -> dict[str, Any]:
     """The options of `/v1/completions`."""
-    found = engine_options(body, limits)
+    options = engine_options(body, limits)
     if body.best_of is not None:
         check_at_most("best_of", body.best_of, limits.n)
         if body.stream:
             raise ApiError(400, "best_of cannot be streamed: the best is known at the end", param="best_of")
-        if body.best_of != found["n"]:
-            found["best_of"] = body.best_of
+        if body.best_of != options["n"]:
+            options["best_of"] = body.best_of
     if body.logprobs is not None:
-        found["logprobs"] = max(1, body.logprobs)  # 0 asks for the token's own, and so does 1
+        options["logprobs"] = max(1, body.logprobs)  # 0 asks for the token's own, and so does 1
         if body.echo:
             raise ApiError(
                 400,
@@ -58,26 +58,26 @@ def completion_options(body: CompletionRequest, limits: RequestLimits) -> dict[s
                 param="echo",
                 code="unsupported",
             )
-    return found
+    return options
 
 
 def chat_options(body: ChatRequest, limits: RequestLimits) -> dict[str, Any]:
     """The options of `/v1/chat/completions`."""
-    found = engine_options(body, limits)
+    options = engine_options(body, limits)
     most = body.max_completion_tokens
     if most is not None:
         if body.max_tokens not in (None, most):
             raise ApiError(400, "max_tokens and max_completion_tokens differ; give one", param="max_tokens")
-        found["max_tokens"] = most
+        options["max_tokens"] = most
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     if body.logprobs:
-        found["logprobs"] = max(1, body.top_logprobs or 0)
-    return found
+        options["logprobs"] = max(1, body.top_logprobs or 0)
+    return options
 
 
 def check_at_most(name: str, value: int, most: int) -> None:
-    """Refuse what is above a limit of the server."""
+    """Raise for a value above a limit of the server."""
     if value > most:
         raise ApiError(
             400, f"{name} is {value:,}; at most {most:,} are served", param=name, code="over_limit"
@@ -85,7 +85,7 @@ def check_at_most(name: str, value: int, most: int) -> None:
 
 
 def check_prompts(name: str, prompts: list[Any], limits: RequestLimits) -> None:
-    """Refuse too many prompts, and too long ones, before anything is done with them."""
+    """Raise for too many prompts, and for too long ones, before they are tokenized."""
     if len(prompts) > limits.prompts:
         raise ApiError(
             400, f"{name} has {len(prompts):,} entries; at most {limits.prompts:,} are served", param=name,

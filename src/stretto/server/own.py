@@ -1,4 +1,4 @@
-"""`/stretto/…`: what only Stretto has, and `/health` and `/metrics`."""
+"""`/stretto/…`: Stretto's own endpoints, and `/health` and `/metrics`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ from stretto.server.streamed import Streamed
 
 router = APIRouter(tags=["Stretto"])
 
-HELPERS = "stretto-server"  # how the threads are called that templates and tokenizers run in
-
-STEPPER = "stretto"  # and that in which an engine's worker runs
+HELPER_THREAD_NAME = "stretto-server"  # of the threads that run templates and tokenizers
+ENGINE_THREAD_NAME = "stretto"  # of the thread that runs an engine's worker
 
 ModelName = Annotated[str, Query(min_length=1, max_length=256)]
 
@@ -72,26 +71,26 @@ class ParallelRequest(Body):
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """Whether the server is there and takes requests."""
+    """Health check: the server takes requests."""
     state = state_of(request)
     return Json({"status": "ok", "version": __version__, "uptime": round(time.time() - state.started, 1)})
 
 
 @router.get("/metrics")
 async def prometheus(request: Request) -> Response:
-    """What is counted, for Prometheus."""
+    """Metrics for Prometheus."""
     return PlainTextResponse(metrics.render(state_of(request)), media_type=metrics.PROMETHEUS)
 
 
 @router.get("/stretto/hardware")
 async def machine() -> Response:
-    """What this machine has; speeds if they were ever measured (`stretto devices`)."""
+    """This machine's hardware; speeds if they have been measured (`stretto devices`)."""
     return Json(asdict(await asyncio.to_thread(hardware.probe, False)))
 
 
 @router.get("/stretto/stats")
 async def stats(request: Request) -> Response:
-    """The models, their memory, and what their engines and caches have done."""
+    """The models, their memory, and the counters of their engines and caches."""
     state = state_of(request)
     registry = state.registry
     return Json(
@@ -107,7 +106,7 @@ async def stats(request: Request) -> Response:
 
 
 def cpu_seconds() -> dict[str, float]:
-    """Processor time: of the process, the thread that serves, its helpers, and those who step engines.
+    """CPU time: of the process, the event loop's thread, its helper threads, and the engines' threads.
 
     The last two are only known on Linux.
     """
@@ -115,8 +114,8 @@ def cpu_seconds() -> dict[str, float]:
     return {
         "process": time.process_time(),
         "loop": time.thread_time(),
-        "helpers": sum(_seconds(number) for name, number in named if name.startswith(HELPERS)),
-        "steps": sum(_seconds(number) for name, number in named if name == STEPPER),
+        "helpers": sum(_seconds(number) for name, number in named if name.startswith(HELPER_THREAD_NAME)),
+        "steps": sum(_seconds(number) for name, number in named if name == ENGINE_THREAD_NAME),
     }
 
 
@@ -150,20 +149,20 @@ async def cells(request: Request, model: ModelName) -> Response:
     slot = state_of(request).registry.find(model)
     if slot.llm is None:
         return Json({"model": model, "loaded": False, "cells": 0, "free": 0, "used": [], "sequences": []})
-    found = await asyncio.to_thread(slot.llm.cells.snapshot)
-    return Json({"model": model, "loaded": True, **found})
+    snapshot = await asyncio.to_thread(slot.llm.cells.snapshot)
+    return Json({"model": model, "loaded": True, **snapshot})
 
 
 @router.get("/stretto/pins")
 async def pins(request: Request, model: ModelName) -> Response:
-    """The prompts that stay in a model's cache (`cache_pin`)."""
+    """The prompts that are pinned in a model's cache (`cache_pin`)."""
     slot = state_of(request).registry.find(model)
     return Json({"model": model, "pins": [{"name": n, "tokens": p.n_tokens} for n, p in slot.pins.items()]})
 
 
 @router.delete("/stretto/pins/{name}")
 async def unpin(name: str, request: Request, model: ModelName) -> Response:
-    """Let one of them go."""
+    """Release a pinned prompt."""
     slot = state_of(request).registry.find(model)
     await asyncio.to_thread(release, slot, name)
     return Json({"model": model, "released": name})
@@ -189,8 +188,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         pieces = [tokenizer.decode([token], special=True) for token in ids]
     finally:
         generation.close()
-    found = {"model": body.model, "tokens": ids, "pieces": pieces, "text": text, "count": len(ids)}
-    return Json({**found, "timings": generation.spent()})
+    answer = {"model": body.model, "tokens": ids, "pieces": pieces, "text": text, "count": len(ids)}
+    return Json({**answer, "timings": generation.spent()})
 
 
 @router.post("/stretto/score")
@@ -234,14 +233,14 @@ async def parallel(body: ParallelRequest, request: Request) -> Response:
         options["timeout"] = min(options.get("timeout", left), left)
         generation.texts = generation.lease.llm.aparallel(body.prompt, stream=True, **options)
         if body.stream:
-            # The first step tells whether it can be done at all.
+            # An invalid request fails in the first step, before the answer has started.
             first = await unless_gone(request, anext(generation.texts, None))
             return Streamed(generation, _all(first, generation.texts), _Steps(generation), EVENTS)
         text = await unless_gone(request, generation.texts.result())
-        found = {"model": body.model, **text.to_dict()}
-        found["timings"] = {**found["timings"], **generation.spent()}
+        answer = {"model": body.model, **text.to_dict()}
+        answer["timings"] = {**answer["timings"], **generation.spent()}
         generation.close()
-        return Json(found)
+        return Json(answer)
     except BaseException as error:
         generation.close()
         if isinstance(error, Exception):
@@ -257,14 +256,14 @@ async def _all(first: Any, others: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
 
 class _Steps:
-    """The steps as events, then the whole."""
+    """The steps as events, then the whole result."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
 
     def more(self, step: Any) -> bytes:
         """A step."""
-        told = {
+        event = {
             "index": step.index,
             "position": step.position,
             "text": step.text,
@@ -272,10 +271,10 @@ class _Steps:
             "threshold": step.threshold,
             "members": [asdict(member) for member in step.members],
         }
-        return f"data: {dumps({'step': told})}\n\n".encode()
+        return f"data: {dumps({'step': event})}\n\n".encode()
 
     async def end(self) -> bytes:
-        """The whole."""
+        """The whole result."""
         text = (await self._generation.texts.result()).to_dict()
         text["timings"] = {**text["timings"], **self._generation.spent()}
         return f"data: {dumps({'result': text})}\n\ndata: [DONE]\n\n".encode()

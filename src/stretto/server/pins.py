@@ -1,4 +1,4 @@
-"""Prompts that stay in the cache by name: `cache_pin` in a request, `/stretto/pins` to look and release."""
+"""Prompts pinned in the prefix cache by name: `cache_pin` in a request, `/stretto/pins` to list them."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import Any
 from stretto.server.errors import ApiError
 from stretto.server.registry import Lease, Slot
 
-SHARE = 0.5  # of the cells, which pinned prompts may hold together
+PINNED_FRACTION = 0.5  # of the cells, which pinned prompts may hold together
 
 
 def check_pin(slot: Slot, name: str, n_tokens: int, most: int) -> None:
-    """Refuse a pin that there is no room for, before anything is computed."""
+    """Raise if a prompt cannot be pinned, before anything is computed."""
     if slot.llm is None:
         return
     others = [pin.n_tokens for other, pin in slot.pins.items() if other != name]
-    room = int(SHARE * len(slot.llm.cells)) - sum(others)
+    n_free = int(PINNED_FRACTION * len(slot.llm.cells)) - sum(others)
     if len(others) >= most:
         raise ApiError(
             400,
             f"{most} prompts are pinned already; release one with DELETE /stretto/pins/NAME",
             param="cache_pin",
         )
-    if n_tokens > room:
+    if n_tokens > n_free:
         raise ApiError(
             400,
-            f"the prompt has {n_tokens:,} tokens, and of {len(slot.llm.cells):,} cells {max(0, room):,} can "
-            "still be pinned; release a pin, or shorten the prompt",
+            f"the prompt has {n_tokens:,} tokens, and of {len(slot.llm.cells):,} cells {max(0, n_free):,} "
+            "can still be pinned; release a pin, or shorten the prompt",
             param="cache_pin",
         )
 
 
 def pin(lease: Lease, name: str, prompt: Any) -> None:
-    """Keep a prompt; one of the same name is released. Most of it was just computed, so it costs little."""
+    """Pin a prompt; one of the same name is released. Most of it was just computed, so it costs little."""
     with lease.llm.sequence(prompt) as sequence:
         fresh = lease.llm.cache.pin(sequence)
     old = lease.slot.pins.get(name)
@@ -42,8 +42,8 @@ def pin(lease: Lease, name: str, prompt: Any) -> None:
 
 
 def release(slot: Slot, name: str) -> None:
-    """Let a prompt go when somebody needs the room."""
-    found = slot.pins.pop(name, None)
-    if found is None:
+    """Release a pinned prompt: its cells can be evicted from now on."""
+    pinned = slot.pins.pop(name, None)
+    if pinned is None:
         raise ApiError(404, f"{slot.name} has no pin {name[:100]!r}", param="name", code="not_found")
-    found.release()
+    pinned.release()

@@ -1,4 +1,4 @@
-"""What comes before a request is one: connections, limited in number, and heads, in size and time."""
+"""uvicorn's HTTP protocol with limits: connections in number, request heads in size and time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stretto.server.settings import RequestLimits
 
 
 def _closing(status: str, message: str, code: str) -> bytes:
-    """An answer to what never became a request, and the last on its connection."""
+    """The answer to a refused request head, and the last on its connection."""
     body = dumps(body_of(ApiError(400, message, code=code), "/v1/")).encode()
     head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
@@ -28,7 +28,7 @@ TOO_SLOW = _closing("408 Request Timeout", "the headers took too long to come", 
 
 
 def protocol(limits: RequestLimits) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol with limits on what comes before the body."""
+    """uvicorn's protocol with limits on connections and heads."""
 
     class LimitedProtocol(HttpToolsProtocol):
         """Counts bytes and seconds until the head is complete."""

@@ -1,8 +1,8 @@
 """The models of a server: loaded when first asked for, unloaded when another one needs the memory.
 
-A request holds a `Lease` on its model for as long as it runs. To load a model, those that nobody uses are
-unloaded, the least recently used first, until all that is loaded fits into the limit. If those in use are in
-the way, the request waits for them, and later ones behind it, so that nobody waits for ever.
+A request holds a `Lease` on its model for as long as it runs. To load a model, idle models are unloaded, the
+least recently used first, until all loaded ones fit into the limit. If the models in use leave too little,
+the request waits for them, and later requests wait behind it, so that none starves.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from stretto.weights import hub
 from stretto.weights.gguf import GGUF
 from stretto.weights.memory import memory
 
-WORKING = 64 << 20  # bytes beside weights and cache: vocabulary, activations
-SHARE = 0.8  # of the free memory, which models may take if the operator does not say
+WORKING_BYTES = 64 << 20  # besides weights and cache: vocabulary, activations
+MEMORY_FRACTION = 0.8  # of the free memory, the default limit for models
 
 Opener = Callable[[ModelEntry], LLM]
 
@@ -42,14 +42,14 @@ class Slot:
     llm: LLM | None = None
     loading: asyncio.Task[None] | None = None
     users: int = 0
-    used: float = 0.0  # when it was last asked for
+    used: float = 0.0  # when it was last leased or released, by the monotonic clock
     loads: int = 0
     load_seconds: float = 0.0  # the last time
     pins: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """What requests call it."""
+        """Its name in requests."""
         return self.entry.name
 
 
@@ -64,7 +64,7 @@ class Lease:
         self.waited = waited  # seconds, for the model to be ready
 
     def release(self) -> None:
-        """Give it back. Releasing twice is fine."""
+        """Return it to the registry. Releasing twice is fine."""
         if self._open:
             self._open = False
             self._registry.give_back(self.slot)
@@ -87,7 +87,7 @@ class Registry:
         self.limit = _memory_limit(settings)
         self.slots = {entry.name: self._slot(entry) for entry in settings.models}
         self.unloads = 0
-        self._turn = asyncio.Lock()  # first come, first served
+        self._load_lock = asyncio.Lock()  # first come, first served
         self._freed = asyncio.Event()
 
     # -- for requests --
@@ -106,17 +106,17 @@ class Registry:
         return slot
 
     async def lease(self, name: str) -> Lease:
-        """A model ready to use; loads it, and waits for room, if need be."""
-        slot, begun = self.find(name), time.monotonic()
-        if slot.llm is None or self._turn.locked():
-            async with self._turn:
+        """A lease on a loaded model; loads it, and waits for memory, if necessary."""
+        slot, started = self.find(name), time.monotonic()
+        if slot.llm is None or self._load_lock.locked():
+            async with self._load_lock:
                 if slot.llm is None:
-                    await self._ready(slot, begun + self._settings.load_seconds)
-                return self._hand_out(slot, time.monotonic() - begun)
+                    await self._ready(slot, started + self._settings.load_seconds)
+                return self._hand_out(slot, time.monotonic() - started)
         return self._hand_out(slot, 0.0)
 
     def give_back(self, slot: Slot) -> None:
-        """A lease has ended."""
+        """Note that a lease has ended."""
         slot.users -= 1
         slot.used = time.monotonic()
         if not slot.users:
@@ -125,7 +125,7 @@ class Registry:
     async def unload(self, name: str) -> bool:
         """Unload a model now; False if it is in use."""
         slot = self.find(name)
-        async with self._turn:
+        async with self._load_lock:
             if slot.users:
                 return False
             if slot.llm is not None:
@@ -142,7 +142,7 @@ class Registry:
 
     @property
     def loaded_bytes(self) -> int:
-        """What the loaded models take together, as far as their files tell."""
+        """Memory of all loaded models, by the estimate from their files."""
         return sum(
             slot.need for slot in self.slots.values() if slot.llm is not None or slot.loading is not None
         )
@@ -156,13 +156,13 @@ class Registry:
         return Lease(self, slot, slot.llm, waited)
 
     async def _ready(self, slot: Slot, deadline: float) -> None:
-        """Make room for a model and load it. If whoever waits goes away, it is loaded all the same."""
+        """Load a model, once there is memory for it. If the client disconnects, it is loaded all the same."""
         if slot.loading is None:
-            await self._make_room(slot, deadline)
+            await self._unload_until_fits(slot, deadline)
             slot.loading = asyncio.create_task(self._load(slot))
         await asyncio.shield(slot.loading)
 
-    async def _make_room(self, slot: Slot, deadline: float) -> None:
+    async def _unload_until_fits(self, slot: Slot, deadline: float) -> None:
         while self.loaded_bytes + slot.need > self.limit:
             idle = [one for one in self.slots.values() if one.llm is not None and not one.users]
             if idle:
@@ -185,11 +185,11 @@ class Registry:
         )
 
     async def _load(self, slot: Slot) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             slot.llm = await asyncio.to_thread(self._open, slot.entry)
             slot.loads += 1
-            slot.load_seconds = time.monotonic() - begun
+            slot.load_seconds = time.monotonic() - started
         finally:
             slot.loading = None
 
@@ -214,16 +214,16 @@ class Registry:
         )
 
     def _slot(self, entry: ModelEntry) -> Slot:
-        """Read the head of a model's file; what could never be loaded is refused now."""
+        """Read the head of a model's file; raises for a model that can never be loaded."""
         path = hub.resolve(entry.source)
         with GGUF(path) as file:
-            found = memory(file)
-            cache = found.cache_bytes(self._settings.kv, self._settings.cells)
+            needs = memory(file)
+            cache = needs.cache_bytes(self._settings.kv, self._settings.cells)
             facts = {
                 "architecture": str(file.metadata.get("general.architecture", "")),
                 "parameters": sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
-                "formats": dict(found.weights),
-                "context_length": found.context_length,
+                "formats": dict(needs.weights),
+                "context_length": needs.context_length,
                 "file_bytes": path.stat().st_size,
                 "modified": path.stat().st_mtime,
                 "template": str(file.metadata.get("tokenizer.chat_template", "") or ""),
@@ -231,17 +231,18 @@ class Registry:
             }
         if cache is None:
             raise ModelError("its metadata do not say how large its cache is", path=path)
-        seeing = 0
+        encoder_bytes = 0
         if entry.vision is not None:
             with GGUF(hub.resolve(entry.vision)) as file:
-                seeing = memory(file).packed_bytes
+                encoder_bytes = memory(file).packed_bytes
         facts["vision"] = entry.vision is not None
-        need = found.packed_bytes + seeing + cache + WORKING
+        need = needs.packed_bytes + encoder_bytes + cache + WORKING_BYTES
         if need > self.limit:
             raise InvalidRequest(
-                f"{entry.name} cannot fit: it needs {_mb(need)} ({_mb(need - cache - WORKING)} of weights, "
-                f"{_mb(cache)} for {self._settings.cells:,} cells, {_mb(WORKING)} to work with), and models "
-                f"may take {_mb(self.limit)}; give fewer --cells, or more --memory"
+                f"{entry.name} cannot fit: it needs {_mb(need)} "
+                f"({_mb(need - cache - WORKING_BYTES)} of weights, "
+                f"{_mb(cache)} for {self._settings.cells:,} cells, {_mb(WORKING_BYTES)} to work with), "
+                f"and models may take {_mb(self.limit)}; give fewer --cells, or more --memory"
             )
         return Slot(entry, path, need, facts)
 
@@ -250,7 +251,7 @@ def _memory_limit(settings: Settings) -> int:
     if settings.memory is not None:
         return settings.memory
     free = hardware.probe(measure=False).memory_free
-    return int(SHARE * free) if free is not None else 1 << 62
+    return int(MEMORY_FRACTION * free) if free is not None else 1 << 62
 
 
 def _mb(nbytes: int) -> str:

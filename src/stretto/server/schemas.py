@@ -1,4 +1,4 @@
-"""What the bodies of `/v1/…` look like. Types are not converted, and a field that is not here is refused."""
+"""Schemas of the bodies of `/v1/…`. Types are not converted, and unknown fields are refused."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ GrammarField = Annotated[
 
 
 class StreamOptions(Body):
-    """What a stream carries beside the text."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
@@ -83,7 +83,7 @@ class Sampling(Body):
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
     user: Annotated[Text, Field(description=LABEL)] | None = None
-    # What OpenAI does not have
+    # Not among OpenAI's fields
     top_k: Annotated[int, Field(ge=0, lt=1 << 31, description="Only the k most probable; 0: all.")] | None = (
         None
     )
@@ -92,7 +92,8 @@ class Sampling(Body):
         | None
     ) = None
     repetition_penalty: (
-        Annotated[Number, Field(gt=0, le=100, description="Above 1: what was said is less probable.")] | None
+        Annotated[Number, Field(gt=0, le=100, description="Above 1: repeated tokens are less probable.")]
+        | None
     ) = None
     ignore_eos: Annotated[bool, Field(description="Go on behind the model's end tokens.")] | None = None
     stop_tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=64)] | None = (
@@ -134,7 +135,7 @@ class TextPart(Body):
 
 
 class ImageUrl(Body):
-    """Where an image is: a `data:` URL, or one of the network if the operator allows that."""
+    """The URL of an image: `data:`, or http(s) if the operator allows that."""
 
     url: Annotated[str, Field(min_length=1, max_length=1 << 26)]
     detail: Literal["auto", "low", "high"] | None = None
@@ -151,7 +152,7 @@ Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
 class FunctionCall(Body):
-    """Which function was called, with what."""
+    """A function's name and arguments."""
 
     name: Name
     arguments: Text

@@ -1,4 +1,4 @@
-"""The process: one line when it listens, and an orderly end."""
+"""The server process: one line when it listens, and a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import uvicorn
 from stretto.errors import InvalidRequest
 from stretto.server.app import create_app
 from stretto.server.guard import JsonLines, TextLines
-from stretto.server.own import HELPERS
+from stretto.server.own import HELPER_THREAD_NAME
 from stretto.server.protocol import protocol
 from stretto.server.registry import Opener
 from stretto.server.settings import Settings
 
-THREADS = 16  # for what would hold up the loop: templates, tokenizers, loading
-BACKLOG = 2048  # connections that nobody has accepted yet
-TICK, LONG_TICK = 0.02, 0.5  # seconds
-LAST = 5.0  # seconds for answers to be told that they were ended
+HELPER_THREADS = 16  # for blocking work: templates, tokenizers, loading
+BACKLOG_CONNECTIONS = 2048  # not yet accepted
+START_POLL_SECONDS, END_POLL_SECONDS = 0.02, 0.5
+NOTIFY_SECONDS = 5.0  # for cancelled requests to send their last bytes
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with an end of our own. Made here, it listens already; `run` serves.
+    """uvicorn's server with our own shutdown. It listens once it is constructed; `run_until_ended` serves.
 
     >>> server = Server(settings)
     >>> server.address
@@ -49,14 +49,14 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             timeout_keep_alive=30,
-            timeout_graceful_shutdown=int(settings.grace_seconds + LAST) + 1,
+            timeout_graceful_shutdown=int(settings.grace_seconds + NOTIFY_SECONDS) + 1,
             proxy_headers=False,
         )
         super().__init__(config)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """`serve` has set its own."""
+        """Leave signals alone: `_live` has set handlers."""
         yield
 
     def run_until_ended(self, started: Callable[[str], None], signals: bool = True) -> None:
@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
             loop.close()
 
     def end(self) -> None:
-        """Take nobody new, and let those who are there finish; asked again, end them at once."""
+        """Refuse new requests and let running ones finish; a second call cancels them."""
         if self.should_exit:
             self.guard.state.cancel_all()
         self.guard.state.stop()
@@ -77,7 +77,7 @@ class Server(uvicorn.Server):
 
     async def _live(self, started: Callable[[str], None], signals: bool) -> None:
         loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(THREADS, HELPERS))
+        loop.set_default_executor(ThreadPoolExecutor(HELPER_THREADS, HELPER_THREAD_NAME))
         for number in (signal.SIGINT, signal.SIGTERM) if signals else ():
             loop.add_signal_handler(number, self.end)
         watch = asyncio.create_task(self._watch(started))
@@ -87,12 +87,12 @@ class Server(uvicorn.Server):
             watch.cancel()
 
     async def _watch(self, started: Callable[[str], None]) -> None:
-        """Tell when the server has started; when it ends, end what does not finish in time."""
+        """Call `started` once the server listens; at shutdown, cancel requests that do not finish in time."""
         while not self.started:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(START_POLL_SECONDS)
         started(self.address)
         while not self.should_exit:
-            await asyncio.sleep(LONG_TICK)
+            await asyncio.sleep(END_POLL_SECONDS)
         await asyncio.sleep(self.settings.grace_seconds)
         self.guard.state.cancel_all()
 
@@ -111,7 +111,7 @@ def _listen(settings: Settings) -> socket.socket:
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(where)
-            listening.listen(BACKLOG)
+            listening.listen(BACKLOG_CONNECTIONS)
         except OSError:
             listening.close()
             raise

@@ -1,4 +1,4 @@
-"""What the operator says: models, address, keys, limits. Checked when it is made."""
+"""The operator's settings: models, address, keys, limits. Checked when they are made."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ModelEntry:
 
     name: str
     source: str
-    vision: str | None = None  # the mmproj file with which it sees
+    vision: str | None = None  # the mmproj file of its image encoder
 
     @classmethod
     def parse(cls, text: str) -> ModelEntry:
-        """`NAME=MODEL`, or a model, which is called as itself, a file by its stem."""
+        """Parse `NAME=MODEL`, or a model without a name: it is named by itself, a file by its stem."""
         name, equals, source = text.partition("=")
         if not equals or "/" in name or name.startswith(HF_PREFIX):
             name, source = "", text
@@ -42,21 +42,21 @@ class ModelEntry:
 
     @staticmethod
     def with_vision(entries: Sequence[ModelEntry], files: Sequence[str]) -> tuple[ModelEntry, ...]:
-        """The models, some of which see: `files` are `NAME=FILE`, or just a file if there is one model."""
-        found = {entry.name: entry for entry in entries}
+        """The models with image encoders: `files` are `NAME=FILE`, or just a file if there is one model."""
+        by_name = {entry.name: entry for entry in entries}
         for text in files:
             name, equals, file = text.partition("=")
-            if not equals and len(found) == 1:
-                name, file = next(iter(found)), text
-            if name not in found or not file:
+            if not equals and len(by_name) == 1:
+                name, file = next(iter(by_name)), text
+            if name not in by_name or not file:
                 raise InvalidRequest(f"--vision takes NAME=FILE with the name of a --model, not {text!r}")
-            found[name] = replace(found[name], vision=file)
-        return tuple(found[entry.name] for entry in entries)
+            by_name[name] = replace(by_name[name], vision=file)
+        return tuple(by_name[entry.name] for entry in entries)
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What one request may ask for; sizes in bytes, times in seconds."""
+    """Limits on one request; sizes in bytes, times in seconds."""
 
     body: int = 16 << 20
     bodies: int = 256 << 20  # of all requests together
@@ -85,7 +85,7 @@ class RequestLimits:
 
 @dataclass(frozen=True)
 class Settings:
-    """All of it. `memory` is what all loaded models may take together; None: most of what is free.
+    """All settings. `memory` is the limit for all loaded models together; None: most of the free memory.
 
     >>> Settings((ModelEntry.parse("smollm2"),)).loopback
     True
@@ -106,8 +106,8 @@ class Settings:
     threads: int | None = None
     max_running: int = 64
     max_queue: int = 256
-    load_seconds: float = 120.0  # a request waits so long until there is room for its model
-    grace_seconds: float = 10.0  # requests have so long to finish when the server ends
+    load_seconds: float = 120.0  # how long a request waits for memory for its model
+    grace_seconds: float = 10.0  # how long requests may run after the shutdown has started
     log: Literal["quiet", "text", "json"] = "quiet"
     limits: RequestLimits = field(default_factory=RequestLimits)
 

@@ -21,7 +21,7 @@ quoted = json.encoder.encode_basestring_ascii  # a text as JSON
 
 
 class Shape:
-    """How the texts of one request are told: ids, names, and what of them was asked for."""
+    """Formats the texts of one request as OpenAI's objects."""
 
     kind = "text_completion"
     chunk_kind = "text_completion"
@@ -31,13 +31,13 @@ class Shape:
         self.generation = generation
         self.tokenizer = generation.lease.llm.tokenizer
         self.model = model
-        self.tops = tops  # how many alternatives to tell; None: no log-probabilities at all
+        self.tops = tops  # number of alternatives; None: no log-probabilities at all
         self.id = f"{self.prefix}-{token_hex(12)}"
         self.created = int(time.time())
         self.before: list[str] = []  # the text that comes before each of them (`echo`)
 
     def head(self, kind: str) -> dict[str, Any]:
-        """What every answer and every chunk begins with."""
+        """The first fields of every answer and every chunk."""
         return {
             "id": self.id,
             "object": kind,
@@ -51,7 +51,7 @@ class Shape:
         choices = [
             {
                 "index": index,
-                **self.said(index, result),
+                **self.choice(index, result),
                 "finish_reason": self.reason(index, result),
                 "stop_reason": stop_reason(result),
             }
@@ -79,14 +79,14 @@ class Shape:
         """OpenAI's word for how a text ended."""
         return REASONS[result.finish_reason]
 
-    # -- what the kinds differ in --
+    # -- overridden for chats --
 
     def read(self, result: Result) -> Result:
-        """A result as it is told."""
+        """A result as it is sent; with its calls in a chat."""
         return result
 
     def opening(self, index: int) -> str:
-        """What comes before a text's first token; nothing, and there is no such chunk."""
+        """The chunk before a text's first token; empty if there is none."""
         return f'"text":{quoted(self.before[index])},"logprobs":null' if self.before else ""
 
     def empty(self) -> dict[str, Any]:
@@ -94,20 +94,20 @@ class Shape:
         return {"text": "", "logprobs": None}
 
     def piece(self, index: int, token: Token) -> str:
-        """What a token adds, as the inside of a JSON object; empty if it adds nothing."""
+        """A token as the fields of a chunk's choice; empty if there is nothing to send."""
         if not token.text and (self.tops is None or token.id is None):
             return ""
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
         return f'"text":{quoted(token.text)},"logprobs":{logprobs}'
 
-    def said(self, index: int, result: Result) -> dict[str, Any]:
+    def choice(self, index: int, result: Result) -> dict[str, Any]:
         """A whole text."""
         logprobs = None if self.tops is None else self.logprobs(result.logprobs or [])
         before = self.before[index] if self.before else ""
         return {"text": before + result.text, "logprobs": logprobs}
 
     def logprobs(self, tokens: list[Token]) -> dict[str, Any]:
-        """Log-probabilities as `/v1/completions` tells them."""
+        """Log-probabilities in the shape of `/v1/completions`."""
         known = [token for token in tokens if token.id is not None]
         offsets, at = [], 0
         for token in known:
@@ -129,7 +129,7 @@ class Shape:
 
 
 class ChatShape(Shape):
-    """The shapes of `/v1/chat/completions`; with tools, calls are told apart from what is said."""
+    """The shapes of `/v1/chat/completions`; with tools, calls are separated from the text."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
@@ -149,7 +149,7 @@ class ChatShape(Shape):
         return self._plan.read(result)
 
     def opening(self, index: int) -> str:
-        """Who speaks."""
+        """The role."""
         return '"delta":{"role":"assistant","content":""},"logprobs":null'
 
     def empty(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class ChatShape(Shape):
         return {"delta": {}, "logprobs": None}
 
     def piece(self, index: int, token: Token) -> str:
-        """What a token adds."""
+        """A token as the fields of a chunk's choice."""
         if self._plan.reader is not None:
             token = token._replace(text=self._watcher(index).push(token))
         if not token.text and (self.tops is None or token.id is None):
@@ -165,7 +165,7 @@ class ChatShape(Shape):
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
         return f'"delta":{{"content":{quoted(token.text)}}},"logprobs":{logprobs}'
 
-    def said(self, index: int, result: Result) -> dict[str, Any]:
+    def choice(self, index: int, result: Result) -> dict[str, Any]:
         """A whole message."""
         logprobs = None if self.tops is None else self.logprobs(result.logprobs or [])
         message: dict[str, Any] = {"role": "assistant", "content": result.text, "refusal": None}
@@ -175,7 +175,7 @@ class ChatShape(Shape):
         return {"message": message, "logprobs": logprobs}
 
     def ending(self, index: int, result: Result) -> list[str]:
-        """What was held back, the calls, and the end."""
+        """The text that was held back, the calls, and the last chunk."""
         last: list[str] = []
         if self._plan.reader is not None:
             rest, result = self._watcher(index).end(result)
@@ -195,7 +195,7 @@ class ChatShape(Shape):
         return self._watchers[index]
 
     def logprobs(self, tokens: list[Token]) -> dict[str, Any]:
-        """Log-probabilities as chats tell them."""
+        """Log-probabilities in the shape of chats."""
         content = [
             {
                 **self._entry(token.id, token.logprob),
@@ -212,7 +212,7 @@ class ChatShape(Shape):
 
 
 class Chunks:
-    """An answer as server-sent events. What all chunks of a text begin and end with is made once."""
+    """An answer as server-sent events. The constant parts of a text's chunks are formatted once."""
 
     TAIL = ',"finish_reason":null}]}\n\n'
 
@@ -244,16 +244,16 @@ class Chunks:
         return "".join(out).encode()
 
     async def end(self) -> bytes:
-        """What was used, if that was asked for, and the last event."""
+        """The usage, if it was asked for, and the last event."""
         done = b"data: [DONE]\n\n"
         if not self._usage:
             return done
-        told = [self._results[index] for index in sorted(self._results)]
+        results = [self._results[index] for index in sorted(self._results)]
         last = {
             **self._shape.head(self._shape.chunk_kind),
             "choices": [],
-            "usage": usage(told, self._n_prompts),
-            "timings": self._shape.generation.timings(told),
+            "usage": usage(results, self._n_prompts),
+            "timings": self._shape.generation.timings(results),
         }
         return f"data: {dumps(last)}\n\n".encode() + done
 
@@ -268,5 +268,5 @@ def lowest(logprob: float | None) -> float:
 
 
 def stop_reason(result: Result) -> str | int | None:
-    """What stopped it: a stop string, the id of a token, "timeout" …"""
+    """The reason for the stop: a stop string, the id of a token, "timeout" …"""
     return "timeout" if result.finish_reason == "timeout" else result.stop_reason

@@ -1,4 +1,4 @@
-"""What all requests of a server share."""
+"""The state that all requests of a server share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Running(Protocol):
 
 
 class State:
-    """Settings, models, and the texts that are on their way."""
+    """Settings, models, and running generations."""
 
     def __init__(self, settings: Settings, opener: Opener | None = None) -> None:
         self.settings = settings
@@ -42,11 +42,11 @@ class State:
         self.started = time.time()
 
     def stop(self) -> None:
-        """Take nobody new."""
+        """Refuse new requests."""
         self.traffic.stopping = True
 
     def cancel_all(self) -> None:
-        """End all texts that are on their way."""
+        """Cancel all running generations."""
         for generation in list(self.generations):
             generation.stop()
 

@@ -1,7 +1,7 @@
-"""Answers that come in pieces.
+"""Streamed answers.
 
-A piece is sent for every step that has brought something, as soon as it is over: the engine wakes the event
-loop once for all streams, and from there to the connection nothing is in the way.
+A chunk is sent after every step that has new tokens: the engine wakes the event loop once for all streams,
+and chunks go to the connection directly, past the middleware.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from starlette.types import Receive, Scope, Send
 from stretto.server.errors import ApiError, translate
 from stretto.server.generation import Generation, gone
 
-SLOW = 30.0  # seconds that a client may take, after the end, to read what it was sent
-DIRECT = "stretto.send"  # where the guard has put the connection's own `send`
+DRAIN_SECONDS = 30.0  # that a client may take after the end to read the rest
+DIRECT = "stretto.send"  # key in a scope: the connection's own `send`, set by the guard
 
 
-class Telling(Protocol):
-    """How a stream is told: what is sent for news, in the end, and when something went wrong."""
+class StreamFormat(Protocol):
+    """Formats a stream as bytes."""
 
     def more(self, news: Any) -> bytes:
-        """What has come."""
+        """The chunks of new tokens."""
 
     async def end(self) -> bytes:
-        """All has come."""
+        """The last chunk."""
 
     def failed(self, error: ApiError) -> bytes:
-        """No more will come."""
+        """The last chunk after an error."""
 
 
 class Streamed(Response):
-    """A generation as it comes; whatever ends it, the generation is closed then.
+    """Streams a generation; closes it at the end, whatever the reason.
 
-    While pieces are awaited, the client is watched: when it goes away, so does the work.
+    Meanwhile the connection is watched: if the client disconnects, the generation is cancelled.
     """
 
     def __init__(
-        self, generation: Generation, news: AsyncIterator[Any], telling: Telling, media_type: str
+        self, generation: Generation, news: AsyncIterator[Any], stream_format: StreamFormat, media_type: str
     ) -> None:
         super().__init__(
             media_type=media_type, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -49,16 +49,16 @@ class Streamed(Response):
         del self.headers["content-length"]
         self._generation = generation
         self._news = news
-        self._telling = telling
+        self._format = stream_format
         self._seconds = generation.left
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send what comes."""
+        """Send the chunks."""
         work = asyncio.ensure_future(self._send(send, scope.get(DIRECT, send)))
         watch = asyncio.ensure_future(gone(receive))
         try:
             await asyncio.wait(
-                (work, watch), timeout=self._seconds + SLOW, return_when=asyncio.FIRST_COMPLETED
+                (work, watch), timeout=self._seconds + DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
             if work.done():
                 work.result()
@@ -71,9 +71,9 @@ class Streamed(Response):
                     await work
 
     async def _send(self, send: Send, direct: Send) -> None:
-        """The head, the pieces and the end. What is around the app has to see only the first and the last."""
+        """Send the head, the chunks and the end. Only the first and the last pass through the middleware."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        take, more = self._news.__anext__, self._telling.more
+        take, more = self._news.__anext__, self._format.more
         while True:
             try:
                 piece = more(await take())
@@ -81,7 +81,7 @@ class Streamed(Response):
                 last = await self._end()
                 break
             except Exception as error:
-                last = self._telling.failed(translate(error))
+                last = self._format.failed(translate(error))
                 break
             if piece:
                 await direct({"type": "http.response.body", "body": piece, "more_body": True})
@@ -91,6 +91,6 @@ class Streamed(Response):
     async def _end(self) -> bytes:
         try:
             await self._generation.finish()
-            return await self._telling.end()
+            return await self._format.end()
         except Exception as error:
-            return self._telling.failed(translate(error))
+            return self._format.failed(translate(error))

@@ -1,4 +1,4 @@
-"""What an answer has to look like: `response_format`, `format` and `grammar` as grammars of the engine."""
+"""Structured answers: `response_format`, `format` and `grammar` as grammars of the engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OBJECT = {"type": "object"}
 
 
 def grammar_of(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
-    """The option `grammar`, if a request says what its text has to look like."""
+    """The option `grammar` of a request, or nothing."""
     wanted = body.response_format if isinstance(body, ChatRequest) else None
     shaped = isinstance(wanted, (JsonFormat, SchemaFormat))
     if body.grammar is not None:
@@ -77,7 +77,7 @@ def _grammar(given: Any, limits: RequestLimits) -> Grammar:
 
 
 def _named(name: str, make: Any) -> Grammar:
-    """A grammar; what is wrong with it is the fault of the field `name`."""
+    """Make a grammar; errors are reported for the field `name`."""
     try:
         made: Grammar = make()
         return made
