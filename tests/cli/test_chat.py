@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stretto.cli.conversation import Conversation
-from stretto.cli.lines import REMEMBERED
+from stretto.cli.lines import HISTORY_LINES
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.testing import mock_llm
 
@@ -424,7 +424,7 @@ def test_without_readline_lines_can_be_typed_all_the_same(store_home):
 def test_a_long_history_is_cut_back_and_one_that_cannot_be_kept_is_no_error(store_home):
     history = store_home / "chat_history"
     history.parent.mkdir(parents=True)
-    history.write_text("".join(f"line {n}\n" for n in range(3 * REMEMBERED)))
+    history.write_text("".join(f"line {n}\n" for n in range(3 * HISTORY_LINES)))
     terminal = Terminal("'Hello there'")
     terminal.until("> ")
     terminal.type("\x10\n")
@@ -433,7 +433,7 @@ def test_a_long_history_is_cut_back_and_one_that_cannot_be_kept_is_no_error(stor
     terminal.type("\x04")
     assert terminal.end() == 0
     lines = history.read_text().splitlines()
-    assert (len(lines), lines[-1]) == (REMEMBERED + 1, f"line {3 * REMEMBERED - 1}")
+    assert (len(lines), lines[-1]) == (HISTORY_LINES + 1, f"line {3 * HISTORY_LINES - 1}")
 
     history.unlink()
     history.mkdir()

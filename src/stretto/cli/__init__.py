@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: list[str], debug: bool) -> int:
-    """The exit code of a command; its error, if it has one, is told on stderr."""
+    """Run a command and return its exit code; an error is printed on stderr."""
     try:
         code = app(arguments, prog_name="stretto", standalone_mode=False)
         sys.stdout.flush()
@@ -86,8 +86,8 @@ def _run(arguments: list[str], debug: bool) -> int:
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
-        # The reader has seen enough, as in `stretto models | head -1`. Python's own flush at exit is to
-        # find nothing to complain about.
+        # The reader has closed the pipe, as in `stretto models | head -1`. Python's own flush at exit must
+        # not fail on it.
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -104,7 +104,7 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 
 def _message(error: Exception) -> str:
-    """What to tell: our own words, those of the command-line parser, or that this is a bug."""
+    """The message of an error: our own, that of the command-line parser, or that this is a bug."""
     if isinstance(error, StrettoError):
         return str(error)
     # The parser's exceptions live in click or inside typer, depending on typer's version.
@@ -116,19 +116,19 @@ def _message(error: Exception) -> str:
 
 
 def _options(arguments: list[str]) -> list[str]:
-    """What stands before `--`: behind it, everything is text."""
+    """The arguments before `--`: after it, everything is text."""
     return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
 def _without_debug(arguments: list[str]) -> list[str]:
-    """`--debug` may stand anywhere, before or after the command; it is ours, not the command's."""
+    """Take `--debug` out of the arguments; it may come before or after the command."""
     options = _options(arguments)
     return [word for word in options if word != "--debug"] + arguments[len(options) :]
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the command as an exception does, so that it clears up behind itself."""
+    """Let SIGTERM end the command as an exception does, so that it cleans up."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""`stretto bench`: how fast a model runs here, and how near that is to what the machine can do."""
+"""`stretto bench`: the speed of a model on this machine, and its share of the machine's limits."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def speed(
     depth: Annotated[int, typer.Option(help="Also decode behind so many tokens; 0: do not.")] = 2048,
     sequences: Annotated[int, typer.Option(help="Also decode so many together; 0: do not.")] = 16,
     rounds: Rounds = 5,
-    kv: Annotated[str, typer.Option(help="How K and V are kept: f16 or q8.")] = "f16",
+    kv: Annotated[str, typer.Option(help="Type of the KV cache: f16 or q8.")] = "f16",
     backend: o.Backend = "auto",
     threads: o.Threads = None,
     precision: o.Precision = "standard",
     as_json: Json = False,
 ) -> None:
-    """Measure prefill and decoding, alone, at depth and batched, beside the machine's limits.
+    """Measure prefill and decoding, single, at depth and batched, next to the machine's limits.
 
     Tokens a second, sampling included: greedy, or with the default sampler.
     """
@@ -48,13 +48,13 @@ def speed(
     from stretto.cli.output import print_json
 
     plan = benchmarks.Plan(prompt, tokens, depth, sequences, rounds)
-    with _told() as note, _opened(note, model, plan.cells, backend, threads, kv, precision) as llm:
+    with _notes() as note, _opened(note, model, plan.cells, backend, threads, kv, precision) as llm:
         cost = benchmarks.file_cost(model, llm)
         note("measuring the machine")
         machine = benchmarks.measure_machine(llm, threads, cost.weight_bytes)
         rows = benchmarks.speed(llm, plan, note)
         again = benchmarks.measure_machine(llm, threads, cost.weight_bytes)
-        if machine and again:  # before and after: what else the machine did can only have made it slower
+        if machine and again:  # before and after: other load can only have made it slower
             machine = machine.best(again)
             benchmarks.set_limits(rows, llm, cost, machine, kv)
         setup = {"backend": llm.backend.name, "kv": kv, "precision": llm.precision}
@@ -79,20 +79,20 @@ def loops(
 
     documents = []
     for model in models or ("smollm2", "gemma3-270m"):
-        with _told() as note, _opened(note, model, tokens + 16, backend, threads) as llm:
-            found = benchmarks.loops(llm, tokens=tokens, rounds=rounds, note=note)
+        with _notes() as note, _opened(note, model, tokens + 16, backend, threads) as llm:
+            loops = benchmarks.loops(llm, tokens=tokens, rounds=rounds, note=note)
             n_vocab = llm.spec.n_vocab
         if as_json:
-            documents.append({"model": model, "n_vocab": n_vocab, "loops": [_loop(each) for each in found]})
+            documents.append({"model": model, "n_vocab": n_vocab, "loops": [_loop(each) for each in loops]})
         else:
-            _print_loops(model, n_vocab, found)
+            _print_loops(model, n_vocab, loops)
     if as_json:
         print_json(documents)
 
 
 @contextmanager
-def _told() -> Iterator[Callable[[str], None]]:
-    """What tells on stderr what is being done, if that is a terminal."""
+def _notes() -> Iterator[Callable[[str], None]]:
+    """A function that shows progress notes on stderr, if that is a terminal."""
     from rich.text import Text
 
     from stretto.cli.output import clean, console
@@ -173,13 +173,13 @@ def _loop(each: Loop) -> dict[str, Any]:
     return {**asdict(each), **figures}
 
 
-def _print_loops(model: str, n_vocab: int, found: list[Loop]) -> None:
+def _print_loops(model: str, n_vocab: int, loops: list[Loop]) -> None:
     from stretto.cli.output import clean, console, table
 
-    parts = tuple(found[0].parts)
+    parts = tuple(loops[0].parts)
     figures = ("tok/s", *parts, "sampling / forward")
     listing = table("loop", "sampling", *figures, right=figures)
-    for each in found:
+    for each in loops:
         times = [f"{each.part(name):,.1f}" if each.parts else "–" for name in parts]
         share = f"{each.sampling_share:.2%}" if each.parts else "–"
         listing.add_row(each.loop, each.sampling, f"{each.median:.1f}", *times, share)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 COMMANDS = {
     "/help": "this list",
     "/reset": "forget the conversation, keep the system message",
-    "/system TEXT": "what the model is told before all else; alone: show it",
+    "/system TEXT": "set the system message; without TEXT: show it",
     "/image FILE": "show an image with what you say next",
     "/stats": "tokens and speed so far",
     "/save FILE": "write the conversation as JSON; stretto chat --load FILE takes it up again",
     "/exit": "end the chat, as Ctrl-D does",
     "//TEXT": "say something that begins with a /",
-    "Ctrl-C": "stop the answer; what was said stays",
+    "Ctrl-C": "stop the answer; its text so far stays",
 }
 
 
@@ -53,7 +53,7 @@ def chat(
     threads: o.Threads = None,
     precision: o.Precision = "standard",
 ) -> None:
-    """Chat with a model; /help lists what else you can do there.
+    """Chat with a model; /help lists the commands.
 
     Without a terminal each line of stdin is a turn, and errors in any of them make the exit code 2.
     """
@@ -111,7 +111,7 @@ class Chat:
         self.settings = settings
         self.stats = stats
         self.answers: list[Answer] = []
-        self.images: list[Image] = []  # to be shown with the next turn
+        self.images: list[Image] = []  # of the next turn
         self.n_failed = 0
         try:
             llm.chat_prompt([*conversation.messages, {"role": "user", "content": "?"}])
@@ -119,7 +119,7 @@ class Chat:
             raise Unsupported(f"{model} has no chat template; continue texts with: stretto run") from None
 
     def take(self, line: str) -> bool:
-        """Do what a line says; False if it ends the chat. What goes wrong is told, and the chat goes on."""
+        """Handle a line; False if it ends the chat. Errors are printed, and the chat continues."""
         from stretto.cli.generation import check_text, note
 
         try:
@@ -132,7 +132,7 @@ class Chat:
                 self.turn(text)
         except KeyboardInterrupt:
             note("stopped before there was an answer; that turn is dropped")
-        except BrokenPipeError:  # nobody reads any more
+        except BrokenPipeError:  # the reader has gone
             raise
         except Exception as error:
             self.n_failed += 1
@@ -141,7 +141,7 @@ class Chat:
         return True
 
     def turn(self, text: str) -> None:
-        """Say something and show the answer. A turn without an answer leaves no trace."""
+        """Send a message and show the answer. A turn without an answer is not kept."""
         from stretto.cli.generation import note, say, stopped_by_ctrl_c
 
         self.conversation.add("user", [*self.images, text] if self.images else text)
@@ -214,7 +214,7 @@ class Chat:
         note(f"{image.width} × {image.height} pixels; now say something about it")
 
     def summary(self) -> str:
-        """How much was said and how fast."""
+        """The number of tokens and the speed."""
         messages = self.conversation.messages
         used = len(self.llm.chat_prompt(messages, add_generation_prompt=False)) if messages else 0
         n_tokens = sum(answer.n_tokens for answer in self.answers)

@@ -1,4 +1,4 @@
-"""A conversation that can be saved and taken up again."""
+"""A conversation that can be saved and continued."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROLES = ("system", "user", "assistant")
 
 
 class Conversation:
-    """Messages in turn, with at most one system message, which stands first.
+    """Messages in turn, with at most one system message, which comes first.
 
     >>> conversation = Conversation("Be brief.")
     >>> conversation.add("user", "Hi")
@@ -39,11 +39,11 @@ class Conversation:
         self.turns.append({"role": role, "content": content})
 
     def reset(self) -> None:
-        """Forget everything but the system message."""
+        """Remove all messages but the system message."""
         self.turns.clear()
 
     def save(self, path: Path, model: str) -> None:
-        """Write it as JSON; the file is there whole, or as it was before."""
+        """Write it as JSON, atomically."""
         from stretto.weights.files import atomic_write
 
         if any(not isinstance(turn["content"], str) for turn in self.turns):
@@ -57,7 +57,7 @@ class Conversation:
 
     @classmethod
     def load(cls, path: Path) -> Conversation:
-        """Read what `save` has written."""
+        """Read a file that `save` has written."""
         try:
             document = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
@@ -69,8 +69,8 @@ class Conversation:
         for index, message in enumerate(messages):
             if not _is_message(message, first=index == 0):
                 raise InvalidRequest(
-                    f"{path}: message {index} must have a role (user or assistant; system only at the "
-                    f"beginning) and a text as content, not be {clean(repr(message)[:80])}"
+                    f"{path}: message {index} must have a role (user or assistant; system only as "
+                    f"the first) and a text as content, not be {clean(repr(message)[:80])}"
                 )
             if message["role"] == "system":
                 loaded.system = message["content"]

@@ -1,4 +1,4 @@
-"""`stretto devices`: what this machine has, and how fast it is."""
+"""`stretto devices`: this machine's hardware and its speed."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ def devices(
 
     errors = console(stderr=True)
     with errors.status("measuring, about a second") if sys.stderr.isatty() else nullcontext():
-        found = hardware.probe(refresh=refresh)
+        machine = hardware.probe(refresh=refresh)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(machine))
         return
     listing = table("", "this machine")
-    for name, value in _rows(found):
+    for name, value in _rows(machine):
         listing.add_row(name, clean(value))
     console().print(listing)
 
 
-def _rows(found: Hardware) -> Iterator[tuple[str, str]]:
-    yield "cpu", f"{found.cpu} ({found.architecture})"
-    yield "cores", _cores(found)
-    yield "instruction sets", ", ".join(found.instruction_sets) or "none beyond the basic ones"
-    yield "kernels", _kernels(found)
-    yield "caches", ", ".join(map(_cache, found.caches)) or "not known"
-    yield "memory", _memory(found.memory_total, found.memory_free)
-    if found.bandwidth:
-        yield "read", _read(found.bandwidth.memory, found.bandwidth.memory_nbytes)
-        yield "", _read(found.bandwidth.model, found.bandwidth.model_nbytes)
+def _rows(machine: Hardware) -> Iterator[tuple[str, str]]:
+    yield "cpu", f"{machine.cpu} ({machine.architecture})"
+    yield "cores", _cores(machine)
+    yield "instruction sets", ", ".join(machine.instruction_sets) or "none beyond the basic ones"
+    yield "kernels", _kernels(machine)
+    yield "caches", ", ".join(map(_cache, machine.caches)) or "not known"
+    yield "memory", _memory(machine.memory_total, machine.memory_free)
+    if machine.bandwidth:
+        yield "read", _read(machine.bandwidth.memory, machine.bandwidth.memory_nbytes)
+        yield "", _read(machine.bandwidth.model, machine.bandwidth.model_nbytes)
     else:
         yield "read", "not measured"
-    if peak := found.integer_peak:
+    if peak := machine.integer_peak:
         figures = f"{peak.rate.one:,.0f} GMAC/s one core, {peak.rate.all:,.0f} GMAC/s all"
         yield "int8", f"{figures}, by {peak.instruction}"
     else:
         yield "int8", "not measured"
-    for gpu in found.gpus:
+    for gpu in machine.gpus:
         yield "gpu", _gpu(gpu)
-    if not found.gpus:
+    if not machine.gpus:
         yield "gpu", "none found"
 
 
-def _kernels(found: Hardware) -> str:
-    others = [name for name in found.kernel_sets if name != found.kernels]
-    return f"{found.kernels} (STRETTO_KERNELS may be {', '.join(others)})" if others else found.kernels
+def _kernels(machine: Hardware) -> str:
+    others = [name for name in machine.kernel_sets if name != machine.kernels]
+    return f"{machine.kernels} (STRETTO_KERNELS may be {', '.join(others)})" if others else machine.kernels
 
 
-def _cores(found: Hardware) -> str:
-    physical = f"{found.cores_physical} cores, " if found.cores_physical else ""
-    quota = f", limited to the time of {found.cpu_quota:g}" if found.cpu_quota else ""
-    return f"{found.cores_usable} usable (the machine: {physical}{found.cores_logical} threads{quota})"
+def _cores(machine: Hardware) -> str:
+    physical = f"{machine.cores_physical} cores, " if machine.cores_physical else ""
+    quota = f", limited to the time of {machine.cpu_quota:g}" if machine.cpu_quota else ""
+    return f"{machine.cores_usable} usable (the machine: {physical}{machine.cores_logical} threads{quota})"
 
 
 def _cache(cache: Cache) -> str:

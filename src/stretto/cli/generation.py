@@ -1,4 +1,4 @@
-"""What `stretto run` and `stretto chat` share: opening a model, and showing its words as they come."""
+"""Shared by `stretto run` and `stretto chat`: loading a model, and printing its text as it is generated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ENDS = {"length": "cut at the limit", "timeout": "cut by the timeout", "cancell
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model said, and how fast."""
+    """The generated text, and its speed."""
 
     text: str
     n_tokens: int
@@ -49,7 +49,7 @@ class Answer:
 
 
 def open_images(paths: Iterable[Path], vision: str | None) -> list[Image]:
-    """The images in some files, before anything is loaded."""
+    """Open image files, before the model is loaded."""
     from stretto.vision import Image
 
     images = [Image.open(path.expanduser()) for path in paths]
@@ -77,7 +77,7 @@ def open_llm(
     try:
         hub.resolve(model, pull=False)
     except ModelError:
-        with redirect_stdout(sys.stderr):  # what is fetched is no part of the answer
+        with redirect_stdout(sys.stderr):  # download messages are no part of the answer
             pull(model)
     screen = console(stderr=True)
     with screen.status(Text(f"loading {clean(model)}")) if screen.is_terminal else nullcontext():
@@ -92,7 +92,7 @@ def say(
     options: dict[str, Any],
     stop: Callable[[], bool] = lambda: False,
 ) -> Answer:
-    """Generate, and write the text to stdout as it comes; `stop()` is asked after each token."""
+    """Generate, and write the text to stdout as it comes; `stop()` is called after each token."""
     last = "\n"
     with llm.stream(prompt, **options) as stream:
         try:
@@ -118,7 +118,7 @@ def say(
 
 @contextmanager
 def stopped_by_ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is noted and can be asked for, so that no step is torn; a second one interrupts as usual."""
+    """Turn the first Ctrl-C into a flag, so that no step is interrupted; a second one interrupts as usual."""
     pressed = False
 
     def press(number: int, frame: FrameType | None) -> None:
@@ -160,10 +160,10 @@ def check_text(text: str) -> str:
 
 
 def note(text: str) -> None:
-    """A line of ours on stderr, set off from the model's words."""
+    """Print a line on stderr, set off from the model's text."""
     console(stderr=True).print(text, style="dim", soft_wrap=True)
 
 
 def wants_stats(asked: bool | None) -> bool:
-    """Whether to tell the speed: as asked, else if somebody is looking."""
+    """Whether to show the speed: as the option says, else if stderr is a terminal."""
     return sys.stderr.isatty() if asked is None else asked

@@ -1,4 +1,4 @@
-"""`stretto inspect`: what is in a model file, and what loading it will need."""
+"""`stretto inspect`: the contents of a model file, and the memory that loading it needs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from stretto.weights.memory import Memory
     from stretto.weights.metadata import Value
 
-_TEXT = 60  # characters of a string that are shown
-_ITEMS = 6  # elements of an array that are shown
+_MAX_CHARS = 60  # characters of a string that are shown
+_MAX_ELEMENTS = 6  # elements of an array that are shown
 
 
 def inspect(
@@ -67,7 +67,7 @@ def _document(file: GGUF) -> dict[str, Any]:
 
 
 def _plain(value: Value) -> Any:
-    """As JSON has it. Strings that are not UTF-8 are found only now; they do not spoil the rest."""
+    """A value for JSON. Strings that are not UTF-8 are detected only here; they do not fail the command."""
     import numpy as np
 
     from stretto.errors import ModelError
@@ -89,7 +89,10 @@ def _show(file: GGUF, tensors: bool) -> None:
 
     screen = console()
     named = [file.metadata.get(f"general.{key}") for key in ("name", "architecture")]
-    title = [*(clean(text)[:_TEXT] for text in named if isinstance(text, str) and text), size(file.nbytes)]
+    title = [
+        *(clean(text)[:_MAX_CHARS] for text in named if isinstance(text, str) and text),
+        size(file.nbytes),
+    ]
     screen.print(" · ".join([*title, f"GGUF {file.version}"]), style="bold")
     screen.print(clean(str(file.path)), style="dim", soft_wrap=True)
 
@@ -137,16 +140,16 @@ def _cache(need: Memory) -> Any:
 
 
 def _short(value: Value) -> str:
-    """A value on one line: long strings and arrays by their beginning and their length."""
+    """A value on one line: long strings and arrays are cut, and their length is added."""
     from stretto.cli.output import clean
 
     if isinstance(value, str):
-        more = f"… ({len(value):,} characters)" if len(value) > _TEXT else ""
-        return clean(value[:_TEXT]) + more
+        more = f"… ({len(value):,} characters)" if len(value) > _MAX_CHARS else ""
+        return clean(value[:_MAX_CHARS]) + more
     if isinstance(value, (bool, int, float)):
         return str(value)
-    plain = _plain(value[:_ITEMS]) if not hasattr(value, "decoded") else _plain(value)
+    plain = _plain(value[:_MAX_ELEMENTS]) if not hasattr(value, "decoded") else _plain(value)
     if isinstance(plain, str):
         return clean(plain)
-    shown = ", ".join(_short(item) for item in plain[:_ITEMS])
-    return f"[{shown}{', …' if len(value) > _ITEMS else ''}] ({len(value):,})"
+    shown = ", ".join(_short(item) for item in plain[:_MAX_ELEMENTS])
+    return f"[{shown}{', …' if len(value) > _MAX_ELEMENTS else ''}] ({len(value):,})"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 PROMPT = "> "
-REMEMBERED = 1000  # lines
+HISTORY_LINES = 1000
 
 
 def typed(hint: Callable[[], None], history: Path | None) -> Iterator[str]:
@@ -45,7 +45,7 @@ def piped() -> Iterator[str]:
 
 
 def _line_editor(history: Path | None) -> Callable[[str], None]:
-    """Make `input` a line editor where that is possible; returns what remembers a line for next time."""
+    """Make `input` a line editor where that is possible; returns a function that adds to the history."""
     try:
         import readline
     except ImportError:  # some builds of Python have none; lines can be typed all the same
@@ -69,14 +69,14 @@ def _line_editor(history: Path | None) -> Callable[[str], None]:
 def _remembered(path: Path) -> list[str]:
     """The last lines of the history; a file that has grown is cut back to them."""
     lines = path.read_text("utf-8", "replace").splitlines()
-    if len(lines) > 2 * REMEMBERED:
+    if len(lines) > 2 * HISTORY_LINES:
         with _private(path, "w") as file:
-            file.writelines(f"{line}\n" for line in lines[-REMEMBERED:])
-    return lines[-REMEMBERED:]
+            file.writelines(f"{line}\n" for line in lines[-HISTORY_LINES:])
+    return lines[-HISTORY_LINES:]
 
 
 def _private(path: Path, mode: str) -> IO[str]:
-    """A file that only its owner can read, from its first moment on."""
+    """Open a file that only its owner can read, created with that mode."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW, 0o600)

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 import typer
 
-_SAMPLING = "How tokens are chosen"
-_LIMITS = "When it ends"
-_MACHINE = "How the model runs"
+_SAMPLING = "Sampling"
+_LIMITS = "Limits"
+_MACHINE = "Backend"
 
 DEFAULT_MODEL = "smollm2"
 
@@ -19,9 +19,7 @@ Vision = Annotated[
     str | None,
     typer.Option("--vision", metavar="FILE", help="The mmproj file that lets the model see images."),
 ]
-System = Annotated[
-    str | None, typer.Option("--system", metavar="TEXT", help="What the model is told before all else.")
-]
+System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")]
 Stats = Annotated[
     bool | None,
     typer.Option("--stats/--no-stats", help="Tell the speed on stderr (default: in a terminal)."),

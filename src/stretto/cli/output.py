@@ -1,4 +1,4 @@
-"""What all commands share: how things are printed."""
+"""Printing, shared by all commands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def size(nbytes: int) -> str:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that prints text as it is: no markup, no emoji names, no guessed highlighting."""
+    """A console that prints text as it is: no markup, no emoji names, no highlighting."""
     from rich.console import Console
 
     file = sys.stderr if stderr else sys.stdout

@@ -9,7 +9,7 @@ import typer
 
 from stretto.cli import options as o
 
-_SETS = "Which tokens are kept"
+_SETS = "Parallel tokens"
 
 Threshold = Annotated[
     float, typer.Option(help="Keep every token at least so probable.", rich_help_panel=_SETS)
@@ -117,7 +117,7 @@ def _show(stream: Any, probabilities: bool) -> None:
 
 
 def statistics(run: Any) -> dict[str, Any]:
-    """How wide the run was, and how fast."""
+    """The run's width and speed."""
     return {
         "steps": len(run.steps),
         "mean_width": run.mean_width,
@@ -129,7 +129,7 @@ def statistics(run: Any) -> dict[str, Any]:
 
 
 def _sentence(facts: dict[str, Any]) -> str:
-    said = [
+    phrases = [
         f"{facts['steps']:,} steps",
         f"mean width {facts['mean_width']:.2f}",
         f"{facts['parallel_share']:.0%} of the steps parallel",
@@ -137,5 +137,5 @@ def _sentence(facts: dict[str, Any]) -> str:
         f"{facts['tokens_per_second']:.1f} tok/s",
     ]
     if facts["repeats_from"] is not None:
-        said.append(f"repeats itself from step {facts['repeats_from']} on")
-    return ", ".join(said)
+        phrases.append(f"repeats itself from step {facts['repeats_from']} on")
+    return ", ".join(phrases)

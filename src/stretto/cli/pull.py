@@ -1,4 +1,4 @@
-"""`stretto pull`: fetch a model."""
+"""`stretto pull`: download a model."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def pull(
         def show(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total or None, description=f"{model}: {what}")
 
-        found = hub.pull(model, progress=show, force=force)
-    checked = "verified" if found.verified else "the server published none to compare with"
-    lines = [f"{clean(str(found.path))}", f"SHA-256 {found.sha256} ({checked})"]
-    if found.license:
-        lines.append(f"By using it you accept its licence: {clean(found.license)}")
-    lines += [f"Terms kept in {clean(str(notice))}" for notice in found.notices]
+        pulled = hub.pull(model, progress=show, force=force)
+    checked = "verified" if pulled.verified else "the server published none to compare with"
+    lines = [f"{clean(str(pulled.path))}", f"SHA-256 {pulled.sha256} ({checked})"]
+    if pulled.license:
+        lines.append(f"By using it you accept its licence: {clean(pulled.license)}")
+    lines += [f"Terms kept in {clean(str(notice))}" for notice in pulled.notices]
     for line in lines:
         console().print(line, soft_wrap=True)

@@ -49,7 +49,7 @@ def run(
     from stretto.cli.generation import note, open_images, open_llm, say, wants_stats
 
     if system is not None and not chat:
-        raise InvalidRequest("--system is for --chat; without it the prompt is all the model sees")
+        raise InvalidRequest("--system is for --chat; without it the prompt is the model's whole input")
     images = open_images(image or [], vision)
     text = prompt_text(prompt)
     settings: dict[str, Any] = {
@@ -104,7 +104,7 @@ def _print(llm: LLM, prompt: str | list[int] | Parts, settings: dict[str, Any], 
 
 
 def prompt_text(argument: str | None) -> str:
-    """The prompt that was given. From stdin its last line break is left off, as a shell's `$(…)` does."""
+    """The prompt. From stdin its last line break is removed, as a shell's `$(…)` does."""
     from stretto.cli.generation import check_text, note
 
     if argument is not None and argument != "-":

@@ -14,7 +14,7 @@ from stretto.errors import InvalidRequest, ModelError, StrettoError
 if TYPE_CHECKING:
     from stretto.server.settings import ModelEntry
 
-_WHO = "Who may use it"
+_ACCESS = "Access"
 _MODELS = "Models and memory"
 _LIMITS = "Limits"
 
@@ -37,7 +37,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="[NAME=]FILE",
-            help="The mmproj file with which a model sees images; may be repeated.",
+            help="The mmproj file of a model's image encoder; may be repeated.",
             rich_help_panel=_MODELS,
         ),
     ] = None,
@@ -55,7 +55,7 @@ def serve(
     ] = 8192,
     kv: Annotated[
         Literal["f16", "q8"],
-        typer.Option(help="How the cache is kept; q8 takes half.", rich_help_panel=_MODELS),
+        typer.Option(help="Type of the KV cache; q8 takes half the memory.", rich_help_panel=_MODELS),
     ] = "f16",
     precision: Annotated[
         Literal["standard", "high"],
@@ -63,61 +63,63 @@ def serve(
     ] = "standard",
     threads: o.Threads = None,
     backend: o.Backend = "auto",
-    host: Annotated[str, typer.Option(help="The address to listen on.", rich_help_panel=_WHO)] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", rich_help_panel=_WHO)] = 8080,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on.", rich_help_panel=_ACCESS)
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", rich_help_panel=_ACCESS)] = 8080,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY",
             help="Clients have to send it; may be repeated. Others on this machine can see it here: "
             "STRETTO_API_KEY and --api-key-file are better places.",
-            rich_help_panel=_WHO,
+            rich_help_panel=_ACCESS,
         ),
     ] = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keys, one a line.", rich_help_panel=_WHO)
+        Path | None, typer.Option(metavar="FILE", help="Keys, one a line.", rich_help_panel=_ACCESS)
     ] = None,
     no_auth: Annotated[
-        bool, typer.Option("--no-auth", help="Let everybody in who reaches --host.", rich_help_panel=_WHO)
+        bool, typer.Option("--no-auth", help="Let everybody in who reaches --host.", rich_help_panel=_ACCESS)
     ] = False,
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ORIGIN",
             help="Web pages from there may use the server, as https://example.org; may be repeated.",
-            rich_help_panel=_WHO,
+            rich_help_panel=_ACCESS,
         ),
     ] = None,
     remote_images: Annotated[
         bool,
         typer.Option(
-            "--remote-images", help="Fetch images from public URLs in requests.", rich_help_panel=_WHO
+            "--remote-images", help="Fetch images from public URLs in requests.", rich_help_panel=_ACCESS
         ),
     ] = False,
     max_running: Annotated[
         int, typer.Option(help="Requests that run at once.", rich_help_panel=_LIMITS)
     ] = 64,
     max_queue: Annotated[
-        int, typer.Option(help="Requests that wait; more are told to come later.", rich_help_panel=_LIMITS)
+        int, typer.Option(help="Requests that wait; more are refused with 429.", rich_help_panel=_LIMITS)
     ] = 256,
     max_time: Annotated[
         float, typer.Option(metavar="SECONDS", help="What a request may take.", rich_help_panel=_LIMITS)
     ] = 600.0,
     max_body: Annotated[
-        str, typer.Option(metavar="SIZE", help="What a request may send.", rich_help_panel=_LIMITS)
+        str, typer.Option(metavar="SIZE", help="Largest body of a request.", rich_help_panel=_LIMITS)
     ] = "16MiB",
     max_n: Annotated[int, typer.Option(help="Texts from one prompt.", rich_help_panel=_LIMITS)] = 16,
     grace: Annotated[
         float,
         typer.Option(
             metavar="SECONDS",
-            help="What requests have left when the server is told to end.",
+            help="Seconds that running requests have after a signal to end.",
             rich_help_panel=_LIMITS,
         ),
     ] = 10.0,
     log: Annotated[
         Literal["quiet", "text", "json"],
-        typer.Option(help="What is told on stderr: errors, or every request, for people or programs."),
+        typer.Option(help="Log on stderr: errors only, or every request, as text or JSON."),
     ] = "quiet",
 ) -> None:
     """Serve models over HTTP: OpenAI's and Ollama's clients use them unchanged.
@@ -179,7 +181,7 @@ def size(name: str, text: str) -> int:
 
 
 def _fetch(entry: ModelEntry) -> None:
-    """Fetch a model that is not here, and show it on stderr."""
+    """Download a model that is not here, with progress on stderr."""
     from contextlib import redirect_stdout
 
     from stretto.cli.pull import pull

@@ -1,4 +1,4 @@
-"""`stretto tokenize`: text as the model sees it."""
+"""`stretto tokenize`: the tokens of a text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tokenize(
     """
     from stretto.cli.output import clean, console, print_json
 
-    # The facade does not exist yet; when it does, this goes through `llm.tokenizer`.
+    # Only the tokenizer is read: loading the model would take longer.
     from stretto.text.loading import load_tokenizer
     from stretto.weights import hub
     from stretto.weights.gguf import GGUF
@@ -58,7 +58,7 @@ def tokenize(
 
 
 def _text(argument: str | None) -> str:
-    """The text that was given, which has to be real text: a shell can pass any bytes."""
+    """The text to tokenize; raises if it is not Unicode: a shell can pass any bytes."""
     try:
         if argument is None or argument == "-":
             return sys.stdin.buffer.read().decode("utf-8")
