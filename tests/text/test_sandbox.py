@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stretto.errors import InvalidRequest, ModelError
 from stretto.text.budget import Budget
-from stretto.text.sandbox import MAX_SOURCE, Program
+from stretto.text.sandbox import MAX_SOURCE_CHARACTERS, Program
 
 DATA = {
     "messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi <b> ä"}],
@@ -187,7 +187,7 @@ BOMBS = [
     "{% if 1 %}" * 300 + "{% endif %}" * 300,
     "{% for a in [1] %}" * 50 + "{% endfor %}" * 50,
     "{{a}}" * 30000,
-    "x" * (MAX_SOURCE + 1),
+    "x" * (MAX_SOURCE_CHARACTERS + 1),
     "{% set ns = namespace() %}{% set ns.a = ns %}{{ [ns] }}",
     "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}",
     "{{ messages|map('~each')|list }}",

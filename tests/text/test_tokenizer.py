@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stretto.errors import InvalidRequest, ModelError
 from stretto.text.loading import load_tokenizer
 from stretto.text.matcher import Matcher
-from stretto.text.tokenizer import CHUNK, chunks
+from stretto.text.tokenizer import CHUNK_CHARACTERS, chunks
 from stretto.weights.gguf import GGUF
 from vocabularies import BYTE, CONTROL, NORMAL, bpe, metadata, spm
 
@@ -105,7 +105,7 @@ def test_gemma3_loads_quickly(gemma3_path):
 
 def test_long_texts_are_cut_where_it_does_not_matter(gemma3, smollm2):
     text = "Ōne of the 12 things  you'll see.\nNext line, 中文\nthen more <tool> of it\n\n" * 700
-    assert len(text) > 5 * CHUNK
+    assert len(text) > 5 * CHUNK_CHARACTERS
     for tokenizer in (gemma3, smollm2):
         pieces = [token for line in text.splitlines(keepends=True) for token in tokenizer.encode(line)]
         ids = tokenizer.encode(text)
@@ -270,8 +270,8 @@ def test_threads_may_share_a_tokenizer():
 def test_chunks_are_the_text():
     text = "one two\nthree  four\n\nfive " * 2000
     assert "".join(chunks(text)) == text
-    assert max(map(len, chunks(text))) < CHUNK + 100
-    assert list(chunks("a" * 3 * CHUNK)) == ["a" * 3 * CHUNK]
+    assert max(map(len, chunks(text))) < CHUNK_CHARACTERS + 100
+    assert list(chunks("a" * 3 * CHUNK_CHARACTERS)) == ["a" * 3 * CHUNK_CHARACTERS]
 
 
 # -- requests that cannot be served --

@@ -11,7 +11,7 @@ from tokenizers import models, pre_tokenizers
 
 from stretto.errors import InvalidRequest, ModelError
 from stretto.text.pretokenizers import KEY, PreTokenizer, pretokenizer
-from stretto.text.tokenizer import CHUNK, Tokenizer, chunks
+from stretto.text.tokenizer import CHUNK_CHARACTERS, Tokenizer, chunks
 from stretto.text.vocabulary import PREFIX, Vocabulary, read_flag, read_vocabulary
 from stretto.weights.metadata import Metadata
 
@@ -19,7 +19,7 @@ MERGES = PREFIX + "merges"
 
 
 def _alphabet() -> dict[str, int]:
-    """The character that stands for each byte: itself if it is printable, else one from U+0100 on."""
+    """The character for each byte: itself if it is printable, else one from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
@@ -47,14 +47,14 @@ class BPETokenizer(Tokenizer):
 
     def _encode_plain(self, text: str) -> list[int]:
         self._check_bytes(text)
-        if len(text) <= 2 * CHUNK:
+        if len(text) <= 2 * CHUNK_CHARACTERS:
             ids: list[int] = self._engine.encode(text, add_special_tokens=False).ids
             return ids
         batch = self._engine.encode_batch_fast(list(chunks(text)), add_special_tokens=False)
         return [token for encoding in batch for token in encoding.ids]
 
     def _check_bytes(self, text: str) -> None:
-        """Refuse what the vocabulary cannot express; the library would drop it without a word."""
+        """Raise for characters that the vocabulary cannot express; the library would drop them silently."""
         if len(self._present) == 256 or not (missing := text.encode().translate(None, self._present)):
             return
         at = next(i for i, character in enumerate(text) if missing[0] in character.encode())
@@ -68,7 +68,7 @@ class BPETokenizer(Tokenizer):
     def _plain_bytes(self, text: str) -> bytes:
         try:
             return bytes([ALPHABET[character] for character in text])
-        except KeyError:  # a token that was added to the vocabulary later, spelled as it is
+        except KeyError:  # a token that was added to the vocabulary later, in plain spelling
             return text.encode()
 
 

@@ -1,6 +1,6 @@
-"""What one rendering of a template may use: steps, seconds, memory; and the data that counts itself.
+"""The budget of one rendering of a template: steps, seconds, memory; and containers that know their size.
 
-Every container a template sees knows the size of the whole tree below it. So printing, comparing, hashing
+Every container of a template knows the size of the whole tree below it. So printing, comparing, hashing
 and serialising are bounded before they start, also when one list holds another a thousand times over.
 """
 
@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Undefined
 
-SECONDS = 2.0
-STEPS = 1_000_000
-TEXT = 1_000_000  # characters (and as many items) in any one value, and in the output
-DEPTH = 100  # of nested containers and of nested macro calls; deeper ones would strain Python's own stack
-TURNOVER = 32  # all values together may take this many times TEXT
+MAX_SECONDS = 2.0
+MAX_STEPS = 1_000_000
+MAX_TEXT = 1_000_000  # characters (and as many items) in any one value, and in the output
+MAX_DEPTH = 100  # of nested containers and of nested macro calls; deeper ones would strain Python's own stack
+TURNOVER = 32  # all values together may take this many times MAX_TEXT
 
 
 class Size(NamedTuple):
-    """How large a value is: characters in all its strings, all its items, and how deep it nests."""
+    """The size of a value: characters in all its strings, all its items, and the depth of nesting."""
 
     characters: int
     items: int
@@ -50,15 +50,15 @@ class Tuple(tuple[Any, ...]):
 
 
 def size_of(value: object, depth: int = 0) -> Size:
-    """Return the size of plain data; anything else has no place in a container and is refused."""
+    """Return the size of plain data; raises for anything else."""
     if isinstance(value, str):
         return Size(len(value), 1, 0)
     if isinstance(value, (List, Dict, Tuple)):
         return value.size
     if value is None or isinstance(value, (bool, int, float, Undefined)):
         return Size(1, 1, 0)
-    if depth > DEPTH:
-        raise SecurityError(f"data nested deeper than {DEPTH} levels")
+    if depth > MAX_DEPTH:
+        raise SecurityError(f"data nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, (list, tuple)):
         return _sum(value, depth)
     if isinstance(value, dict):
@@ -80,18 +80,18 @@ def _sum(values: Iterable[object], depth: int) -> Size:
 
 
 class Budget:
-    """What one rendering may still use. `extra` is the size of the caller's data, which widens the limits.
+    """The rest of a rendering's budget. `extra` is the size of the caller's data, which widens the limits.
 
-    `spell` gives the text for which a stand-in character in a template's own strings stands.
+    `spell` gives the text of a placeholder character in a template's own strings.
     """
 
     __slots__ = ("calls", "deadline", "room", "spell", "steps", "text")
 
     def __init__(
-        self, extra: int = 0, *, spell: Callable[[str], str] = str, seconds: float = SECONDS
+        self, extra: int = 0, *, spell: Callable[[str], str] = str, seconds: float = MAX_SECONDS
     ) -> None:
-        self.steps = STEPS + 20 * extra
-        self.text = TEXT + 8 * extra
+        self.steps = MAX_STEPS + 20 * extra
+        self.text = MAX_TEXT + 8 * extra
         self.room = TURNOVER * self.text
         self.deadline = time.monotonic() + seconds
         self.calls = 0
@@ -111,7 +111,7 @@ class Budget:
             raise SecurityError(f"a value of {length} characters or items, over the limit of {self.text}")
 
     def keep(self, value: Any) -> Any:
-        """Count a new value against the limits; containers come back as the kind that knows its size."""
+        """Count a new value against the limits; containers are returned as the kind that knows its size."""
         if isinstance(value, str):
             self.expect(len(value))
             self.room -= len(value)
@@ -119,8 +119,8 @@ class Budget:
             size = value.size if isinstance(value, (List, Tuple, Dict)) else size_of(value)
             self.expect(size.characters)
             self.expect(size.items)
-            if size.depth > DEPTH:
-                raise SecurityError(f"data nested deeper than {DEPTH} levels")
+            if size.depth > MAX_DEPTH:
+                raise SecurityError(f"data nested deeper than {MAX_DEPTH} levels")
             self.room -= len(value) + 8
             value = packed(value, size)
         if self.room < 0:

@@ -1,4 +1,4 @@
-"""From tokens to text one token at a time, without ever showing half a character."""
+"""From tokens to text, one token at a time, in whole characters."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Pieces(Protocol):
     texts: tuple[dict[int, str], dict[int, str]]
 
     def next_piece(self, token: int, special: bool, fresh: bool) -> tuple[bytes, bool]:
-        """The bytes of a token, and whether the one after it begins a fragment."""
+        """The bytes of a token, and whether the one after it starts a fragment."""
 
     def starts_fragment(self, after: int | None) -> bool:
-        """Whether the token after this one begins a fragment."""
+        """Whether the token after this one starts a fragment."""
 
 
 class Detokenizer:
-    """Turns tokens into text as they come; bytes that are not yet a whole character wait for the next ones.
+    """Turns tokens into text as they come; bytes of an incomplete character wait for the next token.
 
     What all `push` calls and `flush` return, joined, is what `Tokenizer.decode` gives for all the tokens.
 
@@ -40,11 +40,11 @@ class Detokenizer:
         self._after = after
         self._decoder = _utf8("replace")
         self._texts = tokenizer.texts[special]
-        self._whole = True  # no bytes wait for the rest of their character
+        self._whole = True  # no bytes of an incomplete character wait
         self._fresh = not exact and tokenizer.starts_fragment(after)
 
     def push(self, token: int | bytes) -> str:
-        """The text that this token, or these bytes, complete; often a word, sometimes nothing yet."""
+        """The text that this token, or these bytes, complete; may be empty."""
         usual = self._whole and not self._fresh
         if usual and type(token) is int and (known := self._texts.get(token)) is not None:
             return known
@@ -64,7 +64,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """What is left: U+FFFD for a character that was never finished. Begins anew afterwards."""
+        """The rest: U+FFFD for a character that was never completed. Resets the detokenizer."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         self._whole = True
@@ -72,14 +72,14 @@ class Detokenizer:
         return rest
 
     def fork(self) -> Detokenizer:
-        """Another one that goes on from here by itself."""
+        """An independent copy with the same state."""
         twin = Detokenizer(self._tokenizer, self._special, self._after, self._exact)
         twin.state = self.state
         return twin
 
     @property
     def state(self) -> tuple[bytes, bool]:
-        """The bytes that wait for the rest of their character, and whether the next token begins a text."""
+        """The bytes of an incomplete character, and whether the next token starts a text."""
         return self._decoder.getstate()[0], self._fresh
 
     @state.setter

@@ -19,11 +19,11 @@ from jinja2.utils import pass_context
 from stretto.text.budget import current, size_of
 from stretto.text.guards import NUMBERS, compare, concat, cut, each, join_all, pack, replace, text_of, word
 
-_INDENT = 32  # columns; wider ones are a way to make much out of little
+_INDENT = 32  # columns; wider ones would multiply the size of a text
 
 
 def _kept(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Count a filter's use and what it makes; what is made lazily is made at once."""
+    """Count a filter's call and its result; lazy results are computed at once."""
 
     def guarded(*args: Any, **options: Any) -> Any:
         budget = current.get()
@@ -171,7 +171,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     **{name: _of_context(name) for name in ("map", "select", "selectattr", "reject", "rejectattr")},
     **{name: _of_environment(name) for name in ("sort", "unique", "min", "max")},
     "join": _join_filter,
-    # What the syntax turns into; a template cannot spell these names.
+    # Syntax is compiled to these; a template cannot spell their names.
     "~each": each,
     "~pack": pack,
     "~compare": compare,

@@ -1,4 +1,4 @@
-"""What a chat template may do: operators, methods and functions, each within the budget.
+"""The operators, methods and functions that a chat template may use, each within the budget.
 
 `METHODS` and `GLOBALS`, with `FILTERS` and `TESTS` in `stretto.text.filters`, are lists of what is allowed.
 A name that stands in none of them does not exist for a template.
@@ -26,7 +26,7 @@ _WORD_MAX = 2**64
 
 
 class Function:
-    """Something a template may call. Nothing else is callable, and nothing about it can be inspected."""
+    """A function that a template may call. Nothing else is callable, and it cannot be inspected."""
 
     __slots__ = ("name", "run")
 
@@ -36,7 +36,7 @@ class Function:
 
 
 def text_of(value: object) -> str:
-    """Return what printing a value gives; only plain data can be printed."""
+    """Return a value as text; only plain data can be printed."""
     if type(value) is str:
         return value
     if not isinstance(value, Undefined):
@@ -46,12 +46,12 @@ def text_of(value: object) -> str:
 
 
 def each(values: Iterable[Any]) -> Iterator[Any]:
-    """Iterate over what a template loops over, counting every item."""
+    """Iterate over the items of a template's loop, counting each."""
     return current.get().each(values)
 
 
 def pack(value: Any) -> Any:
-    """Count a list, tuple or dict that the template wrote down."""
+    """Count a list, tuple or dict literal of the template."""
     current.get().tick()
     return current.get().keep(value)
 
@@ -60,7 +60,7 @@ def pack(value: Any) -> Any:
 
 
 def binary(symbol: str, left: Any, right: Any) -> Any:
-    """Apply one of `+ - * / // % **`, having looked at what it would make."""
+    """Apply one of `+ - * / // % **`; the size of the result is checked first."""
     budget = current.get()
     budget.tick()
     if symbol == "+" and type(left) is str and type(right) is str:  # the usual case
@@ -103,7 +103,7 @@ def word(value: Any) -> Any:
 
 
 def compare(left: Any, symbol: str, right: Any) -> bool:
-    """Compare two values; a stand-in counts as the text for which it stands."""
+    """Compare two values; a placeholder counts as the text of its token."""
     budget = current.get()
     budget.tick()
     if isinstance(left, str) and isinstance(right, str):
@@ -127,13 +127,13 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def concat(first: Any, *rest: Any) -> str:
-    """Join what stands around `~`."""
+    """Join the operands of `~`."""
     current.get().tick()
     return join_all("", [text_of(first), *map(text_of, rest)])
 
 
 def join_all(separator: str, pieces: list[str]) -> str:
-    """Join, having added up the lengths first."""
+    """Join; the length of the result is checked first."""
     budget = current.get()
     budget.expect(sum(map(len, pieces)) + len(separator) * len(pieces))
     return str(budget.keep(separator.join(pieces)))
@@ -153,7 +153,7 @@ def cut(value: Any, start: Any, stop: Any, step: Any) -> Any:
 
 
 def _needle(wanted: str, subject: str) -> str:
-    """Return what to look for: a message holds the text of a special token, never its stand-in."""
+    """Return the text to search for: messages hold the text of a special token, never its placeholder."""
     return wanted if wanted.isascii() or wanted in subject else current.get().spell(wanted)
 
 
@@ -171,12 +171,12 @@ def _seeking(name: str) -> Callable[..., Any]:
 
 
 def replace(subject: str, old: str, new: str, count: int = -1) -> str:
-    """Replace, having worked out the length first."""
+    """Replace; the length of the result is checked first."""
     old = _needle(old, subject)
-    new = current.get().spell(new)  # what takes the place of a message's words is words
-    found = subject.count(old)
-    found = found if count < 0 else min(found, count)
-    current.get().expect(len(subject) + found * max(0, len(new) - len(old)))
+    new = current.get().spell(new)  # a replacement in a message's text is text
+    n = subject.count(old)
+    n = n if count < 0 else min(n, count)
+    current.get().expect(len(subject) + n * max(0, len(new) - len(old)))
     return subject.replace(old, new, count)
 
 

@@ -1,6 +1,6 @@
 """The caller's side of a chat template: messages, tools and variables, checked and copied as plain data.
 
-A template sees nothing of the caller's objects, only texts, numbers, lists and dicts made here.
+A template gets none of the caller's objects, only texts, numbers, lists and dicts made here.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def check_messages(messages: object) -> None:
 
 
 class Intake:
-    """Copies data as plain data; counts what it copied.
+    """Copies data as plain data; counts items and characters.
 
     >>> Intake().plain(("a", {"b": 1}), "tools")
     ['a', {'b': 1}]
@@ -79,7 +79,7 @@ class Intake:
     def __init__(self) -> None:
         self.characters = 0
         self.items = 0
-        self.private: set[str] = set()  # the private-use characters it met
+        self.private: set[str] = set()  # private-use characters in the data
 
     def plain(self, value: Any, *path: str | int) -> Any:
         """Return a copy in plain types; `path` names the value in error messages."""
@@ -136,7 +136,7 @@ class Intake:
 
 
 def walk(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
-    """Return plain data with every string changed: `change(text, key it stands under)`, key "*" for keys."""
+    """Return plain data with every string changed by `change(text, its key)`, key "*" for keys."""
     if isinstance(value, str):
         return change(value, key)
     if isinstance(value, list):
@@ -149,13 +149,13 @@ def walk(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
 
 
 def _shown_path(path: tuple[str | int, ...]) -> str:
-    """Return a path as one would write it: `messages[0].content`."""
+    """Return a path in the notation `messages[0].content`."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{ascii(step)[1:-1]}" for step in path)
     return "".join(steps).lstrip(".")[:200]
 
 
 def _shown(value: object) -> str:
-    """Return a short, safe description of a value that is not what it should be."""
+    """Return a short, safe description of an invalid value."""
     if isinstance(value, (str, int, float, bool, type(None))):
         shown = ascii(value) if not isinstance(value, int) or value.bit_length() < 64 else "a large number"
         return shown if len(shown) < 60 else shown[:60] + "…"

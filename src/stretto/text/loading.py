@@ -1,4 +1,4 @@
-"""The tokenizer of a model file: which kind it is, and the class that reads it."""
+"""Loads the tokenizer of a model file with the class for its kind."""
 
 from __future__ import annotations
 

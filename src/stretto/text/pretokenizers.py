@@ -1,4 +1,4 @@
-"""How the text of a BPE model is cut into words before merging, by the name in `tokenizer.ggml.pre`.
+"""Pre-tokenizers: the patterns that cut the text of a BPE model into words, by `tokenizer.ggml.pre`.
 
 A pre-tokenizer is a sequence of regular expressions. The first cuts the text into its matches and what lies
 between them; each further one cuts those pieces again. A wrong cut gives other token ids without any error,
@@ -20,11 +20,11 @@ KEY = "tokenizer.ggml.pre"
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """Patterns to cut by, in order, and what the name says about the rest of the tokenizer."""
+    """Patterns to cut by, in order, and the name's other effects on the tokenizer."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False  # a word that is itself a token is taken whole
-    add_bos: bool = False  # where the file does not say
+    add_bos: bool = False  # the default if the file does not say
 
 
 # -- the recurring parts --
@@ -45,7 +45,7 @@ _QWEN35 = (
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_BREAKS}"
 )
 
-# The originals tell upper from lower case in every script (\p{Lu}, \p{Ll}) and count marks as letters;
+# The originals distinguish upper from lower case in every script (\p{Lu}, \p{Ll}) and count marks as letters;
 # llama.cpp does so for a-z only: any other letter is both, and a mark is none.
 _UPPER, _LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+"
@@ -139,7 +139,7 @@ PRETOKENIZERS = {name: pre for names, pre in _FAMILIES for name in names.split()
 
 
 def pretokenizer(name: str) -> PreTokenizer:
-    """The pre-tokenizer called `name`; an unknown name raises `ModelError`, because a guess would do harm."""
+    """The pre-tokenizer called `name`; raises `ModelError` for an unknown one: a default would be wrong."""
     if name in PRETOKENIZERS:
         return PRETOKENIZERS[name]
     raise ModelError(

@@ -1,4 +1,4 @@
-"""A Jinja environment for templates nobody vouches for.
+"""A Jinja environment for untrusted templates.
 
 A chat template comes out of a model file, so it may be anything. Here it can compute text from the data it
 is given, by the means listed in `guards` and `filters`, within a `Budget`; it can do nothing else. What the
@@ -23,9 +23,9 @@ from jinja2.visitor import NodeTransformer
 
 from stretto.errors import InvalidRequest, ModelError, StrettoError
 from stretto.text import filters, guards
-from stretto.text.budget import DEPTH, Budget, current
+from stretto.text.budget import MAX_DEPTH, Budget, current
 
-MAX_SOURCE = 256 * 1024  # characters; the largest templates in use have 20,000
+MAX_SOURCE_CHARACTERS = 256 * 1024  # the largest templates in use have 20,000
 MAX_NODES = 20_000  # and 1,300 of these
 
 _LOOP = "index index0 first last length revindex revindex0 depth depth0 previtem nextitem"
@@ -111,8 +111,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             name = getattr(obj, "_undefined_name", None) or type(obj).__name__
             raise SecurityError(f"a call of {name!r}, which is no function of chat templates")
         budget.calls += 1
-        if budget.calls > DEPTH:
-            raise SecurityError(f"macros nested deeper than {DEPTH} calls")
+        if budget.calls > MAX_DEPTH:
+            raise SecurityError(f"macros nested deeper than {MAX_DEPTH} calls")
         try:
             return obj(*args, **kwargs)
         finally:
@@ -144,13 +144,13 @@ _ALLOWED = (
 
 
 def _check(tree: nodes.Template) -> None:
-    """Refuse what has no place in a chat template, and trees too large or too deep to compile."""
+    """Raise for nodes that chat templates do not need, and for trees too large or too deep to compile."""
     level: list[nodes.Node] = [tree]
     count = depth = 0
     while level:
         count, depth = count + len(level), depth + 1
-        if count > MAX_NODES or depth > 2 * DEPTH:
-            raise SecurityError(f"over {MAX_NODES} parts, or parts nested deeper than {2 * DEPTH} levels")
+        if count > MAX_NODES or depth > 2 * MAX_DEPTH:
+            raise SecurityError(f"over {MAX_NODES} parts, or parts nested deeper than {2 * MAX_DEPTH} levels")
         for node in level:
             name = node.name if isinstance(node, nodes.Name) and node.ctx == "load" else ""
             if not isinstance(node, _ALLOWED) or (isinstance(node, nodes.For) and node.recursive):
@@ -163,7 +163,7 @@ def _check(tree: nodes.Template) -> None:
 
 
 class _Guard(NodeTransformer):
-    """Turns what the sandbox cannot intercept into counted calls, and rewrites literal text."""
+    """Turns syntax that the sandbox cannot intercept into counted calls, and rewrites literal text."""
 
     def __init__(self, rewrite: Callable[[str], str]) -> None:
         self.rewrite = rewrite
@@ -223,8 +223,8 @@ class Program:
     """
 
     def __init__(self, source: str) -> None:
-        if len(source) > MAX_SOURCE:
-            raise _fault(f"{len(source)} characters, over the limit of {MAX_SOURCE}")
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise _fault(f"{len(source)} characters, over the limit of {MAX_SOURCE_CHARACTERS}")
         self._sandbox = Sandbox()
         self._template: Template | None = None
         try:
@@ -268,7 +268,7 @@ class Program:
 
 
 def _raise(error: Exception) -> NoReturn:
-    """Raise our own exception: the template's fault, or that of the data it was given."""
+    """Raise our own exception: for an error of the template, or of its data."""
     if isinstance(error, StrettoError):
         raise error
     if isinstance(error, (TemplateError, RecursionError, MemoryError)) and not isinstance(

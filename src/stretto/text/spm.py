@@ -13,12 +13,12 @@ import sentencepiece
 from numpy.typing import NDArray
 
 from stretto.errors import InvalidRequest, ModelError
-from stretto.text.tokenizer import CHUNK, Tokenizer, chunks
+from stretto.text.tokenizer import CHUNK_CHARACTERS, Tokenizer, chunks
 from stretto.text.vocabulary import TOKENS, TokenType, Vocabulary, read_flag, read_scores, read_vocabulary
 from stretto.weights.metadata import Metadata
 
 SPACE = "\u2581"
-_NOBODY = "\U0010ffff"  # no character, and never will be: a name that no token has
+_NO_TOKEN = "\U0010ffff"  # no character, and never will be: a name that no token has
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
 
@@ -48,12 +48,12 @@ class SPMTokenizer(Tokenizer):
             raise ModelError(f"sentencepiece does not accept the vocabulary: {error}", field=TOKENS) from None
 
     def _encode_plain(self, text: str) -> list[int]:
-        if len(text) <= 2 * CHUNK or not self._has_seams:
+        if len(text) <= 2 * CHUNK_CHARACTERS or not self._has_seams:
             return self._known(self._engine.EncodeAsIds(text), text)
         return self._known([i for chunk in chunks(text) for i in self._engine.EncodeAsIds(chunk)], text)
 
     def _known(self, ids: list[int], text: str) -> list[int]:
-        """Put the vocabulary's own unknown token where sentencepiece found nothing."""
+        """Put the vocabulary's own unknown token where sentencepiece has none."""
         if self._byte_fallback or self.n_vocab not in ids:
             return ids
         unknown = self.vocabulary.unknown_id
@@ -80,14 +80,14 @@ class SPMTokenizer(Tokenizer):
 
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6  # sentencepiece's types of pieces
 
-# What follows the text of a piece: field 2, the score, and field 3, the type.
+# After the text of a piece: field 2, the score, and field 3, the type.
 _TAIL = np.dtype([("tag2", "u1"), ("score", "<f4"), ("tag3", "u1"), ("type", "u1")])
 
 
 def _model(vocabulary: Vocabulary, scores: NDArray[np.float32], byte_fallback: bool) -> bytes:
     """The vocabulary as sentencepiece's ModelProto.
 
-    The library insists on exactly one unknown piece, so it gets one of its own, behind all others. It sees
+    The library needs exactly one unknown piece, so it gets one of its own, after all others. It gets
     special tokens as control pieces, which keep their ids and are never found in a text.
     """
     types = np.full(len(TokenType), _NORMAL, np.uint8)
@@ -95,10 +95,10 @@ def _model(vocabulary: Vocabulary, scores: NDArray[np.float32], byte_fallback: b
     types[TokenType.BYTE] = _BYTE if byte_fallback else _CONTROL
     texts = [text.encode() for text in vocabulary.tokens]
     for empty in (i for i, text in enumerate(texts) if not text):
-        texts[empty] = f"{_NOBODY}{empty}".encode()
-    unknown = _NOBODY
+        texts[empty] = f"{_NO_TOKEN}{empty}".encode()
+    unknown = _NO_TOKEN
     while unknown in vocabulary.ids:
-        unknown += _NOBODY
+        unknown += _NO_TOKEN
     texts.append(unknown.encode())
     tails = np.zeros(len(texts), _TAIL)
     tails["tag2"], tails["tag3"] = 0x15, 0x18
@@ -116,7 +116,7 @@ def _model(vocabulary: Vocabulary, scores: NDArray[np.float32], byte_fallback: b
 
 
 def _piece_head(size: int) -> bytes:
-    """What precedes a piece's text of `size` bytes."""
+    """The bytes before a piece's text of `size` bytes."""
     text = b"\x0a" + _varint(size)
     return b"\x0a" + _varint(len(text) + size + _TAIL.itemsize) + text
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Takes text piece by piece and gives back what is safe to show.
+    """Takes text piece by piece and returns the part that can be emitted.
 
-    Text that may be the beginning of a stop string is held back until it is known not to be one.
+    Text that may be the prefix of a stop string is held back until it is known not to be one.
 
     >>> matcher = StopMatcher(["END"])
     >>> matcher.push("the E"), matcher.push("N"), matcher.push("T")
@@ -21,16 +21,16 @@ class StopMatcher:
         self.matched: str | None = None  # the stop string that was found
 
     def push(self, text: str) -> str:
-        """Add text; return what can be shown. After a match everything further is dropped."""
+        """Add text; return the part that can be emitted. After a match all further text is dropped."""
         if not self._stops:
             return text
         if self.matched is not None:
             return ""
         text = self._held + text
-        found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text]
-        if found:
+        matches = [(text.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text]
+        if matches:
             # The first to be complete, so that it does not matter how the text was cut into pieces.
-            end, length, self.matched = min(found)
+            end, length, self.matched = min(matches)
             self._held = ""
             return text[: end + length]
         keep = max((self._overlap(text, stop) for stop in self._stops), default=0)
@@ -38,12 +38,12 @@ class StopMatcher:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """The text that was held back, at the end."""
         held, self._held = self._held, ""
         return held
 
     @staticmethod
     def _overlap(text: str, stop: str) -> int:
-        """The length of the longest end of `text` that is a beginning of `stop`."""
+        """The length of the longest suffix of `text` that is a prefix of `stop`."""
         longest = min(len(text), len(stop) - 1)
         return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

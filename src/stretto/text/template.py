@@ -1,8 +1,8 @@
 """Chat templates: a conversation becomes the text and the special tokens a model was trained on.
 
 No message can forge a special token. Before a template is compiled, each special token in its own text is
-replaced by a stand-in, a private-use character that occurs nowhere in the caller's data. After rendering,
-the stand-ins become token ids; all other text, whatever it looks like, stays text.
+replaced by a placeholder, a private-use character that occurs nowhere in the caller's data. After rendering,
+the placeholders become token ids; all other text, whatever it looks like, stays text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_SPECIAL = 256  # characters of one special token
 _RESERVED = frozenset(("bos_token", "eos_token", "messages", "tools", "add_generation_prompt", *GLOBALS))
 
 # The roles from which a template may compose a special token, as in '<|' + role + '|>'. Any other role is
-# the caller's own word: it is rendered, but never becomes part of a special token.
+# the caller's own: it is rendered, but never becomes part of a special token.
 _ROLES = "system developer user assistant model tool function ipython observation tool_response tool_results"
 
 
@@ -130,7 +130,7 @@ class _Finder:
         self.start = re.compile(f"[{firsts}]" if firsts else "(?!)")
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield where special tokens stand."""
+        """Yield the spans of special tokens."""
         at = 0
         while match := self.start.search(text, at):
             begin = match.start()
@@ -143,20 +143,20 @@ class _Finder:
 
 
 class _Compiled:
-    """A compiled template and its stand-ins; one of them, `blank`, stands for no token."""
+    """A compiled template and its placeholders; one of them, `blank`, is for no token."""
 
     def __init__(self, source: str, finder: _Finder, bos: str, eos: str) -> None:
         self.program = Program(source)
         self.finder = finder
         literals = self.program.literals
-        found = {text[a:b] for text in literals for a, b in finder.spans(text)}
-        found.update(text for text in (bos, eos) if text in finder.specials)
+        tokens = {text[a:b] for text in literals for a, b in finder.spans(text)}
+        tokens.update(text for text in (bos, eos) if text in finder.specials)
         self.private = set(PRIVATE.findall("".join((source, bos, eos, *literals, *finder.specials))))
-        self.reserved = _unused(self.private, len(found) + 1)
-        if len(self.reserved) <= len(found):
+        self.reserved = _unused(self.private, len(tokens) + 1)
+        if len(self.reserved) <= len(tokens):
             raise ModelError("it uses all private-use characters there are", field="tokenizer.chat_template")
         self.blank = self.reserved[-1]
-        marks = dict(zip(sorted(found), self.reserved, strict=False))
+        marks = dict(zip(sorted(tokens), self.reserved, strict=False))
         self.tokens = {mark: finder.specials[text] for text, mark in marks.items()}
         self.collision = re.compile(f"[{''.join(self.reserved)}]")
         self._spelling = {ord(mark): text for text, mark in marks.items()}
@@ -172,22 +172,22 @@ class _Compiled:
         return "".join((*pieces, text[last:]))
 
     def spell(self, text: str) -> str:
-        """Return the text with its stand-ins written out."""
+        """Return the text with its placeholders spelled out."""
         return text if text.isascii() else text.translate(self._spelling)
 
     def run(self, data: Mapping[str, Any], extra: int) -> str:
-        """Render plain data; special tokens are stand-ins in the result."""
+        """Render plain data; special tokens are placeholders in the result."""
         return self.program.render({**data, **self.variables}, Budget(extra, spell=self.spell))
 
 
 def _unused(taken: set[str], count: int) -> list[str]:
-    """Return private-use characters that are not taken: `count`, or all there are."""
+    """Return `count` private-use characters that are not taken, or all that are left."""
     free = (chr(c) for plane in (0xF0000, 0x100000) for c in range(plane, plane + 0xFFFE))
     return list(islice((c for c in free if c not in taken), count))
 
 
 class _Rendering:
-    """One conversation rendered: the text with stand-ins, and what is needed to read it."""
+    """One conversation rendered: the text with placeholders, and their tokens."""
 
     def __init__(self, compiled: _Compiled, data: dict[str, Any], intake: Intake) -> None:
         self.compiled = compiled
@@ -198,9 +198,9 @@ class _Rendering:
         self.data = data
         self.text = compiled.run(self.data, self.extra)
 
-    def _without(self, clashes: set[str], data: dict[str, Any], seen: set[str]) -> dict[str, Any]:
-        """Where the data holds our stand-ins, put other private-use characters for them while rendering."""
-        free = _unused(seen.union(self.compiled.private, self.compiled.reserved), len(clashes))
+    def _without(self, clashes: set[str], data: dict[str, Any], private: set[str]) -> dict[str, Any]:
+        """Replace our placeholders in the data by other private-use characters while rendering."""
+        free = _unused(private.union(self.compiled.private, self.compiled.reserved), len(clashes))
         if len(free) < len(clashes):
             raise InvalidRequest(
                 "messages: they use all private-use characters there are; leave out some", param="messages"
@@ -262,18 +262,18 @@ class _Rendering:
             return []  # the messages explain all of them
         raise InvalidRequest(
             f"messages: the chat template makes special tokens such as {min(texts)!r} out of pieces, and it "
-            "cannot be told which of them a message has forged; leave such texts out of the messages",
+            "cannot be decided which of them a message has forged; leave such texts out of the messages",
             param="messages",
         )
 
     def _blanked(self, texts: set[str]) -> dict[str, Any]:
         program, blank = self.compiled.program, self.compiled.blank
-        # What JSON escapes keeps its length only as it is; it goes too if such a token holds it.
+        # Text that JSON escapes keeps its length only as it is; it is removed too if such a token holds it.
         wanted = re.escape("".join(sorted({c for text in texts for c in text})))
         ink = re.compile(rf'[^\s"\\\x00-\x1f]|[{wanted}]')
 
         def change(text: str, key: str) -> str:
-            # Words on which the template's logic turns stay: known roles, and what it compares with.
+            # Words that the template's logic depends on stay: known roles, and literals of its comparisons.
             if (key == "role" and text in _ROLES.split()) or (
                 text.isidentifier() and text in program.literals
             ):

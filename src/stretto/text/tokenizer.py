@@ -1,4 +1,4 @@
-"""What all tokenizers share: special tokens, BOS and EOS, bytes and text.
+"""The base of all tokenizers: special tokens, BOS and EOS, bytes and text.
 
     tokenizer = load_tokenizer(file.metadata)                # stretto.text.loading
     ids = tokenizer.encode("Hello world")
@@ -21,7 +21,7 @@ from stretto.text.detokenizer import Detokenizer
 from stretto.text.matcher import Matcher
 from stretto.text.vocabulary import BYTE_TEXT, TokenType, Vocabulary
 
-CHUNK = 8192  # characters; long texts are encoded in chunks of about this size
+CHUNK_CHARACTERS = 8192  # long texts are encoded in chunks of about this size
 
 # Between two words, and where a line begins with a letter, no pre-tokenizer looks across. A line break after
 # white space is no such place: whether it stands alone depends on what follows.
@@ -87,7 +87,7 @@ class Tokenizer(ABC):
         return ids
 
     def encode_inside(self, text: str) -> list[int]:
-        """The ids of a text that stands in the middle of another: no BOS, no space in front."""
+        """The ids of a text in the middle of another: no BOS, no space in front."""
         _check_text(text)
         ids: list[int] = []
         for part in self._match_always.split(text):
@@ -110,7 +110,7 @@ class Tokenizer(ABC):
         return Detokenizer(self, special, after, exact)
 
     def same_as(self, other: Tokenizer) -> bool:
-        """Whether each id stands for the same bytes in both, and the same ids end a text."""
+        """Whether each id has the same bytes in both, and the same ids end a text."""
         return self is other or (
             self.n_vocab == other.n_vocab
             and self.end_ids == other.end_ids
@@ -118,7 +118,7 @@ class Tokenizer(ABC):
         )
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes a token stands for; none for control tokens."""
+        """The bytes of a token; none for control tokens."""
         return self._bytes[self._check_id(token)]
 
     def all_bytes(self) -> list[bytes]:
@@ -135,7 +135,7 @@ class Tokenizer(ABC):
         return self.vocabulary.tokens[self._check_id(token)]
 
     def pieces(self, ids: Iterable[int], special: bool = False, fresh: bool = True) -> list[bytes]:
-        """The bytes of each token. `fresh`: the first one begins a fragment (see `starts_fragment`)."""
+        """The bytes of each token. `fresh`: the first one starts a fragment (see `starts_fragment`)."""
         ids = self._check_ids(ids)
         table = self._bytes_special if special else self._bytes
         pieces = [table[token] for token in ids]
@@ -150,7 +150,7 @@ class Tokenizer(ABC):
         return pieces
 
     def next_piece(self, token: int, special: bool, fresh: bool) -> tuple[bytes, bool]:
-        """`pieces` for one token, and whether the one after it begins a fragment."""
+        """`pieces` for one token, and whether the one after it starts a fragment."""
         if type(token) is not int or not 0 <= token < self.n_vocab:
             token = self._check_id(token)
         piece = (self._bytes_special if special else self._bytes)[token]
@@ -159,7 +159,7 @@ class Tokenizer(ABC):
         return piece.removeprefix(b" ") if fresh and self.space_prefix else piece, False
 
     def starts_fragment(self, after: int | None) -> bool:
-        """Whether the token after this one begins a fragment: at the start, and behind a special token."""
+        """Whether the token after this one starts a fragment: at the start, and after a special token."""
         return after is None or self._check_id(after) in self._matched
 
     @abstractmethod
@@ -167,7 +167,7 @@ class Tokenizer(ABC):
         """The ids of a fragment that contains no special token."""
 
     def _plain_bytes(self, text: str) -> bytes:
-        """The bytes a normal token spelled `text` stands for."""
+        """The bytes of a normal token spelled `text`."""
         return text.encode()
 
     def _check_id(self, token: int) -> int:
@@ -199,7 +199,7 @@ class Tokenizer(ABC):
 
 
 class _Bytes(dict[int, bytes]):
-    """The bytes of each token, worked out when first asked for."""
+    """The bytes of each token, computed on first use."""
 
     def __init__(self, tokenizer: Tokenizer, special: bool) -> None:
         self._tokenizer, self._special = tokenizer, special
@@ -219,7 +219,7 @@ class _Bytes(dict[int, bytes]):
         return value
 
 
-def chunks(text: str, size: int = CHUNK) -> Iterator[str]:
+def chunks(text: str, size: int = CHUNK_CHARACTERS) -> Iterator[str]:
     """The text in pieces of about `size` characters that can be encoded one by one.
 
     >>> list(chunks("one two three", 4))

@@ -1,4 +1,4 @@
-"""The vocabulary in a model file: its tokens, what kind each is, and which of them have a part to play.
+"""The vocabulary in a model file: its tokens, their types, and the special ones.
 
 Read once, and checked against itself: the libraries that do the work later are given nothing that does not
 fit together.
@@ -25,13 +25,13 @@ BYTE_TEXT = re.compile("<0x([0-9A-F]{2})>")
 
 
 class TokenType(IntEnum):
-    """What a token is, by the codes of the file."""
+    """The type of a token, by the codes of the file."""
 
     UNDEFINED = 0
     NORMAL = 1
-    UNKNOWN = 2  # stands for what the vocabulary cannot express
-    CONTROL = 3  # gives no text, and is found in a text only on request
-    USER_DEFINED = 4  # found in every text before anything else
+    UNKNOWN = 2  # for text that the vocabulary cannot express
+    CONTROL = 3  # has no text, and is parsed only on request
+    USER_DEFINED = 4  # parsed in every text before anything else
     UNUSED = 5
     BYTE = 6  # <0x0A>
 
@@ -42,7 +42,7 @@ _END_TEXTS = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> "
     "<|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> "
     "<｜end▁of▁sentence｜> "
-    # what follows a finished file when a model fills in code
+    # after a finished file, in models for code
     "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> "
     "<|file_sep|>"
 )
@@ -57,7 +57,7 @@ _CONTROLS = _ENDS | frozenset(_FILL_TEXTS.split())
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens with their types, and the ids that have a meaning."""
+    """Tokens with their types, and the special ids."""
 
     tokens: list[str]
     ids: dict[str, int]  # without empty tokens, which no text can contain
@@ -69,8 +69,8 @@ class Vocabulary:
 
     def of_type(self, *types: TokenType) -> dict[str, int]:
         """Text and id of the tokens of these types."""
-        found = np.flatnonzero(np.isin(self.types, types)).tolist()
-        return {self.tokens[token]: token for token in found if self.tokens[token]}
+        chosen = np.flatnonzero(np.isin(self.types, types)).tolist()
+        return {self.tokens[token]: token for token in chosen if self.tokens[token]}
 
 
 def read_vocabulary(metadata: Metadata, bos: int | None, eos: int | None, unknown: int | None) -> Vocabulary:
@@ -115,8 +115,8 @@ def read_flag(metadata: Metadata, name: str, default: bool) -> bool:
 
 def _types(metadata: Metadata, tokens: list[str], unknown: int | None) -> NDArray[np.int8]:
     if TYPES not in metadata:
-        guesses = (TokenType.BYTE if BYTE_TEXT.fullmatch(text) else TokenType.NORMAL for text in tokens)
-        types = np.fromiter(guesses, np.int8, len(tokens))
+        inferred = (TokenType.BYTE if BYTE_TEXT.fullmatch(text) else TokenType.NORMAL for text in tokens)
+        types = np.fromiter(inferred, np.int8, len(tokens))
         if unknown is not None:
             types[unknown] = TokenType.UNKNOWN
         return types
@@ -148,8 +148,8 @@ def _id(metadata: Metadata, name: str, n_tokens: int, default: int | None) -> in
 
 
 def _first_duplicate(tokens: list[str]) -> str:
-    seen: dict[str, int] = {}
+    first: dict[str, int] = {}
     for index, text in enumerate(tokens):
-        if text and seen.setdefault(text, index) != index:
-            return f"token {text!r} stands in the vocabulary twice, as {seen[text]} and {index}"
+        if text and first.setdefault(text, index) != index:
+            return f"token {text!r} is in the vocabulary twice, as {first[text]} and {index}"
     raise AssertionError("there is a duplicate")
