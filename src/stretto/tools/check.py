@@ -34,18 +34,18 @@ def check_tools(tools: Tools) -> list[Tool]:
         )
     if not 1 <= len(tools) <= MAX_TOOLS:
         raise InvalidRequest(f"tools has {len(tools)} entries; there may be 1 to {MAX_TOOLS}", param="tools")
-    found = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
-    names = [tool.name for tool in found]
+    checked = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+    names = [tool.name for tool in checked]
     for name in names:
         if names.count(name) > 1:
             raise InvalidRequest(
                 f"tools has two functions called {name!r}; names tell them apart", param="tools", value=name
             )
-    return found
+    return checked
 
 
 def check_choice(choice: Choice | None, tools: list[Tool]) -> tuple[str, list[Tool]]:
-    """How a tool is chosen ("auto", "none" or "required"), and from which."""
+    """The mode of the choice ("auto", "none" or "required"), and the tools to choose from."""
     if choice is None or choice in ("auto", "none", "required"):
         return (choice if isinstance(choice, str) else "auto"), tools
     if isinstance(choice, Mapping) and choice.get("type") == "function":
@@ -104,7 +104,7 @@ def _tool(tool: Any, where: str) -> Tool:
 
 
 def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments are an object, and it has the properties that are named, unless it says otherwise."""
+    """A schema of arguments: an object without additional properties, unless it allows them."""
     closed = {"type": "object", **parameters}
     if "$ref" not in closed and "patternProperties" not in closed:
         closed.setdefault("additionalProperties", False)

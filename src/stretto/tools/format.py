@@ -1,4 +1,4 @@
-"""How a chat template writes calls, learned by letting it write some.
+"""The format of a chat template's tool calls, learned by rendering some.
 
 Templates differ: some put `<tool_call>` around JSON, others a list behind a special token, or JSON alone.
 Each can write a turn of the assistant that holds calls, since such turns are part of later prompts. So a call
@@ -19,8 +19,8 @@ from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.check import Tool
 
-MARKS = 0x100000  # special tokens stand as characters from here on, in a private plane
-ID = "Stretto0"  # with a digit behind it the id of a call: nine letters and digits, as Mistral's are
+MARKS = 0x100000  # special tokens are characters from here on, in a private plane
+ID = "Stretto0"  # with a digit after it the id of a call: nine letters and digits, as Mistral's are
 
 FALLBACK = (
     "describe the tools in a message instead and use grammar=stretto.tools.call_grammar(tools) "
@@ -31,7 +31,7 @@ _learned: WeakKeyDictionary[ChatTemplate, CallFormat] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class CallFormat:
-    """What stands before a name, between it and the arguments, after them, and between two calls.
+    """The text before a name, between it and the arguments, after them, and between two calls.
 
     Special tokens are characters from `MARKS` on. `joint` is None where a turn has one call at most.
     """
@@ -43,7 +43,7 @@ class CallFormat:
 
 
 def call_format(template: ChatTemplate, tokenizer: Tokenizer, tools: list[Tool]) -> CallFormat:
-    """The format of a template's calls; `Unsupported` where it knows no tools or writes none."""
+    """The format of a template's calls; `Unsupported` where it has no tools or writes no calls."""
     shown = [tool.description for tool in tools]
     user = {"role": "user", "content": "x"}
     try:
@@ -55,14 +55,14 @@ def call_format(template: ChatTemplate, tokenizer: Tokenizer, tools: list[Tool])
         ) from None
     if prompt == bare:
         raise Unsupported(f"this model's chat template does not mention tools; {FALLBACK}", param="tools")
-    found = _learned.get(template)
-    if found is None:
-        found = _learned[template] = _learn(template, tokenizer, shown, user, prompt)
-    return found
+    learned = _learned.get(template)
+    if learned is None:
+        learned = _learned[template] = _learn(template, tokenizer, shown, user, prompt)
+    return learned
 
 
 def marked(token: int) -> str:
-    """The character that stands for a special token."""
+    """The character for a special token."""
     return chr(MARKS + token)
 
 
@@ -74,12 +74,12 @@ def _learn(
     prompt: str,
 ) -> CallFormat:
     def answer(n: int) -> str:
-        """A turn with `n` calls, as the template writes it behind the prompt."""
+        """A turn with `n` calls, as the template writes it after the prompt."""
         calls = [{"id": _id(i), "type": "function", "function": _call(i)} for i in range(n)]
         turn = {"role": "assistant", "content": "", "tool_calls": calls}
         whole = _text(template.parts([user, turn], tools=shown, add_generation_prompt=False))
         if not whole.startswith(prompt):
-            raise InvalidRequest("a turn with a call does not begin as an answer does")
+            raise InvalidRequest("a turn with a call does not start as an answer does")
         turn_text = whole[len(prompt) :]
         ends = [turn_text.find(marked(token)) for token in tokenizer.end_ids]
         end = min((at for at in ends if at >= 0), default=len(turn_text.rstrip()))
@@ -90,14 +90,14 @@ def _learn(
         before, between, after = _around(one, 0)
     except InvalidRequest as error:
         raise Unsupported(
-            f"how this model's chat template writes calls of tools cannot be told: {error}; {FALLBACK}",
+            f"the format of this model's tool calls cannot be learned from its template: {error}; {FALLBACK}",
             param="tools",
         ) from None
     return CallFormat(before, between, after, _joint(answer, before, between, after))
 
 
 def _joint(answer: Any, before: str, between: str, after: str) -> str | None:
-    """What stands between two calls, if they are written as one call is."""
+    """The text between two calls, if they are written as one call is."""
     try:
         two = answer(2)
         first = _around(two, 0)
@@ -113,7 +113,7 @@ def _joint(answer: Any, before: str, between: str, after: str) -> str | None:
 
 
 def _around(text: str, number: int) -> tuple[str, str, str]:
-    """What stands before the name of a call, between it and its arguments, and behind them."""
+    """The text before the name of a call, between it and its arguments, and after them."""
     at = text.find(_name(number))
     if at < 0:
         raise InvalidRequest("it leaves the name of the function out")

@@ -15,7 +15,7 @@ MAX_CALLS = 8  # in one turn
 
 
 def call_grammar(tools: Tools) -> Grammar:
-    """A call as JSON, for models whose template knows no tools: {"name": …, "arguments": {…}}.
+    """A call as JSON, for models whose template has no tools: {"name": …, "arguments": {…}}.
 
     >>> call_grammar([{"name": "now"}]).kind
     'json'
@@ -59,7 +59,7 @@ def _schema(tool: Tool) -> str:
 
 
 def _items(text: str) -> str:
-    """A text as Lark has it: strings, special tokens by their ids, and ids of calls."""
+    """A text in Lark's notation: strings, special tokens by their ids, and ids of calls."""
     special = rf"[{chr(MARKS)}-{chr(0x10FFFF)}]"
     items = []
     for piece in re.split(rf"({special}|{ID}\d)", text):

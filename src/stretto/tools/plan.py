@@ -1,4 +1,4 @@
-"""What tools mean for one chat: what the template shows, what is enforced, what is read from the answer."""
+"""The tool plan of one chat: tools for the template, a grammar for the request, a parser for the answer."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class ToolPlan:
         """The options of the request, with the grammar of a call where one is required."""
         if self.shown is not None and options.get("grammar") is not None:
             raise InvalidRequest(
-                "grammar beside tools: a call has a grammar of its own; leave one of them away",
+                "grammar with tools: a call has a grammar of its own; leave one of them out",
                 param="grammar",
             )
         return dict(options) if self.grammar is None else {**options, "grammar": self.grammar}
 
-    def read_all(self, found: Result | list[Result]) -> Result | list[Result]:
+    def read_all(self, results: Result | list[Result]) -> Result | list[Result]:
         """As `read`, also for several results."""
-        return [self.read(one) for one in found] if isinstance(found, list) else self.read(found)
+        return [self.read(one) for one in results] if isinstance(results, list) else self.read(results)
 
     def read(self, result: Result) -> Result:
-        """The result with its calls; its text is what was said beside them."""
+        """The result with its calls; its text is without them."""
         if self.reader is None:
             return result
         text, calls = self.reader.read(result.tokens)
@@ -54,7 +54,7 @@ class ToolPlan:
 def plan_tools(
     template: ChatTemplate | None, tokenizer: Tokenizer, tools: Tools | None, choice: Choice | None
 ) -> ToolPlan:
-    """What to do about some tools; `Unsupported` where the template knows none."""
+    """The plan for some tools; `Unsupported` where the template has none."""
     if tools is None:
         if choice is not None and choice != "none":
             raise InvalidRequest(
@@ -89,7 +89,7 @@ class ToolStream(TextStream):
 
     @property
     def result(self) -> Result:
-        """The whole result; runs what is left of the generation first."""
+        """The whole result; runs the rest of the generation first."""
         return self._plan.read(super().result)
 
 
@@ -110,7 +110,7 @@ def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
     for call in calls:
         function = call.get("function") if isinstance(call, Mapping) else None
         if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
-            with suppress(ValueError):  # what is not JSON the template gets as it is
+            with suppress(ValueError):  # a text that is not JSON is passed on as it is
                 call = {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
         changed.append(call)
     return {**message, "tool_calls": changed}

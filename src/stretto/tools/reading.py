@@ -1,4 +1,4 @@
-"""Calls found in what a model said."""
+"""Parses tool calls in generated text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 def read_call(text: str) -> ToolCall:
-    """The call in a text that `call_grammar` has shaped.
+    """The call in a text that was generated with `call_grammar`.
 
     >>> read_call('{"name": "now", "arguments": {}}').name
     'now'
@@ -50,32 +50,32 @@ class CallReader:
 
     @property
     def marker(self) -> str:
-        """What every call begins with, special tokens spelled out; "" if a call is nothing but an object."""
+        """The prefix of every call, special tokens spelled out; "" if a call is nothing but an object."""
         return self._marker
 
     def read(self, tokens: list[int]) -> tuple[str, tuple[ToolCall, ...]]:
-        """What was said beside the calls, and the calls."""
+        """The text without the calls, and the calls."""
         return self.read_text(self._tokenizer.decode(tokens, special=True))
 
     def read_text(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
         """As `read`, of a text with special tokens spelled out."""
         calls: list[ToolCall] = []
-        said: list[str] = []
+        parts: list[str] = []
         at = 0
-        while (found := self._next(text, at, bool(calls))) is not None:
-            start, end, name, value = found
+        while (match := self._next(text, at, bool(calls))) is not None:
+            start, end, name, value = match
             call = _call(value, name, len(calls))
             if call is None:
-                said.append(text[at:end])
+                parts.append(text[at:end])
             else:
-                said.append(self._tidy(text[at:start], bool(calls)))
+                parts.append(self._tidy(text[at:start], bool(calls)))
                 calls.append(call)
             at = end
-        said.append(self._tidy(text[at:], bool(calls)))
-        return "".join(said).strip(), tuple(calls)
+        parts.append(self._tidy(text[at:], bool(calls)))
+        return "".join(parts).strip(), tuple(calls)
 
     def _next(self, text: str, at: int, again: bool) -> tuple[int, int, str, Any] | None:
-        """The next call: where it starts and ends, a name that stands before it, and its JSON."""
+        """The next call: its start and end, the name before it, if any, and its JSON."""
         while True:
             start = text.find(self._marker, at) if self._marker else self._bare(text, at)
             listed = re.compile(r"[\s,]*(?=\{)").match(text, at) if again else None
@@ -99,17 +99,17 @@ class CallReader:
             except ValueError:
                 if not self._marker:
                     return None
-                at = inner  # it looked like a call, and is text
+                at = inner  # looked like a call, but is text
                 again = False
 
     @staticmethod
     def _bare(text: str, at: int) -> int:
-        """Without anything that marks a call, it is one only if it stands at the beginning."""
+        """The index of a call without a marker, which must start the text; −1 if there is none."""
         brace = re.compile(r"\s*(?=\{)").match(text, at)
         return brace.end() if brace and not text[:at].strip() else -1
 
     def _tidy(self, text: str, closes: bool) -> str:
-        """What stands between calls, without what ends the one before."""
+        """The text between calls, without the end of the previous call."""
         if not closes:
             return text
         closing = r"\s*".join(re.escape(c) for c in self._closing.lstrip("}"))
@@ -117,7 +117,7 @@ class CallReader:
 
 
 def _call(value: Any, name: str, number: int) -> ToolCall | None:
-    """The call that a JSON value is; None if it is none."""
+    """A JSON value as a call; None if it is none."""
     if not isinstance(value, Mapping):
         return None
     arguments: Any = value
