@@ -243,7 +243,7 @@ def test_a_hook_that_leaves_nothing_ends_its_own_request(llm):
 
 def test_what_fails_within_the_fused_loop_ends_its_own_request(llm, monkeypatch):
     stream = llm.stream("x", grammar=PERSON, loop="fused", **WILD)
-    monkeypatch.setattr(guide, "MAX_STEP", -1.0)
+    monkeypatch.setattr(guide, "MAX_STEP_SECONDS", -1.0)
     with pytest.raises(InvalidRequest, match="for one token"):
         _ = stream.result
     monkeypatch.undo()

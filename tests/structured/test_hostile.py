@@ -9,7 +9,7 @@ import pytest
 
 from stretto import Grammar, InvalidRequest
 from stretto.structured import Compiler, as_grammar, compiler, guide
-from stretto.structured.checks import MAX_DEPTH, MAX_LARK, MAX_TEXT
+from stretto.structured.checks import MAX_CHARACTERS, MAX_DEPTH, MAX_LARK_CHARACTERS
 from stretto.testing import byte_tokenizer, mock_llm
 
 
@@ -53,8 +53,8 @@ WRONG_SCHEMAS = {
     "deep brackets": (nested(60), f"deeper than {MAX_DEPTH}"),
     "very deep brackets": (nested(8000), f"deeper than {MAX_DEPTH}"),
     "a deep dict": (deep_dict(5000), f"deeper than {MAX_DEPTH}"),
-    "a huge enum": ({"enum": [f"value {i}" for i in range(10**5)]}, f"may have {MAX_TEXT}"),
-    "a huge constant": ({"const": "x" * 10**7}, f"may have {MAX_TEXT}"),
+    "a huge enum": ({"enum": [f"value {i}" for i in range(10**5)]}, f"may have {MAX_CHARACTERS}"),
+    "a huge constant": ({"const": "x" * 10**7}, f"may have {MAX_CHARACTERS}"),
     "a product of choices": (
         {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(8)]} for i in range(8)]},
         "too large|cannot be used",
@@ -87,7 +87,7 @@ WRONG_TEXTS = {
     "look-ahead": (Grammar.regex, "(?=a)b", "look-around"),
     "back-reference": (Grammar.regex, r"(a)\1", "backreferences"),
     "deep brackets": (Grammar.regex, "(" * 20000 + "a" + ")" * 20000, "cannot be used"),
-    "a long expression": (Grammar.regex, "ab?" * 10**5, f"may have {MAX_TEXT}"),
+    "a long expression": (Grammar.regex, "ab?" * 10**5, f"may have {MAX_CHARACTERS}"),
     "no text": (Grammar.regex, b"a", "must be a text"),
     "an empty text": (Grammar.regex, "", "empty"),
     "a million letters": (Grammar.regex, "a{1000000}", "too many"),
@@ -102,7 +102,7 @@ WRONG_TEXTS = {
         "too big",
     ),
     "a million rules": (Grammar.lark, 'start: ("a" "b"){1000000}', "too many|Too many"),
-    "a large grammar": (Grammar.lark, "start: a\n" * 10**4, f"may have {MAX_LARK}"),
+    "a large grammar": (Grammar.lark, "start: a\n" * 10**4, f"may have {MAX_LARK_CHARACTERS}"),
     "a temperature": (Grammar.lark, 'start[temperature=0.5]: "a"', "temperature"),
     "intersections": (
         Grammar.lark,
@@ -119,7 +119,7 @@ def test_wrong_texts(compile_, name):
         compile_(make(text))
 
 
-@pytest.mark.parametrize("choices", ["yes", [], [""], ["a", 3], None, {"a": 1}, ["x" * MAX_TEXT]])
+@pytest.mark.parametrize("choices", ["yes", [], [""], ["a", 3], None, {"a": 1}, ["x" * MAX_CHARACTERS]])
 def test_wrong_choices(choices):
     with pytest.raises(InvalidRequest, match="choices"):
         Grammar.choices(choices)
@@ -161,20 +161,20 @@ CHAINS = r"""
 import json, sys
 from stretto import Grammar, InvalidRequest
 from stretto.structured import Compiler
-from stretto.structured.checks import MAX_LARK, MAX_TEXT
+from stretto.structured.checks import MAX_LARK_CHARACTERS, MAX_CHARACTERS
 from stretto.testing import byte_tokenizer
 
 tokenizer = byte_tokenizer()
 compiler = Compiler(tokenizer, tokenizer.n_vocab)
 
 def schema(piece):
-    n = MAX_TEXT // (len(json.dumps(piece)) + 20)
+    n = MAX_CHARACTERS // (len(json.dumps(piece)) + 20)
     text = json.dumps(piece)
     defs = {f"d{i}": json.loads(text.replace("NEXT", f"#/$defs/d{i + 1}")) for i in range(n)}
     return Grammar.json({"$ref": "#/$defs/d0", "$defs": {**defs, f"d{n}": {"type": "null"}}})
 
 def lark(line, last):
-    n = MAX_LARK // (len(line) + 8) - 2
+    n = MAX_LARK_CHARACTERS // (len(line) + 8) - 2
     lines = [line.replace("THIS", str(i)).replace("NEXT", str(i + 1)) for i in range(n)]
     return Grammar.lark("\n".join([*lines, last.replace("THIS", str(n))]))
 
@@ -218,7 +218,7 @@ def test_what_takes_too_long_is_given_up(monkeypatch):
     with pytest.raises(InvalidRequest, match="still being compiled"):
         worker.run(lambda: 1, 1)
     gate.set()
-    for thread in worker._given_up:
+    for thread in worker._abandoned:
         thread.join()
     assert worker.run(lambda: 1, 5) == 1
     with pytest.raises(KeyError):
@@ -229,7 +229,7 @@ def test_a_grammar_that_is_slow_to_step_ends_its_own_request(monkeypatch):
     llm = mock_llm("aaaaaaaa")
     other = llm.stream("x", temperature=0)
     stream = llm.stream("x", grammar=Grammar.regex("[ab]{4}"))
-    monkeypatch.setattr(guide, "MAX_STEP", -1.0)
+    monkeypatch.setattr(guide, "MAX_STEP_SECONDS", -1.0)
     with pytest.raises(InvalidRequest, match="for one token"):
         _ = stream.result
     assert other.result.text == "aaaaaaaa"
@@ -253,11 +253,11 @@ def test_grammars_are_compiled_once_and_the_oldest_go(monkeypatch):
     assert mine.compile(Grammar.json({"type": "integer"})) is first
     assert mine.compile(Grammar.json('{"type": "integer"}')) is first
     assert mine.compile(Grammar.json({"type": "integer"}, whitespace="compact")) is not first
-    monkeypatch.setattr(compiler, "MAX_KEPT", 3)
+    monkeypatch.setattr(compiler, "MAX_CACHED_GRAMMARS", 3)
     for i in range(3):
         mine.compile(Grammar.regex(f"a{{{i + 1}}}"))
         mine.compile(Grammar.regex("a"))
-    assert len(mine._kept) == 3
+    assert len(mine._cache) == 3
     assert mine.compile(Grammar.json({"type": "integer"})) is not first
 
 

@@ -2,7 +2,7 @@
 
     grammar.py    what a text has to look like: a value, compared by content
     checks.py     what is refused before anything is compiled, and where in a schema it stands
-    compiler.py   grammars become matchers, in a worker with limits, and are kept
+    compiler.py   compiles grammars to matchers, in a worker with limits, and caches them
     guide.py      where one text stands in its grammar: what may come next, what has to
 
 The parsing is done by the `llguidance` library.

@@ -1,4 +1,4 @@
-"""What is refused before anything is compiled.
+"""Checks of grammars before they are compiled.
 
 The compiler recurses along a grammar and cannot be interrupted, so what it gets is bounded first: in size,
 which bounds how far definitions can refer to each other, and in how deep brackets stand in brackets.
@@ -13,16 +13,16 @@ from typing import Any
 
 from stretto.errors import InvalidGrammar
 
-MAX_TEXT = 256 << 10  # characters of a grammar
-MAX_LARK = 64 << 10  # of a Lark grammar, whose rules may be combined more freely
+MAX_CHARACTERS = 256 << 10  # of a grammar
+MAX_LARK_CHARACTERS = 64 << 10  # of a Lark grammar, whose rules may be combined more freely
 MAX_DEPTH = 100  # of brackets in a JSON schema
 OPTIONS_KEY = "x-guidance"  # settings of the library, hidden in a schema
 
 _TEMPERATURE = re.compile(r"^[ \t]*[?!]?[\w-]+(\.\d+)?[ \t]*\[[^\]]*\btemperature\b", re.MULTILINE)
 
 
-def check_size(text: str, name: str, param: str, most: int = MAX_TEXT) -> None:
-    """Refuse a grammar that is too long, or no text; `name` is for people, `param` the argument's."""
+def check_size(text: str, name: str, param: str, most: int = MAX_CHARACTERS) -> None:
+    """Raise for a grammar that is too long, or no text; `name` is for the message, `param` the argument's."""
     if not isinstance(text, str):
         raise InvalidGrammar(f"{name} must be a text, not {text!r:.100}", param=param, value=text)
     if not text:
@@ -39,13 +39,13 @@ def check_size(text: str, name: str, param: str, most: int = MAX_TEXT) -> None:
 
 
 def check_regex(pattern: str, name: str) -> None:
-    """Refuse what is no regular expression of a bearable size; the compiler judges the rest."""
+    """Raise for a pattern that is no text or too long; the compiler checks the rest."""
     check_size(pattern, name, name)
 
 
 def check_lark(text: str) -> None:
-    """Refuse what is no grammar of a bearable size, and what would be ignored in it."""
-    check_size(text, "a Lark grammar", "text", MAX_LARK)
+    """Raise for a grammar that is no text or too long, and for parts that would be ignored."""
+    check_size(text, "a Lark grammar", "text", MAX_LARK_CHARACTERS)
     if _TEMPERATURE.search(text):
         raise InvalidGrammar(
             "a Lark grammar asks for a temperature of its own, which is not supported; "
@@ -55,7 +55,7 @@ def check_lark(text: str) -> None:
 
 
 def check_schema(schema: Any) -> str:
-    """The text of a schema; refuses what is none, is too large or too deep, or leads elsewhere."""
+    """The text of a schema; raises if it is none, too large or too deep, or refers to other documents."""
     if isinstance(schema, str):
         check_size(schema, "the JSON schema", "schema")
         try:
@@ -92,8 +92,8 @@ def walk(schema: Any) -> Iterator[tuple[str, Any]]:
         n += 1
         if depth > MAX_DEPTH:
             raise InvalidGrammar(_too_deep(path), param="schema")
-        if n > MAX_TEXT:
-            raise InvalidGrammar(f"the JSON schema has more than {MAX_TEXT} values", param="schema")
+        if n > MAX_CHARACTERS:
+            raise InvalidGrammar(f"the JSON schema has more than {MAX_CHARACTERS} values", param="schema")
         yield path, value
         if isinstance(value, Mapping):
             stack += [(f"{path}/{_escaped(key)}", item, depth + 1) for key, item in value.items()]
@@ -102,7 +102,7 @@ def walk(schema: Any) -> Iterator[tuple[str, Any]]:
 
 
 def find_key(schema: str, key: str) -> str | None:
-    """Where in the text of a schema a keyword stands, the first place if there are several."""
+    """The path of a keyword in a schema, the first if there are several."""
     places = [path for path, value in walk(json.loads(schema)) if isinstance(value, dict) and key in value]
     return f"{min(places, key=len)}/{_escaped(key)}" if places else None
 

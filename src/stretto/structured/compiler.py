@@ -1,4 +1,4 @@
-"""Grammars become matchers: in a worker with limits, once for each content.
+"""Compiles grammars to matchers: in a worker with limits, once for each content.
 
 The worker is a thread with a large stack, since the compiler recurses along chains of definitions (a chain as
 long as `checks.MAX_TEXT` allows fits in). It works without the GIL. What takes too long is given up: its
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_SECONDS = 10.0  # for a grammar; most take milliseconds
-MAX_KEPT = 64  # grammars
-MAX_GIVEN_UP = 2  # workers that still run
-STACK = 256 << 20  # bytes of address space; memory is taken as it is used
+MAX_CACHED_GRAMMARS = 64
+MAX_ABANDONED_WORKERS = 2  # timed out, and still running
+STACK_BYTES = 256 << 20  # address space; memory is taken as it is used
 
-# How much the matcher may build, in its own units. What a step costs grows with the square of how many
-# symbols of a grammar are in play at once. In Lark that may be all, in a schema they are few.
+# Sizes that the matcher may build, in its own units. The cost of a step grows with the square of how many
+# symbols of a grammar are active at once. In Lark that may be all, in a schema they are few.
 LIMITS: dict[str, Any] = {
     "max_lexer_states": 50_000,  # about 1.5 kB each
     "max_grammar_size": 100_000,
@@ -52,7 +52,7 @@ Value = TypeVar("Value")
 
 
 class Compiled:
-    """A grammar ready for one vocabulary; `guide()` begins a text."""
+    """A grammar compiled for one vocabulary; `guide()` starts a text."""
 
     def __init__(self, grammar: Grammar, guide: Guide) -> None:
         self.grammar = grammar
@@ -60,7 +60,7 @@ class Compiled:
         self._lock = threading.Lock()
 
     def guide(self) -> Guide:
-        """A guide at the beginning."""
+        """A guide in the initial state."""
         with self._lock:
             return self._start.fork()
 
@@ -69,29 +69,29 @@ class Compiled:
 
 
 class Compiler:
-    """Compiles grammars for one tokenizer, and keeps those used last. Threads may share it."""
+    """Compiles grammars for one tokenizer, with an LRU cache. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, n_vocab: int) -> None:
         self._tokenizer = tokenizer
         self._n_vocab = n_vocab  # of the logits
-        self._matched: LLTokenizer | None = None  # the vocabulary as the library wants it
-        self._kept: OrderedDict[Grammar, Compiled] = OrderedDict()
+        self._matched: LLTokenizer | None = None  # the vocabulary for the library
+        self._cache: OrderedDict[Grammar, Compiled] = OrderedDict()
         self._lock = threading.Lock()
         self._worker = Worker()
 
     def compile(self, grammar: Grammar) -> Compiled:
-        """The grammar ready to use; `InvalidRequest` says what is wrong with it."""
+        """The compiled grammar; raises `InvalidRequest` if it is not valid."""
         with self._lock:
-            if found := self._kept.get(grammar):
-                self._kept.move_to_end(grammar)
-                return found
+            if compiled := self._cache.get(grammar):
+                self._cache.move_to_end(grammar)
+                return compiled
         tokenizer = self._vocabulary()
         guide = self._worker.run(lambda: self._compile(grammar, tokenizer), MAX_SECONDS)
         compiled = Compiled(grammar, guide)
         with self._lock:
-            self._kept[grammar] = compiled
-            while len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+            self._cache[grammar] = compiled
+            while len(self._cache) > MAX_CACHED_GRAMMARS:
+                self._cache.popitem(last=False)
         return compiled
 
     def _vocabulary(self) -> LLTokenizer:
@@ -108,7 +108,7 @@ class Compiler:
         if matcher.is_error():
             raise _wrong(grammar, brief(matcher.get_error()))
         guide = Guide(matcher, self._n_vocab, tokenizer.vocab_size, self._tokenizer.end_ids)
-        # The first step is taken here: what cannot even begin is found out, and the rest starts warm.
+        # The first mask is computed here: a grammar that no text fits fails now, and later steps are warm.
         first = guide.fork()
         try:
             first.begin()
@@ -123,11 +123,11 @@ class Compiler:
 
 
 class Worker:
-    """Runs pieces of work in threads of their own, each for a limited time."""
+    """Runs functions in threads of their own, each for a limited time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._given_up: list[threading.Thread] = []
+        self._abandoned: list[threading.Thread] = []
 
     def run(self, work: Callable[[], Value], seconds: float) -> Value:
         """The result of `work`, or its exception; `InvalidRequest` if it takes longer than `seconds`."""
@@ -140,14 +140,15 @@ class Worker:
                 outcome.append((None, error))
 
         with self._lock:
-            self._given_up = [thread for thread in self._given_up if thread.is_alive()]
-            if len(self._given_up) >= MAX_GIVEN_UP:
+            self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
+            if len(self._abandoned) >= MAX_ABANDONED_WORKERS:
                 raise InvalidRequest(
-                    f"{MAX_GIVEN_UP} grammars that took too long are still being compiled; try again later",
+                    f"{MAX_ABANDONED_WORKERS} grammars that took too long are still being compiled; "
+                    "try again later",
                     param="grammar",
                 )
             thread = threading.Thread(target=task, name="stretto-grammar", daemon=True)
-            before = threading.stack_size(STACK)
+            before = threading.stack_size(STACK_BYTES)
             try:
                 thread.start()
             finally:
@@ -155,7 +156,7 @@ class Worker:
         thread.join(seconds)
         if not outcome:
             with self._lock:
-                self._given_up.append(thread)
+                self._abandoned.append(thread)
             raise InvalidGrammar(
                 f"the grammar takes longer than {seconds:g} s to compile; simplify it", param="grammar"
             )
@@ -166,7 +167,7 @@ class Worker:
 
 
 def wrap(tokenizer: Tokenizer) -> LLTokenizer:
-    """A tokenizer as the library wants it. Control tokens match nothing but their own names."""
+    """A tokenizer for the library. Control tokens match nothing but their own names."""
     import llguidance
 
     vocabulary = _Vocabulary(tokenizer)
@@ -177,7 +178,7 @@ def wrap(tokenizer: Tokenizer) -> LLTokenizer:
 
 
 class _Vocabulary:
-    """What the library asks of a tokenizer."""
+    """The interface that the library needs of a tokenizer."""
 
     is_tokenizer_wrapper = True
     bos_token_id: int | None = None
@@ -226,7 +227,7 @@ def _with_options(grammar: Grammar) -> str:
 
 
 def _wrong(grammar: Grammar, reason: str) -> InvalidGrammar:
-    """An error that says why a grammar cannot be used."""
+    """The error of a grammar that cannot be used, with the reason."""
     param = "tools" if grammar.kind == "tools" else "grammar"
     return InvalidGrammar(_explained(grammar, reason), param=param, value=grammar)
 
@@ -237,6 +238,6 @@ def _explained(grammar: Grammar, reason: str) -> str:
         keys: list[str] = json.loads(reason[reason.index("[") : reason.rindex("]") + 1])
         places = [find_key(grammar.text, key) or key for key in keys]
         return f"the JSON schema uses keywords that are not supported: {', '.join(places)}; leave them out"
-    if grammar.kind == "json" and (found := re.match(r"Unknown format: (.*)", reason)):
-        return f"the JSON schema has the format {found[1]!r}, which is not supported; use a pattern"
+    if grammar.kind == "json" and (match := re.match(r"Unknown format: (.*)", reason)):
+        return f"the JSON schema has the format {match[1]!r}, which is not supported; use a pattern"
     return f"{NAMES[grammar.kind]} cannot be used: {reason}"

@@ -1,4 +1,4 @@
-"""What a text has to look like."""
+"""`Grammar`: the constraint of constrained decoding."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stretto.structured.checks import check_lark, check_regex, check_schema, che
 
 Kind = Literal["json", "regex", "lark", "choices", "tools"]
 
-# What llguidance calls them. Separators and white space are regular expressions there.
+# The names in llguidance. Separators and white space are regular expressions there.
 WHITESPACE: dict[str, dict[str, Any]] = {
     "spaced": {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False},
     "compact": {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False},
-    # Bounded, so that a model that has lost its way cannot go on with blanks for ever.
+    # Bounded, so that a model cannot generate white space for ever.
     "flexible": {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"},
 }
 
@@ -27,7 +27,7 @@ CLASSES = {r"\d": "0-9", r"\w": "0-9A-Za-z_", r"\s": r" \t\n\r\f\v"}
 
 @dataclass(frozen=True)
 class Grammar:
-    """A shape for the text of an answer. Make one with `json`, `regex`, `lark` or `choices`.
+    """The constraint on the text of an answer. Make one with `json`, `regex`, `lark` or `choices`.
 
         llm.generate(prompt, grammar=Grammar.regex(r"\\d{4}-\\d{2}-\\d{2}"))
 
@@ -39,7 +39,7 @@ class Grammar:
 
     kind: Kind
     text: str
-    options: str = "{}"  # of a JSON grammar: what stands between its values, as JSON
+    options: str = "{}"  # of a JSON grammar: its separators and white space, as JSON
 
     @classmethod
     def json(
@@ -100,17 +100,17 @@ class Grammar:
             raise InvalidGrammar(
                 f"choices must be a list of texts, not {choices!r}", param="choices", value=choices
             )
-        found = list(choices)
-        for choice in found:
+        texts = list(choices)
+        for choice in texts:
             if not isinstance(choice, str) or not choice:
                 raise InvalidGrammar(
                     f"choices must be texts of at least one character, not {choice!r}",
                     param="choices",
                     value=choice,
                 )
-        if not found:
-            raise InvalidGrammar("choices is empty; give at least one text", param="choices", value=found)
-        text = json.dumps(list(dict.fromkeys(found)), ensure_ascii=False)
+        if not texts:
+            raise InvalidGrammar("choices is empty; give at least one text", param="choices", value=texts)
+        text = json.dumps(list(dict.fromkeys(texts)), ensure_ascii=False)
         check_size(text, "choices", "choices")
         return cls("choices", text)
 
@@ -120,7 +120,7 @@ class Grammar:
 
 
 def as_grammar(value: Any) -> Grammar:
-    """The grammar that an option means: a `Grammar`, or a JSON schema (a dict, a class of pydantic's)."""
+    """The grammar of an option's value: a `Grammar`, or a JSON schema (a dict, a class of pydantic's)."""
     if isinstance(value, Grammar):
         return value
     if isinstance(value, Mapping) or callable(getattr(value, "model_json_schema", None)):
@@ -139,7 +139,7 @@ def choice_pattern(text: str) -> str:
 
 
 def ascii_classes(pattern: str) -> str:
-    """A pattern in which \\d, \\w and \\s mean ASCII, as those who ask for a date expect.
+    """A pattern in which \\d, \\w and \\s mean ASCII, as patterns for dates and names expect.
 
     What is negated, also within brackets, keeps its meaning: nothing is allowed that was not before.
 
@@ -147,8 +147,8 @@ def ascii_classes(pattern: str) -> str:
     '[0-9][0-9A-Za-z_.]\\\\D'
     """
     pieces, brackets, negated = [], 0, False
-    for found in re.finditer(r"\\.?|\[\^?\]?|\]|[^\\\[\]]+", pattern, re.DOTALL):
-        piece = found[0]
+    for match in re.finditer(r"\\.?|\[\^?\]?|\]|[^\\\[\]]+", pattern, re.DOTALL):
+        piece = match[0]
         if piece.startswith("["):
             brackets += 1
             negated = negated or piece.startswith("[^")

@@ -1,4 +1,4 @@
-"""Where one text stands in its grammar: which tokens may come next, and which have to."""
+"""The state of one text in its grammar: the tokens that are allowed next, and forced tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stretto.errors import InvalidGrammar, InvalidRequest
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-MAX_STEP = 1.0  # seconds for one token; the usual are microseconds
+MAX_STEP_SECONDS = 1.0  # for one token; the usual are microseconds
 
 Row = NDArray[np.float32]
 Mask = NDArray[np.uint32]
@@ -23,12 +23,12 @@ class Guide:
     """The state of a grammar after some tokens. `llm.guide(grammar)` makes one for a loop of your own.
 
         guide = llm.guide({"type": "integer"})
-        seq.append(guide.begin())                           # tokens that have to come first, if any
+        seq.append(guide.begin())                           # forced tokens at the start, if any
         while not guide.done:
             token = seq.sample(logits=guide.masked(seq.logits))
             if token in llm.tokenizer.end_ids:
                 break
-            seq.append([token, *guide.push(token)])         # and those that have to follow
+            seq.append([token, *guide.push(token)])         # and the forced tokens after it
 
     `mask` is uint32[n_vocab / 32] with a bit for each token, set where it may come; `done` says that nothing
     can follow, `accepting` that the text could end here.
@@ -43,16 +43,16 @@ class Guide:
         self._mask: Mask = np.zeros((most + 31) // 32, np.uint32)
         self._address = self._mask.ctypes.data
         self._bytes = (n_matched + 31) // 32 * 4
-        self._known = False  # the mask is that of the present state
+        self._known = False  # the mask is that of the current state
         self.done = False
 
     def begin(self) -> list[int]:
-        """The tokens that have to come first; they count as pushed."""
+        """The forced tokens at the start; they count as pushed."""
         return self._forced()
 
     @property
     def mask(self) -> Mask:
-        """uint32[n_vocab / 32]: the tokens that may come next, the lowest bit first; read it only."""
+        """uint32[n_vocab / 32]: the allowed tokens, the lowest bit first; read-only."""
         if not self._known:
             begun = perf_counter()
             self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
@@ -70,17 +70,17 @@ class Guide:
         return self._matcher.is_accepting()
 
     def allowed(self) -> NDArray[np.intp]:
-        """The ids of the tokens that may come next."""
+        """The ids of the allowed tokens."""
         bits = np.unpackbits(self.mask.view(np.uint8), bitorder="little")
         return np.flatnonzero(bits[: self._n_vocab])
 
     def masked(self, logits: Row) -> Row:
-        """A copy of a row of logits in which what may not come has −inf."""
+        """A copy of a row of logits in which the other tokens have −inf."""
         bits = np.unpackbits(self.mask.view(np.uint8), bitorder="little")
         return np.where(bits[: len(logits)] != 0, logits, np.float32(-np.inf)).astype(np.float32, copy=False)
 
     def push(self, token: int) -> list[int]:
-        """Go past a token; return those that have to follow it, which count as pushed too."""
+        """Advance by a token; return the forced tokens after it, which count as pushed too."""
         self._known = False
         begun = perf_counter()
         if not self._matcher.consume_token(token):
@@ -94,11 +94,11 @@ class Guide:
         return forced
 
     def n_valid(self, tokens: list[int]) -> int:
-        """How many of these tokens, from the first on, the grammar would allow one after the other."""
+        """Length of the longest prefix of `tokens` that the grammar allows."""
         return 0 if self.done else self._matcher.validate_tokens(tokens)
 
     def fork(self) -> Guide:
-        """Another one that goes on from here by itself."""
+        """An independent copy with the same state."""
         twin = Guide(self._matcher.deep_copy(), self._n_vocab, self._n_matched, self._ends)
         twin.done = self.done
         return twin
@@ -124,8 +124,8 @@ class Guide:
 
 
 def _check_time(begun: float) -> None:
-    """A grammar that makes everybody wait is given up at its first slow step."""
-    if (spent := perf_counter() - begun) > MAX_STEP:
+    """Raise if a step took too long: a slow grammar delays all requests."""
+    if (spent := perf_counter() - begun) > MAX_STEP_SECONDS:
         raise InvalidGrammar(
             f"the grammar took {spent:.1f} s for one token; make it less ambiguous, or smaller",
             param="grammar",
@@ -133,6 +133,6 @@ def _check_time(begun: float) -> None:
 
 
 def brief(error: str) -> str:
-    """What the library says, without what is only for its makers."""
+    """The library's message, without its internal details."""
     text = error.removeprefix("panic: ").split("<backtrace>")[0].split("<non-verbose/>")[0].strip()
     return text if len(text) <= 400 else f"{text[:397]}..."
