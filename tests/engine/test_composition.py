@@ -456,3 +456,74 @@ def test_rows_come_to_the_host_only_when_somebody_looks():
 def test_the_documents_print_the_table():
     page = Path(__file__).parents[2] / "docs" / "combinations.md"
     assert as_markdown() in page.read_text()
+
+
+# -- a sequence comes back whole --
+
+
+def test_a_cancelled_draft_leaves_no_cells_behind(llm):
+    prompt = llm.tokenizer.encode("One two three one two three one two three one two")
+    known = prompt + llm.generate(prompt, max_tokens=60, temperature=0, ignore_eos=True).tokens
+    with llm.sequence(prompt) as seq:
+        stream = llm.stream(seq, draft=Right(known), max_tokens=60, temperature=0, ignore_eos=True)
+        for _ in range(12):
+            next(stream)
+        stream.cancel()
+        assert llm.cells.positions(seq.id).tolist() == list(range(len(seq) - seq.n_pending))
+        assert seq.tokens == known[: len(seq)]
+        assert seq.step(temperature=0).token == known[len(seq) - 1]
+
+
+@pytest.mark.parametrize("how", ["list", "async", "stream", "n"])
+def test_a_refused_request_gives_the_sequence_back(how):
+    llm = mock_llm(lambda seen: ord("x"), limits=stretto.Limits(max_running=1, max_queue=1))
+    with llm.sequence("abc") as seq:
+        if how == "stream":
+            first = llm.stream("a", max_tokens=20)
+            next(first)
+            second = llm.stream("b", max_tokens=20)
+            with pytest.raises(stretto.QueueFull):
+                llm.stream(seq)
+            first.cancel(), second.cancel()
+        elif how == "async":
+            with pytest.raises(InvalidRequest, match="empty"):
+                asyncio.run(llm.agenerate([seq, ""]))
+        else:
+            with pytest.raises(InvalidRequest, match="empty"):
+                llm.generate([seq, ""], n=2 if how == "n" else None)
+        assert seq.step(temperature=0).text == "x"
+    settled(llm)
+
+
+def test_a_dropped_stream_gives_the_sequence_back():
+    llm = mock_llm(lambda seen: ord("x"))
+    with llm.sequence("abc") as seq:
+        stream = llm.stream(seq, max_tokens=20, temperature=0)
+        next(stream)
+        del stream
+        gc.collect()
+        assert seq.step(temperature=0).text == "x"
+        assert seq.text == "abcxx"
+    settled(llm)
+
+
+def test_ready_made_hooks_with_a_draft_know_their_request(llm):
+    prompt = llm.tokenizer.encode("One two three one two three one two three")
+    options = {"max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    plain, drafted = stretto.hooks.Watcher(3), stretto.hooks.Watcher(3)
+    alone = llm.generate(prompt, hooks=[plain], **options)
+    found = llm.generate(prompt, hooks=[drafted], draft=Right(prompt + alone.tokens, 3), **options)
+    assert found.tokens == alone.tokens
+    assert [len(r.records) for r in drafted.requests] == [len(r.records) for r in plain.requests] == [16]
+
+
+def test_embeddings_are_paced_while_a_stream_decodes(smollm2_path):
+    with stretto.load(smollm2_path, cells=1024) as llm:
+        llm._engine.scheduler.pace._seconds = 1e-3
+        llm._engine.scheduler.pace.learn = lambda n, seconds: None
+        with llm.stream("Once", max_tokens=200, ignore_eos=True) as stream:
+            next(stream)
+            before = llm.steps.since()[-1].number
+            llm.embed([list(range(100, 400))])
+            widths = [event.n_tokens for event in llm.steps.since(before + 1)]
+            assert max(widths) <= 46  # 45 ms of them, and the stream's token

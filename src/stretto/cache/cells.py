@@ -107,7 +107,7 @@ class Cells:
 
     def changes(self, since: int = 0) -> CellChanges:
         """Columns of the cells that changed after a version; of all cells in use if that is not known."""
-        complete = not self.log.is_complete(since)
+        complete = not self.log.knows_since(since)
         chosen = np.flatnonzero(self.shares if complete else self.log.cells > since).astype(np.int32)
         stamps = self.log.sequences
         return CellChanges(

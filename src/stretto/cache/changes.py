@@ -61,7 +61,7 @@ class ChangeLog:
         if len(self._removed) > MAX_REMOVED_SEQUENCES:
             self._forgotten, _ = self._removed.popleft()
 
-    def is_complete(self, since: int) -> bool:
+    def knows_since(self, since: int) -> bool:
         """Whether all changes since a version are known."""
         return self._forgotten <= since <= self.version and since > 0
 

@@ -137,7 +137,11 @@ async def start(
             for group in made:
                 for request in group:
                     request.set_notify(notify)
-            worker.add(made)
+            try:
+                worker.add(made)
+            except BaseException:
+                worker.cancel(made)
+                raise
 
     news.forget = forget
     task = asyncio.ensure_future(asyncio.to_thread(work))

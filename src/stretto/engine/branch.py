@@ -143,8 +143,19 @@ def new_branches(engine: Engine, prompt: Prompt, params: RequestParams, how: Bra
     else:
         _check_prompt(engine, len(prompt), params)
         first = engine.runner.new_track(prompt, RandomStream(seed))
+    try:
+        return Branches(_branch_requests(engine, first, params, how, seed), how)
+    except BaseException:
+        with engine.lock:
+            engine.runner.close_track(first)
+        raise
+
+
+def _branch_requests(
+    engine: Engine, first: Track, params: RequestParams, how: Branching, seed: int
+) -> list[Request[Any]]:
     if how.beams is not None:
-        return Branches([_beam_request(engine, first, params, how)], how)
+        return [_beam_request(engine, first, params, how)]
     requests = [_text_request(engine, first, params)]
     for index in range(1, how.best_of or how.n or 1):
         # Its track has the tokens only: it is replaced by a fork when the first one has been computed.
@@ -154,7 +165,7 @@ def new_branches(engine: Engine, prompt: Prompt, params: RequestParams, how: Bra
         requests.append(_text_request(engine, track, params))
     requests[0].siblings = list(requests[1:])
     requests[0].start_sibling = partial(_start_sibling, engine)
-    return Branches(list(requests), how)
+    return list(requests)
 
 
 def _start_sibling(engine: Engine, first: Request[PlainDecoder], sibling: Request[PlainDecoder]) -> None:

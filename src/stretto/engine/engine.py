@@ -273,6 +273,12 @@ class Engine:
         finally:
             self.lock.release()
 
+    def settle(self) -> None:
+        """End requests that were abandoned, unless a step is under way, which does it."""
+        with self.lock:
+            if self.scheduler.changes.pending and not self._in_step:
+                self.scheduler.sweep()
+
     # -- sequences --
 
     def compute(self, tracks: Iterable[Track]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice
 from typing import NamedTuple
 
 MAX_EVENTS = 1024
@@ -34,8 +33,4 @@ class StepEvents:
 
     def since(self, number: int = 0) -> list[StepEvent]:
         """The steps from this number on that are still recorded."""
-        missing = self._n - number
-        if missing <= 0:
-            return []
-        events = list(self._events)
-        return [StepEvent(*event) for event in islice(events, max(0, len(events) - missing), None)]
+        return [StepEvent(*event) for event in list(self._events) if event[0] >= number]

@@ -44,7 +44,7 @@ class Request(Generic[D]):
     ) -> None:
         self.decoder = decoder
         self.output = decoder.output
-        self.number = next(_numbers)  # the order of arrival
+        self.number = decoder.number = next(_numbers)  # the order of arrival
         self.order = (-float("inf") if urgent else -priority, self.number)  # in the queue
         self.urgent = urgent  # it goes first and counts for no limit: a caller computes a sequence
         self.deadline = None if timeout is None else time.monotonic() + timeout

@@ -259,7 +259,10 @@ class Scheduler:
                     room = min(room, self.pace.tokens_in(self.limits.max_step_ms))
                 plan.work += self._cut(prompts, room, shared)
             if plan.hidden:
-                plan.hidden = self._cut(plan.hidden, self.limits.max_tokens_per_step, shared)
+                room = self.limits.max_tokens_per_step
+                if decoding:
+                    room = min(room, self.pace.tokens_in(self.limits.max_step_ms))
+                plan.hidden = self._cut(plan.hidden, room, shared)
         plan.only_decodes = n_plain == len(plan.work) and not plan.hidden
         if not plan.only_decodes or n_plain > self._runner.cells.n_free:
             self._check_cells(plan)

@@ -295,6 +295,8 @@ class Sequence:
         """Raise unless it is open and no request is continuing it."""
         self.check_open()
         if self._track.running:
+            self._engine.settle()  # what was continuing it may have been dropped
+        if self._track.running:
             raise InvalidRequest(f"sequence {self.id} is being continued by a request that is running")
 
     def _compute(self, track: Track) -> None:

@@ -25,7 +25,11 @@ class EventStream(Generic[Event]):
         self._engine = engine
         self._request = request
         self._events = events  # not taken yet
-        engine.add(request)
+        try:
+            engine.add(request)
+        except BaseException:
+            self.cancel()
+            raise
 
     def __iter__(self) -> Iterator[Event]:
         return self

@@ -42,6 +42,12 @@ class Worker:
                 self._thread.start()
             self._changed.notify()
 
+    def cancel(self, groups: list[list[Request[Any]]]) -> None:
+        """End requests that were refused: the first of each group ends the others."""
+        with self._engine.lock:
+            for first, *_ in groups:
+                first.cancel()
+
     def tell(self, news: News) -> None:
         """Notify a task of an event loop: at the end of a step, once for all its tokens; at once where tokens
         come one by one."""

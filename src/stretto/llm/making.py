@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,11 +34,36 @@ def new_branches(engine: Engine, prompt: Prompt | Sequence, options: Mapping[str
     return branches_of(engine, _start_of(engine, prompt), params, how)
 
 
-def new_runs(engine: Engine, prompts: Any, options: Mapping[str, Any]) -> list[Run]:
-    """Parallel runs, one for each prompt."""
+def new_batch(engine: Engine, prompts: Iterable[Any], options: Mapping[str, Any]) -> list[Branches]:
+    """Requests for the texts of several prompts, all or none."""
+    made: list[Branches] = []
+    try:
+        for prompt in prompts:
+            made.append(new_branches(engine, prompt, options))
+    except BaseException:
+        _cancel(engine, [branches.requests[0] for branches in made])
+        raise
+    return made
+
+
+def new_runs(engine: Engine, prompts: Iterable[Any], options: Mapping[str, Any]) -> list[Run]:
+    """Parallel runs, one for each prompt, all or none."""
     run, params = parallel_params(options, engine.runner.spec.n_vocab)
     params = _compiled(engine, params)
-    return [new_run(engine, _start_of(engine, one), run, params) for one in prompts]
+    made: list[Run] = []
+    try:
+        for prompt in prompts:
+            made.append(new_run(engine, _start_of(engine, prompt), run, params))
+    except BaseException:
+        _cancel(engine, made)
+        raise
+    return made
+
+
+def _cancel(engine: Engine, requests: Iterable[Request[Any]]) -> None:
+    with engine.lock:
+        for request in requests:
+            request.cancel()
 
 
 def _start_of(engine: Engine, prompt: Prompt | Sequence) -> list[int] | Sequence:

@@ -16,6 +16,7 @@ from stretto.backends.base import Backend, Batch
 from stretto.engine import Engine, Limits, Request, Sequence, Step
 from stretto.engine.events import StepEvents
 from stretto.engine.metrics import Metrics
+from stretto.engine.options import Options, combined
 from stretto.engine.params import sampling_params
 from stretto.engine.parked import ParkedSequences
 from stretto.engine.passes import complete, compute_all, embed_request, logits_of, score_request
@@ -148,24 +149,31 @@ class LLM(Texts):
     def parallel(
         self,
         prompt: str | list[int] | Sequence,
+        options: Options | None = None,
         *,
         stream: Literal[False] = False,
-        **options: Unpack[ParallelOptions],
+        **keywords: Unpack[ParallelOptions],
     ) -> ParallelText: ...
     @overload
     def parallel(
-        self, prompt: str | list[int] | Sequence, *, stream: Literal[True], **options: Unpack[ParallelOptions]
+        self,
+        prompt: str | list[int] | Sequence,
+        options: Options | None = None,
+        *,
+        stream: Literal[True],
+        **keywords: Unpack[ParallelOptions],
     ) -> ParallelStream: ...
     @overload
     def parallel(
         self,
         prompt: list[str] | list[list[int]] | list[Sequence],
+        options: Options | None = None,
         *,
         stream: Literal[False] = False,
-        **options: Unpack[ParallelOptions],
+        **keywords: Unpack[ParallelOptions],
     ) -> list[ParallelText]: ...
     def parallel(
-        self, prompt: Any, *, stream: bool = False, **options: Any
+        self, prompt: Any, options: Options | None = None, *, stream: bool = False, **keywords: Any
     ) -> ParallelText | list[ParallelText] | ParallelStream:
         """Keep every token that is probable enough, several at one position (docs/parallel.md).
 
@@ -178,7 +186,7 @@ class LLM(Texts):
         whole = is_list(prompt)
         if whole and stream:
             raise InvalidRequest(ONE_STREAM, param="prompt")
-        runs = new_runs(self._engine, prompt if whole else [prompt], options)
+        runs = new_runs(self._engine, prompt if whole else [prompt], combined(options, keywords))
         if stream:
             return ParallelStream(self._engine, runs[0])
         texts = run_all(self._engine, runs)
@@ -186,25 +194,35 @@ class LLM(Texts):
 
     @overload
     def aparallel(
-        self, prompt: Any, *, stream: Literal[False] = False, **options: Unpack[ParallelOptions]
+        self,
+        prompt: Any,
+        options: Options | None = None,
+        *,
+        stream: Literal[False] = False,
+        **keywords: Unpack[ParallelOptions],
     ) -> Awaitable[Any]: ...
     @overload
     def aparallel(
-        self, prompt: str | list[int] | Sequence, *, stream: Literal[True], **options: Unpack[ParallelOptions]
+        self,
+        prompt: str | list[int] | Sequence,
+        options: Options | None = None,
+        *,
+        stream: Literal[True],
+        **keywords: Unpack[ParallelOptions],
     ) -> AsyncParallelStream: ...
     def aparallel(
-        self, prompt: Any, *, stream: bool = False, **options: Any
+        self, prompt: Any, options: Options | None = None, *, stream: bool = False, **keywords: Any
     ) -> Awaitable[ParallelText | list[ParallelText]] | AsyncParallelStream:
         """As `parallel`, to await; with `stream=True` for `async for`. Leaving or cancelling it ends it."""
         from stretto.parallel.aio import AsyncParallelStream, outcomes
 
-        whole, engine = is_list(prompt), self._engine
+        whole, engine, chosen = is_list(prompt), self._engine, combined(options, keywords)
         if not stream:
             prompts = prompt if whole else [prompt]
-            return outcomes(self._worker, lambda: new_runs(engine, prompts, options), whole)
+            return outcomes(self._worker, lambda: new_runs(engine, prompts, chosen), whole)
         if whole:
             raise InvalidRequest(ONE_STREAM, param="prompt")
-        return AsyncParallelStream(self._worker, lambda: new_runs(engine, [prompt], options)[0])
+        return AsyncParallelStream(self._worker, lambda: new_runs(engine, [prompt], chosen)[0])
 
     # -- tokens --
 

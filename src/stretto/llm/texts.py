@@ -13,7 +13,7 @@ from stretto.engine.branch import Branches
 from stretto.engine.options import Options, combined
 from stretto.engine.stream import TextStream
 from stretto.engine.worker import Worker
-from stretto.llm.making import new_branches, new_text
+from stretto.llm.making import new_batch, new_branches, new_text
 from stretto.llm.prompts import Message, OnePrompt, Parts, Prompt, conversation_ids
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ class Texts:
         """
         chosen = combined(options, keywords)
         if is_list(prompt):
-            several = [new_branches(self._engine, one, chosen) for one in cast(list[Prompt], prompt)]
+            several = new_batch(self._engine, cast(list[Prompt], prompt), chosen)
             return self._run(several)  # type: ignore[return-value]  # as many with `n` as the overloads say
         return self._run([new_branches(self._engine, cast(Prompt, prompt), chosen)])[0]
 
@@ -134,7 +134,7 @@ class Texts:
 
         def make() -> list[list[Request[Any]]]:
             prompts = cast(list[Prompt], prompt) if whole else [cast(Prompt, prompt)]
-            several.extend(new_branches(self._engine, one, chosen) for one in prompts)
+            several.extend(new_batch(self._engine, prompts, chosen))
             return [branches.requests for branches in several]
 
         await finished(self._worker, make)
@@ -144,9 +144,10 @@ class Texts:
     def astream_many(
         self,
         prompts: Seq[str | list[int] | Callable[[], list[int]]],
+        options: Options | None = None,
         *,
         n: int = 1,
-        **options: Unpack[Keywords],
+        **keywords: Unpack[Keywords],
     ) -> AsyncTexts:
         """`n` texts of each prompt, all in the same steps, as lists of (index of the text, token).
 
@@ -154,10 +155,8 @@ class Texts:
         """
         from stretto.engine.many import AsyncTexts
 
-        engine, how = self._engine, {**options, "n": n}
-        return AsyncTexts(
-            self._worker, lambda ready: [new_branches(engine, one, how) for one in ready], list(prompts)
-        )
+        chosen = {**combined(options, keywords), "n": n}
+        return AsyncTexts(self._worker, lambda ready: new_batch(self._engine, ready, chosen), list(prompts))
 
     def chat_prompt(self, messages: Seq[Message], **variables: Any) -> list[int]:
         """The ids of a conversation in the model's own format, up to where its answer begins.
@@ -235,8 +234,10 @@ class Texts:
         **keywords: Unpack[Keywords],
     ) -> Result:
         """As `chat`, to await."""
+        from asyncio import to_thread
+
         plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
-        prompt = self._conversation(messages, plan)
+        prompt = await to_thread(self._conversation, messages, plan)
         chosen: dict[str, Any] = plan.options(combined(options, keywords))
         return cast(Result, plan.read_all(await self.agenerate(cast(Any, prompt), **chosen)))
 

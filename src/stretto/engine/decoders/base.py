@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from stretto.engine.output import Ending, Output
 from stretto.engine.params import Hook
 from stretto.engine.track import Row, Source, Track
+from stretto.sampling.hooks import HookRow
 
 
 class Decoder(Protocol):
@@ -21,6 +24,7 @@ class Decoder(Protocol):
     can_preempt: bool  # its cells can be given up and be computed again
     reuses_prefix: bool  # its tracks may start from the prefix cache
     hidden: bool  # it wants final hidden states instead of logits
+    number: int  # of its request, by which hooks tell rows apart
 
     @property
     def output(self) -> Output[Any]:
@@ -76,6 +80,7 @@ class OneTrack:
     can_preempt = True
     reuses_prefix = True
     hidden = False
+    number = 0
 
     def __init__(self, track: Track) -> None:
         self.track = track
@@ -97,3 +102,11 @@ class OneTrack:
     def drop_draft(self) -> bool:
         """Give up a draft that has not been computed."""
         return self.track.drop_draft()
+
+
+def call_hook(hook: Any, row: Row, tokens: list[int], number: int) -> None:
+    """Call a hook for one row, in the way that it prefers."""
+    if hasattr(hook, "batch"):
+        hook.batch(row[np.newaxis], [HookRow(tokens, number)])
+    else:
+        hook(row, tokens)

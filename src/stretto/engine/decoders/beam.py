@@ -82,6 +82,7 @@ class BeamDecoder:
     can_preempt = True
     reuses_prefix = True
     hidden = False
+    number = 0
 
     def __init__(
         self,

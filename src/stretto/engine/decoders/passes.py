@@ -33,6 +33,7 @@ class Pass:
     can_preempt = False
     reuses_prefix = False
     hidden = False
+    number = 0
     is_exact = True
 
     def __init__(self, metrics: Metrics) -> None:

@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from stretto.backends.base import DeviceRow
-from stretto.engine.decoders.base import OneTrack
+from stretto.engine.decoders.base import OneTrack, call_hook
 from stretto.engine.decoders.drafted import Speculation
 from stretto.engine.editing import drop_oldest_half
 from stretto.engine.output import Ending, TextOutput
@@ -130,7 +130,7 @@ class PlainDecoder(OneTrack):
             if n_right and self.hooks:  # those of the first row have been called with other requests'
                 row = host_row(row)
                 for hook in self.hooks:
-                    hook(row, self.track.tokens)
+                    call_hook(hook, row, self.track.tokens, self.number)
             token, logprob, top = self._sample(row)
             forced = [] if self.guide is None or token in self.end_ids else self.guide.push(token)
             done = self.guide is not None and self.guide.done
@@ -321,6 +321,7 @@ class PlainDecoder(OneTrack):
         if not self._keep_track or track.unowned:
             self._runner.close_track(track)
         elif not track.closed:
+            track.end_draft(0)
             self._runner.rollback(track, len(track) - len(self._opening))
             if self._left_out and track.position < track.context_length:
                 track.extend(self._left_out)
