@@ -147,7 +147,7 @@ def test_an_edited_history_is_a_new_request():
 
 
 def test_only_so_many_requests_are_remembered(monkeypatch):
-    monkeypatch.setattr(trails, "MOST", 3)
+    monkeypatch.setattr(trails, "MAX_REQUESTS", 3)
     found, lists = trails.Trails(), [[number] for number in range(4)]
     for tokens in lists:
         assert found.of_tokens(tokens).n_prompt == found.of_row(HookRow(tokens, tokens[0])).n_prompt == 1

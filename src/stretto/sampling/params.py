@@ -1,4 +1,4 @@
-"""What a request says about sampling, checked once."""
+"""The sampling parameters of a request, checked once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 
 from stretto.errors import InvalidRequest
 
-SMALLEST = 1e-6  # smaller numbers overflow when logits are divided by them as floats
+MIN_TEMPERATURE = 1e-6  # smaller numbers overflow when logits are divided by them as floats
 
 NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen.
+    """Parameters of the sampling chain.
 
     `temperature=0` takes the most probable token. `top_k=0`, `top_p=1` and `min_p=0` keep everything.
     `repetition_penalty` is for all tokens so far, `presence_penalty` and `frequency_penalty` for the
@@ -43,7 +43,7 @@ class SamplingParams:
         check_integer("top_k", self.top_k, 0, 1 << 31)
         check_number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         check_number("min_p", self.min_p, 0.0, 1.0)
-        check_number("repetition_penalty", self.repetition_penalty, SMALLEST, 100.0)
+        check_number("repetition_penalty", self.repetition_penalty, MIN_TEMPERATURE, 100.0)
         check_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
         check_number("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         bias = NO_BIAS if self.logit_bias is None else self.logit_bias
@@ -67,7 +67,7 @@ class SamplingParams:
 
     @cached_property
     def penalizes(self) -> bool:
-        """Whether any penalty is in force."""
+        """Whether any penalty is set."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     @cached_property
@@ -87,9 +87,11 @@ class SamplingParams:
 def check_temperature(value: float) -> None:
     """Raise `InvalidRequest` unless `value` is a temperature that can be divided by, or 0."""
     check_number("temperature", value, 0.0, 100.0)
-    if 0 < value < SMALLEST:
+    if 0 < value < MIN_TEMPERATURE:
         raise InvalidRequest(
-            f"temperature must be 0 or at least {SMALLEST:g}, not {value!r}", param="temperature", value=value
+            f"temperature must be 0 or at least {MIN_TEMPERATURE:g}, not {value!r}",
+            param="temperature",
+            value=value,
         )
 
 

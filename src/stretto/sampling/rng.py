@@ -9,13 +9,13 @@ import numpy as np
 from stretto.sampling.params import check_integer
 
 MAX_DRAWS = 1 << 63
-BLOCK = 4  # numbers that Philox makes at a time
+BLOCK_NUMBERS = 4  # that Philox makes at a time
 
 
 class RandomStream:
     """Uniform numbers from the counter-based generator Philox, keyed by seed and index.
 
-    Two requests never share a stream, so what else runs beside a request cannot change its numbers. With
+    Two requests never share a stream, so other requests cannot change its numbers. With
     `draws` it goes on behind so many of them, at once however many they are.
 
     >>> RandomStream(7).uniform() == RandomStream(7).uniform()
@@ -41,17 +41,17 @@ class RandomStream:
 
     def _after(self, draws: int) -> np.random.Generator:
         philox = np.random.Philox(key=np.array([self.seed, self.index], np.uint64))
-        philox.advance(draws // BLOCK)
+        philox.advance(draws // BLOCK_NUMBERS)
         generator = np.random.Generator(philox)
-        for _ in range(draws % BLOCK):
+        for _ in range(draws % BLOCK_NUMBERS):
             generator.random()
         return generator
 
     def skip_to(self, draws: int) -> None:
-        """Go on behind so many numbers: the native loop has taken them."""
+        """Skip numbers that the native loop has taken."""
         if draws != self.draws:
             self.draws, self._generator = draws, None
 
     def fork(self) -> RandomStream:
-        """A stream that goes on from here with the same numbers."""
+        """A copy that continues with the same numbers."""
         return RandomStream(self.seed, self.index, self.draws)

@@ -37,7 +37,7 @@ def sample(
     n_prompt: int = 0,
     rng: np.random.Generator | RandomStream | int | None = None,
 ) -> int:
-    """A token drawn from `logits`; the sampler of `generate`, alone.
+    """Sample a token from `logits`: the sampler of `generate` as a function.
 
     `tokens` are those so far (for penalties), the first `n_prompt` of them the prompt. `rng` is a seed, a
     generator of NumPy's, or nothing for fresh randomness.
@@ -111,12 +111,12 @@ def log_probability(logits: Row, token: int) -> float:
 
 
 def history(params: SamplingParams, tokens: Sequence[int]) -> NDArray[np.int32] | None:
-    """The tokens so far, if any penalty asks for them."""
+    """The tokens so far, if a penalty needs them."""
     return np.asarray(tokens, np.int32) if params.penalizes else None
 
 
 def bias_arrays(params: SamplingParams, n_vocab: int) -> tuple[NDArray[np.int32], Row] | tuple[None, None]:
-    """The biased tokens, and what is added to their logits, if there are any."""
+    """The biased tokens and their biases, if there are any."""
     if not params.logit_bias:
         return None, None
     worst = max(params.logit_bias)
@@ -133,7 +133,7 @@ def bias_arrays(params: SamplingParams, n_vocab: int) -> tuple[NDArray[np.int32]
 def choose_by_definition(
     logits: Row, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float
 ) -> int:
-    """The same from the plain functions of `transforms`: slow, and what `choose` is tested against."""
+    """`choose` by the plain functions of `transforms`: slow; the reference in tests."""
     row = logits
     if params.penalizes:
         row = transforms.penalize(

@@ -16,19 +16,19 @@ Row = NDArray[np.float32]  # float32[n_vocab]
 def penalize(
     logits: Row, tokens: Sequence[int], n_prompt: int, repetition: float, presence: float, frequency: float
 ) -> Row:
-    """Lower the logits of tokens that were there already, whatever their sign.
+    """Lower the logits of tokens that occurred before, whatever their sign.
 
     `repetition` counts all `tokens`, `presence` and `frequency` those from `n_prompt` on.
     """
     logits = logits.copy()
     if repetition != 1.0 and len(tokens):
-        seen = np.unique(np.asarray(tokens))
-        row = logits[seen]
-        logits[seen] = np.where(row > 0, row / np.float32(repetition), row * np.float32(repetition))
+        used = np.unique(np.asarray(tokens))
+        row = logits[used]
+        logits[used] = np.where(row > 0, row / np.float32(repetition), row * np.float32(repetition))
     generated = np.asarray(tokens[n_prompt:], np.int64)
     if len(generated) and (presence or frequency):
-        seen, counts = np.unique(generated, return_counts=True)
-        logits[seen] -= (presence + frequency * counts).astype(np.float32)
+        used, counts = np.unique(generated, return_counts=True)
+        logits[used] -= (presence + frequency * counts).astype(np.float32)
     return logits
 
 

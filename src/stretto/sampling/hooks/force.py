@@ -1,4 +1,4 @@
-"""A hook that puts words into the model's mouth."""
+"""A hook that forces tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stretto.sampling.params import check_integer
 
 
 class Force:
-    """The answer begins with these tokens, or has them from its token `at` on; then the model is free.
+    """Forces these tokens at the start of the answer, or from its token `at` on.
 
         llm.generate(prompt, hooks=[Force(llm.tokenizer.encode('{"name": "'))])
 
@@ -39,11 +39,11 @@ class Force:
         self._trails = Trails()
 
     def __call__(self, logits: Row, tokens: list[int]) -> None:
-        """Leave only the token that has to come, if one has to."""
+        """Exclude all tokens but the forced one, if there is one."""
         self._force(logits, len(tokens) - self._trails.of_tokens(tokens).n_prompt)
 
     def batch(self, logits: Rows, rows: list[HookRow]) -> None:
-        """The same for the rows of several requests."""
+        """As `__call__`, for the rows of several requests."""
         for one, row in zip(logits, rows, strict=True):
             self._force(one, len(row.tokens) - self._trails.of_row(row).n_prompt)
 

@@ -1,4 +1,4 @@
-"""A hook that steers away from what the model says to another prompt."""
+"""A hook for classifier-free guidance: steers away from the answer to another prompt."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from stretto.sampling.params import check_number
 
 
 def log_sum(logits: Row) -> float:
-    """The logarithm of the sum of exponentials: what makes log-probabilities of logits."""
+    """The logarithm of the sum of exponentials: the normaliser of logits."""
     highest = float(logits.max())
     if highest == -np.inf:
-        return 0.0  # nothing is left; the sampler says so
+        return 0.0  # all tokens are excluded; the sampler raises
     return highest + log(np.exp(logits - highest).sum(dtype=np.float64))
 
 
 class Guide(Protocol):
-    """What guidance needs of a `Sequence`."""
+    """The part of `Sequence` that guidance needs."""
 
     @property
     def logits(self) -> Row:
@@ -40,8 +40,8 @@ class Guidance:
             llm.generate("Be polite.", hooks=[Guidance(rude, scale=1.5)])
 
     The positive ones are those of the request, the negative ones those of `sequence`, which gets every token
-    of the answer too. With `scale` 1 nothing changes, above 1 the prompts are told apart more strongly, at 0
-    the other prompt alone speaks. Tokens that hooks before it excluded stay excluded.
+    of the answer too. With `scale` 1 nothing changes, above 1 the difference is amplified, at 0 only the
+    other prompt counts. Tokens that hooks before it excluded stay excluded.
 
     An object serves one request, since its sequence follows that request's tokens. It costs a forward pass
     and a cell a token; the sequence is the caller's to close.
@@ -57,7 +57,7 @@ class Guidance:
         check_number("scale", scale, 0.0, 100.0)
         self.sequence = sequence
         self.scale = float(scale)
-        self._seen: list[int] | None = None  # the request's tokens at the last call
+        self._tokens: list[int] | None = None  # the request's tokens at the last call
 
     def __call__(self, logits: Row, tokens: list[int]) -> None:
         """Combine the row with that of the other sequence."""
@@ -77,16 +77,16 @@ class Guidance:
         np.copyto(logits, np.where(both, combined, positive))
 
     def _keep_up(self, tokens: list[int]) -> None:
-        """Append what has come since the last call to the other sequence."""
-        if self._seen is None:
-            self._seen = list(tokens)
+        """Append the new tokens since the last call to the other sequence."""
+        if self._tokens is None:
+            self._tokens = list(tokens)
             return
-        n = len(self._seen)
-        if tokens[:n] != self._seen:
+        n = len(self._tokens)
+        if tokens[:n] != self._tokens:
             raise InvalidRequest("a Guidance serves one request; make one for each, with its own sequence")
         if len(tokens) > n:
             self.sequence.append(tokens[n:])
-            self._seen += tokens[n:]
+            self._tokens += tokens[n:]
 
     def __repr__(self) -> str:
         return f"Guidance({self.sequence!r}, scale={self.scale:g})"

@@ -12,7 +12,7 @@ from stretto import _native
 from stretto.errors import InvalidRequest
 from stretto.sampling.hooks.row import Row
 
-MOST_ADDRESS = (1 << 8 * ctypes.sizeof(ctypes.c_void_p)) - 1
+MAX_ADDRESS = (1 << 8 * ctypes.sizeof(ctypes.c_void_p)) - 1
 
 
 class NativeHook:
@@ -39,11 +39,11 @@ class NativeHook:
 
     @property
     def addresses(self) -> tuple[int, int]:
-        """Of the function and of its state, as the native loop takes them."""
+        """Addresses of the function and of its state, as the native loop takes them."""
         return self.address, self.state
 
     def __call__(self, logits: Row, tokens: list[int]) -> None:
-        """Call it from Python: the same function, the same arguments."""
+        """Call the function from Python with the same arguments."""
         _native.call_hook(self.address, self.state, logits, np.asarray(tokens, np.int32))
 
     def __repr__(self) -> str:
@@ -81,4 +81,4 @@ def _state_address(state: Any) -> int:
 
 def _is_address(value: Any) -> bool:
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    return whole and 0 <= int(value) <= MOST_ADDRESS
+    return whole and 0 <= int(value) <= MAX_ADDRESS

@@ -1,4 +1,4 @@
-"""What the method `batch` of a hook gets beside the logits, and checks that several hooks share."""
+"""`HookRow`, the argument of a hook's `batch` besides the logits, and checks that several hooks share."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from stretto.sampling.params import check_integer
 Row = NDArray[np.float32]  # float32[n_vocab], writable
 Rows = NDArray[np.float32]  # float32[k, n_vocab], writable
 
-MOST_TOKENS = (1 << 31) - 1
+MAX_TOKENS = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class HookRow:
-    """Whose logits a row of a batch are: `hook.batch(logits, rows)` gets one for each row of `logits`.
+    """The request of a row: `hook.batch(logits, rows)` gets one for each row of `logits`.
 
     `tokens` are the request's ids so far, prompt and answer: its own list, to be read only. `request` is a
     number that the request keeps to its end, and that no other request has.
@@ -33,10 +33,10 @@ def token_ids(name: str, tokens: Iterable[int]) -> list[int]:
     """The tokens as a list; `InvalidRequest` names the argument if they are not ids."""
     if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable):
         raise InvalidRequest(f"{name} must be a list of ids, not {tokens!r}", param=name, value=tokens)
-    found = list(tokens)
-    for token in found:
-        check_integer(f"a token of {name}", token, 0, MOST_TOKENS, param=name)
-    return [int(token) for token in found]
+    ids = list(tokens)
+    for token in ids:
+        check_integer(f"a token of {name}", token, 0, MAX_TOKENS, param=name)
+    return [int(token) for token in ids]
 
 
 def check_vocabulary(hook: str, highest: int, n_vocab: int) -> None:

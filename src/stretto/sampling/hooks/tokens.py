@@ -8,12 +8,12 @@ from math import isnan
 import numpy as np
 
 from stretto.errors import InvalidRequest
-from stretto.sampling.hooks.row import MOST_TOKENS, HookRow, Row, Rows, check_vocabulary, token_ids
+from stretto.sampling.hooks.row import MAX_TOKENS, HookRow, Row, Rows, check_vocabulary, token_ids
 from stretto.sampling.params import check_integer
 
 
 class Ban:
-    """These tokens are never taken.
+    """Excludes tokens.
 
     >>> logits = np.zeros(4, np.float32)
     >>> Ban([1, 2])(logits, [])
@@ -55,7 +55,7 @@ class Bias:
                 f"bias must map token ids to numbers, not be {bias!r}", param="bias", value=bias
             )
         for token, value in bias.items():
-            check_integer("a token of bias", token, 0, MOST_TOKENS, param="bias")
+            check_integer("a token of bias", token, 0, MAX_TOKENS, param="bias")
             fine = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
             if not fine or isnan(value) or value == np.inf:
                 raise InvalidRequest(
@@ -83,7 +83,7 @@ class Bias:
 
 
 class NoRepeat:
-    """No run of `n` tokens comes a second time, whether its first time was in the prompt or in the answer.
+    """Excludes tokens that would repeat an n-gram of the prompt or the answer.
 
     The tokens so far are searched anew each time, by a scan of the list: some twenty microseconds a thousand.
 
@@ -94,28 +94,28 @@ class NoRepeat:
     """
 
     def __init__(self, n: int) -> None:
-        check_integer("n", n, 1, MOST_TOKENS)
+        check_integer("n", n, 1, MAX_TOKENS)
         self.n = int(n)
 
     def __call__(self, logits: Row, tokens: list[int]) -> None:
-        """Exclude every token that would complete a run for the second time."""
+        """Exclude every token that would complete an n-gram for the second time."""
         if self.n == 1:
             logits[tokens] = -np.inf
         elif len(tokens) >= self.n:
             logits[self._followers(tokens)] = -np.inf
 
     def _followers(self, tokens: list[int]) -> list[int]:
-        """What came after the last n − 1 tokens wherever they stood before."""
+        """The tokens after earlier occurrences of the last n − 1 tokens."""
         begin, end = tokens[1 - self.n :], len(tokens) - 1
-        found: list[int] = []
-        at = self.n - 3  # the last token of `begin` is looked for behind here
+        repeated: list[int] = []
+        at = self.n - 3  # the last token of `begin` is searched after this index
         while True:
             try:
                 at = tokens.index(begin[-1], at + 1, end)
             except ValueError:
-                return found
+                return repeated
             if tokens[at - self.n + 2 : at + 1] == begin:
-                found.append(tokens[at + 1])
+                repeated.append(tokens[at + 1])
 
     def __repr__(self) -> str:
         return f"NoRepeat({self.n})"

@@ -1,4 +1,4 @@
-"""Which request a call of a hook belongs to, and where its answer begins."""
+"""Assigns calls of a hook to requests, and finds where their answers start."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from dataclasses import dataclass, field
 
 from stretto.sampling.hooks.row import HookRow
 
-MOST = 1024  # requests that are remembered; beyond that, those that were seen longest ago are forgotten
+MAX_REQUESTS = 1024  # that are remembered; the least recently used are dropped
 
 
 @dataclass(eq=False)
 class Trail:
-    """One request as a hook has seen it."""
+    """One request, as known from the calls of a hook."""
 
-    n_prompt: int  # tokens at the first call: the answer begins here
-    tokens: list[int] = field(default_factory=list)  # the list that came last, where only lists come
-    n_seen: int = 0  # how many tokens it had then
+    n_prompt: int  # tokens at the first call: the answer starts here
+    tokens: list[int] = field(default_factory=list)  # the list of the last call without a `HookRow`
+    n_tokens: int = 0  # its length then
     last: int = -1  # and the last of them
 
     def same_list(self, tokens: list[int]) -> bool:
-        """Whether `tokens`, which is the list that came last, still begins with what it had then."""
-        return len(tokens) >= self.n_seen and tokens[self.n_seen - 1] == self.last
+        """Whether `tokens`, the list of the last call, was only appended to since."""
+        return len(tokens) >= self.n_tokens and tokens[self.n_tokens - 1] == self.last
 
     def copied_by(self, tokens: list[int]) -> bool:
-        """Whether `tokens` is a copy of the list that came last, or of what that was a token later."""
+        """Whether `tokens` is a copy of the list of the last call, at most one token longer."""
         n = len(self.tokens)
-        return n == self.n_seen and 0 <= len(tokens) - n <= 1 and tokens[:n] == self.tokens
+        return n == self.n_tokens and 0 <= len(tokens) - n <= 1 and tokens[:n] == self.tokens
 
 
 class Trails:
-    """Follows any number of requests at once."""
+    """Tracks any number of requests at once."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, Trail] = {}
@@ -37,14 +37,14 @@ class Trails:
         self._by_list: dict[int, Trail] = {}
 
     def of_row(self, row: HookRow) -> Trail:
-        """The request of a row: it has a number."""
+        """The request of a row, by its number."""
         return self._keep(self._by_number, row.request, self._by_number.get(row.request), row.tokens)
 
     def of_tokens(self, tokens: list[int]) -> Trail:
-        """The request, or the sequence of a loop of one's own, that has these tokens now.
+        """The request, or the sequence of a user's own loop, that has these tokens now.
 
-        The same list as before is the same sequence. A copy of the list that came last, or one that is a
-        token longer, goes on with it. Everything else is new.
+        The same list as before is the same sequence. A copy counts as a new text unless it extends the last
+        call's list by at most one token.
         """
         trail = self._by_list.get(id(tokens))
         if trail is None or not trail.same_list(tokens):
@@ -53,14 +53,14 @@ class Trails:
             if key is not None and self._by_list[key].copied_by(tokens):
                 trail = self._by_list.pop(key)
         trail = self._keep(self._by_list, id(tokens), trail, tokens)
-        trail.tokens, trail.n_seen, trail.last = tokens, len(tokens), tokens[-1] if tokens else -1
+        trail.tokens, trail.n_tokens, trail.last = tokens, len(tokens), tokens[-1] if tokens else -1
         return trail
 
     @staticmethod
     def _keep(trails: dict[int, Trail], key: int, trail: Trail | None, tokens: list[int]) -> Trail:
-        """Put a trail, or a new one, to the end, where the latest stands."""
+        """Move a trail, or a new one, to the end: the most recently used."""
         trails.pop(key, None)
-        trails[key] = found = trail or Trail(len(tokens))
-        if len(trails) > MOST:
+        trails[key] = trail = trail or Trail(len(tokens))
+        if len(trails) > MAX_REQUESTS:
             del trails[next(iter(trails))]
-        return found
+        return trail

@@ -1,4 +1,4 @@
-"""A hook that changes nothing and remembers what it saw."""
+"""A hook that records entropies and the most probable tokens, and changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Watched:
-    """What could have come at one place of an answer.
+    """The candidates for one token of an answer.
 
     `token` is the one that came. It is known from the next call on, so the last one of an answer has None.
     """
@@ -38,7 +38,7 @@ class Watched:
 
 @dataclass
 class WatchedRequest:
-    """One request: the length of its prompt, and what was seen for each token of its answer so far."""
+    """One request: the length of its prompt, and a record for each token of its answer so far."""
 
     n_prompt: int
     records: list[Watched] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Watcher:
         for record in watcher.records:
             print(record.entropy, record.top[0].token, record.token)
 
-    It sees the row as the hooks before it left it, before temperature and cut-offs. `records` are those of
+    It reads the row as the hooks before it left it, before temperature and cut-offs. `records` are those of
     the latest request and can be read while it runs; `requests` has one entry for each, in the order they
     began. A request with several sequences (beams) has a record for each at every place, and no `token`.
 
@@ -71,15 +71,15 @@ class Watcher:
 
     @property
     def records(self) -> list[Watched]:
-        """What was seen of the request that began last."""
+        """The records of the request that started last."""
         return self.requests[-1].records if self.requests else []
 
     def __call__(self, logits: Row, tokens: list[int]) -> None:
-        """Look at a row."""
+        """Record a row."""
         self._watch(logits, tokens, self._trails.of_tokens(tokens))
 
     def batch(self, logits: Rows, rows: list[HookRow]) -> None:
-        """Look at the rows of several requests."""
+        """Record the rows of several requests."""
         for one, row in zip(logits, rows, strict=True):
             self._watch(one, row.tokens, self._trails.of_row(row))
 
@@ -110,7 +110,7 @@ class Watcher:
 
 
 def best_of(below: Row, n: int) -> list[int]:
-    """The places of the n highest values, the best first, of equal ones the lower; the highest value is 0."""
+    """Indices of the n highest values, the best first, of equal ones the lower; the highest value is 0."""
     if n == 0:
         return []
     near = np.flatnonzero(below > NEAR)
@@ -119,5 +119,5 @@ def best_of(below: Row, n: int) -> list[int]:
     if len(near) > n:
         values = below[near]
         near = near[values >= np.partition(values, len(values) - n)[len(values) - n]]
-    found: list[int] = near[np.lexsort((near, -below[near]))][:n].tolist()
-    return found
+    best: list[int] = near[np.lexsort((near, -below[near]))][:n].tolist()
+    return best
