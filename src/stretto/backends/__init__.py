@@ -1,4 +1,4 @@
-"""Backends: what runs a model. `base` is the protocol; each other file is one way to honour it."""
+"""Backends run models. `base` is the protocol, `registry` the list; `native` and `reference` implement it."""
 
 from stretto.backends.base import Backend, Batch, Capabilities
 

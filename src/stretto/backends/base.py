@@ -23,8 +23,8 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 Mask = NDArray[np.uint32]
 
-# Gets a sampled token and how many more there is room for; returns those that have to follow, and whether
-# anything comes then.
+# Gets a sampled token and the token budget after it; returns the forced tokens that follow, and whether
+# the text continues after them.
 Follow = Callable[[int, int], tuple[list[int], bool]]
 
 
@@ -35,13 +35,13 @@ class DeviceRow(Protocol):
     """
 
     def numpy(self) -> Floats:
-        """float32[n_vocab] on the host, writable; from then on that copy counts."""
+        """float32[n_vocab] on the host, writable; later calls of `sample` use that copy."""
         ...
 
     def sample(
         self, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float, mask: Mask | None
     ) -> int:
-        """The token that the host's sampler would take from the same logits."""
+        """The token that the host's sampler would sample from the same logits."""
         ...
 
 
@@ -51,14 +51,14 @@ class Capabilities:
 
     fork: bool = True  # cells may belong to several sequences
     merge: bool = True  # several cells at one position of one sequence
-    shift: bool = True  # K can be turned to another position
+    shift: bool = True  # keys can be rotated to another position
     embeddings: bool = True  # batches may hold vectors instead of tokens
-    hidden: bool = True  # final hidden states can be had
-    attention: bool = False  # attention can be had (Batch.probe, Batch.watch)
+    hidden: bool = True  # final hidden states
+    attention: bool = False  # attention weights (Batch.probe, Batch.watch)
     fused: bool = False  # several tokens without going back to Python
 
     def require(self, name: str, backend: str) -> None:
-        """Raise `Unsupported` unless the capability is there."""
+        """Raise `Unsupported` unless the backend has the capability."""
         if name not in {field.name for field in fields(self)}:
             raise ValueError(f"no capability is called {name!r}")
         if not getattr(self, name):
@@ -68,13 +68,13 @@ class Capabilities:
 
 @dataclass
 class FusedRun:
-    """What the fused loop needs of a sequence: up to len(cells) tokens from `logits` on."""
+    """The input of the fused loop: up to len(cells) tokens of one sequence, starting from `logits`."""
 
     logits: Floats  # float32[n_vocab], of the last token
-    cells: Ints  # taken for the tokens to come
+    cells: Ints  # reserved for the new tokens
     position: int  # of the first of them
-    view: Ints  # begins with the sequence's cells, those of `cells` last
-    n_view: int  # how many these are
+    view: Ints  # starts with the sequence's cells, those of `cells` last
+    n_view: int  # number of valid entries of `view`
     table: Ints  # the position of every cell
     params: SamplingParams
     tokens: list[int]  # so far
@@ -82,27 +82,27 @@ class FusedRun:
     random: RandomStream
     ends: list[int]  # tokens that end it
     hooks: tuple[NativeHook, ...] = ()  # called before each token
-    mask: Mask | None = None  # uint32[n_vocab / 32]: the tokens that may come, a bit each; None: all
+    mask: Mask | None = None  # uint32[n_vocab / 32]: the allowed tokens, a bit each; None: all
     follow: Follow | None = None  # called after each token; changes `mask` in place
     interrupt: NDArray[np.uint8] | None = None  # uint8[1]; not 0: the loop ends after the current token
-    n_run: int = 0  # the loop's answer: how many of its tokens have K and V in their cells
-    sampling: float = 0.0  # and how many seconds it sampled
+    n_run: int = 0  # output: how many of its tokens have K and V in their cells
+    sampling: float = 0.0  # output: seconds of sampling
 
 
 class Backend(Protocol):
-    """Runs one model with a fixed number of cells. One thread at a time calls it."""
+    """Runs one model with a fixed number of cells. Not thread-safe: one thread calls it at a time."""
 
     name: str
     spec: ModelSpec
     capabilities: Capabilities
     precision: str  # of products: "standard" (activations in 8 bits), "high" (in 16), "exact" (float32)
     n_cells: int
-    cell_bytes: int  # all that the cache holds for one cell
-    cell_layout: str  # what these bytes are: data goes only where this text is the same
+    cell_bytes: int  # K and V of one cell, of all layers
+    cell_layout: str  # their format: data can be written only where this text is the same
 
     @property
     def active_threads(self) -> int:
-        """How many threads compute; may change from batch to batch."""
+        """Number of threads in use; may change from batch to batch."""
         ...
 
     def forward(self, batch: Batch) -> Floats | list[DeviceRow]:
@@ -120,7 +120,7 @@ class Backend(Protocol):
     def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
         """Sample and run tokens until one ends it or the cells are used up; return them and the next logits.
 
-        With the capability "fused" only. Takes from `run.random` what the Python loop would.
+        With the capability "fused" only. Draws the same numbers from `run.random` as the Python loop.
         """
         ...
 
@@ -137,7 +137,7 @@ class Backend(Protocol):
         ...
 
     def write_cells(self, cells: Ints, data: Bytes) -> None:
-        """Make `data`, as `read_cells` gave it, the K and V of `cells`."""
+        """Write K and V of `cells` from `data`, in the format of `read_cells`."""
         ...
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ NO_PROBES = np.empty(0, np.int32)
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a batch's tokens went, and what each may see.
+    """The cells of a batch's tokens, and the cells that each token attends to.
 
     Row i writes cell `cells[i]` and attends to the first `lengths[i]` entries of `views[view_of[i]]`
     (in layers with a window: to those of them whose positions are near enough).
@@ -49,12 +49,12 @@ class Batch:
         self._sequences: list[tuple[int, ...]] = []
         self._wanted: list[int] = []
         self._vectors: dict[int, Floats] = {}
-        self._ahead: dict[int, int] = {}  # rows that see beyond their own position, and how far
+        self._ahead: dict[int, int] = {}  # rows that attend beyond their own position, and how far
         self._placement: Placement | None = None
         self.probes = NO_PROBES  # cells whose share of attention is asked for
         self.received: Floats | None = None  # float32[n, probes] after the forward pass, if asked for
         self.watched: list[int] = []  # rows whose whole attention is asked for
-        self.attention: list[Floats] = []  # of each of them: float32[n_layer, n_head, cells that it sees]
+        self.attention: list[Floats] = []  # of each of them: float32[n_layer, n_head, cells of its view]
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -96,7 +96,7 @@ class Batch:
         return row
 
     def set_vector(self, row: int, vector: ArrayLike, ahead: int = 0) -> None:
-        """Put a vector in place of the embedding of a row's token; it sees `ahead` positions beyond its own.
+        """Replace a row's embedding by a vector; the row attends to `ahead` positions beyond its own.
 
         Tokens of one image that see each other must be in one batch.
         """
@@ -119,9 +119,9 @@ class Batch:
         return slice(before, len(self.probes))
 
     def watch(self, row: int) -> int:
-        """Ask for all the attention of a row, by layer and head; return where in `attention` it will be.
+        """Ask for all the attention of a row, by layer and head; return its index in `attention`.
 
-        Its columns are the cells that the row sees, in the order of its view.
+        Its columns are the cells that the row attends to, in the order of its view.
         """
         if not 0 <= _integer("row", row) < len(self._tokens):
             raise InvalidRequest(f"row {row} is not in the batch; add it before it is watched")
@@ -130,18 +130,18 @@ class Batch:
 
     @property
     def placement(self) -> Placement | None:
-        """Where its tokens went, once they have been placed."""
+        """The cells of its tokens, once they have been placed."""
         return self._placement
 
     def first_positions(self) -> dict[int, int]:
-        """For each sequence in the batch the lowest position that it gets."""
-        found: dict[int, int] = {}
+        """The lowest position of each sequence in the batch."""
+        lowest: dict[int, int] = {}
         for members, position in zip(self._sequences, self._positions, strict=True):
             for sequence in members:
-                found[sequence] = min(position, found.get(sequence, position))
-        return found
+                lowest[sequence] = min(position, lowest.get(sequence, position))
+        return lowest
 
-    # -- what a backend reads --
+    # -- for backends --
 
     @property
     def tokens(self) -> Ints:
@@ -194,8 +194,8 @@ class Batch:
         view_of = [order.setdefault(members[0], len(order)) for members in self._sequences]
         views = [cells.view(sequence) for sequence in order]
         lasts = [cells.end(sequence) - 1 for sequence in order]
-        seen = np.array([len(views[index]) for index in view_of], np.int32)
-        # A row in front of its sequence's last position, as in a prompt, sees a part of the view.
+        lengths = np.array([len(views[index]) for index in view_of], np.int32)
+        # A row before its sequence's last position, as in a prompt, attends to a part of the view.
         parts: dict[int, list[int]] = {}
         for row, index in enumerate(view_of):
             if self._positions[row] < lasts[index]:
@@ -204,11 +204,11 @@ class Batch:
             wanted = [self._positions[row] for row in rows]
             if self._ahead:
                 wanted = [self._positions[row] + self._ahead.get(row, 0) for row in rows]
-            seen[rows] = np.searchsorted(cells.positions[views[index]], wanted, side="right")
-        self._placement = Placement(taken, views, np.array(view_of, np.int32), seen, cells.positions)
+            lengths[rows] = np.searchsorted(cells.positions[views[index]], wanted, side="right")
+        self._placement = Placement(taken, views, np.array(view_of, np.int32), lengths, cells.positions)
 
     def unplace(self, cells: Cells) -> None:
-        """Give the cells back, when the forward pass failed."""
+        """Free the cells, when the forward pass failed."""
         if self.placement is not None:
             for cell, sequences in zip(self.placement.cells.tolist(), self._sequences, strict=True):
                 for sequence in set(sequences):
@@ -217,16 +217,16 @@ class Batch:
 
 
 class Decoding(Batch):
-    """A batch of one token behind the end of each sequence, all with logits, placed already.
+    """A decode batch: one token at the end of each sequence, all with logits, placed already.
 
     It is the step that is taken most, so a backend may read its lists as they are: row i is token `ids[i]` at
-    `places[i]`, writes cell `taken[i]` and sees the first `counts[i]` entries of `stores[i]`.
+    `places[i]`, writes cell `taken[i]` and attends to the first `counts[i]` entries of `stores[i]`.
     """
 
-    probes, received, watched, attention = NO_PROBES, None, [], []  # nobody asks a step of decoding
+    probes, received, watched, attention = NO_PROBES, None, [], []  # not in a decode step
 
     def __init__(self, cells: Cells, tokens: list[int], sequences: list[int]) -> None:
-        self.ids = tokens  # the lists of a batch that is filled row by row are not needed here
+        self.ids = tokens  # the lists of `Batch` are not needed here
         self.sequences = sequences
         self.taken, self.places, self.stores, self.counts = cells.append(tokens, sequences)
         self.table = cells.positions
@@ -257,7 +257,7 @@ class Decoding(Batch):
 
     @property
     def placement(self) -> Placement | None:
-        """Where its tokens went, for backends that treat all batches alike."""
+        """The cells of its tokens, for backends that treat all batches alike."""
         if self._placement is None and self.taken:
             self._placement = Placement(
                 np.array(self.taken, np.int32),
@@ -269,7 +269,7 @@ class Decoding(Batch):
         return self._placement
 
     def unplace(self, cells: Cells) -> None:
-        """Give the cells back, when the forward pass failed."""
+        """Free the cells, when the forward pass failed."""
         for cell, sequence in zip(self.taken, self.sequences, strict=True):
             cells.remove_cells(sequence, [cell])
         self._placement = None

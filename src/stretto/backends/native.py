@@ -26,8 +26,8 @@ Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
 
-PANEL = 16  # rows that are packed together
-PIECE = 8 << 20  # bytes of a matrix that are packed at a time
+PANEL_ROWS = 16  # that are packed together
+PIECE_BYTES = 8 << 20  # of a matrix that are packed at a time
 
 
 class NativeBackend:
@@ -75,9 +75,9 @@ class NativeBackend:
 
     @staticmethod
     def _pack(decoder: _native.Decoder, file: GGUF, tensor: Tensor) -> None:
-        """Pack a matrix piece by piece, and let each piece go: the file is never in memory twice."""
+        """Pack a matrix piece by piece, and free each piece's pages: the file is never in memory twice."""
         rows, columns = tensor.shape
-        step = max(PANEL, PIECE // tensor.data.shape[1] // PANEL * PANEL)
+        step = max(PANEL_ROWS, PIECE_BYTES // tensor.data.shape[1] // PANEL_ROWS * PANEL_ROWS)
         for first in range(0, rows, step):
             piece = tensor.data[first : first + step]
             decoder.pack_rows(
@@ -92,12 +92,12 @@ class NativeBackend:
 
     @property
     def threads(self) -> int:
-        """The most threads that compute."""
+        """The maximum number of threads."""
         return self._open.threads
 
     @property
     def active_threads(self) -> int:
-        """How many computed last: fewer than `threads` while other processes keep the cores busy."""
+        """Threads of the last batch: fewer than `threads` while other processes use the cores."""
         return self._decoder.active_threads if self._decoder else 0
 
     def forward(self, batch: Batch) -> Floats:
@@ -113,7 +113,7 @@ class NativeBackend:
         return self._run(batch, hidden=True)
 
     def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
-        """Several tokens of one sequence in native code."""
+        """Generate several tokens of one sequence in native code."""
         biased, bias = bias_arrays(run.params, self.spec.n_vocab)
         tokens, logits, error, run.n_run, draws, run.sampling = self._open.loop(
             run.logits,
@@ -142,11 +142,11 @@ class NativeBackend:
         return tokens, logits
 
     def copy_cells(self, source: Ints, target: Ints) -> None:
-        """K and V of `source` become those of `target`."""
+        """Copy K and V of cells `source` to cells `target`."""
         self._open.copy_cells(source, target)
 
     def rotate_cells(self, cells: Ints, delta: int) -> None:
-        """Turn K by `delta` positions."""
+        """Re-apply RoPE to the keys of `cells`, `delta` positions further."""
         self._open.rotate_cells(cells, delta)
 
     def read_cells(self, cells: Ints) -> Bytes:
@@ -154,7 +154,7 @@ class NativeBackend:
         return self._open.read_cells(cells)
 
     def write_cells(self, cells: Ints, data: Bytes) -> None:
-        """Fill `cells` with what `read_cells` gave."""
+        """Write K and V of `cells`, in the format of `read_cells`."""
         self._open.write_cells(cells, data)
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ def _plain_name(tensor: Tensor) -> str:
 
 
 def _plain(spec: ModelSpec) -> dict[str, Any]:
-    """The spec as the native code reads it: each distinct rope once."""
+    """The spec for the native code: each distinct rope once."""
     ropes = list(dict.fromkeys(layer.rope for layer in spec.layers))
     return {
         "n_vocab": spec.n_vocab,

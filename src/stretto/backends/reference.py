@@ -24,14 +24,14 @@ Mask = NDArray[np.bool_]
 
 @dataclass
 class Computed:
-    """All that one forward pass can tell."""
+    """The results of one forward pass."""
 
     hidden: Floats  # float32[n, n_embd], after the last norm
     attention: list[Floats]  # a layer each: float32[n_head, n, n_cells]; empty unless asked for
 
 
 class ReferenceBackend:
-    """Runs a model in NumPy. `forward` is the protocol's; `compute` shows what happens within."""
+    """Runs a model in NumPy. `forward` is the protocol's; `compute` returns intermediate results."""
 
     name = "reference"
     precision = "exact"
@@ -56,8 +56,8 @@ class ReferenceBackend:
         """float32[n_wanted, n_embd]."""
         computed = self.compute(batch, attention=len(batch.probes) > 0 or len(batch.watched) > 0)
         if len(batch.probes):
-            seen = [weights[:, :, batch.probes].mean(axis=0) for weights in computed.attention]
-            batch.received = np.mean(seen, axis=0, dtype=np.float32)
+            probed = [weights[:, :, batch.probes].mean(axis=0) for weights in computed.attention]
+            batch.received = np.mean(probed, axis=0, dtype=np.float32)
         batch.attention = [_row_of(computed.attention, batch, row) for row in batch.watched]
         return computed.hidden[batch.wanted]
 
@@ -68,7 +68,7 @@ class ReferenceBackend:
         return cap(logits, self.spec.logit_cap)
 
     def compute(self, batch: Batch, mask: Mask | None = None, attention: bool = False) -> Computed:
-        """Run a placed batch. `mask`, bool[n, n_cells], says by hand which row sees which cell."""
+        """Run a placed batch. `mask`, bool[n, n_cells], overrides which cells a row attends to."""
         spec, placement = self.spec, batch.placement
         if placement is None:
             raise InvalidRequest("the batch has no cells yet; call batch.place(cells) first")
@@ -87,7 +87,7 @@ class ReferenceBackend:
         for row, vector in batch.vectors.items():
             x[row] = vector
         positions = batch.positions
-        seen: list[Floats] = []
+        all_weights: list[Floats] = []
         for i, layer in enumerate(spec.layers):
             near = mask
             if layer.window is not None:
@@ -100,20 +100,20 @@ class ReferenceBackend:
             )
             x = x + self._norm_if(spec.post_norm, i, "post_ffw_norm", self._feed_forward(i, x))
             if attention:
-                seen.append(weights)
-        return Computed(rms_norm(x, self.weights["output_norm.weight"], spec.norm_eps), seen)
+                all_weights.append(weights)
+        return Computed(rms_norm(x, self.weights["output_norm.weight"], spec.norm_eps), all_weights)
 
     def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
         """Only the native backend has a loop of its own."""
         raise Unsupported(f"the {self.name} backend has no fused loop; backend='native' has")
 
     def copy_cells(self, source: Ints, target: Ints) -> None:
-        """K and V of `source` become those of `target`."""
+        """Copy K and V of cells `source` to cells `target`."""
         self.keys[:, target] = self.keys[:, source]
         self.values[:, target] = self.values[:, source]
 
     def rotate_cells(self, cells: Ints, delta: int) -> None:
-        """Turn K by `delta` positions: rotations add up; the magnitude is in K already."""
+        """Rotate keys by `delta` positions: rotations add up; the magnitude is in the keys already."""
         turns = np.full(len(cells), delta)
         for i, layer in enumerate(self.spec.layers):
             self.keys[i, cells] = rotate(self.keys[i, cells], turns, replace(layer.rope, magnitude=1.0))
@@ -125,18 +125,18 @@ class ReferenceBackend:
         return rows.view(np.uint8).reshape(len(cells), self.cell_bytes)
 
     def write_cells(self, cells: Ints, data: Bytes) -> None:
-        """Fill `cells` with what `read_cells` gave."""
+        """Write K and V of `cells`, in the format of `read_cells`."""
         spec = self.spec
         shape = (len(cells), 2, spec.n_layer, spec.n_kv_head, spec.head_size)
         both = np.moveaxis(np.ascontiguousarray(data).view(np.float32).reshape(shape), 0, 2)
         self.keys[:, cells], self.values[:, cells] = both
 
     def close(self) -> None:
-        """Let go of the weights and the cache."""
+        """Free the weights and the cache."""
         self.weights = {}
         self.keys = self.values = np.zeros((0, 0, 0, 0), np.float32)
 
-    # -- the pieces of a layer --
+    # -- the parts of a layer --
 
     def _project(self, i: int, layer: Layer, x: Floats, positions: Ints) -> tuple[Floats, Floats, Floats]:
         """Queries, keys and values of each row: float32[n, heads, head_size], rotated."""
@@ -171,12 +171,12 @@ class ReferenceBackend:
 
 
 def _row_of(attention: list[Floats], batch: Batch, row: int) -> Floats:
-    """float32[n_layer, n_head, n]: what a row gives to each cell of its view."""
+    """float32[n_layer, n_head, n]: a row's attention to each cell of its view."""
     placement = batch.placement
     if placement is None:
         raise InvalidRequest("the batch has no cells yet; call batch.place(cells) first")
-    seen = placement.views[placement.view_of[row]][: placement.lengths[row]]
-    return np.stack([weights[:, row, seen] for weights in attention])
+    view = placement.views[placement.view_of[row]][: placement.lengths[row]]
+    return np.stack([weights[:, row, view] for weights in attention])
 
 
 def attend(
@@ -203,7 +203,7 @@ def attend(
 
 
 def rotate(x: Floats, positions: NDArray[np.integer], rope: Rope) -> Floats:
-    """Turn the pairs of each head by their position: x [n, heads, size]."""
+    """Apply RoPE: rotate the pairs of each head by their position: x [n, heads, size]."""
     angles = rope.angles(positions)[:, None, :]  # [n, 1, pairs]
     cos = (np.cos(angles) * rope.magnitude).astype(np.float32)
     sin = (np.sin(angles) * rope.magnitude).astype(np.float32)

@@ -32,7 +32,7 @@ GROUP = "stretto.backends"
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What `stretto.load` was asked for, checked; a factory raises `Unsupported` for what it cannot do."""
+    """The checked options of `stretto.load`; a factory raises `Unsupported` for those it lacks."""
 
     device: str  # one of those that the backend serves
     cells: int
@@ -134,7 +134,7 @@ def _points() -> list[EntryPoint]:
 def _load(point: EntryPoint) -> BackendEntry:
     try:
         entry = point.load()
-    except Exception as error:  # whatever another package raises
+    except Exception as error:  # another package may raise anything
         raise Unsupported(
             f"backend {point.name!r} cannot be imported from {point.value}: {type(error).__name__}: {error}",
             param="backend",
