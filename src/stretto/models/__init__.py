@@ -18,7 +18,7 @@ ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
     "qwen3": qwen3.read,
 }
 
-# Tensors of a layer that say again what the metadata say; some old files have them.
+# Tensors of a layer that repeat metadata; some old files have them.
 DERIVED = ("rope_freqs.weight", "attn_rot_embd.weight")
 
 
@@ -40,9 +40,9 @@ def read_spec(file: GGUF) -> ModelSpec:
     for tensor, shape in needed.items():
         if tensor not in file.tensors:
             raise ModelError("the tensor is missing; is the file complete?", path=file.path, field=tensor)
-        found = file.tensors[tensor].shape
-        if found != shape:
-            raise ModelError(f"the shape is {found}, not {shape}", path=file.path, field=f"tensor {tensor!r}")
+        given = file.tensors[tensor].shape
+        if given != shape:
+            raise ModelError(f"the shape is {given}, not {shape}", path=file.path, field=f"tensor {tensor!r}")
     for tensor in file.tensors.keys() - needed.keys():
         if tensor.startswith(("blk.", "output")) and not tensor.endswith(DERIVED):
             raise ModelError(

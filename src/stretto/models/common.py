@@ -1,4 +1,4 @@
-"""What the architectures' metadata have in common."""
+"""Metadata that the architectures share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def head_size(file: GGUF, arch: str) -> int:
 
 
 def refuse(file: GGUF, key: str, what: str, harmless: float = 0.0) -> None:
-    """Raise for a piece of a model that would be ignored otherwise: `key` with a value that matters."""
+    """Raise for a part of a model that would be ignored otherwise: `key` with a value that matters."""
     value = file.metadata.number(key, harmless)
     if value != harmless:
         raise ModelError(f"{what} ({value:g}) is not supported", path=file.path, field=key)

@@ -1,4 +1,4 @@
-"""Llama and those shaped like it: Llama 2 and 3, Mistral, TinyLlama, SmolLM."""
+"""Llama and models of its architecture: Llama 2 and 3, Mistral, TinyLlama, SmolLM."""
 
 from __future__ import annotations
 

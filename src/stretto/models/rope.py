@@ -39,7 +39,7 @@ def read_rope(file: GGUF, arch: str, head_size: int, pairs: Pairs) -> Rope:
             field=f"{arch}.rope.dimension_count",
         )
     frequencies = plain_frequencies(base, size)
-    # Llama 3 stores what it divides the frequencies by as a tensor.
+    # Llama 3 stores the divisors of its frequencies as a tensor.
     if "rope_freqs.weight" in file.tensors:
         tensor = file.tensors["rope_freqs.weight"]
         factors = tensor.dequantize().astype(np.float64) if tensor.shape == frequencies.shape else None
@@ -89,7 +89,7 @@ def _factor(file: GGUF, key: str, default: float) -> float:
 def yarn(
     frequencies: NDArray[np.float64], base: float, factor: float, original: int, fast: float, slow: float
 ) -> NDArray[np.float64]:
-    """Keep the frequencies that turn often within the original context, stretch those that do not.
+    """Keep the frequencies that rotate often within the original context, stretch the others.
 
     Pairs that turn more than `fast` times keep their frequency, those under `slow` times are divided by
     `factor`, and a linear ramp joins the two.

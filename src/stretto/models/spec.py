@@ -1,4 +1,4 @@
-"""What a model is, as plain data: every backend builds its decoder from a `ModelSpec` and nothing else.
+"""The specification of a model, as plain data: backends build their decoders from a `ModelSpec` only.
 
 A decoder layer is
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions of a layer. Pair i turns by position × frequencies[i], both parts × magnitude.
+    """Rotary positions of a layer. Pair i is rotated by position × frequencies[i], both parts × magnitude.
 
     `pairs` says which numbers of a head form pair i: "adjacent" (2i, 2i+1) or "halves" (i, i + d/2),
     where d = 2 × len(frequencies); numbers of the head from d on are left alone.
@@ -37,7 +37,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer. `window`: a token sees only the last `window` positions, itself included."""
+    """One decoder layer. `window`: a token attends to the last `window` positions only, itself included."""
 
     rope: Rope
     window: int | None = None
@@ -45,7 +45,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The shape and the pieces of a decoder.
+    """The shape and the parts of a decoder.
 
     >>> llm.spec.n_layer, llm.spec.n_embd
     (30, 576)
