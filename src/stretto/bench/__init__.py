@@ -1,4 +1,4 @@
-"""How fast a model runs here, measured through public calls; one file a benchmark.
+"""The speed of a model on this machine, measured through public calls; one file a benchmark.
 
 from stretto import bench
 
@@ -6,7 +6,7 @@ plan = bench.Plan(tokens=64, rounds=3)
 llm = stretto.load("smollm2", cells=plan.cells)
 for row in bench.speed(llm, plan):
     print(row.test, row.median)
-bench.loops(llm, tokens=64, rounds=3)          # what a step costs in Python
+bench.loops(llm, tokens=64, rounds=3)          # Python's part of a step
 """
 
 from stretto.bench.limits import Cost, Machine, file_cost, measure_machine

@@ -1,4 +1,4 @@
-"""The limits of a machine, and what a forward pass of a model costs of them.
+"""The limits of a machine, and the cost of a forward pass.
 
 A pass reads every matrix once and the K and V that its tokens see, and multiplies every token with every
 matrix. It cannot take less time than the reading at the measured bandwidth, nor than the multiplying at the
@@ -17,7 +17,7 @@ from stretto.llm import LLM
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
 
-# What the kernels of each set multiply int8 with, as the probe names it.
+# The int8 instruction of each kernel set, as the probe names it.
 INSTRUCTIONS = {
     "amx": "amx-int8",
     "avx512": "avx512vnni",
@@ -26,13 +26,13 @@ INSTRUCTIONS = {
     "neon": "dotprod",
     "portable": "portable",
 }
-_LEAST = 2**20  # bytes of a buffer whose reading can be measured
+_MIN_BUFFER_BYTES = 2**20  # smaller ones cannot be measured
 _SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a pass costs: bytes it reads, and multiply-accumulates a token, in layers and for its logits."""
+    """The cost of a pass: bytes read, and multiply-accumulates a token, in layers and for its logits."""
 
     weight_bytes: int
     layer_macs: int
@@ -41,7 +41,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Machine:
-    """What was measured, with as many threads as the model has. GB/s and GMAC/s."""
+    """Measured limits, with as many threads as the model has. GB/s and GMAC/s."""
 
     cpu: str
     threads: int
@@ -52,7 +52,7 @@ class Machine:
     integer_peak: float
 
     def best(self, other: Machine) -> Machine:
-        """The higher figure of each: a busy neighbour can only make them lower."""
+        """The higher figure of each: other load can only make them lower."""
         return Machine(
             self.cpu,
             self.threads,
@@ -66,7 +66,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Limit:
-    """Tokens a second that cannot be exceeded, and by what."""
+    """Upper limit of tokens a second, and what sets it."""
 
     tokens_per_second: float
     bound: Literal["memory", "compute"]
@@ -96,32 +96,32 @@ def file_cost(model: str | os.PathLike[str], llm: LLM) -> Cost:
 
 
 def cache_bytes(llm: LLM, kv: str, depth: int) -> int:
-    """The bytes of K and V that a token sees with `depth` tokens before it."""
+    """The bytes of K and V that a token reads with `depth` tokens before it."""
     spec = llm.spec
     head = 2 * spec.head_size if kv == "f16" else -(-spec.head_size // 32) * 34
-    seen = sum(min(depth, layer.window or depth) for layer in spec.layers)
-    return 2 * seen * spec.n_kv_head * head
+    n_cells = sum(min(depth, layer.window or depth) for layer in spec.layers)
+    return 2 * n_cells * spec.n_kv_head * head
 
 
 def measure_machine(llm: LLM, threads: int | None, nbytes: int, seconds: float = _SECONDS) -> Machine | None:
     """Measure for a model of `nbytes`; None if it does not run on our kernels, whose limits these are."""
     if llm.backend.name != "native":
         return None
-    found = hardware.probe(measure=False)
+    machine = hardware.probe(measure=False)
     # Only this backend has a choice of kernels, and the environment may have made it.
-    kernels = str(getattr(llm.backend, "kernels", found.kernels))
+    kernels = str(getattr(llm.backend, "kernels", machine.kernels))
     instruction = INSTRUCTIONS.get(kernels, "")
     if instruction not in _native.dot_instructions():
         instruction = _native.dot_instructions()[-1]
-    n = threads or found.cores_usable
-    size = max(_LEAST, min(nbytes, (found.memory_free or nbytes) // 4))
+    n = threads or machine.cores_usable
+    size = max(_MIN_BUFFER_BYTES, min(nbytes, (machine.memory_free or nbytes) // 4))
     (bandwidth,) = _native.read_bandwidth(size, [n], seconds)
     peak = _native.integer_peak(instruction, n, seconds)
-    return Machine(found.cpu, n, kernels, bandwidth, size, instruction, peak)
+    return Machine(machine.cpu, n, kernels, bandwidth, size, instruction, peak)
 
 
 def limit(cost: Cost, machine: Machine, *, tokens: int, wanted: int, seen_bytes: int) -> Limit:
-    """The limit of passes over `tokens` tokens, of which `wanted` want logits, that see `seen_bytes`."""
+    """The limit of passes over `tokens` tokens, `wanted` of them with logits, over `seen_bytes` of K/V."""
     reading = (cost.weight_bytes + seen_bytes) / (1e9 * machine.bandwidth)
     macs = tokens * cost.layer_macs + wanted * cost.output_macs
     multiplying = macs / (1e9 * machine.integer_peak)

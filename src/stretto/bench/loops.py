@@ -49,7 +49,7 @@ class Loop:
 
     @property
     def python(self) -> float:
-        """What a step costs beside the forward pass, in microseconds."""
+        """The cost of a step without the forward pass, in microseconds."""
         return sum(self.part(name) for name in self.parts if name != "forward")
 
     @property
@@ -71,11 +71,11 @@ def loops(
     ways: dict[str, Callable[[LLM, int, Sampling], float]] = {"llm.stream": _stream, "seq.step": _step}
     if llm.backend.capabilities.fused:
         ways[FUSED] = _fused
-    found = [Loop(name, sampling) for sampling in TEMPERATURES for name in ways]
+    results = [Loop(name, sampling) for sampling in TEMPERATURES for name in ways]
     for run in ways.values():
         run(llm, min(8, tokens), "default")  # warms up
     for number in range(1, rounds + 1):
-        for each in found:
+        for each in results:
             note(f"round {number} of {rounds}: {each.loop}, {each.sampling}")
             run = ways[each.loop]
             each.samples.append(tokens / run(llm, tokens, each.sampling))
@@ -86,7 +86,7 @@ def loops(
             clock[REST] = whole - sum(clock[part] for part in PARTS)
             for part in (*PARTS, REST):
                 each.parts.setdefault(part, []).append(1e6 * clock[part] / tokens)
-    return found
+    return results
 
 
 def _stream(llm: LLM, tokens: int, sampling: Sampling, loop: Literal["python", "fused"] = "python") -> float:
@@ -118,7 +118,7 @@ def _step(llm: LLM, tokens: int, sampling: Sampling) -> float:
 
 @contextmanager
 def _clocked(llm: LLM) -> Iterator[dict[str, float]]:
-    """Within it, the seconds spent in each part are counted; calls of one part do not nest."""
+    """Count the seconds spent in each part; calls of one part do not nest."""
     clock: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     calls: list[tuple[str, Any, str]] = [
         ("forward", type(llm.backend), "forward"),

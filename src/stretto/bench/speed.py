@@ -27,7 +27,7 @@ TEMPERATURES: dict[Sampling, float] = {"greedy": 0.0, "default": SamplingParams(
 
 @dataclass(frozen=True)
 class Plan:
-    """The sizes of the tests. A depth of 0, or fewer than 2 sequences, leaves that test out."""
+    """The sizes of the tests. A depth of 0, or fewer than 2 sequences, skips that test."""
 
     prompt: int = 512
     tokens: int = 128
@@ -42,7 +42,7 @@ class Plan:
 
     @property
     def cells(self) -> int:
-        """The cells that all of it needs; prefixes of depth and sequences stay while the others run."""
+        """The cells that the tests need; prefixes of depth and sequences stay while the others run."""
         together = 2 * self.sequences * (self.tokens + 1) if self.sequences > 1 else 0
         return max(self.prompt, self.tokens) + self.depth + self.tokens + 2 + together
 
@@ -65,7 +65,7 @@ class Row:
 
     test: str
     sampling: Sampling
-    call: str  # what is called
+    call: str  # the public call
     tokens: int  # counted in a round
     batch: int
     wanted: int
@@ -75,7 +75,7 @@ class Row:
 
     @property
     def median(self) -> float:
-        """The middle of the rounds."""
+        """The median of the rounds."""
         return median(self.samples)
 
     @property
@@ -89,7 +89,7 @@ def speed(
     plan: Plan,
     note: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
-    """Run the tests of a plan; `note` hears what is being done.
+    """Run the tests of a plan; `note` is called with progress notes.
 
     >>> [row.test for row in speed(llm, Plan(depth=0, sequences=0))]
     ['pp512', 'tg128', 'tg128']
@@ -133,11 +133,11 @@ class _Tests:
             deep = self._behind([self._ids(depth)])
             row = Row(f"tg{n} @ d{depth}", "greedy", "llm.step", n, 1, 1, depth + n // 2)
             yield row, partial(deep, "greedy")
-        if (several := self.plan.sequences) > 1:
-            wide = self._behind([self._ids(n) for _ in range(several)])
+        if (n_sequences := self.plan.sequences) > 1:
+            wide = self._behind([self._ids(n) for _ in range(n_sequences)])
             for sampling in TEMPERATURES:
-                name, seen = f"tg{n} x{several}", n + n // 2
-                row = Row(name, sampling, "llm.step", n * several, several, several, seen)
+                name, seen = f"tg{n} x{n_sequences}", n + n // 2
+                row = Row(name, sampling, "llm.step", n * n_sequences, n_sequences, n_sequences, seen)
                 yield row, partial(wide, sampling)
 
     def _ids(self, count: int) -> list[int]:
@@ -161,7 +161,7 @@ class _Tests:
         return time.perf_counter() - begun
 
     def _behind(self, prompts: list[list[int]]) -> Callable[[Sampling], float]:
-        """A test that decodes behind prompts, which are computed once and forked in every round."""
+        """A test that decodes after prompts, which are computed once and forked in every round."""
         prefixes = [self.open_sequences.enter_context(self.llm.sequence(prompt)) for prompt in prompts]
 
         def measure(sampling: Sampling) -> float:
