@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from stretto.weights.fingerprint import SAMPLE
+from stretto.weights.fingerprint import SAMPLE_BYTES
 from stretto.weights.gguf import GGUF
 from stretto.weights.writer import write_gguf
 
@@ -41,7 +41,7 @@ def test_another_byte_is_another_model(path):
     name = data.index(b"one")
     sampled = [
         name,
-        *(at for first, last in spans for at in (first, min(first + SAMPLE, last) - 1, last - 1)),
+        *(at for first, last in spans for at in (first, min(first + SAMPLE_BYTES, last) - 1, last - 1)),
     ]
     for at in sampled:
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])

@@ -1,4 +1,4 @@
-"""What tells one model file from another, without reading its gigabytes."""
+"""The fingerprint of a model file, without reading its gigabytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from struct import pack
 
 from stretto.weights.tensor import Tensor
 
-SAMPLE = 4096  # bytes at each end of a tensor
+SAMPLE_BYTES = 4096  # at each end of a tensor
 
 
 class Fingerprint:
@@ -28,14 +28,14 @@ class Fingerprint:
 
     def __call__(self) -> str:
         """The fingerprint, 64 hexadecimal digits."""
-        buffer = self._buffer  # first, since another thread may be about to let go of it
+        buffer = self._buffer  # first, since another thread may be about to release it
         if not self._found:
             head = min((first for first, _ in self._spans), default=buffer.nbytes)
             digest = sha256(pack("<QQ", buffer.nbytes, head))
             digest.update(buffer[:head])
             for first, last in self._spans:
-                digest.update(buffer[first : min(first + SAMPLE, last)])
-                digest.update(buffer[max(first, last - SAMPLE) : last])
+                digest.update(buffer[first : min(first + SAMPLE_BYTES, last)])
+                digest.update(buffer[max(first, last - SAMPLE_BYTES) : last])
             self._found = digest.hexdigest()
             self._buffer = memoryview(b"")
         return self._found

@@ -1,4 +1,4 @@
-"""Reads GGUF files: mapped into memory, checked before anything is believed, copied only when asked for.
+"""Reads GGUF files: memory-mapped, checked before use, copied only on request.
 
     with GGUF("model.gguf") as file:
         file.metadata["general.architecture"]
@@ -23,7 +23,7 @@ from stretto.weights.tensor import Tensor
 
 __all__ = ["GGUF", "Tensor"]
 
-HUGE_PAGE = 2 << 20
+HUGE_PAGE_BYTES = 2 << 20
 
 
 class GGUF:
@@ -49,7 +49,7 @@ class GGUF:
         return self._buffer.nbytes
 
     def forget(self, tensor: Tensor | None = None, end: int | None = None) -> None:
-        """Let the system drop the pages of a tensor, up to byte `end` of it, or of the whole file.
+        """Let the system evict the pages of a tensor, up to byte `end` of it, or of the whole file.
 
         Reading brings them back. What stands around a tensor goes too: the system may map as much as a huge
         page when one byte is read.
@@ -57,17 +57,17 @@ class GGUF:
         first, last = 0, self.nbytes
         if tensor is not None:
             stop = tensor.offset + (tensor.nbytes if end is None else end)
-            first = tensor.offset // HUGE_PAGE * HUGE_PAGE
-            last = min(last, -(-stop // HUGE_PAGE) * HUGE_PAGE)
+            first = tensor.offset // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+            last = min(last, -(-stop // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES)
         if hasattr(mmap, "MADV_DONTNEED") and first < last:
             self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def fingerprint(self) -> Fingerprint:
-        """What tells this file from others: call it for the text, now or after `close`."""
+        """The file's fingerprint: call it for the text, now or after `close`."""
         return Fingerprint(self._buffer, self.tensors.values())
 
     def close(self) -> None:
-        """Let go of the file; views that are still referenced keep their mapping, and read it again."""
+        """Close the file; views that are still referenced keep their mapping, and read it again."""
         self.forget()
         self.tensors = {}
         self._buffer = memoryview(b"")

@@ -1,4 +1,4 @@
-"""What loading a model will need: its weights as they are in the file, and the cache by length and type.
+"""The memory that loading a model needs: its weights as they are in the file, and the KV cache.
 
     with GGUF("model.gguf") as file:
         need = memory(file)
@@ -23,7 +23,7 @@ from stretto.weights.metadata import Metadata
 CACHE_TYPES: Mapping[str, Format] = {"f16": Format.F16, "q8": Format.Q8_0}
 LENGTHS = (512, 2048, 8192)
 
-# Bits a number takes as the native kernels want it (csrc/packed.h); other formats stay as in the file.
+# Bits of a number in the native kernels' layout (csrc/packed.h); other formats stay as in the file.
 PACKED_BITS: Mapping[str, float] = {
     "Q2_K": 12, "Q3_K": 6.625, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 4.625, "Q5_0": 8.5, "Q5_1": 10,
     "Q5_K": 5.625, "Q6_K": 6.625, "Q8_0": 8.5, "IQ4_NL": 8.5, "IQ4_XS": 10,
@@ -69,7 +69,7 @@ class Memory:
 
 
 def memory(file: GGUF) -> Memory:
-    """What loading `file` will need, as far as its metadata tell."""
+    """The memory that loading `file` needs, as far as its metadata say."""
     weights: dict[str, int] = {}
     for tensor in file.tensors.values():
         weights[tensor.format.name] = weights.get(tensor.format.name, 0) + tensor.nbytes

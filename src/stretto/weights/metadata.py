@@ -50,7 +50,7 @@ LENGTH = Struct("<Q")
 
 
 class Strings(Sequence[str]):
-    """An array of strings in the file: found to be whole when the file is opened, decoded when first read."""
+    """An array of strings in the file: checked when the file is opened, decoded when first read."""
 
     def __init__(self, buffer: memoryview, offset: int, count: int, field: str) -> None:
         self._buffer: memoryview | None = buffer
@@ -172,5 +172,5 @@ class Metadata(Mapping[str, Value]):
         return default
 
     def _wrong(self, key: str, wanted: str) -> ModelError:
-        found = self.types[key].name.lower()
-        return ModelError(f"must be {wanted}, found {found}", path=self._path, field=key)
+        given = self.types[key].name.lower()
+        return ModelError(f"must be {wanted}, found {given}", path=self._path, field=key)

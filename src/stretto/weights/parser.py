@@ -1,8 +1,8 @@
-"""The walk through a GGUF file's head, believing nothing.
+"""The parser of a GGUF file's head, for untrusted files.
 
 The layout (versions 2 and 3, little-endian): magic, version, number of tensors, number of keys; the keys
 with their typed values; for each tensor its name, shape, format and offset; padding; the tensors' bytes.
-Every length in there is somebody's claim. Each is compared with the bytes that are left before it is used,
+Every length is compared with the bytes that are left before it is used,
 in Python's unbounded integers, so that nothing can overflow and nothing is allocated on a claim alone.
 """
 
@@ -25,8 +25,8 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32  # where the file does not say
 
-# Bounds far above any real file, so that a hostile one cannot keep us busy for long.
-MAX_NAME = 65_535
+# Bounds far above any real file, so that a hostile one cannot take long.
+MAX_NAME_BYTES = 65_535
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 20
 MAX_STRINGS = 1 << 24  # in all arrays together
@@ -39,7 +39,7 @@ _ARRAY = Struct("<IQ")
 
 
 class Parser:
-    """One walk from the first byte to the last claim about the last tensor.
+    """One pass from the first byte to the last field of the last tensor.
 
     After `parse()`: `version`, `alignment`, `metadata`, `tensors`.
     """
@@ -58,7 +58,7 @@ class Parser:
         self.strings_left = MAX_STRINGS
 
     def parse(self) -> None:
-        """Read all of it, or raise `ModelError` with offset and field."""
+        """Parse the head, or raise `ModelError` with offset and field."""
         n_tensors, n_keys = self._read_header()
         self.metadata = self._read_metadata(n_keys)
         self.alignment = self._read_alignment()
@@ -70,10 +70,10 @@ class Parser:
         where = self.offset if offset is None else offset
         return ModelError(message, path=self.path, offset=where, field=self.field)
 
-    # -- the smallest pieces: every read of the buffer goes through `take` --
+    # -- primitives: every read of the buffer goes through `take` --
 
     def _take(self, nbytes: int) -> int:
-        """Step over `nbytes` bytes, and say where they began."""
+        """Skip `nbytes` bytes, and return their offset."""
         start = self.offset
         if nbytes > self.size - start:
             left = self.size - start
@@ -85,7 +85,7 @@ class Parser:
         return struct.unpack_from(self.buffer, self._take(struct.size))
 
     def _count(self, number: int, limit: int, least: int, what: str) -> int:
-        """A number of things of which each takes at least `least` bytes."""
+        """A count of elements, of which each takes at least `least` bytes."""
         if number > limit or number * least > self.size - self.offset:
             raise self._error(
                 f"{number} {what} are announced, more than "
@@ -108,7 +108,7 @@ class Parser:
     def _read_header(self) -> tuple[int, int]:
         magic = bytes(self.buffer[:4])
         if magic != MAGIC:
-            raise self._error(f"not a GGUF file: it begins with {magic!r}, not {MAGIC!r}{_guess(magic)}")
+            raise self._error(f"not a GGUF file: it begins with {magic!r}, not {MAGIC!r}{_hint(magic)}")
         _, version, n_tensors, n_keys = self._unpack(HEADER)
         if version not in VERSIONS:
             raise self._error(_version_message(version), offset=4)
@@ -126,7 +126,7 @@ class Parser:
         for index in range(n_keys):
             self.field = f"metadata key {index}"
             start = self.offset
-            key = self._string(MAX_NAME)
+            key = self._string(MAX_NAME_BYTES)
             self.field = f"metadata {key!r}"
             if key in values:
                 raise self._error("the key stands in the file twice", start)
@@ -204,7 +204,7 @@ class Parser:
     def _tensor_info(self, index: int) -> tuple[str, tuple[int, ...], Format, int]:
         """Name, shape, format and offset from the start of the data."""
         self.field = f"tensor {index}"
-        name = self._string(MAX_NAME)
+        name = self._string(MAX_NAME_BYTES)
         self.field = f"tensor {name!r}"
         (n_dimensions,) = self._unpack(_U32)
         if not 1 <= n_dimensions <= MAX_DIMENSIONS:
@@ -234,7 +234,7 @@ class Parser:
         return name, dimensions[::-1], fmt, offset
 
     def _locate(self, infos: list[tuple[str, tuple[int, ...], Format, int]], start: int) -> dict[str, Tensor]:
-        """The tensors in file order, once it is known that their bytes are there, and are theirs alone."""
+        """The tensors in file order; raises if their bytes are missing or overlap."""
         tensors: dict[str, Tensor] = {}
         ends: list[tuple[int, int, str]] = []
         for name, shape, fmt, relative in infos:
@@ -255,8 +255,8 @@ class Parser:
         return tensors
 
 
-def _guess(magic: bytes) -> str:
-    """A hint at what else the file might be."""
+def _hint(magic: bytes) -> str:
+    """A hint at the actual kind of the file."""
     known = {
         b"PK\x03\x04": "a zip archive or a PyTorch checkpoint",
         b"ggml": "a GGML file from before GGUF",

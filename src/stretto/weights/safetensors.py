@@ -14,7 +14,7 @@ SIZES = {"U8": 1, "I32": 4, "F32": 4}  # bytes of a number
 
 
 def safetensors_head(metadata: Mapping[str, str], tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
-    """The first bytes of a file with these tensors, (type, shape) each, one behind the other.
+    """The first bytes of a file with these tensors, (type, shape) each, in order.
 
     >>> safetensors_head({"made by": "hand"}, {"x": ("F32", [2, 3])})[8:]
     b'{"__metadata__": {"made by": "hand"}, "x": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}} '

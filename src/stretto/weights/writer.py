@@ -33,7 +33,7 @@ from stretto.weights.parser import (
     MAGIC,
     MAX_DEPTH,
     MAX_DIMENSIONS,
-    MAX_NAME,
+    MAX_NAME_BYTES,
     VERSIONS,
 )
 from stretto.weights.tensor import Tensor
@@ -106,12 +106,12 @@ def _shape(name: str, tensor: Writable) -> tuple[tuple[int, ...], Format]:
         shape, fmt = tensor.array.shape, tensor.format
     else:
         shape = tensor.shape
-        found = _PLAIN.get(tensor.dtype.newbyteorder("<"))
-        if found is None:
+        plain = _PLAIN.get(tensor.dtype.newbyteorder("<"))
+        if plain is None:
             raise InvalidRequest(
                 f"tensor {name!r} has dtype {tensor.dtype}; use float32, float16 or Quantized(array, format)"
             )
-        fmt = found
+        fmt = plain
     if not 1 <= len(shape) <= MAX_DIMENSIONS or 0 in shape:
         raise InvalidRequest(
             f"tensor {name!r} has shape {shape}; 1 to {MAX_DIMENSIONS} dimensions are allowed, none of 0"
@@ -136,8 +136,8 @@ def _data(tensor: Writable) -> NDArray[np.uint8]:
 
 
 def _name(name: str) -> str:
-    if not name or len(name.encode()) > MAX_NAME:
-        raise InvalidRequest(f"a name must have 1 to {MAX_NAME} bytes, not {len(name.encode())}")
+    if not name or len(name.encode()) > MAX_NAME_BYTES:
+        raise InvalidRequest(f"a name must have 1 to {MAX_NAME_BYTES} bytes, not {len(name.encode())}")
     return name
 
 
@@ -190,12 +190,12 @@ def _value(key: str, value: Any, kind: ValueType, depth: int = 0) -> bytes:
 
 
 def _item_kind(key: str, values: Sequence[Any]) -> ValueType:
-    """The one type of all elements. Integers widen to what the largest needs; nothing else mixes."""
+    """The common type of all elements. Integers widen to that of the largest; nothing else mixes."""
     if isinstance(values, Strings):
         return ValueType.STRING
     kinds = {_kind(key, value) for value in values}
     if not kinds:
-        return ValueType.INT32  # an empty list says nothing of its type
+        return ValueType.INT32  # an empty list has no type
     if kinds <= {ValueType.UINT32, ValueType.INT32, ValueType.INT64}:
         small = all(-(2**31) <= int(value) < 2**31 for value in values)
         return ValueType.INT32 if small else ValueType.INT64

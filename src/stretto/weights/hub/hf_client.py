@@ -17,11 +17,11 @@ _MAX_NOTICES = 4
 
 
 def main() -> None:
-    """Fetch what the first argument describes; exit code 1 and a line of JSON say what went wrong."""
+    """Fetch the file that the first argument describes; errors are exit code 1 and a line of JSON."""
     request = json.loads(sys.argv[1])
     try:
         result = _fetch(request["repo"], request["file"], request["revision"], Path(request["folder"]))
-    except Exception as error:  # whatever a version of the client may raise, the parent explains
+    except Exception as error:  # versions of the client raise different ones; the parent explains them
         kinds = [kind.__name__ for kind in type(error).__mro__]
         print(json.dumps({"kinds": kinds, "message": str(error), "errno": getattr(error, "errno", None)}))
         sys.exit(1)

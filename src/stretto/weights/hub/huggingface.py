@@ -22,9 +22,9 @@ from stretto.weights.hub.names import Reference
 from stretto.weights.hub.store import Model
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
-# What the client raises, most special first, and what a user can do about it.
+# Exceptions of the client, most specific first, and their remedies.
 _REMEDIES = (
     ("GatedRepoError", "its owner asks for consent: accept the terms on its page, then run `hf auth login`"),
     (
@@ -71,7 +71,7 @@ def fetch(reference: Reference, work: Path, progress: Progress) -> tuple[Model, 
 
 
 def _tick(nbytes: int, folder: Path, progress: Progress) -> None:
-    """Show the progress; the client tells the size in a file, and then there must be room for it."""
+    """Show the progress; the client writes the size to a file, and then the free space is checked."""
     total = 0
     with suppress(OSError, ValueError, TypeError):
         total = int(json.loads((folder / "info.json").read_text())["size"])
@@ -102,7 +102,7 @@ def _error(reference: Reference, answer: dict[str, Any], outcome: program.Outcom
 def _accept(
     reference: Reference, answer: dict[str, Any], work: Path, progress: Progress
 ) -> tuple[Model, Path]:
-    """Compare what arrived with what was announced, and lay out the model's folder."""
+    """Verify the download, and lay out the model's folder."""
     staged = work / "model"
     staged.mkdir()
     file = staged / reference.file.rpartition("/")[2]
@@ -138,7 +138,7 @@ def _accept(
 def _hash(file: Path, size: int, progress: Progress) -> str:
     digest = hashlib.sha256()
     with file.open("rb") as source:
-        while chunk := source.read(_CHUNK):
+        while chunk := source.read(_CHUNK_BYTES):
             digest.update(chunk)
             progress(source.tell(), size, "verifying")
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Which names a model may have, and the folder of the store that each one means.
+"""Names of models, and their folders in the store.
 
     >>> folder("smollm2")
     'smollm2'
@@ -18,7 +18,7 @@ from stretto.errors import InvalidRequest
 
 HF_PREFIX = "hf:"
 
-_MAX_FOLDER = 200  # bytes; most filesystems allow 255, and a suffix has to fit
+_MAX_FOLDER_BYTES = 200  # most filesystems allow 255, and a suffix has to fit
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,150}\.gguf", re.IGNORECASE)
@@ -46,7 +46,7 @@ def parse_reference(name: str) -> Reference:
     *folders, file = location.split("/")
     parts = folders + (revision.split("/") if at else [])
     good = len(folders) >= 2 and all(map(_PART.fullmatch, parts)) and _FILE.fullmatch(file)
-    if not good or not name.startswith(HF_PREFIX) or len(name) > _MAX_FOLDER:
+    if not good or not name.startswith(HF_PREFIX) or len(name) > _MAX_FOLDER_BYTES:
         raise InvalidRequest(
             f"{name!r} does not name a file on the Hub; write hf:org/repo/file.gguf, "
             "with @revision at the end if you want a certain one"

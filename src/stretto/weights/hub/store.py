@@ -1,4 +1,4 @@
-"""Where models are kept on this machine. A model is there whole or not at all.
+"""The store of models on this machine. Models are added and removed atomically.
 
     home/models/<folder>/   the .gguf, its licence terms, model.json
     home/staging/<folder>/  what is being fetched; moved to models/ by one rename when it is complete
@@ -30,7 +30,7 @@ class Model:
     """A model in the store.
 
     `verified` says whether its SHA-256 was compared with one that the source had published; `notices` are
-    the licence terms kept beside it.
+    the licence terms stored with it.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Store:
 
     @classmethod
     def default(cls) -> Store:
-        """The store that the environment asks for."""
+        """The store in the folder that the environment sets."""
         home, cache = os.environ.get("STRETTO_HOME"), os.environ.get("XDG_CACHE_HOME", "")
         try:
             if home:
@@ -74,15 +74,15 @@ class Store:
 
     def models(self) -> list[Model]:
         """All models, by name."""
-        found: list[Model] = []
+        models: list[Model] = []
         with explained(self.home), suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted((self.home / "models").iterdir()):
                 if model := self._read(path):
-                    found.append(model)
-        return sorted(found, key=lambda model: model.name)
+                    models.append(model)
+        return sorted(models, key=lambda model: model.name)
 
     def _read(self, path: Path, name: str | None = None) -> Model | None:
-        """The model in `path`; None for what is damaged, so that pulling again replaces it."""
+        """The model in `path`; None for a damaged one, so that pulling again replaces it."""
         try:
             record = json.loads((path / RECORD).read_text("utf-8"))
             file = path / Path(record["file"]).name
@@ -107,7 +107,7 @@ class Store:
 
     @contextmanager
     def fetching(self, name: str, waiting: Callable[[], None] = lambda: None) -> Iterator[Path]:
-        """An empty folder to fetch `name` into, for this process alone; gone when the block ends.
+        """An empty folder to fetch `name` into, of this process only; removed when the block ends.
 
         If another process is fetching the same model, call `waiting` and wait for it.
         """
@@ -158,7 +158,7 @@ class Store:
         return published
 
     def remove(self, name: str) -> None:
-        """Take a model away: first out of sight in one step, then from the disk."""
+        """Remove a model: first renamed, in one step, then deleted."""
         target = self.home / "models" / folder(name)
         with explained(self.home):
             if not os.path.lexists(target):
@@ -172,7 +172,7 @@ class Store:
 
     @contextmanager
     def _lock(self, name: str, waiting: Callable[[], None]) -> Iterator[None]:
-        """Hold the model's lock file; if somebody else does, call `waiting`, then wait.
+        """Hold the model's lock file; if another process does, call `waiting`, then wait.
 
         The file stays when all is done: deleting it would let two processes in.
         """
@@ -185,7 +185,7 @@ class Store:
             yield
 
     def _sweep(self) -> None:
-        """Clear away what killed processes left of other models; whatever is locked is at work."""
+        """Remove partial downloads of killed processes; locked ones are in use."""
         for path in (self.home / "staging").iterdir():
             with suppress(BlockingIOError), self._lock(path.name, _busy):
                 discard(path)
