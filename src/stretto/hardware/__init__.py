@@ -1,10 +1,10 @@
-"""What this machine has, and how much of it this process may use.
+"""This machine's hardware, and how much of it this process may use.
 
     from stretto import hardware
 
     hardware.usable_cores()        # what `threads=` is by default
-    found = hardware.probe()       # measures for a second, the first time
-    found.memory_free, found.bandwidth, found.integer_peak
+    machine = hardware.probe()     # measures for a second, the first time
+    machine.memory_free, machine.bandwidth, machine.integer_peak
 
 Limits of containers count: two of sixty-four cores are two cores. What cannot be found out is None; only a
 STRETTO_KERNELS that cannot be is an error.
@@ -29,9 +29,9 @@ __all__ = ["Bandwidth", "Cache", "Gpu", "Hardware", "IntegerPeak", "Rate", "prob
 
 @dataclass(frozen=True)
 class Hardware:
-    """What `probe` found. Sizes are in bytes.
+    """The result of `probe`. Sizes are in bytes.
 
-    `cores_physical` and `cores_logical` are the machine's (None: not told); `cores_usable` is what this
+    `cores_physical` and `cores_logical` are the machine's (None: not known); `cores_usable` is what this
     process should use, `cpu_quota` the share of processor time it is granted, as in 1.5 processors.
     `memory_total` and `memory_free` are what it can have, within its limits. `instruction_sets` are those
     that both the processor and the operating system allow; `kernels` names the native kernels in use,
@@ -57,7 +57,7 @@ class Hardware:
 
 
 def usable_cores() -> int:
-    """How many threads are worth starting: the cores that this process may use, hyperthreads not counted.
+    """The default number of threads: the cores that this process may use, hyperthreads not counted.
 
     >>> usable_cores()
     2
@@ -68,10 +68,10 @@ def usable_cores() -> int:
 
 
 def probe(measure: bool = True, *, refresh: bool = False) -> Hardware:
-    """Look at the machine.
+    """Detect the machine's hardware.
 
-    Speeds are measured once, for about a second, and remembered in the folder where models are kept.
-    With `measure=False` only remembered ones are told; `refresh=True` measures again.
+    Speeds are measured once, for about a second, and stored in the folder of the models.
+    With `measure=False` only stored ones are returned; `refresh=True` measures again.
 
     >>> probe().instruction_sets
     ('avx2', 'fma', 'f16c')
@@ -79,24 +79,24 @@ def probe(measure: bool = True, *, refresh: bool = False) -> Hardware:
     native = _native()
     if _is_mac():
         facts = mac.facts()
-        found, memory, quota = mac.cpu(facts), mac.memory(facts), None
-        usable = mac.usable_cores(facts) or found.threads
+        processor, memory, quota = mac.cpu(facts), mac.memory(facts), None
+        usable = mac.usable_cores(facts) or processor.threads
     else:
-        found, memory, quota = cpu.read(ROOT), limits.memory(ROOT), limits.quota(ROOT)
+        processor, memory, quota = cpu.read(ROOT), limits.memory(ROOT), limits.quota(ROOT)
         usable = _usable_cores(ROOT, limits.allowed_cpus())
     sets = tuple(native.kernel_names()) if hasattr(native, "kernel_names") else ()
-    known = _speed(native, found, usable, memory[1], measure, refresh)
+    known = _speed(native, processor, usable, memory[1], measure, refresh)
     return Hardware(
-        cpu=found.name,
-        vendor=found.vendor,
-        architecture=found.architecture,
-        cores_physical=found.cores,
-        cores_logical=found.threads,
+        cpu=processor.name,
+        vendor=processor.vendor,
+        architecture=processor.architecture,
+        cores_physical=processor.cores,
+        cores_logical=processor.threads,
         cores_usable=usable,
         cpu_quota=quota,
-        instruction_sets=tuple(native.cpu_features()) if hasattr(native, "cpu_features") else found.flags,
+        instruction_sets=tuple(native.cpu_features()) if hasattr(native, "cpu_features") else processor.flags,
         kernels=kernels.chosen(sets) if sets else "portable",
-        caches=found.caches,
+        caches=processor.caches,
         memory_total=memory[0],
         memory_free=memory[1],
         bandwidth=known.bandwidth,
@@ -107,23 +107,23 @@ def probe(measure: bool = True, *, refresh: bool = False) -> Hardware:
 
 
 def _usable_cores(root: Path, allowed: frozenset[int] | None) -> int:
-    """The cores among the allowed processors, and no more than the granted time can keep busy."""
+    """The cores among the allowed processors, at most as many as the CPU quota."""
     cores = cpu.cores_among(allowed, root) or len(allowed or ()) or cpu.read(root).threads
     return min(cores, limits.whole_cpus(limits.quota(root)) or cores)
 
 
 def _speed(
-    native: Any, found: cpu.Cpu, usable: int, memory_free: int | None, measure: bool, refresh: bool
+    native: Any, processor: cpu.Cpu, usable: int, memory_free: int | None, measure: bool, refresh: bool
 ) -> Speed:
-    """The remembered speeds, or new ones if they are wanted."""
+    """The stored speeds, or newly measured ones."""
     from stretto import __version__
 
     version = f"stretto {__version__}, probe {speed.REVISION}"
-    key = f"{found.name}, {found.architecture}, {usable} cores, {version}"
+    key = f"{processor.name}, {processor.architecture}, {usable} cores, {version}"
     known = None if refresh else speed.recall(key)
     if known or not (measure or refresh):
         return known or Speed()
-    last = found.caches[-1] if found.caches else None
+    last = processor.caches[-1] if processor.caches else None
     known = speed.measure(native, usable, last.nbytes * last.count if last else 0, memory_free)
     if known.bandwidth and known.integer_peak:  # a failure is tried again next time
         speed.remember(key, known)
@@ -131,7 +131,7 @@ def _speed(
 
 
 def _native() -> Any:
-    """The native core, which an older build may have without the probe, or None."""
+    """The native core, or None; an older build may lack the probe."""
     try:
         from stretto import _native
     except ImportError:

@@ -14,7 +14,7 @@ from stretto.hardware.files import ROOT
 
 CPUS = "sys/devices/system/cpu"
 
-# As the kernel writes them -> as we do, in our order. It leaves out what it does not support itself.
+# The kernel's names -> ours, in our order. It omits those that it does not support itself.
 _FLAGS = {
     **{name: name for name in ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq")},
     "avx512_vnni": "avx512vnni",
@@ -32,7 +32,7 @@ _FLAGS = {
     "sve2": "sve2",
 }
 
-# ARM processors tell numbers instead of names: who made the design, and which one it is.
+# ARM processors report numbers instead of names: the maker of the design, and the design.
 _MAKERS = {0x41: "ARM", 0x42: "Broadcom", 0x46: "Fujitsu", 0x48: "HiSilicon", 0x4E: "NVIDIA"}
 _MAKERS |= {0x50: "Applied Micro", 0x51: "Qualcomm", 0x53: "Samsung", 0x61: "Apple", 0xC0: "Ampere"}
 _DESIGNS = {
@@ -64,13 +64,13 @@ class Cache:
 
 @dataclass(frozen=True)
 class Cpu:
-    """What can be told of the processor; None or empty where nothing is."""
+    """The processor; None or empty where a fact is not known."""
 
     name: str
     vendor: str | None
     architecture: str
     cores: int | None
-    threads: int  # what the system schedules on: two a core with hyperthreading
+    threads: int  # logical processors: two a core with hyperthreading
     caches: tuple[Cache, ...]
     flags: tuple[str, ...]
 
@@ -78,7 +78,7 @@ class Cpu:
 def read(root: Path = ROOT) -> Cpu:
     """Read it from /proc and /sys."""
     blocks = files.blocks(root / "proc/cpuinfo")
-    # Some kernels put what concerns the whole machine into a block of its own, at the end.
+    # Some kernels put facts about the whole machine into a block of its own, at the end.
     first: dict[str, str] = {}
     for block in reversed(blocks):
         first |= block
@@ -98,7 +98,7 @@ def read(root: Path = ROOT) -> Cpu:
 
 
 def cores_among(cpus: Set[int] | None, root: Path = ROOT) -> int | None:
-    """How many cores the processors `cpus` are, of all if None: hyperthreads of one core count once.
+    """Number of cores of the processors `cpus`, of all if None: hyperthreads of one core count once.
 
     None where the system does not tell which belong together.
     """
@@ -123,7 +123,7 @@ def cores_among(cpus: Set[int] | None, root: Path = ROOT) -> int | None:
 
 def caches(root: Path = ROOT) -> tuple[Cache, ...]:
     """The caches for data. Those that several processors share are counted once."""
-    found: dict[str, tuple[int, set[str]]] = {}
+    sizes: dict[str, tuple[int, set[str]]] = {}
     for path in sorted((root / CPUS).glob("cpu[0-9]*/cache/index[0-9]*")):
         level, kind = files.number(path / "level"), files.text(path / "type")
         size = re.fullmatch(r"(\d{1,12})([KMG]?)", files.text(path / "size") or "", re.ASCII)
@@ -132,10 +132,10 @@ def caches(root: Path = ROOT) -> tuple[Cache, ...]:
         nbytes = int(size[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[size[2]]
         name = "L1d" if level == 1 else f"L{level}"
         shared = files.text(path / "shared_cpu_list") or path.parts[-3]
-        largest, owners = found.get(name, (0, set()))
-        found[name] = max(largest, nbytes), owners | {shared}
+        largest, owners = sizes.get(name, (0, set()))
+        sizes[name] = max(largest, nbytes), owners | {shared}
     return tuple(
-        Cache(name, nbytes, len(owners)) for name, (nbytes, owners) in sorted(found.items()) if nbytes
+        Cache(name, nbytes, len(owners)) for name, (nbytes, owners) in sorted(sizes.items()) if nbytes
     )
 
 

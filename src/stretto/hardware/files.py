@@ -1,4 +1,4 @@
-"""Reading what the kernel tells in small files. Whatever is missing or makes no sense is None."""
+"""Reads small files of the kernel. Missing or malformed values are None."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def numbers(path: Path, count: int) -> tuple[int, ...] | None:
 
 def number(path: Path) -> int | None:
     """The one number in a file, or None."""
-    found = numbers(path, 1)
-    return found[0] if found else None
+    values = numbers(path, 1)
+    return values[0] if values else None
 
 
 def table(path: Path) -> dict[str, int]:
@@ -33,21 +33,21 @@ def table(path: Path) -> dict[str, int]:
     >>> table(Path("/proc/meminfo"))["MemTotal"]
     25274974208
     """
-    found = {}
+    values = {}
     for line in (text(path) or "").splitlines():
         words = line.replace(":", " ").split()
         if len(words) >= 2 and _is_number(words[1]):
-            found[words[0]] = int(words[1]) * (1024 if words[2:] == ["kB"] else 1)
-    return found
+            values[words[0]] = int(words[1]) * (1024 if words[2:] == ["kB"] else 1)
+    return values
 
 
 def blocks(path: Path) -> list[dict[str, str]]:
     """Blocks of `key : value` lines with empty lines between them, as in cpuinfo."""
-    found = []
+    records = []
     for block in (text(path) or "").split("\n\n"):
         pairs = [line.split(":", 1) for line in block.splitlines() if ":" in line]
-        found.append({key.strip(): value.strip() for key, value in pairs})
-    return [block for block in found if block]
+        records.append({key.strip(): value.strip() for key, value in pairs})
+    return [block for block in records if block]
 
 
 def cpu_list(written: str | None) -> frozenset[int]:
@@ -56,13 +56,13 @@ def cpu_list(written: str | None) -> frozenset[int]:
     >>> sorted(cpu_list("0-2,8"))
     [0, 1, 2, 8]
     """
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in (written or "").split(","):
         ends = part.strip().split("-")
         if len(ends) > 2 or not all(map(_is_number, ends)) or int(ends[-1]) > 2**16:
             return frozenset()
-        found.update(range(int(ends[0]), int(ends[-1]) + 1))
-    return frozenset(found)
+        cpus.update(range(int(ends[0]), int(ends[-1]) + 1))
+    return frozenset(cpus)
 
 
 def _is_number(word: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 _FIELDS = "name,memory.total,memory.free,driver_version"
 _COMMAND = ("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
-_PATIENCE = 2.0  # seconds; a driver in trouble never answers
+_TIMEOUT_SECONDS = 2.0  # a hung driver never answers
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Gpu:
     driver: str
 
 
-def find(command: tuple[str, ...] = _COMMAND, patience: float = _PATIENCE) -> tuple[Gpu, ...]:
-    """The devices that are here; none if the program is missing, fails or is too slow."""
+def find(command: tuple[str, ...] = _COMMAND, patience: float = _TIMEOUT_SECONDS) -> tuple[Gpu, ...]:
+    """The devices of this machine; none if the program is missing, fails or is too slow."""
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -33,7 +33,7 @@ def find(command: tuple[str, ...] = _COMMAND, patience: float = _PATIENCE) -> tu
         output, _ = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:
         process.kill()
-        # Stuck in the driver it cannot even be killed: then it is left behind, not waited for.
+        # Hung in the driver it cannot even be killed: it is abandoned, not waited for.
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=0.2)
         if process.stdout:
@@ -43,14 +43,14 @@ def find(command: tuple[str, ...] = _COMMAND, patience: float = _PATIENCE) -> tu
 
 
 def parse(output: str) -> tuple[Gpu, ...]:
-    """One device a line; lines that are something else are passed over."""
-    found = []
+    """Parse one device a line; other lines are skipped."""
+    gpus = []
     for line in output.splitlines():
         words = [word.strip() for word in line.rsplit(",", 3)]
         if len(words) == 4 and words[0]:
             name, total, free, driver = words
-            found.append(Gpu(name, _mebibytes(total), _mebibytes(free), driver))
-    return tuple(found)
+            gpus.append(Gpu(name, _mebibytes(total), _mebibytes(free), driver))
+    return tuple(gpus)
 
 
 def _mebibytes(word: str) -> int | None:

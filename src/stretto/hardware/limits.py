@@ -1,4 +1,4 @@
-"""How much of the machine this process may use: processors, time on them, and memory.
+"""The limits of this process: processors, CPU time, and memory.
 
 A container sees the whole machine in /proc; its limits are in its control groups. Of these there are two
 versions, and a group's limits hold for all groups inside it, so every level up to the mount counts.
@@ -26,7 +26,7 @@ def allowed_cpus() -> frozenset[int] | None:
 
 
 def quota(root: Path = ROOT) -> float | None:
-    """The processors' worth of time that control groups grant, as 1.5; None without a limit.
+    """The CPU quota of the control groups, in processors, as 1.5; None without a limit.
 
     >>> quota()
     2.0
@@ -44,14 +44,14 @@ def quota(root: Path = ROOT) -> float | None:
 
 
 def whole_cpus(share: float | None) -> int | None:
-    """As many threads as can use up a share of processor time."""
+    """The number of threads that can use up a CPU quota."""
     return None if share is None else max(1, math.ceil(share))
 
 
 def memory(root: Path = ROOT) -> tuple[int | None, int | None]:
     """Bytes in total and free, for this process: of the machine, or of its control groups if that is less.
 
-    Files that the system keeps in memory only while nobody needs the room count as free.
+    Page cache that the system would evict counts as free.
     """
     machine = files.table(root / "proc/meminfo")
     free = machine.get("MemAvailable")
@@ -103,7 +103,7 @@ def _groups(root: Path, controller: str) -> Iterator[_Group]:
         place = own.get(controller if version == 1 else "")
         top = root / mount.lstrip("/")
         steps: tuple[str, ...] = ()
-        # What is mounted may itself be a group, and then the process's path begins with it.
+        # The mount may itself be a group, and then the process's path starts with it.
         if place and ".." not in place and PurePosixPath(place).is_relative_to(inside):
             steps = PurePosixPath(place).relative_to(inside).parts
         for depth in range(len(steps), -1, -1):
@@ -112,18 +112,18 @@ def _groups(root: Path, controller: str) -> Iterator[_Group]:
 
 def _own(root: Path) -> dict[str, str]:
     """The process's group by controller; that of version 2 has no name."""
-    found = {}
+    groups = {}
     for line in (files.text(root / "proc/self/cgroup") or "").splitlines():
         _, *rest = line.split(":", 2)
         if len(rest) == 2:
-            found.update(dict.fromkeys(rest[0].split(","), rest[1]))
-    return found
+            groups.update(dict.fromkeys(rest[0].split(","), rest[1]))
+    return groups
 
 
 def _mounts(root: Path, controller: str) -> Iterator[tuple[int, str, str]]:
     """(version, the group that is mounted, where) of the hierarchies that may limit `controller`."""
     lines = files.text(root / "proc/self/mountinfo")
-    if lines is None:  # where nothing is told, look at the usual places
+    if lines is None:  # try the usual places
         yield 2, "/", "/sys/fs/cgroup"
         yield 1, "/", f"/sys/fs/cgroup/{controller}"
         return

@@ -1,4 +1,4 @@
-"""The same for macOS, which has no /proc: two small programs tell what is there."""
+"""The hardware of a Mac, by `sysctl` and `vm_stat`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEYS = (
 
 
 def facts() -> dict[str, str]:
-    """What `sysctl` says; keys that this Mac lacks are left out."""
+    """The output of `sysctl`; keys that this Mac lacks are omitted."""
     return parse_facts(_output("sysctl", *_KEYS))
 
 
@@ -71,7 +71,7 @@ def memory(facts: dict[str, str]) -> tuple[int | None, int | None]:
 
 
 def parse_free(output: str) -> int | None:
-    """The free bytes by `vm_stat`: pages that are free, or hold what can be read again."""
+    """The free bytes by `vm_stat`: pages that are free, or can be evicted."""
     page = re.search(r"page size of (\d+) bytes", output)
     pages = re.findall(r"^Pages (?:free|inactive|speculative|purgeable): +(\d+)\.", output, re.MULTILINE)
     return int(page[1]) * sum(map(int, pages)) if page and pages else None

@@ -1,4 +1,4 @@
-"""How fast this machine is, measured in about a second and kept in a file beside the models."""
+"""The speed of this machine, measured in about a second and stored in a file next to the models."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from stretto.errors import StrettoError
 
 FILE = "hardware.json"
-REVISION = 2  # of the way to measure: figures of another one are not comparable, and not recalled
+REVISION = 2  # of the method: figures of another one are not comparable, and not used
 _SECONDS = 0.12  # for each of the six figures
-_MODEL = 100_000_000  # bytes of a small model, which a large cache may hold
-_LEAST = 2**24  # bytes: with less there is nothing to measure
+_MODEL_BYTES = 100_000_000  # a small model, which a large cache may hold
+_MIN_BUFFER_BYTES = 2**24  # smaller ones cannot be measured
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Rate:
 class Bandwidth:
     """GB/s of reading memory: `memory` from a buffer larger than the caches, `model` from one of 100 MB.
 
-    How large the buffers really were stands beside it: they take no more than a quarter of the free memory.
+    `memory_nbytes` and `model_nbytes` are the actual sizes: at most a quarter of the free memory.
     """
 
     memory: Rate
@@ -49,24 +49,24 @@ class IntegerPeak:
 
 @dataclass(frozen=True)
 class Speed:
-    """All that is measured."""
+    """All measured speeds."""
 
     bandwidth: Bandwidth | None = None
     integer_peak: IntegerPeak | None = None
 
 
 def measure(native: Any, threads: int, cache_bytes: int, memory_free: int | None) -> Speed:
-    """Measure, by a native core that can; what it cannot, or what there is no room for, is None.
+    """Measure with the native core; figures that it lacks, or that need too much memory, are None.
 
     `cache_bytes` is the size of the last caches together.
     """
     bandwidth = peak = None
     nbytes = min(2**30, (memory_free or 2**30) // 4, max(2**28, 2 * cache_bytes))
-    # No threads, no memory, an older native core: not worth failing for.
+    # No threads, no memory, an older native core: no reason to fail.
     with suppress(AttributeError, MemoryError, RuntimeError, ValueError):
-        if nbytes >= _LEAST:
+        if nbytes >= _MIN_BUFFER_BYTES:
             memory = native.read_bandwidth(nbytes, [1, threads], _SECONDS)
-            model_nbytes = min(_MODEL, nbytes)
+            model_nbytes = min(_MODEL_BYTES, nbytes)
             model = native.read_bandwidth(model_nbytes, [1, threads], _SECONDS)
             bandwidth = Bandwidth(Rate(*memory), nbytes, Rate(*model), model_nbytes)
     with suppress(AttributeError, MemoryError, RuntimeError, ValueError):
@@ -77,7 +77,7 @@ def measure(native: Any, threads: int, cache_bytes: int, memory_free: int | None
 
 
 def recall(key: str, path: Path | None = None) -> Speed | None:
-    """What was measured earlier under this key; None if nothing was, or the file is damaged."""
+    """The stored speeds of this key; None if there are none, or the file is damaged."""
     try:
         entry = _load(path or _default())[key]
         return Speed(_bandwidth(entry["bandwidth"]), _integer_peak(entry["integer_peak"]))
@@ -86,7 +86,7 @@ def recall(key: str, path: Path | None = None) -> Speed | None:
 
 
 def remember(key: str, speed: Speed, path: Path | None = None) -> None:
-    """Keep it for `recall`, beside what other machines have measured; where that cannot be, do without."""
+    """Store speeds for `recall`, next to those of other machines; errors are ignored."""
     from stretto.weights.files import atomic_write
 
     with suppress(OSError, StrettoError):
