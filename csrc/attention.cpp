@@ -1,4 +1,4 @@
-// The attention of a layer: K and V go into the cache, then every row looks at its view.
+// The attention of a layer: K and V are written to the cache, then every row attends to its view.
 
 #include <algorithm>
 #include <cmath>
@@ -109,8 +109,8 @@ void Decoder::attention(Plan& plan, int thread, size_t layer) {
     const std::vector<int32_t>& begins = plan.begins[plan.window_of[layer]];
 
     auto queries_of = [&](size_t row, size_t kv) { return plan.q + (row * c.n_head + kv * group) * c.head_size; };
-    // Every K and V of the batch is in the cache, as it is stored, before anyone reads it. A single row needs no
-    // meeting: who attends to its cell stores it first, and who needs its queries makes them.
+    // Every K and V of the batch is in the cache, as it is stored, before any thread reads it. A single row needs no
+    // barrier: the thread that attends to its cell stores it first, and the one that needs its queries computes them.
     const size_t items = input.n * c.n_kv_head;
     if (plan.meets) {
         const size_t step = std::max<size_t>(1, items / (4 * n_threads));

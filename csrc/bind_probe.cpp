@@ -1,4 +1,4 @@
-// What Python sees of the probe. Every argument is checked here.
+// The probe as Python functions. Every argument is checked here.
 
 #include "bind_probe.h"
 

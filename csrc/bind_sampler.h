@@ -1,4 +1,4 @@
-// What the sampler is told, as it comes from Python. What is not given costs nothing: each array takes time to look at.
+// The sampler's arguments from Python. Arrays that are not given cost nothing: each takes time to unpack.
 #pragma once
 
 #include <nanobind/stl/optional.h>

@@ -5,7 +5,7 @@
 #include "bind_probe.h"
 
 NB_MODULE(_native, m) {
-    nanobind::set_leak_warnings(false);  // a model that nobody closed before the interpreter ended is no fault
+    nanobind::set_leak_warnings(false);  // a model that is still open when the interpreter exits is no bug
     m.doc() = "The native core of Stretto.";
     stretto::bind_formats(m);
     stretto::bind_decoder(m);

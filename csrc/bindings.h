@@ -1,4 +1,4 @@
-// What the binding files share.
+// Helpers that the binding files share.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -22,7 +22,7 @@ using Array1 = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 template <typename T>
 using Array2 = nb::ndarray<nb::numpy, T, nb::ndim<2>>;
 
-// An owner that frees `data` when Python lets go of the array.
+// An owner that frees `data` when Python frees the array.
 template <typename T>
 nb::capsule owner_of(T* data) {
     return nb::capsule(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });

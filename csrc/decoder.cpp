@@ -1,4 +1,4 @@
-// Loading a model into a decoder, and what can be done with its cells.
+// Loading a model into a decoder, and the operations on its cells.
 
 #include "decoder.h"
 
@@ -88,7 +88,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 
 uint8_t* Buffer::reserve(size_t bytes) {
     if (bytes > bytes_) {
-        *this = Buffer();  // first let go, then take
+        *this = Buffer();  // frees the old memory first
         *this = Buffer(bytes);
     }
     return data_;

@@ -91,7 +91,7 @@ public:
     void pack_rows(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data, size_t count);
     // A norm's weights or a bias.
     void set_vector(const std::string& name, const float* data, size_t n);
-    // The name of what the config asks for and nobody has set, or "".
+    // The name of a tensor that the config needs and that has not been set, or "".
     std::string missing() const;
     // Whether nothing is missing.
     bool complete() {

@@ -1,4 +1,4 @@
-// How many threads of a pool to use, by what the last ones got done.
+// The number of threads of a pool to use, by the throughput of the last jobs.
 //
 // Threads that meet at barriers are as fast as the slowest of them. When other processes want the cores, some thread is always
 // preempted and the others wait for it, so that fewer threads get more done. Runs of one kind (passes over as many rows)

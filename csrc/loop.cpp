@@ -49,7 +49,7 @@ void run_loop(Decoder& decoder, Loop& loop, float* out) {
         std::copy(logits, logits + n_vocab, out);
         logits = out;
     }
-    std::vector<float> peaks(stretches(n_vocab));  // of what was run last, if nobody changes that
+    std::vector<float> peaks(stretches(n_vocab));  // of the last pass's logits, unless hooks change them
     bool known = false;
     std::vector<int32_t> more, positions, lengths, view_of;  // of the tokens of one pass
     loop.tokens.reserve(loop.most);

@@ -31,10 +31,10 @@ struct Loop {
     uint64_t seed, index, draws;
     std::vector<int32_t> ends;      // tokens that end it
     std::vector<Hook> hooks;        // run in order before each token; they need the whole history
-    const uint8_t* interrupt = nullptr; // not 0: somebody waits, and it ends after the token that it is at
-    Guide guide;                    // asked after each token, if there is one; history.mask is its to change
+    const uint8_t* interrupt = nullptr; // not 0: a request waits, and the loop ends after the current token
+    Guide guide;                    // called after each token, if there is one; may change history.mask
 
-    std::vector<int32_t> tokens;    // what was sampled or had to follow, an end token included
+    std::vector<int32_t> tokens;    // sampled and forced tokens, an end token included
     size_t n_run = 0;               // how many of them have been run
     int error = 0;                  // a code of the sampler
     double sampling = 0.0;          // seconds in it

@@ -1,4 +1,4 @@
-// What one forward pass works on; forward.cpp makes it, all threads share it.
+// The plan of one forward pass; forward.cpp makes it, all threads share it.
 #pragma once
 
 #include <algorithm>

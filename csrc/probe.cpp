@@ -1,4 +1,4 @@
-// How fast memory can be read and int8 numbers multiplied, by as many threads as are asked for.
+// The speed of reading memory and of multiplying int8 numbers, with a given number of threads.
 
 #include "probe.h"
 
@@ -82,8 +82,8 @@ struct alignas(64) Share {
 };
 
 // Units a second of `portion(i, turn)`, which does a little work on thread i and says how many units it was. The best
-// of many turns of `turn_seconds`: others on the machine can only make it look slower than it is, and the shorter a
-// turn, the likelier is one that nobody interrupts. A turn lasts from the first thread's start to the last one's
+// of many turns of `turn_seconds`: other processes can only make it look slower than it is, and the shorter a
+// turn, the likelier is one without interruption. A turn lasts from the first thread's start to the last one's
 // end, so that two threads that ran one after the other are not taken for two at once.
 double best_rate(int threads, double seconds, double turn_seconds, const std::function<double(int, int)>& portion) {
     constexpr int kLeastTurns = 3;
@@ -177,7 +177,7 @@ std::vector<double> read_bandwidth(size_t nbytes, const std::vector<int>& thread
     if (threads.empty()) return {};
     const Buffer buffer(chunks * kReadChunk);  // on huge pages where there are any, as weights are
     const auto chunk = [&](size_t index) { return reinterpret_cast<uint64_t*>(buffer.data()) + index * kWords; };
-    // Written by all threads: a page that nobody wrote is not there, and it lies near the one who did.
+    // Written by all threads: a page is allocated by its first write, on the memory node of the writing core.
     const int most = *std::max_element(threads.begin(), threads.end());
     const std::vector<Reader> writers = divide(chunks, most);
     together(most, [&](int i) {

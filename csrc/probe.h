@@ -1,4 +1,4 @@
-// What this processor can do, and how fast it is: instruction sets, reading memory, multiplying int8.
+// This processor's instruction sets and speed: reading memory, multiplying int8.
 #pragma once
 
 #include <cstddef>

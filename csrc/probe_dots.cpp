@@ -2,7 +2,7 @@
 //
 // Each keeps more sums than its latency in cycles times the instructions that start in a cycle, so that none waits
 // for another. The loops over vectors are assembly: compilers copy the sums of intrinsics from register to register,
-// two copies for each product where it was seen, and may leave out work whose result nobody needs.
+// two copies for each product in the case observed, and may remove work whose result is not used.
 
 #include "probe_dots.h"
 

@@ -15,7 +15,7 @@ inline void angles(double position, const double* frequencies, size_t pairs, dou
     }
 }
 
-// Turns the pairs (2p, 2p + 1) of x, or (p, p + pairs).
+// Rotates the pairs (2p, 2p + 1) of x, or (p, p + pairs).
 inline void rotate(float* x, const float* cos, const float* sin, size_t pairs, bool adjacent) {
     for (size_t p = 0; p < pairs; ++p) {
         float& a = x[adjacent ? 2 * p : p];

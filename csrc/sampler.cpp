@@ -305,7 +305,7 @@ int first_best(const Row& row) {
 int draw_from_all(const Row& row, double uniform) {
     static thread_local std::vector<float> weights;  // its memory is used again
     const double target = uniform * weigh(row, weights);
-    double sum = 0.0, before = 0.0;  // up to the end of a stretch, and up to its beginning
+    double sum = 0.0, before = 0.0;  // up to the end of a stretch, and up to its start
     size_t stretch = 0;
     for (size_t s = 0; s < weights.size() && sum <= target; ++s) {
         if (weights[s] == 0.0f) continue;

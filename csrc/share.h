@@ -1,4 +1,4 @@
-// How threads share out a task: it is cut into pieces, and each thread takes those that nobody has taken.
+// Work sharing: a task is cut into pieces, and each thread takes pieces that are not taken yet.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@ namespace stretto {
 
 inline size_t pieces_of(size_t n, size_t step) { return (n + step - 1) / step; }
 
-// How far the threads have come in a number of tasks. What one thread counts lies together, on lines of its own: it is written
-// for every piece, and others look at it only when they have done theirs.
+// The progress of the threads in a number of tasks. A thread's counters are together, on cache lines of its own: they are written
+// for every piece, and other threads read them only when they have finished their own part.
 class Cursors {
 public:
     Cursors() = default;
@@ -27,8 +27,8 @@ private:
     std::unique_ptr<std::atomic<size_t>[]> cursors_;  // [thread][task]
 };
 
-// The pieces [0, n) of a task, for one of its threads: those of its own part, which lie behind each other in memory, and
-// then what is left of the others' parts. So nobody waits for a thread that has not come yet.
+// The pieces [0, n) of a task, for one of its threads: those of its own part, which are contiguous in memory, and
+// then the rest of the others' parts. So no thread waits for one that is late.
 class Share {
 public:
     Share(const Cursors& cursors, size_t task, size_t n, size_t thread, size_t threads)
@@ -47,8 +47,8 @@ public:
         return false;
     }
 
-    // The same, but several pieces at a time: half of a part, then half of what is left of it, and so on. These are few, and
-    // the last ones are so small that nobody waits long for them.
+    // The same, but several pieces at a time: half of a part, then half of the rest, and so on. These are few, and
+    // the last ones are so small that no thread waits long for them.
     bool next_range(size_t* first, size_t* last) {
         size_t halvings;
         do {

@@ -1,7 +1,7 @@
-// A number that one thread changes and another one waits for: it spins for a while, then it sleeps.
+// A number that one thread changes and another one waits for: the waiter spins for a while, then it sleeps.
 //
 // Spinning is quick where every thread has a core. Where other processes want the cores, the thread that is waited for may
-// have been preempted for milliseconds, and spinning would take time from it; so nobody spins for longer than a
+// have been preempted for milliseconds, and spinning would take time from it; so no thread spins for longer than a
 // fraction of that.
 #pragma once
 
@@ -46,7 +46,7 @@ public:
         value_.store(value);
         wake();
     }
-    // Wakes whoever waits when it reaches zero.
+    // Wakes the waiting thread when it reaches zero.
     void decrement() {
         if (value_.fetch_sub(1) == 1) wake();
     }
@@ -75,8 +75,8 @@ public:
 private:
     static constexpr int kQuickLooks = 60, kLooksPerClock = 16;
 
-    // The one who waits says that it sleeps and looks at the value again; the other one changes the value and looks
-    // whether somebody sleeps. In this order (all are sequentially consistent) one of them sees the other.
+    // The waiter sets its sleep flag and then reads the value again; the other thread changes the value and then reads
+    // the flag. In this order (all are sequentially consistent) at least one of them sees the other's write.
 #if defined(__linux__)
     template <typename Done>
     void sleep(Done done) {

@@ -113,8 +113,8 @@ void Pool::work(int thread) {
     }
 }
 
-// In round r each thread tells the one 2^r further on that it is there, and waits for the one 2^r before it. After
-// the last round it has heard of all, in log2(active) steps and without a number that everyone writes to.
+// In round r each thread signals the one 2^r further on, and waits for the one 2^r before it. After
+// the last round all have arrived, after log2(active) steps and without a counter that all threads write to.
 void Pool::barrier(int thread) {
     Worker& worker = workers_[thread];
     const unsigned turn = ++worker.barriers;

@@ -16,7 +16,7 @@
 
 namespace stretto {
 
-// Whether a job tells how many threads are worth it. One that reads a file tells nothing: its threads wait for the disk.
+// Whether a job counts for the number of threads. One that reads a file does not: its threads wait for the disk.
 enum class Measured { kYes, kNo };
 
 class Pool {

@@ -231,7 +231,7 @@ struct Vision::Crew {
         vision.share(weight(part), vision.vector(name + part + ".bias"), from, rows, activation, quantized,
                      threads[thread], thread, cursors, task, to);
     }
-    // What all products of one input share; nobody reads it before everybody is done with it.
+    // Quantises the input that several products share; no thread reads it before all have finished.
     void prepare(std::initializer_list<const Matrix*> readers, const float* from, int thread) {
         vision.pool_.barrier(thread);
         vision.quantize(readers, from, rows, quantized, thread);

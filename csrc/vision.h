@@ -1,4 +1,4 @@
-// An image encoder: a ViT whose patches all see each other, and the matrices behind it.
+// An image encoder: a ViT whose patches attend to each other, and its projector's matrices.
 //
 // Its parts are called one by one, on arrays of the caller's, so that he decides how much is done at a time.
 #pragma once
