@@ -19,11 +19,12 @@ from peers.bench import Others
 from stretto import hardware
 
 WORKER = r"""
-import json, sys, time
+import json, random, sys, time
 import stretto
 
-model, threads = sys.argv[1], int(sys.argv[2]) or None
-llm = stretto.load(model, threads=threads, cells=4096)
+model, threads, kv = sys.argv[1], int(sys.argv[2]) or None, sys.argv[3]
+llm = stretto.load(model, threads=threads, cells=8192, kv=kv)
+rng, deep = random.Random(0), None
 GREEDY = {"temperature": 0, "ignore_eos": True}
 WORDS = stretto.Grammar.regex("[a-z ]{999}")
 
@@ -38,7 +39,25 @@ def step(n):
             if done.is_end:
                 sequence.append(done.token)
 
+def ids(n):
+    return [rng.randrange(1000, 5000) for _ in range(n)]
+
+def depth(n):
+    global deep  # computed once
+    if deep is None:
+        deep = llm.sequence(ids(2048))
+        deep.logits
+    with deep.fork() as sequence:
+        begun = time.perf_counter()
+        for _ in range(n):
+            done = sequence.step(temperature=0)
+            if done.is_end:
+                sequence.append(done.token)
+        return time.perf_counter() - begun
+
 TASKS = {
+    "prefill of 512": lambda n: llm.generate(ids(512), max_tokens=1),
+    "depth 2048": depth,
     "llm.stream": stream,
     "fused": lambda n: stream(n, loop="fused"),
     "seq.step": step,
@@ -51,17 +70,27 @@ print("ready", flush=True)
 for line in sys.stdin:
     task, n = json.loads(line)
     begun = time.perf_counter()
-    TASKS[task](n)
-    print(time.perf_counter() - begun, flush=True)
+    inner = TASKS[task](n)
+    print(inner if isinstance(inner, float) else time.perf_counter() - begun, flush=True)
 """
-TASKS = ("llm.stream", "fused", "seq.step", "sampled", "hooks", "grammar", "16 sequences")
+TASKS = (
+    "prefill of 512",
+    "depth 2048",
+    "llm.stream",
+    "fused",
+    "seq.step",
+    "sampled",
+    "hooks",
+    "grammar",
+    "16 sequences",
+)
 
 
 class Version:
     """A process with one version and a model."""
 
-    def __init__(self, python, model, threads):
-        command = [str(Path(python).absolute()), "-c", WORKER, model, str(threads)]
+    def __init__(self, python, model, threads, kv):
+        command = [str(Path(python).absolute()), "-c", WORKER, model, str(threads), kv]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         if self._process.stdout.readline().strip() != "ready":
             raise SystemExit(f"{python} could not load {model}")
@@ -82,19 +111,23 @@ def main():
     parser.add_argument("--new", default=sys.executable, help="that of the version after")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--threads", type=int, default=0, help="0: as many as there are cores")
+    parser.add_argument("--kv", default="f16")
+    parser.add_argument("--only", nargs="*", choices=TASKS, default=TASKS)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--tokens", type=int, default=64)
     given = parser.parse_args()
-    versions = {name: Version(getattr(given, name), given.model, given.threads) for name in ("old", "new")}
+    versions = {
+        name: Version(getattr(given, name), given.model, given.threads, given.kv) for name in ("old", "new")
+    }
     others = Others()
     print(f"{hardware.probe(False).cpu}, {platform.system()}; {given.rounds} rounds\n")
     print("| task | old tok/s | new tok/s | new / old |\n|---|---|---|---|")
-    for task in TASKS:
+    for task in given.only:
         seconds = {name: [version.seconds(task, given.tokens)][:0] for name, version in versions.items()}
         for number in range(given.rounds):
             for name in ("old", "new") if number % 2 else ("new", "old"):
                 seconds[name].append(versions[name].seconds(task, given.tokens))
-        tokens = 16 * (given.tokens // 4) if task == "16 sequences" else given.tokens
+        tokens = {"16 sequences": 16 * (given.tokens // 4), "prefill of 512": 512}.get(task, given.tokens)
         ratios = [old / new for old, new in zip(seconds["old"], seconds["new"], strict=True)]
         low, _, high = quantiles(ratios, n=4)
         speeds = [tokens / median(seconds[name]) for name in ("old", "new")]

@@ -164,5 +164,5 @@ def test_the_help_can_be_read(capsys):
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     shown = capsys.readouterr().out
-    for word in ("Who may use it", "Models and memory", "Limits", "OPENAI_BASE_URL", "--api-key-file"):
+    for word in ("Access", "Models and memory", "Limits", "OPENAI_BASE_URL", "--api-key-file"):
         assert word in shown

@@ -153,7 +153,7 @@ def test_what_grows_too_large_on_the_way_ends_there(compile_):
             assert byte in found.allowed()
             found.push(byte)
 
-    with pytest.raises(InvalidRequest, match=r"the grammar cannot go on: .*too many"):
+    with pytest.raises(InvalidRequest, match=r"the grammar cannot continue: .*too many"):
         write()
 
 
@@ -212,7 +212,7 @@ def test_what_takes_too_long_is_given_up(monkeypatch):
     """Its thread goes on for a while; a few of those are all there can be, and others are not held up."""
     gate = threading.Event()
     worker = compiler.Worker()
-    for _ in range(compiler.MAX_GIVEN_UP):
+    for _ in range(compiler.MAX_ABANDONED_WORKERS):
         with pytest.raises(InvalidRequest, match="takes longer than"):
             worker.run(gate.wait, 0.01)
     with pytest.raises(InvalidRequest, match="still being compiled"):

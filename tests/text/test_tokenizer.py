@@ -320,7 +320,7 @@ HOSTILE = {
     "empty": (bpe(tokens=[]), "tokenizer.ggml.tokens.*empty"),
     "empty spm": (spm(tokens=[]), "tokenizer.ggml.tokens.*empty"),
     "tokens numbers": (bpe(tokens=np.arange(9)), "tokenizer.ggml.tokens.*must be an array of strings"),
-    "duplicate": (bpe(merges=[], tokens=["a", "b", "a"], token_type=None), "'a' stands .* twice, as 0 and 2"),
+    "duplicate": (bpe(merges=[], tokens=["a", "b", "a"], token_type=None), "'a' is in .* twice, as 0 and 2"),
     "types short": (bpe(token_type=np.ones(3, np.int32)), f"token_type.*3 entries for a vocabulary of {N}"),
     "types long": (spm(token_type=np.ones(999, np.int32)), "token_type.*999 entries"),
     "types floats": (bpe(token_type=np.ones(N, np.float32)), "token_type.*must be an array of integers"),

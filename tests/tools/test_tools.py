@@ -315,7 +315,7 @@ WRONG = [
     ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice must be"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "fly"}}}, "'fly'"),
     ({"tool_choice": "required"}, "no tools to choose from"),
-    ({"tools": TOOLS, "grammar": Grammar.regex("a")}, "leave one of them away"),
+    ({"tools": TOOLS, "grammar": Grammar.regex("a")}, "leave one of them out"),
     (
         {"tools": [{"name": "a", "parameters": {"not": {}}}], "tool_choice": "required"},
         "description of the tools",

@@ -47,7 +47,7 @@ class DeviceRow(Protocol):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend can do beyond computing logits."""
+    """Optional features of a backend, beyond computing logits."""
 
     fork: bool = True  # cells may belong to several sequences
     merge: bool = True  # several cells at one position of one sequence

@@ -73,12 +73,12 @@ class Batch:
         self, tokens: Iterable[int], position: int, sequences: Iterable[int], *, logits: bool = False
     ) -> None:
         """Add tokens at `position`, `position` + 1, …; `logits` is for the last of them."""
-        several = [_integer("token", token) for token in tokens]
+        ids = [_integer("token", token) for token in tokens]
         first, members = _integer("position", position), _members(sequences)
-        self._tokens += several
-        self._positions += range(first, first + len(several))
-        self._sequences += [members] * len(several)
-        if logits and several:
+        self._tokens += ids
+        self._positions += range(first, first + len(ids))
+        self._sequences += [members] * len(ids)
+        if logits and ids:
             self._wanted.append(len(self._tokens) - 1)
 
     def add_vector(
@@ -98,7 +98,7 @@ class Batch:
     def set_vector(self, row: int, vector: ArrayLike, ahead: int = 0) -> None:
         """Replace a row's embedding by a vector; the row attends to `ahead` positions beyond its own.
 
-        Tokens of one image that see each other must be in one batch.
+        Tokens of one image that attend to each other must be in one batch.
         """
         if not 0 <= _integer("row", row) < len(self._tokens):
             raise InvalidRequest(f"row {row} is not in the batch; add it before it gets a vector")

@@ -90,9 +90,9 @@ def choose(backend: str = "auto", device: str = "auto") -> tuple[BackendEntry, s
 
     "auto" takes the first backend that serves the device, and the first device that the backend serves.
     """
-    several = _all() if backend == "auto" else iter([_find(backend)])
+    candidates = _all() if backend == "auto" else iter([_find(backend)])
     devices: list[str] = []
-    for entry in several:
+    for entry in candidates:
         if device == "auto" or device in entry.devices:
             return entry, entry.devices[0] if device == "auto" else device
         devices += entry.devices

@@ -1,8 +1,8 @@
 """The limits of a machine, and the cost of a forward pass.
 
-A pass reads every matrix once and the K and V that its tokens see, and multiplies every token with every
-matrix. It cannot take less time than the reading at the measured bandwidth, nor than the multiplying at the
-measured peak of the instruction that the kernels use. Attention, multiplied in float, does not count,
+A pass reads every matrix once and the K and V that its tokens attend to, and multiplies every token with
+every matrix. It cannot take less time than the reading at the measured bandwidth, nor than the multiplying
+at the measured peak of the instruction that the kernels use. Attention, multiplied in float, does not count,
 nor does what is written: the limit is one that no program reaches.
 """
 

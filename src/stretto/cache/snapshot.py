@@ -34,8 +34,8 @@ __all__ = ["Bytes", "Expected", "Snapshot", "SnapshotFile", "write_snapshot"]
 
 Bytes = NDArray[np.uint8]
 
-MAX_HEAD_BYTES = 1 << 16  # bytes of JSON; ours have about a thousand
-PIECE_BYTES = 1 << 20  # bytes of cells that are read or written at a time
+MAX_HEAD_BYTES = 1 << 16  # of JSON; ours have about a thousand
+PIECE_BYTES = 1 << 20  # of cells that are read or written at a time
 UNKNOWN = "0" * 64  # stands for the checksum of cells that are still to be written
 TYPES = {"tokens": "I32", "positions": "I32", "cells": "U8"}
 FLAT = ("tokens", "positions")

@@ -26,7 +26,7 @@ from stretto.errors import SnapshotError, Unsupported
 
 IMAGE_TYPES = {"runs": "I32", "vectors": "F32", "pictures": "U8"}  # bytes last, the others stay aligned
 DTYPES = {"runs": "<i4", "vectors": "<f4", "pictures": "u1"}
-DIGEST_BYTES = 32  # bytes
+DIGEST_BYTES = 32
 MAX_INDEX = 1 << 24  # of a token in an image
 
 

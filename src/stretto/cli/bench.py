@@ -29,7 +29,7 @@ def speed(
     model: o.Model = o.DEFAULT_MODEL,
     prompt: Annotated[int, typer.Option(help="Tokens of the prompt that is timed.")] = 512,
     tokens: Tokens = 128,
-    depth: Annotated[int, typer.Option(help="Also decode behind so many tokens; 0: do not.")] = 2048,
+    depth: Annotated[int, typer.Option(help="Also decode at this depth, in tokens; 0: do not.")] = 2048,
     sequences: Annotated[int, typer.Option(help="Also decode so many together; 0: do not.")] = 16,
     rounds: Rounds = 5,
     kv: Annotated[str, typer.Option(help="Type of the KV cache: f16 or q8.")] = "f16",

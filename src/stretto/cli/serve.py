@@ -80,7 +80,7 @@ def serve(
         Path | None, typer.Option(metavar="FILE", help="Keys, one a line.", rich_help_panel=_ACCESS)
     ] = None,
     no_auth: Annotated[
-        bool, typer.Option("--no-auth", help="Let everybody in who reaches --host.", rich_help_panel=_ACCESS)
+        bool, typer.Option("--no-auth", help="Serve without API keys.", rich_help_panel=_ACCESS)
     ] = False,
     allow_origin: Annotated[
         list[str] | None,

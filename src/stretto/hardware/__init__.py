@@ -6,7 +6,7 @@
     machine = hardware.probe()     # measures for a second, the first time
     machine.memory_free, machine.bandwidth, machine.integer_peak
 
-Limits of containers count: two of sixty-four cores are two cores. What cannot be found out is None; only a
+Limits of containers count: two of sixty-four cores are two cores. Unknown facts are None; only a
 STRETTO_KERNELS that cannot be is an error.
 """
 

@@ -100,7 +100,7 @@ def read(root: Path = ROOT) -> Cpu:
 def cores_among(cpus: Set[int] | None, root: Path = ROOT) -> int | None:
     """Number of cores of the processors `cpus`, of all if None: hyperthreads of one core count once.
 
-    None where the system does not tell which belong together.
+    None where the system does not say which belong together.
     """
     groups = {}
     for path in (root / CPUS).glob("cpu[0-9]*"):

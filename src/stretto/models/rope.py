@@ -91,7 +91,7 @@ def yarn(
 ) -> NDArray[np.float64]:
     """Keep the frequencies that rotate often within the original context, stretch the others.
 
-    Pairs that turn more than `fast` times keep their frequency, those under `slow` times are divided by
+    Pairs that rotate more than `fast` times keep their frequency, those under `slow` times are divided by
     `factor`, and a linear ramp joins the two.
     """
     size = 2 * len(frequencies)

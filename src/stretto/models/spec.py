@@ -22,7 +22,7 @@ class Rope:
     """Rotary positions of a layer. Pair i is rotated by position × frequencies[i], both parts × magnitude.
 
     `pairs` says which numbers of a head form pair i: "adjacent" (2i, 2i+1) or "halves" (i, i + d/2),
-    where d = 2 × len(frequencies); numbers of the head from d on are left alone.
+    where d = 2 × len(frequencies); numbers of the head from d on are not rotated.
     """
 
     frequencies: tuple[float, ...]

@@ -108,7 +108,7 @@ def check_number(name: str, value: float, low: float, high: float, *, open_low: 
 def check_integer(name: str, value: int, low: int, high: int, *, param: str | None = None) -> None:
     """Raise `InvalidRequest` unless `value` is an integer in [low, high].
 
-    `name` is how the message calls it; `param` the parameter it stands in, if that is another one.
+    `name` is how the message calls it; `param` the parameter it belongs to, if that is another one.
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
         raise InvalidRequest(

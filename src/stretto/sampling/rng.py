@@ -16,7 +16,7 @@ class RandomStream:
     """Uniform numbers from the counter-based generator Philox, keyed by seed and index.
 
     Two requests never share a stream, so other requests cannot change its numbers. With
-    `draws` it goes on behind so many of them, at once however many they are.
+    `draws` it continues after so many of them, in constant time.
 
     >>> RandomStream(7).uniform() == RandomStream(7).uniform()
     True

@@ -95,7 +95,7 @@ class Sampling(Body):
         Annotated[Number, Field(gt=0, le=100, description="Above 1: repeated tokens are less probable.")]
         | None
     ) = None
-    ignore_eos: Annotated[bool, Field(description="Go on behind the model's end tokens.")] | None = None
+    ignore_eos: Annotated[bool, Field(description="Continue after the model's end tokens.")] | None = None
     stop_tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=64)] | None = (
         Field(None, description="Ids that end the text.")
     )
@@ -276,4 +276,4 @@ class EmbeddingRequest(Body):
     pooling: Annotated[
         Literal["mean", "last"], Field(description="How a text's states become one vector.")
     ] = "mean"
-    normalize: Annotated[bool, Field(description="Make vectors one long.")] = True
+    normalize: Annotated[bool, Field(description="L2-normalise the vectors.")] = True

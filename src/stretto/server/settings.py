@@ -128,7 +128,7 @@ class Settings:
         if not self.loopback and not self.api_keys and not self.no_auth:
             raise InvalidRequest(
                 f"{self.host} can be reached from elsewhere; set --api-key (or STRETTO_API_KEY), or say "
-                "--no-auth if everybody who reaches it may use it"
+                "--no-auth to serve without keys"
             )
         for origin in self.origins:
             if "://" not in origin or origin.endswith("/"):

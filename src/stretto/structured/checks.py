@@ -1,6 +1,6 @@
 """Checks of grammars before they are compiled.
 
-The compiler recurses along a grammar and cannot be interrupted, so what it gets is bounded first: in size,
+The compiler recurses along a grammar and cannot be interrupted, so its input is bounded first: in size,
 which bounds how far definitions can refer to each other, and in how deep brackets stand in brackets.
 """
 

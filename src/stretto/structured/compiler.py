@@ -1,8 +1,8 @@
 """Compiles grammars to matchers: in a worker with limits, once for each content.
 
 The worker is a thread with a large stack, since the compiler recurses along chains of definitions (a chain as
-long as `checks.MAX_TEXT` allows fits in). It works without the GIL. What takes too long is given up: its
-thread goes on until the compiler's own limits end it, and a few of those at a time are all there can be.
+long as `checks.MAX_CHARACTERS` fits in). It works without the GIL. A compilation that takes too long is
+abandoned: its thread runs until the compiler's own limits end it, and the number of such threads is limited.
 """
 
 from __future__ import annotations

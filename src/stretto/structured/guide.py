@@ -58,7 +58,7 @@ class Guide:
             self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
             if self._matcher.is_error():
                 raise InvalidGrammar(
-                    f"the grammar cannot go on: {brief(self._matcher.get_error())}", param="grammar"
+                    f"the grammar cannot continue: {brief(self._matcher.get_error())}", param="grammar"
                 )
             _check_time(begun)
             self._known = True
@@ -110,13 +110,13 @@ class Guide:
             self._known = False
             if not matcher.consume_tokens(forced):
                 raise InvalidGrammar(
-                    f"the grammar cannot go on: {brief(matcher.get_error())}", param="grammar"
+                    f"the grammar cannot continue: {brief(matcher.get_error())}", param="grammar"
                 )
         if matcher.is_stopped():
             self.done = True
             if matcher.is_error():
                 raise InvalidGrammar(
-                    f"the grammar cannot go on: {brief(matcher.get_error())}", param="grammar"
+                    f"the grammar cannot continue: {brief(matcher.get_error())}", param="grammar"
                 )
             while forced and forced[-1] in self._ends:  # nothing but the end can follow
                 forced.pop()

@@ -23,7 +23,7 @@ class Pieces(Protocol):
 class Detokenizer:
     """Turns tokens into text as they come; bytes of an incomplete character wait for the next token.
 
-    What all `push` calls and `flush` return, joined, is what `Tokenizer.decode` gives for all the tokens.
+    The results of all `push` calls and `flush`, joined, equal `Tokenizer.decode` of all the tokens.
 
         detokenizer = tokenizer.detokenizer()
         for token in tokens:

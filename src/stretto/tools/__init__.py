@@ -6,7 +6,7 @@
     reading.py    calls found in a text
     plan.py       all of it for one chat
 
-For models whose template knows no tools, `call_grammar` and `read_call` do the same with JSON.
+For models whose template has no tools, `call_grammar` and `read_call` do the same with JSON.
 """
 
 from stretto.engine.types import ToolCall

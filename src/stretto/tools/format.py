@@ -1,6 +1,6 @@
 """The format of a chat template's tool calls, learned by rendering some.
 
-Templates differ: some put `<tool_call>` around JSON, others a list behind a special token, or JSON alone.
+Templates differ: some put `<tool_call>` around JSON, others a list after a special token, or plain JSON.
 Each can write a turn of the assistant that holds calls, since such turns are part of later prompts. So a call
 with a name and arguments that stand nowhere else is rendered, and what stands around them is the format.
 """
@@ -120,7 +120,7 @@ def _around(text: str, number: int) -> tuple[str, str, str]:
     rest = text[at + len(_name(number)) :]
     arguments = re.search(_arguments(number), rest)
     if arguments is None:
-        raise InvalidRequest("it does not write the arguments as JSON behind the name")
+        raise InvalidRequest("it does not write the arguments as JSON after the name")
     return text[:at], rest[: arguments.start()], rest[arguments.end() :]
 
 

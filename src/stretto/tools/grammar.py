@@ -40,10 +40,10 @@ def call_grammar(tools: Tools) -> Grammar:
 
 def required_calls(layout: CallFormat, tools: list[Tool], one: bool) -> Grammar:
     """One call, or several, of these tools as the template writes them."""
-    several = "" if one or layout.joint is None else f" (joint call){{0,{MAX_CALLS - 1}}}"
-    rules = [f"start: before call{several} after"]
+    more_calls = "" if one or layout.joint is None else f" (joint call){{0,{MAX_CALLS - 1}}}"
+    rules = [f"start: before call{more_calls} after"]
     rules += [f"before: {_items(layout.before)}", f"after: {_items(layout.after)}"]
-    if several:
+    if more_calls:
         rules.append(f"joint: {_items(layout.joint or '')}")
     rules.append("call: " + " | ".join(f"call{i}" for i in range(len(tools))))
     for i, tool in enumerate(tools):

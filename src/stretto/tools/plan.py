@@ -63,18 +63,18 @@ def plan_tools(
                 value=choice,
             )
         return ToolPlan()
-    several = check_tools(tools)
-    how, chosen = check_choice(choice, several)
-    if how == "none":
+    checked = check_tools(tools)
+    mode, chosen = check_choice(choice, checked)
+    if mode == "none":
         return ToolPlan()
     if template is None:
         raise Unsupported(
             "this model has no chat template; use generate with a prompt of your own", param="messages"
         )
-    layout = call_format(template, tokenizer, several)
-    shown = [tool.description for tool in several]
+    layout = call_format(template, tokenizer, checked)
+    shown = [tool.description for tool in checked]
     reader = CallReader(layout, tokenizer)
-    if how == "auto":
+    if mode == "auto":
         return ToolPlan(shown, None, reader)
     one = isinstance(choice, Mapping)
     return ToolPlan(shown, required_calls(layout, chosen, one), reader)

@@ -1,4 +1,4 @@
-"""Images: preprocessing, encoders and projectors, from the `mmproj` files beside language models."""
+"""Images: preprocessing, encoders and projectors, from the `mmproj` files of language models."""
 
 from stretto.vision.image import Image
 from stretto.vision.spec import VisionSpec, read_vision_spec

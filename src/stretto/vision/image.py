@@ -1,7 +1,7 @@
 """`Image`: pixels from a file, bytes, a URL, a PIL image or an array, under a limit on their number.
 
     stretto.Image.open("cat.jpg")
-    stretto.Image.open(requests.get(url).content)          # bytes of a file
+    stretto.Image.open(requests.get(url).content)          # of a file
     stretto.Image.open(array)                              # uint8[height, width, 3]
     stretto.Image.open("data:image/png;base64,iVBOR…")
 
@@ -25,8 +25,8 @@ from stretto.errors import InvalidRequest
 from stretto.vision.decode import Pixels, check_size, convert, decode, from_16_bits, from_floats
 
 MAX_PIXELS = 64_000_000  # of one image
-MAX_FILE_BYTES = 256 << 20  # bytes of a file
-MAX_URL_BYTES = 64 << 20  # bytes in a data: URL
+MAX_FILE_BYTES = 256 << 20  # of a file
+MAX_URL_BYTES = 64 << 20  # of a data: URL
 SOURCES = "a path, bytes of a file, a data: URL, a PIL image or an array of uint8[height, width, 3]"
 
 

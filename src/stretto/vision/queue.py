@@ -21,7 +21,7 @@ from stretto.vision.preprocess import Prepared, normalise
 
 Floats = NDArray[np.float32]
 
-BATCH_POSITIONS = 4096  # positions of a batch: four tiles of SmolVLM's, one image of Gemma's
+BATCH_POSITIONS = 4096  # four tiles of SmolVLM's, one image of Gemma's
 SHARED_SLICE_ROWS = 64  # of a slice while other requests run: some 20 ms on two slow cores, hardly slower
 
 

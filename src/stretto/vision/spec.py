@@ -155,9 +155,9 @@ def read_vision_spec(file: GGUF) -> VisionSpec:
     for name, shape in spec.tensors().items():
         if name not in file.tensors:
             raise ModelError("the tensor is missing; is the file complete?", path=file.path, field=name)
-        found = file.tensors[name].shape
-        if found != shape:
-            raise ModelError(f"the shape is {found}, not {shape}", path=file.path, field=f"tensor {name!r}")
+        given = file.tensors[name].shape
+        if given != shape:
+            raise ModelError(f"the shape is {given}, not {shape}", path=file.path, field=f"tensor {name!r}")
         if (kind := file.tensors[name].format) not in READABLE:
             raise ModelError(f"{kind.name} is not supported", path=file.path, field=f"tensor {name!r}")
     _refuse_others(file, spec)
@@ -314,7 +314,7 @@ def _refuse_others(file: GGUF, spec: VisionSpec) -> None:
     for name in file.tensors:
         block = name.removeprefix("v.blk.").split(".")[0]
         known = name.startswith("v.blk.") and block.isdecimal() and len(block) < 6
-        beyond = known and int(block) >= spec.n_layer  # behind the one that the file names
+        beyond = known and int(block) >= spec.n_layer  # after the last one that is run
         if name.startswith(("v.", "mm.")) and not beyond and name not in used and name not in IGNORED:
             raise ModelError(
                 f"the tensor has no place in an encoder with the projector {spec.projector!r}",

@@ -2,8 +2,8 @@
 
 The layout (versions 2 and 3, little-endian): magic, version, number of tensors, number of keys; the keys
 with their typed values; for each tensor its name, shape, format and offset; padding; the tensors' bytes.
-Every length is compared with the bytes that are left before it is used,
-in Python's unbounded integers, so that nothing can overflow and nothing is allocated on a claim alone.
+Every length is compared with the bytes that are left before it is used, in Python's unbounded integers, so
+that nothing can overflow, and no memory is allocated for a length that the file only claims.
 """
 
 from __future__ import annotations

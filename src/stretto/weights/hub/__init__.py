@@ -7,7 +7,7 @@
     hub.remove("smollm2")
 
 A model is in the store whole and verified, or it is not there: whatever interrupts a pull, nothing of it
-stays behind, and the next one starts afresh.
+is left, and the next one starts again.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Downloads happen in a process of their own: pip and the Hub's client bring their settings, retries and
 certificates along, whatever version is installed, and a Ctrl-C here ends them at once. How far they are is
-seen from the files that grow, so that no version's progress output has to be understood.
+read from the sizes of the files, so that no version's progress output has to be parsed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(
 ) -> Outcome:
     """Run `command` with its temporary files under `folder`; call `tick` with the bytes that lie there.
 
-    An exception in `tick`, as any other, ends the program before it goes on its way.
+    An exception in `tick`, as any other, ends the program and is raised again.
     """
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
