@@ -16,7 +16,7 @@ from stretto.engine.track import Track
 
 ALONE_MS = 100.0  # of a slice while nothing else runs: between two, newcomers and timeouts are looked at
 
-Pictures = dict[int, ImageVectors]  # by identity, in the order in which they are needed
+ImagesById = dict[int, ImageVectors]  # by identity, in the order in which they are needed
 
 
 class Encoding:
@@ -25,7 +25,7 @@ class Encoding:
     def __init__(self, runner: Runner, max_step_ms: float) -> None:
         self._runner = runner
         self._max_step_ms = max_step_ms
-        self._wanted: Pictures = {}  # by the tracks of the last step
+        self._wanted: ImagesById = {}  # by the tracks of the last step
         self._failed: dict[int, Exception] = {}  # in the last slice
         self._at_work = False  # something was being encoded in the last slice
 
@@ -51,9 +51,9 @@ class Encoding:
         wanted = self._images_of([track for track in tracks if not track.closed])
         if not (wanted or self._wanted or self._at_work):
             return
-        for key, picture in self._wanted.items():
+        for key, image in self._wanted.items():
             if key not in wanted:
-                picture.release()
+                image.release()
         self._wanted = wanted
         self._slice(wanted, alone)
 
@@ -62,7 +62,7 @@ class Encoding:
         """Encode the images of all pending tokens (`everything`: of all tokens); keep them meanwhile."""
         mine = self._images_of(tracks, everything)
         try:
-            while not all(picture.ready for picture in mine.values()):
+            while not all(image.ready for image in mine.values()):
                 self._slice({**mine, **self._wanted}, alone=True)
                 if error := next((self._failed[key] for key in mine if key in self._failed), None):
                     raise error
@@ -75,31 +75,31 @@ class Encoding:
         """Why an image that a track waits for could not be encoded in the last slice."""
         if not self._failed or not track.has_images:
             return None
-        waiting: Pictures = {}
+        waiting: ImagesById = {}
         self._look(track, waiting)
         return next((self._failed[key] for key in waiting if key in self._failed), None)
 
-    def _images_of(self, tracks: Iterable[Track], everything: bool = False) -> Pictures:
-        found: Pictures = {}
+    def _images_of(self, tracks: Iterable[Track], everything: bool = False) -> ImagesById:
+        found: ImagesById = {}
         for track in tracks:
             if track.has_images:
                 self._look(track, found, everything)
         return found
 
-    def _slice(self, wanted: Pictures, alone: bool) -> None:
+    def _slice(self, wanted: ImagesById, alone: bool) -> None:
         runner, self._failed = self._runner, {}
-        missing = [picture for picture in wanted.values() if not picture.ready]
+        missing = [image for image in wanted.values() if not image.ready]
         if runner.images is None or runner.closed or not (missing or self._at_work):
             return
         begun = time.perf_counter()
         runner.images.work(missing, 1e-3 * (ALONE_MS if alone else self._max_step_ms), alone)
         runner.metrics.encoding += time.perf_counter() - begun
-        for picture in missing:
-            if picture.error is not None:
-                self._failed[id(picture)], picture.error = picture.error, None
+        for image in missing:
+            if image.error is not None:
+                self._failed[id(image)], image.error = image.error, None
         self._at_work = bool(missing)
 
-    def _look(self, track: Track, pictures: Pictures, everything: bool = False) -> int:
+    def _look(self, track: Track, images: ImagesById, everything: bool = False) -> int:
         """Note the images of its pending tokens; return how many tokens are before the first unready one."""
         tokens, ready = track.tokens, track.n_missing
         first = 0 if everything else track.n_placed
@@ -108,7 +108,7 @@ class Encoding:
             token = tokens[index]
             if type(token) is ImageToken and token.image is not last and token.image is not None:
                 last = token.image
-                pictures[id(last)] = last
+                images[id(last)] = last
                 if not last.ready:
                     ready = min(ready, index - first)
         return ready
