@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from serving import HELLO
+from serving import HELLO, mock, visiting
 
 CHAT = {"model": "mock", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
 TEXT = {"model": "mock", "prompt": "Say it: ", "temperature": 0, "max_tokens": 100}
@@ -183,3 +183,14 @@ def test_a_prompt_can_be_pinned_and_released(web, server):
     long = web.post("/v1/completions", json={**asked, "prompt": "x" * 600})
     assert long.status_code == 400
     assert "600 tokens, and of 1,024 cells 512" in long.json()["error"]["message"]
+
+
+def test_a_token_without_text_has_a_chunk_too():
+    """Half a character: a client sees each token when it is made."""
+    with visiting(mock("aéb")) as (_, web):
+        found = events(web.post("/v1/completions", json={**TEXT, "stream": True}).text)
+        texts = [chunk["choices"][0]["text"] for chunk in found if chunk["choices"]]
+        assert texts == ["a", "", "é", "b", ""]  # the last one has the finish reason
+        found = events(web.post("/v1/chat/completions", json={**CHAT, "stream": True}).text)
+        texts = [chunk["choices"][0]["delta"].get("content") for chunk in found if chunk["choices"]]
+        assert texts == ["", "a", "", "é", "b", None]

@@ -36,6 +36,13 @@ class Shape:
         self.created = int(time.time())
         self.before: list[str] = []  # the text that comes before each of them (`echo`)
 
+    def is_sent(self, token: Token) -> bool:
+        """Whether a token without text (half a character, say) has a chunk: a client sees each as it is made.
+
+        An end token has one only with log-probabilities: the finish reason stands for it.
+        """
+        return token.id is not None and (self.tops is not None or token.finish_reason is None)
+
     def head(self, kind: str) -> dict[str, Any]:
         """The first fields of every answer and every chunk."""
         return {
@@ -95,7 +102,7 @@ class Shape:
 
     def piece(self, index: int, token: Token) -> str:
         """A token as the fields of a chunk's choice; empty if there is nothing to send."""
-        if not token.text and (self.tops is None or token.id is None):
+        if not token.text and not self.is_sent(token):
             return ""
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
         return f'"text":{quoted(token.text)},"logprobs":{logprobs}'
@@ -160,7 +167,9 @@ class ChatShape(Shape):
         """A token as the fields of a chunk's choice."""
         if self._plan.reader is not None:
             token = token._replace(text=self._watcher(index).push(token))
-        if not token.text and (self.tops is None or token.id is None):
+            if not token.text and self.tops is None:  # part of a call, perhaps
+                return ""
+        if not token.text and not self.is_sent(token):
             return ""
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
         return f'"delta":{{"content":{quoted(token.text)}}},"logprobs":{logprobs}'
