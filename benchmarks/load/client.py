@@ -14,7 +14,7 @@ class Heard:
     """What one request got, and when: seconds since it was sent."""
 
     status: int = 0
-    times: list = field(default_factory=list)  # of each chunk with text
+    times: list = field(default_factory=list)  # of each chunk with text, and of tokens without any behind it
     tokens: int = 0  # as the server says in its last chunk
     error: str | None = None
     seconds: float = 0.0
@@ -51,7 +51,7 @@ async def stream(address, path, body, leave_after=None, pause=0.0):
                     ended = True
                 elif b'"error":' in line:
                     heard.error = line.decode()[:300]
-                elif has_text(line):
+                elif has_text(line) or (heard.times and is_token(line)):
                     heard.times.append(now)
                     if leave_after is not None and len(heard.times) >= leave_after:
                         return heard
@@ -74,6 +74,12 @@ async def stream(address, path, body, leave_after=None, pause=0.0):
 
 def has_text(line):
     return any(mark in line for mark in TEXTS) and not any(mark in line for mark in EMPTY)
+
+
+def is_token(line):
+    """Whether a chunk without text stands for a token, half a character say: the end of a text does not."""
+    unended = b'"finish_reason":null' in line or b'"finish_reason": null' in line
+    return unended and any(mark in line for mark in EMPTY)
 
 
 async def get(address, path):
