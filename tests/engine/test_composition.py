@@ -250,6 +250,8 @@ def test_a_sequence_belongs_to_its_request_meanwhile():
             lambda: seq.append("d"),
             lambda: seq.truncate(1),
             lambda: seq.step(),
+            lambda: seq.fork(),
+            lambda: seq.save("never.safetensors"),
             lambda: llm.generate(seq),
         ):
             with pytest.raises(InvalidRequest, match=f"sequence {seq.id} .* request that is running"):

@@ -185,7 +185,7 @@ class Sequence:
         It continues this sequence's random numbers, unless it gets a seed of its own.
         """
         with self._engine.lock:
-            self.check_open()
+            self.check_usable()
             random = self._track.random.fork() if seed is None else RandomStream(seed)
             self._engine.compute([self._track])  # so that there are cells to share
             twin = Sequence(self._engine, self._runner.fork(self._track, random))
@@ -249,9 +249,9 @@ class Sequence:
 
         The file is there whole or not at all. Logits you have edited are not part of it.
         """
-        self.check_open()
+        self.check_usable()
         with self._engine.computed(self._track, everything=True):
-            self.check_open()
+            self.check_usable()
             saving = Saving(self._runner, self._track, self._text_state().state, self._engine.fingerprint)
         saving.write(path)
 
