@@ -114,7 +114,7 @@ def new_text(engine: Engine, prompt: Prompt, params: RequestParams) -> Request[P
     if isinstance(prompt, Sequence):
         with engine.lock:
             track = prompt.track_in(engine)
-            _check_prompt(engine, track.position, params)
+            check_prompt(engine, track.position, params)
             if params.seed is not None:
                 track.random = RandomStream(params.seed)
             track.running = True
@@ -123,7 +123,7 @@ def new_text(engine: Engine, prompt: Prompt, params: RequestParams) -> Request[P
             except BaseException:
                 track.running = False
                 raise
-    _check_prompt(engine, len(prompt), params)
+    check_prompt(engine, len(prompt), params)
     return _text_request(engine, engine.runner.new_track(prompt, RandomStream(params.seed)), params)
 
 
@@ -135,13 +135,13 @@ def new_branches(engine: Engine, prompt: Prompt, params: RequestParams, how: Bra
     if isinstance(prompt, Sequence):
         with engine.lock:
             track = prompt.track_in(engine)
-            _check_prompt(engine, track.position, params)
+            check_prompt(engine, track.position, params)
             if params.seed is None:
                 seed = track.random.seed
             engine.compute([track])  # so that there are cells to share
             first = engine.runner.fork(track, RandomStream(seed, track.random.index, track.random.draws))
     else:
-        _check_prompt(engine, len(prompt), params)
+        check_prompt(engine, len(prompt), params)
         first = engine.runner.new_track(prompt, RandomStream(seed))
     try:
         return Branches(_branch_requests(engine, first, params, how, seed), how)
@@ -177,13 +177,13 @@ def _text_request(
 ) -> Request[PlainDecoder]:
     runner, tokenizer = engine.runner, engine.tokenizer
     track.running = True
-    guide, speculation = _guide(params), None
+    guide, speculation = new_guide(params), None
     if params.draft is not None:
         speculation = Speculation(runner, params.draft, tokenizer)
     detokenizer = tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)
     output = TextOutput(runner.metrics, params, detokenizer)
     decoder = PlainDecoder(
-        runner, track, output, params, _end_ids(engine, params), guide, speculation, keep_track
+        runner, track, output, params, end_ids_of(engine, params), guide, speculation, keep_track
     )
     return Request(decoder, runner.metrics, priority=params.priority, timeout=params.timeout)
 
@@ -193,23 +193,25 @@ def _beam_request(
 ) -> Request[BeamDecoder]:
     runner, tokenizer = engine.runner, engine.tokenizer
     track.running = True
-    guide = _guide(params)
+    guide = new_guide(params)
     detokenizer = tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)
     output = TextOutput(runner.metrics, params, detokenizer)
     beam = BeamParams(how.beams or 1, how.length_penalty)
-    decoder = BeamDecoder(runner, track, output, params, _end_ids(engine, params), beam, guide)
+    decoder = BeamDecoder(runner, track, output, params, end_ids_of(engine, params), beam, guide)
     return Request(decoder, runner.metrics, priority=params.priority, timeout=params.timeout)
 
 
-def _guide(params: RequestParams) -> Guide | None:
+def new_guide(params: RequestParams) -> Guide | None:
+    """A guide through the grammar of a request, if it has one."""
     return params.grammar.guide() if isinstance(params.grammar, Compiled) else None
 
 
-def _end_ids(engine: Engine, params: RequestParams) -> frozenset[int]:
+def end_ids_of(engine: Engine, params: RequestParams) -> frozenset[int]:
+    """The tokens that end a text: the model's own, unless they are ignored, and `stop_tokens`."""
     return params.stop_tokens | (frozenset() if params.ignore_eos else engine.tokenizer.end_ids)
 
 
-def _check_prompt(engine: Engine, length: int, params: RequestParams) -> None:
+def check_prompt(engine: Engine, length: int, params: RequestParams) -> None:
     """Raise unless a prompt leaves room for an answer."""
     runner = engine.runner
     if not length:

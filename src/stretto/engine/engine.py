@@ -111,9 +111,8 @@ class Engine:
             return
         n_tokens = self._run(plan)
         ready, hooked = scheduler.ready()
-        if len(ready) == 1 and len(scheduler.running) == 1 and self._run_ahead(ready[0]):
-            pass
-        else:
+        alone = len(ready) == 1 and len(scheduler.running) == 1
+        if not (alone and self._run_ahead(ready[0])):
             self._take(ready, hooked)
         if plan.waiting_for_images or self.encoding.is_busy:
             self._encode(plan)
@@ -147,7 +146,7 @@ class Engine:
         elif plan.work:
             n_tokens = runner.run(plan.work)
         if plan.hidden:
-            n_tokens += runner.run_hidden(plan.hidden)
+            n_tokens += runner.run(plan.hidden, hidden=True)
         if n_tokens:
             scheduler.pace.learn(n_tokens, metrics.forward - forward)
             metrics.width.add(n_tokens)
@@ -171,13 +170,12 @@ class Engine:
         decoder = request.decoder
         if not isinstance(decoder, PlainDecoder) or not decoder.params.fused or request.is_expired:
             return False
-        ran: list[bool] = []
         self.running_ahead = True
         try:
-            request.advance(lambda: ran.append(self._ahead.run(decoder, request.deadline)))
+            ran = request.advance(self._ahead.run, decoder, request.deadline)
         finally:
             self.running_ahead = False
-        return request.finished or ran == [True]
+        return request.finished or bool(ran)
 
     def _encode(self, plan: Plan) -> None:
         """Encode images that requests wait for; an error ends those that wait for it, and no others."""

@@ -95,14 +95,18 @@ class Request(Generic[D]):
             self.start_sibling(self, sibling)
         return siblings
 
-    def advance(self, step: Callable[..., object], *arguments: object) -> None:
-        """Take the next step, by which the decoder may end. An exception ends this request and no other."""
+    def advance(self, step: Callable[..., object], *arguments: object) -> object:
+        """Take the next step, by which the decoder may end; return what it returns, None if it failed.
+
+        An exception ends this request and no other.
+        """
         self._advancing = True  # what ends it meanwhile leaves its tracks to us
         try:
-            step(*arguments)
+            return step(*arguments)
         except Exception as error:
             self._advancing = False
             self.fail(error)
+            return None
         except BaseException:
             self._advancing = False
             self.interrupt()

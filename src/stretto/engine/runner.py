@@ -138,8 +138,11 @@ class Runner:
                 room -= n
             self.run(work)
 
-    def run(self, work: list[Work]) -> int:
-        """One forward pass over the next n pending tokens of each source; return how many that are."""
+    def run(self, work: list[Work], hidden: bool = False) -> int:
+        """One forward pass over the next n pending tokens of each source; return how many that are.
+
+        With `hidden` the sources get final hidden states instead of logits.
+        """
         if not work:
             return 0
         for source, n in work:
@@ -153,7 +156,7 @@ class Runner:
             wanted.append(source.fill(batch, n))
         self.make_room(len(batch))
         batch.place(self.cells)
-        rows, start = self._compute(batch), 0
+        rows, start = self._compute(batch, hidden), 0
         for (source, n), n_rows in zip(work, wanted, strict=True):
             if n > source.step_tokens:
                 self.metrics.prompt_tokens += n
@@ -161,20 +164,6 @@ class Runner:
                 self.metrics.decoded_tokens += n
             source.take(rows[start : start + n_rows])
             start += n_rows
-        return len(batch)
-
-    def run_hidden(self, work: list[Work]) -> int:
-        """One pass for final hidden states; return how many tokens it had."""
-        batch, wanted, start = Batch(), [], 0
-        for source, n in work:
-            wanted.append(source.fill(batch, n))
-        self.make_room(len(batch))
-        batch.place(self.cells)
-        rows = self._compute(batch, hidden=True)
-        for (source, _), n_rows in zip(work, wanted, strict=True):
-            source.take(rows[start : start + n_rows])
-            start += n_rows
-        self.metrics.prompt_tokens += len(batch)
         return len(batch)
 
     def decode(self, sources: list[Source] | list[Track]) -> None:
@@ -231,7 +220,7 @@ class Runner:
 
         Its last token is left out, so that there is something to compute logits from.
         """
-        if not self.prefix_cache or track.n_placed or len(track) < 2 or track.position != len(track):
+        if not self._may_share(track):
             return NO_MATCH
         items = track.tokens[:-1]
         source, n = self.prefixes.find(items, track.adapter)
@@ -245,7 +234,7 @@ class Runner:
 
     def share(self, track: Track, match: Match) -> None:
         """Give a track without cells those of a match."""
-        if not self.prefix_cache or track.n_placed or len(track) < 2 or track.position != len(track):
+        if not self._may_share(track):
             return
         n = match.n
         self.prefixes.lookups += 1
@@ -258,6 +247,10 @@ class Runner:
             self.metrics.cached_tokens += n
         if not track.preempted:
             track.n_cached = n
+
+    def _may_share(self, track: Track) -> bool:
+        """Whether a track could take cells of a prefix: it has none, and stands at positions 0, 1, 2, …"""
+        return self.prefix_cache and not track.n_placed and len(track) >= 2 and track.position == len(track)
 
     def reuse(self, track: Track) -> None:
         """Let a track without cells share the longest prefix that has been computed already."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+from stretto.engine.branch import check_prompt, end_ids_of, new_guide
 from stretto.engine.decoders.base import OneTrack
 from stretto.engine.engine import Engine
 from stretto.engine.metrics import Metrics
@@ -15,7 +16,7 @@ from stretto.engine.runner import Runner
 from stretto.engine.sequence import Sequence
 from stretto.engine.track import Row, Track
 from stretto.engine.types import Usage
-from stretto.errors import ContextOverflow, InvalidRequest
+from stretto.errors import InvalidRequest
 from stretto.parallel.held import HeldSteps
 from stretto.parallel.options import ParallelParams
 from stretto.parallel.prune import Pruner
@@ -24,7 +25,7 @@ from stretto.parallel.select import Chosen, check_shares, distribution, select, 
 from stretto.parallel.sets import SetSource
 from stretto.parallel.types import Member, ParallelStep
 from stretto.sampling.rng import RandomStream
-from stretto.structured import Compiled, Guide
+from stretto.structured import Guide
 from stretto.text.detokenizer import Detokenizer
 from stretto.text.stops import StopMatcher
 
@@ -271,23 +272,13 @@ def new_run(engine: Engine, prompt: list[int] | Sequence, run: ParallelParams, p
             prompt.logits  # noqa: B018  # computed now, so that there are cells to share
             track = runner.fork(track)
     else:
-        if not prompt:
-            raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
-        if len(prompt) >= runner.context_length:
-            raise ContextOverflow(
-                f"the prompt has {len(prompt)} tokens and the context {runner.context_length}; "
-                "shorten it, leaving room for an answer",
-                n_tokens=len(prompt),
-                limit=runner.context_length,
-            )
+        check_prompt(engine, len(prompt), params)
         track = runner.new_track(prompt, RandomStream(0))
     track.running = True
-    guide = params.grammar.guide() if isinstance(params.grammar, Compiled) else None
-    tokenizer = engine.tokenizer
-    detokenizer = tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)
+    guide = new_guide(params)
+    detokenizer = engine.tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)
     output = SetOutput(runner.metrics, params, detokenizer)
-    end_ids = params.stop_tokens | (frozenset() if params.ignore_eos else tokenizer.end_ids)
-    decoder = SetDecoder(runner, track, run, params, output, end_ids, guide)
+    decoder = SetDecoder(runner, track, run, params, output, end_ids_of(engine, params), guide)
     return Request(decoder, runner.metrics, priority=params.priority, timeout=params.timeout)
 
 

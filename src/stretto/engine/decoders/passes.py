@@ -42,7 +42,7 @@ class Pass:
     @property
     def sources(self) -> Sequence[Source]:
         """The sources that are computed."""
-        raise NotImplementedError
+        raise NotImplementedError  # each kind of pass has its own
 
     def hook_rows(self) -> list[tuple[Row, list[int]]]:
         """None: hooks are for texts."""
@@ -119,7 +119,7 @@ class _AllRows:
 
     def take(self, rows: Rows) -> None:
         """Take the rows of the last tokens that got cells."""
-        raise NotImplementedError
+        raise NotImplementedError  # scores and embeddings do it differently
 
     def take_row(self, row: Row | DeviceRow) -> None:
         """Take a single row."""

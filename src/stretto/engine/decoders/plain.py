@@ -75,7 +75,7 @@ class PlainDecoder(OneTrack):
     def advance(self, n_running: int) -> None:
         """Sample from the logits, and from those of a draft as far as it is right."""
         track = self.track
-        if self._is_plain:
+        if self._is_plain:  # nearly all tokens: the same as below, without the calls of what is not there
             assert track.logits is not None
             begun = time.perf_counter()
             token = track.sample(track.logits, self.params.sampling)
