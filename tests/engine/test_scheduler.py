@@ -6,7 +6,7 @@ import time
 import pytest
 
 from stretto import Limits
-from stretto.engine.scheduler import Pace
+from stretto.engine.limits import Pace
 from stretto.errors import InvalidRequest, QueueFull
 from stretto.testing import mock_llm
 

@@ -9,8 +9,8 @@ stream.py, aio.py, many.py, worker.py    the edges: iterators, asyncio, the thre
 """
 
 from stretto.engine.engine import Engine
+from stretto.engine.limits import Limits
 from stretto.engine.request import Request
-from stretto.engine.scheduler import Limits
 from stretto.engine.sequence import Sequence
 from stretto.engine.types import Result, Step, Timings, Token, Usage
 

@@ -24,10 +24,11 @@ from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.encoding import Encoding
 from stretto.engine.events import StepEvents
 from stretto.engine.hooks import run_hooks
+from stretto.engine.limits import Limits
 from stretto.engine.metrics import Metrics
 from stretto.engine.request import Request
 from stretto.engine.runner import Runner
-from stretto.engine.scheduler import Limits, Plan, Scheduler
+from stretto.engine.scheduler import Plan, Scheduler
 from stretto.engine.track import Track
 from stretto.errors import InvalidRequest
 from stretto.structured import Compiler

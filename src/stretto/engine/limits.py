@@ -1,0 +1,58 @@
+"""How much an engine takes on at a time, and the pace of prefill that it learns."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+from stretto.sampling.params import check_integer, check_number
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much an engine takes on.
+
+    - `max_running`: requests in one forward pass
+    - `max_queue`: requests that wait; a call that finds so many is refused with `QueueFull`
+    - `max_tokens_per_step`: tokens in a forward pass, at most
+    - `max_step_ms`: how long a pass may take while requests decode, about; prompts are cut to fit
+    """
+
+    max_running: int = 64
+    max_queue: int = 1024
+    max_tokens_per_step: int = 512
+    max_step_ms: float = 45.0
+    max_ahead_ms: float | None = None  # without effect: every token is given out when it is made
+
+    def __post_init__(self) -> None:
+        check_integer("max_running", self.max_running, 1, 1 << 16)
+        check_integer("max_queue", self.max_queue, 0, 1 << 24)
+        check_integer("max_tokens_per_step", self.max_tokens_per_step, 1, 1 << 16)
+        check_number("max_step_ms", self.max_step_ms, 0.0, 1e9, open_low=True)
+        if self.max_ahead_ms is not None:
+            warnings.warn(
+                "max_ahead_ms has no effect: the fused loop gives every token out when it is made",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+
+
+class Pace:
+    """The cost of a prompt's token here, learned from the steps so far."""
+
+    MIN_TOKENS = 8  # of a piece; fewer are not worth a pass
+
+    def __init__(self) -> None:
+        self._seconds = 0.0  # for one token; 0: not known yet
+
+    def learn(self, n_tokens: int, seconds: float) -> None:
+        """Note that a pass over so many tokens took so long."""
+        if n_tokens >= self.MIN_TOKENS:
+            now = seconds / n_tokens
+            self._seconds = now if not self._seconds else 0.5 * (self._seconds + now)
+
+    def tokens_in(self, milliseconds: float) -> int:
+        """How many tokens of prompts fit into such a time."""
+        if not self._seconds:
+            return 8 * self.MIN_TOKENS
+        return max(self.MIN_TOKENS, int(1e-3 * milliseconds / self._seconds))
