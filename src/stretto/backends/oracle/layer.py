@@ -55,7 +55,7 @@ class LayerWeights:
         """x normalised along its last axis, or x itself where there is no norm."""
         if norm is None:
             return x
-        weight = self[f"{norm.name}.weight"] if norm.weight else None
+        weight = self[norm.weight_name] if norm.weight else None
         if norm.kind == "rms":
             return rms_norm(x, weight, norm.eps)
         return layer_norm(x, weight, self[f"{norm.name}.bias"] if norm.bias else None, norm.eps)
@@ -79,7 +79,8 @@ class Pass:
     states: list[Floats]  # of each layer: float32[n_slots, state_floats]
     stored: Callable[[Floats], Floats]  # K or V as the cache keeps it
     wanted: bool  # whether attention weights are asked for
-    attention: list[Floats] = field(default_factory=list)  # of each layer: float32[n_head, n, n_cells]
+    # Of each layer that attends: float32[n_head, n, n_cells].
+    attention: list[Floats] = field(default_factory=list)
 
     @property
     def positions(self) -> Ints:
