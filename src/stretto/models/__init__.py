@@ -5,22 +5,48 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stretto.errors import ModelError
-from stretto.models import gemma3, llama, qwen2, qwen3, smollm3
+from stretto.models import (
+    falcon_h1,
+    gemma3,
+    granitehybrid,
+    lfm2,
+    lfm2moe,
+    llama,
+    nemotron_h,
+    qwen2,
+    qwen3,
+    qwen3next,
+    qwen35,
+    qwen35moe,
+    smollm3,
+)
+from stretto.models.common import Keys
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.weights.gguf import GGUF
 
 __all__ = ["ARCHITECTURES", "Layer", "ModelSpec", "Rope", "read_spec"]
 
 ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
+    "falcon-h1": falcon_h1.read,
     "gemma3": gemma3.read,
+    "granitehybrid": granitehybrid.read,
+    "lfm2": lfm2.read,
+    "lfm2moe": lfm2moe.read,
     "llama": llama.read,
+    "nemotron_h": nemotron_h.read,
+    "nemotron_h_moe": nemotron_h.read_moe,
     "qwen2": qwen2.read,
     "qwen3": qwen3.read,
+    "qwen35": qwen35.read,
+    "qwen35moe": qwen35moe.read,
+    "qwen3next": qwen3next.read,
     "smollm3": smollm3.read,
 }
 
 # Tensors of a layer that repeat metadata; some old files have them.
 DERIVED = ("rope_freqs.weight", "attn_rot_embd.weight")
+# Vectors that some converters write as a matrix of one row.
+ROWS = ("ffn_gate_inp_shexp.weight",)
 
 
 def read_spec(file: GGUF) -> ModelSpec:
@@ -42,10 +68,13 @@ def read_spec(file: GGUF) -> ModelSpec:
         if tensor not in file.tensors:
             raise ModelError("the tensor is missing; is the file complete?", path=file.path, field=tensor)
         given = file.tensors[tensor].shape
-        if given != shape:
+        if given != shape and not (tensor.endswith(ROWS) and given == (1, *shape)):
             raise ModelError(f"the shape is {given}, not {shape}", path=file.path, field=f"tensor {tensor!r}")
+    skipped = tuple(f"blk.{i}." for i in range(spec.n_layer, Keys(file, name).n_block))
     for tensor in file.tensors.keys() - needed.keys():
-        if tensor.startswith(("blk.", "output")) and not tensor.endswith(DERIVED):
+        if tensor.endswith(DERIVED) or tensor.startswith(skipped):
+            continue
+        if tensor.startswith(("blk.", "output")):
             raise ModelError(
                 f"the tensor has no place in a {name} model of {spec.n_layer} layers",
                 path=file.path,
