@@ -88,7 +88,6 @@ class Experts:
     alpha: float = 1.702
     shared: Dense | None = None
     shared_gate: bool = False  # the shared expert is multiplied by the sigmoid of one more score
-    input_scale: bool = False  # an expert's input is multiplied by its weight, instead of its output
 
     def tensors(self, n_embd: int) -> Shapes:
         """The tensors of the file."""

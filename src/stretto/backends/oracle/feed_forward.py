@@ -25,10 +25,7 @@ def experts(ffn: Experts, w: LayerWeights, x: Floats) -> Floats:
     out = np.zeros_like(x)
     for row in range(len(x)):
         for e, weight in zip(chosen[row], weights[row], strict=True):
-            if ffn.input_scale:
-                out[row] += _expert(ffn, w, int(e), x[row] * weight)
-            else:
-                out[row] += weight * _expert(ffn, w, int(e), x[row])
+            out[row] += weight * _expert(ffn, w, int(e), x[row])
     if ffn.shared is not None:
         shared = dense(ffn.shared, w, x)
         if ffn.shared_gate:
