@@ -74,9 +74,10 @@ def keys(config: PreTrainedConfig, **other: Any) -> dict[str, Any]:
     }
     if hasattr(config, "rms_norm_eps"):
         found["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
+    found |= {key.replace("__", "."): value for key, value in other.items()}
     if "rope_theta" in config.rope_parameters:
         found["rope.freq_base"] = config.rope_parameters["rope_theta"]
-    return found | {key.replace("__", "."): value for key, value in other.items()}
+    return found
 
 
 def head_keys(size: int) -> dict[str, int]:

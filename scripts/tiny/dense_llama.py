@@ -27,6 +27,7 @@ def smollm3(rng: np.random.Generator) -> Made:
     config = SmolLM3Config(
         **sizes(
             num_hidden_layers=5,
+            intermediate_size=48,
             tie_word_embeddings=True,
             no_rope_layer_interval=4,
             use_sliding_window=False,

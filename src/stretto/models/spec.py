@@ -11,7 +11,7 @@ models/feed_forward.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stretto.models.feed_forward import Dense, Experts, FeedForward, Routing
 from stretto.models.mixers import Attention, Beside, Convolution, DeltaNet, Latent, Mamba2, Mixer
@@ -52,6 +52,15 @@ class Layer:
     post_ffn_norm: Norm | None = None
     parallel: bool = False
     residual_scale: float = 1.0  # of what mixer and feed-forward add
+
+    def within(self, context: int) -> Layer:
+        """The layer in a context of so many tokens."""
+        attention = self.attention
+        if attention is None or attention.rope is None or attention.rope.by_length is None:
+            return self
+        attention = replace(attention, rope=attention.rope.within(context))
+        mixer = replace(self.mixer, attention=attention) if isinstance(self.mixer, Beside) else attention
+        return replace(self, mixer=mixer)
 
     @property
     def attention(self) -> Attention | None:
@@ -114,6 +123,11 @@ class ModelSpec:
     logit_scale: float = 1.0  # logits are multiplied by it
     logit_cap: float = 0.0  # logits become cap × tanh(logit / cap); 0: as they are
     tied: bool = True  # the output matrix is the embedding matrix
+
+    def within(self, context: int) -> ModelSpec:
+        """The spec for a context of at most so many tokens, where that makes a difference to its ropes."""
+        context = min(context, self.context_length)
+        return replace(self, layers=tuple(layer.within(context) for layer in self.layers))
 
     @property
     def n_layer(self) -> int:
