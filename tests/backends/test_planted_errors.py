@@ -10,6 +10,7 @@ import pytest
 
 import planted
 from stretto.models.rope import plain_frequencies
+from stretto.models.spec import Norm
 from tiny_models import answer, text_logits, tiny_backend, tiny_spec
 
 pytestmark = pytest.mark.golden
@@ -19,9 +20,10 @@ SANDWICH = ["gemma2", "glm4"]
 AFTER = ["exaone4", "exaone4-llama3", "olmo2", "olmo2-olmo3"]
 COHERE = ["cohere2", "command-r", "command-r-plus"]
 PHI = ["phi3-long", "phi3-short", "phi3-window"]
-WINDOWED = ["cohere2", "exaone4", "gemma2", "olmo2-olmo3", "phi3-window"]
+WINDOWED = ["cohere2", "exaone4", "gemma2", "gemma3n", "olmo2-olmo3", "phi3-window"]
 MIXED = ["cohere2", "exaone4", "gemma2", "olmo2-olmo3", "smollm3"]  # layers that are not alike
-CASES = [*PLAIN, *SANDWICH, *AFTER, *COHERE, *PHI, "gemma", "starcoder2"]
+CASES = [*PLAIN, *SANDWICH, *AFTER, *COHERE, *PHI, "gemma", "gemma3n", "starcoder2"]
+GEMMA3N = ["gemma3n"]
 SHOWS = 1e-3  # ten times the tolerance of test_architectures.py
 
 
@@ -46,12 +48,14 @@ def one_after_the_other(layer):
     return replace(layer, parallel=False, ffn_norm=layer.norm)
 
 
-def scaled(field, factor):
-    return lambda spec: replace(spec, **{field: factor * getattr(spec, field)})
-
-
 def cooler(change):
     return planted.mixers(lambda mixer: replace(mixer, temperature=change(mixer.temperature)))
+
+
+def other_source(spec):
+    """The last layer shares K and V with the first one of its kind, not the last."""
+    last = spec.layers[-1]
+    return replace(spec, layers=(*spec.layers[:-1], replace(last, mixer=replace(last.mixer, shared=0))))
 
 
 SPEC_ERRORS = {
@@ -80,9 +84,9 @@ SPEC_ERRORS = {
     "temperature of another length": (["mistral3"], cooler(lambda t: replace(t, length=t.length + 1))),
     "temperature of another slope": (["mistral3"], cooler(lambda t: replace(t, slope=1.1 * t.slope))),
     "scores not capped": (["gemma2"], planted.mixer(cap=0.0)),
-    "logits not capped": (["gemma2"], lambda spec: replace(spec, logit_cap=0.0)),
+    "logits not capped": (["gemma2", "gemma3n"], lambda spec: replace(spec, logit_cap=0.0)),
     "embeddings not scaled": (
-        ["gemma", "gemma2", "granite"],
+        ["gemma", "gemma2", "gemma3n", "granite"],
         lambda spec: replace(spec, embedding_scale=1.0),
     ),
     "logits not scaled": (["granite", *COHERE], lambda spec: replace(spec, logit_scale=1.0)),
@@ -115,6 +119,23 @@ SPEC_ERRORS = {
     "branches one after the other": (COHERE, planted.layers(one_after_the_other)),
     "silu for gelu": (["gemma", "gemma2", "starcoder2"], planted.ffns(activation="silu")),
     "gelu for silu": (["granite", "glm4", "phi3-long"], planted.ffns(activation="gelu")),
+    "one stream": (GEMMA3N, planted.layers(lambda layer: replace(layer, streams=None))),
+    "router's norm of another eps": (
+        GEMMA3N,
+        planted.layers(lambda a: replace(a, streams=replace(a.streams, norm=Norm("altup_router_norm", 0.1)))),
+    ),
+    "no low-rank residual": (GEMMA3N, planted.layers(lambda layer: replace(layer, low_rank=None))),
+    "no inputs of layers": (GEMMA3N, planted.layers(lambda layer: replace(layer, input=None))),
+    "inputs of layers normalised with another eps": (
+        GEMMA3N,
+        lambda spec: replace(spec, per_layer=replace(spec.per_layer, norm=Norm("per_layer_proj_norm", 0.1))),
+    ),
+    "gates not cut off": (GEMMA3N, planted.ffns(cutoff=None)),
+    "gates cut off in all layers": (GEMMA3N, planted.ffns(cutoff=0.5)),
+    "K and V not shared": (GEMMA3N, planted.mixer(shared=None)),
+    "K and V of another layer": (GEMMA3N, other_source),
+    "v not normalised": (GEMMA3N, planted.mixer(v_norm=None)),
+    "one rope for windows and without": (GEMMA3N, planted.rope_everywhere),
     "output matrix tied": (["glm4", "phi3-short"], lambda spec: replace(spec, tied=True)),
 }
 

@@ -143,3 +143,18 @@ def test_hunyuan_normalises_after_the_rope():
 
 def test_seed_oss_names_a_norm_differently():
     assert tiny_spec("seed_oss").layers[0].ffn_norm == Norm("post_attention_norm", EPS)
+
+
+def test_gemma3n(changed):
+    spec = tiny_spec("gemma3n")
+    assert windows(spec) == [6, None, 6, None, 6]
+    assert [layer.mixer.shared for layer in spec.layers] == [None, None, None, 1, 2]
+    assert [layer.kv is None for layer in spec.layers] == [False, False, False, True, True]
+    assert spec.layers[0].ffn.cutoff == pytest.approx(0.8416212)
+    assert [layer.ffn.cutoff is None for layer in spec.layers] == [False, False, True, True, True]
+    assert (spec.streams.n, spec.per_layer.size, spec.layers[0].low_rank.rank) == (4, 16, 8)
+    assert "blk.4.attn_k.weight" not in spec.tensors()
+    own = read_spec(changed("gemma3n", {".attention.shared_kv_layers": None}))
+    assert {layer.mixer.shared for layer in own.layers} == {None}
+    dense = read_spec(changed("gemma3n", {".activation_sparsity_scale": None}))
+    assert {layer.ffn.cutoff for layer in dense.layers} == {None}

@@ -189,6 +189,18 @@ HOSTILE = [
     ("exaone4", {".attention.sliding_window_pattern": [True]}, ".attention.sliding_window_pattern"),
     ("cohere2", {".attention.sliding_window_pattern": 0}, ".attention.sliding_window_pattern"),
     ("cohere2", {".logit_scale": None}, ".logit_scale"),
+    *[
+        ("gemma3n", {f".{key}": bad}, f".{key}")
+        for key, values in {
+            "attention.shared_kv_layers": (-1, 4, 5, 6, 1 << 40),
+            "activation_sparsity_scale": ([1.0], [NAN] * 5, [INF] * 5, 1.0),
+            "altup.active_idx": (1,),
+            "altup.num_inputs": (0, 17, None),
+            "embedding_length_per_layer_input": (0, None),
+        }.items()
+        for bad in values
+    ],
+    ("gemma3n", {".embedding_length_per_layer_input": 32}, "per_layer_token_embd.weight"),
     ("starcoder2", {".attention.layer_norm_epsilon": 1.0}, ".attention.layer_norm_epsilon"),
     ("llama", {".rope.scaling.type": 3}, ".rope.scaling.type"),
     *[

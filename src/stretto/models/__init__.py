@@ -13,6 +13,7 @@ from stretto.models import (
     gemma,
     gemma2,
     gemma3,
+    gemma3n,
     glm4,
     granite,
     hunyuan_dense,
@@ -39,6 +40,7 @@ ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
     "gemma": gemma.read,
     "gemma2": gemma2.read,
     "gemma3": gemma3.read,
+    "gemma3n": gemma3n.read,
     "glm4": glm4.read,
     "granite": granite.read,
     "hunyuan-dense": hunyuan_dense.read,
@@ -80,7 +82,7 @@ def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:
         given = file.tensors[tensor].shape
         if given != shape:
             raise ModelError(f"the shape is {given}, not {shape}", path=file.path, field=f"tensor {tensor!r}")
-    for tensor in file.tensors.keys() - needed.keys():
+    for tensor in file.tensors.keys() - needed.keys() - spec.unused():
         if tensor.startswith(("blk.", "output")) and not tensor.endswith(DERIVED):
             raise ModelError(
                 f"the tensor has no place in a {name} model of {spec.n_layer} layers",
