@@ -30,3 +30,13 @@ def test_logits(name, text):
         assert name in WITHOUT_LLAMACPP
         return
     assert np.abs(logits[-len(rows) :] - rows).max() < LLAMACPP * max(1.0, expected.std())
+
+
+def test_keys_normalised_after_the_rope_are_turned_without_their_weights():
+    # Deeper layers differ: with weights after the rope, scores depend on more than the distance.
+    backend, moved = tiny_backend("hunyuan-dense"), tiny_backend("hunyuan-dense")
+    tokens = answer("hunyuan-dense", "tokens.0")[:12]
+    text_logits(backend, tokens)
+    text_logits(moved, tokens, 9)
+    backend.rotate_cells(np.arange(12, dtype=np.int32), 9)
+    np.testing.assert_allclose(backend.keys[0], moved.keys[0], atol=2e-6)

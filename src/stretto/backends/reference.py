@@ -156,14 +156,24 @@ class ReferenceBackend:
     def rotate_cells(self, cells: Ints, delta: int) -> None:
         """Rotate keys by `delta` positions: rotations add up; the magnitude is in the keys already."""
         turns = np.full(len(cells), delta)
-        for keys, layer in zip(self.keys, self.spec.layers, strict=True):
+        for i, (keys, layer) in enumerate(zip(self.keys, self.spec.layers, strict=True)):
             rope = getattr(layer.attention or layer.mixer, "rope", None)
             if rope is None or layer.kv is None:
                 continue
-            first = getattr(
-                layer.mixer, "rank", 0
-            )  # what stands before it in a compressed key is not rotated
-            keys[cells, :, first:] = rotate(keys[cells, :, first:], turns, replace(rope, magnitude=1.0))
+            # What stands before the rotated part of a compressed key stays; weights after the rope come off.
+            first = getattr(layer.mixer, "rank", 0)
+            weights = self._after_rope(i, layer)
+            turned = rotate(keys[cells, :, first:] / weights, turns, replace(rope, magnitude=1.0))
+            keys[cells, :, first:] = turned * weights
+
+    def _after_rope(self, i: int, layer: Layer) -> Floats:
+        """What the layer multiplies keys with once they are rotated."""
+        attention = layer.attention
+        norm = attention.k_norm if attention is not None and attention.norm_after_rope else None
+        if norm is None or not norm.weight:
+            return np.ones(1, np.float32)
+        weights = self.weights[f"blk.{i}.{norm.name}.weight"]
+        return np.where(weights == 0, np.float32(1), weights)
 
     def read_cells(self, cells: Ints) -> Bytes:
         """uint8[n, cell_bytes], in the order [n][K, V][layer][head]."""
