@@ -178,6 +178,9 @@ def test_a_context_changes_only_a_rope_that_depends_on_it():
     assert spec.within(3) == spec
     phi = read_spec(tiny_file("phi3-short"))
     assert phi.within(1024) != phi == phi.within(1025) == phi.within(1 << 30)
+    # Cells of one do not fit the other.
+    assert phi.kv_layout == "2 layers, 2 heads of 16, rope beyond 1024 tokens"
+    assert phi.within(1024).kv_layout == "2 layers, 2 heads of 16, rope up to 1024 tokens"
 
 
 def test_a_part_of_a_head_is_rotated(rope_with):

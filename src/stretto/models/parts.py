@@ -44,6 +44,14 @@ class Rope:
     axes: tuple[int, ...] | None = None
     by_length: ByLength | None = None
 
+    @property
+    def chosen(self) -> str:
+        """Which of two sets of frequencies this is, in words; "" if there is one only."""
+        if self.by_length is None:
+            return ""
+        is_long = self.frequencies == self.by_length.long
+        return f"rope {'beyond' if is_long else 'up to'} {self.by_length.length} tokens"
+
     def within(self, context: int) -> Rope:
         """The rope of a context of so many tokens. All cells have one rope, so it is not a text's length."""
         if self.by_length is None:

@@ -213,9 +213,13 @@ class ModelSpec:
         """The shape of a cell in words, for the check of data from elsewhere."""
         kinds = list(dict.fromkeys(layer.kv for layer in self.layers))
         if len(kinds) == 1 and kinds[0]:
-            return f"{self.n_layer} layers, {kinds[0][0]} heads of {kinds[0][1]}"
-        each = " ".join(f"{layer.kv[0]}x{layer.kv[1]}" if layer.kv else "-" for layer in self.layers)
-        return f"{self.n_layer} layers, heads {each}"
+            heads = f"{kinds[0][0]} heads of {kinds[0][1]}"
+        else:
+            each = " ".join(f"{layer.kv[0]}x{layer.kv[1]}" if layer.kv else "-" for layer in self.layers)
+            heads = f"heads {each}"
+        ropes = (layer.attention.rope for layer in self.layers if layer.attention is not None)
+        chosen = next((rope.chosen for rope in ropes if rope is not None and rope.chosen), "")
+        return ", ".join(filter(None, (f"{self.n_layer} layers", heads, chosen)))
 
     def tensors(self) -> Shapes:
         """The names and shapes of all tensors the model needs, by the names of the file."""
