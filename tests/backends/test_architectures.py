@@ -13,9 +13,11 @@ pytestmark = pytest.mark.golden
 
 CASES = [name for name in ALL if name not in NAMES]
 TOLERANCE = 1e-4
-# llama.cpp has no windows for Phi-3, and the sizes of the real Gemma 3n built in.
-WITHOUT_LLAMACPP = ["phi3-window", "gemma3n"]
+# llama.cpp has no windows for Phi-3, the sizes of the real Gemma 3n built in, another ramp for gpt-oss, and
+# rounds activations beside MXFP4.
+WITHOUT_LLAMACPP = ["phi3-window", "gemma3n", "gpt-oss-ramp", "gpt-oss-mxfp4"]
 LLAMACPP = 2e-3  # it keeps some tables as half floats
+LLAMACPP_GELU = 1e-2  # such a table in many layers
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -29,7 +31,8 @@ def test_logits(name, text):
     if not len(rows):
         assert name in WITHOUT_LLAMACPP
         return
-    assert np.abs(logits[-len(rows) :] - rows).max() < LLAMACPP * max(1.0, expected.std())
+    most = LLAMACPP_GELU if name.startswith("gemma4") else LLAMACPP
+    assert np.abs(logits[-len(rows) :] - rows).max() < most * max(1.0, expected.std())
 
 
 def test_keys_normalised_after_the_rope_are_turned_without_their_weights():
