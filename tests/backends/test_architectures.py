@@ -1,32 +1,23 @@
 """Tiny random models of the architectures, against the logits of transformers and of llama.cpp.
 
 Each file of tests/data/tiny that has a file of answers beside it: the reference backend against transformers,
-and against llama.cpp at the last positions. All compute in float32.
+and against llama.cpp at the last positions, where it runs the same model. All compute in float32.
 """
 
 import numpy as np
 import pytest
 
-from stretto import _native
-from stretto.backends.native import NativeBackend
-from stretto.cache.cells import Cells
-from tiny_models import (
-    ALL,
-    NAMES,
-    TEXTS,
-    answer,
-    text_batch,
-    text_logits,
-    tiny_backend,
-    tiny_file,
-    tiny_spec,
-)
+from tiny_models import ALL, NAMES, TEXTS, answer, answers, text_logits, tiny_backend
 
 pytestmark = pytest.mark.golden
 
 CASES = [name for name in ALL if name not in NAMES]
 TOLERANCE = 1e-4
+# llama.cpp has no windows for Phi-3, the sizes of the real Gemma 3n built in, another ramp for gpt-oss, and
+# rounds activations beside MXFP4.
+WITHOUT_LLAMACPP = ["phi3-window", "gemma3n", "gpt-oss-ramp", "gpt-oss-mxfp4"]
 LLAMACPP = 2e-3  # it keeps some tables as half floats
+LLAMACPP_GELU = 1e-2  # such a table in many layers
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -36,55 +27,19 @@ def test_logits(name, text):
     expected = answer(name, f"logits.{text}")
     assert 0.1 < expected.std() < 10
     assert np.abs(logits - expected).max() < TOLERANCE * max(1.0, expected.std())
-    rows = answer(name, f"llamacpp.{text}")
-    assert np.abs(logits[-len(rows) :] - rows).max() < LLAMACPP * max(1.0, expected.std())
+    rows = answers(name).get(f"llamacpp.{text}", logits[:0])
+    if not len(rows):
+        assert name in WITHOUT_LLAMACPP
+        return
+    most = LLAMACPP_GELU if name.startswith("gemma4") else LLAMACPP
+    assert np.abs(logits[-len(rows) :] - rows).max() < most * max(1.0, expected.std())
 
 
-# -- the native backend --
-
-# Of logits with about unit variance, with K and V as half floats or in float32.
-NATIVE = {"f16": 0.03, "f32": 2e-3}
-
-
-def native(name, threads=2, kv="f16", n_cells=64, **options):
-    return NativeBackend(tiny_file(name), tiny_spec(name), n_cells, threads, kv, **options)
-
-
-@pytest.mark.parametrize("kernels", _native.kernel_names())
-@pytest.mark.parametrize("kv", NATIVE)
-@pytest.mark.parametrize("name", CASES)
-def test_native_logits(name, kv, kernels, monkeypatch):
-    monkeypatch.setenv("STRETTO_KERNELS", kernels)
-    expected = answer(name, "logits.0")
-    logits = text_logits(native(name, kv=kv), answer(name, "tokens.0"))
-    assert np.abs(logits - expected).max() < NATIVE[kv] * max(1.0, expected.std())
-
-
-@pytest.mark.parametrize("kernels", _native.kernel_names())
-@pytest.mark.parametrize("name", CASES)
-def test_the_same_bits_whatever_the_batch(name, kernels, monkeypatch):
-    """Token by token alone, in chunks, beside another text, and with more threads: all the same."""
-    monkeypatch.setenv("STRETTO_KERNELS", kernels)
-    tokens, other = answer(name, "tokens.0").tolist(), answer(name, "tokens.1").tolist()
-    whole = text_logits(native(name, 1), tokens)
-    for threads in (2, 3):
-        assert (text_logits(native(name, threads), tokens) == whole).all()
-    for sizes in ([1] * len(tokens), [7, 1, 16, 24]):
-        backend, cells, at = native(name), Cells(64), 0
-        for size in sizes:
-            batch = text_batch(tokens[at : at + size], at)
-            batch.place(cells)
-            assert (backend.forward(batch) == whole[at : at + size]).all()
-            at += size
-    backend, cells = native(name, n_cells=128), Cells(128)
-    batch = text_batch(other[:5], 0, [1])
-    for position, token in enumerate(tokens):
-        batch.add(token, position, [0], logits=True)
-    batch.place(cells)
-    assert (backend.forward(batch)[5:] == whole).all()
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_same_bits_without_packing(name):
-    tokens = answer(name, "tokens.1")
-    assert (text_logits(native(name, repack=False), tokens) == text_logits(native(name), tokens)).all()
+def test_keys_normalised_after_the_rope_are_turned_without_their_weights():
+    # Deeper layers differ: with weights after the rope, scores depend on more than the distance.
+    backend, moved = tiny_backend("hunyuan-dense"), tiny_backend("hunyuan-dense")
+    tokens = answer("hunyuan-dense", "tokens.0")[:12]
+    text_logits(backend, tokens)
+    text_logits(moved, tokens, 9)
+    backend.rotate_cells(np.arange(12, dtype=np.int32), 9)
+    np.testing.assert_allclose(backend.keys[0], moved.keys[0], atol=2e-6)

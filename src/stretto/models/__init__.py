@@ -5,26 +5,64 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stretto.errors import ModelError
-from stretto.models import gemma3, llama, qwen2, qwen3, smollm3
+from stretto.models import (
+    cohere2,
+    command_r,
+    ernie4_5,
+    exaone4,
+    gemma,
+    gemma2,
+    gemma3,
+    gemma3n,
+    glm4,
+    granite,
+    hunyuan_dense,
+    llama,
+    mistral3,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    seed_oss,
+    smollm3,
+    starcoder2,
+)
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.weights.gguf import GGUF
 
 __all__ = ["ARCHITECTURES", "Layer", "ModelSpec", "Rope", "read_spec"]
 
 ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
+    "cohere2": cohere2.read,
+    "command-r": command_r.read,
+    "ernie4_5": ernie4_5.read,
+    "exaone4": exaone4.read,
+    "gemma": gemma.read,
+    "gemma2": gemma2.read,
     "gemma3": gemma3.read,
+    "gemma3n": gemma3n.read,
+    "glm4": glm4.read,
+    "granite": granite.read,
+    "hunyuan-dense": hunyuan_dense.read,
     "llama": llama.read,
+    "mistral3": mistral3.read,
+    "olmo2": olmo2.read,
+    "phi3": phi3.read,
     "qwen2": qwen2.read,
     "qwen3": qwen3.read,
+    "seed_oss": seed_oss.read,
     "smollm3": smollm3.read,
+    "starcoder2": starcoder2.read,
 }
 
 # Tensors of a layer that repeat metadata; some old files have them.
 DERIVED = ("rope_freqs.weight", "attn_rot_embd.weight")
 
 
-def read_spec(file: GGUF) -> ModelSpec:
+def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:
     """The spec of the model in `file`, once all its tensors are known to be there and to fit.
+
+    `context`: how many tokens a sequence can have at most, where that is less than the model's context.
 
     >>> read_spec(GGUF("smollm2.gguf")).architecture
     'llama'
@@ -44,11 +82,11 @@ def read_spec(file: GGUF) -> ModelSpec:
         given = file.tensors[tensor].shape
         if given != shape:
             raise ModelError(f"the shape is {given}, not {shape}", path=file.path, field=f"tensor {tensor!r}")
-    for tensor in file.tensors.keys() - needed.keys():
+    for tensor in file.tensors.keys() - needed.keys() - spec.unused():
         if tensor.startswith(("blk.", "output")) and not tensor.endswith(DERIVED):
             raise ModelError(
                 f"the tensor has no place in a {name} model of {spec.n_layer} layers",
                 path=file.path,
                 field=tensor,
             )
-    return spec
+    return spec if context is None else spec.within(context)

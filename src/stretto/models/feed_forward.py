@@ -17,7 +17,9 @@ Activation = Literal["silu", "gelu", "relu2"]
 class Dense:
     """down(activation(gate x) × up x), or without a gate down(activation(up x)).
 
-    `suffix` is part of the tensors' names: "_shexp" for an expert that every token has.
+    `suffix` is part of the tensors' names: "_shexp" for an expert that every token has. With `cutoff` most
+    gates are 0: from each row's gates its mean and `cutoff` times its standard deviation are subtracted, and
+    what is not above 0 then is 0.
     """
 
     n_ff: int
@@ -26,6 +28,7 @@ class Dense:
     bias: bool = False
     fused: bool = False  # gate and up are one tensor of the file, ffn_up
     suffix: str = ""
+    cutoff: float | None = None
 
     def tensors(self, n_embd: int) -> Shapes:
         """The tensors of the file."""

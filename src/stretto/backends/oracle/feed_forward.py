@@ -14,8 +14,15 @@ def dense(ffn: Dense, w: LayerWeights, x: Floats) -> Floats:
     """down(activation(gate x) × up x), or down(activation(up x))."""
     act, s = ACTIVATIONS[ffn.activation], ffn.suffix
     up = w.matmul(x, f"ffn_up{s}")
-    inner = act(w.matmul(x, f"ffn_gate{s}")) * up if ffn.gated else act(up)
-    return w.matmul(inner, f"ffn_down{s}")
+    if not ffn.gated:
+        return w.matmul(act(up), f"ffn_down{s}")
+    gate = w.matmul(x, f"ffn_gate{s}")
+    if ffn.cutoff is not None:
+        gate = (
+            gate - gate.mean(axis=1, keepdims=True) - np.float32(ffn.cutoff) * gate.std(axis=1, keepdims=True)
+        )
+        gate = np.maximum(gate, 0)
+    return w.matmul(act(gate) * up, f"ffn_down{s}")
 
 
 def experts(ffn: Experts, w: LayerWeights, x: Floats) -> Floats:
