@@ -14,6 +14,7 @@ import numpy as np
 
 FOLDER = Path(__file__).parent.parent.parent / "tests" / "data" / "tiny"
 F32 = 0  # ggml's code of float32, for K and V
+DIFFERENT = {"gpt-oss-ramp", "gpt-oss-mxfp4"}  # on purpose; their makers say why
 
 
 def logits_of(path: Path, tokens: np.ndarray) -> np.ndarray:
@@ -58,7 +59,8 @@ def main(names: list[str]) -> None:
         for i in range(2):
             found = logits_of(path.with_suffix(".gguf"), answers[f"tokens.{i}"])
             worst = max(worst, float(np.abs(found - answers[f"logits.{i}"]).max()))
-            answers[f"llamacpp.{i}"] = found[-4:]  # the last positions have everything behind them
+            if path.stem not in DIFFERENT:
+                answers[f"llamacpp.{i}"] = found[-4:]  # the last positions have everything behind them
         np.savez(path, **answers)
         print(f"{path.stem}: llama.cpp and transformers differ by {worst:.2e}")
 
