@@ -1,19 +1,22 @@
 """Tiny random models of the architectures, against the logits of transformers and of llama.cpp.
 
 Each file of tests/data/tiny that has a file of answers beside it: the reference backend against transformers,
-and against llama.cpp at the last positions. All compute in float32.
+and against llama.cpp at the last positions, where it runs the same model. All compute in float32.
 """
 
 import numpy as np
 import pytest
 
-from tiny_models import ALL, NAMES, TEXTS, answer, text_logits, tiny_backend
+from tiny_models import ALL, NAMES, TEXTS, answer, answers, text_logits, tiny_backend
 
 pytestmark = pytest.mark.golden
 
 CASES = [name for name in ALL if name not in NAMES]
 TOLERANCE = 1e-4
+# llama.cpp has no windows for Phi-3, the sizes of the real Gemma 3n built in, and another ramp for gpt-oss.
+WITHOUT_LLAMACPP = ["phi3-window", "gemma3n", "gpt-oss-ramp"]
 LLAMACPP = 2e-3  # it keeps some tables as half floats
+LLAMACPP_GELU = 1e-2  # such a table in many layers
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -23,5 +26,9 @@ def test_logits(name, text):
     expected = answer(name, f"logits.{text}")
     assert 0.1 < expected.std() < 10
     assert np.abs(logits - expected).max() < TOLERANCE * max(1.0, expected.std())
-    rows = answer(name, f"llamacpp.{text}")
-    assert np.abs(logits[-len(rows) :] - rows).max() < LLAMACPP * max(1.0, expected.std())
+    rows = answers(name).get(f"llamacpp.{text}", logits[:0])
+    if not len(rows):
+        assert name in WITHOUT_LLAMACPP
+        return
+    most = LLAMACPP_GELU if name.startswith("gemma4") else LLAMACPP
+    assert np.abs(logits[-len(rows) :] - rows).max() < most * max(1.0, expected.std())

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stretto.errors import ModelError
-from stretto.models import gemma3, llama, qwen2, qwen3, smollm3
+from stretto.models import (
+    gemma3,
+    glm4moe,
+    gptoss,
+    granitemoe,
+    llama,
+    qwen2,
+    qwen2moe,
+    qwen3,
+    qwen3moe,
+    smollm3,
+)
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.weights.gguf import GGUF
 
@@ -13,9 +24,14 @@ __all__ = ["ARCHITECTURES", "Layer", "ModelSpec", "Rope", "read_spec"]
 
 ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
     "gemma3": gemma3.read,
+    "glm4moe": glm4moe.read,
+    "gpt-oss": gptoss.read,
+    "granitemoe": granitemoe.read,
     "llama": llama.read,
     "qwen2": qwen2.read,
+    "qwen2moe": qwen2moe.read,
     "qwen3": qwen3.read,
+    "qwen3moe": qwen3moe.read,
     "smollm3": smollm3.read,
 }
 
@@ -44,7 +60,12 @@ def read_spec(file: GGUF) -> ModelSpec:
         given = file.tensors[tensor].shape
         if given != shape:
             raise ModelError(f"the shape is {given}, not {shape}", path=file.path, field=f"tensor {tensor!r}")
+    # Blocks behind the last layer predict further tokens (NextN); the decoder does not have them.
+    further = file.metadata.integer(f"{name}.nextn_predict_layers", 0)
+    unused = tuple(f"blk.{spec.n_layer + i}." for i in range(further))
     for tensor in file.tensors.keys() - needed.keys():
+        if tensor.startswith(unused):
+            continue
         if tensor.startswith(("blk.", "output")) and not tensor.endswith(DERIVED):
             raise ModelError(
                 f"the tensor has no place in a {name} model of {spec.n_layer} layers",

@@ -50,13 +50,21 @@ class Keys:
             raise ModelError(f"{value}, but 0 to {most} is possible", path=self.file.path, field=key)
         return value
 
+    def rotated(self, name: str, head_size: int, default: int | None = None) -> int:
+        """How many numbers of a head a rope rotates: an even count."""
+        size = self.size(name, default, most=head_size)
+        if size % 2:
+            key = f"{self.arch}.{name}"
+            raise ModelError(f"{size} rotated numbers; pairs are needed", path=self.file.path, field=key)
+        return size
+
     def sizes(self, name: str, default: int | None = None, least: int = 1) -> list[int]:
         """A count for each layer: an array of them, or one for all."""
         key = f"{self.arch}.{name}"
         if key not in self.file.metadata or isinstance(self.file.metadata[key], int):
             one = self.count(name, default or 0) if least == 0 else self.size(name, default)
             return [one] * self.n_layer
-        values: list[Any] = self.file.metadata.array(key).tolist()
+        values = self._of_layers(key)
         if len(values) != self.n_layer or not all(type(v) is int and least <= v <= 1 << 31 for v in values):
             raise ModelError(
                 f"{len(values)} numbers; {self.n_layer} integers from {least} are needed, one for each layer",
@@ -68,12 +76,17 @@ class Keys:
     def flags(self, name: str) -> list[bool]:
         """A boolean for each layer."""
         key = f"{self.arch}.{name}"
-        values = [bool(v) for v in self.file.metadata.array(key).tolist()]
+        values = [bool(v) for v in self._of_layers(key)]
         if len(values) != self.n_layer:
             raise ModelError(
                 f"{len(values)} values for {self.n_layer} layers", path=self.file.path, field=key
             )
         return values
+
+    def _of_layers(self, key: str) -> list[Any]:
+        """An array's values, without those of further blocks (NextN)."""
+        values: list[Any] = self.file.metadata.array(key).tolist()
+        return values[: self.n_layer] if len(values) == self.n_block else values
 
     def number(
         self, name: str, default: float | None = None, least: float = -1e30, most: float = 1e30
@@ -96,9 +109,14 @@ class Keys:
         refuse(self.file, f"{self.arch}.{name}", what, harmless)
 
     @property
+    def n_block(self) -> int:
+        """The number of blocks: of layers, and of those at the end that predict further tokens (NextN)."""
+        return self.size("block_count", most=MAX_LAYERS)
+
+    @property
     def n_layer(self) -> int:
         """The number of layers."""
-        return self.size("block_count", most=MAX_LAYERS)
+        return self.n_block - self.count("nextn_predict_layers", most=self.n_block - 1)
 
     @property
     def n_embd(self) -> int:
@@ -196,6 +214,11 @@ def plain_decoder(keys: Keys, mixer: Attention, **pieces: Any) -> ModelSpec:
 def refuse_experts(keys: Keys) -> None:
     """Raise for what a model of plain layers does not have."""
     keys.refuse("expert_count", "a mixture of experts")
+    refuse_caps(keys)
+
+
+def refuse_caps(keys: Keys) -> None:
+    """Raise for caps, which few architectures have."""
     keys.refuse("attn_logit_softcapping", "a cap on attention scores")
     keys.refuse("final_logit_softcapping", "a cap on logits")
 
