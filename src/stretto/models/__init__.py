@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from stretto.errors import ModelError
 from stretto.models import (
+    deepseek2,
     gemma3,
     glm4moe,
     gptoss,
@@ -23,6 +24,7 @@ from stretto.weights.gguf import GGUF
 __all__ = ["ARCHITECTURES", "Layer", "ModelSpec", "Rope", "read_spec"]
 
 ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
+    "deepseek2": deepseek2.read,
     "gemma3": gemma3.read,
     "glm4moe": glm4moe.read,
     "gpt-oss": gptoss.read,
