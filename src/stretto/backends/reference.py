@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, Capabilities, FusedRun
 from stretto.backends.oracle import attention as attention_mixer
-from stretto.backends.oracle import latent
+from stretto.backends.oracle import latent, per_layer
 from stretto.backends.oracle.attention import attend
 from stretto.backends.oracle.feed_forward import dense, experts
 from stretto.backends.oracle.layer import Floats, LayerWeights, Mask, Pass
@@ -101,9 +101,11 @@ class ReferenceBackend:
         for row, vector in batch.vectors.items():
             x[row] = vector
         run = Pass(batch, placement, mask, self.keys, self.values, self.states, self._stored, attention)
+        whole = LayerWeights(self.weights, 0, {}, prefix="")
+        if spec.per_layer is not None:
+            run.per_layer = per_layer.embeddings(spec.per_layer, whole, batch, x)
         for i, layer in enumerate(spec.layers):
             x = self._layer(i, layer, x, run)
-        whole = LayerWeights(self.weights, 0, {}, prefix="")
         return Computed(whole.norm(spec.output_norm, x), run.attention)
 
     def _stored(self, x: Floats) -> Floats:
@@ -121,7 +123,9 @@ class ReferenceBackend:
         if layer.ffn is not None:
             normed = before if layer.parallel else w.norm(layer.ffn_norm, x)
             x = x + scale * w.norm(layer.post_ffn_norm, feed(layer.ffn, w, normed))
-        return x
+        if self.spec.per_layer is not None and run.per_layer is not None:
+            x = x + per_layer.added(self.spec.per_layer, w, x, run.per_layer[:, i])
+        return x * w["layer_output_scale.weight"] if layer.output_scale else x
 
     def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
         """Only the native backend has a loop of its own."""

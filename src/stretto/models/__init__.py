@@ -8,6 +8,7 @@ from stretto.errors import ModelError
 from stretto.models import (
     deepseek2,
     gemma3,
+    gemma4,
     glm4moe,
     gptoss,
     granitemoe,
@@ -26,6 +27,7 @@ __all__ = ["ARCHITECTURES", "Layer", "ModelSpec", "Rope", "read_spec"]
 ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
     "deepseek2": deepseek2.read,
     "gemma3": gemma3.read,
+    "gemma4": gemma4.read,
     "glm4moe": glm4moe.read,
     "gpt-oss": gptoss.read,
     "granitemoe": granitemoe.read,

@@ -13,11 +13,12 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Slice:
-    """Rows [first, first + rows) of a tensor."""
+    """Rows [first, first + rows) of a tensor, or of each expert's matrix in it."""
 
     tensor: str
     first: int
     rows: int
+    experts: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Norm:
     weight: bool = True
     bias: bool = False
     over: Literal["head", "heads", "all"] = "head"
+    suffix: str = "weight"  # of the name of its weights
 
     def shape(self, n_head: int, head_size: int) -> tuple[int, ...]:
         """The shape of its weights where heads are."""
@@ -63,7 +65,7 @@ class Norm:
 
     def tensors(self, *shape: int) -> Shapes:
         """The norm's tensors, each of that shape."""
-        kinds = [kind for kind, there in (("weight", self.weight), ("bias", self.bias)) if there]
+        kinds = [kind for kind, there in ((self.suffix, self.weight), ("bias", self.bias)) if there]
         return {f"{self.name}.{kind}": shape for kind in kinds}
 
 

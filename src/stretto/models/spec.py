@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from stretto.models.feed_forward import Dense, Experts, FeedForward, Routing
 from stretto.models.mixers import Attention, Beside, Convolution, DeltaNet, Latent, Mamba2, Mixer
 from stretto.models.parts import Norm, Rope, Shapes, Slice, Temperature
+from stretto.models.per_layer import PerLayer
 
 __all__ = [
     "Attention",
@@ -29,6 +30,7 @@ __all__ = [
     "Mamba2",
     "ModelSpec",
     "Norm",
+    "PerLayer",
     "Rope",
     "Routing",
     "Temperature",
@@ -52,6 +54,7 @@ class Layer:
     post_ffn_norm: Norm | None = None
     parallel: bool = False
     residual_scale: float = 1.0  # of what mixer and feed-forward add
+    output_scale: bool = False  # at the end x is multiplied by a number of the file
 
     @property
     def attention(self) -> Attention | None:
@@ -84,6 +87,8 @@ class Layer:
         for part in (self.mixer, self.ffn):
             if part is not None:
                 shapes |= part.tensors(n_embd)
+        if self.output_scale:
+            shapes["layer_output_scale.weight"] = (1,)
         return shapes
 
     def slices(self) -> dict[str, Slice]:
@@ -114,6 +119,7 @@ class ModelSpec:
     logit_scale: float = 1.0  # logits are multiplied by it
     logit_cap: float = 0.0  # logits become cap × tanh(logit / cap); 0: as they are
     tied: bool = True  # the output matrix is the embedding matrix
+    per_layer: PerLayer | None = None
 
     @property
     def n_layer(self) -> int:
@@ -187,8 +193,13 @@ class ModelSpec:
         shapes |= self.output_norm.tensors(self.n_embd)
         if not self.tied:
             shapes["output.weight"] = (self.n_vocab, self.n_embd)
+        of_each: Shapes = {}
+        if self.per_layer is not None:
+            shapes |= self.per_layer.tensors(self.n_vocab, self.n_embd, self.n_layer)
+            of_each = self.per_layer.layer_tensors(self.n_embd)
         for i, layer in enumerate(self.layers):
-            shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.tensors(self.n_embd).items()}
+            tensors = layer.tensors(self.n_embd) | of_each
+            shapes |= {f"blk.{i}.{name}": shape for name, shape in tensors.items()}
         return shapes
 
 
