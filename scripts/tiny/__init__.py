@@ -3,5 +3,6 @@
     python scripts/tiny/make.py [CASE …]        writes tests/data/tiny/CASE.gguf and CASE.npz
     python scripts/tiny/check_llamacpp.py [CASE …]   llama.cpp's logits for the same files, compared and added
 
-The first needs torch and transformers, the second llama-cpp-python; the tests, which read the files, neither.
+The first needs torch, transformers and gguf, the second llama-cpp-python; the tests, which read the files,
+none of them.
 """
