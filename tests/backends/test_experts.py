@@ -84,7 +84,6 @@ ERRORS = {
     "groups ignored": (["deepseek3"], routed(n_group=1, n_group_used=1)),
     "groups by their best expert": (["deepseek3"], routed(group_best=1)),
     "one group more": (["deepseek3"], routed(n_group_used=3)),
-    "weights on the experts' input": (ALL, mixture(input_scale=True)),
     "activation swapped": ([*CHOSEN, *CORRECTED, *LITE, "qwen2moe"], mixture(activation="gelu")),
     "router without its bias": (["gpt-oss"], routed(bias=False)),
     "experts without biases": (["gpt-oss"], mixture(bias=False)),

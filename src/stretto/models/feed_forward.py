@@ -90,7 +90,6 @@ class Experts:
     alpha: float = 1.702
     shared: Dense | None = None
     shared_gate: bool = False  # the shared expert is multiplied by the sigmoid of one more score
-    input_scale: bool = False  # an expert's input is multiplied by its weight, instead of its output
     output_scale: bool = False  # each expert's output is multiplied by a number of its own
     fused: bool = False  # gate and up are one tensor of the file, ffn_gate_up_exps
     norm: Norm | None = None  # of what the experts read

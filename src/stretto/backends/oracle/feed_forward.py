@@ -27,10 +27,7 @@ def experts(ffn: Experts, w: LayerWeights, x: Floats) -> Floats:
     inputs, out = w.norm(ffn.norm, x), np.zeros_like(x)
     for row in range(len(x)):
         for e, weight in zip(chosen[row], weights[row], strict=True):
-            if ffn.input_scale:
-                out[row] += _expert(ffn, w, int(e), inputs[row] * weight)
-            else:
-                out[row] += weight * _expert(ffn, w, int(e), inputs[row])
+            out[row] += weight * _expert(ffn, w, int(e), inputs[row])
     out = w.norm(ffn.post_norm, out)
     if ffn.shared is not None:
         shared = w.norm(ffn.shared_post_norm, dense(ffn.shared, w, w.norm(ffn.shared_norm, x)))
