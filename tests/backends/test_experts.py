@@ -7,7 +7,7 @@ import pytest
 
 from planted import layers, mixer, mixers, norms, other_pairs, pattern_shifted, ropes, windows
 from stretto.models.rope import plain_frequencies, yarn
-from stretto.models.spec import Experts, Norm
+from stretto.models.spec import Experts, LayerInput, Norm, PerLayer
 from tiny_models import answer, text_logits, tiny_backend, tiny_spec
 
 pytestmark = pytest.mark.golden
@@ -44,11 +44,6 @@ def routing(change):
 def routed(**fields):
     """Every routing with these fields."""
     return routing(lambda routing: replace(routing, **fields))
-
-
-def per_layer(**fields):
-    """The embeddings for each layer with these fields."""
-    return lambda spec: replace(spec, per_layer=replace(spec.per_layer, **fields))
 
 
 def spec_with(**fields):
@@ -122,11 +117,19 @@ ERRORS = {
     "values not normalised": (GEMMA, mixer(v_norm=None)),
     "K and V of an earlier layer": (["gemma4-e"], shared_with({1: 0, 2: 2}.get)),
     "layers not scaled": (GEMMA, layers(lambda layer: replace(layer, output_scale=False))),
-    "no embeddings for each layer": (["gemma4-e"], spec_with(per_layer=None)),
-    "their table not scaled": (["gemma4-e"], per_layer(table_scale=1.0)),
-    "their projection not scaled": (["gemma4-e"], per_layer(projection_scale=1.0)),
-    "their sum not scaled": (["gemma4-e"], per_layer(scale=1.0)),
-    "their activation swapped": (["gemma4-e"], per_layer(activation="silu")),
+    "no embeddings for each layer": (["gemma4-e"], layers(lambda layer: replace(layer, input=None))),
+    "their projection without its norm's weights": (
+        ["gemma4-e"],
+        spec_with(per_layer=PerLayer(32, Norm("per_layer_proj_norm", 2.0**-9, weight=False))),
+    ),
+    "their norm's eps at its usual value": (
+        ["gemma4-e"],
+        spec_with(per_layer=PerLayer(32, Norm("per_layer_proj_norm", 1e-6))),
+    ),
+    "layers' inputs added without a norm's weights": (
+        ["gemma4-e"],
+        layers(lambda layer: replace(layer, input=LayerInput(32, Norm("post_norm", 2.0**-9, weight=False)))),
+    ),
     "router's input not normalised": (["gemma4-moe"], routed(norm=None)),
     "router's scores not scaled": (["gemma4-moe"], routed(score_scale=1.0)),
     "experts not scaled": (["gemma4-moe"], mixture(output_scale=False)),

@@ -166,7 +166,7 @@ def test_gemma4_with_experts():
     spec = tiny_spec("gemma4-moe")
     ffn = spec.layers[0].ffn
     assert (ffn.fused, ffn.output_scale, ffn.shared) == (True, True, Dense(32, "gelu"))
-    assert ffn.routing.norm == Norm("ffn_gate_inp", EPS, suffix="scale")
+    assert ffn.routing.norm == Norm("ffn_gate_inp.scale", EPS, bare=True)
     assert spec.layers[0].ffn_norm is None
     assert spec.tensors()["blk.1.ffn_gate_inp.scale"] == (32,)
     assert spec.tensors()["blk.1.ffn_gate_up_exps.weight"] == (6, 64, 32)

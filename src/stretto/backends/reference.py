@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, Capabilities, FusedRun
 from stretto.backends.oracle import attention as attention_mixer
-from stretto.backends.oracle import latent, per_layer
+from stretto.backends.oracle import latent, streams
 from stretto.backends.oracle.attention import attend
 from stretto.backends.oracle.feed_forward import dense, experts
 from stretto.backends.oracle.layer import Floats, LayerWeights, Mask, Pass
@@ -49,7 +49,9 @@ class ReferenceBackend:
     def __init__(self, file: GGUF, spec: ModelSpec, n_cells: int, n_slots: int = 1) -> None:
         self.spec = spec
         self.n_cells = n_cells
-        self.weights = {name: file.tensors[name].dequantize() for name in spec.tensors()}
+        self.weights = {
+            name: file.tensors[name].dequantize().reshape(shape) for name, shape in spec.tensors().items()
+        }
         self.keys: list[Floats] = [
             np.zeros((n_cells, *(layer.kv or (0, 0))), np.float32) for layer in spec.layers
         ]
@@ -103,7 +105,7 @@ class ReferenceBackend:
         run = Pass(batch, placement, mask, self.keys, self.values, self.states, self._stored, attention)
         whole = LayerWeights(self.weights, 0, {}, prefix="")
         if spec.per_layer is not None:
-            run.per_layer = per_layer.embeddings(spec.per_layer, whole, batch, x)
+            run.inputs = streams.inputs(spec.per_layer, whole, batch, x)
         for i, layer in enumerate(spec.layers):
             x = self._layer(i, layer, x, run)
         return Computed(whole.norm(spec.output_norm, x), run.attention)
@@ -113,7 +115,7 @@ class ReferenceBackend:
         return x
 
     def _layer(self, i: int, layer: Layer, x: Floats, run: Pass) -> Floats:
-        """x with what the layer's mixer and feed-forward add to it."""
+        """x with what the layer's mixer and feed-forward add to it, and its input."""
         w, scale = LayerWeights(self.weights, i, layer.slices()), np.float32(layer.residual_scale)
         normed = before = w.norm(layer.norm, x)
         if layer.mixer is not None:
@@ -123,8 +125,8 @@ class ReferenceBackend:
         if layer.ffn is not None:
             normed = before if layer.parallel else w.norm(layer.ffn_norm, x)
             x = x + scale * w.norm(layer.post_ffn_norm, feed(layer.ffn, w, normed))
-        if self.spec.per_layer is not None and run.per_layer is not None:
-            x = x + per_layer.added(self.spec.per_layer, w, x, run.per_layer[:, i])
+        if layer.input is not None and run.inputs is not None:
+            x = x + streams.from_input(layer.input, w, x, run.inputs[i])
         return x * w["layer_output_scale.weight"] if layer.output_scale else x
 
     def loop(self, run: FusedRun) -> tuple[list[int], Floats]:

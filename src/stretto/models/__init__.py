@@ -19,6 +19,7 @@ from stretto.models import (
     qwen3moe,
     smollm3,
 )
+from stretto.models.common import Keys
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.weights.gguf import GGUF
 
@@ -41,6 +42,8 @@ ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
 
 # Tensors of a layer that repeat metadata; some old files have them.
 DERIVED = ("rope_freqs.weight", "attn_rot_embd.weight")
+# Vectors that some converters write as a matrix of one row.
+ROWS = ("ffn_gate_inp_shexp.weight",)
 
 
 def read_spec(file: GGUF) -> ModelSpec:
@@ -62,15 +65,13 @@ def read_spec(file: GGUF) -> ModelSpec:
         if tensor not in file.tensors:
             raise ModelError("the tensor is missing; is the file complete?", path=file.path, field=tensor)
         given = file.tensors[tensor].shape
-        if given != shape:
+        if given != shape and not (tensor.endswith(ROWS) and given == (1, *shape)):
             raise ModelError(f"the shape is {given}, not {shape}", path=file.path, field=f"tensor {tensor!r}")
-    # Blocks behind the last layer predict further tokens (NextN); the decoder does not have them.
-    further = file.metadata.integer(f"{name}.nextn_predict_layers", 0)
-    unused = tuple(f"blk.{spec.n_layer + i}." for i in range(further))
+    skipped = tuple(f"blk.{i}." for i in range(spec.n_layer, Keys(file, name).n_block))
     for tensor in file.tensors.keys() - needed.keys():
-        if tensor.startswith(unused):
+        if tensor.endswith(DERIVED) or tensor.startswith(skipped):
             continue
-        if tensor.startswith(("blk.", "output")) and not tensor.endswith(DERIVED):
+        if tensor.startswith(("blk.", "output")):
             raise ModelError(
                 f"the tensor has no place in a {name} model of {spec.n_layer} layers",
                 path=file.path,

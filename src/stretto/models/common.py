@@ -64,29 +64,24 @@ class Keys:
         if key not in self.file.metadata or isinstance(self.file.metadata[key], int):
             one = self.count(name, default or 0) if least == 0 else self.size(name, default)
             return [one] * self.n_layer
-        values = self._of_layers(key)
-        if len(values) != self.n_layer or not all(type(v) is int and least <= v <= 1 << 31 for v in values):
+        values: list[Any] = self.file.metadata.array(key).tolist()
+        if len(values) != self.n_block or not all(type(v) is int and least <= v <= 1 << 31 for v in values):
             raise ModelError(
-                f"{len(values)} numbers; {self.n_layer} integers from {least} are needed, one for each layer",
+                f"{len(values)} numbers; {self.n_block} integers from {least} are needed, one for each layer",
                 path=self.file.path,
                 field=key,
             )
-        return values
+        return values[: self.n_layer]
 
     def flags(self, name: str) -> list[bool]:
         """A boolean for each layer."""
         key = f"{self.arch}.{name}"
-        values = [bool(v) for v in self._of_layers(key)]
-        if len(values) != self.n_layer:
+        values = [bool(v) for v in self.file.metadata.array(key).tolist()]
+        if len(values) != self.n_block:
             raise ModelError(
-                f"{len(values)} values for {self.n_layer} layers", path=self.file.path, field=key
+                f"{len(values)} values for {self.n_block} layers", path=self.file.path, field=key
             )
-        return values
-
-    def _of_layers(self, key: str) -> list[Any]:
-        """An array's values, without those of further blocks (NextN)."""
-        values: list[Any] = self.file.metadata.array(key).tolist()
-        return values[: self.n_layer] if len(values) == self.n_block else values
+        return values[: self.n_layer]
 
     def number(
         self, name: str, default: float | None = None, least: float = -1e30, most: float = 1e30
@@ -110,12 +105,12 @@ class Keys:
 
     @property
     def n_block(self) -> int:
-        """The number of blocks: of layers, and of those at the end that predict further tokens (NextN)."""
+        """The number of layers in the file, with those that predict further tokens."""
         return self.size("block_count", most=MAX_LAYERS)
 
     @property
     def n_layer(self) -> int:
-        """The number of layers."""
+        """The number of layers that are run: those that predict further tokens (MTP) stand behind them."""
         return self.n_block - self.count("nextn_predict_layers", most=self.n_block - 1)
 
     @property

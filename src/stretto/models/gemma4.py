@@ -10,7 +10,7 @@ from stretto.errors import ModelError
 from stretto.models.common import MAX_HEAD_SIZE, Keys, decoder
 from stretto.models.mixture import mixture, routing
 from stretto.models.rope import plain_frequencies, read_base, read_rope
-from stretto.models.spec import Attention, Dense, Experts, Layer, ModelSpec, Norm, PerLayer, Rope
+from stretto.models.spec import Attention, Dense, Experts, Layer, LayerInput, ModelSpec, Norm, PerLayer, Rope
 from stretto.weights.gguf import GGUF
 
 LOCAL_BASE = 10_000.0  # of the rope in windowed layers, where the file does not say it
@@ -21,17 +21,19 @@ def read(file: GGUF) -> ModelSpec:
     keys = Keys(file, "gemma4")
     keys.refuse("attn_logit_softcapping", "a cap on attention scores")
     widths = keys.sizes("feed_forward_length")
-    layers = (layer(keys, i, mixer, Dense(widths[i], "gelu")) for i, mixer in enumerate(mixers(keys)))
+    size = keys.count("embedding_length_per_layer_input", most=MAX_HEAD_SIZE)
+    given = LayerInput(size, Norm("post_norm", keys.eps)) if size else None
+    layers = (layer(keys, i, mixer, Dense(widths[i], "gelu"), given) for i, mixer in enumerate(mixers(keys)))
     return decoder(
         keys,
         layers,
         embedding_scale=keys.n_embd**0.5,
         logit_cap=keys.number("final_logit_softcapping", 0.0, 0.0, 1e6),
-        per_layer=per_layer(keys),
+        per_layer=PerLayer(size, Norm("per_layer_proj_norm", keys.eps)) if size else None,
     )
 
 
-def layer(keys: Keys, i: int, mixer: Attention, dense: Dense) -> Layer:
+def layer(keys: Keys, i: int, mixer: Attention, dense: Dense, given: LayerInput | None) -> Layer:
     """Layer i, with experts if the file has them there."""
     has_experts = keys.has(f"blk.{i}.ffn_gate_inp.weight")
     return Layer(
@@ -41,6 +43,7 @@ def layer(keys: Keys, i: int, mixer: Attention, dense: Dense) -> Layer:
         ffn_norm=None if has_experts else Norm("ffn_norm", keys.eps),
         post_norm=Norm("post_attention_norm", keys.eps),
         post_ffn_norm=Norm("post_ffw_norm", keys.eps),
+        input=given,
         output_scale=keys.has(f"blk.{i}.layer_output_scale.weight"),
     )
 
@@ -104,7 +107,7 @@ def rope(keys: Keys, near: bool) -> Rope:
 def experts(keys: Keys, i: int, dense: Dense) -> Experts:
     """The experts of layer i beside its dense feed-forward, each between norms of its own."""
     eps = keys.eps
-    router = Norm("ffn_gate_inp", eps, suffix="scale")
+    router = Norm("ffn_gate_inp.scale", eps, bare=True)
     return mixture(
         keys,
         routing(keys, norm=router, score_scale=keys.n_embd**-0.5),
@@ -116,18 +119,4 @@ def experts(keys: Keys, i: int, dense: Dense) -> Experts:
         shared=dense,
         shared_norm=Norm("ffn_norm", eps),
         shared_post_norm=Norm("post_ffw_norm_1", eps),
-    )
-
-
-def per_layer(keys: Keys) -> PerLayer | None:
-    """The embeddings for each layer, if the model has them."""
-    width = keys.count("embedding_length_per_layer_input", most=MAX_HEAD_SIZE)
-    if not width:
-        return None
-    return PerLayer(
-        width,
-        table_scale=width**0.5,
-        projection_scale=keys.n_embd**-0.5,
-        norm=Norm("per_layer_proj_norm", keys.eps),
-        post_norm=Norm("post_norm", keys.eps),
     )

@@ -47,7 +47,7 @@ class Norm:
 
     `over` says what is normalised together where heads are: "head" (each head, with weights that all share),
     "heads" (each head, with weights of its own), "all" (the whole row). Without `weight` nothing is
-    multiplied.
+    multiplied. `bare`: the tensor's name is `name` alone, without ".weight".
     """
 
     name: str
@@ -56,7 +56,12 @@ class Norm:
     weight: bool = True
     bias: bool = False
     over: Literal["head", "heads", "all"] = "head"
-    suffix: str = "weight"  # of the name of its weights
+    bare: bool = False
+
+    @property
+    def weight_name(self) -> str:
+        """The name of the tensor of weights."""
+        return self.name if self.bare else f"{self.name}.weight"
 
     def shape(self, n_head: int, head_size: int) -> tuple[int, ...]:
         """The shape of its weights where heads are."""
@@ -65,8 +70,8 @@ class Norm:
 
     def tensors(self, *shape: int) -> Shapes:
         """The norm's tensors, each of that shape."""
-        kinds = [kind for kind, there in ((self.suffix, self.weight), ("bias", self.bias)) if there]
-        return {f"{self.name}.{kind}": shape for kind in kinds}
+        names = [(self.weight_name, self.weight), (f"{self.name}.bias", self.bias)]
+        return {name: shape for name, there in names if there}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ A decoder layer is
     x += [post_ffn_norm] ffn([ffn_norm] x)
 
 and a spec says for each layer which mixer, feed-forward and norms it has (models/mixers.py,
-models/feed_forward.py).
+models/feed_forward.py), and what a few models have besides (models/streams.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from stretto.models.feed_forward import Dense, Experts, FeedForward, Routing
 from stretto.models.mixers import Attention, Beside, Convolution, DeltaNet, Latent, Mamba2, Mixer
 from stretto.models.parts import Norm, Rope, Shapes, Slice, Temperature
-from stretto.models.per_layer import PerLayer
+from stretto.models.streams import LayerInput, PerLayer
 
 __all__ = [
     "Attention",
@@ -27,6 +27,7 @@ __all__ = [
     "Experts",
     "Latent",
     "Layer",
+    "LayerInput",
     "Mamba2",
     "ModelSpec",
     "Norm",
@@ -54,6 +55,7 @@ class Layer:
     post_ffn_norm: Norm | None = None
     parallel: bool = False
     residual_scale: float = 1.0  # of what mixer and feed-forward add
+    input: LayerInput | None = None
     output_scale: bool = False  # at the end x is multiplied by a number of the file
 
     @property
@@ -84,7 +86,7 @@ class Layer:
         for norm in (self.norm, self.ffn_norm, self.post_norm, self.post_ffn_norm):
             if norm is not None:
                 shapes |= norm.tensors(n_embd)
-        for part in (self.mixer, self.ffn):
+        for part in (self.mixer, self.ffn, self.input):
             if part is not None:
                 shapes |= part.tensors(n_embd)
         if self.output_scale:
@@ -193,13 +195,10 @@ class ModelSpec:
         shapes |= self.output_norm.tensors(self.n_embd)
         if not self.tied:
             shapes["output.weight"] = (self.n_vocab, self.n_embd)
-        of_each: Shapes = {}
         if self.per_layer is not None:
             shapes |= self.per_layer.tensors(self.n_vocab, self.n_embd, self.n_layer)
-            of_each = self.per_layer.layer_tensors(self.n_embd)
         for i, layer in enumerate(self.layers):
-            tensors = layer.tensors(self.n_embd) | of_each
-            shapes |= {f"blk.{i}.{name}": shape for name, shape in tensors.items()}
+            shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.tensors(self.n_embd).items()}
         return shapes
 
 

@@ -56,7 +56,7 @@ class LayerWeights:
         """x normalised along its last axis, or x itself where there is no norm."""
         if norm is None:
             return x
-        weight = self[f"{norm.name}.{norm.suffix}"] if norm.weight else None
+        weight = self[norm.weight_name] if norm.weight else None
         if norm.kind == "rms":
             return rms_norm(x, weight, norm.eps)
         return layer_norm(x, weight, self[f"{norm.name}.bias"] if norm.bias else None, norm.eps)
@@ -80,8 +80,8 @@ class Pass:
     states: list[Floats]  # of each layer: float32[n_slots, state_floats]
     stored: Callable[[Floats], Floats]  # K or V as the cache keeps it
     wanted: bool  # whether attention weights are asked for
+    inputs: Floats | None = None  # of each layer, beside x: float32[n_layer, n, size]
     attention: list[Floats] = field(default_factory=list)  # of each layer: float32[n_head, n, n_cells]
-    per_layer: Floats | None = None  # float32[n, n_layer, size]: the tokens' embeddings for each layer
 
     @property
     def positions(self) -> Ints:
