@@ -6,6 +6,7 @@ that table in transformers as well they agree to 1e-4, but for numbers that lie 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -140,7 +141,7 @@ def gemma4_e(rng: np.random.Generator) -> Made:
         "embedding_length_per_layer_input": 32,
         "feed_forward_length": [DENSE] * 3 + [2 * DENSE] * 2,
     }
-    return make(
+    made = make(
         rng,
         layers,
         keys,
@@ -148,6 +149,13 @@ def gemma4_e(rng: np.random.Generator) -> Made:
         num_kv_shared_layers=2,
         use_double_wide_mlp=True,
     )
+    # As in the real files, layers that share have such tensors all the same; nothing reads them.
+    unused, other = {}, np.random.default_rng(0)
+    for i, size in ((3, LOCAL_HEAD), (4, GLOBAL_HEAD)):
+        for name in ("attn_k", "attn_v"):
+            unused[f"blk.{i}.{name}.weight"] = other.normal(0, 1, (2 * size, HIDDEN)).astype(np.float32)
+        unused[f"blk.{i}.attn_k_norm.weight"] = other.uniform(0.5, 1.5, size).astype(np.float32)
+    return replace(made, tensors=made.tensors | unused)
 
 
 def gemma4_moe(rng: np.random.Generator) -> Made:

@@ -162,6 +162,13 @@ def test_gemma4_with_embeddings_for_each_layer():
     assert spec.tensors()["blk.4.proj.weight"] == (32, 32)
 
 
+def test_gemma4_with_and_without_tensors_that_nothing_reads(changed):
+    file = tiny_file("gemma4-e")
+    unused = [f"blk.{i}.{name}.weight" for i in (3, 4) for name in ("attn_k", "attn_v", "attn_k_norm")]
+    assert tiny_spec("gemma4-e").unused() == set(unused) <= file.tensors.keys()
+    assert read_spec(changed("gemma4-e", tensors=dict.fromkeys(unused))) == tiny_spec("gemma4-e")
+
+
 def test_gemma4_with_experts():
     spec = tiny_spec("gemma4-moe")
     ffn = spec.layers[0].ffn

@@ -68,7 +68,7 @@ def read_spec(file: GGUF) -> ModelSpec:
         if given != shape and not (tensor.endswith(ROWS) and given == (1, *shape)):
             raise ModelError(f"the shape is {given}, not {shape}", path=file.path, field=f"tensor {tensor!r}")
     skipped = tuple(f"blk.{i}." for i in range(spec.n_layer, Keys(file, name).n_block))
-    for tensor in file.tensors.keys() - needed.keys():
+    for tensor in file.tensors.keys() - needed.keys() - spec.unused():
         if tensor.endswith(DERIVED) or tensor.startswith(skipped):
             continue
         if tensor.startswith(("blk.", "output")):

@@ -93,6 +93,14 @@ class Layer:
             shapes["layer_output_scale.weight"] = (1,)
         return shapes
 
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Tensors that files have for this layer, and that nothing reads: K and V are another layer's."""
+        attention = self.attention
+        if attention is None or attention.shared is None:
+            return ()
+        return "attn_k.weight", "attn_v.weight", "attn_k_norm.weight"
+
     def slices(self) -> dict[str, Slice]:
         """Tensors that are parts of others in the file, without the layer's prefix."""
         return {
@@ -200,6 +208,10 @@ class ModelSpec:
         for i, layer in enumerate(self.layers):
             shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.tensors(self.n_embd).items()}
         return shapes
+
+    def unused(self) -> set[str]:
+        """The names of tensors that files have, and that nothing reads."""
+        return {f"blk.{i}.{name}" for i, layer in enumerate(self.layers) for name in layer.unused}
 
 
 def sandwich(mixer: Mixer, ffn: FeedForward, eps: float) -> Layer:
