@@ -4,6 +4,6 @@
     python scripts/tiny/check_llamacpp.py [CASE …]   llama.cpp's logits for the same files, compared and added
     python scripts/tiny/check_xllamacpp.py [CASE …]  the newest llama.cpp's log-probabilities, compared
 
-The first needs torch and transformers, the second llama-cpp-python, the third xllamacpp; the tests, which
-read the files, none of them.
+The first needs torch, transformers and gguf, the second llama-cpp-python, the third xllamacpp; the tests,
+which read the files, none of them.
 """

@@ -167,7 +167,7 @@ HOSTILE = [
     ("llama", {".attention.key_length": 1 << 31}, ".attention.key_length"),
     ("llama", {".attention.key_length": None, ".embedding_length": 1 << 31}, ".attention.key_length"),
     ("llama", {".attention.value_length": 8}, ".attention.value_length"),
-    ("llama", {".expert_count": 8}, ".expert_count"),
+    ("llama", {".expert_count": 8}, ".expert_used_count"),
     ("qwen3", {".expert_count": 128}, ".expert_count"),
     *[
         ("llama", {".attention.layer_norm_rms_epsilon": bad}, ".attention.layer_norm_rms_epsilon")

@@ -49,7 +49,9 @@ class ReferenceBackend:
     def __init__(self, file: GGUF, spec: ModelSpec, n_cells: int, n_slots: int = 1) -> None:
         self.spec = spec
         self.n_cells = n_cells
-        self.weights = {name: file.tensors[name].dequantize() for name in spec.tensors()}
+        self.weights = {
+            name: file.tensors[name].dequantize().reshape(shape) for name, shape in spec.tensors().items()
+        }
         self.keys: list[Floats] = [
             np.zeros((n_cells, *(layer.kv or (0, 0))), np.float32) for layer in spec.layers
         ]
@@ -131,7 +133,7 @@ class ReferenceBackend:
             x = x + scale * w.norm(layer.post_ffn_norm, feed(layer.ffn, w, normed))
         if layer.input is not None and run.inputs is not None:
             x = x + streams.from_input(layer.input, w, x, run.inputs[i])
-        return x
+        return x * w["layer_output_scale.weight"] if layer.output_scale else x
 
     def _streams_layer(self, i: int, layer: Layer, xs: Floats, run: Pass) -> Floats:
         """The streams float32[n_stream, n, n_embd] after a layer that computes the first one."""

@@ -13,11 +13,12 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Slice:
-    """Rows [first, first + rows) of a tensor."""
+    """Rows [first, first + rows) of a tensor, or of each expert's matrix in it."""
 
     tensor: str
     first: int
     rows: int
+    experts: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Norm:
 
     `over` says what is normalised together where heads are: "head" (each head, with weights that all share),
     "heads" (each head, with weights of its own), "all" (the whole row). Without `weight` nothing is
-    multiplied.
+    multiplied. `bare`: the tensor's name is `name` alone, without ".weight".
     """
 
     name: str
@@ -80,6 +81,12 @@ class Norm:
     weight: bool = True
     bias: bool = False
     over: Literal["head", "heads", "all"] = "head"
+    bare: bool = False
+
+    @property
+    def weight_name(self) -> str:
+        """The name of the tensor of weights."""
+        return self.name if self.bare else f"{self.name}.weight"
 
     def shape(self, n_head: int, head_size: int) -> tuple[int, ...]:
         """The shape of its weights where heads are."""
@@ -88,8 +95,8 @@ class Norm:
 
     def tensors(self, *shape: int) -> Shapes:
         """The norm's tensors, each of that shape."""
-        kinds = [kind for kind, there in (("weight", self.weight), ("bias", self.bias)) if there]
-        return {f"{self.name}.{kind}": shape for kind in kinds}
+        names = [(self.weight_name, self.weight), (f"{self.name}.bias", self.bias)]
+        return {name: shape for name, there in names if there}
 
 
 @dataclass(frozen=True)

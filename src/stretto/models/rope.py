@@ -131,19 +131,28 @@ def _factor(file: GGUF, key: str, default: float) -> float:
 
 
 def yarn(
-    frequencies: NDArray[np.float64], base: float, factor: float, original: int, fast: float, slow: float
+    frequencies: NDArray[np.float64],
+    base: float,
+    factor: float,
+    original: int,
+    fast: float,
+    slow: float,
+    whole: bool = True,
 ) -> NDArray[np.float64]:
     """Keep the frequencies that rotate often within the original context, stretch the others.
 
     Pairs that rotate more than `fast` times keep their frequency, those under `slow` times are divided by
-    `factor`, and a linear ramp joins the two.
+    `factor`, and a linear ramp joins the two: between whole pairs if `whole`.
     """
     size = 2 * len(frequencies)
 
     def pair_turning(times: float) -> float:
         return size * log(original / (times * 2 * pi)) / (2 * log(base))
 
-    low = max(floor(pair_turning(fast)), 0)
-    high = min(ceil(pair_turning(slow)), size - 1)
+    low, high = pair_turning(fast), pair_turning(slow)
+    if whole:
+        low, high = floor(low), ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
     ramp = np.clip((np.arange(len(frequencies)) - low) / max(high - low, 0.001), 0.0, 1.0)
-    return frequencies * (1 - ramp) + frequencies / factor * ramp
+    stretched: NDArray[np.float64] = frequencies * (1 - ramp) + frequencies / factor * ramp
+    return stretched

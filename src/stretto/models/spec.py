@@ -60,6 +60,7 @@ class Layer:
     low_rank: LowRank | None = None
     input: LayerInput | None = None
     streams: Streams | None = None
+    output_scale: bool = False  # at the end x is multiplied by a number of the file
 
     def within(self, context: int) -> Layer:
         """The layer in a context of so many tokens."""
@@ -101,6 +102,8 @@ class Layer:
         for part in (self.mixer, self.ffn, self.low_rank, self.input, self.streams):
             if part is not None:
                 shapes |= part.tensors(n_embd)
+        if self.output_scale:
+            shapes["layer_output_scale.weight"] = (1,)
         return shapes
 
     @property

@@ -27,14 +27,17 @@ def dense(ffn: Dense, w: LayerWeights, x: Floats) -> Floats:
 
 def experts(ffn: Experts, w: LayerWeights, x: Floats) -> Floats:
     """The chosen experts of each row, weighted, and the shared one."""
-    scores = w.matmul(x, "ffn_gate_inp")
+    scores = w.matmul(w.norm(ffn.routing.norm, x), "ffn_gate_inp") * np.float32(ffn.routing.score_scale)
     chosen, weights = route(ffn.routing, scores, w.get("exp_probs_b.bias"))
-    out = np.zeros_like(x)
+    if ffn.output_scale:
+        weights = weights * w["ffn_down_exps.scale"][chosen]
+    inputs, out = w.norm(ffn.norm, x), np.zeros_like(x)
     for row in range(len(x)):
         for e, weight in zip(chosen[row], weights[row], strict=True):
-            out[row] += weight * _expert(ffn, w, int(e), x[row])
+            out[row] += weight * _expert(ffn, w, int(e), inputs[row])
+    out = w.norm(ffn.post_norm, out)
     if ffn.shared is not None:
-        shared = dense(ffn.shared, w, x)
+        shared = w.norm(ffn.shared_post_norm, dense(ffn.shared, w, w.norm(ffn.shared_norm, x)))
         if ffn.shared_gate:
             shared = shared * sigmoid(x @ w["ffn_gate_inp_shexp.weight"])[:, None]
         out = out + shared
