@@ -50,6 +50,14 @@ class Keys:
             raise ModelError(f"{value}, but 0 to {most} is possible", path=self.file.path, field=key)
         return value
 
+    def rotated(self, name: str, head_size: int, default: int | None = None) -> int:
+        """How many numbers of a head a rope rotates: an even count."""
+        size = self.size(name, default, most=head_size)
+        if size % 2:
+            key = f"{self.arch}.{name}"
+            raise ModelError(f"{size} rotated numbers; pairs are needed", path=self.file.path, field=key)
+        return size
+
     def sizes(self, name: str, default: int | None = None, least: int = 1) -> list[int]:
         """A count for each layer: an array of them, or one for all."""
         key = f"{self.arch}.{name}"
@@ -201,6 +209,11 @@ def plain_decoder(keys: Keys, mixer: Attention, **pieces: Any) -> ModelSpec:
 def refuse_experts(keys: Keys) -> None:
     """Raise for what a model of plain layers does not have."""
     keys.refuse("expert_count", "a mixture of experts")
+    refuse_caps(keys)
+
+
+def refuse_caps(keys: Keys) -> None:
+    """Raise for caps, which few architectures have."""
     keys.refuse("attn_logit_softcapping", "a cap on attention scores")
     keys.refuse("final_logit_softcapping", "a cap on logits")
 

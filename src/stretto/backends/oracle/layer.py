@@ -36,7 +36,8 @@ class LayerWeights:
         """A tensor, or None if the layer has none of that name."""
         if name in self._slices:
             at = self._slices[name]
-            return self._weights[self._prefix + at.tensor][at.first : at.first + at.rows]
+            whole, rows = self._weights[self._prefix + at.tensor], slice(at.first, at.first + at.rows)
+            return whole[:, rows] if at.experts else whole[rows]
         return self._weights.get(self._prefix + name)
 
     def __getitem__(self, name: str) -> Floats:
@@ -79,6 +80,7 @@ class Pass:
     states: list[Floats]  # of each layer: float32[n_slots, state_floats]
     stored: Callable[[Floats], Floats]  # K or V as the cache keeps it
     wanted: bool  # whether attention weights are asked for
+    inputs: Floats | None = None  # of each layer, beside x: float32[n_layer, n, size]
     # Of each layer that attends: float32[n_head, n, n_cells].
     attention: list[Floats] = field(default_factory=list)
 
