@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stretto.errors import ModelError
-from stretto.models.common import MAX_EXPERTS, MAX_HEAD_SIZE, Keys, attention, decoder, head_size, qk_norms
+from stretto.models.common import MAX_HEAD_SIZE, Keys, attention, decoder, head_size, qk_norms
+from stretto.models.mixture import mixture, shared_expert
 from stretto.models.rope import read_rope
 from stretto.models.spec import (
     Attention,
@@ -17,7 +18,6 @@ from stretto.models.spec import (
     ModelSpec,
     Norm,
     Rope,
-    Routing,
 )
 
 MAX_HEADS = 1 << 16
@@ -96,24 +96,7 @@ def every_so_many(keys: Keys, net: DeltaNet, attends: Attention, ffn: Dense | Ex
     return decoder(keys, (Layer(net if recurs else attends, ffn, *norms) for recurs in nets))
 
 
-def softmax_experts(keys: Keys) -> Experts:
+def gated_experts(keys: Keys) -> Experts:
     """Experts by softmax, and a shared one with a gate."""
-    return Experts(
-        n_expert=keys.size("expert_count", most=MAX_EXPERTS),
-        n_ff=keys.size("expert_feed_forward_length"),
-        routing=routing(keys, Routing(n_used=keys.size("expert_used_count"))),
-        shared=Dense(keys.size("expert_shared_feed_forward_length"), suffix="_shexp"),
-        shared_gate=True,
-    )
-
-
-def routing(keys: Keys, chosen: Routing) -> Routing:
-    """The routing, once the numbers of experts are known to make sense."""
-    n_expert = keys.size("expert_count", most=MAX_EXPERTS)
-    if chosen.n_used > n_expert:
-        raise ModelError(
-            f"{chosen.n_used} of {n_expert} experts for each token",
-            path=keys.file.path,
-            field=f"{keys.arch}.expert_used_count",
-        )
-    return chosen
+    shared = shared_expert(keys.size("expert_shared_feed_forward_length"))
+    return mixture(keys, shared=shared, shared_gate=True)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from stretto.models.common import MAX_EXPERTS, MAX_LAYERS, Keys
-from stretto.models.hybrids import routing
+from stretto.models.common import Keys
 from stretto.models.lfm2 import convolutions
-from stretto.models.spec import Dense, Experts, ModelSpec, Routing
+from stretto.models.mixture import dense_first, gating, mixture, routing
+from stretto.models.spec import Dense, ModelSpec
 from stretto.weights.gguf import GGUF
 
 
 def read(file: GGUF) -> ModelSpec:
     """The spec of an lfm2moe file."""
     keys = Keys(file, "lfm2moe")
-    keys.refuse("expert_gating_func", "another function of the router", harmless=2)  # sigmoid
-    first = min(keys.count("leading_dense_block_count", most=MAX_LAYERS), keys.n_layer)
-    experts = Experts(
-        n_expert=keys.size("expert_count", most=MAX_EXPERTS),
-        n_ff=keys.size("expert_feed_forward_length"),
-        routing=routing(keys, Routing(keys.size("expert_used_count"), "sigmoid", correction=True)),
-    )
-    dense = Dense(keys.size("feed_forward_length"))
+    first, dense = dense_first(keys), Dense(keys.size("feed_forward_length"))
+    experts = mixture(keys, routing(keys, gating(keys, "sigmoid"), correction=True))
     return convolutions(keys, [dense] * first + [experts] * (keys.n_layer - first))

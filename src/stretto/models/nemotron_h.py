@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from stretto.models.common import MAX_EXPERTS, Keys, attention, decoder
-from stretto.models.hybrids import mamba2, routing
-from stretto.models.spec import Dense, Experts, Layer, ModelSpec, Norm, Routing
+from stretto.models.common import Keys, attention, decoder
+from stretto.models.hybrids import mamba2
+from stretto.models.mixture import mixture, routing
+from stretto.models.spec import Dense, Experts, Layer, ModelSpec, Norm
 from stretto.weights.gguf import GGUF
 
 
@@ -26,20 +27,10 @@ def read_moe(file: GGUF) -> ModelSpec:
     """The spec of a nemotron_h_moe file (Nemotron 3): experts in place of the feed-forwards."""
     keys = Keys(file, "nemotron_h_moe")
     keys.refuse("moe_latent_size", "a compression before the experts")
-    keys.refuse("expert_group_count", "groups of experts", harmless=min(1, keys.count("expert_group_count")))
-    scale = keys.number("expert_weights_scale", 1.0) or 1.0
-    normalize = keys.flag("expert_weights_norm", False)
-    experts = Experts(
-        n_expert=keys.size("expert_count", most=MAX_EXPERTS),
-        n_ff=keys.size("expert_feed_forward_length"),
-        routing=routing(
-            keys,
-            Routing(keys.size("expert_used_count"), "sigmoid", normalize, scale, correction=True),
-        ),
-        activation="relu2",
-        gated=False,
-        shared=Dense(keys.size("expert_shared_feed_forward_length"), "relu2", gated=False, suffix="_shexp"),
-    )
+    choice = routing(keys, "sigmoid", normalize=keys.flag("expert_weights_norm", False), correction=True)
+    width = keys.size("expert_shared_feed_forward_length")
+    shared = Dense(width, "relu2", gated=False, suffix="_shexp")
+    experts = mixture(keys, choice, activation="relu2", gated=False, shared=shared)
     return _one_part_each(keys, [experts if n else None for n in keys.sizes("feed_forward_length", least=0)])
 
 

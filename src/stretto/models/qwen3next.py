@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stretto.errors import ModelError
 from stretto.models.common import Keys
-from stretto.models.hybrids import delta_net, every_so_many, gated_attention, softmax_experts
+from stretto.models.hybrids import delta_net, every_so_many, gated_attention, gated_experts
 from stretto.models.spec import ModelSpec
 from stretto.weights.gguf import GGUF
 
@@ -19,4 +19,4 @@ def read(file: GGUF) -> ModelSpec:
             field="blk.0.ssm_in.weight",
         )
     net = delta_net(keys, tiled=False, fused=True)
-    return every_so_many(keys, net, gated_attention(keys), softmax_experts(keys))
+    return every_so_many(keys, net, gated_attention(keys), gated_experts(keys))
