@@ -230,5 +230,53 @@ class _Operators:
         kv: str = "f16",
         kernels: str = "",
     ) -> NDArray[np.float32]: ...
+    def convolve(
+        self,
+        x: NDArray[np.float32],
+        taps: NDArray[np.float32],
+        bias: NDArray[np.float32],
+        history: NDArray[np.float32],
+        parts: int = 1,
+        kernels: str = "",
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
+    def convolve_gated(
+        self,
+        bcx: NDArray[np.float32],
+        taps: NDArray[np.float32],
+        history: NDArray[np.float32],
+        parts: int = 1,
+        kernels: str = "",
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
+    def delta_net(
+        self,
+        qkv: NDArray[np.float32],
+        gate: NDArray[np.float32],
+        beta: NDArray[np.float32],
+        alpha: NDArray[np.float32],
+        a: NDArray[np.float32],
+        dt_bias: NDArray[np.float32],
+        norm: NDArray[np.float32],
+        eps: float,
+        n_key_head: int,
+        tiled: bool,
+        state: NDArray[np.float32],
+        parts: int = 1,
+        kernels: str = "",
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
+    def mamba2(
+        self,
+        projected: NDArray[np.float32],
+        a: NDArray[np.float32],
+        d: NDArray[np.float32],
+        dt_bias: NDArray[np.float32],
+        norm: NDArray[np.float32],
+        eps: float,
+        head_size: int,
+        n_group: int,
+        state_size: int,
+        state: NDArray[np.float32],
+        parts: int = 1,
+        kernels: str = "",
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
 
 ops: _Operators

@@ -22,7 +22,8 @@ class Placement:
     """The cells of a batch's tokens, and the cells that each token attends to.
 
     Row i writes cell `cells[i]` and attends to the first `lengths[i]` entries of `views[view_of[i]]`
-    (in layers with a window: to those of them whose positions are near enough).
+    (in layers with a window: to those of them whose positions are near enough). In recurrent layers it
+    advances the state in slot `slots[i]`, in place; rows of one slot stand in order of position.
     """
 
     cells: Ints  # int32[n]
@@ -30,6 +31,7 @@ class Placement:
     view_of: Ints  # int32[n]
     lengths: Ints  # int32[n]
     table: Ints  # int32[n_cells], the position of every cell
+    slots: Ints | None = None  # int32[n]; None: the model has no recurrent layers
 
 
 class Batch:
