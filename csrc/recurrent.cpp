@@ -10,6 +10,7 @@ namespace {
 constexpr size_t kTokens = 32;     // that pass over one tile of a state: their keys and queries fit beside it
 constexpr size_t kPiece = 256;     // channels of a gated convolution at a time
 constexpr float kLength = 1e-6f;   // added to the squared length that keys and queries are divided by
+constexpr float kLeast = 0x1p-20f;  // scale of a head's tiles, below which they are multiplied by it
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 float logistic(float x) { return 1.0f / (1.0f + std::exp(-x)); }
@@ -40,7 +41,16 @@ struct Tokens {
     const float* read[kTokens];
     const float* values[kTokens];
     float* out[kTokens];
-    float decay[kTokens], gain[kTokens], overlap[kTokens];
+    float factor[kTokens], scale[kTokens], inverse[kTokens], gain[kTokens], overlap[kTokens];
+
+    // The decays of a token's head: `last` is the scale of its tiles.
+    void decay(size_t t, float by, float* last) {
+        const float now = *last * by;
+        const bool small = now < kLeast;
+        factor[t] = small ? now : 1.0f;
+        *last = scale[t] = small ? 1.0f : now;
+        inverse[t] = 1.0f / scale[t];
+    }
 
     // Calls `advance` for each tile of a head's state, whose values stand 16 by 16.
     void pass(void (*advance)(const StateTile&), float* state, size_t rows, size_t values_size, float skip) {
@@ -52,10 +62,17 @@ struct Tokens {
                 from[t] = values[t] + first;
                 to[t] = out[t] + first;
             }
-            advance({state, rows, lanes, n, write, read, decay, gain, overlap, from, to, skip});
+            advance({state, rows, lanes, n, write, read, factor, scale, inverse, gain, overlap, from, to, skip});
         }
     }
 };
+
+// The scale of a head's tiles, which stands behind those of all heads. A state of zeros is that of no tokens.
+float* scale_of(float* state, size_t heads, size_t head_floats, size_t head) {
+    float* scale = state + heads * head_floats + head;
+    if (*scale == 0.0f) *scale = 1.0f;
+    return scale;
+}
 
 // The numbers of a delta net's scratch.
 struct DeltaScratch {
@@ -77,7 +94,7 @@ struct DeltaScratch {
 
 // What token t of a block, batch row `row`, has for value head `head`.
 void take_token(const Kernels& kernels, const DeltaNetWeights& w, const DeltaNetRows& rows, const DeltaScratch& s,
-                size_t head, size_t row, size_t t, Tokens* tokens) {
+                size_t head, size_t row, size_t t, float* scale, Tokens* tokens) {
     const size_t shared = w.n_value_head / w.n_key_head;
     const size_t key_head = w.tiled ? head % w.n_key_head : head / shared;
     const float* qkv = rows.qkv.row(row);
@@ -97,7 +114,7 @@ void take_token(const Kernels& kernels, const DeltaNetWeights& w, const DeltaNet
     tokens->read[t] = query;
     tokens->values[t] = qkv + 2 * w.n_key_head * w.key_size + head * w.value_size;
     tokens->out[t] = rows.out.row(row) + head * w.value_size;
-    tokens->decay[t] = std::exp(w.a[head] * softplus(*alpha + w.dt_bias[head]));
+    tokens->decay(t, std::exp(w.a[head] * softplus(*alpha + w.dt_bias[head])), scale);
     tokens->gain[t] = logistic(*beta);
     tokens->overlap[t] = dot(key, query, w.key_size);
 }
@@ -136,10 +153,11 @@ void correct_heads(const Kernels& kernels, const DeltaNetWeights& w, const Delta
     const DeltaScratch s(w, scratch);
     Tokens tokens;
     for (size_t head = begin; head < end; ++head) {
+        float* scale = scale_of(state, w.n_value_head, w.head_floats(), head);
         for (size_t first = 0; first < rows.rows.n; first += kTokens) {
             tokens.n = std::min(kTokens, rows.rows.n - first);
             for (size_t t = 0; t < tokens.n; ++t) {
-                take_token(kernels, w, rows, s, head, rows.rows[first + t], t, &tokens);
+                take_token(kernels, w, rows, s, head, rows.rows[first + t], t, scale, &tokens);
             }
             tokens.pass(kernels.correct_state, state + head * w.head_floats(), w.key_size, w.value_size, 0.0f);
             for (size_t t = 0; t < tokens.n; ++t) {  // the norm, then the gate
@@ -158,6 +176,7 @@ void scan_heads(const Kernels& kernels, const Mamba2Weights& w, const Mamba2Rows
     Tokens tokens;
     for (size_t head = begin; head < end; ++head) {
         const size_t group = head / (w.n_head / w.n_group);
+        float* scale = scale_of(state, w.n_head, w.head_floats(), head);
         for (size_t first = 0; first < rows.rows.n; first += kTokens) {
             tokens.n = std::min(kTokens, rows.rows.n - first);
             for (size_t t = 0; t < tokens.n; ++t) {
@@ -169,7 +188,7 @@ void scan_heads(const Kernels& kernels, const Mamba2Weights& w, const Mamba2Rows
                 tokens.read[t] = b + w.n_group * w.state_size;
                 tokens.values[t] = x + head * w.head_size;
                 tokens.out[t] = rows.out.row(row) + head * w.head_size;
-                tokens.decay[t] = std::exp(step * w.a[head]);
+                tokens.decay(t, std::exp(step * w.a[head]), scale);
                 tokens.gain[t] = step;
             }
             tokens.pass(kernels.add_to_state, state + head * w.head_floats(), w.state_size, w.head_size, w.d[head]);

@@ -1,5 +1,5 @@
 // Recurrent layers between their projections: rows of one slot, in order, advance its state and give the rows that
-// the output projection reads. The bits of a row and of the state do not depend on how many rows come in one call,
+// the output projection reads. A state of zeros is that of no tokens. The bits of a row and of the state do not depend on how many rows come in one call,
 // nor on how channels and heads are shared among threads.
 //
 // A gated delta net:    convolve (channels), then correct_heads (heads)
@@ -48,7 +48,7 @@ void convolve(const Kernels& kernels, const ConvolutionWeights& w, const SlotRow
 void convolve_gated(const Kernels& kernels, const ConvolutionWeights& w, const SlotRows& rows,
                     Columns<const float> bcx, Columns<float> out, float* history, size_t begin, size_t end);
 
-// A gated delta net. Its state is [n_value_head][tiles of 16 values][key_size][16].
+// A gated delta net. Its state is [n_value_head][tiles of 16 values][key_size][16], then a scale for each head.
 struct DeltaNetWeights {
     size_t n_key_head, n_value_head;
     size_t key_size, value_size;
@@ -61,7 +61,7 @@ struct DeltaNetWeights {
 
     size_t channels() const { return 2 * n_key_head * key_size + n_value_head * value_size; }
     size_t head_floats() const { return state_tiles(value_size) * kStateLanes * key_size; }
-    size_t state_floats() const { return n_value_head * head_floats(); }
+    size_t state_floats() const { return n_value_head * (head_floats() + 1); }
     size_t scratch_floats() const;
 };
 
@@ -77,7 +77,7 @@ struct DeltaNetRows {
 void correct_heads(const Kernels& kernels, const DeltaNetWeights& w, const DeltaNetRows& rows, float* state,
                    float* scratch, size_t begin, size_t end);
 
-// A Mamba-2 layer. Its state is [n_head][tiles of 16 values][state_size][16].
+// A Mamba-2 layer. Its state is [n_head][tiles of 16 values][state_size][16], then a scale for each head.
 struct Mamba2Weights {
     size_t n_head, head_size;
     size_t n_group, state_size;
@@ -91,7 +91,7 @@ struct Mamba2Weights {
     size_t channels() const { return inner() + 2 * n_group * state_size; }
     size_t projected() const { return inner() + channels() + n_head; }  // numbers of a row: gate, x B C, dt
     size_t head_floats() const { return state_tiles(head_size) * kStateLanes * state_size; }
-    size_t state_floats() const { return n_head * head_floats(); }
+    size_t state_floats() const { return n_head * (head_floats() + 1); }
 };
 
 struct Mamba2Rows {

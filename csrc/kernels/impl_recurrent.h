@@ -44,78 +44,95 @@ inline void each_row(size_t rows, F f) {
     for (size_t i = 0; row + i < rows; ++i) f(row + i, i);
 }
 
-// A state's row after a token: decay × row + key × change.
-inline Floats changed(Floats row, Floats decay, float key, Floats change) {
-    return fma(splat(key), change, mul(decay, row));
+// A row of a tile: with the change of the token before if `Pending`, and multiplied if `Scaled`.
+template <bool Pending, bool Scaled>
+inline Floats next_row(const float* row, [[maybe_unused]] Floats change, [[maybe_unused]] const float* write,
+                       [[maybe_unused]] Floats factor) {
+    Floats x = load(row);
+    if constexpr (Pending) x = fma(splat(*write), change, x);
+    if constexpr (Scaled) x = mul(x, factor);
+    return x;
 }
 
-void correct_state(const StateTile& tile) {
-    Floats decay{}, change{};  // of the token before, which has not changed the state yet
-    for (size_t t = 0; t < tile.n; ++t) {
-        const float* key = tile.write[t];
-        const float* query = tile.read[t];
-        RowSums keys, queries;
-        if (t == 0) {
-            each_row(tile.rows, [&](size_t r, size_t i) {
-                const Floats row = load(tile.state + r * kStateLanes);
-                keys.sums[i] = fma(splat(key[r]), row, keys.sums[i]);
-                queries.sums[i] = fma(splat(query[r]), row, queries.sums[i]);
-            });
-        } else {  // the same, and the change of the token before on the way
-            const float* last = tile.write[t - 1];
-            each_row(tile.rows, [&](size_t r, size_t i) {
-                const Floats row = changed(load(tile.state + r * kStateLanes), decay, last[r], change);
-                store(tile.state + r * kStateLanes, row);
-                keys.sums[i] = fma(splat(key[r]), row, keys.sums[i]);
-                queries.sums[i] = fma(splat(query[r]), row, queries.sums[i]);
-            });
-        }
-        decay = splat(tile.decay[t]);
-        const Floats error = sub(load_some(tile.values[t], tile.lanes), mul(decay, keys.total()));
-        change = mul(splat(tile.gain[t]), error);
-        const Floats out = fma(splat(tile.overlap[t]), change, mul(decay, queries.total()));
-        store_some(tile.out[t], out, tile.lanes);
+// What a token's key and query find in a tile.
+struct Found {
+    RowSums key, query;
+};
+
+// Token t's pass over a tile, which also makes the change of the token before.
+template <bool Pending, bool Scaled>
+inline Found find(const StateTile& s, size_t t, Floats change) {
+    Found found;
+    float* tile = s.tile;
+    const float *key = s.write[t], *query = s.read[t], *last = Pending ? s.write[t - 1] : nullptr;
+    const Floats factor = splat(s.factor[t]);
+    each_row(s.rows, [&](size_t r, size_t i) {
+        const Floats row = next_row<Pending, Scaled>(tile + r * kStateLanes, change, last + r, factor);
+        if constexpr (Pending || Scaled) store(tile + r * kStateLanes, row);
+        found.key.sums[i] = fma(splat(key[r]), row, found.key.sums[i]);
+        found.query.sums[i] = fma(splat(query[r]), row, found.query.sums[i]);
+    });
+    return found;
+}
+
+void correct_state(const StateTile& s) {
+    Floats change = splat(0.0f);  // of the token before, which is not in the tile yet
+    for (size_t t = 0; t < s.n; ++t) {
+        const bool scaled = s.factor[t] != 1.0f;
+        const Found found = t == 0 ? scaled ? find<false, true>(s, t, change) : find<false, false>(s, t, change)
+                                   : scaled ? find<true, true>(s, t, change) : find<true, false>(s, t, change);
+        const Floats scale = splat(s.scale[t]);
+        const Floats error = sub(load_some(s.values[t], s.lanes), mul(scale, found.key.total()));
+        const Floats correction = mul(splat(s.gain[t]), error);
+        const Floats out = fma(splat(s.overlap[t]), correction, mul(scale, found.query.total()));
+        store_some(s.out[t], out, s.lanes);
+        change = mul(correction, splat(s.inverse[t]));
     }
-    if (!tile.n) return;
-    const float* last = tile.write[tile.n - 1];
-    for (size_t r = 0; r < tile.rows; ++r) {
-        float* row = tile.state + r * kStateLanes;
-        store(row, changed(load(row), decay, last[r], change));
+    for (size_t r = 0; s.n && r < s.rows; ++r) {
+        float* row = s.tile + r * kStateLanes;
+        store(row, next_row<true, false>(row, change, s.write[s.n - 1] + r, change));
     }
 }
 
 // `Count` tokens from t on, in one pass over the tile: each of its rows is read and written once.
-template <size_t Count>
-inline void add_tokens(const StateTile& tile, size_t t) {
-    Floats decay[Count], added[Count];
+template <size_t Count, bool Scaled>
+inline void add_tokens(const StateTile& s, size_t t) {
+    float* tile = s.tile;
+    const Floats factor = splat(s.factor[t]);
+    Floats added[Count];
     const float *write[Count], *read[Count];
     RowSums sums[Count];
-    float* state = tile.state;
     UNROLL
     for (size_t k = 0; k < Count; ++k) {
-        decay[k] = splat(tile.decay[t + k]);
-        added[k] = mul(splat(tile.gain[t + k]), load_some(tile.values[t + k], tile.lanes));
-        write[k] = tile.write[t + k];
-        read[k] = tile.read[t + k];
+        added[k] = mul(splat(s.gain[t + k] * s.inverse[t + k]), load_some(s.values[t + k], s.lanes));
+        write[k] = s.write[t + k];
+        read[k] = s.read[t + k];
     }
-    each_row(tile.rows, [&](size_t r, size_t i) {
-        Floats row = load(state + r * kStateLanes);
+    each_row(s.rows, [&](size_t r, size_t i) {
+        Floats row = next_row<false, Scaled>(tile + r * kStateLanes, factor, nullptr, factor);
         UNROLL
         for (size_t k = 0; k < Count; ++k) {
-            row = changed(row, decay[k], write[k][r], added[k]);
+            row = fma(splat(write[k][r]), added[k], row);
             sums[k].sums[i] = fma(splat(read[k][r]), row, sums[k].sums[i]);
         }
-        store(state + r * kStateLanes, row);
+        store(tile + r * kStateLanes, row);
     });
     UNROLL
     for (size_t k = 0; k < Count; ++k) {
-        const Floats value = load_some(tile.values[t + k], tile.lanes);
-        store_some(tile.out[t + k], fma(splat(tile.skip), value, sums[k].total()), tile.lanes);
+        const Floats skipped = mul(splat(s.skip), load_some(s.values[t + k], s.lanes));
+        store_some(s.out[t + k], fma(splat(s.scale[t + k]), sums[k].total(), skipped), s.lanes);
     }
 }
 
-void add_to_state(const StateTile& tile) {
-    size_t t = 0;
-    for (; t + 2 <= tile.n; t += 2) add_tokens<2>(tile, t);
-    if (t < tile.n) add_tokens<1>(tile, t);
+void add_to_state(const StateTile& s) {
+    for (size_t t = 0; t < s.n;) {
+        if (s.factor[t] != 1.0f) {
+            add_tokens<1, true>(s, t++);
+        } else if (t + 1 < s.n && s.factor[t + 1] == 1.0f) {
+            add_tokens<2, false>(s, t);
+            t += 2;
+        } else {
+            add_tokens<1, false>(s, t++);
+        }
+    }
 }

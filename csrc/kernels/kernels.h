@@ -99,15 +99,18 @@ struct Convolution {
 constexpr size_t kStateLanes = 16;  // values of a head that stand together in a state
 inline size_t state_tiles(size_t values) { return (values + kStateLanes - 1) / kStateLanes; }
 
-// Tokens that advance kStateLanes values of a head's state, with pointers to these values of each token.
+// Tokens that advance kStateLanes values of a head's state, with pointers to these values of each token. The state
+// is a tile times a scale: a decay makes the scale smaller, which costs nothing, until the tile is multiplied by it.
 struct StateTile {
-    float* state;                // [rows][kStateLanes]
+    float* tile;                 // [rows][kStateLanes]
     size_t rows;                 // keys of a delta net, the state size of Mamba-2
     size_t lanes;                // values that there are, kStateLanes at most
     size_t n;                    // tokens
     const float* const* write;   // [n] of [rows]: keys; B
     const float* const* read;    // [n] of [rows]: queries; C
-    const float* decay;          // [n]
+    const float* factor;         // [n]: of the tile before this token; 1 for most
+    const float* scale;          // [n]: of the tile at this token, decayed
+    const float* inverse;        // [n]: 1 / scale
     const float* gain;           // [n]: of the correction; of what is added
     const float* overlap;        // [n]: key · query; null for Mamba-2
     const float* const* values;  // [n] of [lanes]
@@ -147,10 +150,10 @@ struct Kernels {
     void (*merge)(size_t count, size_t head_size, const Partial& total, const Partial& part);
     // One row of a convolution; x and out may be the same.
     void (*convolve)(const Convolution& c, const float* x, float* out);
-    // Token after token: S ← decay × S, S ← S + write × gain × (value − write · S), out = read · S.
-    void (*correct_state)(const StateTile& tile);
-    // Token after token: S ← decay × S + write × gain × value, out = read · S + skip × value.
-    void (*add_to_state)(const StateTile& tile);
+    // Token after token: S, decayed, becomes S + write × gain × (value − write · S); out = read · S.
+    void (*correct_state)(const StateTile& state);
+    // Token after token: S, decayed, becomes S + write × gain × value; out = read · S + skip × value.
+    void (*add_to_state)(const StateTile& state);
 };
 
 constexpr const char* kKernelNames[] = {"amx", "avx512", "avx2", "i8mm", "neon", "portable"};  // the best first
