@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto import _native, kernels
-from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun
+from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun, NoSlots
 from stretto.errors import InvalidRequest, ModelError
 from stretto.models.spec import ModelSpec
 from stretto.sampling.sampler import WRONG, bias_arrays, history
@@ -30,7 +30,7 @@ PANEL_ROWS = 16  # that are packed together
 PIECE_BYTES = 8 << 20  # of a matrix that are packed at a time
 
 
-class NativeBackend:
+class NativeBackend(NoSlots):
     """Runs a model on the CPU."""
 
     name = "native"

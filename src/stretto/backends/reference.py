@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Batch, Capabilities, FusedRun
+from stretto.backends.base import Batch, Capabilities, FusedRun, NoSlots
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.weights.gguf import GGUF
@@ -30,7 +30,7 @@ class Computed:
     attention: list[Floats]  # a layer each: float32[n_head, n, n_cells]; empty unless asked for
 
 
-class ReferenceBackend:
+class ReferenceBackend(NoSlots):
     """Runs a model in NumPy. `forward` is the protocol's; `compute` returns intermediate results."""
 
     name = "reference"

@@ -40,6 +40,16 @@ class BackendOptions:
     kv: str = "f16"
     precision: str = "standard"
     repack: bool = True
+    sequences: int = 80  # of a model with recurrent layers, that have a state at the same time
+    checkpoint_bytes: int = 512 << 20  # of states beside those
+
+    def n_slots(self, slot_bytes: int) -> int:
+        """How many slots a model with recurrent layers gets, whose states take so many bytes each.
+
+        >>> BackendOptions("cpu", 8192, 2).n_slots(19 << 20)
+        106
+        """
+        return self.sequences + self.checkpoint_bytes // slot_bytes if slot_bytes else 0
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,7 @@ class Sequence:
         start, stop, by = editing.check_shift(start, stop, by)
         with self._engine.lock:
             self.check_usable()
-            self._runner.backend.capabilities.require("shift", self._runner.backend.name)
+            self._runner.require_shift()
             self._compute(self._track)
             editing.shift(self._runner, self._track, start, stop, by)
 

@@ -76,6 +76,11 @@ class ModelSpec:
         """The number of layers."""
         return len(self.layers)
 
+    @property
+    def recurrent(self) -> str:
+        """The kind of its recurrent layers, such as "gated delta net"; empty if it has none."""
+        return ""
+
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """The names and shapes of all tensors the model needs, by the names of the file."""
         q, kv = self.n_head * self.head_size, self.n_kv_head * self.head_size
