@@ -306,10 +306,10 @@ class Track:
     def fill(self, batch: Batch, most: int) -> int:
         """Put up to `most` pending tokens into a batch; return how many rows of logits they ask for."""
         n = self.n_placed
-        if self.has_images:
-            most = images.uncut(self.tokens, n + most) - n
         if self.checkpoints is not None:
             most = self.checkpoints.limit(n, len(self.tokens), most)
+        if self.has_images:
+            most = images.uncut(self.tokens, n + most) - n
         left = len(self.tokens) - n
         start, row, several = self.start, len(batch), self.tokens[n : n + most]
         batch.extend(several, start, (self.id,), logits=most >= left)
