@@ -47,8 +47,12 @@ class Saving:
             images=SavedImages.of(track.tokens) if track.has_images else None,
             states=self._saved_states(),
         )
-        self._holder = runner.new_id()
-        runner.cells.copy(track.id, self._holder)
+        states = self._snapshot.states
+        # A sequence for each state: that of one in use is never evicted.
+        ends: Sequence[int | None] = (None,) if states is None else states.positions
+        self._holders = {runner.new_id(): end for end in ends}
+        for holder, end in self._holders.items():
+            runner.cells.copy(track.id, holder, 0, end)
 
     def _saved_states(self) -> SavedStates | None:
         slots = self._runner.slots
@@ -77,7 +81,8 @@ class Saving:
             write_snapshot(path, self._snapshot, backend.cell_bytes, read, backend.slot_bytes, read_state)
         finally:
             with runner.lock:
-                runner.cells.remove(self._holder)
+                for holder in self._holders:
+                    runner.cells.remove(holder)
 
 
 def restore(
@@ -98,7 +103,8 @@ def restore(
         for slot, state in zip(slots, file.states(), strict=True):
             with runner.lock:
                 runner.check_open()
-                if slot is not None:
+                # A checkpoint may have been evicted meanwhile, and its slot be in use elsewhere.
+                if slot is not None and runner.slots is not None and track.id in runner.slots.members[slot]:
                     runner.backend.write_slots(np.array([slot], np.int32), state)
         # Nothing reads these cells before the last piece is there and the checksum is known to be right.
         for first, data in file.pieces():
