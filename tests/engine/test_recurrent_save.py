@@ -8,6 +8,7 @@ import pytest
 
 from recurrent_mock import chain, check, greedy, recurrent_llm, row_of
 from stretto import Limits
+from stretto.cache.snapshot import SnapshotFile
 from stretto.errors import CacheFull, SnapshotError
 from stretto.testing import mock_llm
 
@@ -91,17 +92,16 @@ def test_others_go_on_and_evict_while_it_is_written(path):
         assert restored.step(**GREEDY).token == greedy(IDS, 1)[0]
 
 
-def test_a_checkpoint_that_is_evicted_while_it_is_read_harms_no_other(saved):
+def test_a_checkpoint_that_is_evicted_while_it_is_read_harms_no_other(saved, monkeypatch):
     with recurrent_llm(slots=3, limits=Limits(checkpoint_bytes=16)) as llm:
-        write, others = llm.backend.write_slots, []
+        others = [llm.sequence(letter * 60) for letter in "ab"]
+        states = SnapshotFile.states
 
-        def write_and_generate(slots, data):
-            write(slots, data)
-            if not others:
-                others.extend(llm.sequence(letter * 60) for letter in "ab")
-                llm.logits(others)
+        def states_later(file):
+            llm.logits(others)
+            yield from states(file)
 
-        llm.backend.write_slots = write_and_generate
+        monkeypatch.setattr(SnapshotFile, "states", states_later)
         seq = llm.restore(saved)
         check(llm)
         assert others[0].step(**GREEDY).token == greedy(b"a" * 60, 1)[0]
