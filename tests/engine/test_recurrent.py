@@ -425,6 +425,13 @@ def test_stats_and_metrics_show_slots(llm):
         assert metrics["slots_used"] == stats.slots_held + stats.checkpoints
 
 
+def test_the_table_as_plain_data_has_the_slots(llm):
+    seq = llm.sequence("abc")
+    seq.logits  # noqa: B018
+    twin = seq.fork()
+    assert llm.cells.snapshot()["slots"] == [{"slot": 0, "position": 3, "sequences": [seq.id, twin.id]}]
+
+
 def test_asyncio(llm):
     async def several():
         return await asyncio.gather(

@@ -132,6 +132,14 @@ class Slots:
             needed += n - alone
         return needed
 
+    def as_data(self) -> list[dict[str, object]]:
+        """The slots in use, as plain data."""
+        return [
+            {"slot": slot, "position": self.positions[slot], "sequences": sorted(members)}
+            for slot, members in enumerate(self.members)
+            if members
+        ]
+
     # -- changing --
 
     def advance(self, groups: Sequence[Group]) -> Moves:

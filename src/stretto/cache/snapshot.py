@@ -53,7 +53,7 @@ def write_snapshot(
     """Write a file atomically; `read(first, last)` gives uint8[k, cell_bytes], `read_state(i)` one state."""
     target = checked_path(path)
     snapshot.check(target)
-    n, digest, step = len(snapshot.tokens), sha256(), max(1, PIECE_BYTES // cell_bytes)
+    n, digest, step = len(snapshot.tokens), sha256(), max(1, PIECE_BYTES // max(1, cell_bytes))
     states = sha256()
     try:
         with atomic_write(target) as file:
@@ -114,7 +114,7 @@ class SnapshotFile:
         layout, slot_bytes = expected.state_layout, expected.slot_bytes
         check_states(self.snapshot.states, states_shape, layout, slot_bytes, self._n, self.path)
         self._cells_hash, self._states_hash = metadata["cells"], metadata.get("states", "")
-        self._step = max(1, PIECE_BYTES // cell_bytes)
+        self._step = max(1, PIECE_BYTES // max(1, cell_bytes))
 
     def pieces(self) -> Iterator[tuple[int, Bytes]]:
         """(first, uint8[k, cell_bytes]), one after the other.

@@ -105,7 +105,7 @@ class Runner:
 
     def _bare_track(self, random: RandomStream) -> Track:
         track = Track(self.cells, self.new_id(), self.context_length, random)
-        if self.slots is not None and self.prefix_cache:
+        if self.slots is not None and self.slots.max_checkpoints and self.prefix_cache:
             track.checkpoints = Checkpoints(self.slots, track.id)
         return track
 

@@ -365,6 +365,8 @@ class Scheduler:
         for other in running:
             if other.decoder.reuses_prefix and other.sources:
                 track = other.sources[0].track
+                if self._runner.slots is not None and track.checkpoints is None:
+                    continue  # it leaves no state to go on from
                 n = track.n_pending - shared.get(track.id, 0)
                 if n > MIN_SHARED_TOKENS:
                     computing.append((track, n))

@@ -77,12 +77,14 @@ class CellTable:
     def snapshot(self) -> dict[str, Any]:
         """The table as plain data: the cells in use with position and token, the sequences with their cells.
 
-        A sequence is "running" for a request, "held" by a caller, or "parked" for prompts to come.
+        A sequence is "running" for a request, "held" by a caller, or "parked" for prompts to come. With
+        recurrent layers there are the slots in use too, with position and sequences.
         """
         with self._engine.lock:
             cells, prefixes = self._cells, self._engine.runner.prefixes
             used = np.flatnonzero(cells.shares)
-            return {
+            slots = {} if cells.slots is None else {"slots": cells.slots.as_data()}
+            return slots | {
                 "cells": len(cells),
                 "free": cells.n_free,
                 "used": [

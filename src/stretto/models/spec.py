@@ -81,6 +81,11 @@ class ModelSpec:
         """The kind of its recurrent layers, such as "gated delta net"; empty if it has none."""
         return ""
 
+    @property
+    def state_floats(self) -> int:
+        """How many numbers a state slot holds, in all recurrent layers."""
+        return 0
+
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """The names and shapes of all tensors the model needs, by the names of the file."""
         q, kv = self.n_head * self.head_size, self.n_kv_head * self.head_size
