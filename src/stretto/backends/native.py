@@ -117,7 +117,7 @@ class NativeBackend:
         """float32[n_wanted, n_vocab]."""
         if isinstance(batch, Decoding):
             return (self._decoder or self._open).decode(
-                batch.ids, batch.places, batch.taken, batch.stores, batch.counts, batch.table
+                batch.ids, batch.places, batch.taken, batch.stores, batch.counts, batch.table, batch.slots
             )
         return self._run(batch, hidden=False)
 
@@ -148,7 +148,7 @@ class NativeBackend:
             run.mask,
             run.follow,
             run.interrupt,
-            getattr(run, "slot", -1),
+            run.slot,
         )
         run.random.skip_to(draws)
         if error:

@@ -224,7 +224,7 @@ def check_prompt(engine: Engine, length: int, params: RequestParams) -> None:
             limit=runner.context_length,
         )
     if params.overflow == "shift":
-        runner.backend.capabilities.require("shift", runner.backend.name)
+        runner.require_shift()
         if params.keep > runner.context_length - 2:
             raise InvalidRequest(
                 f"keep is {params.keep}; in a context of {runner.context_length} at most "

@@ -30,7 +30,7 @@ from stretto.engine.request import Request
 from stretto.engine.runner import Runner
 from stretto.engine.scheduler import Plan, Scheduler
 from stretto.engine.track import Track
-from stretto.errors import InvalidRequest
+from stretto.errors import CacheFull, InvalidRequest
 from stretto.structured import Compiler
 from stretto.text.tokenizer import Tokenizer
 
@@ -51,7 +51,7 @@ class Engine:
         fingerprint: Callable[[], str] | None = None,
     ) -> None:
         limits = limits or Limits()
-        self.runner = Runner(backend, prefix_cache, limits.max_tokens_per_step)
+        self.runner = Runner(backend, prefix_cache, limits.max_tokens_per_step, limits.checkpoint_bytes)
         self.lock = self.runner.lock
         self.metrics: Metrics = self.runner.metrics
         self.tokenizer = tokenizer
@@ -107,7 +107,7 @@ class Engine:
         else:
             scheduler.check_deadlines()
         plan = scheduler.plan()
-        if plan.missing_cells:
+        if plan.missing_cells or plan.missing_slots:
             self._relieve(plan)
             return
         n_tokens = self._run(plan)
@@ -200,8 +200,14 @@ class Engine:
         elif victim.output.has_tokens:
             victim.finish("length", "cache full")
         else:
-            victim.fail(self.runner.cache_full(plan.missing_cells, plan.claimed))
+            victim.fail(self._cache_full(plan))
         scheduler.sweep()
+
+    def _cache_full(self, plan: Plan) -> CacheFull:
+        if plan.missing_slots and self.runner.slots is not None:
+            slots = self.runner.slots
+            return slots.full(plan.missing_slots, slots.n_free + len(slots.checkpoints()))
+        return self.runner.cache_full(plan.missing_cells, plan.claimed)
 
     # -- stepping from any thread --
 

@@ -90,6 +90,9 @@ class LLM(Texts):
         """What the engine has done and is doing."""
         metrics = self._engine.metrics
         metrics.threads = self.backend.active_threads
+        if (slots := self._engine.runner.slots) is not None:
+            metrics.slots, metrics.slots_used = slots.n_slots, slots.n_used
+            metrics.slot_bytes = self.backend.slot_bytes
         return metrics
 
     @property
