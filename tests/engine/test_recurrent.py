@@ -382,6 +382,21 @@ def test_requests_wait_or_are_preempted_when_slots_run_out():
         check(llm)
 
 
+@pytest.mark.parametrize("options", [{}, {"draft": "lookup"}, {"loop": "fused"}, {"n": 3}])
+def test_one_slot_is_enough(options):
+    with recurrent_llm(slots=1) as llm:
+        for _ in range(2):
+            found = llm.generate(PROMPT, max_tokens=20, **GREEDY, **options)
+            for result in found if isinstance(found, list) else [found]:
+                assert result.tokens == greedy(IDS, 20)
+            check(llm)
+        with llm.sequence(PROMPT + "!") as seq:
+            seq.step(temperature=0)
+            seq.truncate(50)
+            assert seq.step(temperature=0).token == greedy(IDS[:50], 1)[0]
+        check(llm)
+
+
 def test_drafts_are_dropped_when_slots_run_out():
     with recurrent_llm(slots=2) as llm:
         texts = llm.generate(["abab" * 9, "cdcd" * 9], max_tokens=20, draft="lookup", **GREEDY)

@@ -197,9 +197,10 @@ class PrefixCache:
 
     def trim_states(self) -> None:
         """Evict checkpoints beyond their limit."""
-        if self._slots is not None:
+        if self._slots is not None and self._slots.has_changed:
             while len(found := self._slots.checkpoints()) > self._slots.max_checkpoints:
                 self.forget_state(found[0])
+            self._slots.has_changed = False
 
     def forget_state(self, slot: int, keep: Collection[int] = ()) -> None:
         """Take all sequences but `keep` out of a slot; parked ones are cut to the state before it."""
@@ -214,6 +215,7 @@ class PrefixCache:
         """Let a parked sequence have the states of one that it begins with; pinned ones are not evicted."""
         if self._slots is not None:
             self._slots.copy(source, target)
+            self._slots.has_changed = True
             (self._slots.parked.discard if pins else self._slots.parked.add)(target)
 
     def _cut(self, entry: Parked, n: int) -> None:

@@ -56,6 +56,7 @@ class Slots:
         self._pins: dict[int, set[int]] = {}  # slots that a sequence may have to return to
         self._used = [0] * n_slots  # when each was last taken or shared
         self._clock = 0
+        self.has_changed = False  # whether there may be more checkpoints since this was last set to False
 
     def __repr__(self) -> str:
         return f"<Slots: {self.n_used} of {self.n_slots} used by {len(self.views)} sequences>"
@@ -228,6 +229,7 @@ class Slots:
         """Note that a slot was used: it is evicted last."""
         self._clock += 1
         self._used[slot] = self._clock
+        self.has_changed = True
 
     def evict(self, slot: int, keep: Collection[int] = ()) -> list[int]:
         """Take all sequences but `keep` out of a slot; return those whose state it was."""
@@ -326,6 +328,7 @@ class Slots:
         """Take a sequence out of a slot's set; its view has been changed."""
         self._unpin(sequence, slot)
         self.members[slot].discard(sequence)
+        self.has_changed = True
         if not self.members[slot]:
             self.positions[slot] = -1
             self._marked.discard(slot)
@@ -334,6 +337,7 @@ class Slots:
     def _unpin(self, sequence: int, slot: int) -> None:
         pins = self._pins.get(slot)
         if pins is not None:
+            self.has_changed = True
             pins.discard(sequence)
             if not pins:
                 del self._pins[slot]

@@ -51,6 +51,7 @@ class ParkedSequences:
         with self._engine.lock:
             self._engine.scheduler.sweep()
             self._engine.runner.tidy()
+            self._engine.runner.prefixes.trim_states()
             stats = self._engine.runner.prefixes.stats()
             return replace(stats, slot_bytes=self._engine.backend.slot_bytes)
 

@@ -52,7 +52,7 @@ class States:
             self._backend.clear_slots(np.array(moves.cleared, np.int32))
         if moves.targets:
             self._backend.copy_slots(np.array(moves.sources, np.int32), np.array(moves.targets, np.int32))
-            self._prefixes.trim_states()
+        self._prefixes.trim_states()
 
     def own(self, sequence: int, position: int) -> int:
         """Give a sequence a state of its own to advance to a position outside of a batch; return its slot."""

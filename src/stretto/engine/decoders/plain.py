@@ -148,7 +148,7 @@ class PlainDecoder(OneTrack):
         if self._speculation is not None:
             self._speculation.learn(len(draft), n_right)
         self.track.end_draft(n_right)
-        if output.ending is None:
+        if output.ending is None or n_right:  # those of the first row are behind an earlier token
             self.track.logits = None
 
     def _sample(self, row: Row | DeviceRow) -> tuple[int, float | None, tuple[Logprob, ...]]:
