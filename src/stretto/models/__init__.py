@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from stretto.errors import ModelError
 from stretto.models import gemma3, llama, qwen2, qwen3
+from stretto.models.missing import refuse_others, unknown_architecture
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.weights.gguf import GGUF
 
@@ -28,13 +29,10 @@ def read_spec(file: GGUF) -> ModelSpec:
     >>> read_spec(GGUF("smollm2.gguf")).architecture
     'llama'
     """
+    refuse_others(file)
     name = file.metadata.text("general.architecture")
     if name not in ARCHITECTURES:
-        raise ModelError(
-            f"the architecture {name!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}",
-            path=file.path,
-            field="general.architecture",
-        )
+        raise unknown_architecture(file, name, ARCHITECTURES)
     spec = ARCHITECTURES[name](file)
     needed = spec.tensors()
     for tensor, shape in needed.items():
