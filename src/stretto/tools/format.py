@@ -19,7 +19,8 @@ from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.check import Tool
 
-MARKS = 0x100000  # special tokens are characters from here on, in a private plane
+MARKS = 0x40000  # special tokens are characters from here on, in planes that Unicode has left empty
+LAST_MARK = 0xDFFFF  # room for 655,360 ids
 ID = "Stretto0"  # with a digit after it the id of a call: nine letters and digits, as Mistral's are
 
 FALLBACK = (
@@ -64,6 +65,11 @@ def call_format(template: ChatTemplate, tokenizer: Tokenizer, tools: list[Tool])
 def marked(token: int) -> str:
     """The character for a special token."""
     return chr(MARKS + token)
+
+
+def is_mark(character: str) -> bool:
+    """Whether a character stands for a special token."""
+    return MARKS <= ord(character) <= LAST_MARK
 
 
 def _learn(

@@ -9,7 +9,7 @@ from stretto.structured import Grammar
 from stretto.structured.checks import check_size
 from stretto.structured.grammar import WHITESPACE
 from stretto.tools.check import Tool, Tools, check_tools
-from stretto.tools.format import ID, MARKS, CallFormat
+from stretto.tools.format import ID, LAST_MARK, MARKS, CallFormat
 
 MAX_CALLS = 8  # in one turn
 
@@ -60,7 +60,7 @@ def _schema(tool: Tool) -> str:
 
 def _items(text: str) -> str:
     """A text in Lark's notation: strings, special tokens by their ids, and ids of calls."""
-    special = rf"[{chr(MARKS)}-{chr(0x10FFFF)}]"
+    special = rf"[{chr(MARKS)}-{chr(LAST_MARK)}]"
     items = []
     for piece in re.split(rf"({special}|{ID}\d)", text):
         if re.fullmatch(special, piece):

@@ -11,7 +11,7 @@ from typing import Any
 from stretto.engine.types import ToolCall
 from stretto.errors import InvalidRequest
 from stretto.text.tokenizer import Tokenizer
-from stretto.tools.format import ID, MARKS, CallFormat
+from stretto.tools.format import ID, MARKS, CallFormat, is_mark
 
 _decoder = json.JSONDecoder()
 _NAME_KEYS = ("name",)
@@ -38,7 +38,7 @@ class CallReader:
 
     def __init__(self, layout: CallFormat, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        marks = {c for part in (layout.before, layout.between, layout.after) for c in part if ord(c) >= MARKS}
+        marks = {c for part in (layout.before, layout.between, layout.after) for c in part if is_mark(c)}
         spelled = {ord(c): tokenizer.piece(ord(c) - MARKS) for c in marks}
         before, between = layout.before.translate(spelled), layout.between.translate(spelled)
         self._closing = re.sub(r"\s+", "", re.sub(rf"{ID}\d", "", layout.after.translate(spelled)))
