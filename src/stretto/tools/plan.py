@@ -47,7 +47,7 @@ class ToolPlan:
         """The result with its calls; its text is without them."""
         if self.reader is None:
             return result
-        text, calls = self.reader.read(result.tokens)
+        text, calls = self.reader.read(result.tokens[result.answer_start :])
         return replace(result, text=text, tool_calls=calls) if calls else result
 
 
