@@ -10,6 +10,7 @@ from stretto.text.bpe import BPETokenizer
 from stretto.text.template import ChatTemplate
 
 FOLDER = Path(__file__).parent / "data" / "templates"
+GREEDY = {"temperature": 0}
 CHATML = ("<|im_start|>", "<|im_end|>")
 
 _TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -18,9 +19,15 @@ _OPEN = _SWITCH.replace("{% endif %}", "{% else %}<think>\n{% endif %}")
 _ASK = "{% if add_generation_prompt %}<|im_start|>assistant\n"
 _HARMONY = (
     "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}<|end|>"
-    "{% for m in messages %}<|start|>{{ m.role }}"
+    "{% if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}"
+    "{% for m in messages %}<|start|>{{ m.role }}{% if m.tool_calls %}"
+    "{% set call = m.tool_calls[0].function %}{% if m.tool_calls | length > 1 %}"
+    "{{ raise_exception('one call a turn') }}{% endif %}"
+    " to=functions.{{ call.name }}<|channel|>commentary json<|message|>{{ call.arguments | tojson }}<|call|>"
+    "{% else %}"
     "{% if m.role == 'assistant' %}{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|>"
-    "<|start|>assistant{% endif %}<|channel|>final{% endif %}<|message|>{{ m.content }}<|end|>{% endfor %}"
+    "<|start|>assistant{% endif %}<|channel|>final{% endif %}<|message|>{{ m.content }}<|end|>"
+    "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
 

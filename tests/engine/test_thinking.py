@@ -8,9 +8,8 @@ import pytest
 
 import stretto
 from stretto import Grammar, InvalidRequest
-from thinking import HELLO, KINDS, make
+from thinking import GREEDY, HELLO, KINDS, make
 
-GREEDY = {"temperature": 0}
 SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
 SCHEMA["additionalProperties"] = False
 

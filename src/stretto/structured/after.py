@@ -114,7 +114,7 @@ def constraint(guide: Guide, reasoning: Reasoning | None, prompt: Sequence[int])
         return guide
     splitter = reasoning.splitter(prompt)
     shows = splitter.shows
-    if shows == "answer" or (shows == "undecided" and not (reasoning.openings and reasoning.closes_by_token)):
+    if shows == "answer" or (shows == "undecided" and not reasoning.is_guided):
         return guide
     if not reasoning.closes_by_token:
         raise InvalidRequest(

@@ -47,6 +47,13 @@ class Format:
     states: Mapping[str, State]
     turn: str = ""
 
+    @property
+    def blocks(self) -> list[tuple[str, str]]:
+        """The markers that open and close a block of reasoning."""
+        opening = [marker for marker, to in self.states[START].markers.items() if to == REASONING]
+        closing = [marker for marker, to in self.states[REASONING].markers.items() if to == ANSWER]
+        return [(a, b) for a in opening for b in closing]
+
 
 FORMATS = (
     Format("harmony", ("<|channel|>", "<|message|>", "analysis"), _HARMONY, "<|start|>"),
@@ -98,6 +105,11 @@ class Reasoning:
         self._ends = (ends - known) | (set(specials.values()) - self._marks.keys())
         if layout.turn in specials:
             self._ends.add(specials[layout.turn])
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether a grammar can start after the reasoning: its markers start and end with tokens."""
+        return bool(self.openings) and self.closes_by_token
 
     def splitter(self, prompt: Sequence[int]) -> Splitter:
         """A splitter for the text after a prompt, which may have opened the block, or closed it."""
