@@ -87,7 +87,7 @@ class RequestParams:
     - `draft`: speculative decoding: "lookup", or a `Drafter` that proposes tokens; the
       text stays the same
     - `reasoning`: tell the model's reasoning apart from its answer: the result's `reasoning` and `text`
-      (docs/control.md); what `chat` does unless it is False
+      (docs/chat.md); what `chat` does unless it is False
     - `scored`: the log-probability of the whole is summed up
     """
 

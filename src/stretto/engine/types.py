@@ -110,7 +110,7 @@ class Result:
     `logprobs=n`, `logprobs` has an entry for each event of a token. `logprob` is what `best_of` and `beams`
     chose by: the mean log-probability of the tokens sampled, or the score of the hypothesis. `tool_calls` are
     those found in the answer of a chat with tools; `text` is then the rest of the answer. `reasoning` is what
-    the model thought before it answered, where that is told apart (docs/control.md): `text` is the answer
+    the model thought before it answered, where that is told apart (docs/chat.md): `text` is the answer
     alone then, which starts at `tokens[answer_start]`.
     """
 

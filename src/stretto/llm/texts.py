@@ -230,7 +230,7 @@ class Texts:
         With `tools` the model may call functions, or has to (`tool_choice`: "auto", "none", "required" or a
         function); the result has its `tool_calls` (docs/structured.md). `template` has arguments for the
         chat template. The reasoning of a model that thinks is told apart: the result's `text` is the answer
-        alone and `reasoning` the rest, unless `reasoning=False` asks for the text as it is (docs/control.md).
+        alone and `reasoning` the rest, unless `reasoning=False` asks for the text as it is (docs/chat.md).
 
         >>> llm.chat([{"role": "user", "content": "Hi"}], template={"enable_thinking": False}).text
         """
