@@ -104,6 +104,20 @@ KINDS = {
         f"{_TURNS}{_ASK}{_SWITCH}{{% endif %}}{{# <answer> #}}",
         "<think>\nHm < 3.\n\nSo: yes.\n</think>\n<answer>\nYes > no.\n<b></answer>",
     ),
+    "kimi k3": Kind(
+        "{% for m in messages %}<|open|>message role={{ m.role }}<|sep|>{{ m.content }}"
+        "<|close|>message<|sep|><|end_of_msg|>{% endfor %}"
+        "{% if add_generation_prompt %}<|open|>message role=assistant<|sep|>"
+        "<|open|>{{ 'response' if thinking is defined and not thinking else 'think' }}<|sep|>{% endif %}",
+        "Hm < 3.\n\nSo: yes.<|close|>think<|sep|><|open|>response<|sep|>Yes > no.\n<b>"
+        "<|close|>response<|sep|><|close|>message<|sep|>",
+        specials=("<|open|>", "<|end_of_msg|>", "<|close|>", "<|sep|>"),
+    ),
+    "apriel": Kind(
+        f"{_TURNS}{_ASK}Here are my reasoning steps:\n{{% endif %}}{{# [BEGIN FINAL RESPONSE] #}}",
+        "Hm < 3.\n\nSo: yes.\n[BEGIN FINAL RESPONSE]\nYes > no.\n<b>\n[END FINAL RESPONSE]",
+        text="Yes > no.\n<b>\n",
+    ),
     "apertus": Kind(
         f"{_TURNS}{_ASK}{{% endif %}}{{# <|inner_prefix|> #}}",
         "<|inner_prefix|>Hm < 3.\n\nSo: yes.<|inner_suffix|>Yes > no.\n<b>",

@@ -178,12 +178,18 @@ def test_wrong_arguments_are_refused():
         ("qwen3", "high", {"enable_thinking": True}),
         ("granite", True, {"thinking": True}),
         ("gpt-oss", "low", {"reasoning_effort": "low"}),
+        ("kimi k3", "none", {"thinking": False}),
+        ("seed budget", False, {"thinking_budget": 0}),
+        ("seed budget", True, {}),
         ("gpt-oss", True, {}),
         ("r1", True, {}),
     ],
 )
 def test_thinking_is_set_by_the_names_of_the_template(name, think, arguments):
-    assert make(name).thinking(think) == arguments
+    kind = KINDS[name.removesuffix(" budget")]
+    if name.endswith(" budget"):
+        kind = kind._replace(template=kind.template + "{{ thinking_budget or '' }}")
+    assert make(kind).thinking(think) == arguments
 
 
 @pytest.mark.parametrize(

@@ -91,12 +91,21 @@ def test_a_template_without_markers_has_no_reasoning():
         ("gemma4", {}, "undecided"),
         ("gemma4", {"enable_thinking": False}, "answer"),
         ("gpt-oss", {}, "nothing"),
+        ("kimi k3", {}, "reasoning"),
+        ("kimi k3", {"thinking": False}, "answer"),
+        ("seed, no budget", {}, "reasoning"),
         ("mistral", {}, "undecided"),
     ],
 )
 def test_the_prompt_says_whether_the_model_thinks_already(name, arguments, shows):
-    llm = thinking.make(name)
-    reasoning = find_reasoning(thinking.KINDS[name].template, llm.tokenizer)
+    kind = thinking.KINDS[name.split(",")[0]]
+    if name == "seed, no budget":
+        ending = "<seed:think><seed:cot_budget_reflect>"
+        kind = kind._replace(
+            template=kind.template + ending, specials=(*kind.specials, "<seed:cot_budget_reflect>")
+        )
+    llm = thinking.make(kind)
+    reasoning = find_reasoning(kind.template, llm.tokenizer)
     # The markers in the user's message are text, and change nothing.
     assert reasoning.splitter(llm.chat_prompt(thinking.HELLO, template=arguments)).shows == shows
 
@@ -106,3 +115,13 @@ def test_a_text_that_is_continued_in_the_middle_of_reasoning():
     reasoning = find_reasoning(thinking.KINDS["qwen3"].template, llm.tokenizer)
     prompt = llm.chat_prompt(thinking.HELLO) + llm.tokenizer.encode("<think>\nWell")
     assert reasoning.splitter(prompt).push(" then</think> Yes") == [(" then", True), ("Yes", False)]
+
+
+def test_special_tokens_may_interrupt_an_answer():
+    said = "One.<|channel>thought\nHm.<channel|>Two."
+    result = thinking.make("gemma4", said).chat(thinking.HELLO, temperature=0)
+    assert (result.text, result.reasoning) == ("One.\n\nTwo.", "Hm.")
+    off = thinking.make("gemma4", said).chat(
+        thinking.HELLO, temperature=0, template={"enable_thinking": False}
+    )
+    assert (off.text, off.reasoning) == ("One.\n\nTwo.", "Hm.")

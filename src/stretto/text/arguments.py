@@ -17,7 +17,8 @@ from stretto.text.reasoning import find_format
 from stretto.text.template import ChatTemplate
 
 SWITCHES = ("enable_thinking", "thinking")  # the names of the switch, as templates have them
-EFFORT = "reasoning_effort"
+EFFORTS = ("reasoning_effort", "thinking_effort")
+BUDGET = "thinking_budget"  # in tokens
 NO_EFFORT = "none"
 FIELDS = ("reasoning_content", "reasoning", "thinking")  # of a message, as templates and clients name it
 
@@ -55,21 +56,23 @@ def thinking_arguments(template: ChatTemplate, think: bool | str) -> dict[str, A
     A template with nothing but a switch is switched on by any effort but "none". `Unsupported` where the
     template has no such setting.
     """
-    variables, wanted = template.variables, think not in (False, NO_EFFORT)
-    if isinstance(think, str) and EFFORT in variables:
-        return {EFFORT: think}
-    for name in SWITCHES:
-        if name in variables:
-            return {name: wanted}
-    if wanted and isinstance(think, bool) and (EFFORT in variables or find_format(template.source)):
+    wanted, thinks = think not in (False, NO_EFFORT), find_format(template.source) is not None
+    switch = next((name for name in SWITCHES if name in template.variables), None)
+    effort = next((name for name in EFFORTS if name in template.variables), None)
+    if effort is not None and isinstance(think, str) and (wanted or switch is None):
+        return {effort: think}
+    if switch is not None:
+        return {switch: wanted}
+    if wanted and isinstance(think, bool) and thinks:
         return {}  # it thinks anyway
-    if not wanted and EFFORT in variables and re.search(rf"['\"]{NO_EFFORT}['\"]", template.source):
-        return {EFFORT: NO_EFFORT}
-    if not wanted and not find_format(template.source):
+    if not wanted and BUDGET in template.variables:
+        return {BUDGET: 0}
+    if not wanted and effort is not None and re.search(rf"['\"]{NO_EFFORT}['\"]", template.source):
+        return {effort: NO_EFFORT}
+    if not wanted and not thinks:
         return {}  # it never thinks
-    reason = "thinking cannot be turned off" if not wanted else "the effort of thinking cannot be set"
-    if wanted and not find_format(template.source):
-        reason = "it does not think"
+    reason = "the effort of thinking cannot be set" if wanted else "thinking cannot be turned off"
+    reason = reason if thinks else "it does not think"
     raise Unsupported(f"this model's chat template has no such setting: {reason}; leave it out")
 
 
@@ -90,4 +93,8 @@ def _has_reasoning(message: object) -> bool:
 
 
 def _renamed(message: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    return message if message.get(name) else {**message, name: next(filter(None, map(message.get, FIELDS)))}
+    if message.get(name):
+        return message
+    if name == "thinking" and message.get("tool_calls") and message.get("content"):
+        return message  # gpt-oss takes one of them beside a call
+    return {**message, name: next(filter(None, map(message.get, FIELDS)))}

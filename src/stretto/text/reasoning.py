@@ -31,6 +31,15 @@ _HARMONY = {
     REASONING: State("reasoning", _PART),
     ANSWER: State("answer", _PART),
 }
+# Kimi K3: tags of special tokens around every part, `<|open|>think<|sep|>…<|close|>think<|sep|>`
+_TAGS = State("nothing", {"<|open|>think<|sep|>": REASONING, "<|open|>response<|sep|>": ANSWER})
+_TAGGED = {
+    PROMPT: _TAGS,
+    START: _TAGS,
+    REASONING: State("reasoning", {"<|close|>think<|sep|>": START}),
+    ANSWER: State("answer", {"<|close|>response<|sep|>": START}),
+}
+_BUDGET = ("<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>")
 _COMMAND = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 
 
@@ -39,13 +48,14 @@ class Format:
     """How a family of models marks its reasoning.
 
     `signs` are texts that all have to be in the template; `turn` is the special token that starts a turn
-    where the turn's own markers cannot tell.
+    where the turn's own markers cannot tell; `inside` are special tokens that may stand within the reasoning.
     """
 
     name: str
     signs: tuple[str, ...]
     states: Mapping[str, State]
     turn: str = ""
+    inside: tuple[str, ...] = ()
 
     @property
     def blocks(self) -> list[tuple[str, str]]:
@@ -59,9 +69,15 @@ FORMATS = (
     Format("harmony", ("<|channel|>", "<|message|>", "analysis"), _HARMONY, "<|start|>"),
     Format("gemma", ("<|channel>",), block("<|channel>thought", "<channel|>")),
     Format("mistral", ("[THINK]",), block("[THINK]", "[/THINK]")),
-    Format("seed", ("<seed:think>",), block("<seed:think>", "</seed:think>")),
+    Format("seed", ("<seed:think>",), block("<seed:think>", "</seed:think>"), inside=_BUDGET),
     Format("command", ("<|START_THINKING|>",), block("<|START_THINKING|>", "<|END_THINKING|>", _COMMAND)),
     Format("apertus", ("<|inner_prefix|>",), block("<|inner_prefix|>", "<|inner_suffix|>")),
+    Format("kimi k3", ("<|open|>", "<|sep|>", "think"), _TAGGED),
+    Format(
+        "apriel",
+        ("[BEGIN FINAL RESPONSE]",),
+        block("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("[END FINAL RESPONSE]",)),
+    ),
     Format("kimi", ("◁think▷",), block("◁think▷", "◁/think▷")),
     Format(
         "think, response",
@@ -94,6 +110,7 @@ class Reasoning:
             name: State(state.shows, {_marked(marker, marks): to for marker, to in state.markers.items()})
             for name, state in layout.states.items()
         }
+        self._states[ANSWER] = _reopened(self._states)
         between = tokenizer.vocabulary.of_type(TokenType.USER_DEFINED)
         ends = {token for text, token in between.items() if _BETWEEN_TURNS.fullmatch(text)}
         known = {token for text, token in between.items() if any(text in marker for marker in markers)}
@@ -103,6 +120,7 @@ class Reasoning:
             marker in tokenizer.vocabulary.ids for marker in layout.states[REASONING].markers
         )
         self._ends = (ends - known) | (set(specials.values()) - self._marks.keys())
+        self._ends -= {specials[text] for text in layout.inside if text in specials}
         if layout.turn in specials:
             self._ends.add(specials[layout.turn])
 
@@ -142,6 +160,17 @@ class Reasoning:
                 start = max(starts, key=len)
                 found[whole[start]] = self._tokenizer.encode_inside(marker.removeprefix(start))
         return found
+
+
+def _reopened(states: Mapping[str, State]) -> State:
+    """The state of an answer; a special token, which no text can forge, may interrupt it with reasoning."""
+    answer = states[ANSWER]
+    openings = {m: to for m, to in states[START].markers.items() if to == REASONING and _is_mark(m[0])}
+    return State(answer.shows, {**openings, **answer.markers})
+
+
+def _is_mark(character: str) -> bool:
+    return "\ud800" <= character <= "\udfff"
 
 
 def _marked(marker: str, marks: Mapping[str, str]) -> str:

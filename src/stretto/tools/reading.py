@@ -16,7 +16,7 @@ from stretto.text.tokenizer import Tokenizer
 from stretto.tools.format import ID, MARKS, CallFormat, is_mark
 
 _decoder = json.JSONDecoder()
-_NAME_KEYS = ("name",)
+_NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 
 
