@@ -231,7 +231,7 @@ def noise(kind):
     return script
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "exaone", "gpt-oss", "gemma4", "mistral"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "exaone", "gpt-oss", "gemma4", "mistral", "kimi k3"])
 @pytest.mark.parametrize("loop", ["plain", "draft", "logprobs", "beams"])
 def test_a_grammar_constrains_the_answer(name, loop):
     kind = KINDS[name]
@@ -263,6 +263,13 @@ def test_without_thinking_the_grammar_starts_at_once():
     assert (result.reasoning, result.text in ("yes", "no")) == ("", True)
     raw = llm.chat(HELLO, grammar=Grammar.choices(["yes", "no"]), reasoning=False, seed=1)
     assert raw.text in ("yes", "no")
+
+
+def test_a_short_token_opens_no_reasoning():
+    kind = KINDS["qwen3"]._replace(user=("<t", "</think>"))
+    llm = make(kind, "<tr>")
+    result = llm.chat(HELLO, grammar=Grammar.choices(["<tr>", "<i>"]), **GREEDY)
+    assert (result.text, result.reasoning) == ("<tr>", "")
 
 
 def test_a_grammar_needs_a_token_that_closes_the_reasoning():

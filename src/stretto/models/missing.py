@@ -104,7 +104,6 @@ NEEDS = {
     "hunyuan-moe": _EXPERTS,
     "hy_v3": _EXPERTS,
     "cohere2moe": _EXPERTS,
-    "nemotron_h_moe": _EXPERTS + " in a latent space",
     "grovemoe": _EXPERTS + " with experts that share parts",
     "smallthinker": _EXPERTS + " that is routed before attention",
     "minimax-m2": _EXPERTS,

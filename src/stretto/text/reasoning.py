@@ -91,6 +91,8 @@ FORMATS = (
     Format("reasoning", ("<reasoning>",), block("<reasoning>", "</reasoning>")),
 )  # fmt: skip
 
+MIN_TAG = 4  # characters of a token that is a tag, and not a part of any text
+
 # Tokens between turns that some vocabularies do not mark as special: `<｜Assistant｜>`, `[INST]`.
 _BETWEEN_TURNS = re.compile(r"<[|｜][^<>]*[|｜]>|\[/?[A-Z_]+\]")
 
@@ -116,8 +118,10 @@ class Reasoning:
         known = {token for text, token in between.items() if any(text in marker for marker in markers)}
         # The tokens that may start the reasoning, each with those that complete its marker.
         self.openings = self._openings(layout)
+        # Whether the token that ends the reasoning can hold nothing of the answer.
         self.closes_by_token = any(
-            marker in tokenizer.vocabulary.ids for marker in layout.states[REASONING].markers
+            marker in tokenizer.vocabulary.ids or _is_mark(_marked(marker, marks)[-1])
+            for marker in layout.states[REASONING].markers
         )
         self._ends = (ends - known) | (set(specials.values()) - self._marks.keys())
         self._ends -= {specials[text] for text in layout.inside if text in specials}
@@ -155,10 +159,11 @@ class Reasoning:
             if marker in vocabulary.ids:
                 found[vocabulary.ids[marker]] = []
                 continue
-            starts = [text for text in whole if marker.startswith(text)]
-            if starts:
-                start = max(starts, key=len)
-                found[whole[start]] = self._tokenizer.encode_inside(marker.removeprefix(start))
+            starts = [text for text in whole if marker.startswith(text) and len(text) >= MIN_TAG]
+            start = max(starts, key=len, default=marker)
+            rest = marker.removeprefix(start)
+            if rest and not any(text in rest for text in whole if len(text) >= MIN_TAG):
+                found[whole[start]] = self._tokenizer.encode_inside(rest)
         return found
 
 

@@ -56,11 +56,6 @@ class Splitter:
         """The kind of the text that comes next."""
         return self._states[self._at].shows
 
-    @property
-    def waits(self) -> bool:
-        """Whether the end of the text may be the start of a marker."""
-        return bool(self._held)
-
     def push(self, text: str) -> list[Piece]:
         """Add text; return what can be shown now."""
         found: list[Piece] = []
