@@ -40,6 +40,7 @@ def _document(file: GGUF) -> dict[str, Any]:
     kind, slot_bytes = _recurrent(file)
     return {
         "path": str(file.path),
+        "files": [str(path) for path in file.files],
         "bytes": file.nbytes,
         "version": file.version,
         "metadata": {
@@ -51,6 +52,7 @@ def _document(file: GGUF) -> dict[str, Any]:
                 "name": tensor.name,
                 "shape": list(tensor.shape),
                 "format": tensor.format.name,
+                "file": file.file_of(tensor).name,
                 "offset": tensor.offset,
                 "bytes": tensor.nbytes,
             }
@@ -110,7 +112,8 @@ def _show(file: GGUF, tensors: bool) -> None:
         size(file.nbytes),
     ]
     screen.print(" · ".join([*title, f"GGUF {file.version}"]), style="bold")
-    screen.print(clean(str(file.path)), style="dim", soft_wrap=True)
+    for path in file.files:
+        screen.print(clean(str(path)), style="dim", soft_wrap=True)
 
     keys = table("key", "type", "value")
     for key, value in file.metadata.items():

@@ -32,6 +32,7 @@ from stretto.engine.scheduler import Plan, Scheduler
 from stretto.engine.track import Track
 from stretto.errors import CacheFull, InvalidRequest
 from stretto.structured import Compiler
+from stretto.text.reasoning import Reasoning
 from stretto.text.tokenizer import Tokenizer
 
 AnyRequest = Request[Any]
@@ -59,6 +60,7 @@ class Engine:
         self.encoding = Encoding(self.runner, limits.max_step_ms)
         self.scheduler = Scheduler(self.runner, self.encoding, limits)
         self.grammars = Compiler(tokenizer, backend.spec.n_vocab)
+        self.reasoning: Reasoning | None = None  # how the model marks it, if it thinks before it answers
         self.arrivals = Arrivals()
         self.events = StepEvents()
         self._ahead = Ahead(self.runner, self.arrivals.interrupt)

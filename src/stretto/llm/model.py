@@ -31,6 +31,7 @@ from stretto.models import ModelSpec
 from stretto.parallel import ParallelStream, ParallelText, run_all
 from stretto.sampling.rng import RandomStream
 from stretto.structured import Grammar, Guide, as_grammar
+from stretto.text.reasoning import find_reasoning
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.vision.vision import Vision
@@ -64,6 +65,7 @@ class LLM(Texts):
     ) -> None:
         self._engine = Engine(backend, tokenizer, limits, prefix_cache, fingerprint)
         self._engine.runner.images = self.vision = vision  # what encodes images, or None
+        self._engine.reasoning = None if template is None else find_reasoning(template.source, tokenizer)
         self._worker = Worker(self._engine)  # steps for asynchronous callers
         self._template = template
         self.tokenizer = tokenizer

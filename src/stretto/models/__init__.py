@@ -43,6 +43,7 @@ from stretto.models import (
     starcoder2,
 )
 from stretto.models.common import Keys
+from stretto.models.missing import refuse_others, unknown_architecture
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.weights.gguf import GGUF
 
@@ -101,13 +102,10 @@ def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:
     >>> read_spec(GGUF("smollm2.gguf")).architecture
     'llama'
     """
+    refuse_others(file)
     name = file.metadata.text("general.architecture")
     if name not in ARCHITECTURES:
-        raise ModelError(
-            f"the architecture {name!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}",
-            path=file.path,
-            field="general.architecture",
-        )
+        raise unknown_architecture(file, name, ARCHITECTURES)
     spec = ARCHITECTURES[name](file)
     needed = spec.tensors()
     for tensor, shape in needed.items():
