@@ -70,7 +70,7 @@ class NativeBackend:
                 self._decoder.set_vector(name, np.ascontiguousarray(numbers))
                 file.forget(tensor)
                 continue
-            source = sources.get(f"{name}.weight") or _part_of_many(name, rows)
+            source = sources.get(f"{name}.weight") or _part_of_many(file, name, rows)
             tensor = file.tensors[source.tensor]
             if tensor.format not in PACKABLE:
                 raise ModelError(
@@ -242,12 +242,17 @@ def _sources(spec: ModelSpec) -> dict[str, Slice]:
     }
 
 
-def _part_of_many(name: str, rows: int) -> Slice:
-    """Where a matrix is in the file: "blk.0.ffn_up_exps.3" is the fourth of those in one tensor."""
+def _part_of_many(file: GGUF, name: str, rows: int) -> Slice:
+    """Where a matrix is in the file: "blk.0.ffn_up_exps.3" is the fourth of those in one tensor.
+
+    In files with a tensor for each expert it is "blk.0.ffn_up.3".
+    """
     whole, _, last = name.rpartition(".")
-    if last.isdecimal():
-        return Slice(f"{whole}.weight", int(last) * rows, rows)
-    return Slice(f"{name}.weight", 0, rows)
+    if not last.isdecimal():
+        return Slice(f"{name}.weight", 0, rows)
+    if f"{whole}.weight" not in file.tensors:
+        return Slice(f"{whole.removesuffix('_exps')}.{last}.weight", 0, rows)
+    return Slice(f"{whole}.weight", int(last) * rows, rows)
 
 
 def plain_spec(spec: ModelSpec) -> dict[str, Any]:

@@ -86,6 +86,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return getattr(obj, name)  # says what is undefined
         if isinstance(obj, LoopContext) and name in _LOOP.split():
             return getattr(obj, name)
+        if isinstance(obj, LoopContext) and name in ("cycle", "changed"):
+            return guards.Function(name, getattr(obj, name))
         if isinstance(obj, Namespace):
             return getattr(obj, name, self.undefined(obj=obj, name=name))
         for kind in _KINDS:
