@@ -21,8 +21,8 @@ from stretto.text.tokenizer import Tokenizer
 from stretto.vision.cache import ImageCache
 from stretto.vision.encoder import Encoder
 from stretto.vision.native import NativeEncoder
+from stretto.vision.reading import read_vision_spec
 from stretto.vision.reference import ReferenceEncoder
-from stretto.vision.spec import read_vision_spec
 from stretto.vision.vision import Vision
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
