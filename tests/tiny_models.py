@@ -1,5 +1,6 @@
 """The tiny random models of tests/data/tiny (scripts/make_tiny_models.py) and short ways to run them."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,12 @@ from stretto.models import read_spec
 from stretto.weights.gguf import GGUF
 
 FOLDER = Path(__file__).parent / "data" / "tiny"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.gguf"))
+# The first ones, in float16, whose answers are in golden.npz; all others have a file of answers each.
+NAMES = [
+    *("gemma3", "gemma3-linear", "llama", "llama-linear", "llama-llama3", "llama-yarn"),
+    *("qwen2", "qwen2-yarn", "qwen3"),
+]
+ALL = sorted(path.stem for path in FOLDER.glob("*.gguf"))
 TEXTS = 0, 1
 
 
@@ -22,14 +28,25 @@ def tiny_file(name):
 
 
 @cache
-def answers():
-    with np.load(FOLDER / "golden.npz", allow_pickle=False) as stored:
+def answers(file):
+    with np.load(FOLDER / f"{file}.npz", allow_pickle=False) as stored:
         return dict(stored)
 
 
 def answer(name, key):
-    """What transformers computed for a model: tokens.I, logits.I, frequencies, …"""
-    return answers()[f"{name}/{key}"]
+    """What transformers computed for a model: tokens.I, logits.I, frequencies, …; llama.cpp: llamacpp.I."""
+    return answers("golden")[f"{name}/{key}"] if name in NAMES else answers(name)[key]
+
+
+def with_layers(spec, **changes):
+    """The spec with the same changes to all its layers."""
+    return replace(spec, layers=tuple(replace(layer, **changes) for layer in spec.layers))
+
+
+def with_mixers(spec, **changes):
+    """The spec with the same changes to the mixers of all its layers."""
+    layers = (replace(layer, mixer=replace(layer.mixer, **changes)) for layer in spec.layers)
+    return replace(spec, layers=tuple(layers))
 
 
 def tiny_spec(name):

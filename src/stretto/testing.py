@@ -18,7 +18,7 @@ from stretto.backends.base import Batch, Capabilities, FusedRun
 from stretto.engine import Limits
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.llm import LLM
-from stretto.models.spec import Layer, ModelSpec, Rope
+from stretto.models.spec import Attention, Dense, ModelSpec, Norm, Rope, plain_layer
 from stretto.text.bpe import ALPHABET, BPETokenizer
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
@@ -57,19 +57,14 @@ class MockBackend:
     active_threads = 1
 
     def __init__(self, script: Script, n_vocab: int, n_cells: int = 1024, context_length: int = 1024) -> None:
-        layer = Layer(Rope((1.0,), "halves"))
+        mixer = Attention(n_head=1, n_kv_head=1, head_size=2, scale=1.0, rope=Rope((1.0,), "halves"))
         self.spec = ModelSpec(
             architecture="mock",
             n_vocab=n_vocab,
             n_embd=2,
-            n_ff=2,
-            n_head=1,
-            n_kv_head=1,
-            head_size=2,
             context_length=context_length,
-            layers=(layer,),
-            norm_eps=1e-5,
-            attention_scale=1.0,
+            layers=(plain_layer(mixer, Dense(2), 1e-5),),
+            output_norm=Norm("output_norm", 1e-5),
         )
         self.n_cells = n_cells
         self.script = script

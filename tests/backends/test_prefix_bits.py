@@ -183,7 +183,7 @@ def keys(llm, cells):
     """float32[n, layers, heads, head_size]: what the cache holds for some cells."""
     spec, backend = llm.spec, llm.backend
     if backend.name == "reference":
-        return backend.keys[:, cells].transpose(1, 0, 2, 3)
+        return np.stack([keys[cells] for keys in backend.keys], axis=1)
     kind = backend.cell_layout.split()[1].rstrip(",")
     heads = backend.read_cells(cells).reshape(len(cells) * spec.n_layer * 2 * spec.n_kv_head, -1)
     loaded = _native.ops.load_heads(heads, spec.head_size, kind, backend.kernels)

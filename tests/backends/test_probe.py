@@ -14,6 +14,7 @@ from stretto.cache import Cells
 from stretto.errors import InvalidRequest
 from stretto.models import read_spec
 from stretto.weights.gguf import GGUF
+from tiny_models import with_mixers
 
 TINY = Path(__file__).parent.parent / "data" / "tiny"
 N_CELLS = 64
@@ -21,7 +22,8 @@ N_CELLS = 64
 
 def backends(name, **changes):
     file = GGUF(TINY / f"{name}.gguf")
-    spec = replace(read_spec(file), **changes)
+    spec = read_spec(file)
+    spec = with_mixers(spec, **changes) if "cap" in changes else replace(spec, **changes)
     return ReferenceBackend(file, spec, N_CELLS), NativeBackend(file, spec, N_CELLS, 2)
 
 
@@ -36,7 +38,7 @@ def run(backend, n=40, probes=()):
 
 
 @pytest.mark.parametrize("kernels", _native.kernel_names())
-@pytest.mark.parametrize("changes", [{"attention_cap": 1.5}, {"logit_cap": 0.7}], ids=str)
+@pytest.mark.parametrize("changes", [{"cap": 1.5}, {"logit_cap": 0.7}], ids=str)
 def test_caps(monkeypatch, kernels, changes):
     monkeypatch.setenv("STRETTO_KERNELS", kernels)
     reference, native = backends("llama", **changes)

@@ -1,7 +1,5 @@
 """The reference backend: one forward for any batch, so the same computed in another way is the same."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from stretto.cache.cells import Cells
 from stretto.engine.engine import Engine
 from stretto.errors import CacheFull, InvalidRequest
 from stretto.models.spec import Rope
-from tiny_models import answer, text_batch, text_logits, tiny_backend, tiny_file, tiny_spec
+from tiny_models import answer, text_batch, text_logits, tiny_backend, tiny_file, tiny_spec, with_mixers
 
 TOLERANCE = 1e-4  # of logits with about unit variance, when the same is computed in another way
 SOME = ["llama", "llama-yarn", "qwen2", "qwen3", "gemma3"]
@@ -236,7 +234,7 @@ def test_a_wrong_mask_is_refused(mask):
     batch.place(Cells(64))
     with pytest.raises(InvalidRequest, match=r"mask must be bool\[2, 64\]"):
         backend.compute(batch, mask=mask)
-    assert not backend.keys.any()
+    assert not any(keys.any() for keys in backend.keys)
 
 
 # -- vectors, attention, hidden states --
@@ -265,7 +263,7 @@ def test_attention(name, backend, cells, tokens):
         assert weights.shape == (4, 20, 64)
         np.testing.assert_allclose(weights.sum(axis=2), 1, atol=1e-6)
         distance = positions[:, None] - positions[None, :]
-        seen = (distance >= 0) & (distance < (layer.window or 64))
+        seen = (distance >= 0) & (distance < (layer.mixer.window or 64))
         assert (weights[:, :, mine][:, seen] > 0).all()
         assert (weights[:, :, mine][:, ~seen] == 0).all()
         outside = np.setdiff1d(np.arange(64), mine)
@@ -298,8 +296,8 @@ def test_copy_cells(name, backend, cells, tokens):
     cells.copy(0, 1)
     old, new = cells.unshare(1)
     backend.copy_cells(old, new)
-    np.testing.assert_array_equal(backend.keys[:, old], backend.keys[:, new])
-    np.testing.assert_array_equal(backend.values[:, old], backend.values[:, new])
+    for plane in (*backend.keys, *backend.values):
+        np.testing.assert_array_equal(plane[old], plane[new])
     cells.remove(0)
     run(backend, cells, text_batch([5] * 20, 0, [2]))  # what 0 had is written over
     near(run(backend, cells, text_batch(tokens[20:30], 20, [1])), answer(name, "logits.0")[20:30])
@@ -328,8 +326,8 @@ def test_a_whole_sequence_shifted_goes_on_as_before(name, backend, cells, tokens
 def test_turning_leaves_what_the_rope_leaves():
     # Half of each head is rotated, with a magnitude; the other half must stay as it is.
     spec = tiny_spec("llama")
-    rope = Rope(spec.layers[0].rope.frequencies[:4], "adjacent", magnitude=1.25)
-    spec = replace(spec, layers=tuple(replace(layer, rope=rope) for layer in spec.layers))
+    rope = Rope(spec.layers[0].mixer.rope.frequencies[:4], "adjacent", magnitude=1.25)
+    spec = with_mixers(spec, rope=rope)
     backend, moved = tiny_backend("llama", spec=spec), tiny_backend("llama", spec=spec)
     text_logits(backend, [1, 2, 3])
     text_logits(moved, [1, 2, 3], 5)
@@ -407,4 +405,4 @@ def test_a_closed_backend_holds_nothing():
     backend = tiny_backend("llama")
     backend.close()
     assert backend.weights == {}
-    assert backend.keys.size == backend.values.size == 0
+    assert backend.keys == backend.values == []

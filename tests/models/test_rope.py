@@ -21,7 +21,7 @@ def rope_with(tmp_path):
         file, path = tiny_file("llama"), tmp_path / "changed.gguf"
         keys = {f"llama.rope.{key}": value for key, value in keys.items()}
         write_gguf(path, {**file.metadata, **keys}, {**file.tensors, **(tensors or {})})
-        return read_spec(GGUF(path)).layers[0].rope
+        return read_spec(GGUF(path)).layers[0].mixer.rope
 
     return rope
 
@@ -33,10 +33,10 @@ PLAIN = [5000 ** (-i / 8) for i in range(8)]
 @pytest.mark.parametrize("name", NAMES)
 def test_as_in_transformers(name):
     layers = tiny_spec(name).layers
-    wide = next(layer.rope for layer in layers if layer.window is None)
+    wide = next(layer.mixer.rope for layer in layers if layer.mixer.window is None)
     np.testing.assert_allclose(wide.frequencies, answer(name, "frequencies"), rtol=1e-6)  # float32 there
     assert wide.magnitude == pytest.approx(float(answer(name, "magnitude")), rel=1e-12)
-    near = [layer.rope for layer in layers if layer.window is not None]
+    near = [layer.mixer.rope for layer in layers if layer.mixer.window is not None]
     for rope in near:
         np.testing.assert_allclose(rope.frequencies, answer(name, "local_frequencies"), rtol=1e-6)
         assert rope.magnitude == 1.0

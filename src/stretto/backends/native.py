@@ -9,6 +9,7 @@ bits whatever else is in the batch, in however many chunks and with however many
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 
 from stretto import _native, kernels
 from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun
-from stretto.errors import InvalidRequest, ModelError
-from stretto.models.spec import ModelSpec
+from stretto.errors import InvalidRequest, ModelError, Unsupported
+from stretto.models.spec import Attention, Dense, ModelSpec, Rope
 from stretto.sampling.sampler import WRONG, bias_arrays, history
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF, Tensor
@@ -54,7 +55,7 @@ class NativeBackend:
         )
         self.cell_bytes = self._decoder.cell_bytes
         kind = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
-        self.cell_layout = f"{kind}, {spec.n_layer} layers, {spec.n_kv_head} heads of {spec.head_size}"
+        self.cell_layout = f"{kind}, {spec.kv_layout}"
         for name, shape in spec.tensors().items():
             tensor = file.tensors[name]
             if len(shape) == 1:
@@ -206,27 +207,46 @@ def _plain_name(tensor: Tensor) -> str:
 
 
 def _plain(spec: ModelSpec) -> dict[str, Any]:
-    """The spec for the native code: each distinct rope once."""
-    ropes = list(dict.fromkeys(layer.rope for layer in spec.layers))
+    """The spec for the native code, which wants layers that differ by rope and window only."""
+    first = spec.layers[0]
+    missing = Unsupported(f"the native backend does not run {spec.architecture}; backend='reference' does")
+    mixer, ffn, norm = first.mixer, first.ffn, first.norm
+    if not isinstance(mixer, Attention) or not isinstance(ffn, Dense) or norm is None:
+        raise missing
+    ropes: list[Rope] = []
+    layers = []
+    for layer in spec.layers:
+        own = layer.mixer
+        if not isinstance(own, Attention) or own.rope is None:
+            raise Unsupported(
+                f"the native backend does not run {spec.architecture}; backend='reference' does"
+            )
+        if replace(layer, mixer=replace(own, rope=mixer.rope, window=mixer.window)) != first:
+            raise Unsupported(
+                f"the native backend does not run {spec.architecture}; backend='reference' does"
+            )
+        if own.rope not in ropes:
+            ropes.append(own.rope)
+        layers.append((ropes.index(own.rope), own.window or 0))
     return {
         "n_vocab": spec.n_vocab,
         "n_embd": spec.n_embd,
-        "n_ff": spec.n_ff,
-        "n_head": spec.n_head,
-        "n_kv_head": spec.n_kv_head,
-        "head_size": spec.head_size,
-        "norm_eps": spec.norm_eps,
-        "attention_scale": spec.attention_scale,
+        "n_ff": ffn.n_ff,
+        "n_head": mixer.n_head,
+        "n_kv_head": mixer.n_kv_head,
+        "head_size": mixer.head_size,
+        "norm_eps": norm.eps,
+        "attention_scale": mixer.scale,
         "embedding_scale": spec.embedding_scale,
-        "attention_cap": spec.attention_cap,
+        "attention_cap": mixer.cap,
         "logit_cap": spec.logit_cap,
-        "activation": spec.activation,
-        "qkv_bias": spec.qkv_bias,
-        "qk_norm": spec.qk_norm,
-        "post_norm": spec.post_norm,
+        "activation": ffn.activation,
+        "qkv_bias": mixer.bias,
+        "qk_norm": mixer.q_norm is not None,
+        "post_norm": first.post_norm is not None,
         "tied": spec.tied,
         "ropes": [
             {"frequencies": list(r.frequencies), "pairs": r.pairs, "magnitude": r.magnitude} for r in ropes
         ],
-        "layers": [(ropes.index(layer.rope), layer.window or 0) for layer in spec.layers],
+        "layers": layers,
     }

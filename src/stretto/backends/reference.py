@@ -1,7 +1,7 @@
 """The oracle: a decoder in NumPy, float32, weights dequantised. Slow, short, and meant to be read.
 
-One forward serves everything: any batch, any positions, any views. What a row may attend to is a dense
-mask here, made from the views or given by hand.
+One forward serves everything: any batch, any positions, any views, any spec. What a row may attend to is a
+dense mask here, made from the views or given by hand. Each kind of mixer and feed-forward is a function.
 """
 
 from __future__ import annotations
@@ -12,14 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, Capabilities, FusedRun
+from stretto.backends.oracle import attention as attention_mixer
+from stretto.backends.oracle import latent
+from stretto.backends.oracle.attention import attend
+from stretto.backends.oracle.feed_forward import dense, experts
+from stretto.backends.oracle.layer import Floats, LayerWeights, Mask, Pass
+from stretto.backends.oracle.maths import ACTIVATIONS, cap, gelu, rms_norm, rotate, silu
 from stretto.errors import InvalidRequest, Unsupported
-from stretto.models.spec import Layer, ModelSpec, Rope
+from stretto.models.feed_forward import Dense, Experts, FeedForward
+from stretto.models.mixers import Attention, Latent, Mixer
+from stretto.models.spec import Layer, ModelSpec
 from stretto.weights.gguf import GGUF
 
-Floats = NDArray[np.float32]
+__all__ = ["ACTIVATIONS", "ReferenceBackend", "attend", "cap", "gelu", "rms_norm", "rotate", "silu"]
+
 Ints = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
-Mask = NDArray[np.bool_]
 
 
 @dataclass
@@ -38,15 +46,21 @@ class ReferenceBackend:
     capabilities = Capabilities(attention=True)
     active_threads = 1
 
-    def __init__(self, file: GGUF, spec: ModelSpec, n_cells: int) -> None:
+    def __init__(self, file: GGUF, spec: ModelSpec, n_cells: int, n_slots: int = 1) -> None:
         self.spec = spec
         self.n_cells = n_cells
         self.weights = {name: file.tensors[name].dequantize() for name in spec.tensors()}
-        shape = (spec.n_layer, n_cells, spec.n_kv_head, spec.head_size)
-        self.keys = np.zeros(shape, np.float32)
-        self.values = np.zeros(shape, np.float32)
-        self.cell_bytes = 2 * 4 * spec.n_layer * spec.n_kv_head * spec.head_size
-        self.cell_layout = f"reference f32, {spec.n_layer} layers, {spec.n_kv_head} heads of {spec.head_size}"
+        self.keys: list[Floats] = [
+            np.zeros((n_cells, *(layer.kv or (0, 0))), np.float32) for layer in spec.layers
+        ]
+        self.values = [np.zeros_like(keys) for keys in self.keys]
+        self.states: list[Floats] = [
+            np.zeros((n_slots, layer.state_floats), np.float32) for layer in spec.layers
+        ]
+        self.cell_bytes = 4 * spec.kv_floats
+        self.cell_layout = f"reference f32, {spec.kv_layout}"
+        self.n_slots = n_slots if spec.recurrent else 0
+        self.slot_bytes = 4 * spec.state_floats
 
     def forward(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_vocab]."""
@@ -64,7 +78,7 @@ class ReferenceBackend:
     def logits(self, hidden: Floats) -> Floats:
         """The output matrix applied to final hidden states."""
         output = self.weights["token_embd.weight" if self.spec.tied else "output.weight"]
-        logits: Floats = hidden @ output.T
+        logits: Floats = hidden @ output.T * np.float32(self.spec.logit_scale)
         return cap(logits, self.spec.logit_cap)
 
     def compute(self, batch: Batch, mask: Mask | None = None, attention: bool = False) -> Computed:
@@ -86,22 +100,28 @@ class ReferenceBackend:
         x = self.weights["token_embd.weight"][batch.tokens] * np.float32(spec.embedding_scale)  # [n, n_embd]
         for row, vector in batch.vectors.items():
             x[row] = vector
-        positions = batch.positions
-        all_weights: list[Floats] = []
+        run = Pass(batch, placement, mask, self.keys, self.values, self.states, self._stored, attention)
         for i, layer in enumerate(spec.layers):
-            near = mask
-            if layer.window is not None:
-                near = mask & (placement.table[None, :] > positions[:, None] - layer.window)
-            keys, values = self.keys[i], self.values[i]
-            queries, keys[placement.cells], values[placement.cells] = self._project(i, layer, x, positions)
-            mixed, weights = attend(queries, keys, values, near, spec.attention_scale, spec.attention_cap)
-            x = x + self._norm_if(
-                spec.post_norm, i, "post_attention_norm", self._matmul(mixed, i, "attn_output")
-            )
-            x = x + self._norm_if(spec.post_norm, i, "post_ffw_norm", self._feed_forward(i, x))
-            if attention:
-                all_weights.append(weights)
-        return Computed(rms_norm(x, self.weights["output_norm.weight"], spec.norm_eps), all_weights)
+            x = self._layer(i, layer, x, run)
+        whole = LayerWeights(self.weights, 0, {}, prefix="")
+        return Computed(whole.norm(spec.output_norm, x), run.attention)
+
+    def _stored(self, x: Floats) -> Floats:
+        """K or V as the cache keeps it: exactly."""
+        return x
+
+    def _layer(self, i: int, layer: Layer, x: Floats, run: Pass) -> Floats:
+        """x with what the layer's mixer and feed-forward add to it."""
+        w, scale = LayerWeights(self.weights, i, layer.slices()), np.float32(layer.residual_scale)
+        normed = before = w.norm(layer.norm, x)
+        if layer.mixer is not None:
+            x = x + scale * w.norm(layer.post_norm, mix(layer.mixer, w, i, normed, run))
+        elif run.wanted:
+            run.attention.append(np.zeros((0, len(x), self.n_cells), np.float32))
+        if layer.ffn is not None:
+            normed = before if layer.parallel else w.norm(layer.ffn_norm, x)
+            x = x + scale * w.norm(layer.post_ffn_norm, feed(layer.ffn, w, normed))
+        return x
 
     def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
         """Only the native backend has a loop of its own."""
@@ -109,65 +129,56 @@ class ReferenceBackend:
 
     def copy_cells(self, source: Ints, target: Ints) -> None:
         """Copy K and V of cells `source` to cells `target`."""
-        self.keys[:, target] = self.keys[:, source]
-        self.values[:, target] = self.values[:, source]
+        for plane in (*self.keys, *self.values):
+            plane[target] = plane[source]
 
     def rotate_cells(self, cells: Ints, delta: int) -> None:
         """Rotate keys by `delta` positions: rotations add up; the magnitude is in the keys already."""
         turns = np.full(len(cells), delta)
-        for i, layer in enumerate(self.spec.layers):
-            self.keys[i, cells] = rotate(self.keys[i, cells], turns, replace(layer.rope, magnitude=1.0))
+        for keys, layer in zip(self.keys, self.spec.layers, strict=True):
+            rope = getattr(layer.attention or layer.mixer, "rope", None)
+            if rope is None or layer.kv is None:
+                continue
+            first = getattr(
+                layer.mixer, "rank", 0
+            )  # what stands before it in a compressed key is not rotated
+            keys[cells, :, first:] = rotate(keys[cells, :, first:], turns, replace(rope, magnitude=1.0))
 
     def read_cells(self, cells: Ints) -> Bytes:
         """uint8[n, cell_bytes], in the order [n][K, V][layer][head]."""
-        both = np.stack((self.keys[:, cells], self.values[:, cells]))  # [2, n_layer, n, n_kv_head, size]
-        rows = np.ascontiguousarray(np.moveaxis(both, 2, 0))
-        return rows.view(np.uint8).reshape(len(cells), self.cell_bytes)
+        rows = [plane[cells].reshape(len(cells), -1) for plane in (*self.keys, *self.values)]
+        return np.concatenate(rows, axis=1).view(np.uint8).reshape(len(cells), self.cell_bytes)
 
     def write_cells(self, cells: Ints, data: Bytes) -> None:
         """Write K and V of `cells`, in the format of `read_cells`."""
-        spec = self.spec
-        shape = (len(cells), 2, spec.n_layer, spec.n_kv_head, spec.head_size)
-        both = np.moveaxis(np.ascontiguousarray(data).view(np.float32).reshape(shape), 0, 2)
-        self.keys[:, cells], self.values[:, cells] = both
+        rows, at = np.ascontiguousarray(data).view(np.float32), 0
+        for plane in (*self.keys, *self.values):
+            size = plane.shape[1] * plane.shape[2]
+            plane[cells] = rows[:, at : at + size].reshape(len(cells), *plane.shape[1:])
+            at += size
 
     def close(self) -> None:
         """Free the weights and the cache."""
         self.weights = {}
-        self.keys = self.values = np.zeros((0, 0, 0, 0), np.float32)
+        self.keys, self.values, self.states = [], [], []
 
-    # -- the parts of a layer --
 
-    def _project(self, i: int, layer: Layer, x: Floats, positions: Ints) -> tuple[Floats, Floats, Floats]:
-        """Queries, keys and values of each row: float32[n, heads, head_size], rotated."""
-        spec = self.spec
-        x = self._norm(i, "attn_norm", x)
-        q, k, v = (
-            self._matmul(x, i, name).reshape(len(x), -1, spec.head_size)
-            for name in ("attn_q", "attn_k", "attn_v")
-        )
-        q, k = (
-            self._norm_if(spec.qk_norm, i, "attn_q_norm", q),
-            self._norm_if(spec.qk_norm, i, "attn_k_norm", k),
-        )
-        return rotate(q, positions, layer.rope), rotate(k, positions, layer.rope), v
+def mix(mixer: Mixer, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
+    """What layer i's mixer makes of normalised rows."""
+    if isinstance(mixer, Attention):
+        return attention_mixer.mix(mixer, w, i, x, run)
+    if isinstance(mixer, Latent):
+        return latent.mix(mixer, w, i, x, run)
+    raise Unsupported(f"the reference backend has no {mixer.recurrent}")
 
-    def _feed_forward(self, i: int, x: Floats) -> Floats:
-        x = self._norm(i, "ffn_norm", x)
-        gate, up = self._matmul(x, i, "ffn_gate"), self._matmul(x, i, "ffn_up")
-        return self._matmul(ACTIVATIONS[self.spec.activation](gate) * up, i, "ffn_down")
 
-    def _matmul(self, x: Floats, i: int, name: str) -> Floats:
-        """x times a layer's matrix, plus its bias if it has one."""
-        out: Floats = x @ self.weights[f"blk.{i}.{name}.weight"].T
-        bias = self.weights.get(f"blk.{i}.{name}.bias")
-        return out if bias is None else out + bias
-
-    def _norm(self, i: int, name: str, x: Floats) -> Floats:
-        return rms_norm(x, self.weights[f"blk.{i}.{name}.weight"], self.spec.norm_eps)
-
-    def _norm_if(self, wanted: bool, i: int, name: str, x: Floats) -> Floats:
-        return self._norm(i, name, x) if wanted else x
+def feed(ffn: FeedForward, w: LayerWeights, x: Floats) -> Floats:
+    """What a layer's feed-forward makes of normalised rows."""
+    if isinstance(ffn, Dense):
+        return dense(ffn, w, x)
+    if isinstance(ffn, Experts):
+        return experts(ffn, w, x)
+    raise Unsupported(f"the reference backend has no {type(ffn).__name__}")
 
 
 def _row_of(attention: list[Floats], batch: Batch, row: int) -> Floats:
@@ -177,74 +188,3 @@ def _row_of(attention: list[Floats], batch: Batch, row: int) -> Floats:
         raise InvalidRequest("the batch has no cells yet; call batch.place(cells) first")
     view = placement.views[placement.view_of[row]][: placement.lengths[row]]
     return np.stack([weights[:, row, view] for weights in attention])
-
-
-def attend(
-    queries: Floats, keys: Floats, values: Floats, mask: Mask, scale: float, most: float = 0.0
-) -> tuple[Floats, Floats]:
-    """Attention of each row to the cells its mask allows, each K/V head shared by a group of heads.
-
-    queries [n, n_head, size], keys and values [n_cells, n_kv_head, size], mask [n, n_cells]
-    → float32[n, n_head × size] and the weights float32[n_head, n, n_cells]
-    """
-    n, n_head, size = queries.shape
-    cells = np.flatnonzero(mask.any(axis=0))
-    group = n_head // keys.shape[1]
-    weights = np.zeros((n_head, n, len(keys)), np.float32)
-    mixed = np.empty((n, n_head, size), np.float32)
-    for head in range(n_head):
-        scores = queries[:, head] @ keys[cells, head // group].T * np.float32(scale)  # [n, cells]
-        scores = np.where(mask[:, cells], cap(scores, most), -np.inf)
-        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
-        scores /= scores.sum(axis=1, keepdims=True)
-        weights[head][:, cells] = scores
-        mixed[:, head] = scores @ values[cells, head // group]
-    return mixed.reshape(n, -1), weights
-
-
-def rotate(x: Floats, positions: NDArray[np.integer], rope: Rope) -> Floats:
-    """Apply RoPE: rotate the pairs of each head by their position: x [n, heads, size]."""
-    angles = rope.angles(positions)[:, None, :]  # [n, 1, pairs]
-    cos = (np.cos(angles) * rope.magnitude).astype(np.float32)
-    sin = (np.sin(angles) * rope.magnitude).astype(np.float32)
-    pairs = len(rope.frequencies)
-    if rope.pairs == "adjacent":
-        first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
-    else:
-        first, second = slice(0, pairs), slice(pairs, 2 * pairs)
-    a, b = x[..., first], x[..., second]
-    out = x.copy()
-    out[..., first] = a * cos - b * sin
-    out[..., second] = a * sin + b * cos
-    return out
-
-
-def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
-    """x divided by the root of its mean square, times `weight`."""
-    root: Floats = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(eps))
-    return x / root * weight
-
-
-def cap(x: Floats, most: float) -> Floats:
-    """`most` × tanh(x / most), or x itself where there is no cap."""
-    if not most:
-        return x
-    out: Floats = np.float32(most) * np.tanh(x / np.float32(most))
-    return out
-
-
-def silu(x: Floats) -> Floats:
-    """x × sigmoid(x)."""
-    with np.errstate(over="ignore"):  # exp(−x) may be infinite; the quotient is then 0, as it should be
-        out: Floats = x / (1 + np.exp(-x))
-    return out
-
-
-def gelu(x: Floats) -> Floats:
-    """The tanh form of GELU."""
-    cubed = x + np.float32(0.044715) * x * x * x
-    out: Floats = np.float32(0.5) * x * (1 + np.tanh(np.float32((2 / np.pi) ** 0.5) * cubed))
-    return out
-
-
-ACTIVATIONS = {"silu": silu, "gelu": gelu}

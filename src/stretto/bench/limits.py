@@ -97,10 +97,11 @@ def file_cost(model: str | os.PathLike[str], llm: LLM) -> Cost:
 
 def cache_bytes(llm: LLM, kv: str, depth: int) -> int:
     """The bytes of K and V that a token reads with `depth` tokens before it."""
-    spec = llm.spec
-    head = 2 * spec.head_size if kv == "f16" else -(-spec.head_size // 32) * 34
-    n_cells = sum(min(depth, layer.window or depth) for layer in spec.layers)
-    return 2 * n_cells * spec.n_kv_head * head
+    total = 0
+    for heads, size, window in llm.spec.kv_reads:
+        head = 2 * size if kv == "f16" else -(-size // 32) * 34
+        total += 2 * heads * head * min(depth, window or depth)
+    return total
 
 
 def measure_machine(llm: LLM, threads: int | None, nbytes: int, seconds: float = _SECONDS) -> Machine | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stretto.errors import ModelError
-from stretto.models import gemma3, llama, qwen2, qwen3
+from stretto.models import gemma3, llama, qwen2, qwen3, smollm3
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.weights.gguf import GGUF
 
@@ -16,6 +16,7 @@ ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
     "llama": llama.read,
     "qwen2": qwen2.read,
     "qwen3": qwen3.read,
+    "smollm3": smollm3.read,
 }
 
 # Tensors of a layer that repeat metadata; some old files have them.

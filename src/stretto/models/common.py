@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from stretto.errors import ModelError
-from stretto.models.spec import Layer, ModelSpec, Rope
+from stretto.models.spec import Attention, Dense, Layer, ModelSpec, Norm, Rope, plain_layer
 from stretto.weights.gguf import GGUF
 
 # Far above any model; a damaged count should not cost memory.
 MAX_LAYERS = 1024
 MAX_HEAD_SIZE = 1 << 16
+MAX_EXPERTS = 4096
 
 
 def positive(file: GGUF, key: str, default: int | None = None, most: int = 1 << 31) -> int:
@@ -19,6 +22,109 @@ def positive(file: GGUF, key: str, default: int | None = None, most: int = 1 << 
     if not 1 <= value <= most:
         raise ModelError(f"{value}, but 1 to {most} is possible", path=file.path, field=key)
     return value
+
+
+def refuse(file: GGUF, key: str, what: str, harmless: float = 0.0) -> None:
+    """Raise for a part of a model that would be ignored otherwise: `key` with a value that matters."""
+    value = file.metadata.number(key, harmless)
+    if value != harmless:
+        raise ModelError(f"{what} ({value:g}) is not supported", path=file.path, field=key)
+
+
+class Keys:
+    """The keys of one architecture in a file, checked: `keys.size("block_count")` is at least 1."""
+
+    def __init__(self, file: GGUF, arch: str) -> None:
+        self.file = file
+        self.arch = arch
+
+    def size(self, name: str, default: int | None = None, most: int = 1 << 31) -> int:
+        """A count, from 1 to `most`."""
+        return positive(self.file, f"{self.arch}.{name}", default, most)
+
+    def count(self, name: str, default: int = 0, most: int = 1 << 31) -> int:
+        """A count that may be 0."""
+        key = f"{self.arch}.{name}"
+        value = self.file.metadata.integer(key, default)
+        if not 0 <= value <= most:
+            raise ModelError(f"{value}, but 0 to {most} is possible", path=self.file.path, field=key)
+        return value
+
+    def sizes(self, name: str, default: int | None = None, least: int = 1) -> list[int]:
+        """A count for each layer: an array of them, or one for all."""
+        key = f"{self.arch}.{name}"
+        if key not in self.file.metadata or isinstance(self.file.metadata[key], int):
+            one = self.count(name, default or 0) if least == 0 else self.size(name, default)
+            return [one] * self.n_layer
+        values: list[Any] = self.file.metadata.array(key).tolist()
+        if len(values) != self.n_layer or not all(type(v) is int and least <= v <= 1 << 31 for v in values):
+            raise ModelError(
+                f"{len(values)} numbers; {self.n_layer} integers from {least} are needed, one for each layer",
+                path=self.file.path,
+                field=key,
+            )
+        return values
+
+    def flags(self, name: str) -> list[bool]:
+        """A boolean for each layer."""
+        key = f"{self.arch}.{name}"
+        values = [bool(v) for v in self.file.metadata.array(key).tolist()]
+        if len(values) != self.n_layer:
+            raise ModelError(
+                f"{len(values)} values for {self.n_layer} layers", path=self.file.path, field=key
+            )
+        return values
+
+    def number(
+        self, name: str, default: float | None = None, least: float = -1e30, most: float = 1e30
+    ) -> float:
+        """A finite number within limits."""
+        key = f"{self.arch}.{name}"
+        value = self.file.metadata.number(key, default)
+        if not least <= value <= most:
+            raise ModelError(
+                f"{value}, but {least:g} to {most:g} is possible", path=self.file.path, field=key
+            )
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean."""
+        return self.file.metadata.flag(f"{self.arch}.{name}", default)
+
+    def refuse(self, name: str, what: str, harmless: float = 0.0) -> None:
+        """Raise for a part of a model that would be ignored otherwise."""
+        refuse(self.file, f"{self.arch}.{name}", what, harmless)
+
+    @property
+    def n_layer(self) -> int:
+        """The number of layers."""
+        return self.size("block_count", most=MAX_LAYERS)
+
+    @property
+    def n_embd(self) -> int:
+        """The width of the residual stream."""
+        return self.size("embedding_length")
+
+    @property
+    def eps(self) -> float:
+        """The epsilon of RMS norms."""
+        return self._epsilon("attention.layer_norm_rms_epsilon")
+
+    @property
+    def layer_eps(self) -> float:
+        """The epsilon of layer norms."""
+        return self._epsilon("attention.layer_norm_epsilon")
+
+    def _epsilon(self, name: str) -> float:
+        key = f"{self.arch}.{name}"
+        eps = self.file.metadata.number(key)
+        if not 0.0 <= eps < 1.0:
+            raise ModelError(f"an epsilon of {eps}", path=self.file.path, field=key)
+        return eps
+
+    def has(self, tensor: str) -> bool:
+        """Whether the file has a tensor."""
+        return tensor in self.file.tensors
 
 
 def head_size(file: GGUF, arch: str) -> int:
@@ -35,50 +141,65 @@ def head_size(file: GGUF, arch: str) -> int:
     return size
 
 
-def refuse(file: GGUF, key: str, what: str, harmless: float = 0.0) -> None:
-    """Raise for a part of a model that would be ignored otherwise: `key` with a value that matters."""
-    value = file.metadata.number(key, harmless)
-    if value != harmless:
-        raise ModelError(f"{what} ({value:g}) is not supported", path=file.path, field=key)
-
-
-def decoder(
-    file: GGUF, arch: str, rope: Rope, layers: tuple[Layer, ...] | None = None, **pieces: Any
-) -> ModelSpec:
-    """A spec from the keys that every architecture has; `pieces` are the fields that differ."""
-    refuse(file, f"{arch}.expert_count", "a mixture of experts")
-    refuse(file, f"{arch}.attn_logit_softcapping", "a cap on attention scores")
-    refuse(file, f"{arch}.final_logit_softcapping", "a cap on logits")
-    size = head_size(file, arch)
-    n_head = positive(file, f"{arch}.attention.head_count")
-    n_kv_head = positive(file, f"{arch}.attention.head_count_kv", n_head)
+def attention(keys: Keys, rope: Rope | None, **pieces: Any) -> Attention:
+    """The attention that the usual keys describe; `pieces` are the fields that differ."""
+    size = head_size(keys.file, keys.arch)
+    n_head = pieces.pop("n_head", None) or keys.size("attention.head_count")
+    n_kv_head = pieces.pop("n_kv_head", None) or keys.size("attention.head_count_kv", n_head)
     if n_head % n_kv_head:
         raise ModelError(
             f"{n_head} heads cannot share {n_kv_head} K/V heads evenly",
-            path=file.path,
-            field=f"{arch}.attention.head_count_kv",
+            path=keys.file.path,
+            field=f"{keys.arch}.attention.head_count_kv",
         )
-    n_layer = positive(file, f"{arch}.block_count", most=MAX_LAYERS)
-    eps = file.metadata.number(f"{arch}.attention.layer_norm_rms_epsilon")
-    if not 0.0 <= eps < 1.0:
-        key = f"{arch}.attention.layer_norm_rms_epsilon"
-        raise ModelError(f"an epsilon of {eps}", path=file.path, field=key)
+    return Attention(
+        **(
+            {"scale": size**-0.5, "n_head": n_head, "n_kv_head": n_kv_head, "head_size": size, "rope": rope}
+            | pieces
+        )
+    )
+
+
+def qk_norms(eps: float) -> dict[str, Norm]:
+    """The norms of each head's query and key, by RMS, as pieces of an attention."""
+    return {"q_norm": Norm("attn_q_norm", eps), "k_norm": Norm("attn_k_norm", eps)}
+
+
+def decoder(keys: Keys, layers: Iterable[Layer], **pieces: Any) -> ModelSpec:
+    """A spec from the keys that every architecture has; `pieces` are the fields that differ."""
+    file = keys.file
     if "token_embd.weight" not in file.tensors:
         raise ModelError(
             "the tensor is missing; is this a language model?", path=file.path, field="token_embd.weight"
         )
+    layers = tuple(layers)
     fields: dict[str, Any] = {
-        "architecture": arch,
+        "architecture": keys.arch,
         "n_vocab": file.tensors["token_embd.weight"].shape[0],
-        "n_embd": positive(file, f"{arch}.embedding_length"),
-        "n_ff": positive(file, f"{arch}.feed_forward_length"),
-        "n_head": n_head,
-        "n_kv_head": n_kv_head,
-        "head_size": size,
-        "context_length": positive(file, f"{arch}.context_length"),
-        "layers": layers or (Layer(rope),) * n_layer,
-        "norm_eps": eps,
-        "attention_scale": size**-0.5,
+        "n_embd": keys.n_embd,
+        "context_length": keys.size("context_length"),
+        "layers": layers,
         "tied": "output.weight" not in file.tensors,
     }
+    if "output_norm" not in pieces:
+        fields["output_norm"] = Norm("output_norm", keys.eps)
     return ModelSpec(**(fields | pieces))
+
+
+def plain_decoder(keys: Keys, mixer: Attention, **pieces: Any) -> ModelSpec:
+    """A model whose layers are all the same attention and gated feed-forward, with norms before each."""
+    refuse_experts(keys)
+    layer = plain_layer(mixer, Dense(keys.size("feed_forward_length")), keys.eps)
+    return decoder(keys, (layer,) * keys.n_layer, **pieces)
+
+
+def refuse_experts(keys: Keys) -> None:
+    """Raise for what a model of plain layers does not have."""
+    keys.refuse("expert_count", "a mixture of experts")
+    keys.refuse("attn_logit_softcapping", "a cap on attention scores")
+    keys.refuse("final_logit_softcapping", "a cap on logits")
+
+
+def without_rope(mixer: Attention) -> Attention:
+    """The same attention without positions."""
+    return replace(mixer, rope=None)

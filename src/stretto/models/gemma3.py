@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from stretto.models.common import MAX_LAYERS, decoder, head_size, positive
+from dataclasses import replace
+
+from stretto.models.common import Keys, attention, decoder, head_size, qk_norms, refuse_experts
 from stretto.models.rope import plain_frequencies, read_base, read_rope
-from stretto.models.spec import Layer, ModelSpec, Rope
+from stretto.models.spec import Dense, ModelSpec, Rope, sandwich
 from stretto.weights.gguf import GGUF
 
 PERIOD = 6  # every sixth layer is global, unless the file says otherwise
@@ -14,28 +16,17 @@ LAYERS_27B = 62  # the one size that scales attention by the embedding's share o
 
 def read(file: GGUF) -> ModelSpec:
     """The spec of a gemma3 file."""
-    size = head_size(file, "gemma3")
-    n_embd = positive(file, "gemma3.embedding_length")
-    n_layer = positive(file, "gemma3.block_count", most=MAX_LAYERS)
-    wide = read_rope(file, "gemma3", size, "halves")
-    base = read_base(file, "gemma3.rope.freq_base_swa", LOCAL_BASE)
-    period = positive(file, "gemma3.attention.sliding_window_pattern", PERIOD)
-    near = Layer(
-        Rope(tuple(plain_frequencies(base, size).tolist()), "halves"),
-        positive(file, "gemma3.attention.sliding_window"),
-    )
-    layers = tuple(Layer(wide) if i % period == period - 1 else near for i in range(n_layer))
+    keys = Keys(file, "gemma3")
+    refuse_experts(keys)
+    size, n_embd, eps = head_size(file, "gemma3"), keys.n_embd, keys.eps
     scale = size**-0.5
-    if n_layer == LAYERS_27B:
-        scale = (n_embd / positive(file, "gemma3.attention.head_count")) ** -0.5
-    return decoder(
-        file,
-        "gemma3",
-        wide,
-        layers,
-        activation="gelu",
-        attention_scale=scale,
-        embedding_scale=n_embd**0.5,
-        qk_norm=True,
-        post_norm=True,
-    )
+    if keys.n_layer == LAYERS_27B:
+        scale = (n_embd / keys.size("attention.head_count")) ** -0.5
+    wide = attention(keys, read_rope(file, "gemma3", size, "halves"), scale=scale, **qk_norms(eps))
+    base = read_base(file, "gemma3.rope.freq_base_swa", LOCAL_BASE)
+    rope = Rope(tuple(plain_frequencies(base, size).tolist()), "halves")
+    near = replace(wide, rope=rope, window=keys.size("attention.sliding_window"))
+    period = keys.size("attention.sliding_window_pattern", PERIOD)
+    ffn = Dense(keys.size("feed_forward_length"), "gelu")
+    mixers = (wide if i % period == period - 1 else near for i in range(keys.n_layer))
+    return decoder(keys, (sandwich(mixer, ffn, eps) for mixer in mixers), embedding_scale=n_embd**0.5)

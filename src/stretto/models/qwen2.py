@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stretto.models.common import decoder, head_size
+from stretto.models.common import Keys, attention, head_size, plain_decoder
 from stretto.models.rope import read_rope
 from stretto.models.spec import ModelSpec
 from stretto.weights.gguf import GGUF
@@ -10,5 +10,6 @@ from stretto.weights.gguf import GGUF
 
 def read(file: GGUF) -> ModelSpec:
     """The spec of a qwen2 file."""
+    keys = Keys(file, "qwen2")
     rope = read_rope(file, "qwen2", head_size(file, "qwen2"), "halves")
-    return decoder(file, "qwen2", rope, qkv_bias=True)
+    return plain_decoder(keys, attention(keys, rope, bias=True))

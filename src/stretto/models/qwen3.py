@@ -1,8 +1,8 @@
-"""Qwen 3: q and k normalised per head instead of biases."""
+"""Qwen 3: Llama with norms on each head's query and key, rotating halves."""
 
 from __future__ import annotations
 
-from stretto.models.common import decoder, head_size
+from stretto.models.common import Keys, attention, head_size, plain_decoder, qk_norms
 from stretto.models.rope import read_rope
 from stretto.models.spec import ModelSpec
 from stretto.weights.gguf import GGUF
@@ -10,5 +10,6 @@ from stretto.weights.gguf import GGUF
 
 def read(file: GGUF) -> ModelSpec:
     """The spec of a qwen3 file."""
+    keys = Keys(file, "qwen3")
     rope = read_rope(file, "qwen3", head_size(file, "qwen3"), "halves")
-    return decoder(file, "qwen3", rope, qk_norm=True)
+    return plain_decoder(keys, attention(keys, rope, **qk_norms(keys.eps)))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stretto.errors import ModelError
 from stretto.models.common import positive, refuse
-from stretto.models.spec import Rope
+from stretto.models.parts import Rope
 from stretto.weights.gguf import GGUF
 
 Pairs = str

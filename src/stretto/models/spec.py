@@ -2,45 +2,98 @@
 
 A decoder layer is
 
-    x += [post_norm] attention([norm] x)
-    x += [post_norm] ffn([norm] x)          ffn(x) = down(activation(gate x) * up x)
+    x += [post_norm] mixer([norm] x)
+    x += [post_ffn_norm] ffn([ffn_norm] x)
 
-and a spec says how many, how large, and which of the optional pieces an architecture has.
+and a spec says for each layer which mixer, feed-forward and norms it has (models/mixers.py,
+models/feed_forward.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
+from stretto.models.feed_forward import Dense, Experts, FeedForward, Routing
+from stretto.models.mixers import Attention, Beside, Convolution, DeltaNet, Latent, Mamba2, Mixer
+from stretto.models.parts import Norm, Rope, Shapes, Slice, Temperature
 
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary positions of a layer. Pair i is rotated by position × frequencies[i], both parts × magnitude.
-
-    `pairs` says which numbers of a head form pair i: "adjacent" (2i, 2i+1) or "halves" (i, i + d/2),
-    where d = 2 × len(frequencies); numbers of the head from d on are not rotated.
-    """
-
-    frequencies: tuple[float, ...]
-    pairs: Literal["adjacent", "halves"]
-    magnitude: float = 1.0
-
-    def angles(self, positions: NDArray[np.integer]) -> NDArray[np.float64]:
-        """float64[n, d/2]: the angle of each pair at each position."""
-        angles: NDArray[np.float64] = positions[:, None] * np.asarray(self.frequencies)
-        return angles
+__all__ = [
+    "Attention",
+    "Beside",
+    "Convolution",
+    "DeltaNet",
+    "Dense",
+    "Experts",
+    "Latent",
+    "Layer",
+    "Mamba2",
+    "ModelSpec",
+    "Norm",
+    "Rope",
+    "Routing",
+    "Temperature",
+    "plain_layer",
+    "sandwich",
+]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer. `window`: a token attends to the last `window` positions only, itself included."""
+    """One decoder layer. A part that is None is left out; a norm that is None changes nothing.
 
-    rope: Rope
-    window: int | None = None
+    `parallel`: the feed-forward reads what the mixer reads, and both are added to x together.
+    """
+
+    mixer: Mixer | None
+    ffn: FeedForward | None
+    norm: Norm | None
+    ffn_norm: Norm | None
+    post_norm: Norm | None = None
+    post_ffn_norm: Norm | None = None
+    parallel: bool = False
+    residual_scale: float = 1.0  # of what mixer and feed-forward add
+
+    @property
+    def attention(self) -> Attention | None:
+        """The layer's attention, if it has one."""
+        if isinstance(self.mixer, Beside):
+            return self.mixer.attention
+        return self.mixer if isinstance(self.mixer, Attention) else None
+
+    @property
+    def kv(self) -> tuple[int, int] | None:
+        """Heads and their size of what each cell holds of this layer; None if nothing."""
+        return self.mixer.kv if self.mixer is not None else None
+
+    @property
+    def recurrent(self) -> str:
+        """The kind of the layer's recurrent mixer, or ""."""
+        return getattr(self.mixer, "recurrent", "")
+
+    @property
+    def state_floats(self) -> int:
+        """The size of the layer's recurrent state."""
+        return getattr(self.mixer, "state_floats", 0)
+
+    def tensors(self, n_embd: int) -> Shapes:
+        """The names, without the layer's prefix, and shapes of its tensors."""
+        shapes: Shapes = {}
+        for norm in (self.norm, self.ffn_norm, self.post_norm, self.post_ffn_norm):
+            if norm is not None:
+                shapes |= norm.tensors(n_embd)
+        for part in (self.mixer, self.ffn):
+            if part is not None:
+                shapes |= part.tensors(n_embd)
+        return shapes
+
+    def slices(self) -> dict[str, Slice]:
+        """Tensors that are parts of others in the file, without the layer's prefix."""
+        return {
+            name: at
+            for part in (self.mixer, self.ffn)
+            if part is not None
+            for name, at in part.slices().items()
+        }
 
 
 @dataclass(frozen=True)
@@ -54,21 +107,12 @@ class ModelSpec:
     architecture: str
     n_vocab: int
     n_embd: int
-    n_ff: int
-    n_head: int
-    n_kv_head: int
-    head_size: int
     context_length: int
     layers: tuple[Layer, ...]
-    norm_eps: float
-    attention_scale: float
-    activation: Literal["silu", "gelu"] = "silu"
+    output_norm: Norm
     embedding_scale: float = 1.0
-    attention_cap: float = 0.0  # scores become cap × tanh(score / cap); 0: as they are
-    logit_cap: float = 0.0  # the same for logits
-    qkv_bias: bool = False  # the q, k and v projections have biases
-    qk_norm: bool = False  # q and k are normalised per head before rope
-    post_norm: bool = False  # attention and ffn outputs are normalised before they are added
+    logit_scale: float = 1.0  # logits are multiplied by it
+    logit_cap: float = 0.0  # logits become cap × tanh(logit / cap); 0: as they are
     tied: bool = True  # the output matrix is the embedding matrix
 
     @property
@@ -76,35 +120,84 @@ class ModelSpec:
         """The number of layers."""
         return len(self.layers)
 
-    def tensors(self) -> dict[str, tuple[int, ...]]:
+    @property
+    def n_head(self) -> int:
+        """The largest number of heads of any layer."""
+        return max((getattr(layer.attention or layer.mixer, "n_head", 0) for layer in self.layers), default=0)
+
+    @property
+    def n_kv_head(self) -> int:
+        """The largest number of K/V heads of any layer."""
+        return max((layer.kv[0] for layer in self.layers if layer.kv), default=0)
+
+    @property
+    def head_size(self) -> int:
+        """The largest size of a K/V head of any layer."""
+        return max((layer.kv[1] for layer in self.layers if layer.kv), default=0)
+
+    @property
+    def n_ff(self) -> int:
+        """The width of the widest feed-forward."""
+        return max((layer.ffn.n_ff for layer in self.layers if layer.ffn is not None), default=0)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any feed-forward is a mixture of experts."""
+        return any(isinstance(layer.ffn, Experts) for layer in self.layers)
+
+    @property
+    def recurrent(self) -> str:
+        """The kind of the first recurrent layer, or "" if all layers are attention."""
+        return next((layer.recurrent for layer in self.layers if layer.recurrent), "")
+
+    @property
+    def kv_floats(self) -> int:
+        """How many numbers a cell holds, in all layers."""
+        return sum(2 * layer.kv[0] * layer.kv[1] for layer in self.layers if layer.kv)
+
+    @property
+    def kv_reads(self) -> list[tuple[int, int, int | None]]:
+        """What each layer with attention reads of a cell: heads, their size, and its window."""
+        found: list[tuple[int, int, int | None]] = []
+        for layer in self.layers:
+            attention = layer.attention
+            shared = attention.shared if attention is not None else None
+            kv = layer.kv if shared is None else self.layers[shared].kv
+            if kv is not None:
+                found.append((*kv, attention.window if attention is not None else None))
+        return found
+
+    @property
+    def state_floats(self) -> int:
+        """How many numbers a state slot holds, in all layers."""
+        return sum(layer.state_floats for layer in self.layers)
+
+    @property
+    def kv_layout(self) -> str:
+        """The shape of a cell in words, for the check of data from elsewhere."""
+        kinds = list(dict.fromkeys(layer.kv for layer in self.layers))
+        if len(kinds) == 1 and kinds[0]:
+            return f"{self.n_layer} layers, {kinds[0][0]} heads of {kinds[0][1]}"
+        each = " ".join(f"{layer.kv[0]}x{layer.kv[1]}" if layer.kv else "-" for layer in self.layers)
+        return f"{self.n_layer} layers, heads {each}"
+
+    def tensors(self) -> Shapes:
         """The names and shapes of all tensors the model needs, by the names of the file."""
-        q, kv = self.n_head * self.head_size, self.n_kv_head * self.head_size
-        shapes: dict[str, tuple[int, ...]] = {
-            "token_embd.weight": (self.n_vocab, self.n_embd),
-            "output_norm.weight": (self.n_embd,),
-        }
+        shapes: Shapes = {"token_embd.weight": (self.n_vocab, self.n_embd)}
+        shapes |= self.output_norm.tensors(self.n_embd)
         if not self.tied:
             shapes["output.weight"] = (self.n_vocab, self.n_embd)
-        layer: dict[str, tuple[int, ...]] = {
-            "attn_norm.weight": (self.n_embd,),
-            "attn_q.weight": (q, self.n_embd),
-            "attn_k.weight": (kv, self.n_embd),
-            "attn_v.weight": (kv, self.n_embd),
-            "attn_output.weight": (self.n_embd, q),
-            "ffn_norm.weight": (self.n_embd,),
-            "ffn_gate.weight": (self.n_ff, self.n_embd),
-            "ffn_up.weight": (self.n_ff, self.n_embd),
-            "ffn_down.weight": (self.n_embd, self.n_ff),
-        }
-        if self.qkv_bias:
-            layer |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
-        if self.qk_norm:
-            layer |= {"attn_q_norm.weight": (self.head_size,), "attn_k_norm.weight": (self.head_size,)}
-        if self.post_norm:
-            layer |= {
-                "post_attention_norm.weight": (self.n_embd,),
-                "post_ffw_norm.weight": (self.n_embd,),
-            }
-        for i in range(self.n_layer):
-            shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
+        for i, layer in enumerate(self.layers):
+            shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.tensors(self.n_embd).items()}
         return shapes
+
+
+def sandwich(mixer: Mixer, ffn: FeedForward, eps: float) -> Layer:
+    """A layer with RMS norms on both sides of mixer and feed-forward, by their usual names."""
+    after = Norm("post_attention_norm", eps), Norm("post_ffw_norm", eps)
+    return Layer(mixer, ffn, Norm("attn_norm", eps), Norm("ffn_norm", eps), *after)
+
+
+def plain_layer(mixer: Mixer, ffn: FeedForward, eps: float) -> Layer:
+    """A layer as most models have it: RMS norms before mixer and feed-forward."""
+    return Layer(mixer, ffn, Norm("attn_norm", eps), Norm("ffn_norm", eps))

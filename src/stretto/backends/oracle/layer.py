@@ -1,0 +1,87 @@
+"""What the parts of a layer get to compute with: its weights, and the pass they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.base import Batch
+from stretto.backends.batch import Placement
+from stretto.backends.oracle.maths import layer_norm, rms_norm
+from stretto.models.parts import Norm, Slice
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+Mask = NDArray[np.bool_]
+
+
+class LayerWeights:
+    """The tensors of one layer, by their names without its prefix."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, Floats],
+        index: int,
+        slices: Mapping[str, Slice],
+        prefix: str | None = None,
+    ) -> None:
+        self._weights = weights
+        self._prefix = f"blk.{index}." if prefix is None else prefix
+        self._slices = slices
+
+    def get(self, name: str) -> Floats | None:
+        """A tensor, or None if the layer has none of that name."""
+        if name in self._slices:
+            at = self._slices[name]
+            return self._weights[self._prefix + at.tensor][at.first : at.first + at.rows]
+        return self._weights.get(self._prefix + name)
+
+    def __getitem__(self, name: str) -> Floats:
+        found = self.get(name)
+        if found is None:
+            raise KeyError(self._prefix + name)
+        return found
+
+    def matmul(self, x: Floats, name: str) -> Floats:
+        """x times a matrix, plus its bias if it has one."""
+        out: Floats = x @ self[f"{name}.weight"].T
+        bias = self.get(f"{name}.bias")
+        return out if bias is None else out + bias
+
+    def norm(self, norm: Norm | None, x: Floats) -> Floats:
+        """x normalised along its last axis, or x itself where there is no norm."""
+        if norm is None:
+            return x
+        weight = self[f"{norm.name}.weight"] if norm.weight else None
+        if norm.kind == "rms":
+            return rms_norm(x, weight, norm.eps)
+        return layer_norm(x, weight, self[f"{norm.name}.bias"] if norm.bias else None, norm.eps)
+
+    def norm_heads(self, norm: Norm | None, x: Floats) -> Floats:
+        """x [n, heads, size], normalised over what the norm says."""
+        if norm is not None and norm.over == "all":
+            return self.norm(norm, x.reshape(len(x), -1)).reshape(x.shape)
+        return self.norm(norm, x)
+
+
+@dataclass
+class Pass:
+    """One forward pass: the batch, what its rows see, and the memory that the layers read and write."""
+
+    batch: Batch
+    placement: Placement
+    mask: Mask  # bool[n, n_cells]: the cells that a row attends to
+    keys: list[Floats]  # of each layer: float32[n_cells, heads, size]
+    values: list[Floats]
+    states: list[Floats]  # of each layer: float32[n_slots, state_floats]
+    stored: Callable[[Floats], Floats]  # K or V as the cache keeps it
+    wanted: bool  # whether attention weights are asked for
+    attention: list[Floats] = field(default_factory=list)  # of each layer: float32[n_head, n, n_cells]
+
+    @property
+    def positions(self) -> Ints:
+        """The position of each row."""
+        return self.batch.positions

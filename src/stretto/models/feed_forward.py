@@ -1,0 +1,122 @@
+"""The feed-forwards of a layer, as plain data: they work on each token alone.
+
+Each names the tensors it needs, without the prefix of its layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from stretto.models.parts import Shapes, Slice
+
+Activation = Literal["silu", "gelu", "relu2"]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """down(activation(gate x) × up x), or without a gate down(activation(up x)).
+
+    `suffix` is part of the tensors' names: "_shexp" for an expert that every token has.
+    """
+
+    n_ff: int
+    activation: Activation = "silu"
+    gated: bool = True
+    bias: bool = False
+    fused: bool = False  # gate and up are one tensor of the file, ffn_up
+    suffix: str = ""
+
+    def tensors(self, n_embd: int) -> Shapes:
+        """The tensors of the file."""
+        s = self.suffix
+        rows = {f"ffn_up{s}": self.n_ff * (2 if self.fused else 1), f"ffn_down{s}": n_embd}
+        if self.gated and not self.fused:
+            rows[f"ffn_gate{s}"] = self.n_ff
+        shapes: Shapes = {
+            f"{name}.weight": (n, self.n_ff if "down" in name else n_embd) for name, n in rows.items()
+        }
+        if self.bias:
+            shapes |= {f"{name}.bias": (n,) for name, n in rows.items()}
+        return shapes
+
+    def slices(self) -> dict[str, Slice]:
+        """Gate and up within a fused tensor."""
+        if not self.fused:
+            return {}
+        up = f"ffn_up{self.suffix}.weight"
+        return {f"ffn_gate{self.suffix}.weight": Slice(up, 0, self.n_ff), up: Slice(up, self.n_ff, self.n_ff)}
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The choice of experts for a token, from the router's scores.
+
+    `weights` is how scores become weights: a "softmax" or "sigmoid" of all, or "chosen": a softmax of the
+    chosen ones. With `correction` a bias is added for the choice only. With groups, only experts of the
+    `n_group_used` best groups (by the sum of each group's `group_best` best) can be chosen. Chosen weights
+    are divided by their sum if `normalize`, and multiplied by `scale`.
+    """
+
+    n_used: int
+    weights: Literal["softmax", "sigmoid", "chosen"] = "softmax"
+    normalize: bool = True
+    scale: float = 1.0
+    correction: bool = False
+    bias: bool = False  # of the router
+    n_group: int = 1
+    n_group_used: int = 1
+    group_best: int = 2
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts: for each token a few feed-forwards, chosen by a router, and one that all tokens
+    have.
+
+    `limit` is that of the clamped SwiGLU: gate ≤ limit, −limit ≤ up ≤ limit, gate × sigmoid(alpha × gate) ×
+    (up + 1).
+    """
+
+    n_expert: int
+    n_ff: int
+    routing: Routing
+    activation: Activation = "silu"
+    gated: bool = True
+    bias: bool = False  # of the experts' matrices
+    limit: float = 0.0  # 0: a plain gate
+    alpha: float = 1.702
+    shared: Dense | None = None
+    shared_gate: bool = False  # the shared expert is multiplied by the sigmoid of one more score
+    input_scale: bool = False  # an expert's input is multiplied by its weight, instead of its output
+
+    def tensors(self, n_embd: int) -> Shapes:
+        """The tensors of the file."""
+        n, f = self.n_expert, self.n_ff
+        shapes: Shapes = {
+            "ffn_gate_inp.weight": (n, n_embd),
+            "ffn_up_exps.weight": (n, f, n_embd),
+            "ffn_down_exps.weight": (n, n_embd, f),
+        }
+        if self.gated:
+            shapes["ffn_gate_exps.weight"] = (n, f, n_embd)
+        if self.bias:
+            shapes |= {"ffn_up_exps.bias": (n, f), "ffn_down_exps.bias": (n, n_embd)}
+            if self.gated:
+                shapes["ffn_gate_exps.bias"] = (n, f)
+        if self.routing.bias:
+            shapes["ffn_gate_inp.bias"] = (n,)
+        if self.routing.correction:
+            shapes["exp_probs_b.bias"] = (n,)
+        if self.shared is not None:
+            shapes |= self.shared.tensors(n_embd)
+        if self.shared_gate:
+            shapes["ffn_gate_inp_shexp.weight"] = (n_embd,)
+        return shapes
+
+    def slices(self) -> dict[str, Slice]:
+        """Those of the shared expert."""
+        return self.shared.slices() if self.shared is not None else {}
+
+
+FeedForward = Dense | Experts

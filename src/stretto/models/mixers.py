@@ -1,0 +1,296 @@
+"""The mixers of a layer, as plain data: they let a token see other tokens.
+
+`Attention` and `Latent` (attention over a compressed cache) read cells. The recurrent ones, `DeltaNet`,
+`Convolution` and `Mamba2`, keep a state of fixed size instead, which summarises all tokens before. Each
+names the tensors it needs, without the prefix of its layer; `slices` are tensors that are parts of others
+in the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stretto.models.parts import Norm, Rope, Shapes, Slice, Temperature
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention over the cells of a token's view.
+
+    `window`: a token attends to the last `window` positions only, itself included. `shared`: the layer
+    whose K and V this one reads instead of its own. `sinks`: a score for each head that belongs to no cell.
+    `gate`: the query projection has a gate beside each head's query, whose sigmoid multiplies the head's
+    result.
+    """
+
+    n_head: int
+    n_kv_head: int
+    head_size: int
+    scale: float
+    rope: Rope | None
+    window: int | None = None
+    cap: float = 0.0  # scores become cap × tanh(score / cap); 0: as they are
+    bias: bool = False  # of the projections to q, k and v
+    output_bias: bool = False
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    v_norm: Norm | None = None
+    norm_after_rope: bool = False
+    sinks: bool = False
+    gate: bool = False
+    shared: int | None = None
+    values_are_keys: bool = False  # V is what the projection to K gives, before its norm and rope
+    temperature: Temperature | None = None
+    fused: bool = False  # q, k and v are one tensor of the file, attn_qkv
+
+    @property
+    def kv(self) -> tuple[int, int] | None:
+        """Heads and their size of K, and as much of V, in each cell; None if they are another layer's."""
+        return None if self.shared is not None else (self.n_kv_head, self.head_size)
+
+    def _rows(self) -> dict[str, int]:
+        """The rows of each projection."""
+        rows = {"attn_q": self.n_head * self.head_size * (2 if self.gate else 1)}
+        if self.shared is None:
+            rows["attn_k"] = self.n_kv_head * self.head_size
+            if not self.values_are_keys:
+                rows["attn_v"] = self.n_kv_head * self.head_size
+        return rows
+
+    def tensors(self, n_embd: int) -> Shapes:
+        """The tensors of the file."""
+        rows = self._rows()
+        if self.fused:
+            rows = {"attn_qkv": sum(rows.values())}
+        shapes: Shapes = {f"{name}.weight": (n, n_embd) for name, n in rows.items()}
+        shapes["attn_output.weight"] = (n_embd, self.n_head * self.head_size)
+        if self.bias:
+            shapes |= {f"{name}.bias": (n,) for name, n in rows.items()}
+        if self.output_bias:
+            shapes["attn_output.bias"] = (n_embd,)
+        norms = [(self.q_norm, self.n_head)]
+        if self.shared is None:
+            norms += [(self.k_norm, self.n_kv_head), (self.v_norm, self.n_kv_head)]
+        for norm, heads in norms:
+            if norm is not None:
+                shapes |= norm.tensors(*norm.shape(heads, self.head_size))
+        if self.sinks:
+            shapes["attn_sinks.weight"] = (self.n_head,)
+        return shapes
+
+    def slices(self) -> dict[str, Slice]:
+        """The projections within a fused tensor."""
+        found: dict[str, Slice] = {}
+        first = 0
+        for name, rows in self._rows().items() if self.fused else ():
+            for kind in ("weight", "bias") if self.bias else ("weight",):
+                found[f"{name}.{kind}"] = Slice(f"attn_qkv.{kind}", first, rows)
+            first += rows
+        return found
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention (MLA): a cell holds one compressed vector for all heads, and one rotated
+    key.
+
+    The matrices that would expand the vector to K and V are applied to the query and to the result instead,
+    so it is attention with one K/V head of `rank` + `rope_size` numbers, the first `rank` of which are also
+    V.
+    """
+
+    n_head: int
+    q_rank: int  # queries are compressed to so many numbers first; 0: not
+    rank: int
+    nope_size: int  # of a head's query, not rotated
+    rope_size: int
+    value_size: int  # of a head
+    scale: float
+    rope: Rope
+    q_norm: Norm | None
+    kv_norm: Norm
+
+    @property
+    def kv(self) -> tuple[int, int]:
+        """One head of K; V is part of it."""
+        return 1, self.rank + self.rope_size
+
+    def tensors(self, n_embd: int) -> Shapes:
+        """The tensors of the file."""
+        q = self.n_head * (self.nope_size + self.rope_size)
+        shapes: Shapes = {
+            "attn_kv_a_mqa.weight": (self.rank + self.rope_size, n_embd),
+            "attn_k_b.weight": (self.n_head, self.rank, self.nope_size),
+            "attn_v_b.weight": (self.n_head, self.value_size, self.rank),
+            "attn_output.weight": (n_embd, self.n_head * self.value_size),
+        }
+        if self.q_rank:
+            shapes |= {"attn_q_a.weight": (self.q_rank, n_embd), "attn_q_b.weight": (q, self.q_rank)}
+        else:
+            shapes["attn_q.weight"] = (q, n_embd)
+        if self.q_norm is not None:
+            shapes |= self.q_norm.tensors(self.q_rank)
+        return shapes | self.kv_norm.tensors(self.rank)
+
+    def slices(self) -> dict[str, Slice]:
+        """None."""
+        return {}
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """Gated delta net: a matrix for each value head that decays, and is corrected by each token."""
+
+    n_key_head: int
+    n_value_head: int
+    key_size: int
+    value_size: int
+    kernel: int  # tokens that the convolution sees
+    norm: Norm  # of each head's result, before its gate
+
+    recurrent = "gated delta net"
+    kv = None
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.n_key_head * self.key_size + self.n_value_head * self.value_size
+
+    @property
+    def state_floats(self) -> int:
+        """The size of the state: the convolution's last inputs, and the matrices."""
+        matrices = self.n_value_head * self.key_size * self.value_size
+        return (self.kernel - 1) * self.channels + matrices
+
+    def tensors(self, n_embd: int) -> Shapes:
+        """The tensors of the file."""
+        inner = self.n_value_head * self.value_size
+        return {
+            "attn_qkv.weight": (self.channels, n_embd),
+            "attn_gate.weight": (inner, n_embd),
+            "ssm_conv1d.weight": (self.channels, self.kernel),
+            "ssm_beta.weight": (self.n_value_head, n_embd),
+            "ssm_alpha.weight": (self.n_value_head, n_embd),
+            "ssm_dt.bias": (self.n_value_head,),
+            "ssm_a": (self.n_value_head,),
+            "ssm_out.weight": (n_embd, inner),
+        } | self.norm.tensors(self.value_size)
+
+    def slices(self) -> dict[str, Slice]:
+        """None."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A short convolution between two gates."""
+
+    width: int  # channels
+    kernel: int
+    bias: bool = False
+
+    recurrent = "short convolution"
+    kv = None
+
+    @property
+    def state_floats(self) -> int:
+        """The size of the state: the last inputs."""
+        return (self.kernel - 1) * self.width
+
+    def tensors(self, n_embd: int) -> Shapes:
+        """The tensors of the file."""
+        shapes: Shapes = {
+            "shortconv.conv.weight": (self.width, self.kernel),
+            "shortconv.in_proj.weight": (3 * self.width, n_embd),
+            "shortconv.out_proj.weight": (n_embd, self.width),
+        }
+        return shapes
+
+    def slices(self) -> dict[str, Slice]:
+        """None."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """Mamba-2: a state for each head that decays by one number, and the output of its groups of B and C."""
+
+    n_head: int
+    head_size: int
+    n_group: int
+    state_size: int
+    kernel: int
+    norm: Norm | None  # of the gated result, for each group
+    conv_bias: bool = True
+
+    recurrent = "Mamba-2"
+    kv = None
+
+    @property
+    def inner(self) -> int:
+        """The width inside."""
+        return self.n_head * self.head_size
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: x, B and C."""
+        return self.inner + 2 * self.n_group * self.state_size
+
+    @property
+    def state_floats(self) -> int:
+        """The size of the state: the convolution's last inputs, and the heads' matrices."""
+        return (self.kernel - 1) * self.channels + self.inner * self.state_size
+
+    def tensors(self, n_embd: int) -> Shapes:
+        """The tensors of the file."""
+        shapes: Shapes = {
+            "ssm_in.weight": (self.inner + self.channels + self.n_head, n_embd),
+            "ssm_conv1d.weight": (self.channels, self.kernel),
+            "ssm_dt.bias": (self.n_head,),
+            "ssm_a": (self.n_head, 1),
+            "ssm_d": (self.n_head, 1),
+            "ssm_out.weight": (n_embd, self.inner),
+        }
+        if self.conv_bias:
+            shapes["ssm_conv1d.bias"] = (self.channels,)
+        if self.norm is not None:
+            shapes |= self.norm.tensors(self.n_group, self.inner // self.n_group)
+        return shapes
+
+    def slices(self) -> dict[str, Slice]:
+        """None."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Two mixers that read the same input; what they give is added."""
+
+    attention: Attention
+    other: Mamba2
+
+    @property
+    def recurrent(self) -> str:
+        """The kind of the recurrent one."""
+        return self.other.recurrent
+
+    @property
+    def kv(self) -> tuple[int, int] | None:
+        """Those of the attention."""
+        return self.attention.kv
+
+    @property
+    def state_floats(self) -> int:
+        """Those of the recurrent one."""
+        return self.other.state_floats
+
+    def tensors(self, n_embd: int) -> Shapes:
+        """The tensors of both."""
+        return self.attention.tensors(n_embd) | self.other.tensors(n_embd)
+
+    def slices(self) -> dict[str, Slice]:
+        """Those of the attention."""
+        return self.attention.slices()
+
+
+Mixer = Attention | Latent | DeltaNet | Convolution | Mamba2 | Beside

@@ -1,0 +1,76 @@
+"""What mixers and feed-forwards are made of, as plain data: ropes, norms, and parts of the file's tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows [first, first + rows) of a tensor."""
+
+    tensor: str
+    first: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions. Pair i is rotated by position × frequencies[i], both parts × magnitude.
+
+    `pairs` says which numbers of a head form pair i: "adjacent" (2i, 2i+1) or "halves" (i, i + d/2),
+    where d = 2 × len(frequencies); numbers of the head from d on are not rotated. `axes` says which of
+    the three positions of an image's token (time, row, column) pair i takes; in text all three are the same.
+    """
+
+    frequencies: tuple[float, ...]
+    pairs: Literal["adjacent", "halves"]
+    magnitude: float = 1.0
+    axes: tuple[int, ...] | None = None
+
+    def angles(self, positions: NDArray[np.integer]) -> NDArray[np.float64]:
+        """float64[n, d/2]: the angle of each pair at each position."""
+        angles: NDArray[np.float64] = positions[:, None] * np.asarray(self.frequencies)
+        return angles
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm with the name of its tensors: "rms", or "layer", which subtracts the mean first.
+
+    `over` says what is normalised together where heads are: "head" (each head, with weights that all share),
+    "heads" (each head, with weights of its own), "all" (the whole row). Without `weight` nothing is
+    multiplied.
+    """
+
+    name: str
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    weight: bool = True
+    bias: bool = False
+    over: Literal["head", "heads", "all"] = "head"
+
+    def shape(self, n_head: int, head_size: int) -> tuple[int, ...]:
+        """The shape of its weights where heads are."""
+        by_extent = {"head": (head_size,), "heads": (n_head, head_size), "all": (n_head * head_size,)}
+        return by_extent[self.over]
+
+    def tensors(self, *shape: int) -> Shapes:
+        """The norm's tensors, each of that shape."""
+        kinds = [kind for kind, there in (("weight", self.weight), ("bias", self.bias)) if there]
+        return {f"{self.name}.{kind}": shape for kind in kinds}
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Queries grow with the position: × (1 + slope × log(1 + floor((position + offset) / length)))."""
+
+    slope: float
+    length: int
+    offset: float = 0.0
