@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "bind_config.h"
 #include "bind_sampler.h"
 #include "decoder.h"
 #include "loop.h"
@@ -17,46 +18,14 @@ namespace {
 
 constexpr size_t kMost = size_t{1} << 31;
 
-size_t size_in(const nb::dict& spec, const char* name) {
-    const auto value = nb::cast<int64_t>(spec[name]);
-    if (value < 1 || value > static_cast<int64_t>(kMost)) fail(std::string(name) + " is out of range");
-    return static_cast<size_t>(value);
-}
-
-Config config_of(const nb::dict& spec) {
-    Config c;
-    c.n_vocab = size_in(spec, "n_vocab");
-    c.n_embd = size_in(spec, "n_embd");
-    c.n_ff = size_in(spec, "n_ff");
-    c.n_head = size_in(spec, "n_head");
-    c.n_kv_head = size_in(spec, "n_kv_head");
-    c.head_size = size_in(spec, "head_size");
-    c.norm_eps = nb::cast<float>(spec["norm_eps"]);
-    c.attention_scale = nb::cast<float>(spec["attention_scale"]);
-    c.embedding_scale = nb::cast<float>(spec["embedding_scale"]);
-    c.attention_cap = nb::cast<float>(spec["attention_cap"]);
-    c.logit_cap = nb::cast<float>(spec["logit_cap"]);
-    c.gelu = nb::cast<std::string>(spec["activation"]) == "gelu";
-    c.qkv_bias = nb::cast<bool>(spec["qkv_bias"]);
-    c.qk_norm = nb::cast<bool>(spec["qk_norm"]);
-    c.post_norm = nb::cast<bool>(spec["post_norm"]);
-    c.tied = nb::cast<bool>(spec["tied"]);
-    if (c.n_head % c.n_kv_head) fail("n_head is not a multiple of n_kv_head");
-    for (nb::handle item : nb::cast<nb::list>(spec["ropes"])) {
-        const nb::dict rope = nb::cast<nb::dict>(item);
-        Rope r;
-        r.frequencies = nb::cast<std::vector<double>>(rope["frequencies"]);
-        r.adjacent = nb::cast<std::string>(rope["pairs"]) == "adjacent";
-        r.magnitude = nb::cast<double>(rope["magnitude"]);
-        if (2 * r.frequencies.size() > c.head_size) fail("more rotated numbers than a head has");
-        c.ropes.push_back(std::move(r));
+// The tensors that the model needs, by name: (rows, columns) of a matrix, (size, 0) of a vector.
+nb::list tensors(Decoder& decoder) {
+    nb::list found;
+    for (const std::string& name : decoder.tensors().names()) {
+        const Tensors::Entry* entry = decoder.tensors().find(name);
+        found.append(nb::make_tuple(name, entry->rows, entry->columns));
     }
-    for (nb::handle item : nb::cast<nb::list>(spec["layers"])) {
-        const auto [rope, window] = nb::cast<std::pair<int, int>>(item);
-        if (rope < 0 || static_cast<size_t>(rope) >= c.ropes.size() || window < 0) fail("a layer is out of range");
-        c.layers.push_back({rope, window});
-    }
-    return c;
+    return found;
 }
 
 void set_unpacked(Decoder& decoder, const std::string& name, int code, size_t rows, size_t columns,
@@ -82,7 +51,7 @@ void check_range(const int32_t* values, size_t n, int64_t end, const char* what)
 }
 
 void check_complete(Decoder& decoder) {
-    if (!decoder.complete()) fail("the model is incomplete: " + decoder.missing());
+    if (!decoder.complete()) fail("the model is incomplete: " + decoder.tensors().missing());
 }
 
 // Logits, or final hidden states, of the wanted rows.
@@ -328,6 +297,7 @@ void bind_decoder(nb::module_& m) {
              },
              nb::arg("spec"), nb::arg("n_cells"), nb::arg("kv"), nb::arg("threads"), nb::arg("kernels"),
              nb::arg("precision") = "standard")
+        .def("tensors", &tensors)
         .def("set_unpacked", &set_unpacked, nb::arg("name"), nb::arg("code"), nb::arg("rows"), nb::arg("columns"),
              nb::arg("data").noconvert(), nb::keep_alive<1, 6>())
         .def("pack_rows", &pack_rows, nb::arg("name"), nb::arg("code"), nb::arg("rows"), nb::arg("columns"),

@@ -1,4 +1,4 @@
-// The plan of one forward pass; forward.cpp makes it, all threads share it.
+// The plan of one forward pass; plan.cpp makes it, all threads share it.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,9 @@
 
 namespace stretto {
 
-constexpr size_t kLayerTasks = 6;   // of a layer that threads share out: four products, K and V, attention
+constexpr size_t kLayerTasks = 16;  // of a layer that threads share out, at most
 constexpr size_t kRowsAtOnce = 16;  // rows of one view that attention takes together
+constexpr size_t kMostLanes = 16;   // of quantised rows, in any kernel set
 
 // Rows that follow each other and have the same view.
 struct RowBlock {
@@ -24,26 +25,50 @@ struct RowBlock {
 struct Decoder::Thread {
     float* x;
     float* normed;
+    float* sum;      // what is added next, if it has to be changed first
     Quantized quantized;
+    Quantized experts;  // the chosen experts' inner rows, of a single row
     float* attention;
     float* queries;  // of one K/V head, as a single row's spans take them
     Partial partial, total;
     ProductScratch product;
 };
 
+// The largest sizes that any layer of a model needs.
+struct Widths {
+    size_t input = 0;       // of a product: rows of this many numbers are quantised
+    size_t q = 0, queries = 0, kv = 0, mixed = 0, heads = 0, compressed = 0;
+    size_t ff = 0;          // of a dense feed-forward
+    size_t n_expert = 0, n_used = 0, expert_ff = 0;
+    size_t head_size = 0, group = 0, cached_heads = 0;
+    size_t head_products = 0, head_columns = 0, head_rows = 0;  // matrices for each head: how many, how large
+};
+
 struct Decoder::Plan {
     const Input* input;
+    Widths most;
     bool alone;               // a single row
-    bool split;               // attention's spans are work of their own
-    bool meets;               // threads meet before they attend
+    std::vector<char> split;  // by layer: attention's spans are work of their own
+    bool meets_if_split;      // threads meet before they attend, where spans are work of their own
     size_t own_span = 0;      // where a single row has its own cell, if they do not
     float* x;                 // [n][n_embd], the residual stream
-    float* normed;            // [n][n_embd]
+    float* normed;            // [n][n_embd, or what is normalised within a layer]
+    float* sum;               // [n][n_embd]
     float *q, *k, *v;         // [n][heads × size]
+    float* queries;           // [n][heads × size], where they do not stay where q was computed
+    float* compressed;        // [n][q_rank]
     float* mixed;             // [n][n_head × size], attention's result
+    float* heads;             // [n][n_head × value size], of latent attention
     float* added;             // [n][n_embd], what comes to the residual next
     float *gate, *up;         // [n][n_ff]
     Quantized quantized;      // [n × columns of a row][widest]
+    Quantized gathered;       // rows of groups: for each expert its rows, for each head all rows
+    float* gathered_floats;   // the same for float layouts
+    float* grouped;           // [rows of groups][n_embd or a head's rows], what they give
+    float *expert_gate, *expert_up;  // [n × n_used][n_ff]
+    float* scores;            // [n][n_expert]
+    int32_t* chosen;          // [n][n_used]
+    float* chosen_weights;    // [n][n_used]
     float* states;            // [n_wanted][n_embd]
     std::vector<float*> cos, sin;             // by rope: [n][pairs]
     std::vector<std::vector<int32_t>> begins; // by layer's window: [n]
@@ -52,7 +77,7 @@ struct Decoder::Plan {
     size_t spans;             // at most, of any block
     Partial partials;         // [block][kv head][span], if split
     std::vector<int32_t> probed;   // [n][probes]: where in its view a row finds a probed cell, or -1
-    std::vector<float> received;   // [n][n_head][probes], summed over layers
+    std::vector<float> received;   // [n][most heads][probes], summed over layers
     std::vector<size_t> shown;     // where in `watched` each watched row begins
     float* watched;                // Decoder::watched_
     std::vector<Thread> threads;

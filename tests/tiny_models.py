@@ -20,6 +20,7 @@ NAMES = [
 ]
 ALL = sorted(path.stem for path in FOLDER.glob("*.gguf"))
 TEXTS = 0, 1
+N_CELLS = 64
 
 
 @cache
@@ -49,12 +50,12 @@ def with_mixers(spec, **changes):
     return replace(spec, layers=tuple(layers))
 
 
-def tiny_spec(name):
-    return read_spec(tiny_file(name))
+def tiny_spec(name, n_cells=N_CELLS):
+    return read_spec(tiny_file(name), n_cells)
 
 
-def tiny_backend(name, n_cells=64, spec=None):
-    return ReferenceBackend(tiny_file(name), spec or tiny_spec(name), n_cells)
+def tiny_backend(name, n_cells=N_CELLS, spec=None):
+    return ReferenceBackend(tiny_file(name), spec or tiny_spec(name, n_cells), n_cells)
 
 
 def text_batch(tokens, position=0, sequences=(0,)):

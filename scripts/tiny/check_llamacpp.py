@@ -1,6 +1,9 @@
 """Runs the tiny models with llama.cpp (llama-cpp-python), compares with transformers, and stores the logits.
 
 python scripts/tiny/check_llamacpp.py [CASE …]
+
+Most cases differ by 1e-5 at most, those with GELU by 2e-3: llama.cpp reads it from a table of float16. Where
+more is expected, a case says why.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import numpy as np
 
 FOLDER = Path(__file__).parent.parent.parent / "tests" / "data" / "tiny"
 F32 = 0  # ggml's code of float32, for K and V
+SAME = 1e-2  # logits of one model; another one's differ by 1 and more
 
 
 def logits_of(path: Path, tokens: np.ndarray) -> np.ndarray:
@@ -22,7 +26,7 @@ def logits_of(path: Path, tokens: np.ndarray) -> np.ndarray:
     params.use_mmap = True
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
     if not model:
-        raise SystemExit(f"{path.name}: llama.cpp does not load it")
+        raise ValueError(f"{path.name}: llama.cpp does not load it")
     settings = llama_cpp.llama_context_default_params()
     settings.n_ctx, settings.n_batch, settings.n_ubatch = 128, 128, 128
     settings.n_threads = settings.n_threads_batch = 1
@@ -36,7 +40,7 @@ def logits_of(path: Path, tokens: np.ndarray) -> np.ndarray:
         batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, i, 1, 1
         batch.seq_id[i][0] = 0
     if llama_cpp.llama_decode(context, batch):
-        raise SystemExit(f"{path.name}: llama.cpp does not run it")
+        raise ValueError(f"{path.name}: llama.cpp does not run it")
     rows = []
     for i in range(len(tokens)):
         row = ctypes.cast(llama_cpp.llama_get_logits_ith(context, i), ctypes.POINTER(ctypes.c_float))
@@ -47,20 +51,26 @@ def logits_of(path: Path, tokens: np.ndarray) -> np.ndarray:
     return np.stack(rows)
 
 
+def check(path: Path) -> str:
+    """Compare one case, and keep llama.cpp's logits where they are the same model's."""
+    with np.load(path, allow_pickle=False) as stored:
+        answers = {name: array for name, array in stored.items() if not name.startswith("llamacpp")}
+    try:
+        found = [logits_of(path.with_suffix(".gguf"), answers[f"tokens.{i}"]) for i in range(2)]
+    except ValueError as error:
+        return str(error)
+    worst = max(float(np.abs(found[i] - answers[f"logits.{i}"]).max()) for i in range(2))
+    if worst < SAME:
+        answers |= {f"llamacpp.{i}": rows[-4:] for i, rows in enumerate(found)}  # all else is behind these
+    np.savez(path, **answers)
+    return f"{path.stem}: llama.cpp and transformers differ by {worst:.2e}"
+
+
 def main(names: list[str]) -> None:
     """Compare the named cases, or all."""
     for path in sorted(FOLDER.glob("*.npz")):
-        if path.stem == "golden" or (names and path.stem not in names):
-            continue
-        with np.load(path, allow_pickle=False) as stored:
-            answers = dict(stored)
-        worst = 0.0
-        for i in range(2):
-            found = logits_of(path.with_suffix(".gguf"), answers[f"tokens.{i}"])
-            worst = max(worst, float(np.abs(found - answers[f"logits.{i}"]).max()))
-            answers[f"llamacpp.{i}"] = found[-4:]  # the last positions have everything behind them
-        np.savez(path, **answers)
-        print(f"{path.stem}: llama.cpp and transformers differ by {worst:.2e}")
+        if path.stem != "golden" and (not names or path.stem in names):
+            print(check(path))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def open_model(
     cache = ImageCache.of(image_cache)
     options = BackendOptions(device, cells, threads or usable_cores(), kv, precision, repack)
     with GGUF(hub.resolve(model)) as file:
-        spec = read_spec(file)
+        spec = read_spec(file, cells)
         with ThreadPoolExecutor(1) as pool:  # weights are packed in native code; Python reads the tokens
             text_future = pool.submit(_load_text, file, spec)
             model_backend = entry.open(file, spec, options)

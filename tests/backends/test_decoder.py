@@ -6,13 +6,15 @@ Nothing that Python passes may end the process, so the decoder checks what the b
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from stretto import _native
-from stretto.backends.native import NativeBackend
+from stretto.backends.native import NativeBackend, plain_spec
+from stretto.models.spec import Attention, Dense, ModelSpec, Norm, Rope, plain_layer
 from stretto.weights.formats import READABLE, Format, dequantize
 from tiny_models import tiny_file, tiny_spec
 
@@ -52,16 +54,28 @@ SCALES = {  # where a block has its half floats
 }  # fmt: skip
 
 
-def plain(**changes):
-    """A spec as the decoder reads it: no layers, so that only a norm and the output matrix are left."""
-    spec = {
-        "n_vocab": ROWS, "n_embd": COLUMNS, "n_ff": 32, "n_head": 4, "n_kv_head": 2, "head_size": 16,
-        "norm_eps": 1e-5, "attention_scale": 0.25, "embedding_scale": 1.0, "activation": "silu",
-        "attention_cap": 0.0, "logit_cap": 0.0,
-        "qkv_bias": False, "qk_norm": False, "post_norm": False, "tied": False,
-        "ropes": [{"frequencies": [1.0] * 8, "pairs": "halves", "magnitude": 1.0}], "layers": [],
-    }  # fmt: skip
-    return {**spec, **changes}
+ROPE = Rope((1.0,) * 8, "halves")
+MIXER = Attention(n_head=4, n_kv_head=2, head_size=16, scale=0.25, rope=ROPE)
+
+
+def plain(mixer=None, ffn=None, **changes):
+    """A spec as the decoder reads it: no layers, so that only a norm and the output matrix are left.
+
+    With changes to a mixer or a feed-forward, as the decoder reads them, one layer.
+    """
+    spec = ModelSpec("test", ROWS, COLUMNS, 64, (), Norm("output_norm", 1e-5), tied=False)
+    if mixer is None and ffn is None:
+        return {**plain_spec(spec), **changes}
+    found = plain_spec(replace(spec, layers=(plain_layer(MIXER, Dense(32), 1e-5),)))
+    layer = found["layers"][0]
+    for part, given in (("mixer", mixer), ("ffn", ffn)):
+        layer[part] = {
+            key: value for key, value in {**layer[part], **(given or {})}.items() if value is not REMOVED
+        }
+    return {**found, **changes}
+
+
+REMOVED = object()
 
 
 def int32(*values):
@@ -174,27 +188,31 @@ def tiny_decoder():
 
 
 BAD_SPECS = {
-    "a missing entry": ({"n_ff": None}, (*REFUSED, KeyError)),
+    "a missing entry": ({"ffn": {"n_ff": REMOVED}}, (*REFUSED, KeyError)),
     "a size of 0": ({"n_embd": 0}, REFUSED),
     "a negative size": ({"n_vocab": -5}, REFUSED),
-    "a size too large": ({"n_ff": 1 << 40}, REFUSED),
-    "a size beyond 64 bits": ({"n_ff": 1 << 70}, REFUSED),
-    "a size that is a text": ({"n_ff": "many"}, REFUSED),
-    "heads that do not divide": ({"n_head": 5}, REFUSED),
-    "a rope wider than the head": ({"head_size": 14}, REFUSED),
+    "a size too large": ({"ffn": {"n_ff": 1 << 40}}, REFUSED),
+    "a size beyond 64 bits": ({"ffn": {"n_ff": 1 << 70}}, REFUSED),
+    "a size that is a text": ({"ffn": {"n_ff": "many"}}, REFUSED),
+    "a feed-forward of no kind": ({"ffn": {"part": "Sparse"}}, REFUSED),
+    "an activation that is none": ({"ffn": {"activation": "tanh"}}, REFUSED),
+    "heads that do not divide": ({"mixer": {"n_head": 5}}, REFUSED),
+    "a mixer of no kind": ({"mixer": {"part": "Mamba9"}}, REFUSED),
+    "a rope wider than the head": ({"mixer": {"head_size": 14}}, REFUSED),
     "ropes that are none": ({"ropes": [3]}, REFUSED),
-    "a layer with a rope that is not there": ({"layers": [(1, 0)]}, REFUSED),
-    "a layer with a negative rope": ({"layers": [(-1, 0)]}, REFUSED),
-    "a negative window": ({"layers": [(0, -1)]}, REFUSED),
-    "half a layer": ({"layers": [(0,)]}, REFUSED),
+    "a layer with a rope that is not there": ({"mixer": {"rope": 1}}, REFUSED),
+    "a layer with a negative rope": ({"mixer": {"rope": -1}}, REFUSED),
+    "a negative window": ({"mixer": {"window": -1}}, REFUSED),
+    "K and V of a layer that is not before it": ({"mixer": {"shared": 0}}, REFUSED),
+    "half a layer": ({"layers": [{}]}, (*REFUSED, KeyError)),
+    "a layer that is none": ({"layers": [3]}, REFUSED),
 }
 
 
 @pytest.mark.parametrize(("changes", "errors"), BAD_SPECS.values(), ids=BAD_SPECS)
 def test_bad_specs(changes, errors):
-    spec = {key: value for key, value in plain(**changes).items() if value is not None}
     with pytest.raises(errors):
-        _native.Decoder(spec, 64, "f16", 1, "")
+        _native.Decoder(plain(**changes), 64, "f16", 1, "")
 
 
 @pytest.mark.parametrize(
@@ -288,21 +306,21 @@ def test_bad_vectors(vector, data):
 
 
 def test_an_incomplete_model_does_not_run():
-    decoder = _native.Decoder(plain(layers=[(0, 0)]), 64, "f16", 1, "")
-    with pytest.raises(ValueError, match=r"incomplete: token_embd\.weight"):
+    decoder = _native.Decoder(plain(mixer={}), 64, "f16", 1, "")
+    with pytest.raises(ValueError, match=r"incomplete: token_embd$"):
         decoder.forward(**batch_arguments(1))
     decoder.pack_rows("token_embd", 0, ROWS, COLUMNS, F32_BYTES, ROWS)
-    with pytest.raises(ValueError, match=r"incomplete: output\.weight"):
+    with pytest.raises(ValueError, match=r"incomplete: output$"):
         decoder.forward(**batch_arguments(1))
     decoder.pack_rows("output", 0, ROWS, COLUMNS, F32_BYTES[: 16 * COLUMNS * 4], 16)  # a part of it
-    with pytest.raises(ValueError, match=r"incomplete: output\.weight"):
+    with pytest.raises(ValueError, match=r"incomplete: output$"):
         decoder.forward(**batch_arguments(1))
     decoder.set_unpacked("output", 0, ROWS, COLUMNS, F32_BYTES)
     decoder.set_vector("output_norm.weight", np.ones(COLUMNS - 1, np.float32))  # one too few
     with pytest.raises(ValueError, match=r"incomplete: output_norm\.weight"):
         decoder.forward(**batch_arguments(1))
     decoder.set_vector("output_norm.weight", np.ones(COLUMNS, np.float32))
-    with pytest.raises(ValueError, match=r"incomplete: a tensor of blk\.0"):
+    with pytest.raises(ValueError, match=r"incomplete: blk\.0\.attn_norm\.weight"):
         decoder.forward(**batch_arguments(1))
 
 
@@ -462,15 +480,15 @@ from stretto import _native
 def int32(*values):
     return np.array(values, np.int32)
 
+from stretto.backends.native import plain_spec
+from stretto.models.spec import Attention, Dense, ModelSpec, Norm, plain_layer
+
 def decoder(n_cells=64, threads=1, **changes):
-    spec = {
-        "n_vocab": 8, "n_embd": 32, "n_ff": 32, "n_head": 4, "n_kv_head": 2, "head_size": 16,
-        "norm_eps": 1e-5, "attention_scale": 0.25, "embedding_scale": 1.0, "activation": "silu",
-        "attention_cap": 0.0, "logit_cap": 0.0,
-        "qkv_bias": False, "qk_norm": False, "post_norm": False, "tied": True,
-        "ropes": [{"frequencies": [1.0] * 8, "pairs": "halves", "magnitude": 1.0}], "layers": [(0, 0)],
-    }
-    return _native.Decoder({**spec, **changes}, n_cells, "f16", threads, "")
+    usual = {"n_head": 4, "n_kv_head": 2, "head_size": 16, "scale": 0.25, "rope": None}
+    mixer = Attention(**{**usual, **changes})
+    layers = (plain_layer(mixer, Dense(32), 1e-5),)
+    spec = ModelSpec("test", 8, 32, 64, layers, Norm("output_norm", 1e-5))
+    return _native.Decoder(plain_spec(spec), n_cells, "f16", threads, "")
 
 huge = {"n_head": 1 << 31, "n_kv_head": 1 << 31, "head_size": 1 << 16}
 nothing = np.zeros(0, np.uint8)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from stretto import _native
+from stretto.backends.native import plain_spec
+from stretto.models.spec import ModelSpec, Norm
 from stretto.weights.formats import READABLE, Format, dequantize
 
 ops = _native.ops
@@ -688,17 +690,8 @@ def test_matrices_that_cannot_be_are_refused(function):
 
 def test_the_decoder_refuses_matrices_that_cannot_be():
     """The same check, where a model is loaded."""
-    spec = {
-        **dict.fromkeys(("n_vocab", "n_embd", "n_ff", "n_head", "n_kv_head", "head_size"), 32),
-        **dict.fromkeys(
-            ("norm_eps", "attention_scale", "embedding_scale", "attention_cap", "logit_cap"), 1.0
-        ),
-        **dict.fromkeys(("qkv_bias", "qk_norm", "post_norm", "tied"), False),
-        "activation": "silu",
-        "ropes": [],
-        "layers": [],
-    }
-    decoder = _native.Decoder(spec, 1, "f16", 1, "portable")
+    spec = ModelSpec("test", 32, 32, 64, (), Norm("output_norm", 1e-5))
+    decoder = _native.Decoder(plain_spec(spec), 1, "f16", 1, "portable")
     none = np.zeros(0, np.uint8)
     with pytest.raises(ValueError, match="matrix of this shape cannot be"):
         decoder.set_unpacked("token_embd", Format.F32, 2**31, 2**31, none)

@@ -13,6 +13,7 @@ from tiny_models import answer, text_batch, text_logits, tiny_backend, tiny_file
 
 TOLERANCE = 1e-4  # of logits with about unit variance, when the same is computed in another way
 SOME = ["llama", "llama-yarn", "qwen2", "qwen3", "gemma3"]
+SOME += ["cohere2", "gemma3n", "olmo2-olmo3", "phi3-long"]  # layers that differ
 
 
 @pytest.fixture(params=SOME)
@@ -248,7 +249,12 @@ def test_vectors_in_place_of_tokens(name, backend, cells, tokens):
             batch.add_vector(embeddings[token], i, [0], logits=True)
         else:
             batch.add(token, i, [0], logits=True)
-    near(run(backend, cells, batch), answer(name, "logits.0"))
+    logits, expected = run(backend, cells, batch), answer(name, "logits.0")
+    if backend.spec.per_layer is None:
+        near(logits, expected)
+    else:  # a vector has no token, so no embeddings for each layer
+        near(logits[:1], expected[:1])
+        assert np.abs(logits - expected).max() > 0.1
 
 
 def test_attention(name, backend, cells, tokens):
@@ -281,7 +287,7 @@ def test_hidden_then_logits_is_forward(name, backend, cells, tokens):
     batch.extend(tokens, 0, [0], logits=True)
     batch.place(cells)
     hidden = backend.hidden(batch)
-    assert hidden.shape == (1, 32)
+    assert hidden.shape == (1, backend.spec.n_embd)
     np.testing.assert_array_equal(backend.logits(hidden), backend.forward(batch))
     everything = backend.compute(batch).hidden
     np.testing.assert_array_equal(everything[-1:], hidden)
@@ -313,7 +319,8 @@ def test_turned_keys_are_those_of_the_new_position(name, backend, cells, tokens,
     chosen = cells.view(0)
     backend.rotate_cells(chosen, delta)
     np.testing.assert_allclose(backend.keys[0], moved.keys[0], atol=2e-6)
-    np.testing.assert_allclose(backend.keys, moved.keys, atol=TOLERANCE)
+    for mine, other in zip(backend.keys, moved.keys, strict=True):
+        np.testing.assert_allclose(mine, other, atol=TOLERANCE)
 
 
 def test_a_whole_sequence_shifted_goes_on_as_before(name, backend, cells, tokens):

@@ -9,24 +9,7 @@ from stretto.errors import ModelError
 from stretto.models import ARCHITECTURES, read_spec
 from stretto.models.spec import Dense, Norm
 from stretto.weights.gguf import GGUF
-from stretto.weights.writer import write_gguf
 from tiny_models import NAMES, tiny_file, tiny_spec
-
-
-@pytest.fixture
-def changed(tmp_path):
-    """A tiny file with keys or tensors changed; None takes one out. ".key" is one of its architecture's."""
-
-    def change(name, keys=None, tensors=None):
-        file, path = tiny_file(name), tmp_path / "changed.gguf"
-        arch = file.metadata.text("general.architecture")
-        keys = {arch + key if key[0] == "." else key: value for key, value in (keys or {}).items()}
-        metadata = {key: value for key, value in {**file.metadata, **keys}.items() if value is not None}
-        kept = {key: value for key, value in {**file.tensors, **(tensors or {})}.items() if value is not None}
-        write_gguf(path, metadata, kept)
-        return GGUF(path)
-
-    return change
 
 
 def test_llama():
@@ -184,7 +167,7 @@ HOSTILE = [
     ("llama", {".attention.key_length": 1 << 31}, ".attention.key_length"),
     ("llama", {".attention.key_length": None, ".embedding_length": 1 << 31}, ".attention.key_length"),
     ("llama", {".attention.value_length": 8}, ".attention.value_length"),
-    ("llama", {".expert_count": 8}, ".expert_count"),
+    ("llama", {".expert_count": 8}, ".expert_used_count"),
     ("qwen3", {".expert_count": 128}, ".expert_count"),
     *[
         ("llama", {".attention.layer_norm_rms_epsilon": bad}, ".attention.layer_norm_rms_epsilon")
@@ -192,7 +175,33 @@ HOSTILE = [
     ],
     *[("llama", {".rope.dimension_count": bad}, ".rope.dimension_count") for bad in (15, 0, -2, 18, 1 << 40)],
     *[("llama", {".rope.freq_base": bad}, ".rope.freq_base") for bad in (NAN, 0.0, 1.0, -5.0, INF)],
-    ("llama", {".rope.scaling.type": "longrope"}, ".rope.scaling.type"),
+    ("llama", {".rope.scaling.type": "dynamic"}, ".rope.scaling.type"),
+    ("llama", {".rope.scaling.type": "longrope"}, "rope_factors_long.weight"),
+    ("phi3-long", {".rope.scaling.original_context_length": 0}, ".rope.scaling.original_context_length"),
+    ("phi3-long", {".rope.scaling.original_context_length": None}, ".rope.scaling.original_context_length"),
+    ("phi3-long", {".attention.sliding_window": -1}, ".attention.sliding_window"),
+    ("mistral3", {".rope.scaling.original_context_length": None}, ".rope.scaling.original_context_length"),
+    ("mistral3", {".attention.temperature_scale": NAN}, ".attention.temperature_scale"),
+    *[("granite", {f".{key}": NAN}, f".{key}") for key in ("embedding_scale", "residual_scale")],
+    ("granite", {".logit_scale": 0.0}, ".logit_scale"),
+    ("gemma2", {".attn_logit_softcapping": -1.0}, ".attn_logit_softcapping"),
+    ("gemma2", {".attention.sliding_window": 0}, ".attention.sliding_window"),
+    ("exaone4", {".attention.sliding_window_pattern": [True]}, ".attention.sliding_window_pattern"),
+    ("cohere2", {".attention.sliding_window_pattern": 0}, ".attention.sliding_window_pattern"),
+    ("cohere2", {".logit_scale": None}, ".logit_scale"),
+    *[
+        ("gemma3n", {f".{key}": bad}, f".{key}")
+        for key, values in {
+            "attention.shared_kv_layers": (-1, 4, 5, 6, 1 << 40),
+            "activation_sparsity_scale": ([1.0], [NAN] * 5, [INF] * 5, 1.0),
+            "altup.active_idx": (1,),
+            "altup.num_inputs": (0, 17, None),
+            "embedding_length_per_layer_input": (0, None),
+        }.items()
+        for bad in values
+    ],
+    ("gemma3n", {".embedding_length_per_layer_input": 32}, "per_layer_token_embd.weight"),
+    ("starcoder2", {".attention.layer_norm_epsilon": 1.0}, ".attention.layer_norm_epsilon"),
     ("llama", {".rope.scaling.type": 3}, ".rope.scaling.type"),
     *[
         ("llama-linear", {".rope.scaling.factor": bad}, ".rope.scaling.factor")
@@ -207,8 +216,8 @@ HOSTILE = [
             "yarn_beta_slow": (NAN, 0.0, -1.0, INF, np.float64(1e-320)),
             "attn_factor": (NAN, 0.0, INF),
             "yarn_ext_factor": (NAN, 0.5),
-            "yarn_attn_factor": (NAN, 0.5),
-            "yarn_log_multiplier": (NAN, 0.1),
+            "yarn_attn_factor": (NAN, 0.0),
+            "yarn_log_multiplier": (NAN, -1.0, INF),
         }.items()
         for bad in values
     ],

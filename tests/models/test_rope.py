@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from stretto.errors import ModelError
 from stretto.models import read_spec
 from stretto.models.rope import plain_frequencies, yarn
 from stretto.models.spec import Rope
@@ -142,6 +143,44 @@ def test_yarn_in_a_file(rope_with):
     # Without an original context, the file's own is meant (here 128).
     del keys["scaling.original_context_length"]
     np.testing.assert_allclose(rope_with(keys).frequencies, yarn_by_hand(5000, 16, 4, 128, 32, 1), rtol=1e-12)
+
+
+def test_yarn_with_a_magnitude_of_its_own(rope_with):
+    keys = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 32}
+    assert rope_with(keys | {"scaling.yarn_attn_factor": 1.25}).magnitude == 1.25
+    # The usual one divided by that of another factor of the logarithm, so that 1 leaves nothing.
+    assert rope_with(keys | {"scaling.yarn_log_multiplier": 1.0}).magnitude == 1.0
+    halved = rope_with(keys | {"scaling.yarn_log_multiplier": 0.5}).magnitude
+    assert halved == pytest.approx((1 + 0.1 * math.log(4)) / (1 + 0.05 * math.log(4)))
+
+
+def test_longrope_divides_by_tensors_chosen_by_the_context(rope_with):
+    factors = np.arange(1, 9, dtype=np.float32)
+    tensors = {"rope_factors_short.weight": factors, "rope_factors_long.weight": 2 * factors}
+    rope = rope_with({"scaling.original_context_length": 100, "scaling.attn_factor": 1.25}, tensors)
+    long, short = np.array(PLAIN) / (2 * factors), np.array(PLAIN) / factors
+    np.testing.assert_allclose(rope.frequencies, long, rtol=1e-14)  # the model's context is 128
+    np.testing.assert_allclose(rope.within(101).frequencies, long, rtol=1e-14)
+    np.testing.assert_allclose(rope.within(100).frequencies, short, rtol=1e-14)
+    assert rope.magnitude == rope.within(100).magnitude == 1.25
+
+
+@pytest.mark.parametrize("missing", ["short", "long"])
+def test_longrope_needs_both_tensors(rope_with, missing):
+    there = {"short": "long", "long": "short"}[missing]
+    keys = {"scaling.original_context_length": 100, "scaling.type": "longrope"}
+    with pytest.raises(ModelError, match=f"rope_factors_{missing}"):
+        rope_with(keys, {f"rope_factors_{there}.weight": np.ones(8, np.float32)})
+
+
+def test_a_context_changes_only_a_rope_that_depends_on_it():
+    spec = tiny_spec("llama-yarn")
+    assert spec.within(3) == spec
+    phi = read_spec(tiny_file("phi3-short"))
+    assert phi.within(1024) != phi == phi.within(1025) == phi.within(1 << 30)
+    # Cells of one do not fit the other.
+    assert phi.kv_layout == "2 layers, 2 heads of 16, rope beyond 1024 tokens"
+    assert phi.within(1024).kv_layout == "2 layers, 2 heads of 16, rope up to 1024 tokens"
 
 
 def test_a_part_of_a_head_is_rotated(rope_with):

@@ -9,7 +9,7 @@ bits whatever else is in the batch, in however many chunks and with however many
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from stretto import _native, kernels
 from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun
-from stretto.errors import InvalidRequest, ModelError, Unsupported
-from stretto.models.spec import Attention, Dense, ModelSpec, Rope
+from stretto.errors import InvalidRequest, ModelError
+from stretto.models.parts import Rope, Slice
+from stretto.models.spec import ModelSpec
 from stretto.sampling.sampler import WRONG, bias_arrays, history
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF, Tensor
@@ -51,40 +52,48 @@ class NativeBackend:
         self.n_cells = n_cells
         self.precision = precision
         self._decoder: _native.Decoder | None = _native.Decoder(
-            _plain(spec), n_cells, kv, threads, kernels.chosen(), precision
+            plain_spec(spec), n_cells, kv, threads, kernels.chosen(), precision
         )
         self.cell_bytes = self._decoder.cell_bytes
         kind = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
         self.cell_layout = f"{kind}, {spec.kv_layout}"
-        for name, shape in spec.tensors().items():
-            tensor = file.tensors[name]
-            if len(shape) == 1:
-                self._decoder.set_vector(name, np.ascontiguousarray(tensor.dequantize()))
+        sources = _sources(spec)
+        for name, rows, columns in self._decoder.tensors():
+            if not columns:
+                tensor = file.tensors[sources[name].tensor if name in sources else name]
+                numbers = tensor.dequantize().reshape(-1)
+                if name in sources:
+                    numbers = numbers[sources[name].first : sources[name].first + rows]
+                self._decoder.set_vector(name, np.ascontiguousarray(numbers))
                 file.forget(tensor)
-            elif tensor.format not in PACKABLE:
+                continue
+            source = sources.get(f"{name}.weight") or _part_of_many(name, rows)
+            tensor = file.tensors[source.tensor]
+            if tensor.format not in PACKABLE:
                 raise ModelError(
                     f"{tensor.format.name} is not supported; backend='reference' may read it",
                     path=file.path,
-                    field=f"tensor {name!r}",
+                    field=f"tensor {tensor.name!r}",
                 )
-            elif repack:
-                self._pack(self._decoder, file, tensor)
-            else:
-                data = tensor.data.reshape(-1)
-                rows, columns = tensor.shape
-                self._decoder.set_unpacked(_plain_name(tensor), tensor.format.value, rows, columns, data)
+            self._set_matrix(file, tensor, name, source.first, rows, columns, repack)
 
-    @staticmethod
-    def _pack(decoder: _native.Decoder, file: GGUF, tensor: Tensor) -> None:
-        """Pack a matrix piece by piece, and free each piece's pages: the file is never in memory twice."""
-        rows, columns = tensor.shape
-        step = max(PANEL_ROWS, PIECE_BYTES // tensor.data.shape[1] // PANEL_ROWS * PANEL_ROWS)
-        for first in range(0, rows, step):
-            piece = tensor.data[first : first + step]
-            decoder.pack_rows(
-                _plain_name(tensor), tensor.format.value, rows, columns, piece.reshape(-1), len(piece)
-            )
-            file.forget(tensor, end=(first + len(piece)) * tensor.data.shape[1])
+    def _set_matrix(
+        self, file: GGUF, tensor: Tensor, name: str, first: int, rows: int, columns: int, repack: bool
+    ) -> None:
+        """Rows [first, first + rows) of a tensor, as a matrix of the decoder.
+
+        They are packed piece by piece, and each piece's pages freed: the file is never in memory twice.
+        """
+        data = tensor.data.reshape(-1, tensor.format.row_bytes(columns))[first : first + rows]
+        code, nbytes = tensor.format.value, data.shape[1]
+        if not repack:
+            self._open.set_unpacked(name, code, rows, columns, data.reshape(-1))
+            return
+        step = max(PANEL_ROWS, PIECE_BYTES // nbytes // PANEL_ROWS * PANEL_ROWS)
+        for at in range(0, rows, step):
+            piece = data[at : at + step]
+            self._open.pack_rows(name, code, rows, columns, piece.reshape(-1), len(piece))
+            file.forget(tensor, end=(first + at + len(piece)) * nbytes)
 
     @property
     def kernels(self) -> str:
@@ -199,54 +208,41 @@ class NativeBackend:
         return rows
 
 
+ROPE_FIELDS = "frequencies", "pairs", "magnitude", "axes"
 PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
 
 
-def _plain_name(tensor: Tensor) -> str:
-    return tensor.name.removesuffix(".weight")
-
-
-def _plain(spec: ModelSpec) -> dict[str, Any]:
-    """The spec for the native code, which wants layers that differ by rope and window only."""
-    first = spec.layers[0]
-    missing = Unsupported(f"the native backend does not run {spec.architecture}; backend='reference' does")
-    mixer, ffn, norm = first.mixer, first.ffn, first.norm
-    if not isinstance(mixer, Attention) or not isinstance(ffn, Dense) or norm is None:
-        raise missing
-    ropes: list[Rope] = []
-    layers = []
-    for layer in spec.layers:
-        own = layer.mixer
-        if not isinstance(own, Attention) or own.rope is None:
-            raise Unsupported(
-                f"the native backend does not run {spec.architecture}; backend='reference' does"
-            )
-        if replace(layer, mixer=replace(own, rope=mixer.rope, window=mixer.window)) != first:
-            raise Unsupported(
-                f"the native backend does not run {spec.architecture}; backend='reference' does"
-            )
-        if own.rope not in ropes:
-            ropes.append(own.rope)
-        layers.append((ropes.index(own.rope), own.window or 0))
+def _sources(spec: ModelSpec) -> dict[str, Slice]:
+    """The tensors that are parts of others in the file."""
     return {
-        "n_vocab": spec.n_vocab,
-        "n_embd": spec.n_embd,
-        "n_ff": ffn.n_ff,
-        "n_head": mixer.n_head,
-        "n_kv_head": mixer.n_kv_head,
-        "head_size": mixer.head_size,
-        "norm_eps": norm.eps,
-        "attention_scale": mixer.scale,
-        "embedding_scale": spec.embedding_scale,
-        "attention_cap": mixer.cap,
-        "logit_cap": spec.logit_cap,
-        "activation": ffn.activation,
-        "qkv_bias": mixer.bias,
-        "qk_norm": mixer.q_norm is not None,
-        "post_norm": first.post_norm is not None,
-        "tied": spec.tied,
-        "ropes": [
-            {"frequencies": list(r.frequencies), "pairs": r.pairs, "magnitude": r.magnitude} for r in ropes
-        ],
-        "layers": layers,
+        f"blk.{i}.{name}": replace(at, tensor=f"blk.{i}.{at.tensor}")
+        for i, layer in enumerate(spec.layers)
+        for name, at in layer.slices().items()
     }
+
+
+def _part_of_many(name: str, rows: int) -> Slice:
+    """Where a matrix is in the file: "blk.0.ffn_up_exps.3" is the fourth of those in one tensor."""
+    whole, _, last = name.rpartition(".")
+    if last.isdecimal():
+        return Slice(f"{whole}.weight", int(last) * rows, rows)
+    return Slice(f"{name}.weight", 0, rows)
+
+
+def plain_spec(spec: ModelSpec) -> dict[str, Any]:
+    """The spec for the native code: dictionaries, with each distinct rope once."""
+    ropes: list[Rope] = []
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Rope):
+            if value not in ropes:
+                ropes.append(value)
+            return ropes.index(value)
+        if is_dataclass(value):
+            named = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+            return {"part": type(value).__name__} | named
+        return [plain(each) for each in value] if isinstance(value, tuple) else value
+
+    found: dict[str, Any] = plain(spec)
+    found["ropes"] = [{name: getattr(rope, name) for name in ROPE_FIELDS} for rope in ropes]
+    return found

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, Capabilities, FusedRun
 from stretto.backends.oracle import attention as attention_mixer
-from stretto.backends.oracle import latent
+from stretto.backends.oracle import latent, streams
 from stretto.backends.oracle.attention import attend
 from stretto.backends.oracle.feed_forward import dense, experts
 from stretto.backends.oracle.layer import Floats, LayerWeights, Mask, Pass
@@ -49,7 +49,9 @@ class ReferenceBackend:
     def __init__(self, file: GGUF, spec: ModelSpec, n_cells: int, n_slots: int = 1) -> None:
         self.spec = spec
         self.n_cells = n_cells
-        self.weights = {name: file.tensors[name].dequantize() for name in spec.tensors()}
+        self.weights = {
+            name: file.tensors[name].dequantize().reshape(shape) for name, shape in spec.tensors().items()
+        }
         self.keys: list[Floats] = [
             np.zeros((n_cells, *(layer.kv or (0, 0))), np.float32) for layer in spec.layers
         ]
@@ -101,9 +103,15 @@ class ReferenceBackend:
         for row, vector in batch.vectors.items():
             x[row] = vector
         run = Pass(batch, placement, mask, self.keys, self.values, self.states, self._stored, attention)
-        for i, layer in enumerate(spec.layers):
-            x = self._layer(i, layer, x, run)
         whole = LayerWeights(self.weights, 0, {}, prefix="")
+        if spec.per_layer is not None:
+            run.inputs = streams.inputs(spec.per_layer, whole, batch, x)
+        if spec.streams is not None:
+            x = streams.spread(whole, x)
+        for i, layer in enumerate(spec.layers):
+            x = (self._layer if layer.streams is None else self._streams_layer)(i, layer, x, run)
+        if spec.streams is not None:
+            x = streams.merge(whole, x)
         return Computed(whole.norm(spec.output_norm, x), run.attention)
 
     def _stored(self, x: Floats) -> Floats:
@@ -111,17 +119,32 @@ class ReferenceBackend:
         return x
 
     def _layer(self, i: int, layer: Layer, x: Floats, run: Pass) -> Floats:
-        """x with what the layer's mixer and feed-forward add to it."""
+        """x with what the layer's mixer and feed-forward add to it, and its input."""
         w, scale = LayerWeights(self.weights, i, layer.slices()), np.float32(layer.residual_scale)
         normed = before = w.norm(layer.norm, x)
         if layer.mixer is not None:
             x = x + scale * w.norm(layer.post_norm, mix(layer.mixer, w, i, normed, run))
         elif run.wanted:
             run.attention.append(np.zeros((0, len(x), self.n_cells), np.float32))
+        if layer.low_rank is not None:
+            x = (x + streams.low_rank(layer.low_rank, w, normed)) * np.float32(0.5**0.5)
         if layer.ffn is not None:
             normed = before if layer.parallel else w.norm(layer.ffn_norm, x)
             x = x + scale * w.norm(layer.post_ffn_norm, feed(layer.ffn, w, normed))
-        return x
+        if layer.input is not None and run.inputs is not None:
+            x = x + streams.from_input(layer.input, w, x, run.inputs[i])
+        return x * w["layer_output_scale.weight"] if layer.output_scale else x
+
+    def _streams_layer(self, i: int, layer: Layer, xs: Floats, run: Pass) -> Floats:
+        """The streams float32[n_stream, n, n_embd] after a layer that computes the first one."""
+        w = LayerWeights(self.weights, i, {})
+        predicted = streams.predict(layer, w, xs)
+        first = self._layer(i, replace(layer, input=None), predicted[0], run)
+        xs = streams.correct(layer, w, predicted, first)
+        if layer.input is not None and run.inputs is not None:
+            scaled = xs[0] * w["altup_correct_scale.weight"]
+            xs[1:] += streams.from_input(layer.input, w, scaled, run.inputs[i])
+        return xs
 
     def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
         """Only the native backend has a loop of its own."""
@@ -135,14 +158,24 @@ class ReferenceBackend:
     def rotate_cells(self, cells: Ints, delta: int) -> None:
         """Rotate keys by `delta` positions: rotations add up; the magnitude is in the keys already."""
         turns = np.full(len(cells), delta)
-        for keys, layer in zip(self.keys, self.spec.layers, strict=True):
+        for i, (keys, layer) in enumerate(zip(self.keys, self.spec.layers, strict=True)):
             rope = getattr(layer.attention or layer.mixer, "rope", None)
             if rope is None or layer.kv is None:
                 continue
-            first = getattr(
-                layer.mixer, "rank", 0
-            )  # what stands before it in a compressed key is not rotated
-            keys[cells, :, first:] = rotate(keys[cells, :, first:], turns, replace(rope, magnitude=1.0))
+            # What stands before the rotated part of a compressed key stays; weights after the rope come off.
+            first = getattr(layer.mixer, "rank", 0)
+            weights = self._after_rope(i, layer)
+            turned = rotate(keys[cells, :, first:] / weights, turns, replace(rope, magnitude=1.0))
+            keys[cells, :, first:] = turned * weights
+
+    def _after_rope(self, i: int, layer: Layer) -> Floats:
+        """What the layer multiplies keys with once they are rotated."""
+        attention = layer.attention
+        norm = attention.k_norm if attention is not None and attention.norm_after_rope else None
+        if norm is None or not norm.weight:
+            return np.ones(1, np.float32)
+        weights = self.weights[f"blk.{i}.{norm.name}.weight"]
+        return np.where(weights == 0, np.float32(1), weights)
 
     def read_cells(self, cells: Ints) -> Bytes:
         """uint8[n, cell_bytes], in the order [n][K, V][layer][head]."""

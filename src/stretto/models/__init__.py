@@ -5,26 +5,81 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stretto.errors import ModelError
-from stretto.models import gemma3, llama, qwen2, qwen3, smollm3
+from stretto.models import (
+    cohere2,
+    command_r,
+    deepseek2,
+    ernie4_5,
+    exaone4,
+    gemma,
+    gemma2,
+    gemma3,
+    gemma3n,
+    gemma4,
+    glm4,
+    glm4moe,
+    gptoss,
+    granite,
+    granitemoe,
+    hunyuan_dense,
+    llama,
+    mistral3,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen2moe,
+    qwen3,
+    qwen3moe,
+    seed_oss,
+    smollm3,
+    starcoder2,
+)
+from stretto.models.common import Keys
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.weights.gguf import GGUF
 
 __all__ = ["ARCHITECTURES", "Layer", "ModelSpec", "Rope", "read_spec"]
 
 ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
+    "cohere2": cohere2.read,
+    "command-r": command_r.read,
+    "deepseek2": deepseek2.read,
+    "ernie4_5": ernie4_5.read,
+    "exaone4": exaone4.read,
+    "gemma": gemma.read,
+    "gemma2": gemma2.read,
     "gemma3": gemma3.read,
+    "gemma3n": gemma3n.read,
+    "gemma4": gemma4.read,
+    "glm4": glm4.read,
+    "glm4moe": glm4moe.read,
+    "gpt-oss": gptoss.read,
+    "granite": granite.read,
+    "granitemoe": granitemoe.read,
+    "hunyuan-dense": hunyuan_dense.read,
     "llama": llama.read,
+    "mistral3": mistral3.read,
+    "olmo2": olmo2.read,
+    "phi3": phi3.read,
     "qwen2": qwen2.read,
+    "qwen2moe": qwen2moe.read,
     "qwen3": qwen3.read,
+    "qwen3moe": qwen3moe.read,
+    "seed_oss": seed_oss.read,
     "smollm3": smollm3.read,
+    "starcoder2": starcoder2.read,
 }
 
 # Tensors of a layer that repeat metadata; some old files have them.
 DERIVED = ("rope_freqs.weight", "attn_rot_embd.weight")
+# Vectors that some converters write as a matrix of one row.
+ROWS = ("ffn_gate_inp_shexp.weight",)
 
 
-def read_spec(file: GGUF) -> ModelSpec:
+def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:
     """The spec of the model in `file`, once all its tensors are known to be there and to fit.
+
+    `context`: how many tokens a sequence can have at most, where that is less than the model's context.
 
     >>> read_spec(GGUF("smollm2.gguf")).architecture
     'llama'
@@ -42,13 +97,16 @@ def read_spec(file: GGUF) -> ModelSpec:
         if tensor not in file.tensors:
             raise ModelError("the tensor is missing; is the file complete?", path=file.path, field=tensor)
         given = file.tensors[tensor].shape
-        if given != shape:
+        if given != shape and not (tensor.endswith(ROWS) and given == (1, *shape)):
             raise ModelError(f"the shape is {given}, not {shape}", path=file.path, field=f"tensor {tensor!r}")
-    for tensor in file.tensors.keys() - needed.keys():
-        if tensor.startswith(("blk.", "output")) and not tensor.endswith(DERIVED):
+    skipped = tuple(f"blk.{i}." for i in range(spec.n_layer, Keys(file, name).n_block))
+    for tensor in file.tensors.keys() - needed.keys() - spec.unused():
+        if tensor.endswith(DERIVED) or tensor.startswith(skipped):
+            continue
+        if tensor.startswith(("blk.", "output")):
             raise ModelError(
                 f"the tensor has no place in a {name} model of {spec.n_layer} layers",
                 path=file.path,
                 field=tensor,
             )
-    return spec
+    return spec if context is None else spec.within(context)

@@ -50,6 +50,14 @@ class Keys:
             raise ModelError(f"{value}, but 0 to {most} is possible", path=self.file.path, field=key)
         return value
 
+    def rotated(self, name: str, head_size: int, default: int | None = None) -> int:
+        """How many numbers of a head a rope rotates: an even count."""
+        size = self.size(name, default, most=head_size)
+        if size % 2:
+            key = f"{self.arch}.{name}"
+            raise ModelError(f"{size} rotated numbers; pairs are needed", path=self.file.path, field=key)
+        return size
+
     def sizes(self, name: str, default: int | None = None, least: int = 1) -> list[int]:
         """A count for each layer: an array of them, or one for all."""
         key = f"{self.arch}.{name}"
@@ -57,23 +65,23 @@ class Keys:
             one = self.count(name, default or 0) if least == 0 else self.size(name, default)
             return [one] * self.n_layer
         values: list[Any] = self.file.metadata.array(key).tolist()
-        if len(values) != self.n_layer or not all(type(v) is int and least <= v <= 1 << 31 for v in values):
+        if len(values) != self.n_block or not all(type(v) is int and least <= v <= 1 << 31 for v in values):
             raise ModelError(
-                f"{len(values)} numbers; {self.n_layer} integers from {least} are needed, one for each layer",
+                f"{len(values)} numbers; {self.n_block} integers from {least} are needed, one for each layer",
                 path=self.file.path,
                 field=key,
             )
-        return values
+        return values[: self.n_layer]
 
     def flags(self, name: str) -> list[bool]:
         """A boolean for each layer."""
         key = f"{self.arch}.{name}"
         values = [bool(v) for v in self.file.metadata.array(key).tolist()]
-        if len(values) != self.n_layer:
+        if len(values) != self.n_block:
             raise ModelError(
-                f"{len(values)} values for {self.n_layer} layers", path=self.file.path, field=key
+                f"{len(values)} values for {self.n_block} layers", path=self.file.path, field=key
             )
-        return values
+        return values[: self.n_layer]
 
     def number(
         self, name: str, default: float | None = None, least: float = -1e30, most: float = 1e30
@@ -96,9 +104,14 @@ class Keys:
         refuse(self.file, f"{self.arch}.{name}", what, harmless)
 
     @property
-    def n_layer(self) -> int:
-        """The number of layers."""
+    def n_block(self) -> int:
+        """The number of layers in the file, with those that predict further tokens."""
         return self.size("block_count", most=MAX_LAYERS)
+
+    @property
+    def n_layer(self) -> int:
+        """The number of layers that are run: those that predict further tokens (MTP) stand behind them."""
+        return self.n_block - self.count("nextn_predict_layers", most=self.n_block - 1)
 
     @property
     def n_embd(self) -> int:
@@ -196,6 +209,11 @@ def plain_decoder(keys: Keys, mixer: Attention, **pieces: Any) -> ModelSpec:
 def refuse_experts(keys: Keys) -> None:
     """Raise for what a model of plain layers does not have."""
     keys.refuse("expert_count", "a mixture of experts")
+    refuse_caps(keys)
+
+
+def refuse_caps(keys: Keys) -> None:
+    """Raise for caps, which few architectures have."""
     keys.refuse("attn_logit_softcapping", "a cap on attention scores")
     keys.refuse("final_logit_softcapping", "a cap on logits")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from stretto.models.parts import Shapes, Slice
+from stretto.models.parts import Norm, Shapes, Slice
 
 Activation = Literal["silu", "gelu", "relu2"]
 
@@ -17,7 +17,9 @@ Activation = Literal["silu", "gelu", "relu2"]
 class Dense:
     """down(activation(gate x) × up x), or without a gate down(activation(up x)).
 
-    `suffix` is part of the tensors' names: "_shexp" for an expert that every token has.
+    `suffix` is part of the tensors' names: "_shexp" for an expert that every token has. With `cutoff` most
+    gates are 0: from each row's gates its mean and `cutoff` times its standard deviation are subtracted, and
+    what is not above 0 then is 0.
     """
 
     n_ff: int
@@ -26,6 +28,7 @@ class Dense:
     bias: bool = False
     fused: bool = False  # gate and up are one tensor of the file, ffn_up
     suffix: str = ""
+    cutoff: float | None = None
 
     def tensors(self, n_embd: int) -> Shapes:
         """The tensors of the file."""
@@ -67,6 +70,8 @@ class Routing:
     n_group: int = 1
     n_group_used: int = 1
     group_best: int = 2
+    norm: Norm | None = None  # of what the router reads
+    score_scale: float = 1.0  # scores are multiplied by it first
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class Experts:
     have.
 
     `limit` is that of the clamped SwiGLU: gate ≤ limit, −limit ≤ up ≤ limit, gate × sigmoid(alpha × gate) ×
-    (up + 1).
+    (up + 1). Norms are those of models that have them for the experts and for the shared one apart.
     """
 
     n_expert: int
@@ -88,17 +93,22 @@ class Experts:
     alpha: float = 1.702
     shared: Dense | None = None
     shared_gate: bool = False  # the shared expert is multiplied by the sigmoid of one more score
-    input_scale: bool = False  # an expert's input is multiplied by its weight, instead of its output
+    output_scale: bool = False  # each expert's output is multiplied by a number of its own
+    fused: bool = False  # gate and up are one tensor of the file, ffn_gate_up_exps
+    norm: Norm | None = None  # of what the experts read
+    post_norm: Norm | None = None  # of the sum of their outputs
+    shared_norm: Norm | None = None
+    shared_post_norm: Norm | None = None
 
     def tensors(self, n_embd: int) -> Shapes:
         """The tensors of the file."""
         n, f = self.n_expert, self.n_ff
-        shapes: Shapes = {
-            "ffn_gate_inp.weight": (n, n_embd),
-            "ffn_up_exps.weight": (n, f, n_embd),
-            "ffn_down_exps.weight": (n, n_embd, f),
-        }
-        if self.gated:
+        shapes: Shapes = {"ffn_gate_inp.weight": (n, n_embd), "ffn_down_exps.weight": (n, n_embd, f)}
+        if self.fused:
+            shapes["ffn_gate_up_exps.weight"] = (n, 2 * f, n_embd)
+        else:
+            shapes["ffn_up_exps.weight"] = (n, f, n_embd)
+        if self.gated and not self.fused:
             shapes["ffn_gate_exps.weight"] = (n, f, n_embd)
         if self.bias:
             shapes |= {"ffn_up_exps.bias": (n, f), "ffn_down_exps.bias": (n, n_embd)}
@@ -108,6 +118,12 @@ class Experts:
             shapes["ffn_gate_inp.bias"] = (n,)
         if self.routing.correction:
             shapes["exp_probs_b.bias"] = (n,)
+        if self.output_scale:
+            shapes["ffn_down_exps.scale"] = (n,)
+        norms = self.routing.norm, self.norm, self.post_norm, self.shared_norm, self.shared_post_norm
+        for norm in norms:
+            if norm is not None:
+                shapes |= norm.tensors(n_embd)
         if self.shared is not None:
             shapes |= self.shared.tensors(n_embd)
         if self.shared_gate:
@@ -115,8 +131,13 @@ class Experts:
         return shapes
 
     def slices(self) -> dict[str, Slice]:
-        """Those of the shared expert."""
-        return self.shared.slices() if self.shared is not None else {}
+        """Gate and up within a fused tensor, and those of the shared expert."""
+        found = self.shared.slices() if self.shared is not None else {}
+        if self.fused:
+            both = "ffn_gate_up_exps.weight"
+            found["ffn_gate_exps.weight"] = Slice(both, 0, self.n_ff, experts=True)
+            found["ffn_up_exps.weight"] = Slice(both, self.n_ff, self.n_ff, experts=True)
+        return found
 
 
 FeedForward = Dense | Experts

@@ -1,10 +1,11 @@
-"""Llama and models of its architecture: Llama 2 and 3, Mistral, TinyLlama, SmolLM."""
+"""Llama and models of its architecture: Llama 2 and 3, Mistral, TinyLlama, SmolLM; with experts: Mixtral."""
 
 from __future__ import annotations
 
-from stretto.models.common import Keys, attention, head_size, plain_decoder
+from stretto.models.common import Keys, attention, decoder, head_size, plain_decoder, refuse_caps
+from stretto.models.mixture import mixture
 from stretto.models.rope import read_rope
-from stretto.models.spec import ModelSpec
+from stretto.models.spec import ModelSpec, plain_layer
 from stretto.weights.gguf import GGUF
 
 
@@ -12,4 +13,9 @@ def read(file: GGUF) -> ModelSpec:
     """The spec of a llama file."""
     keys = Keys(file, "llama")
     rope = read_rope(file, "llama", head_size(file, "llama"), "adjacent")
-    return plain_decoder(keys, attention(keys, rope))
+    mixer = attention(keys, rope)
+    if not keys.count("expert_count"):
+        return plain_decoder(keys, mixer)
+    refuse_caps(keys)
+    ffn = mixture(keys, n_ff=keys.size("feed_forward_length"))
+    return decoder(keys, (plain_layer(mixer, ffn, keys.eps),) * keys.n_layer)

@@ -109,6 +109,7 @@ class Latent:
     rope: Rope
     q_norm: Norm | None
     kv_norm: Norm
+    fused: bool = False  # the matrices of K and V are one tensor of the file, attn_kv_b, head by head
 
     @property
     def kv(self) -> tuple[int, int]:
@@ -120,10 +121,16 @@ class Latent:
         q = self.n_head * (self.nope_size + self.rope_size)
         shapes: Shapes = {
             "attn_kv_a_mqa.weight": (self.rank + self.rope_size, n_embd),
-            "attn_k_b.weight": (self.n_head, self.rank, self.nope_size),
-            "attn_v_b.weight": (self.n_head, self.value_size, self.rank),
             "attn_output.weight": (n_embd, self.n_head * self.value_size),
         }
+        if self.fused:
+            rows = self.n_head * (self.nope_size + self.value_size)
+            shapes["attn_kv_b.weight"] = (rows, self.rank)
+        else:
+            shapes |= {
+                "attn_k_b.weight": (self.n_head, self.rank, self.nope_size),
+                "attn_v_b.weight": (self.n_head, self.value_size, self.rank),
+            }
         if self.q_rank:
             shapes |= {"attn_q_a.weight": (self.q_rank, n_embd), "attn_q_b.weight": (q, self.q_rank)}
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -13,11 +13,21 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Slice:
-    """Rows [first, first + rows) of a tensor."""
+    """Rows [first, first + rows) of a tensor, or of each expert's matrix in it."""
 
     tensor: str
     first: int
     rows: int
+    experts: bool = False
+
+
+@dataclass(frozen=True)
+class ByLength:
+    """Two sets of frequencies: for contexts of up to `length` tokens, and for longer ones (LongRoPE)."""
+
+    length: int
+    short: tuple[float, ...]
+    long: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,22 @@ class Rope:
     pairs: Literal["adjacent", "halves"]
     magnitude: float = 1.0
     axes: tuple[int, ...] | None = None
+    by_length: ByLength | None = None
+
+    @property
+    def chosen(self) -> str:
+        """Which of two sets of frequencies this is, in words; "" if there is one only."""
+        if self.by_length is None:
+            return ""
+        is_long = self.frequencies == self.by_length.long
+        return f"rope {'beyond' if is_long else 'up to'} {self.by_length.length} tokens"
+
+    def within(self, context: int) -> Rope:
+        """The rope of a context of so many tokens. All cells have one rope, so it is not a text's length."""
+        if self.by_length is None:
+            return self
+        is_long = context > self.by_length.length
+        return replace(self, frequencies=self.by_length.long if is_long else self.by_length.short)
 
     def angles(self, positions: NDArray[np.integer]) -> NDArray[np.float64]:
         """float64[n, d/2]: the angle of each pair at each position."""
@@ -46,7 +72,7 @@ class Norm:
 
     `over` says what is normalised together where heads are: "head" (each head, with weights that all share),
     "heads" (each head, with weights of its own), "all" (the whole row). Without `weight` nothing is
-    multiplied.
+    multiplied. `bare`: the tensor's name is `name` alone, without ".weight".
     """
 
     name: str
@@ -55,6 +81,12 @@ class Norm:
     weight: bool = True
     bias: bool = False
     over: Literal["head", "heads", "all"] = "head"
+    bare: bool = False
+
+    @property
+    def weight_name(self) -> str:
+        """The name of the tensor of weights."""
+        return self.name if self.bare else f"{self.name}.weight"
 
     def shape(self, n_head: int, head_size: int) -> tuple[int, ...]:
         """The shape of its weights where heads are."""
@@ -63,8 +95,8 @@ class Norm:
 
     def tensors(self, *shape: int) -> Shapes:
         """The norm's tensors, each of that shape."""
-        kinds = [kind for kind, there in (("weight", self.weight), ("bias", self.bias)) if there]
-        return {f"{self.name}.{kind}": shape for kind in kinds}
+        names = [(self.weight_name, self.weight), (f"{self.name}.bias", self.bias)]
+        return {name: shape for name, there in names if there}
 
 
 @dataclass(frozen=True)

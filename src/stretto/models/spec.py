@@ -6,16 +6,17 @@ A decoder layer is
     x += [post_ffn_norm] ffn([ffn_norm] x)
 
 and a spec says for each layer which mixer, feed-forward and norms it has (models/mixers.py,
-models/feed_forward.py).
+models/feed_forward.py), and what a few models have besides (models/streams.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stretto.models.feed_forward import Dense, Experts, FeedForward, Routing
 from stretto.models.mixers import Attention, Beside, Convolution, DeltaNet, Latent, Mamba2, Mixer
 from stretto.models.parts import Norm, Rope, Shapes, Slice, Temperature
+from stretto.models.streams import LayerInput, LowRank, PerLayer, Streams
 
 __all__ = [
     "Attention",
@@ -26,11 +27,15 @@ __all__ = [
     "Experts",
     "Latent",
     "Layer",
+    "LayerInput",
+    "LowRank",
     "Mamba2",
     "ModelSpec",
     "Norm",
+    "PerLayer",
     "Rope",
     "Routing",
+    "Streams",
     "Temperature",
     "plain_layer",
     "sandwich",
@@ -52,6 +57,19 @@ class Layer:
     post_ffn_norm: Norm | None = None
     parallel: bool = False
     residual_scale: float = 1.0  # of what mixer and feed-forward add
+    low_rank: LowRank | None = None
+    input: LayerInput | None = None
+    streams: Streams | None = None
+    output_scale: bool = False  # at the end x is multiplied by a number of the file
+
+    def within(self, context: int) -> Layer:
+        """The layer in a context of so many tokens."""
+        attention = self.attention
+        if attention is None or attention.rope is None or attention.rope.by_length is None:
+            return self
+        attention = replace(attention, rope=attention.rope.within(context))
+        mixer = replace(self.mixer, attention=attention) if isinstance(self.mixer, Beside) else attention
+        return replace(self, mixer=mixer)
 
     @property
     def attention(self) -> Attention | None:
@@ -81,10 +99,20 @@ class Layer:
         for norm in (self.norm, self.ffn_norm, self.post_norm, self.post_ffn_norm):
             if norm is not None:
                 shapes |= norm.tensors(n_embd)
-        for part in (self.mixer, self.ffn):
+        for part in (self.mixer, self.ffn, self.low_rank, self.input, self.streams):
             if part is not None:
                 shapes |= part.tensors(n_embd)
+        if self.output_scale:
+            shapes["layer_output_scale.weight"] = (1,)
         return shapes
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Tensors that files have for this layer, and that nothing reads: K and V are another layer's."""
+        attention = self.attention
+        if attention is None or attention.shared is None:
+            return ()
+        return "attn_k.weight", "attn_v.weight", "attn_k_norm.weight"
 
     def slices(self) -> dict[str, Slice]:
         """Tensors that are parts of others in the file, without the layer's prefix."""
@@ -114,11 +142,22 @@ class ModelSpec:
     logit_scale: float = 1.0  # logits are multiplied by it
     logit_cap: float = 0.0  # logits become cap × tanh(logit / cap); 0: as they are
     tied: bool = True  # the output matrix is the embedding matrix
+    per_layer: PerLayer | None = None
+
+    def within(self, context: int) -> ModelSpec:
+        """The spec for a context of at most so many tokens, where that makes a difference to its ropes."""
+        context = min(context, self.context_length)
+        return replace(self, layers=tuple(layer.within(context) for layer in self.layers))
 
     @property
     def n_layer(self) -> int:
         """The number of layers."""
         return len(self.layers)
+
+    @property
+    def streams(self) -> Streams | None:
+        """The streams of the residual, if there are several; all layers have the same."""
+        return self.layers[0].streams if self.layers else None
 
     @property
     def n_head(self) -> int:
@@ -177,9 +216,13 @@ class ModelSpec:
         """The shape of a cell in words, for the check of data from elsewhere."""
         kinds = list(dict.fromkeys(layer.kv for layer in self.layers))
         if len(kinds) == 1 and kinds[0]:
-            return f"{self.n_layer} layers, {kinds[0][0]} heads of {kinds[0][1]}"
-        each = " ".join(f"{layer.kv[0]}x{layer.kv[1]}" if layer.kv else "-" for layer in self.layers)
-        return f"{self.n_layer} layers, heads {each}"
+            heads = f"{kinds[0][0]} heads of {kinds[0][1]}"
+        else:
+            each = " ".join(f"{layer.kv[0]}x{layer.kv[1]}" if layer.kv else "-" for layer in self.layers)
+            heads = f"heads {each}"
+        ropes = (layer.attention.rope for layer in self.layers if layer.attention is not None)
+        chosen = next((rope.chosen for rope in ropes if rope is not None and rope.chosen), "")
+        return ", ".join(filter(None, (f"{self.n_layer} layers", heads, chosen)))
 
     def tensors(self) -> Shapes:
         """The names and shapes of all tensors the model needs, by the names of the file."""
@@ -187,9 +230,17 @@ class ModelSpec:
         shapes |= self.output_norm.tensors(self.n_embd)
         if not self.tied:
             shapes["output.weight"] = (self.n_vocab, self.n_embd)
+        if self.per_layer is not None:
+            shapes |= self.per_layer.tensors(self.n_vocab, self.n_embd, self.n_layer)
+        if self.streams is not None:
+            shapes |= self.streams.whole(self.n_embd)
         for i, layer in enumerate(self.layers):
             shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.tensors(self.n_embd).items()}
         return shapes
+
+    def unused(self) -> set[str]:
+        """The names of tensors that files have, and that nothing reads."""
+        return {f"blk.{i}.{name}" for i, layer in enumerate(self.layers) for name in layer.unused}
 
 
 def sandwich(mixer: Mixer, ffn: FeedForward, eps: float) -> Layer:

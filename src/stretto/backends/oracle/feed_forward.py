@@ -14,23 +14,30 @@ def dense(ffn: Dense, w: LayerWeights, x: Floats) -> Floats:
     """down(activation(gate x) × up x), or down(activation(up x))."""
     act, s = ACTIVATIONS[ffn.activation], ffn.suffix
     up = w.matmul(x, f"ffn_up{s}")
-    inner = act(w.matmul(x, f"ffn_gate{s}")) * up if ffn.gated else act(up)
-    return w.matmul(inner, f"ffn_down{s}")
+    if not ffn.gated:
+        return w.matmul(act(up), f"ffn_down{s}")
+    gate = w.matmul(x, f"ffn_gate{s}")
+    if ffn.cutoff is not None:
+        gate = (
+            gate - gate.mean(axis=1, keepdims=True) - np.float32(ffn.cutoff) * gate.std(axis=1, keepdims=True)
+        )
+        gate = np.maximum(gate, 0)
+    return w.matmul(act(gate) * up, f"ffn_down{s}")
 
 
 def experts(ffn: Experts, w: LayerWeights, x: Floats) -> Floats:
     """The chosen experts of each row, weighted, and the shared one."""
-    scores = w.matmul(x, "ffn_gate_inp")
+    scores = w.matmul(w.norm(ffn.routing.norm, x), "ffn_gate_inp") * np.float32(ffn.routing.score_scale)
     chosen, weights = route(ffn.routing, scores, w.get("exp_probs_b.bias"))
-    out = np.zeros_like(x)
+    if ffn.output_scale:
+        weights = weights * w["ffn_down_exps.scale"][chosen]
+    inputs, out = w.norm(ffn.norm, x), np.zeros_like(x)
     for row in range(len(x)):
         for e, weight in zip(chosen[row], weights[row], strict=True):
-            if ffn.input_scale:
-                out[row] += _expert(ffn, w, int(e), x[row] * weight)
-            else:
-                out[row] += weight * _expert(ffn, w, int(e), x[row])
+            out[row] += weight * _expert(ffn, w, int(e), inputs[row])
+    out = w.norm(ffn.post_norm, out)
     if ffn.shared is not None:
-        shared = dense(ffn.shared, w, x)
+        shared = w.norm(ffn.shared_post_norm, dense(ffn.shared, w, w.norm(ffn.shared_norm, x)))
         if ffn.shared_gate:
             shared = shared * sigmoid(x @ w["ffn_gate_inp_shexp.weight"])[:, None]
         out = out + shared

@@ -19,7 +19,8 @@ def mix(mixer: Latent, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
         q = w.matmul(x, "attn_q")
     q = q.reshape(n, mixer.n_head, -1)
     # In the space of the compressed vectors, head by head.
-    plain = np.einsum("nhd,hrd->nhr", q[..., : mixer.nope_size], w["attn_k_b.weight"])
+    k_b, v_b = expansions(mixer, w)
+    plain = np.einsum("nhd,hrd->nhr", q[..., : mixer.nope_size], k_b)
     rotated = rotate(q[..., mixer.nope_size :], run.positions, mixer.rope)
     queries = np.concatenate((plain, rotated), axis=2)
 
@@ -32,5 +33,13 @@ def mix(mixer: Latent, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
     mixed, weights = attend(queries, run.keys[i], values, run.mask, mixer.scale)
     if run.wanted:
         run.attention.append(weights)
-    heads = np.einsum("nhr,hvr->nhv", mixed.reshape(n, mixer.n_head, -1), w["attn_v_b.weight"])
+    heads = np.einsum("nhr,hvr->nhv", mixed.reshape(n, mixer.n_head, -1), v_b)
     return w.matmul(heads.reshape(n, -1), "attn_output")
+
+
+def expansions(mixer: Latent, w: LayerWeights) -> tuple[Floats, Floats]:
+    """The matrices of K [n_head, rank, nope_size] and V [n_head, value_size, rank]."""
+    if not mixer.fused:
+        return w["attn_k_b.weight"], w["attn_v_b.weight"]
+    both = w["attn_kv_b.weight"].reshape(mixer.n_head, -1, mixer.rank)
+    return both[:, : mixer.nope_size].swapaxes(1, 2), both[:, mixer.nope_size :]

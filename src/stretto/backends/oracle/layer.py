@@ -36,7 +36,8 @@ class LayerWeights:
         """A tensor, or None if the layer has none of that name."""
         if name in self._slices:
             at = self._slices[name]
-            return self._weights[self._prefix + at.tensor][at.first : at.first + at.rows]
+            whole, rows = self._weights[self._prefix + at.tensor], slice(at.first, at.first + at.rows)
+            return whole[:, rows] if at.experts else whole[rows]
         return self._weights.get(self._prefix + name)
 
     def __getitem__(self, name: str) -> Floats:
@@ -55,7 +56,7 @@ class LayerWeights:
         """x normalised along its last axis, or x itself where there is no norm."""
         if norm is None:
             return x
-        weight = self[f"{norm.name}.weight"] if norm.weight else None
+        weight = self[norm.weight_name] if norm.weight else None
         if norm.kind == "rms":
             return rms_norm(x, weight, norm.eps)
         return layer_norm(x, weight, self[f"{norm.name}.bias"] if norm.bias else None, norm.eps)
@@ -79,6 +80,7 @@ class Pass:
     states: list[Floats]  # of each layer: float32[n_slots, state_floats]
     stored: Callable[[Floats], Floats]  # K or V as the cache keeps it
     wanted: bool  # whether attention weights are asked for
+    inputs: Floats | None = None  # of each layer, beside x: float32[n_layer, n, size]
     attention: list[Floats] = field(default_factory=list)  # of each layer: float32[n_head, n, n_cells]
 
     @property

@@ -1,0 +1,219 @@
+// A Config from the dictionaries that Python makes of a ModelSpec; every number is checked here.
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind_config.h"
+
+namespace stretto {
+
+namespace {
+
+constexpr int64_t kMost = int64_t{1} << 31;
+
+size_t size_in(const nb::dict& spec, const char* name, int64_t least = 1) {
+    const auto value = nb::cast<int64_t>(spec[name]);
+    if (value < least || value > kMost) fail(std::string(name) + " is out of range");
+    return static_cast<size_t>(value);
+}
+
+float number_in(const nb::dict& spec, const char* name) { return nb::cast<float>(spec[name]); }
+bool flag_in(const nb::dict& spec, const char* name) { return nb::cast<bool>(spec[name]); }
+std::string text_in(const nb::dict& spec, const char* name) { return nb::cast<std::string>(spec[name]); }
+nb::dict dict_in(const nb::dict& spec, const char* name) { return nb::cast<nb::dict>(spec[name]); }
+bool has(const nb::dict& spec, const char* name) { return spec.contains(name) && !nb::object(spec[name]).is_none(); }
+
+// One of the named choices, as its number.
+size_t choice_in(const nb::dict& spec, const char* name, std::initializer_list<const char*> choices) {
+    const std::string value = text_in(spec, name);
+    size_t at = 0;
+    for (const char* choice : choices) {
+        if (value == choice) return at;
+        ++at;
+    }
+    fail(std::string(name) + " cannot be " + value);
+}
+
+NormConfig norm_in(const nb::dict& spec, const char* name) {
+    NormConfig norm;
+    if (!has(spec, name)) return norm;
+    const nb::dict given = dict_in(spec, name);
+    norm.name = text_in(given, "name");
+    norm.eps = number_in(given, "eps");
+    norm.centred = choice_in(given, "kind", {"rms", "layer"}) == 1;
+    norm.weight = flag_in(given, "weight");
+    norm.bias = flag_in(given, "bias");
+    norm.over = static_cast<Over>(choice_in(given, "over", {"head", "heads", "all"}));
+    if (norm.name.empty()) fail("a norm needs a name");
+    return norm;
+}
+
+Rope rope_of(const nb::dict& spec) {
+    Rope rope;
+    rope.frequencies = nb::cast<std::vector<double>>(spec["frequencies"]);
+    rope.adjacent = choice_in(spec, "pairs", {"halves", "adjacent"}) == 1;
+    rope.magnitude = nb::cast<double>(spec["magnitude"]);
+    if (has(spec, "axes")) rope.axes = nb::cast<std::vector<int>>(spec["axes"]);
+    if (!rope.axes.empty() && rope.axes.size() != rope.frequencies.size()) fail("an axis for each pair is needed");
+    for (int axis : rope.axes) if (axis < 0 || axis > 2) fail("an axis is out of range");
+    return rope;
+}
+
+int rope_in(const nb::dict& spec, const std::vector<Rope>& ropes, size_t size) {
+    if (!has(spec, "rope")) return -1;
+    const auto rope = nb::cast<int64_t>(spec["rope"]);
+    if (rope < 0 || static_cast<size_t>(rope) >= ropes.size()) fail("a rope is out of range");
+    if (2 * ropes[rope].frequencies.size() > size) fail("more rotated numbers than a head has");
+    return static_cast<int>(rope);
+}
+
+AttentionConfig attention_of(const nb::dict& spec, const std::vector<Rope>& ropes, size_t layer) {
+    AttentionConfig a;
+    a.n_head = size_in(spec, "n_head");
+    a.n_kv_head = size_in(spec, "n_kv_head");
+    a.head_size = size_in(spec, "head_size");
+    if (a.n_head % a.n_kv_head) fail("n_head is not a multiple of n_kv_head");
+    a.scale = number_in(spec, "scale");
+    a.cap = number_in(spec, "cap");
+    a.rope = rope_in(spec, ropes, a.head_size);
+    if (has(spec, "window")) a.window = static_cast<int>(std::min<int64_t>(size_in(spec, "window"), INT32_MAX));
+    if (has(spec, "shared")) {
+        a.shared = static_cast<int>(size_in(spec, "shared", 0));
+        if (static_cast<size_t>(a.shared) >= layer) fail("K and V can be shared with an earlier layer only");
+    }
+    a.bias = flag_in(spec, "bias");
+    a.output_bias = flag_in(spec, "output_bias");
+    a.sinks = flag_in(spec, "sinks");
+    a.gate = flag_in(spec, "gate");
+    a.values_are_keys = flag_in(spec, "values_are_keys");
+    a.norm_after_rope = flag_in(spec, "norm_after_rope");
+    a.q_norm = norm_in(spec, "q_norm");
+    a.k_norm = norm_in(spec, "k_norm");
+    a.v_norm = norm_in(spec, "v_norm");
+    if (has(spec, "temperature")) {
+        const nb::dict t = dict_in(spec, "temperature");
+        a.slope = number_in(t, "slope");
+        a.offset = number_in(t, "offset");
+        a.length = static_cast<int>(std::min<int64_t>(size_in(t, "length"), INT32_MAX));
+    }
+    return a;
+}
+
+LatentConfig latent_of(const nb::dict& spec) {
+    LatentConfig l;
+    l.q_rank = size_in(spec, "q_rank", 0);
+    l.rank = size_in(spec, "rank");
+    l.nope_size = size_in(spec, "nope_size");
+    l.rope_size = size_in(spec, "rope_size");
+    l.value_size = size_in(spec, "value_size");
+    l.q_norm = norm_in(spec, "q_norm");
+    l.kv_norm = norm_in(spec, "kv_norm");
+    return l;
+}
+
+// Its attention, over compressed vectors.
+AttentionConfig latent_attention_of(const nb::dict& spec, const LatentConfig& l, const std::vector<Rope>& ropes) {
+    AttentionConfig a;
+    a.n_head = size_in(spec, "n_head");
+    a.n_kv_head = 1;
+    a.head_size = l.rank + l.rope_size;
+    a.scale = number_in(spec, "scale");
+    a.rope = rope_in(spec, ropes, l.rope_size);
+    return a;
+}
+
+DenseConfig dense_of(const nb::dict& spec) {
+    DenseConfig d;
+    d.n_ff = size_in(spec, "n_ff");
+    d.activation = static_cast<FeedActivation>(choice_in(spec, "activation", {"silu", "gelu", "relu2"}));
+    d.gated = flag_in(spec, "gated");
+    d.bias = flag_in(spec, "bias");
+    return d;
+}
+
+RoutingConfig routing_of(const nb::dict& spec, size_t n_expert) {
+    RoutingConfig r;
+    r.n_used = size_in(spec, "n_used");
+    r.n_group = size_in(spec, "n_group");
+    r.n_group_used = size_in(spec, "n_group_used");
+    r.group_best = size_in(spec, "group_best");
+    r.weights = static_cast<Weights>(choice_in(spec, "weights", {"softmax", "sigmoid", "chosen"}));
+    r.normalize = flag_in(spec, "normalize");
+    r.correction = flag_in(spec, "correction");
+    r.bias = flag_in(spec, "bias");
+    r.scale = number_in(spec, "scale");
+    if (n_expert % r.n_group || r.n_group_used > r.n_group || r.group_best > n_expert / r.n_group ||
+        r.n_used > n_expert / r.n_group * r.n_group_used) {
+        fail("the groups of experts do not fit");
+    }
+    return r;
+}
+
+ExpertsConfig experts_of(const nb::dict& spec) {
+    ExpertsConfig e;
+    e.n_expert = size_in(spec, "n_expert");
+    e.expert = dense_of(spec);
+    e.routing = routing_of(dict_in(spec, "routing"), e.n_expert);
+    e.limit = number_in(spec, "limit");
+    e.alpha = number_in(spec, "alpha");
+    e.has_shared = has(spec, "shared");
+    if (e.has_shared) e.shared = dense_of(dict_in(spec, "shared"));
+    e.shared_gate = flag_in(spec, "shared_gate");
+    if (e.shared_gate && !e.has_shared) fail("a gate without a shared expert");
+    return e;
+}
+
+LayerConfig layer_of(const nb::dict& spec, const std::vector<Rope>& ropes, size_t index) {
+    LayerConfig layer;
+    if (has(spec, "mixer")) {
+        const nb::dict mixer = dict_in(spec, "mixer");
+        layer.mixer = static_cast<MixerKind>(1 + choice_in(mixer, "part", {"Attention", "Latent"}));
+        if (layer.mixer == MixerKind::kLatent) {
+            layer.latent = latent_of(mixer);
+            layer.attention = latent_attention_of(mixer, layer.latent, ropes);
+        } else {
+            layer.attention = attention_of(mixer, ropes, index);
+        }
+    }
+    if (has(spec, "ffn")) {
+        const nb::dict ffn = dict_in(spec, "ffn");
+        layer.ffn = static_cast<FeedForwardKind>(1 + choice_in(ffn, "part", {"Dense", "Experts"}));
+        if (layer.ffn == FeedForwardKind::kDense) layer.dense = dense_of(ffn);
+        if (layer.ffn == FeedForwardKind::kExperts) layer.experts = experts_of(ffn);
+    }
+    layer.norm = norm_in(spec, "norm");
+    layer.ffn_norm = norm_in(spec, "ffn_norm");
+    layer.post_norm = norm_in(spec, "post_norm");
+    layer.post_ffn_norm = norm_in(spec, "post_ffn_norm");
+    layer.parallel = flag_in(spec, "parallel");
+    layer.residual_scale = number_in(spec, "residual_scale");
+    return layer;
+}
+
+}  // namespace
+
+Config config_of(const nb::dict& spec) {
+    Config c;
+    c.n_vocab = size_in(spec, "n_vocab");
+    c.n_embd = size_in(spec, "n_embd");
+    c.embedding_scale = number_in(spec, "embedding_scale");
+    c.logit_scale = number_in(spec, "logit_scale");
+    c.logit_cap = number_in(spec, "logit_cap");
+    c.tied = flag_in(spec, "tied");
+    c.output_norm = norm_in(spec, "output_norm");
+    for (nb::handle rope : nb::cast<nb::list>(spec["ropes"])) c.ropes.push_back(rope_of(nb::cast<nb::dict>(rope)));
+    for (nb::handle item : nb::cast<nb::list>(spec["layers"])) {
+        c.layers.push_back(layer_of(nb::cast<nb::dict>(item), c.ropes, c.layers.size()));
+        const LayerConfig& layer = c.layers.back();
+        if (layer.mixer != MixerKind::kAttention || layer.attention.shared < 0) continue;
+        const LayerConfig& source = c.layers[layer.attention.shared];
+        if (source.mixer != MixerKind::kAttention || source.attention.shared >= 0 ||
+            source.attention.n_kv_head != layer.attention.n_kv_head ||
+            source.attention.head_size != layer.attention.head_size) {
+            fail("shared K and V do not fit");
+        }
+    }
+    return c;
+}
+
+}  // namespace stretto

@@ -1,0 +1,107 @@
+// What a decoder computes, as plain data: the native side of ModelSpec.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace stretto {
+
+struct Rope {
+    std::vector<double> frequencies;
+    bool adjacent = false;  // pairs (2i, 2i+1), else (i, i + d/2)
+    double magnitude = 1.0;
+    std::vector<int> axes;  // which position each pair takes; empty: the row's own
+};
+
+enum class Over { kHead, kHeads, kAll };  // what a norm of heads takes together, with weights for each
+
+struct NormConfig {
+    std::string name;      // of its tensors; empty: there is no norm
+    float eps = 0.0f;
+    bool centred = false;  // a layer norm, which subtracts the mean
+    bool weight = true, bias = false;
+    Over over = Over::kHead;
+
+    bool there() const { return !name.empty(); }
+};
+
+struct AttentionConfig {
+    size_t n_head = 0, n_kv_head = 0, head_size = 0;
+    float scale = 1.0f, cap = 0.0f;  // cap 0: none
+    int rope = -1;                   // which of Config::ropes; −1: none
+    int window = 0;                  // 0: none
+    int shared = -1;                 // the layer whose K and V it reads; −1: its own
+    bool bias = false, output_bias = false, sinks = false, gate = false, values_are_keys = false;
+    bool norm_after_rope = false;
+    NormConfig q_norm, k_norm, v_norm;
+    float slope = 0.0f, offset = 0.0f;  // of a temperature by position; slope 0: none
+    int length = 1;
+
+    size_t group() const { return n_head / n_kv_head; }
+    size_t width() const { return n_head * head_size; }
+    size_t kv_width() const { return n_kv_head * head_size; }
+};
+
+// Attention over one compressed vector for each cell: `attention` has one K/V head of rank + rope_size numbers.
+struct LatentConfig {
+    size_t q_rank = 0, rank = 0, nope_size = 0, rope_size = 0, value_size = 0;
+    NormConfig q_norm, kv_norm;
+};
+
+enum class FeedActivation { kSilu, kGelu, kRelu2 };
+
+struct DenseConfig {
+    size_t n_ff = 0;
+    FeedActivation activation = FeedActivation::kSilu;
+    bool gated = true, bias = false;
+};
+
+enum class Weights { kSoftmax, kSigmoid, kChosen };
+
+struct RoutingConfig {
+    size_t n_used = 0, n_group = 1, n_group_used = 1, group_best = 2;
+    Weights weights = Weights::kSoftmax;
+    bool normalize = true, correction = false, bias = false;
+    float scale = 1.0f;
+};
+
+struct ExpertsConfig {
+    size_t n_expert = 0;
+    DenseConfig expert;           // each of them
+    RoutingConfig routing;
+    float limit = 0.0f, alpha = 0.0f;  // of a clamped SwiGLU; limit 0: plain
+    bool has_shared = false, shared_gate = false;
+    DenseConfig shared;
+};
+
+enum class MixerKind { kNone, kAttention, kLatent };
+enum class FeedForwardKind { kNone, kDense, kExperts };
+
+struct LayerConfig {
+    MixerKind mixer = MixerKind::kNone;
+    AttentionConfig attention;  // also of latent attention
+    LatentConfig latent;
+    FeedForwardKind ffn = FeedForwardKind::kNone;
+    DenseConfig dense;
+    ExpertsConfig experts;
+    NormConfig norm, ffn_norm, post_norm, post_ffn_norm;
+    bool parallel = false;
+    float residual_scale = 1.0f;
+
+    bool attends() const { return mixer == MixerKind::kAttention || mixer == MixerKind::kLatent; }
+    // K/V heads that a cell holds of this layer, with V a part of K in latent attention.
+    size_t cached_heads() const { return attends() && attention.shared < 0 ? attention.n_kv_head : 0; }
+    bool values_apart() const { return mixer == MixerKind::kAttention; }
+};
+
+struct Config {
+    size_t n_vocab = 0, n_embd = 0;
+    float embedding_scale = 1.0f, logit_scale = 1.0f, logit_cap = 0.0f;  // cap 0: none
+    bool tied = true;
+    NormConfig output_norm;
+    std::vector<Rope> ropes;
+    std::vector<LayerConfig> layers;
+};
+
+}  // namespace stretto

@@ -1,0 +1,131 @@
+#include "layer.h"
+
+namespace stretto {
+
+void Tensors::matrix(const std::string& name, Matrix& to, size_t rows, size_t columns) {
+    if (entries_.emplace(name, Entry{&to, nullptr, rows, columns}).second) names_.push_back(name);
+}
+
+void Tensors::vector(const std::string& name, std::vector<float>& to, size_t n) {
+    if (entries_.emplace(name, Entry{nullptr, &to, n, 0}).second) names_.push_back(name);
+}
+
+void Tensors::linear(const std::string& name, Linear& to, size_t rows, size_t columns, bool bias) {
+    matrix(name, to.matrix, rows, columns);
+    if (bias) vector(name + ".bias", to.bias, rows);
+}
+
+void Tensors::norm(const std::string& prefix, const NormConfig& config, Norm& to, size_t size, size_t n) {
+    to.config = config;
+    if (!config.there()) return;
+    if (config.weight) {
+        vector(prefix + config.name + ".weight", to.weight, n);
+    } else {
+        to.weight.assign(size, 1.0f);
+    }
+    if (config.bias) vector(prefix + config.name + ".bias", to.bias, n);
+}
+
+namespace {
+
+// How many numbers the weights of a norm over heads are, and how many are normalised together.
+size_t weights_of(const NormConfig& config, size_t heads, size_t size) {
+    return config.over == Over::kHead ? size : heads * size;
+}
+size_t extent_of(const NormConfig& config, size_t heads, size_t size) {
+    return config.over == Over::kAll ? heads * size : size;
+}
+
+}  // namespace
+
+void Tensors::attention(const std::string& prefix, const AttentionConfig& c, size_t n_embd, Layer& to) {
+    linear(prefix + "attn_q", to.q, c.width() * (c.gate ? 2 : 1), n_embd, c.bias);
+    if (c.shared < 0) {
+        linear(prefix + "attn_k", to.k, c.kv_width(), n_embd, c.bias);
+        if (!c.values_are_keys) linear(prefix + "attn_v", to.v, c.kv_width(), n_embd, c.bias);
+    }
+    linear(prefix + "attn_output", to.o, n_embd, c.width(), c.output_bias);
+    auto head_norm = [&](const NormConfig& config, Norm& norm_to, size_t heads) {
+        norm(prefix, config, norm_to, extent_of(config, heads, c.head_size), weights_of(config, heads, c.head_size));
+    };
+    head_norm(c.q_norm, to.q_norm, c.n_head);
+    if (c.shared < 0) {
+        head_norm(c.k_norm, to.k_norm, c.n_kv_head);
+        head_norm(c.v_norm, to.v_norm, c.n_kv_head);
+    }
+    if (c.sinks) vector(prefix + "attn_sinks.weight", to.sinks, c.n_head);
+}
+
+void Tensors::latent(const std::string& prefix, const LayerConfig& config, size_t n_embd, Layer& to) {
+    const LatentConfig& l = config.latent;
+    const size_t n_head = config.attention.n_head, q = n_head * (l.nope_size + l.rope_size);
+    if (l.q_rank) {
+        linear(prefix + "attn_q_a", to.q_a, l.q_rank, n_embd, false);
+        linear(prefix + "attn_q_b", to.q, q, l.q_rank, false);
+        norm(prefix, l.q_norm, to.q_norm, l.q_rank, l.q_rank);
+    } else {
+        linear(prefix + "attn_q", to.q, q, n_embd, false);
+    }
+    linear(prefix + "attn_kv_a_mqa", to.kv_a, l.rank + l.rope_size, n_embd, false);
+    norm(prefix, l.kv_norm, to.k_norm, l.rank, l.rank);
+    to.k_b.resize(n_head);
+    to.v_b.resize(n_head);
+    for (size_t h = 0; h < n_head; ++h) {
+        matrix(prefix + "attn_k_b." + std::to_string(h), to.k_b[h], l.rank, l.nope_size);
+        matrix(prefix + "attn_v_b." + std::to_string(h), to.v_b[h], l.value_size, l.rank);
+    }
+    linear(prefix + "attn_output", to.o, n_embd, n_head * l.value_size, false);
+}
+
+void Tensors::dense(const std::string& prefix, const std::string& suffix, const DenseConfig& c, size_t n_embd,
+                    DenseWeights& to) {
+    if (c.gated) linear(prefix + "ffn_gate" + suffix, to.gate, c.n_ff, n_embd, c.bias);
+    linear(prefix + "ffn_up" + suffix, to.up, c.n_ff, n_embd, c.bias);
+    linear(prefix + "ffn_down" + suffix, to.down, n_embd, c.n_ff, c.bias);
+}
+
+void Tensors::experts(const std::string& prefix, const ExpertsConfig& c, size_t n_embd, ExpertWeights& to) {
+    const size_t n = c.n_expert, n_ff = c.expert.n_ff;
+    linear(prefix + "ffn_gate_inp", to.router, n, n_embd, c.routing.bias);
+    if (c.routing.correction) vector(prefix + "exp_probs_b.bias", to.correction, n);
+    auto each = [&](const char* name, std::vector<Matrix>& matrices, std::vector<float>& bias, size_t rows, size_t columns) {
+        matrices.resize(n);
+        for (size_t e = 0; e < n; ++e) matrix(prefix + name + "." + std::to_string(e), matrices[e], rows, columns);
+        if (c.expert.bias) vector(prefix + name + ".bias", bias, n * rows);
+    };
+    if (c.expert.gated) each("ffn_gate_exps", to.gates, to.gate_bias, n_ff, n_embd);
+    each("ffn_up_exps", to.ups, to.up_bias, n_ff, n_embd);
+    each("ffn_down_exps", to.downs, to.down_bias, n_embd, n_ff);
+    if (c.has_shared) dense(prefix, "_shexp", c.shared, n_embd, to.shared);
+    if (c.shared_gate) vector(prefix + "ffn_gate_inp_shexp.weight", to.shared_gate, n_embd);
+}
+
+void Tensors::layer(size_t index, const LayerConfig& c, size_t n_embd, Layer& to) {
+    const std::string prefix = "blk." + std::to_string(index) + ".";
+    norm(prefix, c.norm, to.norm, n_embd, n_embd);
+    norm(prefix, c.ffn_norm, to.ffn_norm, n_embd, n_embd);
+    norm(prefix, c.post_norm, to.post_norm, n_embd, n_embd);
+    norm(prefix, c.post_ffn_norm, to.post_ffn_norm, n_embd, n_embd);
+    if (c.mixer == MixerKind::kAttention) attention(prefix, c.attention, n_embd, to);
+    if (c.mixer == MixerKind::kLatent) latent(prefix, c, n_embd, to);
+    if (c.ffn == FeedForwardKind::kDense) dense(prefix, "", c.dense, n_embd, to.dense);
+    if (c.ffn == FeedForwardKind::kExperts) experts(prefix, c.experts, n_embd, to.experts);
+}
+
+Tensors::Entry* Tensors::find(const std::string& name) {
+    const auto at = entries_.find(name);
+    return at == entries_.end() ? nullptr : &at->second;
+}
+
+std::string Tensors::missing() const {
+    for (const std::string& name : names_) {
+        const Entry& entry = entries_.at(name);
+        const bool set = entry.matrix ? entry.matrix->ready == entry.rows && entry.matrix->rows == entry.rows &&
+                                            entry.matrix->columns == entry.columns
+                                      : entry.vector->size() == entry.rows;
+        if (!set) return name;
+    }
+    return "";
+}
+
+}  // namespace stretto

@@ -1,0 +1,80 @@
+// The weights of a layer, and which tensors they come from.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "config.h"
+#include "packed.h"
+
+namespace stretto {
+
+struct Norm {
+    NormConfig config;
+    std::vector<float> weight, bias;  // weights are ones where the norm has none
+};
+
+// A product and what is added to it.
+struct Linear {
+    Matrix matrix;
+    std::vector<float> bias;  // empty: none
+};
+
+struct DenseWeights {
+    Linear gate, up, down;
+};
+
+struct ExpertWeights {
+    Linear router;
+    std::vector<float> correction;
+    std::vector<Matrix> gates, ups, downs;           // one for each expert
+    std::vector<float> gate_bias, up_bias, down_bias;  // of one expert after the other
+    DenseWeights shared;
+    std::vector<float> shared_gate;
+};
+
+struct Layer {
+    Norm norm, ffn_norm, post_norm, post_ffn_norm;
+    Linear q, k, v, o;
+    Norm q_norm, k_norm, v_norm;
+    std::vector<float> sinks;
+    Linear q_a, kv_a;             // latent attention: q is behind q_a, and k_norm that of the compressed vectors
+    std::vector<Matrix> k_b, v_b;  // one for each head
+    DenseWeights dense;
+    ExpertWeights experts;
+};
+
+// The tensors a model needs, by name, and where they go: matrices without ".weight", vectors with it.
+class Tensors {
+public:
+    struct Entry {
+        Matrix* matrix = nullptr;
+        std::vector<float>* vector = nullptr;
+        size_t rows = 0, columns = 0;  // of the matrix; of a vector only rows
+    };
+
+    void matrix(const std::string& name, Matrix& to, size_t rows, size_t columns);
+    void vector(const std::string& name, std::vector<float>& to, size_t n);
+    void linear(const std::string& name, Linear& to, size_t rows, size_t columns, bool bias);
+    // A norm's weights and biases; `size` is what is normalised.
+    void norm(const std::string& prefix, const NormConfig& config, Norm& to, size_t size, size_t n);
+    void layer(size_t index, const LayerConfig& config, size_t n_embd, Layer& to);
+
+    Entry* find(const std::string& name);
+    // The first that has not been set as it should be, or "".
+    std::string missing() const;
+    const std::vector<std::string>& names() const { return names_; }
+
+private:
+    void dense(const std::string& prefix, const std::string& suffix, const DenseConfig& config, size_t n_embd,
+               DenseWeights& to);
+    void attention(const std::string& prefix, const AttentionConfig& config, size_t n_embd, Layer& to);
+    void latent(const std::string& prefix, const LayerConfig& config, size_t n_embd, Layer& to);
+    void experts(const std::string& prefix, const ExpertsConfig& config, size_t n_embd, ExpertWeights& to);
+
+    std::unordered_map<std::string, Entry> entries_;
+    std::vector<std::string> names_;
+};
+
+}  // namespace stretto

@@ -1,0 +1,31 @@
+// Memory for weights, cache and scratch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace stretto {
+
+// Memory on whole cache lines; large ones on huge pages where the system has them.
+class Buffer {
+public:
+    Buffer() = default;
+    explicit Buffer(size_t bytes);
+    ~Buffer();
+    Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+    Buffer& operator=(Buffer&& other) noexcept;
+    uint8_t* data() const { return data_; }
+    size_t size() const { return bytes_; }
+    // At least `bytes` of it; what was in it is gone if it has to grow.
+    uint8_t* reserve(size_t bytes);
+
+private:
+    uint8_t* data_ = nullptr;
+    size_t bytes_ = 0;
+    void* allocated_ = nullptr;  // where a small one begins
+    void* mapped_ = nullptr;  // where a large one begins and how long it is
+    size_t mapped_bytes_ = 0;
+};
+
+}  // namespace stretto

@@ -1,0 +1,60 @@
+"""DeepSeek V2 and V3, Kimi K2, GLM 4.7 Flash: latent attention, dense first layers, shared experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stretto.models.common import MAX_HEAD_SIZE, Keys, decoder, refuse_caps
+from stretto.models.mixture import dense_first, gating, mixture, routing, shared_experts
+from stretto.models.spec import Dense, Experts, Latent, ModelSpec, Norm, Rope, plain_layer
+from stretto.models.yarn import magnitude, read_frequencies
+from stretto.weights.gguf import GGUF
+
+
+def read(file: GGUF) -> ModelSpec:
+    """The spec of a deepseek2 file."""
+    keys = Keys(file, "deepseek2")
+    refuse_caps(keys)
+    keys.refuse("attention.temperature_scale", "a temperature by position")
+    n_layer, dense = keys.n_layer, dense_first(keys)
+    mixer, first = latent(keys), Dense(keys.size("feed_forward_length"))
+    ffn = experts(keys, dense) if dense < n_layer else first
+    return decoder(keys, (plain_layer(mixer, first if i < dense else ffn, keys.eps) for i in range(n_layer)))
+
+
+def latent(keys: Keys) -> Latent:
+    """Attention, in either layout: recent files give the sizes of a head under names of their own."""
+    absorbed = f"{keys.arch}.attention.key_length_mla" in keys.file.metadata
+    suffix = "_mla" if absorbed else ""
+    size = keys.size(f"attention.key_length{suffix}", most=MAX_HEAD_SIZE)
+    rotated = keys.rotated("rope.dimension_count", size - 1)
+    frequencies, factor = read_frequencies(keys, rotated)
+    # With a multiplier, YaRN's magnitude is that of all numbers; without, of the rotated ones.
+    multiplier = keys.number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 10.0)
+    all_numbers = magnitude(factor, multiplier)
+    rope = Rope(tuple(frequencies.tolist()), "adjacent", 1.0 if multiplier else magnitude(factor))
+    q_rank = keys.count("attention.q_lora_rank", most=MAX_HEAD_SIZE)
+    return Latent(
+        n_head=keys.size("attention.head_count"),
+        q_rank=q_rank,
+        rank=keys.size("attention.kv_lora_rank", most=MAX_HEAD_SIZE),
+        nope_size=size - rotated,
+        rope_size=rotated,
+        value_size=keys.size(f"attention.value_length{suffix}", most=MAX_HEAD_SIZE),
+        scale=all_numbers**2 * size**-0.5,
+        rope=rope,
+        q_norm=Norm("attn_q_a_norm", keys.eps) if q_rank else None,
+        kv_norm=Norm("attn_kv_a_norm", keys.eps),
+        fused=not absorbed,
+    )
+
+
+def experts(keys: Keys, first: int) -> Experts:
+    """The experts of all layers from `first` on."""
+    corrected = keys.has(f"blk.{first}.exp_probs_b.bias")
+    # Files that do not say it: those with a correction (GLM's) have sigmoids, those of V2 have not.
+    weights = gating(keys, "sigmoid" if corrected else "softmax")
+    choice = routing(keys, weights, normalize=keys.flag("expert_weights_norm", False), correction=corrected)
+    if weights == "softmax":  # V2 takes the groups with the best expert, V3 those with the best two
+        choice = replace(choice, group_best=1)
+    return mixture(keys, choice, shared=shared_experts(keys))
