@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 from tiny_encoders import Pixtral, Pixtral12, Qwen3VL, Qwen35, Tiny
 from tiny_encoders_more import Gemma4, InternVL, InternVL6
+from tiny_sighted import SightedQwen
 from transformers import (
     CLIPVisionConfig,
     Gemma3Config,
@@ -48,6 +49,7 @@ MEAN, STD = (0.5, 0.375, 0.4375), (0.25, 0.3125, 0.28125)
 
 SIZES = {"mlp": (24, 6, 3), "idefics3": (32, 8, 2), "gemma3": (32, 4, 2)}  # image, patch, blocks
 MERGE = {"idefics3": 2, "gemma3": 4}
+BEFORE, AFTER = [5, 17, 33], [8, 2, 60, 41, 7]  # tokens of a text around a picture
 LONGEST = 96  # idefics3: three tiles along the longest edge
 
 TINY: dict[str, type[Tiny]] = {
@@ -284,6 +286,8 @@ def make(name: str) -> dict[str, np.ndarray]:
             pixels, found[f"vectors.{i}"] = tiny.answer(shown)
             if not tiny.variant:
                 found[f"pixels.{i}"] = pixels
+        if name == "qwen3vl":
+            found |= make_sighted(tiny, rng)
         return found
     model, encoder, projector = build(name)
     model = model.eval().float()
@@ -291,6 +295,16 @@ def make(name: str) -> dict[str, np.ndarray]:
     fill(projector, rng)
     write_gguf(FOLDER / f"{name}.gguf", metadata(name), tensors(name, encoder, projector))
     return golden(name, model, projector)
+
+
+def make_sighted(eyes: Qwen3VL, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Write the language model that sees through `eyes`; return what it says about a picture."""
+    model = SightedQwen(eyes, rng)
+    write_gguf(FOLDER / "qwen3vl-text.gguf", model.keys(len(eyes.taps)), model.tensors())
+    width, height = PICTURES[1]
+    shown = Image.fromarray(picture(width, height, np.random.default_rng(1)))
+    logits = model.answer(*eyes.processed(shown), BEFORE, AFTER)
+    return {"before": np.array(BEFORE), "after": np.array(AFTER), "logits": logits}
 
 
 def main(names: list[str]) -> None:

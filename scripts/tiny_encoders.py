@@ -265,7 +265,8 @@ class Qwen3VL(Tiny):
             "clip.vision.image_max_pixels": self.limits[1],
         }
 
-    def answer(self, picture: Image.Image) -> tuple[np.ndarray, np.ndarray]:
+    def processed(self, picture: Image.Image) -> tuple[np.ndarray, np.ndarray]:
+        """Patches as the model takes them, and their grid."""
         process = Qwen2VLImageProcessorPil(
             patch_size=self.patch,
             merge_size=self.merge,
@@ -274,9 +275,12 @@ class Qwen3VL(Tiny):
             size={"shortest_edge": self.limits[0], "longest_edge": self.limits[1]},
         )
         done = process.preprocess([picture], return_tensors="np")
-        patches, grid = np.asarray(done["pixel_values"], np.float32), done["image_grid_thw"]
+        return np.asarray(done["pixel_values"], np.float32), np.asarray(done["image_grid_thw"])
+
+    def answer(self, picture: Image.Image) -> tuple[np.ndarray, np.ndarray]:
+        patches, grid = self.processed(picture)
         with torch.no_grad():
-            result = self.model(torch.from_numpy(patches), grid_thw=torch.from_numpy(np.asarray(grid)))
+            result = self.model(torch.from_numpy(patches), grid_thw=torch.from_numpy(grid))
         vectors = torch.cat((result.pooler_output, *result.deepstack_features), dim=-1).numpy()
         _, rows, columns = (int(n) for n in grid[0])
         merge, size = self.merge, self.patch

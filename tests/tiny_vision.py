@@ -106,7 +106,7 @@ def small_tokenizer():
 
 def seeing_llm(name, backend="native", *, text=None, template=TEMPLATE, cells=256, **options):
     """A tiny language model that sees through a tiny encoder."""
-    file = tiny_file(text or ("gemma3" if name == "gemma3" else "llama"))
+    file = text if isinstance(text, GGUF) else tiny_file(text or ("gemma3" if name == "gemma3" else "llama"))
     spec, tokenizer = read_spec(file), small_tokenizer()
     if backend == "native":
         runs = NativeBackend(file, spec, cells, 2, options.pop("kv", "f16"))

@@ -76,6 +76,7 @@ class Decoder:
         hidden: bool,
         probes: NDArray[np.int32],
         watched: NDArray[np.int32],
+        rotated: NDArray[np.int32] | None = None,
     ) -> NDArray[np.float32]: ...
     def decode(
         self,

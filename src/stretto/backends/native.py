@@ -112,7 +112,7 @@ class NativeBackend:
 
     def forward(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_vocab]."""
-        if isinstance(batch, Decoding):
+        if isinstance(batch, Decoding) and batch.rotated is None:
             return (self._decoder or self._open).decode(
                 batch.ids, batch.places, batch.taken, batch.stores, batch.counts, batch.table
             )
@@ -194,6 +194,7 @@ class NativeBackend:
             hidden,
             batch.probes,
             np.array(batch.watched, np.int32),
+            placement.rotated,
         )
         if len(batch.probes):
             batch.received = self._open.received().reshape(len(batch), len(batch.probes))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import FusedRun
+from stretto.cache.lags import lag_before
 from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.output import Ending
 from stretto.engine.runner import Runner
@@ -34,6 +35,8 @@ class Ahead:
         left = FUSED_TOKENS if most is None else most - len(decoder.output.tokens)
         n = min(FUSED_TOKENS, left, runner.cells.n_free, runner.context_length - track.position)
         if n < 2 or not decoder.is_sampling or track.n_pending:
+            return False
+        if lag_before(runner.cells, track.id, track.position):  # the loop rotates by running positions
             return False
         python = 0.0
 
