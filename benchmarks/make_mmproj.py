@@ -37,10 +37,11 @@ SPECS = {"smolvlm-256m": SIGLIP, "tiny": replace(TINY, n_embd=32, n_ff=64, n_hea
 
 
 def with_biases(spec):
-    """All vectors that such an encoder has."""
+    """All vectors that such an encoder has, and its projector's matrix."""
     parts = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_up", "ffn_down")
     names = {f"v.blk.{i}.{part}.bias" for i in range(spec.n_layer) for part in parts}
-    return replace(spec, biases=frozenset({"v.patch_embd.bias", *names}))
+    matrix = ("mm.model.fc.weight", (spec.n_out, spec.n_embd * spec.merge**2))
+    return replace(spec, biases=frozenset({"v.patch_embd.bias", *names}), projector_tensors=(matrix,))
 
 
 def metadata(spec):

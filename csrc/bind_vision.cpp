@@ -77,21 +77,36 @@ Array3 multiply(Vision& vision, const std::string& name, Input3 x, const std::st
     return out;
 }
 
-Array3 norm(Vision& vision, const std::string& name, Input3 x) {
+Array3 norm(Vision& vision, const std::string& name, Input3 x, float eps) {
     check_rows(x);
     const std::vector<float>* weight = vision.vector(name + ".weight");
     const std::vector<float>* bias = vision.vector(name + ".bias");
-    if (!weight || !bias || weight->size() != vision.n_embd() || bias->size() != vision.n_embd() ||
-        x.shape(2) != vision.n_embd()) {
-        fail("no norm " + name + " for rows of " + std::to_string(x.shape(2)));
+    const size_t width = x.shape(2);
+    if ((!weight && !name.empty()) || (weight && weight->size() != width) || (bias && bias->size() != width)) {
+        fail("no norm " + name + " for rows of " + std::to_string(width));
     }
-    Array3 out = copy_of(x, x.shape(2));
+    Array3 out = copy_of(x, width);
     std::memcpy(out.data(), x.data(), x.size() * sizeof(float));
     {
         nb::gil_scoped_release release;
-        vision.norm(name, out.data(), x.shape(0) * x.shape(1));
+        vision.norm(name, out.data(), x.shape(0) * x.shape(1), width, eps);
     }
     return out;
+}
+
+void set_clamp(Vision& vision, const std::string& name, float low, float high, float low_out, float high_out) {
+    vision.set_clamp(name, {low, high, low_out, high_out});
+}
+
+void set_attention(Vision& vision, float scale, bool value_norm,
+                   nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu> pairs) {
+    const size_t size = vision.head_size();
+    if (pairs.shape(0) > size) fail("more pairs than a head has numbers");
+    std::vector<int32_t> found(pairs.data(), pairs.data() + pairs.size());
+    for (const int32_t at : found) {
+        if (at < 0 || static_cast<size_t>(at) >= size) fail("a pair that is not in a head");
+    }
+    vision.set_attention(scale, value_norm, std::move(found));
 }
 
 // The arrays of a piece of a block, checked: rows [first, last) of x.
@@ -111,11 +126,15 @@ void check_piece(const Vision& vision, const std::string& name, const Rows3& x, 
     if (!missing.empty()) fail("the encoder is incomplete: " + missing);
 }
 
-void look(Vision& vision, const std::string& name, Rows3 x, Rows3 q, Rows3 keys, Rows3 values, size_t first,
-          size_t last) {
+void look(Vision& vision, const std::string& name, Rows3 x, Rows3 q, Rows3 keys, Rows3 values, Input3 rotation,
+          size_t first, size_t last) {
     check_piece(vision, name, x, q, keys, values, first, last);
+    if (vision.n_pairs() && (rotation.shape(0) != x.shape(1) || rotation.shape(1) != vision.n_pairs() ||
+                             rotation.shape(2) != 2)) {
+        fail("a rotation of the wrong size");
+    }
     nb::gil_scoped_release release;
-    vision.look(name, x.data(), x.shape(1), first, last, q.data(), keys.data(), values.data());
+    vision.look(name, x.data(), x.shape(1), first, last, rotation.data(), q.data(), keys.data(), values.data());
 }
 
 void mix(Vision& vision, const std::string& name, Rows3 x, Rows3 q, Rows3 keys, Rows3 values, size_t first,
@@ -135,6 +154,8 @@ void bind_vision(nb::module_& m) {
         .def_prop_ro("kernels", [](const Vision& vision) { return vision.kernels().name; })
         .def("set_matrix", &set_matrix)
         .def("set_vector", &set_vector)
+        .def("set_clamp", &set_clamp)
+        .def("set_attention", &set_attention)
         .def("multiply", &multiply)
         .def("norm", &norm)
         .def("look", &look)

@@ -21,6 +21,7 @@ struct Input {
     size_t n;
     const int32_t* tokens;
     const int32_t* positions;
+    const int32_t* rotated = nullptr;     // [n][3], what rows are rotated by if not by their positions
     const int32_t* cells;
     std::vector<const int32_t*> views;
     const int32_t* view_of;

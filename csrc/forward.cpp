@@ -21,7 +21,10 @@ void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks)
         const auto job = [&](int thread) {
             Walk walk(*this, plan, thread);
             if (layer == 0) walk.embed();
-            for (size_t i = layer; i < next; ++i) walk.layer(i);
+            for (size_t i = layer; i < next; ++i) {
+                walk.layer(i);
+                if (i < config_.deepstack) walk.add_features(i);
+            }
             if (next == n_layers) walk.logits();
         };
         pool_.run(job, Measured::kYes, input.n);
@@ -103,6 +106,14 @@ void Decoder::Walk::layer(size_t index) {
     } else {
         experts(index);
         add_rows(sum_, {}, weights.post_ffn_norm, config.residual_scale);
+    }
+}
+
+// What an image's vectors have for this layer, beside their embeddings.
+void Decoder::Walk::add_features(size_t index) {
+    if (input_.vectors.empty()) return;
+    for (size_t row = first_; row < last_; ++row) {
+        if (input_.vectors[row]) kernel_.add(row_of(x_, row), input_.vectors[row] + (index + 1) * c_.n_embd, c_.n_embd);
     }
 }
 

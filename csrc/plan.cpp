@@ -253,8 +253,16 @@ void Decoder::make_plan(Plan& plan, const Input& input, float* out, bool hidden,
         const Rope& rope = c.ropes[r];
         const size_t pairs = rope.frequencies.size();
         for (size_t row = 0; row < input.n; ++row) {
-            angles(input.positions[row], rope.frequencies.data(), pairs, rope.magnitude, plan.cos[r] + row * pairs,
-                   plan.sin[r] + row * pairs);
+            float *cos = plan.cos[r] + row * pairs, *sin = plan.sin[r] + row * pairs;
+            const int32_t* rotated = input.rotated ? input.rotated + 3 * row : nullptr;
+            if (rotated && !rope.axes.empty()) {
+                for (size_t p = 0; p < pairs; ++p) {
+                    angles(rotated[rope.axes[p]], rope.frequencies.data() + p, 1, rope.magnitude, cos + p, sin + p);
+                }
+            } else {
+                angles(rotated ? rotated[0] : input.positions[row], rope.frequencies.data(), pairs, rope.magnitude, cos,
+                       sin);
+            }
         }
     }
     plan.cursors = Cursors(layers_.size() * kLayerTasks + 1, pool_.size());

@@ -6,30 +6,22 @@
 #include <stdexcept>
 
 #include "plan.h"
+#include "vision_parts.h"
 
 namespace stretto {
 
 namespace {
 
-constexpr size_t kRowsOfAttention = 16;
 constexpr float kQuick = 1.702f;
 constexpr float kRootHalf = 0.70710678f;
 
 }  // namespace
 
-// What each thread has for itself.
-struct Vision::Scratch {
-    float* attention;
-    Partial partial, total;
-    float* constant;      // [widest], what an activation multiplies with
-    ProductScratch product;
-    const int32_t* view;  // 0, 1, 2, …
-};
-
 Vision::Vision(size_t n_embd, size_t n_ff, size_t n_head, float norm_eps, Activation activation, Precision precision,
                int threads, const Kernels* kernels)
     : n_embd_(n_embd), n_ff_(n_ff), n_head_(n_head), norm_eps_(norm_eps), activation_(activation),
-      precision_(precision), kernels_(kernels), pool_(threads) {}
+      precision_(precision), kernels_(kernels), scale_(1.0f / std::sqrt(static_cast<float>(n_embd / n_head))),
+      pool_(threads), ones_(n_embd / n_head, 1.0f) {}
 
 Quantized Vision::take_rows(Carver& carver, size_t rows, size_t columns) const {
     const size_t n = columns_of(precision_) * rows;
@@ -69,34 +61,59 @@ const std::vector<float>* Vision::vector(const std::string& name) const {
     return found == vectors_.end() ? nullptr : &found->second;
 }
 
+void Vision::set_attention(float scale, bool value_norm, std::vector<int32_t> pairs) {
+    scale_ = scale;
+    value_norm_ = value_norm;
+    pairs_ = std::move(pairs);
+}
+
 std::string Vision::missing(const std::string& block) const {
     auto is = [&](const char* part, size_t rows, size_t columns) {
         const Matrix* m = matrix(block + part + ".weight");
         const std::vector<float>* bias = vector(block + part + ".bias");
         return m && m->rows == rows && m->columns == columns && (!bias || bias->size() == rows);
     };
+    auto fits = [&](const std::string& name, size_t size) {
+        const std::vector<float>* found = vector(name);
+        return !found || found->size() == size;
+    };
     for (const char* part : {"attn_q", "attn_k", "attn_v", "attn_out"}) {
         if (!is(part, n_embd_, n_embd_)) return block + part;
     }
     if (!is("ffn_up", n_ff_, n_embd_)) return block + "ffn_up";
     if (!is("ffn_down", n_embd_, n_ff_)) return block + "ffn_down";
-    for (const char* part : {"ln1.weight", "ln1.bias", "ln2.weight", "ln2.bias"}) {
-        const std::vector<float>* v = vector(block + part);
-        if (!v || v->size() != n_embd_) return block + part;
+    if (matrix(block + "ffn_gate.weight") && !is("ffn_gate", n_ff_, n_embd_)) return block + "ffn_gate";
+    for (const char* part : {"ln1.weight", "ln2.weight"}) {
+        if (!vector(block + part)) return block + part;
+    }
+    for (const char* part : {"ln1.weight", "ln2.weight", "ln1.bias", "ln2.bias", "ls1.weight", "ls2.weight",
+                             "attn_post_norm.weight", "ffn_post_norm.weight"}) {
+        if (!fits(block + part, n_embd_)) return block + part;
+    }
+    for (const char* part : {"attn_q_norm.weight", "attn_k_norm.weight"}) {
+        if (!fits(block + part, n_embd_) && !fits(block + part, head_size())) return block + part;
     }
     return "";
 }
 
 // (x − mean) / √(variance + eps) × weight + bias: what is centred first, the root of mean squares does.
-void Vision::normalise(const std::vector<float>& weight, const std::vector<float>& bias, const float* x,
-                       float* out) const {
-    const size_t n = weight.size();
+void Vision::normalise(const float* weight, const float* bias, size_t n, float eps, const float* x, float* out) const {
+    if (!bias) return kernels_->rms_norm(x, weight, n, eps, out);
     double sum = 0.0;
     for (size_t i = 0; i < n; ++i) sum += x[i];
     const float mean = static_cast<float>(sum / static_cast<double>(n));
     for (size_t i = 0; i < n; ++i) out[i] = x[i] - mean;
-    kernels_->rms_norm(out, weight.data(), n, norm_eps_, out);
-    kernels_->add(out, bias.data(), n);
+    kernels_->rms_norm(out, weight, n, eps, out);
+    kernels_->add(out, bias, n);
+}
+
+void Vision::normalise(const std::string& name, const float* x, float* out) const {
+    const std::vector<float>*weight = vector(name + ".weight"), *bias = vector(name + ".bias");
+    if (!weight) {
+        if (x != out) std::memcpy(out, x, n_embd_ * sizeof(float));
+        return;
+    }
+    normalise(weight->data(), bias ? bias->data() : nullptr, n_embd_, norm_eps_, x, out);
 }
 
 // x × sigmoid(1.702 x) is silu(1.702 x) / 1.702, so one kernel serves both.
@@ -119,7 +136,14 @@ void Vision::activate(Activation activation, float* x, size_t n, float* constant
     }
 }
 
-void Vision::quantize(std::initializer_list<const Matrix*> readers, const float* x, size_t n, const Quantized& to,
+void Vision::activate_gate(float* x, const float* by, size_t n, float* constant) const {
+    if (activation_ == Activation::kSilu) return kernels_->silu(x, by, n);
+    if (activation_ == Activation::kGelu) return kernels_->gelu(x, by, n);
+    activate(activation_, x, n, constant);
+    for (size_t i = 0; i < n; ++i) x[i] *= by[i];
+}
+
+void Vision::quantize(const std::vector<const Matrix*>& readers, const float* x, size_t n, const Quantized& to,
                       int thread) const {
     const bool wanted = std::any_of(readers.begin(), readers.end(), [](const Matrix* w) { return !is_float(w->layout); });
     if (!wanted) return;
@@ -129,9 +153,9 @@ void Vision::quantize(std::initializer_list<const Matrix*> readers, const float*
     }
 }
 
-void Vision::share(const Matrix& w, const std::vector<float>* bias, const float* x, size_t n, Activation activation,
-                   const Quantized& quantized, const Scratch& scratch, int thread, const Cursors& cursors, size_t task,
-                   float* out) {
+void Vision::share(const Matrix& w, const std::vector<float>* bias, const Clamp* clamp, const float* x, size_t n,
+                   Activation activation, const Quantized& quantized, const Scratch& scratch, int thread,
+                   const Cursors& cursors, size_t task, float* out) {
     Pieces pieces(cursors, task, w.panels(), n, false, 1, thread, pool_.active());
     for (Pieces::Piece piece; pieces.next(&piece);) {
         multiply_activations(*kernels_, precision_, w, {quantized, x, piece.first, piece.last}, piece.begin, piece.end,
@@ -140,6 +164,7 @@ void Vision::share(const Matrix& w, const std::vector<float>* bias, const float*
         for (size_t row = piece.first; row < piece.last; ++row) {
             float* at = out + row * w.rows + from;
             if (bias) kernels_->add(at, bias->data() + from, to - from);
+            if (clamp) clamp_row(clamp->low_out, clamp->high_out, at, to - from, at);
             activate(activation, at, to - from, scratch.constant);
         }
     }
@@ -165,192 +190,18 @@ void Vision::multiply(const std::string& name, const float* x, size_t n, Activat
     pool_.run([&](int thread) {
         quantize({&w}, x, n, quantized, thread);
         pool_.barrier(thread);
-        share(w, bias, x, n, activation, quantized, threads[thread], thread, cursors, 0, out);
+        share(w, bias, nullptr, x, n, activation, quantized, threads[thread], thread, cursors, 0, out);
     });
 }
 
-void Vision::norm(const std::string& name, float* x, size_t n) {
-    const std::vector<float>& weight = vectors_.at(name + ".weight");
-    const std::vector<float>& bias = vectors_.at(name + ".bias");
+void Vision::norm(const std::string& name, float* x, size_t n, size_t width, float eps) {
+    const std::vector<float>*weight = vector(name + ".weight"), *bias = vector(name + ".bias");
+    const std::vector<float> ones(weight ? 0 : width, 1.0f);
     pool_.run([&](int thread) {
         const size_t n_threads = pool_.active();
         for (size_t row = n * thread / n_threads; row < n * (thread + 1) / n_threads; ++row) {
-            normalise(weight, bias, x + row * n_embd_, x + row * n_embd_);
-        }
-    });
-}
-
-// One head's rows over all positions of their image: K and V stand behind each other, as floats.
-void Vision::attend(const float* q, const float* keys, const float* values, size_t length, size_t rows, size_t head,
-                    const Scratch& mine, float* out) const {
-    const size_t size = n_embd_ / n_head_;
-    int32_t begins[kRowsOfAttention] = {}, ends[kRowsOfAttention];
-    std::fill(ends, ends + rows, static_cast<int32_t>(length));
-    Attention a;
-    a.type = CacheType::kFloat;
-    a.keys = reinterpret_cast<const uint8_t*>(keys);
-    a.values = reinterpret_cast<const uint8_t*>(values);
-    a.cell_stride = head_bytes(CacheType::kFloat, size);
-    a.block_stride = kCellBlock * a.cell_stride;
-    a.view = mine.view;
-    a.head_size = size;
-    a.group = 1;
-    a.scale = 1.0f / std::sqrt(static_cast<float>(size));
-    a.cap = 0.0f;
-    a.queries = q + head * size;
-    a.query_stride = n_embd_;
-    a.begins = begins;
-    a.ends = ends;
-    a.rows = rows;
-    a.scratch = mine.attention;
-    kernels_->attend(a, 0, std::min(kSpan, length), mine.total);
-    for (size_t at = kSpan; at < length; at += kSpan) {
-        kernels_->attend(a, at, std::min(at + kSpan, length), mine.partial);
-        kernels_->merge(rows, size, mine.total, mine.partial);
-    }
-    for (size_t r = 0; r < rows; ++r) {
-        const float inverse = 1.0f / mine.total.sum[r];
-        const float* from = mine.total.out + r * padded(size);
-        float* to = out + r * n_embd_ + head * size;
-        for (size_t i = 0; i < size; ++i) to[i] = from[i] * inverse;
-    }
-}
-
-// What `look` and `mix` share: their products, one thread's part of each.
-struct Vision::Crew {
-    Vision& vision;
-    const std::string& name;
-    size_t rows;
-    Quantized quantized;
-    std::vector<Scratch> threads;
-    Cursors cursors;  // of four tasks
-
-    const Matrix& weight(const char* part) const { return vision.matrices_.at(name + part + ".weight"); }
-
-    void product(const char* part, const float* from, Activation activation, size_t task, int thread, float* to) {
-        vision.share(weight(part), vision.vector(name + part + ".bias"), from, rows, activation, quantized,
-                     threads[thread], thread, cursors, task, to);
-    }
-    // Quantises the input that several products share; no thread reads it before all have finished.
-    void prepare(std::initializer_list<const Matrix*> readers, const float* from, int thread) {
-        vision.pool_.barrier(thread);
-        vision.quantize(readers, from, rows, quantized, thread);
-        vision.pool_.barrier(thread);
-    }
-};
-
-void Vision::look(const std::string& name, const float* x, size_t length, size_t first, size_t last, float* q,
-                  float* keys, float* values) {
-    const std::vector<float>&ln1 = vectors_.at(name + "ln1.weight"), &ln1_bias = vectors_.at(name + "ln1.bias");
-    const size_t n_threads = pool_.active(), size = n_embd_ / n_head_;
-    Crew crew{*this, name, last - first, {}, std::vector<Scratch>(n_threads), Cursors(4, n_threads)};
-    const size_t rows = crew.rows;
-    float *normed, *k, *v;
-    auto carve = [&](uint8_t* base) {
-        Carver carver(base);
-        normed = carver.take<float>(rows * n_embd_);
-        k = carver.take<float>(rows * n_embd_);
-        v = carver.take<float>(rows * n_embd_);
-        crew.quantized = take_rows(carver, rows, n_embd_);
-        for (Scratch& mine : crew.threads) {
-            mine.constant = carver.take<float>(n_embd_);
-            mine.product = take_product(carver);
-        }
-        return carver.used();
-    };
-    carve(scratch_.reserve(carve(nullptr)));
-
-    pool_.run([&](int thread) {
-        const size_t begin = rows * thread / n_threads, end = rows * (thread + 1) / n_threads;
-        for (size_t row = begin; row < end; ++row) {
-            normalise(ln1, ln1_bias, x + (first + row) * n_embd_, normed + row * n_embd_);
-        }
-        crew.prepare({&crew.weight("attn_q"), &crew.weight("attn_k"), &crew.weight("attn_v")}, normed, thread);
-        crew.product("attn_q", normed, Activation::kNone, 0, thread, q + first * n_embd_);
-        crew.product("attn_k", normed, Activation::kNone, 1, thread, k);
-        crew.product("attn_v", normed, Activation::kNone, 2, thread, v);
-        pool_.barrier(thread);
-        // [n][head][position]: what one head reads lies in a row.
-        for (size_t row = begin; row < end; ++row) {
-            const size_t image = (first + row) / length, position = (first + row) % length;
-            for (size_t head = 0; head < n_head_; ++head) {
-                const size_t from = row * n_embd_ + head * size, to = ((image * n_head_ + head) * length + position) * size;
-                kernels_->store_head(CacheType::kFloat, k + from, size, reinterpret_cast<uint8_t*>(keys + to));
-                kernels_->store_head(CacheType::kFloat, v + from, size, reinterpret_cast<uint8_t*>(values + to));
-            }
-        }
-    });
-}
-
-std::vector<Vision::Patch> Vision::patches(size_t length, size_t first, size_t last) const {
-    std::vector<Patch> found;
-    for (size_t image = first / length; image * length < last; ++image) {
-        const size_t begin = std::max(first, image * length), end = std::min(last, (image + 1) * length);
-        for (size_t head = 0; head < n_head_; ++head) {
-            for (size_t row = begin; row < end; row += kRowsOfAttention) {
-                found.push_back({image, head, row, std::min(kRowsOfAttention, end - row)});
-            }
-        }
-    }
-    return found;
-}
-
-void Vision::mix(const std::string& name, float* x, size_t length, size_t first, size_t last, const float* q,
-                 const float* keys, const float* values) {
-    const std::vector<float>&ln2 = vectors_.at(name + "ln2.weight"), &ln2_bias = vectors_.at(name + "ln2.bias");
-    const size_t n_threads = pool_.active(), size = n_embd_ / n_head_, widest = std::max(n_embd_, n_ff_);
-    const std::vector<Patch> patches = this->patches(length, first, last);
-    Crew crew{*this, name, last - first, {}, std::vector<Scratch>(n_threads), Cursors(4, n_threads)};
-    const size_t rows = crew.rows;
-    float *normed, *added, *hidden;
-    int32_t* view;
-    auto carve = [&](uint8_t* base) {
-        Carver carver(base);
-        normed = carver.take<float>(rows * n_embd_);
-        added = carver.take<float>(rows * n_embd_);
-        hidden = carver.take<float>(rows * n_ff_);
-        view = carver.take<int32_t>(length);
-        crew.quantized = take_rows(carver, rows, widest);
-        for (Scratch& mine : crew.threads) {
-            auto partial = [&] {
-                return Partial{carver.take<float>(kRowsOfAttention), carver.take<float>(kRowsOfAttention),
-                               carver.take<float>(kRowsOfAttention * padded(size))};
-            };
-            mine.attention = carver.take<float>(attention_scratch(size, kRowsOfAttention, 1));
-            mine.partial = partial();
-            mine.total = partial();
-            mine.constant = carver.take<float>(widest);
-            mine.product = take_product(carver);
-            mine.view = view;
-        }
-        return carver.used();
-    };
-    carve(scratch_.reserve(carve(nullptr)));
-    for (size_t i = 0; i < length; ++i) view[i] = static_cast<int32_t>(i);
-
-    pool_.run([&](int thread) {
-        const size_t begin = rows * thread / n_threads, end = rows * (thread + 1) / n_threads;
-        Share pieces(crew.cursors, 0, patches.size(), thread, n_threads);
-        for (size_t piece; pieces.next(&piece);) {
-            const Patch& p = patches[piece];
-            const size_t plane = (p.image * n_head_ + p.head) * length * size;
-            attend(q + p.row * n_embd_, keys + plane, values + plane, length, p.rows, p.head, crew.threads[thread],
-                   normed + (p.row - first) * n_embd_);
-        }
-        crew.prepare({&crew.weight("attn_out")}, normed, thread);
-        crew.product("attn_out", normed, Activation::kNone, 1, thread, added);
-        pool_.barrier(thread);
-        for (size_t row = begin; row < end; ++row) {
-            kernels_->add(x + (first + row) * n_embd_, added + row * n_embd_, n_embd_);
-            normalise(ln2, ln2_bias, x + (first + row) * n_embd_, normed + row * n_embd_);
-        }
-        crew.prepare({&crew.weight("ffn_up")}, normed, thread);
-        crew.product("ffn_up", normed, activation_, 2, thread, hidden);
-        crew.prepare({&crew.weight("ffn_down")}, hidden, thread);
-        crew.product("ffn_down", hidden, Activation::kNone, 3, thread, added);
-        pool_.barrier(thread);
-        for (size_t row = begin; row < end; ++row) {
-            kernels_->add(x + (first + row) * n_embd_, added + row * n_embd_, n_embd_);
+            normalise(weight ? weight->data() : ones.data(), bias ? bias->data() : nullptr, width, eps, x + row * width,
+                      x + row * width);
         }
     });
 }

@@ -14,6 +14,7 @@ public:
 
     void embed();
     void layer(size_t index);
+    void add_features(size_t index);
     void logits();  // and what is before them: the last norm
 
 private:

@@ -27,8 +27,8 @@ from stretto.vision.encoder import encode
 from stretto.vision.image import Image
 from stretto.vision.native import NativeEncoder
 from stretto.vision.preprocess import normalise, prepare
+from stretto.vision.reading import read_vision_spec
 from stretto.vision.reference import ReferenceEncoder
-from stretto.vision.spec import read_vision_spec
 from stretto.weights.gguf import GGUF, Tensor
 from stretto.weights.writer import write_gguf
 

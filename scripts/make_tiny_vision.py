@@ -2,8 +2,8 @@
 
     python scripts/make_tiny_vision.py [CASE …]
 
-writes tests/data/vision/CASE.gguf and tests/data/vision/golden.npz, always the same. It needs torch,
-transformers and Pillow; the tests, which read the files, do not need the first two.
+writes tests/data/vision/CASE.gguf, golden.npz and shapes.npz (for the cases of tiny_encoders.py), always the
+same. It needs torch, transformers and Pillow; the tests, which read the files, do not need the first two.
 
 No constant has its usual value, and weights are drawn so that activations and vectors have about unit
 variance: no piece can be wrong unnoticed. All weights are exact in float16. The pictures go through the
@@ -20,6 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from tiny_encoders import Pixtral, Pixtral12, Qwen3VL, Qwen35, Tiny
+from tiny_encoders_more import Gemma4, InternVL, InternVL6
+from tiny_sighted import SightedQwen
 from transformers import (
     CLIPVisionConfig,
     Gemma3Config,
@@ -46,7 +49,18 @@ MEAN, STD = (0.5, 0.375, 0.4375), (0.25, 0.3125, 0.28125)
 
 SIZES = {"mlp": (24, 6, 3), "idefics3": (32, 8, 2), "gemma3": (32, 4, 2)}  # image, patch, blocks
 MERGE = {"idefics3": 2, "gemma3": 4}
+BEFORE, AFTER = [5, 17, 33], [8, 2, 60, 41, 7]  # tokens of a text around a picture
 LONGEST = 96  # idefics3: three tiles along the longest edge
+
+TINY: dict[str, type[Tiny]] = {
+    "pixtral": Pixtral,
+    "pixtral-12b": Pixtral12,
+    "qwen3vl": Qwen3VL,
+    "qwen35": Qwen35,
+    "internvl": InternVL,
+    "internvl-6b": InternVL6,
+    "gemma4v": Gemma4,
+}
 
 BLOCK = {
     "self_attn.q_proj": "attn_q",
@@ -251,25 +265,60 @@ def forward(case: str, model: torch.nn.Module, pixels: torch.Tensor) -> torch.Te
     return features.reshape(len(pixels), -1, features.shape[-1])
 
 
+def report(name: str, found: dict[str, np.ndarray]) -> None:
+    vectors = [found[f"vectors.{i}"] for i in range(len(PICTURES))]
+    shapes = ", ".join(str(array.shape) for array in vectors)
+    spread = ", ".join(f"{array.std():.2f}" for array in vectors)
+    size = (FOLDER / f"{name}.gguf").stat().st_size
+    print(f"{name}: {size} bytes, vectors {shapes} vary by {spread}")
+
+
+def make(name: str) -> dict[str, np.ndarray]:
+    """Write the file of one case; return what transformers makes of the pictures."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    if name in TINY:
+        tiny = TINY[name]()
+        tiny.fill(rng)
+        write_gguf(FOLDER / f"{name}.gguf", tiny.keys(), tiny.tensors())
+        found = {}
+        for i, (width, height) in enumerate(PICTURES):
+            shown = Image.fromarray(picture(width, height, np.random.default_rng(i)))
+            pixels, found[f"vectors.{i}"] = tiny.answer(shown)
+            if not tiny.variant:
+                found[f"pixels.{i}"] = pixels
+        if name == "qwen3vl":
+            found |= make_sighted(tiny, rng)
+        return found
+    model, encoder, projector = build(name)
+    model = model.eval().float()
+    fill(encoder, rng)
+    fill(projector, rng)
+    write_gguf(FOLDER / f"{name}.gguf", metadata(name), tensors(name, encoder, projector))
+    return golden(name, model, projector)
+
+
+def make_sighted(eyes: Qwen3VL, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Write the language model that sees through `eyes`; return what it says about a picture."""
+    model = SightedQwen(eyes, rng)
+    write_gguf(FOLDER / "qwen3vl-text.gguf", model.keys(len(eyes.taps)), model.tensors())
+    width, height = PICTURES[1]
+    shown = Image.fromarray(picture(width, height, np.random.default_rng(1)))
+    logits = model.answer(*eyes.processed(shown), BEFORE, AFTER)
+    return {"before": np.array(BEFORE), "after": np.array(AFTER), "logits": logits}
+
+
 def main(names: list[str]) -> None:
     torch.set_num_threads(1)  # one order of summation
     FOLDER.mkdir(parents=True, exist_ok=True)
-    answers = {}
-    for name in names or SIZES:
-        rng = np.random.default_rng(zlib.crc32(name.encode()))
-        model, encoder, projector = build(name)
-        model = model.eval().float()
-        fill(encoder, rng)
-        fill(projector, rng)
-        write_gguf(FOLDER / f"{name}.gguf", metadata(name), tensors(name, encoder, projector))
-        found = golden(name, model, projector)
-        answers |= {f"{name}/{key}": value for key, value in found.items()}
-        shapes = ", ".join(str(found[f"vectors.{i}"].shape) for i in range(len(PICTURES)))
-        spread = ", ".join(f"{found[f'vectors.{i}'].std():.2f}" for i in range(len(PICTURES)))
-        size = (FOLDER / f"{name}.gguf").stat().st_size
-        print(f"{name}: {size} bytes, vectors {shapes} vary by {spread}")
+    answers: dict[str, dict[str, np.ndarray]] = {"golden": {}, "shapes": {}}
+    for name in names or (*SIZES, *TINY):
+        found = make(name)
+        file = answers["shapes" if name in TINY else "golden"]
+        file |= {f"{name}/{key}": value for key, value in found.items()}
+        report(name, found)
     if not names:
-        np.savez_compressed(FOLDER / "golden.npz", **answers)
+        for name, arrays in answers.items():
+            np.savez_compressed(FOLDER / f"{name}.npz", **arrays)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from stretto.text.template import ChatTemplate
 from stretto.vision.encoder import encode
 from stretto.vision.image import Image
 from stretto.vision.native import NativeEncoder
-from stretto.vision.preprocess import normalise, prepare
+from stretto.vision.preprocess import grid_of, normalise, prepare
+from stretto.vision.reading import read_vision_spec
 from stretto.vision.reference import ReferenceEncoder
-from stretto.vision.spec import read_vision_spec
 from stretto.vision.vision import Vision
 from stretto.weights.gguf import GGUF
 from stretto.weights.metadata import LENGTH, Metadata, Strings, ValueType
@@ -24,6 +24,11 @@ from tiny_models import tiny_file
 
 FOLDER = Path(__file__).parent / "data" / "vision"
 NAMES = ["gemma3", "idefics3", "mlp"]
+TILED = ["internvl"]
+SHAPED = ["pixtral", "qwen3vl", "gemma4v"]  # images keep their shape
+VARIANTS = ["pixtral-12b", "qwen35", "internvl-6b"]
+ENCODERS = [*NAMES, *TILED, *SHAPED, *VARIANTS]
+PROJECTORS = {"qwen3vl": "qwen3vl_merger", "qwen35": "qwen3vl_merger"}
 PICTURES = 0, 1, 2
 
 
@@ -34,8 +39,11 @@ def vision_file(name):
 
 @cache
 def vision_answers():
-    with np.load(FOLDER / "golden.npz", allow_pickle=False) as stored:
-        return dict(stored)
+    found = {}
+    for name in ("golden", "shapes"):
+        with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as stored:
+            found |= dict(stored)
+    return found
 
 
 def vision_answer(name, key):
@@ -47,26 +55,28 @@ def vision_spec(name):
     return read_vision_spec(vision_file(name))
 
 
-def picture(i, name="mlp"):
-    return Image.open(vision_answer(name, f"image.{i}"))
+def picture(i):
+    return Image.open(vision_answer("mlp", f"image.{i}"))
 
 
 def patches(name, i, spec=None):
-    """float32[n, n_patches, numbers] of a picture."""
+    """float32[n, patches, numbers] of a picture, and their grid."""
     spec = spec or vision_spec(name)
-    return normalise(prepare(picture(i, name), spec).tiles, spec)
+    tiles = prepare(picture(i), spec).tiles
+    return normalise(tiles, spec), grid_of(tiles, spec)
 
 
-def vectors(encoder, i):
-    """float32[n, n_tokens, n_out] of a picture."""
-    name = encoder.spec.projector
-    return encode(encoder, patches(name, i, encoder.spec))
+def vectors(encoder, name, i):
+    """float32[n, tokens, n_vector] of a picture."""
+    return encode(encoder, *patches(name, i, encoder.spec))
 
 
 CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.?"
 SPECIALS = (
     *("<end>", "<turn>", "<image>", "<start_of_image>", "<end_of_image>", "<fake_token_around_image>"),
     *("<global-img>", *(f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3))),
+    *("[IMG]", "[IMG_BREAK]", "[IMG_END]", "<img>", "</img>", "<|image>", "<image|>", "<|image|>"),
+    *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),
 )
 TEMPLATE = "{% for m in messages %}<turn>{{ m.content }}{% endfor %}<turn>"
 IMAGE_TEMPLATE = (
@@ -77,7 +87,7 @@ IMAGE_TEMPLATE = (
 
 def small_tokenizer():
     """A tokenizer whose ids fit the tiny language models."""
-    tokens = [*CHARACTERS, "Ġ", "Ċ", *"!#$%&()*+,-/:;", *SPECIALS]
+    tokens = [*CHARACTERS, "Ġ", "Ċ", *"!,:", *SPECIALS]
     assert len(tokens) == 96
     types = np.array([1] * (len(tokens) - len(SPECIALS)) + [3] * len(SPECIALS), np.int32)
     packed = b"".join(LENGTH.pack(len(token.encode())) + token.encode() for token in tokens)
@@ -96,7 +106,7 @@ def small_tokenizer():
 
 def seeing_llm(name, backend="native", *, text=None, template=TEMPLATE, cells=256, **options):
     """A tiny language model that sees through a tiny encoder."""
-    file = tiny_file(text or ("gemma3" if name == "gemma3" else "llama"))
+    file = text if isinstance(text, GGUF) else tiny_file(text or ("gemma3" if name == "gemma3" else "llama"))
     spec, tokenizer = read_spec(file), small_tokenizer()
     if backend == "native":
         runs = NativeBackend(file, spec, cells, 2, options.pop("kv", "f16"))

@@ -14,7 +14,7 @@ from stretto import Image
 from stretto.vision.encoder import encode as encode_all
 from stretto.vision.native import NativeEncoder
 from stretto.vision.preprocess import normalise, prepare
-from stretto.vision.spec import read_vision_spec
+from stretto.vision.reading import read_vision_spec
 from stretto.weights.gguf import GGUF
 
 QUESTIONS = ("Its size?", "A colour?")  # nine tokens each, where every byte is one

@@ -21,8 +21,9 @@ from stretto.text.tokenizer import Tokenizer
 from stretto.vision.cache import ImageCache
 from stretto.vision.encoder import Encoder
 from stretto.vision.native import NativeEncoder
+from stretto.vision.reading import read_vision_spec
 from stretto.vision.reference import ReferenceEncoder
-from stretto.vision.spec import read_vision_spec
+from stretto.vision.spec import VisionSpec
 from stretto.vision.vision import Vision
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
@@ -100,19 +101,35 @@ def _load_vision(
 ) -> Vision:
     with GGUF(BUNDLED_ENCODERS.get(str(path)) or hub.resolve(path)) as file:
         vision_spec = read_vision_spec(file)
-        if vision_spec.n_out != spec.n_embd:
-            raise ModelError(
-                f"it makes vectors of {vision_spec.n_out} numbers, and the language model takes "
-                f"{spec.n_embd}; "
-                "give the mmproj file that belongs to it",
-                path=file.path,
-            )
+        _check_pair(vision_spec, spec, file.path)
         encoder: Encoder
         if backend == "reference":
             encoder = ReferenceEncoder(file, vision_spec)
         else:
             encoder = NativeEncoder(file, vision_spec, options.threads, kernels.chosen(), options.precision)
         return Vision(encoder, tokenizer, file.fingerprint(), cache)
+
+
+def _check_pair(vision: VisionSpec, spec: ModelSpec, path: Path) -> None:
+    """Raise unless an encoder's vectors are what a language model takes."""
+    remedy = "give the mmproj file that belongs to it"
+    if vision.n_out != spec.n_embd:
+        raise ModelError(
+            f"it makes vectors of {vision.n_out} numbers, and the language model takes {spec.n_embd}; "
+            f"{remedy}",
+            path=path,
+        )
+    if vision.grid_positions and not spec.has_grid_positions:
+        raise ModelError(
+            f"its images have rows and columns as positions, and {spec.architecture} has none; {remedy}",
+            path=path,
+        )
+    if len(vision.deepstack) != spec.deepstack:
+        raise ModelError(
+            f"it has features for {len(vision.deepstack)} early layers (deepstack), and the language model "
+            f"takes them in {spec.deepstack}; {remedy}",
+            path=path,
+        )
 
 
 def _load_text(file: GGUF, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate | None]:

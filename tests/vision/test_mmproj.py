@@ -14,11 +14,13 @@ import stretto
 from stretto.errors import ModelError, StrettoError
 from stretto.vision.encoder import encode
 from stretto.vision.native import NativeEncoder
-from stretto.vision.spec import read_vision_spec
+from stretto.vision.reading import IGNORED, read_vision_spec
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF
 from stretto.weights.writer import Quantized, write_gguf
-from tiny_vision import FOLDER, NAMES, vectors, vision_answer, vision_file
+from tiny_vision import FOLDER, NAMES, SHAPED, TILED, vectors, vision_answer, vision_file
+
+FILES = [*NAMES, *TILED, *SHAPED]
 
 
 def changed(tmp_path, name, metadata=None, tensors=None, without=()):
@@ -82,7 +84,11 @@ WRONG = [
     ("mlp", {"clip.vision.image_std": np.array([1, np.nan, 1], np.float32)}, "image_std"),
     ("mlp", {"clip.vision.image_mean": ["a", "b", "c"]}, "image_mean"),
     ("mlp", {"clip.projector_type": 7}, "projector_type"),
-    ("mlp", {"clip.projector_type": "MLP"}, "'MLP' is not supported; supported are mlp, idefics3, gemma3"),
+    (
+        "mlp",
+        {"clip.projector_type": "MLP"},
+        "'MLP' is not supported; supported are mlp, idefics3, gemma3",
+    ),
     ("mlp", {"clip.projector_type": "gemma3"}, r"mm\.input_projection"),
 ]
 
@@ -107,18 +113,28 @@ def test_wrong_tensors(tmp_path):
 
 def of_one_block(name):
     """The names of all tensors of a file, those of its blocks once."""
-    return [tensor for tensor in vision_file(name).tensors if not tensor.startswith("v.blk.1")]
+    names = vision_file(name).tensors
+    return [tensor for tensor in names if not tensor.startswith("v.blk.1") and tensor not in IGNORED]
 
 
 OPTIONAL = ("bias", "v.class_embd", "v.pre_ln.weight", "v.post_ln.weight")
+# Without one of these the encoder has no such part, and the others of its kind have no place.
+DECIDING = (
+    "ls1.weight",
+    "attn_q_norm.weight",
+    "ffn_gate.weight",
+    "attn_qkv.weight",
+    "input_min",
+    "merger.weight",
+)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FILES)
 def test_every_tensor_is_needed_as_it_is(tmp_path, name):
     """Missing, of another shape, of numbers that cannot be used: each of them, each way."""
     for tensor in of_one_block(name):
         if not tensor.endswith(OPTIONAL):
-            with pytest.raises(ModelError, match=re.escape(tensor)):
+            with pytest.raises(ModelError, match=None if tensor.endswith(DECIDING) else re.escape(tensor)):
                 read_vision_spec(changed(tmp_path, name, without=[tensor]))
         shape = vision_file(name).tensors[tensor].shape
         for wrong in ((*shape[:-1], shape[-1] + 1), (*shape[:-1], 2 * shape[-1]), (1, *shape)[:4]):
@@ -126,7 +142,7 @@ def test_every_tensor_is_needed_as_it_is(tmp_path, name):
             if wrong != shape and (tensor != "mm.input_projection.weight" or wrong[0] != shape[0]):
                 with pytest.raises(ModelError):
                     read_vision_spec(changed(tmp_path, name, tensors=zeros))
-        with pytest.raises(ModelError, match=rf"{re.escape(tensor)}.*I32 is not supported"):
+        with pytest.raises(ModelError, match=rf"{re.escape(tensor)}.*(I32 is not supported|one number)"):
             read_vision_spec(changed(tmp_path, name, tensors={tensor: np.zeros(shape, np.int32)}))
 
 
@@ -141,7 +157,7 @@ ABSURD = (
 def outcomes_of_absurd_values(folder):
     """How many values of how many keys leave an encoder that runs, and how many are refused."""
     outcomes = {"runs": 0, "refused": 0}
-    for name in NAMES:
+    for name in FILES:
         for key in (key for key in vision_file(name).metadata if key.startswith("clip.")):
             for value in ABSURD:
                 try:
@@ -178,7 +194,7 @@ def test_absurd_values_take_no_memory(tmp_path):
     assert outcomes["runs"] > 50  # keys that mean nothing here, other epsilons and means
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FILES)
 def test_truncated_files(tmp_path, name):
     whole, path = (FOLDER / f"{name}.gguf").read_bytes(), tmp_path / "short.gguf"
     for end in [*range(0, len(whole) - 64, 1009), len(whole) - 33]:
@@ -203,30 +219,30 @@ def test_old_files_with_the_feed_forward_swapped(tmp_path):
     file = changed(tmp_path, "gemma3", tensors=tensors)
     spec = read_vision_spec(file)
     assert spec.swapped
-    found = vectors(NativeEncoder(file, spec, 2), 0)
+    found = vectors(NativeEncoder(file, spec, 2), "gemma3", 0)
     np.testing.assert_allclose(found, vision_answer("gemma3", "vectors.0"), atol=5e-5)
 
 
 @pytest.mark.parametrize("fmt", [Format.Q8_0, Format.F32])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FILES)
 def test_other_formats(tmp_path, name, fmt):
     """Quantised encoders are near what they were made from."""
     file = vision_file(name)
     wide = {n: t for n, t in file.tensors.items() if ".blk." in n and len(t.shape) == 2}
     tensors = {n: Quantized(t.dequantize(), fmt) for n, t in wide.items()}
     other = changed(tmp_path, name, tensors=tensors)
-    found = vectors(NativeEncoder(other, read_vision_spec(other), 2), 1)
+    found = vectors(NativeEncoder(other, read_vision_spec(other), 2), name, 1)
     gap = np.abs(found - vision_answer(name, "vectors.1"))
     assert gap.mean() < (5e-5 if fmt is Format.F32 else 0.05)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FILES)
 def test_damaged_files(tmp_path, name):
     """Whatever a byte says: an encoder that runs, or an error of ours."""
     whole = (FOLDER / f"{name}.gguf").read_bytes()
     generator, path = random.Random(name), tmp_path / "damaged.gguf"
     outcomes = {"runs": 0, "refused": 0}
-    head = 4096
+    head = 3072  # what stands before the tensors
     for _ in range(300):
         data = bytearray(whole)
         for _ in range(generator.randint(1, 3)):
@@ -239,11 +255,11 @@ def test_damaged_files(tmp_path, name):
                 spec = read_vision_spec(file)
                 encoder = NativeEncoder(file, spec, 1)
                 shape = (1, spec.n_patches, spec.patch_numbers)
-                assert encode(encoder, np.zeros(shape, np.float32)).shape == (1, spec.n_tokens, spec.n_out)
+                assert encode(encoder, np.zeros(shape, np.float32)).shape == (1, spec.n_tokens, spec.n_vector)
             outcomes["runs"] += 1
         except StrettoError:
             outcomes["refused"] += 1
-    assert min(outcomes.values()) > 10, outcomes
+    assert min(outcomes.values()) > 5, outcomes
 
 
 def test_the_wrong_file_for_the_model(tmp_path):

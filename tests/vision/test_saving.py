@@ -158,7 +158,7 @@ def test_anyone_can_open_it(path):
         sequence = llm.sequence(("A", picture(0), "B", picture(0)))
         sequence.save(path)
         tensors = load_file(path)
-        assert tensors["runs"].tolist() == [[1, 16, 0, 0, 16], [18, 16, 0, 0, 16]]
+        assert tensors["runs"].tolist() == [[1, 16, 0, 0, 16, 0], [18, 16, 0, 0, 16, 0]]
         assert tensors["pictures"].shape == (1, 33)
         assert tensors["pictures"][0, :32].tobytes() == sequence.tokens[1].digest
         wanted = sequence.tokens[1].image.vectors()
@@ -241,7 +241,7 @@ CRAFTED = {
     ),
     "no pictures": (lambda i: with_part(i, "pictures", lambda p: p[:0]), "images of the shapes"),
     "short digests": (lambda i: with_part(i, "pictures", lambda p: p[:, 1:]), "images of the shapes"),
-    "runs of four numbers": (lambda i: with_part(i, "runs", lambda r: r[:, 1:]), "images of the shapes"),
+    "runs of four numbers": (lambda i: with_part(i, "runs", lambda r: r[:, 2:]), "images of the shapes"),
 }
 
 
@@ -297,10 +297,10 @@ def test_runs_of_parts_of_images():
         sequence.remove(20, 21)
         images = SavedImages.of(sequence.tokens)
         assert images.runs.tolist() == [
-            [1, 2, 0, 0, 16],
-            [3, 12, 0, 4, 16],
-            [16, 2, 1, 0, 16],
-            [18, 13, 1, 3, 16],
+            [1, 2, 0, 0, 16, 0],
+            [3, 12, 0, 4, 16, 0],
+            [16, 2, 1, 0, 16, 0],
+            [18, 13, 1, 3, 16, 0],
         ]
         plain = [int(token) for token in sequence.tokens]
         assert images.put_into(plain, None) == sequence.tokens

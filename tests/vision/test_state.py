@@ -21,9 +21,9 @@ class Counts:
         self._tiles = self._rows = 0
         embed, forward = llm.vision.encoder.embed, llm.backend.forward
 
-        def counted_embed(patches):
+        def counted_embed(patches, grid):
             self._tiles += len(patches)
-            return embed(patches)
+            return embed(patches, grid)
 
         def counted_forward(batch):
             self._rows += len(batch)

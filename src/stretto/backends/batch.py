@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from stretto.backends.states import StateRows, state_rows
 from stretto.cache.cells import Cells
+from stretto.cache.checks import MAX_POSITION
+from stretto.cache.lags import GridPlace, rotated_positions, set_lags
 from stretto.cache.slots import Moves
 from stretto.errors import InvalidRequest
 
@@ -34,6 +36,7 @@ class Placement:
     view_of: Ints  # int32[n]
     lengths: Ints  # int32[n]
     table: Ints  # int32[n_cells], the position of every cell
+    rotated: Ints | None = None  # int32[n, 3] where they are not the positions (cache/lags.py)
     slots: Ints | None = None  # int32[n]; None: the model has no recurrent layers
 
 
@@ -55,6 +58,7 @@ class Batch:
         self._wanted: list[int] = []
         self._vectors: dict[int, Floats] = {}
         self._ahead: dict[int, int] = {}  # rows that attend beyond their own position, and how far
+        self._places: dict[int, GridPlace] = {}  # rows whose positions are rows and columns of an image
         self._placement: Placement | None = None
         self.moves = NO_MOVES  # of slots, that must be done before the pass
         self.probes = NO_PROBES  # cells whose share of attention is asked for
@@ -95,22 +99,34 @@ class Batch:
         *,
         token: int = 0,
         logits: bool = False,
+        place: GridPlace | None = None,
     ) -> int:
-        """Add a vector in place of a token's embedding; `token` orders cells within one position."""
+        """Add a vector in place of a token's embedding; `token` orders cells within one position.
+
+        `place` is for models that take rows and columns as positions (M-RoPE): the token's index in its
+        image, and how many tokens are a row of it. Its running position counts on as in text.
+        """
         row = self.add(token, position, sequences, logits=logits)
-        self._vectors[row] = np.asarray(vector, np.float32)
+        self.set_vector(row, vector, place=place)
         return row
 
-    def set_vector(self, row: int, vector: ArrayLike, ahead: int = 0) -> None:
+    def set_vector(self, row: int, vector: ArrayLike, ahead: int = 0, place: GridPlace | None = None) -> None:
         """Replace a row's embedding by a vector; the row attends to `ahead` positions beyond its own.
 
-        Tokens of one image that attend to each other must be in one batch.
+        Tokens of one image that attend to each other must be in one batch. `place` is that of `add_vector`.
         """
         if not 0 <= _integer("row", row) < len(self._tokens):
             raise InvalidRequest(f"row {row} is not in the batch; add it before it gets a vector")
         self._vectors[row] = np.asarray(vector, np.float32)
         if ahead:
             self._ahead[row] = _integer("ahead", ahead)
+        if place is not None:
+            index, columns = _integer("index", place[0], "place"), _integer("columns", place[1], "place")
+            if not (0 <= index <= MAX_POSITION and 0 < columns <= MAX_POSITION):
+                raise InvalidRequest(
+                    f"place {place}: an index from 0 on and at least 1 column are needed", param="place"
+                )
+            self._places[row] = index, columns
 
     def probe(self, cells: ArrayLike) -> slice:
         """Ask for the attention these cells get too: `received`, for each row the mean over layers and heads.
@@ -202,7 +218,12 @@ class Batch:
         states = None if cells.slots is None else self.states(cells)
         if cells.slots is not None and states is not None:
             cells.slots.check_room([members for members, _ in states.groups])
+        rotated = lags = None
+        if self._places or cells.lags is not None:
+            rotated, lags = rotated_positions(cells, self._positions, self._sequences, self._places)
         taken = cells.place(self._tokens, self._positions, self._sequences)
+        if lags is not None:
+            set_lags(cells, taken, lags)
         order: dict[int, int] = {}
         view_of = [order.setdefault(members[0], len(order)) for members in self._sequences]
         views = [cells.view(sequence) for sequence in order]
@@ -223,7 +244,7 @@ class Batch:
             self.moves = cells.slots.advance(states.groups)
             slots = np.array(self.moves.slots, np.int32)[states.group_of]
         self._placement = Placement(
-            taken, views, np.array(view_of, np.int32), lengths, cells.positions, slots
+            taken, views, np.array(view_of, np.int32), lengths, cells.positions, rotated, slots
         )
 
     def unplace(self, cells: Cells) -> None:
@@ -262,6 +283,15 @@ class Decoding(Batch):
             self.moves = slots.advance([((s,), p + 1) for s, p in zip(sequences, self.places, strict=True)])
         self.slots = self.moves.slots
         self.table = cells.positions
+        self.rotated: Ints | None = None  # int32[n, 3], behind images that have rows and columns as positions
+        if cells.lags is not None:
+            befores = [
+                store[n - 2] if n > 1 else -1 for store, n in zip(self.stores, self.counts, strict=True)
+            ]
+            lags = [int(cells.lags[cell]) if cell >= 0 else 0 for cell in befores]
+            set_lags(cells, self.taken, lags)
+            if any(lags):
+                self.rotated = np.repeat(self.positions - np.array(lags, np.int32), 3).reshape(-1, 3)
         self._placement = None
 
     def __len__(self) -> int:
@@ -297,6 +327,7 @@ class Decoding(Batch):
                 self.wanted,
                 np.array(self.counts, np.int32),
                 self.table,
+                self.rotated,
                 np.array(self.slots, np.int32) if self.slots else None,
             )
         return self._placement

@@ -115,7 +115,7 @@ class NativeBackend:
 
     def forward(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_vocab]."""
-        if isinstance(batch, Decoding):
+        if isinstance(batch, Decoding) and batch.rotated is None:
             return (self._decoder or self._open).decode(
                 batch.ids, batch.places, batch.taken, batch.stores, batch.counts, batch.table, batch.slots
             )
@@ -214,6 +214,7 @@ class NativeBackend:
             hidden,
             batch.probes,
             np.array(batch.watched, np.int32),
+            placement.rotated,
             placement.slots,
         )
         if len(batch.probes):

@@ -103,7 +103,7 @@ class ReferenceBackend:
 
         x = self.weights["token_embd.weight"][batch.tokens] * np.float32(spec.embedding_scale)  # [n, n_embd]
         for row, vector in batch.vectors.items():
-            x[row] = vector
+            x[row] = vector[: spec.n_embd]
         run = Pass(batch, placement, mask, self.keys, self.values, self.states, self._stored, attention)
         whole = LayerWeights(self.weights, 0, {}, prefix="")
         if spec.per_layer is not None:
@@ -112,6 +112,9 @@ class ReferenceBackend:
             x = streams.spread(whole, x)
         for i, layer in enumerate(spec.layers):
             x = (self._layer if layer.streams is None else self._streams_layer)(i, layer, x, run)
+            if i < spec.deepstack:
+                for row, vector in batch.vectors.items():
+                    x[row] += vector[(i + 1) * spec.n_embd : (i + 2) * spec.n_embd]
         if spec.streams is not None:
             x = streams.merge(whole, x)
         return Computed(whole.norm(spec.output_norm, x), run.attention)

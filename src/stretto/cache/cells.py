@@ -51,6 +51,7 @@ class Cells:
         self.tokens = np.full(n_cells, -1, np.int32)
         self.shares = np.zeros(n_cells, np.int32)
         self.views: dict[int, View] = {}  # of the sequences that have cells
+        self.lags: Ints | None = None  # how far rotated positions are behind (cache/lags.py), if any are
         self.log = ChangeLog(n_cells)
         self._free = list(range(n_cells - 1, -1, -1))  # a stack; low cells are handed out first
 
@@ -199,6 +200,8 @@ class Cells:
     def reserve(self, sequence: int, n: int) -> Ints:
         """Append cells for tokens that are not known yet; `name` sets them. As `place`, all or nothing."""
         taken, view = self._take(n), self._view(sequence)
+        if self.lags is not None:
+            self.lags[taken] = self.lags[view.cells[-1]] if view else 0
         for cell in taken:  # they are few: indexed stores take longer
             self.positions[cell] = view.follow_up(cell, 0)
             self.tokens[cell] = 0
@@ -295,6 +298,8 @@ class Cells:
         chosen = self._range(sequence, start, stop)
         old = chosen[self.shares[chosen] > 1].copy()
         new = self.place(self.tokens[old], self.positions[old], [(sequence,)] * len(old))
+        if self.lags is not None:
+            self.lags[new] = self.lags[old]
         self._drop(sequence, old)
         return old, new
 

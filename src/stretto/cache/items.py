@@ -91,14 +91,22 @@ class ImageToken(int):
     digest: bytes
     index: int  # among the image's tokens
     stop: int  # index after the last token of its run; the run attends to itself if the image is `whole`
+    columns: int  # tokens in a row of the image, where rows and columns are positions (M-RoPE); else 0
     image: ImageVectors | None  # None where only its identity is kept
 
     def __new__(
-        cls, placeholder: int, image: ImageVectors | None, digest: bytes, index: int, stop: int
+        cls,
+        placeholder: int,
+        image: ImageVectors | None,
+        digest: bytes,
+        index: int,
+        stop: int,
+        columns: int = 0,
     ) -> ImageToken:
         """Token `index` of an image."""
         token = int.__new__(cls, placeholder)
         token.digest, token.index, token.stop, token.image = digest, index, stop, image
+        token.columns = columns
         return token
 
     def __eq__(self, other: object) -> bool:
@@ -126,10 +134,13 @@ class ImageToken(int):
 
     def bare(self) -> ImageToken:
         """The same token without pixels and vectors, for the prefix cache."""
-        return self if self.image is None else ImageToken(int(self), None, self.digest, self.index, self.stop)
+        return self if self.image is None else ImageToken(*self._state())
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ImageToken, (int(self), None, self.digest, self.index, self.stop)
+        return ImageToken, self._state()
+
+    def _state(self) -> tuple[int, None, bytes, int, int, int]:
+        return int(self), None, self.digest, self.index, self.stop, self.columns
 
 
 def bare(tokens: list[int]) -> list[int]:

@@ -2,10 +2,12 @@
 
 Three tensors in addition to those of every saved sequence:
 
-    runs        int32[r, 5]: the first token of a run, its length, the row of its image in `pictures`, the
-                first token's index in the image, and the index after the last token of the image's own run
+    runs        int32[r, 6]: the first token of a run, its length, the row of its image in `pictures`, the
+                first token's index in the image, the index after the last token of the image's own run, and
+                how many tokens are a row of the image, where rows and columns are positions (else 0; older
+                files leave it out)
     pictures    uint8[p, 33]: an image's digest, and 1 if its tokens attend to each other
-    vectors     float32[m, n_embd]: one for each image token, in order
+    vectors     float32[m, numbers]: one for each image token, in order
 
 With the vectors a restored sequence is complete: a token, or all of it, can be computed again.
 """
@@ -34,9 +36,9 @@ MAX_INDEX = 1 << 24  # of a token in an image
 class SavedImages:
     """The image tensors of a saved sequence."""
 
-    runs: NDArray[np.int32]  # int32[r, 5]
+    runs: NDArray[np.int32]  # int32[r, 6]
     pictures: NDArray[np.uint8]  # uint8[p, 33]
-    vectors: NDArray[np.float32]  # float32[m, n_embd]
+    vectors: NDArray[np.float32]  # float32[m, numbers]
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """The three by name, as they are written."""
@@ -66,7 +68,7 @@ class SavedImages:
                     runs[-1][1] += 1
                 else:
                     number = order.setdefault((token.digest, token.whole), len(order))
-                    runs.append([at, 1, number, token.index, token.stop])
+                    runs.append([at, 1, number, token.index, token.stop, token.columns])
             last = token
         if not runs:
             return None
@@ -79,18 +81,18 @@ class SavedImages:
             SavedImage(row[:DIGEST_BYTES].tobytes(), bool(row[DIGEST_BYTES]), maker) for row in self.pictures
         ]
         restored, row = list(tokens), 0
-        for first, n, which, index, stop in self.runs.tolist():
+        for first, n, which, index, stop, *columns in self.runs.tolist():
             image = images[which]
             for offset in range(n):
                 image.rows[index + offset] = self.vectors[row]
                 at = first + offset
-                restored[at] = ImageToken(restored[at], image, image.digest, index + offset, stop)
+                restored[at] = ImageToken(restored[at], image, image.digest, index + offset, stop, *columns)
                 row += 1
         return restored
 
     def check(self, n_tokens: int, path: Path) -> None:
         """Raise unless these can be images among `n_tokens` tokens. Types and shapes are checked already."""
-        first, n, which, index, stop = self.runs.astype(np.int64).T
+        first, n, which, index, stop, *columns = self.runs.astype(np.int64).T
         end = np.concatenate(([0], (first + n)[:-1]))  # of the run before
         if (n < 1).any() or (first < end).any() or first[-1] + n[-1] > n_tokens:
             raise SnapshotError(f"runs that do not lie in {n_tokens} tokens", path=path, field="runs")
@@ -105,6 +107,8 @@ class SavedImages:
             )
         if (index < 0).any() or (index + n > stop).any() or (stop > MAX_INDEX).any():
             raise SnapshotError("a run beyond its image", path=path, field="runs")
+        if columns and ((columns[0] < 0) | (columns[0] > stop)).any():
+            raise SnapshotError("rows that are longer than the image", path=path, field="runs")
         if (self.pictures[:, DIGEST_BYTES] > 1).any():
             raise SnapshotError("the last byte of an image is 0 or 1", path=path, field="pictures")
         if not np.isfinite(self.vectors).all():
@@ -117,11 +121,12 @@ def check_shapes(shapes: Mapping[str, Sequence[int]], n_tokens: int, n_embd: int
     right = (
         len(runs) == len(pictures) == len(vectors) == 2
         and 1 <= pictures[0] <= runs[0] <= vectors[0] <= n_tokens
-        and (runs[1], pictures[1], vectors[1]) == (5, DIGEST_BYTES + 1, n_embd)
+        and (pictures[1], vectors[1]) == (DIGEST_BYTES + 1, n_embd)
+        and runs[1] in (5, 6)
     )
     if not right:
         raise SnapshotError(
             f"images of the shapes {runs}, {pictures}, {vectors} among {n_tokens} tokens; "
-            f"[r, 5], [p, {DIGEST_BYTES + 1}] and [m, {n_embd}] are needed, p ≤ r ≤ m",
+            f"[r, 6], [p, {DIGEST_BYTES + 1}] and [m, {n_embd}] are needed, p ≤ r ≤ m",
             path=path,
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from stretto.cache.checks import check_range
+from stretto.cache.lags import lag_before
 from stretto.engine.images import refuse_cut
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
@@ -44,6 +45,7 @@ def remove(runner: Runner, track: Track, start: int, stop: int, close: bool, com
         cells = runner.cells
         own = last - first - cells.count_shared(track.id, start, stop)
         runner.make_room(cells.count_shared(track.id, stop) - own)
+    lag = lag_before(runner.cells, track.id, stop) - lag_before(runner.cells, track.id, start)
     runner.cells.remove(track.id, start, stop)
     del track.tokens[first:last]
     track.n_prompt -= max(0, min(last, track.n_prompt) - first)
@@ -51,7 +53,7 @@ def remove(runner: Runner, track: Track, start: int, stop: int, close: bool, com
         track.resume = None
     track.edited(len(track.tokens) if uncomputed else first)
     if close and not uncomputed:
-        runner.shift(track.id, stop, None, start - stop)
+        runner.shift(track.id, stop, None, start - stop, lag)
 
 
 def shift(runner: Runner, track: Track, start: int, stop: int | None, by: int) -> None:

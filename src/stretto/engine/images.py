@@ -58,4 +58,5 @@ def _add_run(batch: Batch, row: int, tokens: list[ImageToken]) -> None:
     vectors = picture.vectors()
     for offset, token in enumerate(tokens):
         ahead = token.stop - 1 - token.index if picture.whole else 0
-        batch.set_vector(row + offset, vectors[token.index], ahead)
+        place = (token.index, token.columns) if token.columns else None
+        batch.set_vector(row + offset, vectors[token.index], ahead, place)

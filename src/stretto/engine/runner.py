@@ -236,12 +236,15 @@ class Runner:
         """
         with self.lock:
             self.check_open()
-            batch.check(self.spec.n_vocab, self.spec.n_embd, self.context_length)
+            batch.check(self.spec.n_vocab, self.spec.n_vector, self.context_length)
             self._place(batch)
             return host_rows(self._compute(batch, hidden))
 
-    def shift(self, sequence: int, start: int, stop: int | None, delta: int) -> None:
-        """Move a sequence's tokens to other positions, rotating their keys; shared cells are copied first."""
+    def shift(self, sequence: int, start: int, stop: int | None, delta: int, lag: int = 0) -> None:
+        """Move a sequence's tokens to other positions, rotating their keys; shared cells are copied first.
+
+        With `lag` their rotated positions move by so much more: they are less far behind (cache/lags.py).
+        """
         self.require_shift()
         self.make_room(self.cells.count_shared(sequence, start, stop))
         old, new = self.cells.unshare(sequence, start, stop)
@@ -249,7 +252,9 @@ class Runner:
             self.backend.copy_cells(old, new)
         moved = self.cells.shift(sequence, start, stop, delta)
         if len(moved):
-            self.backend.rotate_cells(moved, delta)
+            if lag and self.cells.lags is not None:
+                self.cells.lags[moved] -= lag
+            self.backend.rotate_cells(moved, delta + lag)
 
     # -- the prefix cache --
 

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from stretto.cache.cells import Cells
+from stretto.cache.items import ImageToken
+from stretto.cache.lags import rotated_positions, set_lags
 from stretto.cache.snapshot import Bytes, Expected, SavedStates, Snapshot, SnapshotFile, write_snapshot
 from stretto.cache.snapshot_images import SavedImages
 from stretto.cache.snapshot_states import MAX_STATES
@@ -31,6 +34,7 @@ class Saving:
         self._runner = runner
         self._cells = runner.cells.view(track.id).copy()
         self._slots = [] if runner.slots is None else runner.slots.views.get(track.id, [])[-MAX_STATES:]
+        check_lags(runner, track)
         waiting, fresh = state
         self._snapshot = Snapshot(
             model=known(fingerprint),
@@ -116,12 +120,38 @@ def restore(
         if saved.images is not None:
             track.tokens = saved.images.put_into(track.tokens, runner.images)
             track.has_images = True
+            set_lags(runner.cells, cells, lags_of(track.tokens, saved.positions.tolist()))
         track.n_prompt = saved.n_prompt
         track.random = RandomStream(saved.seed, saved.index, saved.draws)
         track.exact = saved.exact
         track.running = False
         runner.prefixes.trim_states()
     return saved.waiting, saved.fresh
+
+
+def check_lags(runner: Runner, track: Track) -> None:
+    """Raise if rotated positions do not follow from the tokens, as with an image that is gone."""
+    lags, view = runner.cells.lags, runner.cells.view(track.id)
+    if lags is None:
+        return
+    positions = runner.cells.sequence_positions(track.id).tolist()
+    if lags[view].tolist() != lags_of(track.tokens, positions):
+        raise Unsupported(
+            "an image with rows and columns as positions was removed or cut in this sequence, and positions "
+            "behind it cannot be saved; save before, or compute the text again in a new sequence"
+        )
+
+
+def lags_of(tokens: list[int], positions: list[int]) -> list[int]:
+    """The lags of a sequence's tokens (cache/lags.py)."""
+    places = {
+        row: (token.index, token.columns)
+        for row, token in enumerate(tokens)
+        if isinstance(token, ImageToken) and token.columns
+    }
+    _, lags = rotated_positions(Cells(1), positions, [(0,)] * len(positions), places)
+    found: list[int] = lags.tolist()
+    return found
 
 
 def expected_by(runner: Runner, fingerprint: Fingerprint | None) -> Expected:
@@ -131,7 +161,7 @@ def expected_by(runner: Runner, fingerprint: Fingerprint | None) -> Expected:
         layout=runner.backend.cell_layout,
         cell_bytes=runner.backend.cell_bytes,
         n_vocab=runner.spec.n_vocab,
-        n_embd=runner.spec.n_embd,
+        n_embd=runner.spec.n_vector,
         context_length=runner.context_length,
         state_layout=runner.backend.slot_layout,
         slot_bytes=runner.backend.slot_bytes,

@@ -61,8 +61,12 @@ class Rope:
         return replace(self, frequencies=self.by_length.long if is_long else self.by_length.short)
 
     def angles(self, positions: NDArray[np.integer]) -> NDArray[np.float64]:
-        """float64[n, d/2]: the angle of each pair at each position."""
-        angles: NDArray[np.float64] = positions[:, None] * np.asarray(self.frequencies)
+        """float64[n, d/2]: the angle of each pair at each position, given as [n] or by axes as [n, 3]."""
+        if positions.ndim == 2:
+            positions = positions[:, [0] if self.axes is None else list(self.axes)]
+        else:
+            positions = positions[:, None]
+        angles: NDArray[np.float64] = positions * np.asarray(self.frequencies)
         return angles
 
 

@@ -142,12 +142,24 @@ class ModelSpec:
     logit_scale: float = 1.0  # logits are multiplied by it
     logit_cap: float = 0.0  # logits become cap × tanh(logit / cap); 0: as they are
     tied: bool = True  # the output matrix is the embedding matrix
+    deepstack: int = 0  # so many layers add further numbers of an image's vectors to what they made
     per_layer: PerLayer | None = None
 
     def within(self, context: int) -> ModelSpec:
         """The spec for a context of at most so many tokens, where that makes a difference to its ropes."""
         context = min(context, self.context_length)
         return replace(self, layers=tuple(layer.within(context) for layer in self.layers))
+
+    @property
+    def n_vector(self) -> int:
+        """Numbers of a vector in place of a token's embedding: the embedding, and what early layers add."""
+        return self.n_embd * (1 + self.deepstack)
+
+    @property
+    def has_grid_positions(self) -> bool:
+        """Whether a rope takes rows and columns of images as positions (M-RoPE)."""
+        ropes = (getattr(layer.attention or layer.mixer, "rope", None) for layer in self.layers)
+        return any(rope is not None and rope.axes is not None for rope in ropes)
 
     @property
     def n_layer(self) -> int:

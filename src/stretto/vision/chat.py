@@ -16,7 +16,11 @@ from stretto.text.intake import check_messages
 from stretto.text.template import ChatTemplate
 from stretto.vision.image import Image
 
-MARKERS = ("<image>", "<start_of_image>", "<image_soft_token>")
+MARKERS = (
+    *("<image>", "<start_of_image>", "<image_soft_token>", "[IMG]", "<|image_pad|>", "<IMG_CONTEXT>"),
+    "<|image|>",
+)
+AROUND = {"<|image_pad|>": ("<|vision_start|>", "<|vision_end|>")}  # which templates write, and images have
 MAX_IMAGES = 64  # of a prompt
 MAX_DEPTH = 64
 FIRST, LAST = 0xF0000, 0xFFFFD  # private characters
@@ -51,7 +55,7 @@ class ImageMessages:
         """The rendered parts, with the images in their places."""
         markers = {specials[text] for text in MARKERS if text in specials}
         waiting = iter(self.images)
-        for part in parts:
+        for part in _without_frames(parts, specials) if self._knows else parts:
             if isinstance(part, int):
                 if self._knows and part in markers:
                     self.n_placed += 1
@@ -70,6 +74,19 @@ class ImageMessages:
                 yield from islice(waiting, 1)
                 if text:
                     yield text
+
+
+def _without_frames(parts: Sequence[str | int], specials: Mapping[str, int]) -> list[str | int]:
+    """Parts without the tokens around a marker that come with the image as well."""
+    found = list(parts)
+    for marker, frame in AROUND.items():
+        if not all(text in specials for text in (marker, *frame)):
+            continue
+        middle, (before, after) = specials[marker], (specials[text] for text in frame)
+        for i in range(len(found) - 3, -1, -1):
+            if found[i : i + 3] == [before, middle, after]:
+                found[i : i + 3] = [middle]
+    return found
 
 
 def check_count(name: str, n: int) -> None:

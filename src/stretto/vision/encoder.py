@@ -1,43 +1,48 @@
 """The interface of image encoders: blocks run in slices, so that decode steps can run in between.
 
-x = encoder.embed(patches)              # float32[n, positions, n_embd]: n images or tiles together
+x = encoder.embed(patches, grid)          # float32[n, positions, n_embd]: n images or tiles of one size
 for i in range(spec.n_layer):
-    for _ in encoder.block(i, x, rows): # in place; can be paused between any two slices
+    for _ in encoder.block(i, x, grid, rows):  # in place; can be paused between any two slices
         ...
-vectors = encoder.project(x)            # float32[n, n_tokens, n_out]
+    if i in spec.deepstack:
+        taps.append(deepstack(encoder, i, x, grid))
+vectors = encoder.project(x, grid, taps)  # float32[n, tokens, n_vector]
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.vision.spec import VisionSpec
+from stretto.vision.families import FAMILIES
+from stretto.vision.families.base import Operations
+from stretto.vision.families.qwen3vl import deepstack
+from stretto.vision.spec import Grid, VisionSpec
 
 Floats = NDArray[np.float32]
 
 SLICE_ROWS = 1024  # of a slice, while no other request runs
 
 
-class Encoder(Protocol):
+class Encoder(Operations, Protocol):
     """A ViT and its projector. An image's vectors do not depend on the batch or on the slices."""
 
     name: str  # identifies its results, to the last bit, among encoders of the same file
     spec: VisionSpec
 
-    def embed(self, patches: Floats) -> Floats:
-        """float32[n, n_patches, patch_numbers] → [n, n_positions, n_embd]: the first block's input."""
+    def embed(self, patches: Floats, grid: Grid) -> Floats:
+        """float32[n, patches, patch_numbers] → [n, positions, n_embd]: the first block's input."""
         ...
 
-    def block(self, index: int, x: Floats, rows: Callable[[], int]) -> Iterator[None]:
+    def block(self, index: int, x: Floats, grid: Grid, rows: Callable[[], int]) -> Iterator[None]:
         """One block over all positions of each image, in place, in slices of about `rows()` rows."""
         ...
 
-    def project(self, x: Floats) -> Floats:
-        """[n, n_positions, n_embd] → [n, n_tokens, n_out]: the last norm and the projector."""
+    def project(self, x: Floats, grid: Grid, taps: Sequence[Floats] = ()) -> Floats:
+        """[n, positions, n_embd] → [n, tokens, n_vector]: the last norm, the projector, and `taps`."""
         ...
 
     def close(self) -> None:
@@ -45,17 +50,25 @@ class Encoder(Protocol):
         ...
 
 
-def encode(encoder: Encoder, patches: Floats) -> Floats:
-    """Encode in one call: float32[n, n_tokens, n_out]."""
-    x = encoder.embed(patches)
-    for index in range(encoder.spec.n_layer):
-        for _ in encoder.block(index, x, lambda: SLICE_ROWS):
+def encode(encoder: Encoder, patches: Floats, grid: Grid | None = None) -> Floats:
+    """Encode in one call: float32[n, tokens, n_vector]. The grid is that of `image_size` if none is given."""
+    spec = encoder.spec
+    grid = grid or spec.grid
+    x, taps = encoder.embed(patches, grid), []
+    for index in range(spec.n_layer):
+        for _ in encoder.block(index, x, grid, lambda: SLICE_ROWS):
             pass
-    return encoder.project(x)
+        if index in spec.deepstack:
+            taps.append(deepstack(encoder, index, x, grid))
+    return encoder.project(x, grid, taps)
 
 
-def merged(x: Floats, spec: VisionSpec) -> Floats:
-    """[n, n_patches, n_embd] → [n, n_tokens, merge², n_embd]: the patches of each square, row by row."""
-    side, merge = spec.n_side // spec.merge, spec.merge
-    squares = x.reshape(len(x), side, merge, side, merge, spec.n_embd)
-    return squares.transpose(0, 1, 3, 2, 4, 5).reshape(len(x), side * side, merge * merge, spec.n_embd)
+def projected(encoder: Encoder, x: Floats, grid: Grid, taps: Sequence[Floats]) -> Floats:
+    """What `project` does, with an encoder's operations."""
+    spec = encoder.spec
+    if spec.post_norm:
+        x = encoder.norm(x, "v.post_ln")
+    if spec.class_token:
+        x = np.ascontiguousarray(x[:, 1:])
+    vectors = FAMILIES[spec.projector].project(encoder, x, grid)
+    return np.concatenate((vectors, *taps), axis=-1) if taps else vectors

@@ -5,22 +5,26 @@ An image's vectors are the same bits whatever else is encoded with it, and with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stretto import _native
 from stretto.errors import InvalidRequest, ModelError
-from stretto.vision.encoder import merged
-from stretto.vision.spec import VisionSpec
+from stretto.vision.encoder import projected
+from stretto.vision.positions import position_rows, rope_pairs, rotation
+from stretto.vision.spec import Grid, VisionSpec
+from stretto.vision.tensors import patch_kernel, plain_tensors
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF, Tensor
 
 Floats = NDArray[np.float32]
 
-REVISION = 1  # increases with any change of the results
+REVISION = 2  # increases with any change of the results
 PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
+NO_PAIRS = np.empty((0, 2), np.int32)
+KEPT = ("v.position_embd.weight", "v.class_embd", "v.std_bias", "v.std_scale")  # used here, not in csrc/
 
 
 class NativeEncoder:
@@ -35,94 +39,102 @@ class NativeEncoder:
         precision: str = "standard",
     ) -> None:
         self.spec = spec
-        self._vision: _native.Vision | None = _native.Vision(
+        vision = _native.Vision(
             spec.n_embd, spec.n_ff, spec.n_head, spec.norm_eps, spec.activation, threads, kernels, precision
         )
+        self._vision: _native.Vision | None = vision
         # Kernel sets and precisions have bits of their own.
-        self.name = f"native {REVISION} {self._vision.kernels}" + " high" * (precision == "high")
-        tensors = file.tensors
-        self._positions = tensors["v.position_embd.weight"].dequantize()
-        self._class = tensors["v.class_embd"].dequantize() if spec.class_token else None
-        self._soft = tensors["mm.soft_emb_norm.weight"].dequantize() if spec.projector == "gemma3" else None
+        self.name = f"native {REVISION} {vision.kernels}" + " high" * (precision == "high")
+        self._kept = {name: file.tensors[name].dequantize() for name in spec.tensors() if name in KEPT}
+        vision.set_attention(spec.scale, spec.value_norm, rope_pairs(spec) if spec.rope else NO_PAIRS)
+        for name, limits in spec.clamps:
+            vision.set_clamp(name, *limits)
+        for name, tensor, rows in plain_tensors(file, spec):
+            if name not in KEPT:
+                self._set(vision, name, tensor, rows, file)
         for name in spec.tensors():
-            self._set(self._vision, _plain_name(name, spec), tensors[name], file)
-            file.forget(tensors[name])
+            file.forget(file.tensors[name])
+        self._table: tuple[Grid, Floats] | None = None
 
-    def _set(self, vision: _native.Vision, name: str, tensor: Tensor, file: GGUF) -> None:
-        if name in ("v.position_embd.weight", "v.class_embd"):
-            return
+    def _set(self, vision: _native.Vision, name: str, tensor: Tensor, rows: slice | None, file: GGUF) -> None:
         if len(tensor.shape) == 1:
-            vision.set_vector(name, np.ascontiguousarray(tensor.dequantize()))
+            values = tensor.dequantize()
+            vision.set_vector(name, np.ascontiguousarray(values if rows is None else values[rows]))
             return
         if tensor.format not in PACKABLE:
             raise ModelError(
                 f"{tensor.format.name} is not supported", path=file.path, field=f"tensor {tensor.name!r}"
             )
         code, data, shape = tensor.format, tensor.data, tensor.shape
-        if name == "mm.input_projection.weight":  # stored transposed
-            transposed = np.ascontiguousarray(tensor.dequantize().T)
-            code, data, shape = Format.F32, transposed.view(np.uint8), transposed.shape
+        if name in self.spec.transposed or (self.spec.two_frames and name == "v.patch_embd.weight"):
+            whole = patch_kernel(file, self.spec) if len(shape) == 4 else tensor.dequantize().T
+            code, data, shape = Format.F32, np.ascontiguousarray(whole).view(np.uint8), whole.shape
         elif len(shape) == 4:  # a patch's numbers in one row
             shape = shape[0], int(np.prod(shape[1:]))
             if code.block > 1 and tensor.shape[-1] % code.block:
                 raise ModelError("it cannot be flattened", path=file.path, field=f"tensor {tensor.name!r}")
-        rows, columns = shape
-        vision.set_matrix(name, code.value, rows, columns, np.ascontiguousarray(data).reshape(-1))
+        elif rows is not None:
+            size = len(np.ascontiguousarray(data).reshape(-1)) // shape[0]
+            data = np.ascontiguousarray(data).reshape(-1)[rows.start * size : rows.stop * size]
+            shape = rows.stop - rows.start, shape[1]
+        vision.set_matrix(name, code.value, shape[0], shape[1], np.ascontiguousarray(data).reshape(-1))
 
-    def embed(self, patches: Floats) -> Floats:
-        """[n, n_patches, patch_numbers] → [n, n_positions, n_embd]."""
-        x = self._open.multiply("v.patch_embd", np.ascontiguousarray(patches, np.float32), "")
-        if self._class is not None:
-            first = np.broadcast_to(self._class, (len(x), 1, self.spec.n_embd))
+    def embed(self, patches: Floats, grid: Grid) -> Floats:
+        """[n, patches, patch_numbers] → [n, positions, n_embd]."""
+        x = self.multiply(patches, "v.patch_embd")
+        if self.spec.class_token:
+            first = np.broadcast_to(self._kept["v.class_embd"], (len(x), 1, self.spec.n_embd))
             x = np.concatenate((first, x), axis=1)
-        x += self._positions
-        return self._open.norm("v.pre_ln", x) if self.spec.pre_norm else x
+        if self.spec.positions:
+            x += position_rows(self._kept["v.position_embd.weight"], self.spec, grid)
+        return self.norm(x, "v.pre_ln") if self.spec.pre_norm else x
 
-    def block(self, index: int, x: Floats, rows: Callable[[], int]) -> Iterator[None]:
+    def block(self, index: int, x: Floats, grid: Grid, rows: Callable[[], int]) -> Iterator[None]:
         """One block over all positions of each image, in place, in slices of `rows()` rows."""
         name, n = f"v.blk.{index}.", x.shape[0] * x.shape[1]
         qkv = np.empty_like(x), np.empty_like(x), np.empty_like(x)
-        for half in (self._open.look, self._open.mix):
-            first = 0
-            while first < n:
-                last = min(n, first + rows())
-                half(name, x, *qkv, first, last)
-                first = last
-                yield
+        first = 0
+        while first < n:
+            last = min(n, first + rows())
+            self._open.look(name, x, *qkv, self._rotation(grid), first, last)
+            first = last
+            yield
+        first = 0
+        while first < n:
+            last = min(n, first + rows())
+            self._open.mix(name, x, *qkv, first, last)
+            first = last
+            yield
 
-    def project(self, x: Floats) -> Floats:
-        """[n, n_positions, n_embd] → [n, n_tokens, n_out]."""
-        spec, vision = self.spec, self._open
-        if spec.post_norm:
-            x = vision.norm("v.post_ln", x)
-        if spec.class_token:
-            x = np.ascontiguousarray(x[:, 1:])
-        if spec.projector == "mlp":
-            return vision.multiply("mm.2", vision.multiply("mm.0", x, "exact_gelu"), "")
-        squares = merged(x, spec)
-        if spec.projector == "idefics3":
-            return vision.multiply("mm.model.fc", squares.reshape(*squares.shape[:2], -1), "")
-        return vision.multiply("mm.input_projection", self._soft_norm(squares.mean(axis=2)), "")
+    def project(self, x: Floats, grid: Grid, taps: Sequence[Floats] = ()) -> Floats:
+        """[n, positions, n_embd] → [n, tokens, n_vector]."""
+        return projected(self, x, grid, taps)
 
     def close(self) -> None:
         """Free weights and threads."""
         self._vision = None
 
-    def _soft_norm(self, x: Floats) -> Floats:
-        root = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(self.spec.norm_eps))
-        out: Floats = x / root * self._soft
-        return out
+    def multiply(self, x: Floats, name: str, activation: str = "") -> Floats:
+        """A matrix, its bias, an activation."""
+        return self._open.multiply(name, np.ascontiguousarray(x, np.float32), activation)
+
+    def norm(self, x: Floats, name: str, eps: float | None = None) -> Floats:
+        """By mean and variance if there is a bias, else by the root of mean squares."""
+        return self._open.norm(name, x, self.spec.norm_eps if eps is None else eps)
+
+    def vector(self, name: str) -> Floats | None:
+        """A vector of the file."""
+        return self._kept.get(name)
+
+    def _rotation(self, grid: Grid) -> Floats:
+        """Of the grid that is being encoded; computed once for all its blocks."""
+        if self._table is None or self._table[0] != grid:
+            table = rotation(self.spec, grid)
+            self._table = grid, np.empty((0, 0, 2), np.float32) if table is None else table
+        return self._table[1]
 
     @property
     def _open(self) -> _native.Vision:
         if self._vision is None:
             raise InvalidRequest("the model is closed; load it again")
         return self._vision
-
-
-def _plain_name(name: str, spec: VisionSpec) -> str:
-    """The tensor's name in new files: old ones have ffn_up and ffn_down swapped."""
-    if not spec.swapped:
-        return name
-    other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
-    return ".".join(other.get(part, part) for part in name.split("."))

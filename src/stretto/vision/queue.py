@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from stretto.cache.items import ImageVectors
 from stretto.vision.cache import VectorCache
 from stretto.vision.encoder import SLICE_ROWS, Encoder
-from stretto.vision.preprocess import Prepared, normalise
+from stretto.vision.families.qwen3vl import deepstack
+from stretto.vision.preprocess import grid_of, normalise
+from stretto.vision.resizing import Prepared
 
 Floats = NDArray[np.float32]
 
@@ -45,11 +47,11 @@ class EncodedImage:
     @property
     def shape(self) -> tuple[int, int]:
         """The shape of its vectors, those of all tiles concatenated."""
-        spec = self._queue.encoder.spec
-        return len(self.prepared.tiles) * spec.n_tokens, spec.n_out
+        spec, tiles = self._queue.encoder.spec, self.prepared.tiles
+        return len(tiles) * spec.tokens_of(grid_of(tiles, spec)), spec.n_vector
 
     def vectors(self) -> Floats:
-        """float32[n, n_out]; encodes the image if that has not been done."""
+        """float32[n, n_vector]; encodes the image if that has not been done."""
         return self._queue.vectors(self) if self.held is None else self.held
 
     def release(self) -> None:
@@ -65,17 +67,19 @@ class _Job:
         self.digest = image.digest
         self.tiles = image.prepared.tiles
         self.n_begun = 0  # tiles that are in a batch, or done
-        self.parts: list[Floats] = []  # float32[n_tokens, n_out] of each tile that is done
+        self.parts: list[Floats] = []  # float32[tokens, n_vector] of each tile that is done
         self.cancelled = False
 
 
 class _Batch:
-    """Tiles that are encoded together."""
+    """Tiles of one size that are encoded together."""
 
     def __init__(self, encoder: Encoder, jobs: list[_Job]) -> None:
         self._encoder = encoder
+        self._grid = grid_of(jobs[0].tiles, encoder.spec)
+        self._taps: list[Floats] = []
         self.jobs = jobs  # of each tile
-        self.done: list[Floats] = []  # float32[n_tokens, n_out] of each encoded tile
+        self.done: list[Floats] = []  # float32[tokens, n_vector] of each encoded tile
         self.rows = SLICE_ROWS
         self._tiles = []
         for job in jobs:
@@ -84,16 +88,20 @@ class _Batch:
 
     def slices(self) -> Iterator[None]:
         """Encode the tiles; yields between two slices."""
-        encoder, spec = self._encoder, self._encoder.spec
-        x = np.empty((len(self._tiles), spec.n_positions, spec.n_embd), np.float32)
+        encoder, spec, grid = self._encoder, self._encoder.spec, self._grid
+        x = np.empty((len(self._tiles), spec.positions_of(grid), spec.n_embd), np.float32)
         for i, tile in enumerate(self._tiles):
-            x[i] = encoder.embed(normalise(tile[None], spec))[0]
+            x[i] = encoder.embed(normalise(tile[None], spec), grid)[0]
             yield
         for index in range(spec.n_layer):
             x = self._without_cancelled(x)
-            yield from encoder.block(index, x, lambda: self.rows)
+            yield from encoder.block(index, x, grid, lambda: self.rows)
+            if index in spec.deepstack:
+                self._taps.append(deepstack(encoder, index, x, grid))
+                yield
         for i in range(len(x)):
-            self.done.append(encoder.project(x[i : i + 1])[0])
+            taps = [tap[i : i + 1] for tap in self._taps]
+            self.done.append(encoder.project(x[i : i + 1], grid, taps)[0])
             yield
 
     def _without_cancelled(self, x: Floats) -> Floats:
@@ -101,6 +109,7 @@ class _Batch:
             return x
         remaining = [i for i, job in enumerate(self.jobs) if not job.cancelled]
         self.jobs = [self.jobs[i] for i in remaining]
+        self._taps = [tap[remaining] for tap in self._taps]
         return np.ascontiguousarray(x[remaining])
 
 
@@ -127,7 +136,7 @@ class EncodingQueue:
                     return
 
     def vectors(self, image: EncodedImage) -> Floats:
-        """float32[n, n_out] of one image, encoded before this returns; other jobs stay in the queue."""
+        """float32[n, n_vector] of one image, encoded before this returns; other jobs stay in the queue."""
         with self._lock:
             others = [other for job in self._jobs.values() for other in job.images]
             self._update_jobs([image, *others])
@@ -185,10 +194,12 @@ class EncodingQueue:
         self._finish(batch)
 
     def _next_batch(self) -> _Batch:
-        max_tiles = max(1, BATCH_POSITIONS // self.encoder.spec.n_positions)
+        spec, size = self.encoder.spec, next(iter(self._jobs.values())).tiles.shape[1:]
         jobs: list[_Job] = []
         for job in self._jobs.values():
-            jobs += [job] * min(max_tiles - len(jobs), len(job.tiles) - job.n_begun)
+            if job.tiles.shape[1:] == size:
+                max_tiles = max(1, BATCH_POSITIONS // spec.positions_of(grid_of(job.tiles, spec)))
+                jobs += [job] * min(max_tiles - len(jobs), len(job.tiles) - job.n_begun)
         return _Batch(self.encoder, jobs)
 
     def _finish(self, batch: _Batch) -> None:

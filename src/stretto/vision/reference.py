@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import erf
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.vision.encoder import merged
-from stretto.vision.spec import VisionSpec
+from stretto.vision.encoder import projected
+from stretto.vision.positions import position_rows, rope_pairs, rotation
+from stretto.vision.spec import Grid, VisionSpec
+from stretto.vision.tensors import patch_kernel, plain_tensors
 from stretto.weights.gguf import GGUF
 
 Floats = NDArray[np.float32]
@@ -18,81 +20,113 @@ Floats = NDArray[np.float32]
 class ReferenceEncoder:
     """Runs a ViT and its projector in NumPy."""
 
-    name = "reference 1"
+    name = "reference 2"
 
     def __init__(self, file: GGUF, spec: VisionSpec) -> None:
         self.spec = spec
-        self.weights = {name: file.tensors[name].dequantize() for name in spec.tensors()}
+        self.clamps = dict(spec.clamps)
+        self.weights: dict[str, Floats] = {}
+        for name, tensor, rows in plain_tensors(file, spec):
+            values = tensor.dequantize()
+            self.weights[name] = (
+                values.T if name in spec.transposed else values if rows is None else values[rows]
+            )
+        self.weights["v.patch_embd.weight"] = patch_kernel(file, spec)
 
-    def embed(self, patches: Floats) -> Floats:
-        """[n, n_patches, patch_numbers] → [n, n_positions, n_embd]."""
-        weight = self.weights["v.patch_embd.weight"].reshape(self.spec.n_embd, -1)
-        x: Floats = patches @ weight.T
-        x = x + self.weights.get("v.patch_embd.bias", np.float32(0))
+    def embed(self, patches: Floats, grid: Grid) -> Floats:
+        """[n, patches, patch_numbers] → [n, positions, n_embd]."""
+        x = self.multiply(patches, "v.patch_embd")
         if self.spec.class_token:
             first = np.broadcast_to(self.weights["v.class_embd"], (len(x), 1, self.spec.n_embd))
             x = np.concatenate((first, x), axis=1)
-        x = x + self.weights["v.position_embd.weight"]
-        return self._norm(x, "v.pre_ln") if self.spec.pre_norm else x
+        if self.spec.positions:
+            x = x + position_rows(self.weights["v.position_embd.weight"], self.spec, grid)
+        return self.norm(x, "v.pre_ln") if self.spec.pre_norm else x
 
-    def block(self, index: int, x: Floats, rows: Callable[[], int]) -> Iterator[None]:
+    def block(self, index: int, x: Floats, grid: Grid, rows: Callable[[], int]) -> Iterator[None]:
         """x += attention, x += feed-forward: two slices, however many rows are asked for."""
         name = f"v.blk.{index}."
-        up, down = ("ffn_down", "ffn_up") if self.spec.swapped else ("ffn_up", "ffn_down")
-        x += self._attention(name, self._norm(x, f"{name}ln1"))
+        x += self._output(self._attention(name, self.norm(x, f"{name}ln1"), grid), name, "attn", "ls1")
         yield
-        hidden = ACTIVATIONS[self.spec.activation](self._matmul(self._norm(x, f"{name}ln2"), name + up))
-        x += self._matmul(hidden, name + down)
+        normed, activation = self.norm(x, f"{name}ln2"), self.spec.activation
+        if self.spec.gated:
+            gate = self.multiply(normed, f"{name}ffn_gate", activation)
+            hidden = gate * self.multiply(normed, f"{name}ffn_up")
+        else:
+            hidden = self.multiply(normed, f"{name}ffn_up", activation)
+        x += self._output(self.multiply(hidden, f"{name}ffn_down"), name, "ffn", "ls2")
         yield
 
-    def project(self, x: Floats) -> Floats:
-        """[n, n_positions, n_embd] → [n, n_tokens, n_out]."""
-        spec, weights = self.spec, self.weights
-        if spec.post_norm:
-            x = self._norm(x, "v.post_ln")
-        x = x[:, spec.class_token :]
-        out: Floats
-        if spec.projector == "mlp":
-            return self._matmul(exact_gelu(self._matmul(x, "mm.0")), "mm.2")
-        if spec.projector == "idefics3":
-            squares = merged(x, spec)
-            out = squares.reshape(*squares.shape[:2], -1) @ weights["mm.model.fc.weight"].T
-            return out
-        pooled = merged(x, spec).mean(axis=2)
-        root = np.sqrt(np.mean(np.square(pooled), axis=-1, keepdims=True) + np.float32(spec.norm_eps))
-        out = pooled / root * weights["mm.soft_emb_norm.weight"] @ weights["mm.input_projection.weight"]
-        return out
+    def project(self, x: Floats, grid: Grid, taps: Sequence[Floats] = ()) -> Floats:
+        """[n, positions, n_embd] → [n, tokens, n_vector]."""
+        return projected(self, x, grid, taps)
 
     def close(self) -> None:
         """Free the weights."""
         self.weights = {}
 
-    def _attention(self, name: str, x: Floats) -> Floats:
-        n, length, _ = x.shape
-        q, k, v = (
-            self._matmul(x, f"{name}attn_{part}").reshape(n, length, self.spec.n_head, -1).swapaxes(1, 2)
-            for part in "qkv"
-        )
-        scores = q @ k.swapaxes(2, 3) * np.float32(self.spec.head_size**-0.5)  # [n, heads, length, length]
+    def multiply(self, x: Floats, name: str, activation: str = "") -> Floats:
+        """A matrix, its bias, an activation; with limits of what goes in and comes out."""
+        low, high, low_out, high_out = self.clamps.get(name, (0, 0, 0, 0))
+        if name in self.clamps:
+            x = np.clip(x, np.float32(low), np.float32(high))
+        out: Floats = x @ self.weights[f"{name}.weight"].T
+        bias = self.weights.get(f"{name}.bias")
+        out = out if bias is None else out + bias
+        if name in self.clamps:
+            out = np.clip(out, np.float32(low_out), np.float32(high_out))
+        return ACTIVATIONS[activation](out) if activation else out
+
+    def norm(self, x: Floats, name: str, eps: float | None = None) -> Floats:
+        """By mean and variance if there is a bias, else by the root of mean squares."""
+        bias = self.weights.get(f"{name}.bias")
+        centred = x if bias is None else x - x.mean(axis=-1, keepdims=True)
+        small = np.float32(self.spec.norm_eps if eps is None else eps)
+        root = np.sqrt(np.mean(np.square(centred), axis=-1, keepdims=True) + small)
+        out: Floats = centred / root * self.weights.get(f"{name}.weight", np.float32(1))
+        return out if bias is None else out + bias
+
+    def vector(self, name: str) -> Floats | None:
+        """A vector of the file."""
+        return self.weights.get(name)
+
+    def _attention(self, name: str, x: Floats, grid: Grid) -> Floats:
+        spec, (n, length, _) = self.spec, x.shape
+        q, k, v = (self.multiply(x, f"{name}attn_{part}") for part in "qkv")
+        if spec.qk_norm == "all":
+            q, k = self.norm(q, f"{name}attn_q_norm"), self.norm(k, f"{name}attn_k_norm")
+        q, k, v = (part.reshape(n, length, spec.n_head, -1).swapaxes(1, 2) for part in (q, k, v))
+        if spec.qk_norm == "head":
+            q, k = self.norm(q, f"{name}attn_q_norm"), self.norm(k, f"{name}attn_k_norm")
+        if spec.value_norm:
+            v = self.norm(v, "")
+        q, k = self._rotate(q, grid), self._rotate(k, grid)
+        scores = q @ k.swapaxes(2, 3) * np.float32(spec.scale)  # [n, heads, length, length]
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
         scores /= scores.sum(axis=-1, keepdims=True)
         mixed = (scores @ v).swapaxes(1, 2).reshape(n, length, -1)
-        return self._matmul(mixed, f"{name}attn_out")
+        return self.multiply(mixed, f"{name}attn_out")
 
-    def _matmul(self, x: Floats, name: str) -> Floats:
-        out: Floats = x @ self.weights[f"{name}.weight"].T
-        bias = self.weights.get(f"{name}.bias")
-        return out if bias is None else out + bias
-
-    def _norm(self, x: Floats, name: str) -> Floats:
-        centred = x - x.mean(axis=-1, keepdims=True)
-        root = np.sqrt(np.mean(np.square(centred), axis=-1, keepdims=True) + np.float32(self.spec.norm_eps))
-        out: Floats = centred / root * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+    def _rotate(self, x: Floats, grid: Grid) -> Floats:
+        """[n, heads, length, head_size], each pair of numbers by its angle."""
+        table = rotation(self.spec, grid)
+        if table is None:
+            return x
+        first, second = rope_pairs(self.spec).T
+        cos, sin = table[..., 0], table[..., 1]
+        out = np.empty_like(x)
+        out[..., first] = x[..., first] * cos - x[..., second] * sin
+        out[..., second] = x[..., first] * sin + x[..., second] * cos
         return out
+
+    def _output(self, x: Floats, name: str, half: str, scale: str) -> Floats:
+        if self.spec.layer_scale:
+            x = x * self.weights[f"{name}{scale}.weight"]
+        return self.norm(x, f"{name}{half}_post_norm") if self.spec.output_norms else x
 
 
 def exact_gelu(x: Floats) -> Floats:
-    """GELU by the error function, as LLaVA's projector has it."""
+    """GELU by the error function."""
     erfs = np.frompyfunc(erf, 1, 1)(x * np.float32(0.5**0.5)).astype(np.float32)
     out: Floats = np.float32(0.5) * x * (1 + erfs)
     return out
@@ -121,4 +155,4 @@ def _swish(x: Floats, factor: float) -> Floats:
     return out
 
 
-ACTIVATIONS = {"gelu": gelu, "quick_gelu": quick_gelu, "silu": silu}
+ACTIVATIONS = {"gelu": gelu, "quick_gelu": quick_gelu, "silu": silu, "exact_gelu": exact_gelu}

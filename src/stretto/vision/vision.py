@@ -1,10 +1,6 @@
 """`Vision`: from an image to the tokens of a prompt, and to the vectors behind them.
 
-Image markers are added automatically, by the model's own convention:
-
-    mlp        none
-    gemma3     two line breaks and a start token; an end token and two line breaks
-    idefics3   for each tile a token with its row and column, then the whole image
+Image markers are added automatically, by the model's own convention (`families/`).
 """
 
 from __future__ import annotations
@@ -17,12 +13,15 @@ from stretto.errors import InvalidRequest, ModelError
 from stretto.text.tokenizer import Tokenizer
 from stretto.vision.cache import ImageCache, VectorCache
 from stretto.vision.encoder import Encoder
+from stretto.vision.families import FAMILIES
+from stretto.vision.families.base import Part, Special, Text
 from stretto.vision.image import Image
-from stretto.vision.preprocess import prepare
+from stretto.vision.preprocess import grid_of, prepare
 from stretto.vision.queue import EncodedImage, EncodingQueue
 from stretto.vision.spec import VisionSpec
 
-PLACEHOLDERS = ("<image>", "<image_soft_token>")  # names of an image's tokens in vocabularies
+# names of an image's tokens in vocabularies
+PLACEHOLDERS = ("<image>", "<image_soft_token>", "[IMG]", "<|image_pad|>", "<IMG_CONTEXT>", "<|image|>")
 
 
 class Vision:
@@ -58,14 +57,11 @@ class Vision:
         prepared = prepare(image, self.spec)
         head = f"{self._fingerprint()} {self.encoder.name}".encode()
         encoded = EncodedImage(self._queue, prepared, sha256(head + prepared.digest()).digest(), self)
-        if self.spec.projector == "idefics3":
-            return self._tiled(encoded)
-        run = self._run(encoded, 0)
-        if self.spec.projector == "mlp":
-            return run
-        begin, end = self._special("<start_of_image>"), self._special("<end_of_image>")
-        breaks = self._tokenizer.encode("\n\n")
-        return [*breaks, begin, *run, end, *breaks]
+        grid = grid_of(prepared.tiles, self.spec)
+        tokens: list[int] = []
+        for part in FAMILIES[self.spec.projector].parts(prepared, self.spec, grid):
+            tokens += self._part(encoded, part)
+        return tokens
 
     def work(self, wanted: Iterable[ImageVectors], seconds: float, alone: bool) -> None:
         """Encode images for about `seconds`; images that are not wanted any more are dropped."""
@@ -82,22 +78,15 @@ class Vision:
         self.encoder.close()
         self.cache.clear(disk=False)
 
-    def _run(self, image: EncodedImage, tile: int) -> list[int]:
-        """The tokens of one tile."""
-        first = tile * self.spec.n_tokens
-        stop = first + self.spec.n_tokens
-        return [ImageToken(self._placeholder, image, image.digest, i, stop) for i in range(first, stop)]
-
-    def _tiled(self, image: EncodedImage) -> list[int]:
-        around, whole = self._special("<fake_token_around_image>"), self._special("<global-img>")
-        prepared, tokens = image.prepared, []
-        for row in range(prepared.rows):
-            for column in range(prepared.columns):
-                place = self._special(f"<row_{row + 1}_col_{column + 1}>")
-                tokens += [around, place, *self._run(image, row * prepared.columns + column)]
-            last = row == prepared.rows - 1
-            tokens += self._tokenizer.encode("\n\n" if last else "\n")
-        return [*tokens, around, whole, *self._run(image, len(prepared.tiles) - 1), around]
+    def _part(self, image: EncodedImage, part: Part) -> list[int]:
+        if isinstance(part, Text):
+            return self._tokenizer.encode(part.text)
+        if isinstance(part, Special):
+            return [self._special(part.text)]
+        return [
+            ImageToken(self._placeholder, image, image.digest, index, part.stop, part.columns)
+            for index in range(part.first, part.stop)
+        ]
 
     def _special(self, text: str) -> int:
         ids = self._tokenizer.encode(text, special=True, bos=False)

@@ -42,7 +42,7 @@ def _turned(x: Floats, norm: Norm | None, mixer: Attention, w: LayerWeights, run
     if not mixer.norm_after_rope:
         x = w.norm_heads(norm, x)
     if mixer.rope is not None:
-        x = rotate(x, run.positions, mixer.rope)
+        x = rotate(x, run.rotated, mixer.rope)
     return w.norm_heads(norm, x) if mixer.norm_after_rope else x
 
 

@@ -21,12 +21,12 @@ def mix(mixer: Latent, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
     # In the space of the compressed vectors, head by head.
     k_b, v_b = expansions(mixer, w)
     plain = np.einsum("nhd,hrd->nhr", q[..., : mixer.nope_size], k_b)
-    rotated = rotate(q[..., mixer.nope_size :], run.positions, mixer.rope)
+    rotated = rotate(q[..., mixer.nope_size :], run.rotated, mixer.rope)
     queries = np.concatenate((plain, rotated), axis=2)
 
     compressed = w.matmul(x, "attn_kv_a_mqa")
     latent = w.norm(mixer.kv_norm, compressed[:, : mixer.rank])
-    key = rotate(compressed[:, None, mixer.rank :], run.positions, mixer.rope)[:, 0]
+    key = rotate(compressed[:, None, mixer.rank :], run.rotated, mixer.rope)[:, 0]
     run.keys[i][run.placement.cells, 0] = run.stored(np.concatenate((latent, key), axis=1))
 
     values = run.keys[i][..., : mixer.rank]

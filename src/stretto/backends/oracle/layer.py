@@ -93,3 +93,8 @@ class Pass:
     def positions(self) -> Ints:
         """The position of each row."""
         return self.batch.positions
+
+    @property
+    def rotated(self) -> Ints:
+        """int32[n] or int32[n, 3]: what each row is rotated by."""
+        return self.positions if self.placement.rotated is None else self.placement.rotated

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import FusedRun
+from stretto.cache.lags import lag_before
 from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.output import Ending
 from stretto.engine.runner import Runner
@@ -36,6 +37,8 @@ class Ahead:
         if n < 2 or not decoder.is_sampling or track.n_pending:
             return False
         if runner.states is not None and runner.states.n_missing([(track.id,)]):
+            return False
+        if lag_before(runner.cells, track.id, track.position):  # the loop rotates by running positions
             return False
         python = 0.0
 

@@ -1,0 +1,125 @@
+"""A tiny random Qwen3-VL, the language model too: what it says about a picture, for make_tiny_vision.py.
+
+Its encoder is the case qwen3vl of tiny_encoders.py; the file of the language model is qwen3vl-text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from tiny_encoders import Qwen3VL
+from transformers import Qwen3VLConfig
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLForConditionalGeneration
+
+VOCAB, WIDTH, WIDE, LAYERS = 96, 32, 64, 3
+HEADS, KV_HEADS, HEAD = 4, 2, 16
+SECTIONS = 3, 2, 2  # the last pair turns with time
+BASE, EPS = 700.0, 2.0**-10
+IMAGE_TOKEN, START, END = 90, 91, 92
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+WHOLE = {
+    "embed_tokens.weight": "token_embd.weight",
+    "norm.weight": "output_norm.weight",
+}
+
+
+class SightedQwen:
+    """The whole model, with the encoder of a `Qwen3VL` that has been filled."""
+
+    def __init__(self, eyes: Qwen3VL, rng: np.random.Generator) -> None:
+        text = {
+            "vocab_size": VOCAB,
+            "hidden_size": WIDTH,
+            "intermediate_size": WIDE,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "head_dim": HEAD,
+            "rms_norm_eps": EPS,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": BASE,
+                "mrope_section": list(SECTIONS),
+                "mrope_interleaved": True,
+            },
+        }
+        config = Qwen3VLConfig(
+            text_config=text,
+            vision_config=eyes.model.config.to_dict(),
+            image_token_id=IMAGE_TOKEN,
+            vision_start_token_id=START,
+            vision_end_token_id=END,
+            tie_word_embeddings=True,
+        )
+        config._attn_implementation = config.text_config._attn_implementation = "eager"
+        self.model = Qwen3VLForConditionalGeneration(config).eval().float()
+        self.model.model.visual = eyes.model
+        self.merge = eyes.merge
+        for name, parameter in self.model.model.language_model.named_parameters():
+            shape = tuple(parameter.shape)
+            if parameter.ndim == 1:
+                values = np.round(rng.uniform(-0.5, 0.5, shape) * 512) / 512 + 1
+            else:
+                values = rng.normal(0, 1 if "embed" in name else 1.3 * shape[1] ** -0.5, shape)
+            parameter.data = torch.from_numpy(values.astype(np.float16).astype(np.float32))
+        self.model.tie_weights()
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The language model's, as its file has them."""
+        found = {}
+        for name, parameter in self.model.model.language_model.named_parameters():
+            target = WHOLE.get(name) or name.replace("layers.", "blk.")
+            for part, other in NAMES.items():
+                target = target.replace(part, other)
+            array = parameter.detach().numpy()
+            found[target] = array.astype(np.float16) if array.ndim == 2 else array
+        return found
+
+    def keys(self, taps: int) -> dict[str, Any]:
+        """Its metadata, without a tokenizer."""
+        arch = {
+            "context_length": 512,
+            "embedding_length": WIDTH,
+            "block_count": LAYERS,
+            "feed_forward_length": WIDE,
+            "attention.head_count": HEADS,
+            "attention.head_count_kv": KV_HEADS,
+            "attention.key_length": HEAD,
+            "attention.value_length": HEAD,
+            "attention.layer_norm_rms_epsilon": EPS,
+            "rope.freq_base": BASE,
+            "rope.dimension_sections": np.array([*SECTIONS, 0], np.int32),
+            "n_deepstack_layers": taps,
+        }
+        return {"general.architecture": "qwen3vl"} | {f"qwen3vl.{key}": value for key, value in arch.items()}
+
+    def answer(
+        self, patches: np.ndarray, grid: np.ndarray, before: list[int], after: list[int]
+    ) -> np.ndarray:
+        """float32[n, n_vocab]: logits of a text, a picture and a text, at every position."""
+        n = int(grid.prod()) // self.merge**2
+        ids = [*before, START, *[IMAGE_TOKEN] * n, END, *after]
+        kinds = [int(token == IMAGE_TOKEN) for token in ids]
+        with torch.no_grad():
+            out = self.model(
+                input_ids=torch.tensor([ids]),
+                mm_token_type_ids=torch.tensor([kinds]),
+                pixel_values=torch.from_numpy(patches),
+                image_grid_thw=torch.from_numpy(grid),
+            )
+        return out.logits[0].numpy()

@@ -1,0 +1,17 @@
+"""The projectors of `mmproj` files, one file each."""
+
+from stretto.vision.families.base import Family
+from stretto.vision.families.gemma3 import Gemma3
+from stretto.vision.families.gemma4 import Gemma4
+from stretto.vision.families.idefics3 import Idefics3
+from stretto.vision.families.internvl import InternVL
+from stretto.vision.families.llava import Llava
+from stretto.vision.families.pixtral import Pixtral
+from stretto.vision.families.qwen3vl import Qwen3VL
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (Llava(), Idefics3(), Gemma3(), Pixtral(), Qwen3VL(), InternVL(), Gemma4())
+}
+
+__all__ = ["FAMILIES", "Family"]

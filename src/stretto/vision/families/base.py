@@ -1,0 +1,137 @@
+"""What a family of models has of its own: keys and tensors of files, sizes of images, projector, markers.
+
+A projector is written once, in terms of `Operations`, which each encoder offers with its own arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.errors import ModelError
+from stretto.models.common import positive
+from stretto.vision.decode import Pixels
+from stretto.vision.resizing import Prepared
+from stretto.vision.spec import Grid, VisionSpec
+from stretto.weights.gguf import GGUF
+
+Floats = NDArray[np.float32]
+
+
+class Operations(Protocol):
+    """The arithmetic of an encoder, by the names of its tensors."""
+
+    spec: VisionSpec
+
+    def multiply(self, x: Floats, name: str, activation: str = "") -> Floats:
+        """[n, m, columns] → [n, m, rows]: a matrix, its bias if it has one, and an activation."""
+        ...
+
+    def norm(self, x: Floats, name: str, eps: float | None = None) -> Floats:
+        """Each row normalised: by the root of mean squares alone if there is no bias, without weights by "".
+
+        `eps` is the spec's, unless it is given.
+        """
+        ...
+
+    def vector(self, name: str) -> Floats | None:
+        """A vector of the file, or None if it has none of that name."""
+        ...
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text of a prompt, tokenized without special tokens."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Special:
+    """A special token of a prompt."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tokens [first, stop) of an image, side by side; `columns` of them are a row of the image."""
+
+    first: int
+    stop: int
+    columns: int = 0
+
+
+Part = Text | Special | Run
+
+
+class Family:
+    """One projector, with what belongs to it."""
+
+    name: ClassVar[str]
+    any_size: ClassVar[bool] = False  # images keep their shape and need not have `image_size`
+
+    def read(self, file: GGUF, spec: VisionSpec) -> VisionSpec:
+        """The spec with what only this family's files say."""
+        raise NotImplementedError
+
+    def prepare(self, pixels: Pixels, spec: VisionSpec) -> Prepared:
+        """An image as its encoder takes it, in tiles of one size."""
+        raise NotImplementedError
+
+    def project(self, run: Operations, x: Floats, grid: Grid) -> Floats:
+        """[n, patches, n_embd] → [n, tokens, n_out], behind the last norm."""
+        raise NotImplementedError
+
+    def parts(self, prepared: Prepared, spec: VisionSpec, grid: Grid) -> Iterable[Part]:
+        """The image in a prompt: its tokens, and the markers that the model was trained with."""
+        raise NotImplementedError
+
+
+def squares(x: Floats, grid: Grid, merge: int) -> Floats:
+    """[n, patches, n_embd] → [n, tokens, merge², n_embd]: the patches of each square, row by row."""
+    n, _, width = x.shape
+    rows, columns = grid[0] // merge, grid[1] // merge
+    parts = x.reshape(n, rows, merge, columns, merge, width).transpose(0, 1, 3, 2, 4, 5)
+    return np.ascontiguousarray(parts).reshape(n, rows * columns, merge * merge, width)
+
+
+def side_by_side(x: Floats, grid: Grid, merge: int) -> Floats:
+    """[n, patches, n_embd] → [n, tokens, merge² × n_embd]: each square's patches in one row."""
+    parts = squares(x, grid, merge)
+    return parts.reshape(*parts.shape[:2], -1)
+
+
+def read_merge(file: GGUF, key: str, spec: VisionSpec, usual: int, any_size: bool = False) -> int:
+    """Patches along each side of a square, by a key of the file."""
+    side = spec.image_size // spec.patch_size
+    merge = positive(file, key, usual, most=side)
+    if side % merge and not any_size:
+        message = f"{side} patches along a side cannot be merged by {merge}"
+        raise ModelError(message, path=file.path, field=key)
+    return merge
+
+
+def read_pixels(file: GGUF, key: str, usual: int, spec: VisionSpec) -> int:
+    """A number of tokens, where the file gives one of pixels."""
+    area = (spec.patch_size * spec.merge) ** 2
+    return usual if key not in file.metadata else max(1, positive(file, key, most=1 << 28) // area)
+
+
+def read_outputs(file: GGUF, name: str, axis: int = 0) -> int:
+    """The size of the projector's last matrix."""
+    tensor = file.tensors.get(name)
+    if tensor is None or len(tensor.shape) != 2:
+        raise ModelError("the projector's matrix is missing", path=file.path, field=name)
+    return tensor.shape[axis]
+
+
+def optional(
+    file: GGUF, shapes: dict[str, tuple[int, ...]], *names: str
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """A projector's tensors, without those of `names` that the file does not have."""
+    return tuple((name, shape) for name, shape in shapes.items() if name in file.tensors or name not in names)
