@@ -52,11 +52,12 @@ ALLOWED = {
         "Token",
         "hardware",
         "llm",
+        "models",
         "text",
         "tools",
         "weights",
     },
-    "cli": {"bench", "hardware", "llm", "server", "text", "vision", "weights"},
+    "cli": {"bench", "hardware", "llm", "models", "server", "text", "vision", "weights"},
     "__init__": {"*"},
 }
 EVERYONE = {"errors", "kernels", "_native"}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from stretto.models import ModelSpec
     from stretto.weights.gguf import GGUF
     from stretto.weights.memory import Memory
     from stretto.weights.metadata import Value
@@ -33,9 +34,10 @@ def inspect(
 
 
 def _document(file: GGUF) -> dict[str, Any]:
-    from stretto.weights.memory import CACHE_TYPES, memory
+    from stretto.weights.memory import CACHE_TYPES
 
-    need = memory(file)
+    spec, problem = _spec(file)
+    need = _need(file, spec)
     return {
         "path": str(file.path),
         "bytes": file.nbytes,
@@ -54,6 +56,8 @@ def _document(file: GGUF) -> dict[str, Any]:
             }
             for tensor in file.tensors.values()
         ],
+        "model": None if spec is None else _model(spec, need),
+        "problem": problem,
         "memory": {
             "weights": need.weight_bytes,
             "weights_by_format": dict(need.weights),
@@ -63,6 +67,38 @@ def _document(file: GGUF) -> dict[str, Any]:
                 for kind in CACHE_TYPES
             },
         },
+    }
+
+
+def _spec(file: GGUF) -> tuple[ModelSpec | None, str | None]:
+    """The model's spec, or the reason why it cannot be loaded; neither of an image encoder."""
+    from stretto.errors import ModelError
+    from stretto.models import read_spec
+
+    if file.metadata.get("general.architecture") == "clip":
+        return None, None
+    try:
+        return read_spec(file), None
+    except ModelError as error:
+        return None, f"cannot be loaded: {error}"
+
+
+def _need(file: GGUF, spec: ModelSpec | None) -> Memory:
+    from stretto.models.summary import model_memory
+    from stretto.weights.memory import memory
+
+    return memory(file) if spec is None else model_memory(file, spec)
+
+
+def _model(spec: ModelSpec, need: Memory) -> dict[str, Any]:
+    from stretto.models.summary import expert_facts, layer_kinds
+    from stretto.weights.memory import CACHE_TYPES
+
+    return {
+        "layers": layer_kinds(spec),
+        "experts": expert_facts(spec),
+        "kv_bytes_per_token": {kind: need.cache_bytes(kind, 1) or 0 for kind in CACHE_TYPES},
+        "state_bytes": need.state_bytes,
     }
 
 
@@ -85,7 +121,6 @@ def _plain(value: Value) -> Any:
 
 def _show(file: GGUF, tensors: bool) -> None:
     from stretto.cli.output import clean, console, size, table
-    from stretto.weights.memory import memory
 
     screen = console()
     named = [file.metadata.get(f"general.{key}") for key in ("name", "architecture")]
@@ -95,6 +130,10 @@ def _show(file: GGUF, tensors: bool) -> None:
     ]
     screen.print(" · ".join([*title, f"GGUF {file.version}"]), style="bold")
     screen.print(clean(str(file.path)), style="dim", soft_wrap=True)
+    spec, problem = _spec(file)
+    need = _need(file, spec)
+    for line in _words(spec, need) if spec is not None else filter(None, [problem]):
+        screen.print(clean(line), soft_wrap=True)
 
     keys = table("key", "type", "value")
     for key, value in file.metadata.items():
@@ -107,9 +146,19 @@ def _show(file: GGUF, tensors: bool) -> None:
             shape = " × ".join(map(str, tensor.shape))
             listing.add_row(clean(tensor.name), shape, tensor.format.name, size(tensor.nbytes))
         screen.print(listing)
-    need = memory(file)
     screen.print(_formats(file, need))
     screen.print(_cache(need))
+
+
+def _words(spec: ModelSpec, need: Memory) -> list[str]:
+    """The layers, and what a token and a sequence take."""
+    from stretto.cli.output import size
+    from stretto.models.summary import in_words
+    from stretto.weights.memory import CACHE_TYPES
+
+    cells = ", ".join(f"{need.cache_bytes(kind, 1) or 0:,} bytes ({kind})" for kind in CACHE_TYPES)
+    state = f"; state of a sequence: {size(need.state_bytes)}" if need.state_bytes else ""
+    return [in_words(spec), f"K and V of a token: {cells}{state}"]
 
 
 def _formats(file: GGUF, need: Memory) -> Any:
