@@ -90,6 +90,10 @@ def test_the_fused_loop_gives_the_same_tokens(llm, grammar):
     llm.generate(seq, loop="fused", max_tokens=20, **GREEDY)
     assert seq.tokens == IDS + greedy(IDS, 20)
     assert np.array_equal(seq.logits, row_of(chain(seq.tokens), 258))
+    computed(llm)
+    llm.generate(seq, loop="fused", max_tokens=40, stop=[chr(greedy(seq.tokens, 5)[-1])], **GREEDY)
+    seq.step(temperature=0)
+    assert computed(llm) <= 2  # what the loop computed stays, though it ended early
 
 
 def test_drafts_change_nothing(llm):
@@ -125,6 +129,25 @@ def test_drafts_change_nothing(llm):
     assert np.array_equal(seq.logits, row_of(chain(seq.tokens), 258))
     seq.close()
     assert held(llm) == 0
+
+
+def test_a_rejected_draft_costs_the_draft_and_no_long_replay(llm):
+    class Wrong:
+        most = 2
+
+        def begin(self, tokenizer):
+            return self
+
+        def propose(self, tokens, most):
+            return [1] * most
+
+        def close(self):
+            pass
+
+    llm.generate(PROMPT, max_tokens=30, draft=Wrong(), **GREEDY)
+    drafted = llm.metrics.drafted_tokens
+    assert drafted > 0
+    assert computed(llm) == len(IDS) + 29 + drafted + drafted // 2  # the token before each draft again
 
 
 def test_a_draft_model_with_recurrent_layers(llm):
@@ -166,6 +189,15 @@ def test_a_conversation_goes_on_from_the_end_of_the_last_answer(llm):
     second = llm.generate(longer, max_tokens=5, **GREEDY)
     assert second.usage.cached_tokens == len(IDS) + 19
     assert second.tokens == greedy(longer, 5)
+
+
+def test_a_longer_conversation_keeps_the_states_of_the_shorter_one(llm):
+    first = [*IDS, *llm.generate(PROMPT, max_tokens=20, **GREEDY).tokens[:-1]]
+    llm.generate([*first, 65, 66, 67], max_tokens=20, **GREEDY)
+    assert llm.cache.stats().sequences == 1
+    other = llm.generate([*first, 90, 90], max_tokens=3, **GREEDY)
+    assert other.usage.cached_tokens == len(first)
+    assert other.tokens == greedy([*first, 90, 90], 3)
 
 
 def test_where_a_prompt_parts_from_another_a_checkpoint_is_taken(llm):
