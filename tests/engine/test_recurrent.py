@@ -351,6 +351,18 @@ def test_batches_made_by_hand(llm):
         batch.add(token, 20, (sequence,), logits=True)
         assert np.array_equal(llm.forward(batch)[0], row_of(chain([*IDS[:20], token]), 258))
     llm.cells.copy(1, 3)
+    seq, vectors = llm.sequence("abc"), Batch()
+    vectors.add_vector([0.0, 0.0], 3, (seq.id,))
+    with pytest.raises(Unsupported, match="vectors in sequence"):
+        llm.forward(vectors)
+    with pytest.raises(Unsupported, match="copying cells into sequence"):
+        llm.cells.copy(1, seq.id)
+    plain = Batch()
+    plain.extend([70, 71], 3, (seq.id,))
+    llm.forward(plain)
+    assert seq.tokens == [*b"abc", 70, 71]
+    assert seq.step(temperature=0).token == greedy([*b"abc", 70, 71], 1)[0]
+    seq.close()
     with pytest.raises(Unsupported, match="going back to position 7"):
         llm.cells.remove(3, 7)
     wrong = Batch()
