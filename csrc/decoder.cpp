@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "rope.h"
+#include "sums.h"
 
 namespace stretto {
 
@@ -29,7 +30,7 @@ Decoder::Decoder(Config config, size_t n_cells, CacheType cache, Precision preci
     const size_t n_embd = config_.n_embd;
     tensors_.matrix("token_embd", embedding_, config_.n_vocab, n_embd);
     if (!config_.tied) tensors_.matrix("output", output_, config_.n_vocab, n_embd);
-    tensors_.norm("", config_.output_norm, output_norm_, n_embd, n_embd);
+    tensors_.norm("", config_.output_norm, output_norm_, n_embd);
     double bytes = 0.0;  // in floating point, which cannot wrap around
     for (size_t i = 0; i < layers_.size(); ++i) {
         const LayerConfig& layer = config_.layers[i];
@@ -46,6 +47,7 @@ Decoder::Decoder(Config config, size_t n_cells, CacheType cache, Precision preci
         }
     }
     for (size_t i = 0; i < layers_.size(); ++i) tensors_.layer(i, config_.layers[i], n_embd, layers_[i]);
+    tensors_.model(config_, model_);
     block_bytes_ = cell_bytes_ * std::min(n_cells, kCellBlock);
     cache_ = Buffer((n_cells + kCellBlock - 1) / kCellBlock * block_bytes_);
 }
@@ -114,11 +116,7 @@ void Decoder::set_vector(const std::string& name, const float* data, size_t n) {
 // `first` is where its weights begin, for norms with weights for each head.
 void Decoder::normalize(const Norm& norm, const float* x, size_t n, float* out, size_t first) const {
     if (!norm.config.centred) return kernels_->rms_norm(x, norm.weight.data() + first, n, norm.config.eps, out);
-    // Eight sums side by side: one order, which the compiler can vectorise.
-    double sums[8] = {};
-    for (size_t i = 0; i < n; ++i) sums[i % 8] += double{x[i]};
-    double sum = 0.0;
-    for (double part : sums) sum += part;
+    const double sum = sum_of(n, [&](size_t i) { return double{x[i]}; });
     const auto mean = static_cast<float>(sum / static_cast<double>(n));
     for (size_t i = 0; i < n; ++i) out[i] = x[i] - mean;
     kernels_->rms_norm(out, norm.weight.data() + first, n, norm.config.eps, out);

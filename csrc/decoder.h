@@ -117,6 +117,7 @@ private:
     std::vector<Layer> layers_;
     Matrix embedding_, output_;
     Norm output_norm_;
+    ModelWeights model_;
     Tensors tensors_;
     size_t most_heads_ = 0;         // of any layer
     size_t tile_bytes_ = 0;         // for panels of matrices that were not packed

@@ -12,6 +12,7 @@
 namespace stretto {
 
 constexpr size_t kLayerTasks = 16;  // of a layer that threads share out, at most
+constexpr size_t kOtherTasks = 3 * kLayerTasks;  // logits, what is beside the embeddings, merging streams
 constexpr size_t kRowsAtOnce = 16;  // rows of one view that attention takes together
 constexpr size_t kMostLanes = 16;   // of quantised rows, in any kernel set
 
@@ -27,6 +28,7 @@ struct Decoder::Thread {
     float* normed;
     float* sum;      // what is added next, if it has to be changed first
     Quantized quantized;
+    float *renormed, *narrow, *inputs, *streams;  // as in Plan, of a single row
     Quantized experts;  // the chosen experts' inner rows, of a single row
     float* attention;
     float* queries;  // of one K/V head, as a single row's spans take them
@@ -41,6 +43,8 @@ struct Widths {
     size_t ff = 0;          // of a dense feed-forward
     size_t n_expert = 0, n_used = 0, expert_ff = 0;
     size_t head_size = 0, group = 0, cached_heads = 0;
+    size_t narrow = 0;      // ranks of residuals, sizes of layers' inputs
+    bool renorms = false, has_beside = false;
     size_t head_products = 0, head_columns = 0, head_rows = 0;  // matrices for each head: how many, how large
 };
 
@@ -69,6 +73,11 @@ struct Decoder::Plan {
     float* scores;            // [n][n_expert]
     int32_t* chosen;          // [n][n_used]
     float* chosen_weights;    // [n][n_used]
+    float* renormed;          // [n][n_embd], what router, experts or the shared one read, if norms are their own
+    float* narrow;            // [n][rank or size of an input]
+    float* beside;            // [n][n_embd], what they give
+    float* inputs;            // [n][layers × size], of all layers
+    float* streams;           // [streams][n][n_embd]
     float* states;            // [n_wanted][n_embd]
     std::vector<float*> cos, sin;             // by rope: [n][pairs]
     std::vector<std::vector<int32_t>> begins; // by layer's window: [n]
@@ -81,7 +90,7 @@ struct Decoder::Plan {
     std::vector<size_t> shown;     // where in `watched` each watched row begins
     float* watched;                // Decoder::watched_
     std::vector<Thread> threads;
-    Cursors cursors;               // [layer][kLayerTasks], and one more for the logits
+    Cursors cursors;               // [layer][kLayerTasks], and kOtherTasks
     std::unique_ptr<std::atomic<size_t>[]> done;   // if split: [layer][block][kv head], spans that are
     float* out;
     float* peaks;             // [n_wanted][pieces of kPeak logits], or null

@@ -14,6 +14,8 @@ CASES = [name for name in ALL if name not in NAMES]
 
 # Of logits with about unit variance, with K and V as half floats or in float32.
 NATIVE = {"f16": 0.03, "f32": 2e-3}
+# Rounding K and V to half floats moves these logits by as much in the reference, too.
+ROUNDED = {"exaone4": 0.3}
 
 
 def native(name, threads=2, kv="f16", n_cells=64, **options):
@@ -27,7 +29,8 @@ def test_native_logits(name, kv, kernels, monkeypatch):
     monkeypatch.setenv("STRETTO_KERNELS", kernels)
     expected = answer(name, "logits.0")
     logits = text_logits(native(name, kv=kv), answer(name, "tokens.0"))
-    assert np.abs(logits - expected).max() < NATIVE[kv] * max(1.0, expected.std())
+    tolerance = ROUNDED.get(name, NATIVE[kv]) if kv == "f16" else NATIVE[kv]
+    assert np.abs(logits - expected).max() < tolerance * max(1.0, expected.std())
 
 
 @pytest.mark.parametrize("kernels", _native.kernel_names())
@@ -39,8 +42,8 @@ def test_the_same_bits_whatever_the_batch(name, kernels, monkeypatch):
     whole = text_logits(native(name, 1), tokens)
     for threads in (2, 3):
         assert (text_logits(native(name, threads), tokens) == whole).all()
-    for sizes in ([1] * len(tokens), [7, 1, 16, 24]):
-        backend, cells, at = native(name), Cells(64), 0
+    for sizes, threads in (([1] * len(tokens), 4), ([7, 1, 16, 24], 2)):
+        backend, cells, at = native(name, threads), Cells(64), 0
         for size in sizes:
             batch = text_batch(tokens[at : at + size], at)
             batch.place(cells)
