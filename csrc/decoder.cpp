@@ -144,6 +144,18 @@ void Decoder::copy_cells(const int32_t* source, const int32_t* target, size_t n)
     }
 }
 
+// What a head of keys was multiplied with once it was rotated; empty: nothing.
+std::vector<float> Decoder::after_rope(const Plane& plane) const {
+    const AttentionConfig& a = config_.layers[plane.layer].attention;
+    const Norm& norm = layers_[plane.layer].k_norm;
+    if (!a.norm_after_rope || !norm.config.there()) return {};
+    const size_t head = &plane - &planes_[first_plane_[plane.layer]];
+    const float* from = norm.weight.data() + (norm.config.over == Over::kHeads ? head * a.head_size : 0);
+    std::vector<float> weights(from, from + a.head_size);
+    std::replace(weights.begin(), weights.end(), 0.0f, 1.0f);
+    return weights;
+}
+
 void Decoder::rotate_cells(const int32_t* cells, size_t n, int delta) {
     for (const Plane& plane : planes_) {
         const LayerConfig& layer = config_.layers[plane.layer];
@@ -151,12 +163,15 @@ void Decoder::rotate_cells(const int32_t* cells, size_t n, int delta) {
         const Rope& rope = config_.ropes[layer.attention.rope];
         const size_t pairs = rope.frequencies.size(), size = layer.attention.head_size;
         const size_t first = layer.mixer == MixerKind::kLatent ? layer.latent.rank : 0;  // of what is rotated
+        const std::vector<float> weights = after_rope(plane);
         std::vector<float> cos(pairs), sin(pairs), head(padded(size));
         angles(delta, rope.frequencies.data(), pairs, 1.0, cos.data(), sin.data());
         for (size_t i = 0; i < n; ++i) {
             uint8_t* at = plane_of(plane, cells[i]);
             kernels_->load_head(cache_type_, at, size, head.data());
+            for (size_t k = 0; k < weights.size(); ++k) head[k] /= weights[k];
             rotate(head.data() + first, cos.data(), sin.data(), pairs, rope.adjacent);
+            for (size_t k = 0; k < weights.size(); ++k) head[k] *= weights[k];
             kernels_->store_head(cache_type_, head.data(), size, at);
             check_finite(at, size);
         }

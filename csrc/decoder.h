@@ -94,6 +94,7 @@ private:
     uint8_t* plane_of(const Plane& plane, size_t cell) const;
     uint8_t* head_of(size_t layer, size_t cell, bool value, size_t head) const;
     size_t head_stride(size_t layer) const { return head_bytes(cache_type_, config_.layers[layer].attention.head_size); }
+    std::vector<float> after_rope(const Plane& plane) const;
     template <typename Move>
     void each_head(const int32_t* cells, size_t n, Move move) const;
 
