@@ -1,4 +1,4 @@
-"""Tiny models with recurrent layers in the engine: whatever the path, the logits computed from scratch."""
+"""Tiny models with recurrent layers in the engine: by any path the logits of a computation from scratch."""
 
 from pathlib import Path
 
