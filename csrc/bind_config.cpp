@@ -43,6 +43,7 @@ NormConfig norm_in(const nb::dict& spec, const char* name) {
     norm.centred = choice_in(given, "kind", {"rms", "layer"}) == 1;
     norm.weight = flag_in(given, "weight");
     norm.bias = flag_in(given, "bias");
+    norm.bare = flag_in(given, "bare");
     norm.over = static_cast<Over>(choice_in(given, "over", {"head", "heads", "all"}));
     if (norm.name.empty()) fail("a norm needs a name");
     return norm;
@@ -163,16 +164,49 @@ ExpertsConfig experts_of(const nb::dict& spec) {
     return e;
 }
 
+RecurrentConfig recurrent_of(const nb::dict& spec, MixerKind kind) {
+    RecurrentConfig r;
+    r.kernel = size_in(spec, "kernel", 2);
+    if (kind == MixerKind::kConvolution) {
+        r.width = size_in(spec, "width");
+        return r;
+    }
+    r.norm = norm_in(spec, "norm");
+    if (kind == MixerKind::kDeltaNet) {
+        r.n_key_head = size_in(spec, "n_key_head");
+        r.n_value_head = size_in(spec, "n_value_head");
+        r.key_size = size_in(spec, "key_size");
+        r.value_size = size_in(spec, "value_size");
+        r.tiled = flag_in(spec, "tiled");
+        r.fused = flag_in(spec, "fused");
+        if (r.n_value_head % r.n_key_head) fail("n_value_head is not a multiple of n_key_head");
+        if (!r.norm.there()) fail("a delta net needs its norm");
+        return r;
+    }
+    r.n_head = size_in(spec, "n_head");
+    r.head_size = size_in(spec, "head_size");
+    r.n_group = size_in(spec, "n_group");
+    r.state_size = size_in(spec, "state_size");
+    r.conv_bias = flag_in(spec, "conv_bias");
+    if (r.n_head % r.n_group) fail("n_head is not a multiple of n_group");
+    return r;
+}
+
 LayerConfig layer_of(const nb::dict& spec, const std::vector<Rope>& ropes, size_t index) {
     LayerConfig layer;
     if (has(spec, "mixer")) {
         const nb::dict mixer = dict_in(spec, "mixer");
-        layer.mixer = static_cast<MixerKind>(1 + choice_in(mixer, "part", {"Attention", "Latent"}));
+        layer.mixer = static_cast<MixerKind>(
+            1 + choice_in(mixer, "part", {"Attention", "Latent", "DeltaNet", "Convolution", "Mamba2", "Beside"}));
+        const bool beside = layer.mixer == MixerKind::kBeside;
         if (layer.mixer == MixerKind::kLatent) {
             layer.latent = latent_of(mixer);
             layer.attention = latent_attention_of(mixer, layer.latent, ropes);
-        } else {
-            layer.attention = attention_of(mixer, ropes, index);
+        } else if (layer.has_attention()) {
+            layer.attention = attention_of(beside ? dict_in(mixer, "attention") : mixer, ropes, index);
+        }
+        if (layer.is_recurrent()) {
+            layer.recurrent = recurrent_of(beside ? dict_in(mixer, "other") : mixer, layer.mixer);
         }
     }
     if (has(spec, "ffn")) {
@@ -206,9 +240,9 @@ Config config_of(const nb::dict& spec) {
     for (nb::handle item : nb::cast<nb::list>(spec["layers"])) {
         c.layers.push_back(layer_of(nb::cast<nb::dict>(item), c.ropes, c.layers.size()));
         const LayerConfig& layer = c.layers.back();
-        if (layer.mixer != MixerKind::kAttention || layer.attention.shared < 0) continue;
+        if (!layer.has_attention() || layer.attention.shared < 0) continue;
         const LayerConfig& source = c.layers[layer.attention.shared];
-        if (source.mixer != MixerKind::kAttention || source.attention.shared >= 0 ||
+        if (!source.has_attention() || source.attention.shared >= 0 ||
             source.attention.n_kv_head != layer.attention.n_kv_head ||
             source.attention.head_size != layer.attention.head_size) {
             fail("shared K and V do not fit");

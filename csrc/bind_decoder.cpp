@@ -54,6 +54,14 @@ void check_complete(Decoder& decoder) {
     if (!decoder.complete()) fail("the model is incomplete: " + decoder.tensors().missing());
 }
 
+// The slots of a batch's rows, if the model has recurrent layers.
+const int32_t* slots_of(const Decoder& decoder, const int32_t* slots, size_t n, size_t rows) {
+    if (!decoder.slot_bytes()) return nullptr;
+    if (n != rows) fail("the model has recurrent layers: a slot for each row is needed");
+    check_range(slots, n, decoder.n_slots(), "slots");
+    return slots;
+}
+
 // Logits, or final hidden states, of the wanted rows.
 Array2<float> run(Decoder& decoder, const Input& input, bool hidden) {
     const size_t columns = hidden ? decoder.config().n_embd : decoder.config().n_vocab;
@@ -69,7 +77,8 @@ Array2<float> run(Decoder& decoder, const Input& input, bool hidden) {
 Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> positions, Input1<int32_t> cells,
                       const std::vector<Input1<int32_t>>& views, Input1<int32_t> view_of, Input1<int32_t> lengths,
                       Input1<int32_t> table, Input1<int32_t> wanted, const nb::dict& vectors, bool hidden,
-                      Input1<int32_t> probes, Input1<int32_t> watched, const nb::object& rotated) {
+                      Input1<int32_t> probes, Input1<int32_t> watched, const Maybe<int32_t>& slots,
+                      const nb::object& rotated) {
     const Config& config = decoder.config();
     check_complete(decoder);
     Input input;
@@ -124,6 +133,7 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
         check_range(turned.data(), 3 * input.n, kMost, "rotated positions");
         input.rotated = turned.data();
     }
+    input.slots = slots_of(decoder, slots ? slots->data() : nullptr, slots ? slots->shape(0) : 0, input.n);
     return run(decoder, input, hidden);
 }
 
@@ -131,7 +141,7 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
 // get logits. Views may be longer than what they hold.
 Array2<float> decode(Decoder& decoder, const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
                      const std::vector<int32_t>& cells, const std::vector<Input1<int32_t>>& views,
-                     const std::vector<int32_t>& lengths, Input1<int32_t> table) {
+                     const std::vector<int32_t>& lengths, Input1<int32_t> table, const std::vector<int32_t>& slots) {
     check_complete(decoder);
     Input input;
     input.n = tokens.size();
@@ -156,6 +166,7 @@ Array2<float> decode(Decoder& decoder, const std::vector<int32_t>& tokens, const
     input.view_of = view_of.data();
     input.lengths = lengths.data();
     input.table = table.data();
+    input.slots = slots_of(decoder, slots.data(), slots.size(), input.n);
     return run(decoder, input, false);
 }
 
@@ -187,7 +198,7 @@ nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, in
                size_t n_prompt, const Maybe<int32_t>& biased, const Maybe<float>& bias, uint64_t seed, uint64_t index,
                uint64_t draws, std::vector<int32_t> ends,
                const std::vector<std::pair<uintptr_t, uintptr_t>>& hooks, const Maybe<uint32_t>& mask,
-               const nb::object& guide, const Maybe<uint8_t>& interrupt) {
+               const nb::object& guide, const Maybe<uint8_t>& interrupt, int32_t slot) {
     check_complete(decoder);
     const size_t n_vocab = decoder.config().n_vocab;
     Loop loop;
@@ -198,6 +209,7 @@ nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, in
     }
     check_range(cells.data(), loop.most, decoder.n_cells(), "cells");
     check_range(view.data(), n_view, decoder.n_cells(), "the view");
+    loop.slot = slots_of(decoder, &slot, 1, 1) ? slot : -1;
     loop.logits = logits.data();
     loop.cells = cells.data();
     loop.position = position;
@@ -273,6 +285,46 @@ void write_cells(Decoder& decoder, Input1<int32_t> cells, Input2<uint8_t> data) 
     decoder.write_cells(cells.data(), n, data.data());
 }
 
+void copy_slots(Decoder& decoder, Input1<int32_t> source, Input1<int32_t> target) {
+    if (source.shape(0) != target.shape(0)) fail("as many targets as sources are needed");
+    check_range(source.data(), source.shape(0), decoder.n_slots(), "source");
+    check_range(target.data(), target.shape(0), decoder.n_slots(), "target");
+    for (size_t i = 0; i < source.shape(0); ++i) {
+        if (source.data()[i] == target.data()[i]) fail("a slot cannot be copied to itself");
+    }
+    nb::gil_scoped_release release;
+    decoder.copy_slots(source.data(), target.data(), source.shape(0));
+}
+
+void clear_slots(Decoder& decoder, Input1<int32_t> slots) {
+    check_range(slots.data(), slots.shape(0), decoder.n_slots(), "slots");
+    nb::gil_scoped_release release;
+    decoder.clear_slots(slots.data(), slots.shape(0));
+}
+
+Array2<uint8_t> read_slots(const Decoder& decoder, Input1<int32_t> slots) {
+    const size_t n = slots.shape(0), bytes = decoder.slot_bytes();
+    if (n > decoder.n_slots()) fail("more slots are asked for than there are");  // so that no size can overflow
+    check_range(slots.data(), n, decoder.n_slots(), "slots");
+    std::unique_ptr<uint8_t[]> out(new uint8_t[n * bytes]);
+    {
+        nb::gil_scoped_release release;
+        decoder.read_slots(slots.data(), n, out.get());
+    }
+    uint8_t* raw = out.release();
+    return Array2<uint8_t>(raw, {n, bytes}, owner_of(raw));
+}
+
+void write_slots(Decoder& decoder, Input1<int32_t> slots, Input2<uint8_t> data) {
+    const size_t n = slots.shape(0);
+    if (data.shape(0) != n || data.shape(1) != decoder.slot_bytes()) {
+        fail("data must be " + std::to_string(n) + " rows of " + std::to_string(decoder.slot_bytes()) + " bytes");
+    }
+    check_range(slots.data(), n, decoder.n_slots(), "slots");
+    nb::gil_scoped_release release;
+    decoder.write_slots(slots.data(), n, data.data());
+}
+
 std::vector<std::string> kernel_names() {
     std::vector<std::string> names;
     for (const char* name : kKernelNames) {
@@ -291,7 +343,7 @@ void bind_decoder(nb::module_& m) {
     nb::class_<Decoder>(m, "Decoder", "A model that is ready to run.")
         .def("__init__",
              [](Decoder* self, const nb::dict& spec, size_t n_cells, const std::string& kv, int threads,
-                const std::string& kernels, const std::string& precision) {
+                const std::string& kernels, const std::string& precision, size_t n_slots) {
                  const Kernels* table = kernels.empty() ? best_kernels() : kernels_named(kernels.c_str());
                  if (!table) fail("this machine cannot run the kernels '" + kernels + "'");
                  if (threads < 1 || threads > 1024) fail("threads must be from 1 to 1024");
@@ -299,10 +351,11 @@ void bind_decoder(nb::module_& m) {
                  if (kv != "f16" && kv != "q8" && kv != "f32") fail("kv must be 'f16', 'q8' or 'f32'");
                  const CacheType type =
                      kv == "q8" ? CacheType::kQ8 : kv == "f32" ? CacheType::kFloat : CacheType::kHalf;
-                 new (self) Decoder(config_of(spec), n_cells, type, precision_named(precision), threads, table);
+                 if (n_slots > kMost) fail("n_slots is out of range");
+                 new (self) Decoder(config_of(spec), n_cells, type, precision_named(precision), threads, table, n_slots);
              },
              nb::arg("spec"), nb::arg("n_cells"), nb::arg("kv"), nb::arg("threads"), nb::arg("kernels"),
-             nb::arg("precision") = "standard")
+             nb::arg("precision") = "standard", nb::arg("n_slots") = 0)
         .def("tensors", &tensors)
         .def("set_unpacked", &set_unpacked, nb::arg("name"), nb::arg("code"), nb::arg("rows"), nb::arg("columns"),
              nb::arg("data").noconvert(), nb::keep_alive<1, 6>())
@@ -317,9 +370,9 @@ void bind_decoder(nb::module_& m) {
              nb::arg("cells").noconvert(), nb::arg("views"), nb::arg("view_of").noconvert(),
              nb::arg("lengths").noconvert(), nb::arg("table").noconvert(), nb::arg("wanted").noconvert(),
              nb::arg("vectors"), nb::arg("hidden"), nb::arg("probes").noconvert(), nb::arg("watched").noconvert(),
-             nb::arg("rotated").none() = nb::none())
+             nb::arg("slots").noconvert() = nb::none(), nb::arg("rotated").none() = nb::none())
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("cells"), nb::arg("views"),
-             nb::arg("lengths"), nb::arg("table").noconvert())
+             nb::arg("lengths"), nb::arg("table").noconvert(), nb::arg("slots") = std::vector<int32_t>())
         .def("received", [](const Decoder& decoder) { return copy_of(decoder.received()); })
         .def("watched", [](const Decoder& decoder) { return copy_of(decoder.watched()); })
         .def("loop", &loop, nb::arg("logits").noconvert(), nb::arg("cells").noconvert(), nb::arg("position"),
@@ -327,11 +380,17 @@ void bind_decoder(nb::module_& m) {
              nb::arg("tokens").noconvert(), nb::arg("n_prompt"), nb::arg("biased").noconvert(),
              nb::arg("bias").noconvert(), nb::arg("seed"), nb::arg("index"), nb::arg("draws"), nb::arg("ends"),
              nb::arg("hooks"), nb::arg("mask").noconvert(), nb::arg("guide").none(),
-             nb::arg("interrupt").noconvert() = nb::none())
+             nb::arg("interrupt").noconvert() = nb::none(), nb::arg("slot") = -1)
         .def("copy_cells", &copy_cells, nb::arg("source").noconvert(), nb::arg("target").noconvert())
         .def("rotate_cells", &rotate_cells, nb::arg("cells").noconvert(), nb::arg("delta"))
         .def("read_cells", &read_cells, nb::arg("cells").noconvert())
         .def("write_cells", &write_cells, nb::arg("cells").noconvert(), nb::arg("data").noconvert())
+        .def("copy_slots", &copy_slots, nb::arg("source").noconvert(), nb::arg("target").noconvert())
+        .def("clear_slots", &clear_slots, nb::arg("slots").noconvert())
+        .def("read_slots", &read_slots, nb::arg("slots").noconvert())
+        .def("write_slots", &write_slots, nb::arg("slots").noconvert(), nb::arg("data").noconvert())
+        .def_prop_ro("n_slots", &Decoder::n_slots)
+        .def_prop_ro("slot_bytes", &Decoder::slot_bytes)
         .def_prop_ro("kernels", [](const Decoder& decoder) { return std::string(decoder.kernels().name); })
         .def_prop_ro("threads", &Decoder::threads)
         .def_prop_ro("active_threads", &Decoder::active_threads)

@@ -25,12 +25,6 @@ using Input3 = nb::ndarray<const T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using Array3 = nb::ndarray<nb::numpy, T, nb::ndim<3>>;
 
-const Kernels& kernels_for(const std::string& name) {
-    const Kernels* found = name.empty() ? best_kernels() : kernels_named(name.c_str());
-    if (!found) fail("this machine cannot run the kernels '" + name + "'");
-    return *found;
-}
-
 CacheType cache_type(const std::string& kv) {
     if (kv != "f16" && kv != "q8" && kv != "f32") fail("kv must be 'f16', 'q8' or 'f32'");
     return kv == "q8" ? CacheType::kQ8 : kv == "f32" ? CacheType::kFloat : CacheType::kHalf;
@@ -362,6 +356,7 @@ void bind_ops(nb::module_& m) {
             nb::arg("values").noconvert(), nb::arg("view").noconvert(), nb::arg("begins").noconvert(),
             nb::arg("ends").noconvert(), nb::arg("scale"), nb::arg("cap") = 0.0f, nb::arg("kv") = "f16", kernels,
             "Attention of rows that share a view, with K and V as the cache holds them.");
+    bind_recurrent(ops);
 }
 
 }  // namespace stretto

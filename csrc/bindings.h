@@ -30,6 +30,13 @@ nb::capsule owner_of(T* data) {
 
 [[noreturn]] inline void fail(const std::string& message) { throw nb::value_error(message.c_str()); }
 
+// The kernels of that name, or the best ones for "".
+inline const Kernels& kernels_for(const std::string& name) {
+    const Kernels* found = name.empty() ? best_kernels() : kernels_named(name.c_str());
+    if (!found) fail("this machine cannot run the kernels '" + name + "'");
+    return *found;
+}
+
 inline Precision precision_named(const std::string& name) {
     if (name != "standard" && name != "high") fail("precision must be 'standard' or 'high'");
     return name == "high" ? Precision::kHigh : Precision::kStandard;
@@ -42,6 +49,7 @@ void bind_formats(nb::module_& m);
 void bind_decoder(nb::module_& m);
 void bind_sampler(nb::module_& m);
 void bind_ops(nb::module_& m);
+void bind_recurrent(nb::module_& ops);
 void bind_vision(nb::module_& m);
 
 }  // namespace stretto

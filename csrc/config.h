@@ -21,6 +21,7 @@ struct NormConfig {
     float eps = 0.0f;
     bool centred = false;  // a layer norm, which subtracts the mean
     bool weight = true, bias = false;
+    bool bare = false;     // the tensor of weights has no ".weight" in its name
     Over over = Over::kHead;
 
     bool there() const { return !name.empty(); }
@@ -75,13 +76,24 @@ struct ExpertsConfig {
     DenseConfig shared;
 };
 
-enum class MixerKind { kNone, kAttention, kLatent };
+// A recurrent mixer; which fields it has depends on its kind.
+struct RecurrentConfig {
+    size_t kernel = 0;      // tokens that its convolution sees
+    size_t n_head = 0, head_size = 0, n_group = 0, state_size = 0;                   // Mamba-2
+    size_t n_key_head = 0, n_value_head = 0, key_size = 0, value_size = 0;           // delta net
+    size_t width = 0;                                                                // short convolution
+    bool conv_bias = false, tiled = false, fused = false;
+    NormConfig norm;
+};
+
+enum class MixerKind { kNone, kAttention, kLatent, kDeltaNet, kConvolution, kMamba2, kBeside };
 enum class FeedForwardKind { kNone, kDense, kExperts };
 
 struct LayerConfig {
     MixerKind mixer = MixerKind::kNone;
     AttentionConfig attention;  // also of latent attention
     LatentConfig latent;
+    RecurrentConfig recurrent;  // also of one that is beside attention
     FeedForwardKind ffn = FeedForwardKind::kNone;
     DenseConfig dense;
     ExpertsConfig experts;
@@ -89,10 +101,15 @@ struct LayerConfig {
     bool parallel = false;
     float residual_scale = 1.0f;
 
-    bool attends() const { return mixer == MixerKind::kAttention || mixer == MixerKind::kLatent; }
+    bool has_attention() const { return mixer == MixerKind::kAttention || mixer == MixerKind::kBeside; }
+    bool attends() const { return has_attention() || mixer == MixerKind::kLatent; }
+    bool is_delta_net() const { return mixer == MixerKind::kDeltaNet; }
+    bool is_convolution() const { return mixer == MixerKind::kConvolution; }
+    bool has_mamba2() const { return mixer == MixerKind::kMamba2 || mixer == MixerKind::kBeside; }
+    bool is_recurrent() const { return is_delta_net() || is_convolution() || has_mamba2(); }
     // K/V heads that a cell holds of this layer, with V a part of K in latent attention.
     size_t cached_heads() const { return attends() && attention.shared < 0 ? attention.n_kv_head : 0; }
-    bool values_apart() const { return mixer == MixerKind::kAttention; }
+    bool values_apart() const { return has_attention(); }
 };
 
 struct Config {

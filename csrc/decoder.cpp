@@ -7,6 +7,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "recurrent_layer.h"
 #include "rope.h"
 
 namespace stretto {
@@ -18,7 +19,7 @@ constexpr size_t kChunkBytes = size_t{16} << 20;
 }  // namespace
 
 Decoder::Decoder(Config config, size_t n_cells, CacheType cache, Precision precision, int threads,
-                 const Kernels* kernels)
+                 const Kernels* kernels, size_t n_slots)
     : config_(std::move(config)),
       n_cells_(n_cells),
       cache_type_(cache),
@@ -46,6 +47,15 @@ Decoder::Decoder(Config config, size_t n_cells, CacheType cache, Precision preci
         }
     }
     for (size_t i = 0; i < layers_.size(); ++i) tensors_.layer(i, config_.layers[i], n_embd, layers_[i]);
+    for (const LayerConfig& layer : config_.layers) {
+        state_begin_.push_back(slot_floats_);
+        slot_floats_ += recurrent_floats(layer);
+        if (static_cast<double>(slot_floats_) * static_cast<double>(n_slots) > 0x1p44) {
+            throw std::invalid_argument("states of this size cannot be; ask for fewer slots");
+        }
+    }
+    n_slots_ = slot_floats_ ? n_slots : 0;
+    states_ = Buffer(n_slots_ * slot_bytes());
     block_bytes_ = cell_bytes_ * std::min(n_cells, kCellBlock);
     cache_ = Buffer((n_cells + kCellBlock - 1) / kCellBlock * block_bytes_);
 }
@@ -109,6 +119,9 @@ void Decoder::set_vector(const std::string& name, const float* data, size_t n) {
     const Tensors::Entry* entry = tensors_.find(name);
     if (!entry || !entry->vector) throw std::invalid_argument("no use for the vector " + name);
     entry->vector->assign(data, data + n);
+    if (const size_t columns = entry->transposed) {
+        for (size_t i = 0; i < n; ++i) (*entry->vector)[i % columns * (n / columns) + i / columns] = data[i];
+    }
 }
 
 // `first` is where its weights begin, for norms with weights for each head.
@@ -176,6 +189,22 @@ void Decoder::each_head(const int32_t* cells, size_t n, Move move) const {
             for (size_t i = first; i < last; ++i) move(plane, plane_of(plane, cells[i]), i * cell_bytes_ + plane.begin);
         }
     }
+}
+
+void Decoder::copy_slots(const int32_t* source, const int32_t* target, size_t n) {
+    for (size_t i = 0; i < n; ++i) std::memcpy(state_of(target[i], 0), state_of(source[i], 0), slot_bytes());
+}
+
+void Decoder::clear_slots(const int32_t* slots, size_t n) {
+    for (size_t i = 0; i < n; ++i) std::memset(state_of(slots[i], 0), 0, slot_bytes());
+}
+
+void Decoder::read_slots(const int32_t* slots, size_t n, uint8_t* out) const {
+    for (size_t i = 0; i < n; ++i) std::memcpy(out + i * slot_bytes(), state_of(slots[i], 0), slot_bytes());
+}
+
+void Decoder::write_slots(const int32_t* slots, size_t n, const uint8_t* data) {
+    for (size_t i = 0; i < n; ++i) std::memcpy(state_of(slots[i], 0), data + i * slot_bytes(), slot_bytes());
 }
 
 void Decoder::read_cells(const int32_t* cells, size_t n, uint8_t* out) const {

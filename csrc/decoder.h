@@ -27,6 +27,7 @@ struct Input {
     const int32_t* view_of;
     const int32_t* lengths;
     const int32_t* table;                 // the position of every cell
+    const int32_t* slots = nullptr;       // with recurrent layers: the slot whose state each row advances
     std::vector<const float*> vectors;    // empty, or for each row a vector or null
     std::vector<size_t> wanted;           // rows
     std::vector<int32_t> probes;          // cells whose share of attention is asked for
@@ -35,7 +36,8 @@ struct Input {
 
 class Decoder {
 public:
-    Decoder(Config config, size_t n_cells, CacheType cache, Precision precision, int threads, const Kernels* kernels);
+    Decoder(Config config, size_t n_cells, CacheType cache, Precision precision, int threads, const Kernels* kernels,
+            size_t n_slots = 0);
 
     const Config& config() const { return config_; }
     const Kernels& kernels() const { return *kernels_; }
@@ -47,6 +49,9 @@ public:
     size_t cache_bytes() const { return cache_.size(); }
     // All that the cache holds for one cell.
     size_t cell_bytes() const { return cell_bytes_; }
+    // States of recurrent layers, and the bytes of one.
+    size_t n_slots() const { return n_slots_; }
+    size_t slot_bytes() const { return slot_floats_ * sizeof(float); }
 
     // The tensors that the config needs: matrices without ".weight", each expert's and each head's for itself.
     Tensors& tensors() { return tensors_; }
@@ -74,6 +79,10 @@ public:
     // The bytes of some cells, `cell_bytes` each, in the order [n][layer][K, V][head].
     void read_cells(const int32_t* cells, size_t n, uint8_t* out) const;
     void write_cells(const int32_t* cells, size_t n, const uint8_t* data);
+    void copy_slots(const int32_t* source, const int32_t* target, size_t n);
+    void clear_slots(const int32_t* slots, size_t n);
+    void read_slots(const int32_t* slots, size_t n, uint8_t* out) const;
+    void write_slots(const int32_t* slots, size_t n, const uint8_t* data);
 
 private:
     // One head's K or V of all cells: where it begins in a block's bytes for one cell, and how long it is.
@@ -93,6 +102,9 @@ private:
     void normalize(const Norm& norm, const float* x, size_t n, float* out, size_t first = 0) const;
     uint8_t* take_weights(size_t bytes);
     uint8_t* plane_of(const Plane& plane, size_t cell) const;
+    float* state_of(size_t slot, size_t layer) const {
+        return reinterpret_cast<float*>(states_.data()) + slot * slot_floats_ + state_begin_[layer];
+    }
     uint8_t* head_of(size_t layer, size_t cell, bool value, size_t head) const;
     size_t head_stride(size_t layer) const { return head_bytes(cache_type_, config_.layers[layer].attention.head_size); }
     template <typename Move>
@@ -100,6 +112,7 @@ private:
 
     void make_plan(Plan& plan, const Input& input, float* out, bool hidden, float* peaks);
     void place_rows(Plan& plan) const;
+    void group_slots(Plan& plan) const;
     void find_windows(Plan& plan) const;
     void find_probes(Plan& plan);
     void carve(Plan& plan);
@@ -128,6 +141,9 @@ private:
     std::vector<Plane> planes_;
     std::vector<size_t> first_plane_;  // of each layer
     size_t cell_bytes_ = 0, block_bytes_ = 0;
+    Buffer states_;     // [slot][layer]: what is not used yet is not touched
+    size_t n_slots_ = 0, slot_floats_ = 0;
+    std::vector<size_t> state_begin_;  // of each layer, in a slot
     std::atomic<bool> finite_{true};  // what was ever stored as half floats
     std::vector<float> received_, watched_;
     bool complete_ = false;  // known to be, since the last tensor was set

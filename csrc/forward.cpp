@@ -73,9 +73,24 @@ void Decoder::Walk::layer(size_t index) {
     task_ = kLayerTasks * index;
     if (config.mixer != MixerKind::kNone) {
         norm_rows(weights.norm);
-        if (config.mixer == MixerKind::kAttention) attention(index);
-        if (config.mixer == MixerKind::kLatent) latent(index);
-        add_rows(plan_.added, weights.o.bias, weights.post_norm, config.residual_scale);
+        float* added = plan_.added;
+        if (config.has_attention()) {
+            attention(index);
+        } else if (config.mixer == MixerKind::kLatent) {
+            latent(index);
+        } else {
+            recurrent(index, weights.o, plan_.added);
+        }
+        if (config.mixer == MixerKind::kBeside) {
+            quantize(normed_, c_.n_embd);
+            recurrent(index, weights.recurrent.out, plan_.beside);
+            for (size_t row = first_; row < last_; ++row) {
+                std::memcpy(row_of(sum_, row), row_of(plan_.added, row), c_.n_embd * sizeof(float));
+                kernel_.add(row_of(sum_, row), row_of(plan_.beside, row), c_.n_embd);
+            }
+            added = sum_;
+        }
+        add_rows(added, weights.o.bias, weights.post_norm, config.residual_scale);
     }
     if (config.ffn == FeedForwardKind::kNone) return;
     if (config.parallel) {

@@ -10,6 +10,11 @@ void Tensors::vector(const std::string& name, std::vector<float>& to, size_t n) 
     if (entries_.emplace(name, Entry{nullptr, &to, n, 0}).second) names_.push_back(name);
 }
 
+void Tensors::taps(const std::string& name, std::vector<float>& to, size_t channels, size_t kernel) {
+    vector(name, to, channels * kernel);
+    entries_[name].transposed = kernel;
+}
+
 void Tensors::linear(const std::string& name, Linear& to, size_t rows, size_t columns, bool bias) {
     matrix(name, to.matrix, rows, columns);
     if (bias) vector(name + ".bias", to.bias, rows);
@@ -19,7 +24,7 @@ void Tensors::norm(const std::string& prefix, const NormConfig& config, Norm& to
     to.config = config;
     if (!config.there()) return;
     if (config.weight) {
-        vector(prefix + config.name + ".weight", to.weight, n);
+        vector(prefix + config.name + (config.bare ? "" : ".weight"), to.weight, n);
     } else {
         to.weight.assign(size, 1.0f);
     }
@@ -77,6 +82,37 @@ void Tensors::latent(const std::string& prefix, const LayerConfig& config, size_
     linear(prefix + "attn_output", to.o, n_embd, n_head * l.value_size, false);
 }
 
+void Tensors::recurrent(const std::string& prefix, const LayerConfig& config, size_t n_embd, Layer& to) {
+    const RecurrentConfig& c = config.recurrent;
+    RecurrentWeights& w = to.recurrent;
+    Linear& out = config.mixer == MixerKind::kBeside ? w.out : to.o;
+    if (config.is_convolution()) {
+        matrix(prefix + "shortconv.in_proj", w.in, 3 * c.width, n_embd);
+        taps(prefix + "shortconv.conv.weight", w.taps, c.width, c.kernel);
+        return linear(prefix + "shortconv.out_proj", out, n_embd, c.width, false);
+    }
+    const bool delta = config.is_delta_net();
+    const size_t heads = delta ? c.n_value_head : c.n_head;
+    const size_t inner = delta ? heads * c.value_size : heads * c.head_size;
+    const size_t channels = inner + 2 * (delta ? c.n_key_head * c.key_size : c.n_group * c.state_size);
+    if (delta) {
+        matrix(prefix + "attn_qkv", w.in, channels, n_embd);
+        matrix(prefix + "attn_gate", w.gate, inner, n_embd);
+        matrix(prefix + (c.fused ? "ssm_ba" : "ssm_beta"), w.beta, c.fused ? 2 * heads : heads, n_embd);
+        if (!c.fused) matrix(prefix + "ssm_alpha", w.alpha, heads, n_embd);
+        norm(prefix, c.norm, w.norm, c.value_size, c.value_size);
+    } else {
+        matrix(prefix + "ssm_in", w.in, inner + channels + heads, n_embd);
+        vector(prefix + "ssm_d", w.d, heads);
+        if (c.conv_bias) vector(prefix + "ssm_conv1d.bias", w.conv_bias, channels);
+        norm(prefix, c.norm, w.norm, inner, inner);
+    }
+    taps(prefix + "ssm_conv1d.weight", w.taps, channels, c.kernel);
+    vector(prefix + "ssm_a", w.a, heads);
+    vector(prefix + "ssm_dt.bias", w.dt_bias, heads);
+    linear(prefix + "ssm_out", out, n_embd, inner, false);
+}
+
 void Tensors::dense(const std::string& prefix, const std::string& suffix, const DenseConfig& c, size_t n_embd,
                     DenseWeights& to) {
     if (c.gated) linear(prefix + "ffn_gate" + suffix, to.gate, c.n_ff, n_embd, c.bias);
@@ -106,8 +142,9 @@ void Tensors::layer(size_t index, const LayerConfig& c, size_t n_embd, Layer& to
     norm(prefix, c.ffn_norm, to.ffn_norm, n_embd, n_embd);
     norm(prefix, c.post_norm, to.post_norm, n_embd, n_embd);
     norm(prefix, c.post_ffn_norm, to.post_ffn_norm, n_embd, n_embd);
-    if (c.mixer == MixerKind::kAttention) attention(prefix, c.attention, n_embd, to);
+    if (c.has_attention()) attention(prefix, c.attention, n_embd, to);
     if (c.mixer == MixerKind::kLatent) latent(prefix, c, n_embd, to);
+    if (c.is_recurrent()) recurrent(prefix, c, n_embd, to);
     if (c.ffn == FeedForwardKind::kDense) dense(prefix, "", c.dense, n_embd, to.dense);
     if (c.ffn == FeedForwardKind::kExperts) experts(prefix, c.experts, n_embd, to.experts);
 }

@@ -34,6 +34,13 @@ struct ExpertWeights {
     std::vector<float> shared_gate;
 };
 
+struct RecurrentWeights {
+    Matrix in, gate, beta, alpha;  // a delta net has all of them, others `in` only
+    std::vector<float> taps, conv_bias, dt_bias, a, d;
+    Norm norm;
+    Linear out;  // where the layer has attention too; else Layer::o
+};
+
 struct Layer {
     Norm norm, ffn_norm, post_norm, post_ffn_norm;
     Linear q, k, v, o;
@@ -41,6 +48,7 @@ struct Layer {
     std::vector<float> sinks;
     Linear q_a, kv_a;             // latent attention: q is behind q_a, and k_norm that of the compressed vectors
     std::vector<Matrix> k_b, v_b;  // one for each head
+    RecurrentWeights recurrent;
     DenseWeights dense;
     ExpertWeights experts;
 };
@@ -52,10 +60,12 @@ public:
         Matrix* matrix = nullptr;
         std::vector<float>* vector = nullptr;
         size_t rows = 0, columns = 0;  // of the matrix; of a vector only rows
+        size_t transposed = 0;         // columns of a small matrix that is kept as a vector, column after column
     };
 
     void matrix(const std::string& name, Matrix& to, size_t rows, size_t columns);
     void vector(const std::string& name, std::vector<float>& to, size_t n);
+    void taps(const std::string& name, std::vector<float>& to, size_t channels, size_t kernel);
     void linear(const std::string& name, Linear& to, size_t rows, size_t columns, bool bias);
     // A norm's weights and biases; `size` is what is normalised.
     void norm(const std::string& prefix, const NormConfig& config, Norm& to, size_t size, size_t n);
@@ -71,6 +81,7 @@ private:
                DenseWeights& to);
     void attention(const std::string& prefix, const AttentionConfig& config, size_t n_embd, Layer& to);
     void latent(const std::string& prefix, const LayerConfig& config, size_t n_embd, Layer& to);
+    void recurrent(const std::string& prefix, const LayerConfig& config, size_t n_embd, Layer& to);
     void experts(const std::string& prefix, const ExpertsConfig& config, size_t n_embd, ExpertWeights& to);
 
     std::unordered_map<std::string, Entry> entries_;

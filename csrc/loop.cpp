@@ -51,7 +51,7 @@ void run_loop(Decoder& decoder, Loop& loop, float* out) {
     }
     std::vector<float> peaks(stretches(n_vocab));  // of the last pass's logits, unless hooks change them
     bool known = false;
-    std::vector<int32_t> more, positions, lengths, view_of;  // of the tokens of one pass
+    std::vector<int32_t> more, positions, lengths, view_of, slots;  // of the tokens of one pass
     loop.tokens.reserve(loop.most);
     while (loop.tokens.size() < loop.most) {
         SamplerHistory past = loop.history;
@@ -81,6 +81,7 @@ void run_loop(Decoder& decoder, Loop& loop, float* out) {
         positions.resize(n);
         lengths.resize(n);
         view_of.assign(n, 0);
+        slots.assign(n, loop.slot);
         for (size_t i = 0; i < n; ++i) {
             positions[i] = loop.position + static_cast<int32_t>(first + i);
             lengths[i] = static_cast<int32_t>(loop.length + first + i + 1);
@@ -92,6 +93,7 @@ void run_loop(Decoder& decoder, Loop& loop, float* out) {
         input.positions = positions.data();
         input.cells = loop.cells + first;
         input.lengths = lengths.data();
+        input.slots = loop.slot < 0 ? nullptr : slots.data();
         known = loop.hooks.empty();
         decoder.forward(input, out, false, known ? peaks.data() : nullptr);
         loop.n_run = loop.tokens.size();

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "carver.h"
+#include "recurrent_layer.h"
 #include "rope.h"
 
 namespace stretto {
@@ -25,7 +26,7 @@ Widths widths_of(const Config& config) {
             widen(w.kv, a.kv_width());
             widen(w.mixed, a.width());
         }
-        if (layer.mixer == MixerKind::kAttention) {
+        if (layer.has_attention()) {
             widen(w.q, a.width() * (a.gate ? 2 : 1));
             if (a.gate) widen(w.queries, a.width());
             widen(w.input, a.width());
@@ -40,6 +41,24 @@ Widths widths_of(const Config& config) {
             widen(w.head_columns, std::max(l.nope_size, l.rank));
             widen(w.head_rows, std::max(l.rank, l.value_size));
         }
+        if (layer.is_delta_net()) {
+            const DeltaNetWeights net = delta_net_of(layer.recurrent, {});
+            widen(w.projected, net.channels());
+            widen(w.inner, net.n_value_head * net.value_size);
+            widen(w.recurrent_heads, 2 * net.n_value_head);
+            widen(w.recurrent_scratch, net.scratch_floats());
+        }
+        if (layer.is_convolution()) {
+            widen(w.projected, 3 * layer.recurrent.width);
+            widen(w.inner, layer.recurrent.width);
+        }
+        if (layer.has_mamba2()) {
+            const Mamba2Weights net = mamba2_of(layer.recurrent, {});
+            widen(w.projected, net.projected());
+            widen(w.inner, net.inner());
+            widen(w.recurrent_scratch, net.inner() / net.n_group);
+        }
+        w.beside = w.beside || layer.mixer == MixerKind::kBeside;
         if (layer.ffn == FeedForwardKind::kDense) widen(w.ff, layer.dense.n_ff);
         if (layer.ffn == FeedForwardKind::kExperts) {
             const ExpertsConfig& e = layer.experts;
@@ -49,7 +68,7 @@ Widths widths_of(const Config& config) {
             widen(w.expert_ff, e.expert.n_ff);
         }
     }
-    widen(w.input, w.ff);
+    widen(w.input, std::max(w.ff, w.inner));
     return w;
 }
 
@@ -85,6 +104,16 @@ void Decoder::place_rows(Plan& plan) const {
         while (own && view[own - 1] != input.cells[0]) --own;
         plan.own_span = (own - 1) / kSpan;
         plan.meets_if_split = !own || !input.probes.empty() || !input.watched.empty();  // those want all queries in place
+    }
+}
+
+void Decoder::group_slots(Plan& plan) const {
+    const Input& input = *plan.input;
+    for (size_t row = 0; input.slots && row < input.n; ++row) {
+        const auto slot = static_cast<size_t>(input.slots[row]);
+        auto at = std::find_if(plan.slots.begin(), plan.slots.end(), [&](const SlotGroup& g) { return g.slot == slot; });
+        if (at == plan.slots.end()) at = plan.slots.insert(at, {slot, {}});
+        at->rows.push_back(static_cast<int32_t>(row));
     }
 }
 
@@ -168,6 +197,12 @@ void Decoder::carve(Plan& plan) {
         plan.grouped = floats(std::max(pairs * c.n_embd, most.head_products * n * most.head_rows));
         plan.expert_gate = floats(pairs * most.expert_ff);
         plan.expert_up = floats(pairs * most.expert_ff);
+        plan.projected = floats(n * most.projected);
+        plan.outer_gate = floats(n * most.inner);
+        plan.inner = floats(n * most.inner);
+        plan.beta = floats(n * most.recurrent_heads);
+        plan.alpha = floats(n * most.recurrent_heads);
+        plan.beside = floats(most.beside ? n * c.n_embd : 0);
         plan.scores = floats(n * most.n_expert);
         plan.chosen = carver.take<int32_t>(pairs);
         plan.chosen_weights = floats(pairs);
@@ -189,6 +224,7 @@ void Decoder::carve(Plan& plan) {
             thread.experts = carver.quantized(1, most.n_used * kMostLanes * most.expert_ff, 1);
             thread.attention = floats(attention_scratch(most.head_size, kRowsAtOnce, most.group));
             thread.queries = floats(most.group * most.head_size);
+            thread.recurrent = floats(most.recurrent_scratch);
             thread.partial = partial(kRowsAtOnce * most.group);
             thread.total = partial(kRowsAtOnce * most.group);
             thread.product.tile = carver.take<uint8_t>(tile_bytes_);
@@ -209,6 +245,7 @@ void Decoder::make_plan(Plan& plan, const Input& input, float* out, bool hidden,
     plan.peaks = peaks;
     plan.hidden = hidden;
     place_rows(plan);
+    group_slots(plan);
     find_windows(plan);
     find_probes(plan);
     carve(plan);

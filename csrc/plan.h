@@ -21,6 +21,12 @@ struct RowBlock {
     size_t last;   // the end of the longest row's part of the view
 };
 
+// Rows of a batch that advance the same state, in order.
+struct SlotGroup {
+    size_t slot;
+    std::vector<int32_t> rows;
+};
+
 // What each thread has for itself: its copy of a single row, and room for attention.
 struct Decoder::Thread {
     float* x;
@@ -30,6 +36,7 @@ struct Decoder::Thread {
     Quantized experts;  // the chosen experts' inner rows, of a single row
     float* attention;
     float* queries;  // of one K/V head, as a single row's spans take them
+    float* recurrent;  // room for recurrent mixers
     Partial partial, total;
     ProductScratch product;
 };
@@ -40,6 +47,8 @@ struct Widths {
     size_t q = 0, queries = 0, kv = 0, mixed = 0, heads = 0, compressed = 0;
     size_t ff = 0;          // of a dense feed-forward
     size_t n_expert = 0, n_used = 0, expert_ff = 0;
+    size_t projected = 0, inner = 0, recurrent_heads = 0, recurrent_scratch = 0;  // of recurrent mixers
+    bool beside = false;    // attention and a recurrent mixer in one layer
     size_t head_size = 0, group = 0, cached_heads = 0;
     size_t head_products = 0, head_columns = 0, head_rows = 0;  // matrices for each head: how many, how large
 };
@@ -66,6 +75,11 @@ struct Decoder::Plan {
     float* gathered_floats;   // the same for float layouts
     float* grouped;           // [rows of groups][n_embd or a head's rows], what they give
     float *expert_gate, *expert_up;  // [n × n_used][n_ff]
+    float* projected;         // [n][what a recurrent mixer projects to]
+    float *outer_gate, *inner;  // [n][inner width] of recurrent mixers
+    float *beta, *alpha;      // [n][heads] of delta nets; both in beta if the file has them as one
+    float* beside;            // [n][n_embd], of a recurrent mixer beside attention
+    std::vector<SlotGroup> slots;
     float* scores;            // [n][n_expert]
     int32_t* chosen;          // [n][n_used]
     float* chosen_weights;    // [n][n_used]

@@ -69,6 +69,14 @@ private:
     void prepare_latent(size_t layer);
     void head_products(const std::vector<Matrix>& matrices, const float* from, size_t stride, size_t step);
 
+    template <typename F>
+    void each_slot(size_t layer, size_t count, size_t step, F f);
+    void recurrent(size_t layer, const Linear& projection, float* out);
+    size_t channel_step(size_t channels) const;
+    size_t delta_net(size_t layer);          // these give the width of their rows
+    size_t short_convolution(size_t layer);
+    size_t mamba2(size_t layer);
+
     void dense(const DenseConfig& config, const DenseWeights& weights);
     void activate(const DenseConfig& config, const float* gate_bias, const float* up_bias, float limit, float alpha, float* gate,
                   float* up, size_t n) const;

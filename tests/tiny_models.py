@@ -70,4 +70,12 @@ def text_logits(backend, tokens, position=0):
     """float32[n, n_vocab] of a text alone in a new table of cells."""
     batch = text_batch(tokens, position)
     batch.place(Cells(backend.n_cells))
+    if backend.spec.recurrent:
+        backend.clear_slots(np.array([0], np.int32))
+        in_slots(batch, [0] * len(tokens))
     return backend.forward(batch)
+
+
+def in_slots(batch, slots):
+    """A placed batch whose rows advance the states in these slots."""
+    batch._placement = replace(batch.placement, slots=np.array(slots, np.int32))

@@ -75,6 +75,7 @@ inline void store_some(float* p, Floats x, size_t n) {
 #include "kernels/impl_matmul.h"
 #include "kernels/impl_heads.h"
 #include "kernels/impl_attention.h"
+#include "kernels/impl_recurrent.h"
 
 #undef UNROLL
 
@@ -82,7 +83,8 @@ inline void store_some(float* p, Floats x, size_t n) {
 
 constexpr Kernels table(const char* name) {
     return {name, lanes, quantize, quantize_pair, matmul,    rms_norm, add_rows, silu,
-            gelu, peaks, weigh,    store_head,    load_head, attend,   merge};
+            gelu, peaks, weigh,    store_head,    load_head, attend,   merge,
+            convolve, correct_state, add_to_state};
 }
 
 }  // namespace STRETTO_ISA

@@ -85,6 +85,39 @@ inline size_t attention_scratch(size_t head_size, size_t rows, size_t group) {
     return (kChunk + kMostHeads) * padded(head_size) + rows * group * (kSpan + wide);
 }
 
+// Some channels of a causal convolution: `kernel` inputs of each, the newest last, times its taps.
+struct Convolution {
+    size_t kernel;        // 2 or more
+    size_t channels;
+    size_t stride;        // from one tap, or one row of the history, to the next
+    const float* taps;    // [kernel][stride]
+    const float* bias;    // [channels]; null: none
+    float* history;       // [kernel − 1][stride]: the inputs before; a row becomes the newest of them
+    bool silu;            // the result goes through it
+};
+
+constexpr size_t kStateLanes = 16;  // values of a head that stand together in a state
+inline size_t state_tiles(size_t values) { return (values + kStateLanes - 1) / kStateLanes; }
+
+// Tokens that advance kStateLanes values of a head's state, with pointers to these values of each token. The state
+// is a tile times a scale: a decay makes the scale smaller, which costs nothing, until the tile is multiplied by it.
+struct StateTile {
+    float* tile;                 // [rows][kStateLanes]
+    size_t rows;                 // keys of a delta net, the state size of Mamba-2
+    size_t lanes;                // values that there are, kStateLanes at most
+    size_t n;                    // tokens
+    const float* const* write;   // [n] of [rows]: keys; B
+    const float* const* read;    // [n] of [rows]: queries; C
+    const float* factor;         // [n]: of the tile before this token; 1 for most
+    const float* scale;          // [n]: of the tile at this token, decayed
+    const float* inverse;        // [n]: 1 / scale
+    const float* gain;           // [n]: of the correction; of what is added
+    const float* overlap;        // [n]: key · query; null for Mamba-2
+    const float* const* values;  // [n] of [lanes]
+    float* const* out;           // [n] of [lanes]
+    float skip;                  // Mamba-2: of the value itself in the output
+};
+
 struct Kernels {
     const char* name;
     // How many rows stand together when n of them are multiplied: Quantized::lanes.
@@ -115,6 +148,12 @@ struct Kernels {
     void (*attend)(const Attention& a, size_t first, size_t last, const Partial& out);
     // total = total merged with part, which comes after it.
     void (*merge)(size_t count, size_t head_size, const Partial& total, const Partial& part);
+    // One row of a convolution; x and out may be the same.
+    void (*convolve)(const Convolution& c, const float* x, float* out);
+    // Token after token: S, decayed, becomes S + write × gain × (value − write · S); out = read · S.
+    void (*correct_state)(const StateTile& state);
+    // Token after token: S, decayed, becomes S + write × gain × value; out = read · S + skip × value.
+    void (*add_to_state)(const StateTile& state);
 };
 
 constexpr const char* kKernelNames[] = {"amx", "avx512", "avx2", "i8mm", "neon", "portable"};  // the best first

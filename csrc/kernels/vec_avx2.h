@@ -16,6 +16,7 @@ constexpr int kPanels = 1;
 constexpr int kColumns = 2;
 constexpr int kWideBias = 0;
 constexpr size_t kHeads = 4;
+constexpr size_t kStateSums = 2;  // sums of a state's rows side by side: as many as hide an addition's latency
 constexpr size_t kUnpackFrom = 16;
 constexpr int32_t kSumStart = 0x4b400000;
 

@@ -16,6 +16,7 @@ constexpr int kPanels = 2;
 constexpr int kColumns = 6;
 constexpr int kWideBias = 128;  // vpdpbusd takes bytes as unsigned, so 128 × the activations' sum stays in
 constexpr size_t kHeads = 8;  // of a group that attention takes together
+constexpr size_t kStateSums = 4;  // sums of a state's rows side by side: as many as hide an addition's latency
 constexpr size_t kUnpackFrom = 32;       // columns for which nibbles are unpacked in advance; 0: never
 constexpr int32_t kSumStart = 0x4b400000;  // sums end as floats that are too large by kFloatBias
 

@@ -16,6 +16,7 @@ constexpr int kPanelsOne = 2;
 constexpr int kPanels = 1;
 constexpr int kColumns = 3;
 constexpr size_t kHeads = 4;
+constexpr size_t kStateSums = 1;  // sums of a state's rows side by side: as many as hide an addition's latency
 constexpr int32_t kSumStart = 0x4b400000;
 
 struct Floats { float32x4_t v[4]; };

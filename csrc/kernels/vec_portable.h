@@ -17,6 +17,7 @@ constexpr int kPanels = 1;      // panels at once for several columns
 constexpr int kColumns = 2;     // columns at once
 constexpr int kWideBias = 0;    // what dot_wide leaves in: nothing
 constexpr size_t kHeads = 4;  // of a group that attention takes together
+constexpr size_t kStateSums = 1;  // sums of a state's rows side by side: as many as hide an addition's latency
 constexpr size_t kUnpackFrom = 0;  // columns for which nibbles are unpacked in advance: never
 constexpr int32_t kSumStart = 0;   // sums of products are plain integers
 

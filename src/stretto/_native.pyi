@@ -44,6 +44,8 @@ class Decoder:
     weight_bytes: int
     cache_bytes: int
     cell_bytes: int
+    n_slots: int
+    slot_bytes: int
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class Decoder:
         threads: int,
         kernels: str,
         precision: str = "standard",
+        n_slots: int = 0,
     ) -> None: ...
     def tensors(self) -> list[tuple[str, int, int]]: ...
     def set_unpacked(
@@ -76,6 +79,7 @@ class Decoder:
         hidden: bool,
         probes: NDArray[np.int32],
         watched: NDArray[np.int32],
+        slots: NDArray[np.int32] | None = None,
         rotated: NDArray[np.int32] | None = None,
     ) -> NDArray[np.float32]: ...
     def decode(
@@ -86,7 +90,12 @@ class Decoder:
         views: list[NDArray[np.int32]],
         lengths: list[int],
         table: NDArray[np.int32],
+        slots: list[int] = ...,
     ) -> NDArray[np.float32]: ...
+    def copy_slots(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None: ...
+    def clear_slots(self, slots: NDArray[np.int32]) -> None: ...
+    def read_slots(self, slots: NDArray[np.int32]) -> NDArray[np.uint8]: ...
+    def write_slots(self, slots: NDArray[np.int32], data: NDArray[np.uint8]) -> None: ...
     def received(self) -> NDArray[np.float32]: ...
     def watched(self) -> NDArray[np.float32]: ...
     def loop(
@@ -110,6 +119,7 @@ class Decoder:
         mask: NDArray[np.uint32] | None,
         guide: Callable[[int, int], tuple[list[int], bool]] | None,
         interrupt: NDArray[np.uint8] | None = None,
+        slot: int = -1,
     ) -> tuple[list[int], NDArray[np.float32], int, int, int, float]: ...
     def copy_cells(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None: ...
     def rotate_cells(self, cells: NDArray[np.int32], delta: int) -> None: ...
@@ -234,5 +244,53 @@ class _Operators:
         kv: str = "f16",
         kernels: str = "",
     ) -> NDArray[np.float32]: ...
+    def convolve(
+        self,
+        x: NDArray[np.float32],
+        taps: NDArray[np.float32],
+        bias: NDArray[np.float32],
+        history: NDArray[np.float32],
+        parts: int = 1,
+        kernels: str = "",
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
+    def convolve_gated(
+        self,
+        bcx: NDArray[np.float32],
+        taps: NDArray[np.float32],
+        history: NDArray[np.float32],
+        parts: int = 1,
+        kernels: str = "",
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
+    def delta_net(
+        self,
+        qkv: NDArray[np.float32],
+        gate: NDArray[np.float32],
+        beta: NDArray[np.float32],
+        alpha: NDArray[np.float32],
+        a: NDArray[np.float32],
+        dt_bias: NDArray[np.float32],
+        norm: NDArray[np.float32],
+        eps: float,
+        n_key_head: int,
+        tiled: bool,
+        state: NDArray[np.float32],
+        parts: int = 1,
+        kernels: str = "",
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
+    def mamba2(
+        self,
+        projected: NDArray[np.float32],
+        a: NDArray[np.float32],
+        d: NDArray[np.float32],
+        dt_bias: NDArray[np.float32],
+        norm: NDArray[np.float32],
+        eps: float,
+        head_size: int,
+        n_group: int,
+        state_size: int,
+        state: NDArray[np.float32],
+        parts: int = 1,
+        kernels: str = "",
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]: ...
 
 ops: _Operators

@@ -23,7 +23,8 @@ class Placement:
     """The cells of a batch's tokens, and the cells that each token attends to.
 
     Row i writes cell `cells[i]` and attends to the first `lengths[i]` entries of `views[view_of[i]]`
-    (in layers with a window: to those of them whose positions are near enough).
+    (in layers with a window: to those of them whose positions are near enough). In recurrent layers it
+    advances the state in slot `slots[i]`, in place; rows of one slot stand in order of position.
     """
 
     cells: Ints  # int32[n]
@@ -31,6 +32,7 @@ class Placement:
     view_of: Ints  # int32[n]
     lengths: Ints  # int32[n]
     table: Ints  # int32[n_cells], the position of every cell
+    slots: Ints | None = None  # int32[n]; None: the model has no recurrent layers
     rotated: Ints | None = None  # int32[n, 3] where they are not the positions (cache/lags.py)
 
 
@@ -226,7 +228,7 @@ class Batch:
                 wanted = [self._positions[row] + self._ahead.get(row, 0) for row in rows]
             lengths[rows] = np.searchsorted(cells.positions[views[index]], wanted, side="right")
         self._placement = Placement(
-            taken, views, np.array(view_of, np.int32), lengths, cells.positions, rotated
+            taken, views, np.array(view_of, np.int32), lengths, cells.positions, rotated=rotated
         )
 
     def unplace(self, cells: Cells) -> None:
@@ -296,7 +298,7 @@ class Decoding(Batch):
                 self.wanted,
                 np.array(self.counts, np.int32),
                 self.table,
-                self.rotated,
+                rotated=self.rotated,
             )
         return self._placement
 

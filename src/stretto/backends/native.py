@@ -47,13 +47,16 @@ class NativeBackend:
         kv: str = "f16",
         repack: bool = True,
         precision: str = "standard",
+        n_slots: int = 1,
     ) -> None:
         self.spec = spec
         self.n_cells = n_cells
         self.precision = precision
         self._decoder: _native.Decoder | None = _native.Decoder(
-            plain_spec(spec), n_cells, kv, threads, kernels.chosen(), precision
+            plain_spec(spec), n_cells, kv, threads, kernels.chosen(), precision, n_slots
         )
+        self.n_slots, self.slot_bytes = self._decoder.n_slots, self._decoder.slot_bytes
+        self.slot_layout = f"native f32, {spec.state_layout}"
         self.cell_bytes = self._decoder.cell_bytes
         kind = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
         self.cell_layout = f"{kind}, {spec.kv_layout}"
@@ -145,6 +148,7 @@ class NativeBackend:
             run.mask,
             run.follow,
             run.interrupt,
+            getattr(run, "slot", -1),
         )
         run.random.skip_to(draws)
         if error:
@@ -166,6 +170,22 @@ class NativeBackend:
     def write_cells(self, cells: Ints, data: Bytes) -> None:
         """Write K and V of `cells`, in the format of `read_cells`."""
         self._open.write_cells(cells, data)
+
+    def copy_slots(self, source: Ints, target: Ints) -> None:
+        """Copy the states of slots `source` to slots `target`."""
+        self._open.copy_slots(source, target)
+
+    def clear_slots(self, slots: Ints) -> None:
+        """Set the states of `slots` to that of no tokens."""
+        self._open.clear_slots(slots)
+
+    def read_slots(self, slots: Ints) -> Bytes:
+        """uint8[n, slot_bytes], layer by layer."""
+        return self._open.read_slots(slots)
+
+    def write_slots(self, slots: Ints, data: Bytes) -> None:
+        """Write the states of `slots`, in the format of `read_slots`."""
+        self._open.write_slots(slots, data)
 
     def close(self) -> None:
         """Free weights, cache and threads."""
@@ -194,6 +214,7 @@ class NativeBackend:
             hidden,
             batch.probes,
             np.array(batch.watched, np.int32),
+            placement.slots,
             placement.rotated,
         )
         if len(batch.probes):

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, Capabilities, FusedRun
 from stretto.backends.oracle import attention as attention_mixer
-from stretto.backends.oracle import latent, streams
+from stretto.backends.oracle import latent, recurrent, streams
 from stretto.backends.oracle.attention import attend
 from stretto.backends.oracle.feed_forward import dense, experts
 from stretto.backends.oracle.layer import Floats, LayerWeights, Mask, Pass
 from stretto.backends.oracle.maths import ACTIVATIONS, cap, gelu, rms_norm, rotate, silu
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.models.feed_forward import Dense, Experts, FeedForward
-from stretto.models.mixers import Attention, Latent, Mixer
+from stretto.models.mixers import Attention, Beside, Convolution, DeltaNet, Latent, Mamba2, Mixer
 from stretto.models.spec import Layer, ModelSpec
 from stretto.weights.gguf import GGUF
 
@@ -35,7 +35,8 @@ class Computed:
     """The results of one forward pass."""
 
     hidden: Floats  # float32[n, n_embd], after the last norm
-    attention: list[Floats]  # a layer each: float32[n_head, n, n_cells]; empty unless asked for
+    # Of each layer that attends: float32[n_head, n, n_cells]; empty unless asked for.
+    attention: list[Floats]
 
 
 class ReferenceBackend:
@@ -63,6 +64,7 @@ class ReferenceBackend:
         self.cell_layout = f"reference f32, {spec.kv_layout}"
         self.n_slots = n_slots if spec.recurrent else 0
         self.slot_bytes = 4 * spec.state_floats
+        self.slot_layout = f"reference f32, {spec.state_layout}"
 
     def forward(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_vocab]."""
@@ -127,8 +129,6 @@ class ReferenceBackend:
         normed = before = w.norm(layer.norm, x)
         if layer.mixer is not None:
             x = x + scale * w.norm(layer.post_norm, mix(layer.mixer, w, i, normed, run))
-        elif run.wanted:
-            run.attention.append(np.zeros((0, len(x), self.n_cells), np.float32))
         if layer.low_rank is not None:
             x = (x + streams.low_rank(layer.low_rank, w, normed)) * np.float32(0.5**0.5)
         if layer.ffn is not None:
@@ -193,6 +193,28 @@ class ReferenceBackend:
             plane[cells] = rows[:, at : at + size].reshape(len(cells), *plane.shape[1:])
             at += size
 
+    def copy_slots(self, source: Ints, target: Ints) -> None:
+        """Copy the states of slots `source` to slots `target`."""
+        for states in self.states:
+            states[target] = states[source]
+
+    def clear_slots(self, slots: Ints) -> None:
+        """Set the states of `slots` to that of no tokens."""
+        for states in self.states:
+            states[slots] = 0
+
+    def read_slots(self, slots: Ints) -> Bytes:
+        """uint8[n, slot_bytes], layer by layer."""
+        rows = np.concatenate([states[slots] for states in self.states], axis=1)
+        return rows.view(np.uint8).reshape(len(slots), self.slot_bytes)
+
+    def write_slots(self, slots: Ints, data: Bytes) -> None:
+        """Write the states of `slots`, in the format of `read_slots`."""
+        rows, at = np.ascontiguousarray(data).view(np.float32), 0
+        for states in self.states:
+            states[slots] = rows[:, at : at + states.shape[1]]
+            at += states.shape[1]
+
     def close(self) -> None:
         """Free the weights and the cache."""
         self.weights = {}
@@ -205,7 +227,15 @@ def mix(mixer: Mixer, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floats:
         return attention_mixer.mix(mixer, w, i, x, run)
     if isinstance(mixer, Latent):
         return latent.mix(mixer, w, i, x, run)
-    raise Unsupported(f"the reference backend has no {mixer.recurrent}")
+    if isinstance(mixer, DeltaNet):
+        return recurrent.delta_net(mixer, w, i, x, run)
+    if isinstance(mixer, Convolution):
+        return recurrent.short_convolution(mixer, w, i, x, run)
+    if isinstance(mixer, Mamba2):
+        return recurrent.mamba2(mixer, w, i, x, run)
+    if isinstance(mixer, Beside):
+        return mix(mixer.attention, w, i, x, run) + mix(mixer.other, w, i, x, run)
+    raise Unsupported(f"the reference backend has no {type(mixer).__name__}")
 
 
 def feed(ffn: FeedForward, w: LayerWeights, x: Floats) -> Floats:

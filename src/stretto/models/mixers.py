@@ -146,7 +146,11 @@ class Latent:
 
 @dataclass(frozen=True)
 class DeltaNet:
-    """Gated delta net: a matrix for each value head that decays, and is corrected by each token."""
+    """Gated delta net: a matrix for each value head that decays, and is corrected by each token.
+
+    Value heads share key heads: value head i has key head i mod n_key_head if `tiled`, else those of one key
+    head stand together. `fused`: beta and alpha are one tensor of the file, ssm_ba, key head by key head.
+    """
 
     n_key_head: int
     n_value_head: int
@@ -154,6 +158,8 @@ class DeltaNet:
     value_size: int
     kernel: int  # tokens that the convolution sees
     norm: Norm  # of each head's result, before its gate
+    tiled: bool = False
+    fused: bool = False
 
     recurrent = "gated delta net"
     kv = None
@@ -172,16 +178,19 @@ class DeltaNet:
     def tensors(self, n_embd: int) -> Shapes:
         """The tensors of the file."""
         inner = self.n_value_head * self.value_size
-        return {
+        shapes: Shapes = {
             "attn_qkv.weight": (self.channels, n_embd),
             "attn_gate.weight": (inner, n_embd),
             "ssm_conv1d.weight": (self.channels, self.kernel),
-            "ssm_beta.weight": (self.n_value_head, n_embd),
-            "ssm_alpha.weight": (self.n_value_head, n_embd),
             "ssm_dt.bias": (self.n_value_head,),
             "ssm_a": (self.n_value_head,),
             "ssm_out.weight": (n_embd, inner),
-        } | self.norm.tensors(self.value_size)
+        }
+        if self.fused:
+            shapes["ssm_ba.weight"] = (2 * self.n_value_head, n_embd)
+        else:
+            shapes |= {f"ssm_{name}.weight": (self.n_value_head, n_embd) for name in ("beta", "alpha")}
+        return shapes | self.norm.tensors(self.value_size)
 
     def slices(self) -> dict[str, Slice]:
         """None."""
@@ -194,7 +203,6 @@ class Convolution:
 
     width: int  # channels
     kernel: int
-    bias: bool = False
 
     recurrent = "short convolution"
     kv = None

@@ -224,6 +224,11 @@ class ModelSpec:
         return sum(layer.state_floats for layer in self.layers)
 
     @property
+    def state_layout(self) -> str:
+        """The shape of a slot in words, for the check of data from elsewhere."""
+        return "states " + " ".join(str(layer.state_floats or "-") for layer in self.layers)
+
+    @property
     def kv_layout(self) -> str:
         """The shape of a cell in words, for the check of data from elsewhere."""
         kinds = list(dict.fromkeys(layer.kv for layer in self.layers))

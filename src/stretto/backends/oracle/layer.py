@@ -81,7 +81,8 @@ class Pass:
     stored: Callable[[Floats], Floats]  # K or V as the cache keeps it
     wanted: bool  # whether attention weights are asked for
     inputs: Floats | None = None  # of each layer, beside x: float32[n_layer, n, size]
-    attention: list[Floats] = field(default_factory=list)  # of each layer: float32[n_head, n, n_cells]
+    # Of each layer that attends: float32[n_head, n, n_cells].
+    attention: list[Floats] = field(default_factory=list)
 
     @property
     def positions(self) -> Ints:

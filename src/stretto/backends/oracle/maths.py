@@ -68,6 +68,11 @@ def silu(x: Floats) -> Floats:
     return out
 
 
+def softplus(x: Floats) -> Floats:
+    """log(1 + e^x)."""
+    return np.logaddexp(x, np.float32(0))
+
+
 def gelu(x: Floats) -> Floats:
     """The tanh form of GELU."""
     cubed = x + np.float32(0.044715) * x * x * x
