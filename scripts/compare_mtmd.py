@@ -39,8 +39,8 @@ NOTE = """\
 Vectors have about unit spread. Where a picture is no square, llama.cpp pads it for gemma3 (with black) and
 pads it after resizing for mlp; here it is treated as by the models' own processors. A class token it puts in
 the wrong place (ggml-org/llama.cpp#25814), so mlp is compared without one too, and internvl with a file for
-llama.cpp whose positions are moved along. Images that keep their shape have sizes that need no resizing. Where
-models have an exact GELU (pixtral, qwen3vl, internvl) llama.cpp takes the tanh form.
+llama.cpp whose positions are moved along. Images that keep their shape have sizes that need no resizing.
+Where models have an exact GELU (pixtral, qwen3vl, internvl) llama.cpp takes the tanh form.
 """
 DATA = Path(__file__).parent.parent / "tests" / "data"
 # A language model, and an encoder that llama.cpp knows by its size only, and runs as another one.
@@ -142,7 +142,7 @@ class Mtmd:
 
 
 def write_language_model(path: Path, n_embd: int, taps: int | None) -> None:
-    """A language model of one layer, with the tokens that the projectors ask for; with `taps` one of Qwen's."""
+    """A language model of one layer, with the tokens that projectors ask for; with `taps` one of Qwen's."""
     specials = ["<image>", "<start_of_image>", "<end_of_image>", "<fake_token_around_image>", "<global-img>"]
     specials += [f"<row_{row}_col_{column}>" for row in range(1, 9) for column in range(1, 9)]
     specials += [
