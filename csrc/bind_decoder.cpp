@@ -77,8 +77,8 @@ Array2<float> run(Decoder& decoder, const Input& input, bool hidden) {
 Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> positions, Input1<int32_t> cells,
                       const std::vector<Input1<int32_t>>& views, Input1<int32_t> view_of, Input1<int32_t> lengths,
                       Input1<int32_t> table, Input1<int32_t> wanted, const nb::dict& vectors, bool hidden,
-                      Input1<int32_t> probes, Input1<int32_t> watched, const Maybe<int32_t>& slots,
-                      const nb::object& rotated) {
+                      Input1<int32_t> probes, Input1<int32_t> watched, const nb::object& rotated,
+                      const Maybe<int32_t>& slots) {
     const Config& config = decoder.config();
     check_complete(decoder);
     Input input;
@@ -126,6 +126,7 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
     input.view_of = view_of.data();
     input.lengths = lengths.data();
     input.table = table.data();
+    input.slots = slots_of(decoder, slots ? slots->data() : nullptr, slots ? slots->shape(0) : 0, input.n);
     Input2<int32_t> turned;
     if (!rotated.is_none()) {
         turned = nb::cast<Input2<int32_t>>(rotated);
@@ -133,7 +134,6 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
         check_range(turned.data(), 3 * input.n, kMost, "rotated positions");
         input.rotated = turned.data();
     }
-    input.slots = slots_of(decoder, slots ? slots->data() : nullptr, slots ? slots->shape(0) : 0, input.n);
     return run(decoder, input, hidden);
 }
 
@@ -370,7 +370,7 @@ void bind_decoder(nb::module_& m) {
              nb::arg("cells").noconvert(), nb::arg("views"), nb::arg("view_of").noconvert(),
              nb::arg("lengths").noconvert(), nb::arg("table").noconvert(), nb::arg("wanted").noconvert(),
              nb::arg("vectors"), nb::arg("hidden"), nb::arg("probes").noconvert(), nb::arg("watched").noconvert(),
-             nb::arg("slots").noconvert() = nb::none(), nb::arg("rotated").none() = nb::none())
+             nb::arg("rotated").none() = nb::none(), nb::arg("slots").noconvert() = nb::none())
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("cells"), nb::arg("views"),
              nb::arg("lengths"), nb::arg("table").noconvert(), nb::arg("slots") = std::vector<int32_t>())
         .def("received", [](const Decoder& decoder) { return copy_of(decoder.received()); })

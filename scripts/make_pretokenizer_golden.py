@@ -12,12 +12,14 @@ import argparse
 import ctypes
 import json
 import os
+import re
 import tempfile
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
 import llama_cpp
+import numpy as np
 
 from stretto.text.bpe import ALPHABET
 from stretto.text.pretokenizers import PRETOKENIZERS
@@ -104,6 +106,32 @@ def merges(texts: list[str]) -> list[str]:
     return lines
 
 
+def character_vocabulary(texts: list[str]) -> tuple[list[str], list[str]]:
+    """Tokens and merges over characters, as Gemma 4 has them.
+
+    A third of the characters have no token, so they become bytes. Runs of line breaks are tokens that no
+    merge makes.
+    """
+    texts = [text.replace(" ", "\u2581") for text in texts]
+    single = sorted({c for text in texts for c in text}, key=lambda c: sha256(c.encode()).digest())
+    single = sorted(
+        {*single[len(single) // 3 :], *"\u2581\nabcdefghijklmnopqrstuvwxyz"} - {"\0"}
+    )  # ends C strings
+    pairs, fours = set(), set()
+    for text in texts:
+        for word in re.findall(r"[^\n]+", text):
+            known = ["" if c not in single else c for c in word]
+            pairs |= {(a, b) for a, b in pairwise(known) if a and b}
+            four = zip(known, known[1:], known[2:], known[3:], strict=False)
+            fours |= {(a + b, c + d) for a, b, c, d in four if a and b and c and d}
+    lines = []
+    for group in (pairs, fours):
+        lines += sorted((" ".join(pair) for pair in group), key=lambda line: sha256(line.encode()).digest())
+    heads = ["<unk>", "<bos>", "<eos>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens = [*heads, *single, "\n\n", "\n\n\n", *(line.replace(" ", "") for line in lines)]
+    return list(dict.fromkeys(tokens)), lines
+
+
 def reference(path: Path, texts: list[str]) -> tuple[list[list[int]], bool] | None:
     """llama.cpp's ids for each text and whether it adds BOS; None where it does not know the name."""
     params = llama_cpp.llama_model_default_params()
@@ -160,6 +188,22 @@ def main() -> None:
                 results.append(ids)
             names[name] = results.index(ids)
             add_bos += [name] * bos
+        characters, character_lines = character_vocabulary(TEXTS)
+        types = np.full(len(characters), 1, np.int32)
+        types[:3], types[3:259] = 3, 6
+        values = {
+            "general.architecture": "llama",
+            "tokenizer.ggml.model": "gemma4",
+            "tokenizer.ggml.tokens": characters,
+            "tokenizer.ggml.token_type": types,
+            "tokenizer.ggml.merges": character_lines,
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+            "tokenizer.ggml.add_bos_token": False,
+        }
+        write_gguf(path, values)
+        made = reference(path, TEXTS)
+        assert made is not None
     print(f"{len(names)} names in {len(results)} families, {len(tokens)} tokens; unknown: {unknown}")
     document = {
         "reference": f"llama.cpp (llama-cpp-python {llama_cpp.__version__})",
@@ -168,6 +212,7 @@ def main() -> None:
         "names": names,
         "add_bos": add_bos,
         "ids": results,
+        "gemma4": {"tokens": characters, "merges": character_lines, "ids": made[0], "add_bos": made[1]},
     }
     entries = (f"{json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in document.items())
     output.write_text("{\n" + ",\n".join(entries) + "\n}\n", encoding="utf-8")

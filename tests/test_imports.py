@@ -56,7 +56,7 @@ ALLOWED = {
         "tools",
         "weights",
     },
-    "cli": {"bench", "hardware", "llm", "server", "text", "vision", "weights"},
+    "cli": {"bench", "hardware", "llm", "models", "server", "text", "vision", "weights"},
     "__init__": {"*"},
 }
 EVERYONE = {"errors", "kernels", "_native"}

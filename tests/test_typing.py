@@ -20,7 +20,7 @@ from stretto import Result, Step
 
 llm = stretto.load("smollm2")
 seq = llm.sequence("Once")
-options = stretto.Options(temperature=0.2, stop=["."])
+options = stretto.Options(temperature=0.2, stop=["."], template={"enable_thinking": False})
 messages = [{"role": "user", "content": "Hi"}]
 
 assert_type(llm.generate("Once"), Result)
@@ -30,6 +30,8 @@ assert_type(llm.generate(["Once", "Twice"]), list[Result])
 assert_type(llm.generate("Once", n=2), list[Result])
 assert_type(llm.generate(["Once"], n=2), list[list[Result]])
 assert_type(llm.chat(messages), Result)
+assert_type(llm.chat(messages, template=llm.thinking("low"), reasoning=True).reasoning, str)
+assert_type([token.is_reasoning for token in llm.chat(messages, stream=True)], list[bool])
 assert_type(llm.step([seq]), list[Step])
 assert_type([token.text for token in llm.chat(messages, stream=True)], list[str])
 

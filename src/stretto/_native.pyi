@@ -79,8 +79,8 @@ class Decoder:
         hidden: bool,
         probes: NDArray[np.int32],
         watched: NDArray[np.int32],
-        slots: NDArray[np.int32] | None = None,
         rotated: NDArray[np.int32] | None = None,
+        slots: NDArray[np.int32] | None = None,
     ) -> NDArray[np.float32]: ...
     def decode(
         self,

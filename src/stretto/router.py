@@ -56,6 +56,8 @@ def open_model(
     repack: bool = True,
     vision: str | os.PathLike[str] | None = None,
     image_cache: bool | str | os.PathLike[str] | ImageCache = True,
+    sequences: int = 80,
+    checkpoint_bytes: int = 512 << 20,
 ) -> Opened:
     """Resolve a model's file, download it if necessary, and open it with a backend."""
     entry, device = choose(backend, device)
@@ -67,7 +69,8 @@ def open_model(
         check_integer("threads", threads, 1, 1024)
     check_integer("cells", cells, 1, 1 << 24)
     cache = ImageCache.of(image_cache)
-    options = BackendOptions(device, cells, threads or usable_cores(), kv, precision, repack)
+    threads = threads or usable_cores()
+    options = BackendOptions(device, cells, threads, kv, precision, repack, sequences, checkpoint_bytes)
     with GGUF(hub.resolve(model)) as file:
         spec = read_spec(file, cells)
         with ThreadPoolExecutor(1) as pool:  # weights are packed in native code; Python reads the tokens

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stretto.backends.base import Batch, Capabilities, FusedRun
+from stretto.backends.base import Batch, Capabilities, FusedRun, NoSlots
 from stretto.engine import Limits
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.llm import LLM
@@ -38,7 +38,7 @@ FINGERPRINT = "mock"
 HIGH = 20.0  # the logit of a scripted token; the others have 0
 
 
-class MockBackend:
+class MockBackend(NoSlots):
     """A backend whose logits follow a script.
 
     The script is a list of token ids, generated in order whatever the prompt, or a function that gets the

@@ -10,6 +10,8 @@ from stretto import _native
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.sampling import RandomStream
 from stretto.testing import mock_llm
+from stretto.text.reasoning import Format, Reasoning
+from stretto.text.splitter import block
 
 
 @pytest.fixture(scope="module")
@@ -234,3 +236,23 @@ def test_hooks_and_logprobs_need_python(llm):
     for options in ({"hooks": [lambda logits, tokens: None]}, {"logprobs": 1}):
         with pytest.raises(InvalidRequest, match="loop='python'"):
             llm.generate("p", loop="fused", **options)
+
+
+def test_the_same_reasoning_and_answer(llm, monkeypatch):
+    ids = llm.tokenizer.specials
+    layout = Format("test", (), block("<repo_name>", "<empty_output>"))
+    monkeypatch.setattr(llm._engine, "reasoning", Reasoning(layout, llm.tokenizer))
+    prompt = [*llm.tokenizer.encode("The colour of the sky is"), ids["<repo_name>"]]
+    colours = stretto.Grammar.choices(["red", "blue and clear", "green"])
+    options = {"reasoning": True, "seed": 3, "max_tokens": 36}
+    for end, grammar in ((-50.0, None), (12.0, None), (12.0, colours), (50.0, colours), (-50.0, colours)):
+        bias = {ids["<empty_output>"]: end}
+        python, fused = both(llm, prompt, grammar=grammar, logit_bias=bias, **options)
+        same(python, fused)
+        assert python.reasoning == fused.reasoning
+        assert python.usage.reasoning_tokens == fused.usage.reasoning_tokens
+        if grammar is not None and end > 0 and python.finish_reason == "stop":
+            assert python.text in ("red", "blue and clear", "green")
+        if abs(end) == 50:  # it closes the reasoning at once, or never
+            assert python.finish_reason == ("stop" if end > 0 else "length")
+            assert bool(python.reasoning) == (end < 0)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.golden
 
 CASES = [name for name in ALL if name not in NAMES]
 
-# Of logits with about unit variance, with K and V as half floats or in float32; rounding grows with the layers.
+# Of logits with about unit variance, with K and V as half floats or in float32; rounding grows with layers.
 NATIVE = {"f16": 0.03, "f32": 2e-3}
 
 

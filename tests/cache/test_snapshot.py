@@ -228,7 +228,7 @@ def given(**tensors):
 REFUSED = {
     "another format": ({"format": "pickle"}, "its format is 'pickle', not 'stretto sequence'"),
     "no format": ({"format": None}, "its format is None"),
-    "another version": ({"version": "2"}, "version '2' of the format is not known, only '1'"),
+    "another version": ({"version": "3"}, "version '3' of the format is not known, only '1' and '2'"),
     "no version": ({"version": None}, "version None of the format"),
     "a key less": ({"seed": None}, "keys are missing or too many: seed"),
     "a key more": ({"code": "import os"}, "keys are missing or too many: code"),

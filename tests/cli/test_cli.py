@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -168,6 +169,15 @@ def test_a_model_that_is_not_here_is_not_fetched_on_the_side(stretto, tiny):
 
 
 # -- inspect --
+
+
+def test_inspect_shows_the_states_of_recurrent_layers(stretto, tiny_path, monkeypatch):
+    assert json.loads(stretto("inspect", str(tiny_path), "--json")[1])["memory"]["slot"] == 0
+    spec = SimpleNamespace(recurrent="gated delta net", state_floats=5_000_000)
+    monkeypatch.setattr("stretto.models.read_spec", lambda file: spec)
+    memory = json.loads(stretto("inspect", str(tiny_path), "--json")[1])["memory"]
+    assert (memory["recurrent"], memory["slot"]) == ("gated delta net", 20_000_000)
+    assert "gated delta net states" in stretto("inspect", str(tiny_path))[1]
 
 
 def test_inspect_shows_everything(stretto, tiny_path):

@@ -84,10 +84,17 @@ def test_json(ask):
     assert document.pop("timings").keys() == {"first_token", "decode", "n_decoded", "tokens_per_second"}
     assert document == {
         "text": "Hell",
+        "reasoning": "",
         "tokens": list(b"Hell"),
         "finish_reason": "length",
         "stop_reason": None,
-        "usage": {"prompt_tokens": 2, "completion_tokens": 4, "cached_tokens": 0, "total_tokens": 6},
+        "usage": {
+            "prompt_tokens": 2,
+            "completion_tokens": 4,
+            "cached_tokens": 0,
+            "reasoning_tokens": 0,
+            "total_tokens": 6,
+        },
         "seed": 5,
         "model": "mock.gguf",
     }

@@ -151,6 +151,14 @@ def test_right_guesses_are_taken_and_wrong_ones_rolled_back():
     assert llm.generate("?" + text[:40], temperature=0).text == text[40:]  # what was parked is right
 
 
+def test_a_sequence_that_was_continued_has_the_logits_behind_its_last_token():
+    llm = mock_llm("abcdefgh")
+    seq = llm.sequence("x")
+    assert llm.generate(seq, draft=oracle(b"xabcdefgh"), temperature=0).text == "abcdefgh"
+    assert llm.metrics.accepted_tokens > 0
+    assert seq.logits.argmax() == llm.tokenizer.eos_id
+
+
 def test_guesses_stop_at_limits():
     seen = []
 

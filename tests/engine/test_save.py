@@ -2,6 +2,8 @@
 
 import os
 import threading
+from contextlib import suppress
+from time import sleep
 
 import numpy as np
 import pytest
@@ -352,6 +354,26 @@ def test_what_is_closed(path):
     llm.close()
     with pytest.raises(InvalidRequest, match="closed"):
         llm.restore(path)
+
+
+def test_one_that_another_thread_closes_just_before(path):
+    llm = mock_llm("abc")
+    seq = llm.sequence("pending tokens")
+    check = seq.check_usable
+
+    def check_and_close():
+        seq.check_usable = check
+        check()
+        other = threading.Thread(target=seq.close)
+        other.start()
+        other.join(0.2)  # it waits for the lock, if the check was made under it
+
+    seq.check_usable = check_and_close
+    with suppress(InvalidRequest):
+        seq.save(path)
+    while not seq.closed:
+        sleep(0.01)
+    assert llm.cache.stats().held == 0
 
 
 def test_a_model_without_a_fingerprint(path):

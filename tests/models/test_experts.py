@@ -6,10 +6,12 @@ from math import log
 import numpy as np
 import pytest
 
+from stretto.backends.native import NativeBackend
+from stretto.backends.reference import ReferenceBackend
 from stretto.errors import ModelError
 from stretto.models import read_spec
 from stretto.models.spec import Dense, Experts, Norm
-from tiny_models import tiny_file, tiny_spec
+from tiny_models import answer, text_logits, tiny_file, tiny_spec
 
 EPS = 2.0**-9
 
@@ -247,3 +249,47 @@ def test_hostile_metadata(changed, name, keys, named):
     finally:
         tracemalloc.stop()
     assert (arch + named if named[0] == "." else named) in str(caught.value)
+
+
+def mixtral_of_2023():
+    """The tensors of Mixtral with one for each expert, and those that they replace."""
+    changes = {}
+    for name, tensor in tiny_file("mixtral").tensors.items():
+        if "_exps" in name:
+            matrices = tensor.dequantize()
+            changes[name] = None
+            changes |= {name.replace("_exps", f".{e}"): matrix for e, matrix in enumerate(matrices)}
+    return changes
+
+
+def test_mixtral_with_a_tensor_for_each_expert(changed):
+    file = changed("mixtral", tensors=mixtral_of_2023())
+    spec = read_spec(file, 64)
+    assert "blk.1.ffn_gate.6.weight" in spec.tensors()
+    tokens = answer("mixtral", "tokens.0")
+    for backend, options in ((ReferenceBackend, ()), (NativeBackend, (1,))):
+        same = backend(tiny_file("mixtral"), tiny_spec("mixtral"), 64, *options)
+        assert (text_logits(backend(file, spec, 64, *options), tokens) == text_logits(same, tokens)).all()
+
+
+def test_an_expert_too_few_is_named(changed):
+    with pytest.raises(ModelError, match=r"blk\.1\.ffn_up\.6\.weight.*missing; is the file complete"):
+        read_spec(changed("mixtral", tensors=mixtral_of_2023() | {"blk.1.ffn_up.6.weight": None}))
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("qwen3moe", "blk.0.ffn_up_exps.weight", "blk.0.ffn_up.0.weight"),
+        ("qwen3", "blk.0.attn_q.weight", "blk.0.attn_qkv.weight"),
+    ],
+)
+def test_an_outdated_layout_is_named(changed, name, old, new):
+    array = tiny_file(name).tensors[old].dequantize()
+    with pytest.raises(ModelError, match=rf"'{new}' is there: .*a recent converter"):
+        read_spec(changed(name, tensors={old: None, new: array}))
+
+
+def test_the_layout_of_another_converter_is_named(changed):
+    with pytest.raises(ModelError, match=r"'gptoss' is a layout of another converter.*'gpt-oss'"):
+        read_spec(changed("gpt-oss", {"general.architecture": "gptoss"}))

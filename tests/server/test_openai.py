@@ -66,6 +66,7 @@ def test_several_texts_of_several_prompts(web):
         "completion_tokens": 20,
         "total_tokens": 22,
         "prompt_tokens_details": {"cached_tokens": body["usage"]["prompt_tokens_details"]["cached_tokens"]},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     texts = {}
     for chunk in events(web.post("/v1/completions", json={**asked, "stream": True}).text):

@@ -3,13 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from stretto.errors import ModelError
+from stretto.errors import InvalidRequest, ModelError
 from stretto.text.loading import load_tokenizer
 from stretto.text.pretokenizers import PRETOKENIZERS, pretokenizer
 from stretto.text.tokenizer import chunks
-from vocabularies import bpe, metadata
+from vocabularies import BYTE, CONTROL, NORMAL, bpe, metadata
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "pretokenizers.json").read_text("utf-8"))
 REQUIRED = "default smollm gpt-2 llama3 llama-bpe qwen2 deepseek-llm deepseek-coder falcon starcoder tekken"
@@ -47,7 +48,7 @@ def test_families_are_told_apart():
     assert len(families) == len(REQUIRED.split()) - 2  # llama3 is llama-bpe, starcoder is smollm
 
 
-@pytest.mark.parametrize("name", sorted(PRETOKENIZERS))
+@pytest.mark.parametrize("name", sorted(name for name, pre in PRETOKENIZERS.items() if pre.words))
 def test_long_texts_may_be_cut_at_seams(tokenizers, name):
     text = " and so\non ".join(GOLDEN["texts"])
     whole = tokenizers[name].encode(text)
@@ -55,6 +56,49 @@ def test_long_texts_may_be_cut_at_seams(tokenizers, name):
     cuts = list(chunks(text, 20))
     assert len(cuts) > 40
     assert [token for cut in cuts for token in tokenizers[name].encode(cut)] == whole
+
+
+def test_long_texts_stay_whole_where_tokens_span_words():
+    values = bpe("superbpe", ["d Ġ", "dĠ a"])
+    spanning = load_tokenizer(metadata(values))
+    ids = spanning.encode("d a" * 9000)
+    assert ids == [spanning.vocabulary.ids["dĠa"]] * 9000
+
+
+CHARACTERS = GOLDEN["gemma4"]
+
+
+def character_values(**changes):
+    """The vocabulary over characters: three control tokens, all bytes, then the rest."""
+    types = np.full(len(CHARACTERS["tokens"]), NORMAL, np.int32)
+    types[:3], types[3:259] = CONTROL, BYTE
+    values = {"model": "gemma4", "tokens": CHARACTERS["tokens"], "merges": CHARACTERS["merges"]}
+    return {**values, "token_type": types, "bos_token_id": 1, "eos_token_id": 2, **changes}
+
+
+@pytest.mark.golden
+def test_bpe_over_characters_gives_the_ids_of_llama_cpp():
+    characters = load_tokenizer(metadata(character_values()))
+    for text, ids in zip(GOLDEN["texts"], CHARACTERS["ids"], strict=True):
+        assert characters.encode(text) == ids, text
+        assert characters.decode(ids) == text
+
+
+def test_gemma_4_has_bos_whatever_its_file_says():
+    characters = load_tokenizer(metadata(character_values(add_bos_token=False)))
+    assert characters.add_bos is CHARACTERS["add_bos"] is True
+    assert characters.encode("one", special=True)[0] == 1
+
+
+def test_a_character_without_token_and_bytes_is_unknown_or_refused():
+    kept = [0, 1, 2, *range(259, len(CHARACTERS["tokens"]))]
+    values = character_values(
+        tokens=[CHARACTERS["tokens"][i] for i in kept],
+        token_type=np.array([CONTROL] * 3 + [NORMAL] * (len(kept) - 3), np.int32),
+    )
+    assert load_tokenizer(metadata({**values, "unknown_token_id": 0})).encode("\u0416") == [0]
+    with pytest.raises(InvalidRequest, match="no token for '\u0416'"):
+        load_tokenizer(metadata(values)).encode("a\u0416")
 
 
 def test_an_unknown_name_is_refused_and_named():

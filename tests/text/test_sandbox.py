@@ -71,8 +71,10 @@ ATTRIBUTES = [
     "{{ 'a'.zfill(9) }}",
     "{{ 'a'.translate({}) }}",
     "{{ '%999999999d' % 1 }}",
-    "{{ '%s' % 'a' }}",
-    "{{ '%s'|format('a') }}",
+    "{{ '%999999999s'|format('a') }}",
+    "{{ '%(a)s' % {'a': 1} }}",
+    "{{ '%r' % range }}",
+    "{{ '%s' % range }}",
     "{{ messages.append(1) }}",
     "{{ messages[0].update(a=1) }}",
     "{{ messages[0].pop('role') }}",
@@ -148,6 +150,9 @@ BOMBS = [
     doubled("ns.x.join([ns.x, ns.x])"),
     doubled("[ns.x, ns.x]|join(ns.x)"),
     doubled("'{0}{0}'.format(ns.x)"),
+    doubled("'%s%s' % (ns.x, ns.x)"),
+    doubled("[ns.x, ns.x]|sum(start='')"),
+    doubled("[ns.x, ns.x]|sum(start=[])", "[1]"),
     doubled("[ns.x, ns.x]"),
     doubled("(ns.x, ns.x)"),
     doubled("{'a': ns.x, 'b': ns.x}"),
@@ -309,6 +314,11 @@ SAME = [
     (
         "{% set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}{% endfor %}"
         "{{ ns.n }}{{ ns.x }}"
+    ),
+    "{{ '%s is %d%%' % ('a', 3) }}{{ '%s' % none }}{{ '%s-%s'|format(1, 'b') }}{{ numbers|sum }}",
+    (
+        "{% for m in messages %}{{ loop.cycle('a', 'b', 'c') }}{{ loop.changed(m.role) }}{% endfor %}"
+        "{{ range is callable }}{{ 1 is callable }}{{ 'tojson' is filter }}{{ 'defined' is test }}"
     ),
     "{% macro m(a, b='d') %}[{{ a }}{{ b }}]{% endmacro %}{{ m(1) + m('x', b=2) }}",
     (

@@ -365,3 +365,13 @@ def test_reading_never_fails():
             said, calls = reader.read_text(text)
             assert len(said) <= len(text)
             assert all(isinstance(call, ToolCall) for call in calls)
+
+
+def test_formats_are_learned_with_special_tokens_of_high_ids():
+    fillers = [f"<unused{i}>" for i in range(160_000)]
+    values = vocabularies.bpe(specials=[*fillers, *CHATML])
+    tokenizer = BPETokenizer(vocabularies.metadata({**values, "eos_token_id": len(values["tokens"]) - 2}))
+    template = ChatTemplate((TEMPLATES / "chatml-tools.jinja").read_text(), tokenizer.specials)
+    layout = call_format(template, tokenizer, check_tools(TOOLS))
+    text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    assert CallReader(layout, tokenizer).read_text(text)[1][0].name == "now"

@@ -6,12 +6,16 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import local_index
 from stretto.errors import PullError, Unsupported
 from stretto.weights import hub
+from stretto.weights.gguf import GGUF
+from stretto.weights.writer import write_split
 
+TENSORS = {f"t{i}": np.full((2, 32), i, np.float32) for i in range(4)}
 NAME = "hf:org/repo/sub/tiny.gguf"
 
 
@@ -132,3 +136,43 @@ def test_without_the_client(monkeypatch, store_home):
 def test_the_client_is_not_imported_here():
     code = "import sys, stretto.weights.hub; sys.exit('huggingface_hub' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_any_part_of_a_split_model_fetches_all_of_it(server, store_home, tmp_path):
+    parts = write_split(tmp_path / "big.gguf", {"general.architecture": "llama"}, TENSORS, 3)
+    for part in parts:
+        server.files[f"org/repo/q8/{part.name}"] = part.read_bytes()
+    second = f"hf:org/repo/q8/{parts[1].name}"
+    model = hub.pull(second)
+    assert (model.path.name, [part.name for part in model.parts]) == (
+        parts[0].name,
+        [part.name for part in parts[1:]],
+    )
+    assert model.sha256 == hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest()
+    assert (model.verified, model.nbytes) == (True, sum(part.stat().st_size for part in parts))
+    with GGUF(hub.resolve(second, pull=False)) as file:
+        assert list(file.tensors) == list(TENSORS)
+    assert hub.pull(f"hf:org/repo/q8/{parts[2].name}") == model  # nothing is fetched again
+    assert hub.models() == [model]
+    model.parts[0].unlink()
+    assert hub.models() == []  # not whole any more
+    hub.remove(second)
+    assert left_behind(store_home) == []
+
+
+def test_a_split_model_of_which_a_part_is_damaged_is_not_kept(server, store_home, tmp_path):
+    parts = write_split(tmp_path / "big.gguf", {"general.architecture": "llama"}, TENSORS, 2)
+    for part in parts:
+        server.files[f"org/repo/{part.name}"] = part.read_bytes()
+    server.etags[f"org/repo/{parts[1].name}"] = "0" * 64
+    with pytest.raises(PullError, match=r"big-00002-of-00002.gguf arrived with SHA-256 .* instead of 0000"):
+        hub.pull(f"hf:org/repo/{parts[0].name}")
+    assert left_behind(store_home) == []
+
+
+def test_a_split_model_of_which_a_part_is_missing_is_not_kept(server, store_home, tmp_path):
+    parts = write_split(tmp_path / "big.gguf", {"general.architecture": "llama"}, TENSORS, 2)
+    server.files[f"org/repo/{parts[0].name}"] = parts[0].read_bytes()
+    with pytest.raises(PullError, match="the repository has no such file"):
+        hub.pull(f"hf:org/repo/{parts[0].name}")
+    assert left_behind(store_home) == []

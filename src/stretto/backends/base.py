@@ -16,7 +16,17 @@ from stretto.sampling.hooks import NativeHook
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
 
-__all__ = ["Backend", "Batch", "Capabilities", "Decoding", "DeviceRow", "Follow", "FusedRun", "Mask"]
+__all__ = [
+    "Backend",
+    "Batch",
+    "Capabilities",
+    "Decoding",
+    "DeviceRow",
+    "Follow",
+    "FusedRun",
+    "Mask",
+    "NoSlots",
+]
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -85,7 +95,8 @@ class FusedRun:
     mask: Mask | None = None  # uint32[n_vocab / 32]: the allowed tokens, a bit each; None: all
     follow: Follow | None = None  # called after each token; changes `mask` in place
     interrupt: NDArray[np.uint8] | None = None  # uint8[1]; not 0: the loop ends after the current token
-    n_run: int = 0  # output: how many of its tokens have K and V in their cells
+    slot: int = -1  # with recurrent layers: the slot whose state its tokens advance, in place
+    n_run: int = 0  # output: how many of its tokens have K and V in their cells, and are in the state
     sampling: float = 0.0  # output: seconds of sampling
 
 
@@ -99,6 +110,9 @@ class Backend(Protocol):
     n_cells: int
     cell_bytes: int  # K and V of one cell, of all layers
     cell_layout: str  # their format: data can be written only where this text is the same
+    n_slots: int  # states of recurrent layers; 0: the model has no such layers
+    slot_bytes: int  # the state of one slot, of all recurrent layers
+    slot_layout: str  # its format, as `cell_layout`
 
     @property
     def active_threads(self) -> int:
@@ -140,6 +154,43 @@ class Backend(Protocol):
         """Write K and V of `cells` from `data`, in the format of `read_cells`."""
         ...
 
+    def copy_slots(self, source: Ints, target: Ints) -> None:
+        """Copy the states of slots `source` to slots `target`, in order; no slot is in both."""
+        ...
+
+    def clear_slots(self, slots: Ints) -> None:
+        """Set the states of `slots` to that of no tokens."""
+        ...
+
+    def read_slots(self, slots: Ints) -> Bytes:
+        """A copy of the states of `slots`: uint8[n, slot_bytes]."""
+        ...
+
+    def write_slots(self, slots: Ints, data: Bytes) -> None:
+        """Write the states of `slots` from `data`, in the format of `read_slots`."""
+        ...
+
     def close(self) -> None:
         """Free everything; the backend is not used again."""
         ...
+
+
+class NoSlots:
+    """The part of a backend without recurrent layers that is about their states."""
+
+    n_slots = 0
+    slot_bytes = 0
+    slot_layout = ""
+
+    def copy_slots(self, source: Ints, target: Ints) -> None:
+        """There are no slots to copy."""
+
+    def clear_slots(self, slots: Ints) -> None:
+        """There are no slots to clear."""
+
+    def read_slots(self, slots: Ints) -> Bytes:
+        """uint8[n, 0]."""
+        return np.empty((len(slots), 0), np.uint8)
+
+    def write_slots(self, slots: Ints, data: Bytes) -> None:
+        """There are no slots to write."""

@@ -8,14 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stretto.cache.cells import MAX_POSITION, Cells
+from stretto.backends.states import StateRows, state_rows
+from stretto.cache.cells import Cells
+from stretto.cache.checks import MAX_POSITION
 from stretto.cache.lags import GridPlace, rotated_positions, set_lags
+from stretto.cache.slots import Moves
 from stretto.errors import InvalidRequest
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 NO_PROBES = np.empty(0, np.int32)
+NO_MOVES = Moves()
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,8 @@ class Placement:
     view_of: Ints  # int32[n]
     lengths: Ints  # int32[n]
     table: Ints  # int32[n_cells], the position of every cell
-    slots: Ints | None = None  # int32[n]; None: the model has no recurrent layers
     rotated: Ints | None = None  # int32[n, 3] where they are not the positions (cache/lags.py)
+    slots: Ints | None = None  # int32[n]; None: the model has no recurrent layers
 
 
 class Batch:
@@ -56,6 +60,7 @@ class Batch:
         self._ahead: dict[int, int] = {}  # rows that attend beyond their own position, and how far
         self._places: dict[int, GridPlace] = {}  # rows whose positions are rows and columns of an image
         self._placement: Placement | None = None
+        self.moves = NO_MOVES  # of slots, that must be done before the pass
         self.probes = NO_PROBES  # cells whose share of attention is asked for
         self.received: Floats | None = None  # float32[n, probes] after the forward pass, if asked for
         self.watched: list[int] = []  # rows whose whole attention is asked for
@@ -200,12 +205,19 @@ class Batch:
                     f"row {row}: a vector of {n_embd} finite numbers is needed, not {vector.shape}"
                 )
 
+    def states(self, cells: Cells) -> StateRows:
+        """The states that its rows advance, for a model with recurrent layers."""
+        return state_rows(self._sequences, self._positions, cells)
+
     def place(self, cells: Cells) -> None:
-        """Take cells for all tokens, or raise `CacheFull` and take none."""
+        """Take cells for all tokens, and slots where states have to be copied; or raise and take none."""
         if self.placement is not None:
             raise InvalidRequest("the batch has been run already; build a new one")
         if len(self.probes) and not 0 <= self.probes.min() <= self.probes.max() < len(cells):
             raise InvalidRequest(f"probed cells must lie from 0 to {len(cells) - 1}")
+        states = None if cells.slots is None else self.states(cells)
+        if cells.slots is not None and states is not None:
+            cells.slots.check_room([members for members, _ in states.groups])
         rotated = lags = None
         if self._places or cells.lags is not None:
             rotated, lags = rotated_positions(cells, self._positions, self._sequences, self._places)
@@ -227,24 +239,34 @@ class Batch:
             if self._ahead:
                 wanted = [self._positions[row] + self._ahead.get(row, 0) for row in rows]
             lengths[rows] = np.searchsorted(cells.positions[views[index]], wanted, side="right")
+        slots = None
+        if cells.slots is not None and states is not None:
+            self.moves = cells.slots.advance(states.groups)
+            slots = np.array(self.moves.slots, np.int32)[states.group_of]
         self._placement = Placement(
-            taken, views, np.array(view_of, np.int32), lengths, cells.positions, rotated=rotated
+            taken, views, np.array(view_of, np.int32), lengths, cells.positions, rotated, slots
         )
 
     def unplace(self, cells: Cells) -> None:
-        """Free the cells, when the forward pass failed."""
-        if self.placement is not None:
+        """Free the cells, when the forward pass failed; states that it advanced are lost."""
+        if self.placement is None:
+            return
+        if cells.slots is not None:
+            for sequence, position in self.first_positions().items():
+                cells.remove(sequence, position)
+        else:
             for cell, sequences in zip(self.placement.cells.tolist(), self._sequences, strict=True):
                 for sequence in set(sequences):
                     cells.remove_cells(sequence, [cell])
-            self._placement = None
+        self._placement = None
 
 
 class Decoding(Batch):
     """A decode batch: one token at the end of each sequence, all with logits, placed already.
 
     It is the step that is taken most, so a backend may read its lists as they are: row i is token `ids[i]` at
-    `places[i]`, writes cell `taken[i]` and attends to the first `counts[i]` entries of `stores[i]`.
+    `places[i]`, writes cell `taken[i]` and attends to the first `counts[i]` entries of `stores[i]`. In
+    recurrent layers it advances the state in slot `slots[i]`; the list is empty if the model has none.
     """
 
     probes, received, watched, attention = NO_PROBES, None, [], []  # not in a decode step
@@ -252,7 +274,14 @@ class Decoding(Batch):
     def __init__(self, cells: Cells, tokens: list[int], sequences: list[int]) -> None:
         self.ids = tokens  # the lists of `Batch` are not needed here
         self.sequences = sequences
+        slots = cells.slots
+        if slots is not None:
+            slots.check_room([(sequence,) for sequence in sequences])
         self.taken, self.places, self.stores, self.counts = cells.append(tokens, sequences)
+        self.moves = NO_MOVES
+        if slots is not None:
+            self.moves = slots.advance([((s,), p + 1) for s, p in zip(sequences, self.places, strict=True)])
+        self.slots = self.moves.slots
         self.table = cells.positions
         self.rotated: Ints | None = None  # int32[n, 3], behind images that have rows and columns as positions
         if cells.lags is not None:
@@ -298,7 +327,8 @@ class Decoding(Batch):
                 self.wanted,
                 np.array(self.counts, np.int32),
                 self.table,
-                rotated=self.rotated,
+                self.rotated,
+                np.array(self.slots, np.int32) if self.slots else None,
             )
         return self._placement
 

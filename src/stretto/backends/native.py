@@ -70,7 +70,7 @@ class NativeBackend:
                 self._decoder.set_vector(name, np.ascontiguousarray(numbers))
                 file.forget(tensor)
                 continue
-            source = sources.get(f"{name}.weight") or _part_of_many(name, rows)
+            source = sources.get(f"{name}.weight") or _part_of_many(file, name, rows)
             tensor = file.tensors[source.tensor]
             if tensor.format not in PACKABLE:
                 raise ModelError(
@@ -117,7 +117,7 @@ class NativeBackend:
         """float32[n_wanted, n_vocab]."""
         if isinstance(batch, Decoding) and batch.rotated is None:
             return (self._decoder or self._open).decode(
-                batch.ids, batch.places, batch.taken, batch.stores, batch.counts, batch.table
+                batch.ids, batch.places, batch.taken, batch.stores, batch.counts, batch.table, batch.slots
             )
         return self._run(batch, hidden=False)
 
@@ -148,7 +148,7 @@ class NativeBackend:
             run.mask,
             run.follow,
             run.interrupt,
-            getattr(run, "slot", -1),
+            run.slot,
         )
         run.random.skip_to(draws)
         if error:
@@ -214,8 +214,8 @@ class NativeBackend:
             hidden,
             batch.probes,
             np.array(batch.watched, np.int32),
-            placement.slots,
             placement.rotated,
+            placement.slots,
         )
         if len(batch.probes):
             batch.received = self._open.received().reshape(len(batch), len(batch.probes))
@@ -243,12 +243,17 @@ def _sources(spec: ModelSpec) -> dict[str, Slice]:
     }
 
 
-def _part_of_many(name: str, rows: int) -> Slice:
-    """Where a matrix is in the file: "blk.0.ffn_up_exps.3" is the fourth of those in one tensor."""
+def _part_of_many(file: GGUF, name: str, rows: int) -> Slice:
+    """Where a matrix is in the file: "blk.0.ffn_up_exps.3" is the fourth of those in one tensor.
+
+    In files with a tensor for each expert it is "blk.0.ffn_up.3".
+    """
     whole, _, last = name.rpartition(".")
-    if last.isdecimal():
-        return Slice(f"{whole}.weight", int(last) * rows, rows)
-    return Slice(f"{name}.weight", 0, rows)
+    if not last.isdecimal():
+        return Slice(f"{name}.weight", 0, rows)
+    if f"{whole}.weight" not in file.tensors:
+        return Slice(f"{whole.removesuffix('_exps')}.{last}.weight", 0, rows)
+    return Slice(f"{whole}.weight", int(last) * rows, rows)
 
 
 def plain_spec(spec: ModelSpec) -> dict[str, Any]:

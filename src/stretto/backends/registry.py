@@ -40,6 +40,16 @@ class BackendOptions:
     kv: str = "f16"
     precision: str = "standard"
     repack: bool = True
+    sequences: int = 80  # of a model with recurrent layers, that have a state at the same time
+    checkpoint_bytes: int = 512 << 20  # of states beside those
+
+    def n_slots(self, slot_bytes: int) -> int:
+        """How many slots a model with recurrent layers gets, whose states take so many bytes each.
+
+        >>> BackendOptions("cpu", 8192, 2).n_slots(19 << 20)
+        106
+        """
+        return self.sequences + self.checkpoint_bytes // slot_bytes if slot_bytes else 0
 
 
 @dataclass(frozen=True)
@@ -54,8 +64,9 @@ class BackendEntry:
 def _native(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
     from stretto.backends.native import NativeBackend
 
+    n_slots = options.n_slots(4 * spec.state_floats)
     return NativeBackend(
-        file, spec, options.cells, options.threads, options.kv, options.repack, options.precision
+        file, spec, options.cells, options.threads, options.kv, options.repack, options.precision, n_slots
     )
 
 
@@ -68,7 +79,7 @@ def _reference(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
             param="kv",
             value=options.kv,
         )
-    return ReferenceBackend(file, spec, options.cells)
+    return ReferenceBackend(file, spec, options.cells, options.n_slots(4 * spec.state_floats))
 
 
 BUILT_IN = (BackendEntry("native", ("cpu",), _native), BackendEntry("reference", ("cpu",), _reference))

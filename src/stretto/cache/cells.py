@@ -10,6 +10,9 @@ Ranges are half-open and of positions. A sequence exists while it has cells. A c
 free. The table defines the attention mask: a token attends to the cells of its sequence with positions up to
 its own, so the backend gets a *view* (the sequence's cells in position order, within one position in order of
 token) and how many of them. Every operation updates the views.
+
+With recurrent layers there are `slots` too, and a sequence's cells end where its state stands: removing its
+end takes it back to its last checkpoint, with its cells; copies end at one; other edits are `Unsupported`.
 """
 
 from __future__ import annotations
@@ -20,14 +23,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stretto.cache.changes import CellChanges, ChangeLog
+from stretto.cache.checks import MAX_POSITION, check_id, check_integers, check_members, check_range
+from stretto.cache.slots import Slots
 from stretto.cache.views import View
 from stretto.errors import CacheFull, InvalidRequest
 
 Ints = NDArray[np.int32]
 
-MAX_POSITION = (1 << 31) - 1
 FEW_CELLS = 8
-INTEGERS = {int}  # and not bool
 
 
 class Cells:
@@ -37,12 +40,13 @@ class Cells:
     of sequences that the cell belongs to.
     """
 
-    def __init__(self, n_cells: int) -> None:
+    def __init__(self, n_cells: int, slots: Slots | None = None) -> None:
         if isinstance(n_cells, bool) or not isinstance(n_cells, int) or not 1 <= n_cells <= 1 << 30:
             raise InvalidRequest(
                 f"cells must be an integer from 1 to 2^30, not {n_cells!r}", param="cells", value=n_cells
             )
         self.n_cells = n_cells
+        self.slots = slots  # the states of recurrent layers, if the model has any
         self.positions = np.full(n_cells, -1, np.int32)
         self.tokens = np.full(n_cells, -1, np.int32)
         self.shares = np.zeros(n_cells, np.int32)
@@ -133,14 +137,14 @@ class Cells:
 
         All or nothing: without enough free cells nothing changes and `CacheFull` is raised.
         """
-        ids, places = _ints(tokens, "tokens", -1), _ints(positions, "positions", 0)
+        ids, places = check_integers(tokens, "tokens", -1), check_integers(positions, "positions", 0)
         n = len(ids)
         if len(places) != n or len(sequences) != n:
             raise InvalidRequest(
                 f"{n} tokens, {len(places)} positions and {len(sequences)} sets of sequences"
             )
         known: dict[tuple[int, ...], list[int]] = {}
-        sets = [known.get(key) or known.setdefault(key, _ids(key)) for key in map(tuple, sequences)]
+        sets = [known.get(key) or known.setdefault(key, check_members(key)) for key in map(tuple, sequences)]
         taken = self._take(n)
         cells = np.array(taken, np.int32)
         if n <= FEW_CELLS:  # for a few, going through them is faster than three indexed stores
@@ -218,6 +222,10 @@ class Cells:
         chosen = self._range(source, start, stop)
         if check_id(source) == check_id(target):
             return len(chosen)
+        if self.slots is not None and len(chosen):
+            end = self.end(source) if stop is None else min(stop, self.end(source))
+            self.slots.check_copy(source, start, end, target in self.views)
+            self.slots.copy(source, target, end)
         held = self.views.get(target)
         if held:
             chosen = chosen[~np.isin(chosen, held.cells)]
@@ -229,7 +237,9 @@ class Cells:
 
     def remove(self, sequence: int, start: int = 0, stop: int | None = None) -> int:
         """Take the sequence out of its cells at start ≤ p < stop; return how many cells became free."""
-        return self._drop(sequence, self._range(sequence, start, stop))
+        chosen = self._range(sequence, start, stop)
+        self._check_tail(sequence, chosen)
+        return self._drop(sequence, chosen)
 
     def remove_cells(self, sequence: int, cells: ArrayLike) -> int:
         """Take the sequence out of these cells, which must be its own; return how many became free."""
@@ -237,7 +247,14 @@ class Cells:
         foreign = chosen[~np.isin(chosen, self.view(sequence))]
         if len(foreign):
             raise InvalidRequest(f"cells {foreign[:8].tolist()} do not belong to sequence {sequence}")
+        self._check_tail(sequence, chosen)
         return self._drop(sequence, chosen)
+
+    def rewind(self, sequence: int, position: int) -> None:
+        """Take a sequence back to its last state at or before a position; cells behind that go."""
+        assert self.slots is not None
+        self.slots.cut(sequence, position)
+        self._drop(sequence, self._range(sequence, self.slots.position(sequence), None))
 
     def keep(self, sequence: int) -> int:
         """Remove all other sequences; return how many cells became free."""
@@ -260,6 +277,8 @@ class Cells:
             raise InvalidRequest(f"delta must be an integer, not {delta!r}", param="delta", value=delta)
         if not len(chosen) or delta == 0:
             return chosen[:0]
+        if self.slots is not None:
+            raise self.slots.unsupported("moving tokens", "compute the text anew")
         moved = self.positions[chosen].astype(np.int64) + delta
         if moved.min() < 0 or moved.max() > MAX_POSITION:
             raise InvalidRequest(
@@ -307,6 +326,11 @@ class Cells:
             raise RuntimeError("the free cells are not those without a sequence")
         if (self.positions[free] != -1).any() or (self.positions[~free] < 0).any():
             raise RuntimeError("positions must be −1 in free cells and only there")
+        if self.slots is not None:
+            self.slots.check()
+            for sequence in {*self.views, *self.slots.views}:
+                if not self.slots.position(sequence) == self.end(sequence) == self.count(sequence):
+                    raise RuntimeError(f"the state of sequence {sequence} is not at the end of its cells")
 
     # -- within --
 
@@ -344,7 +368,18 @@ class Cells:
         self.positions[freed] = -1
         self.tokens[freed] = -1
         self._free.extend(np.sort(freed)[::-1].tolist())
-        return len(freed)
+        n_freed = len(freed)
+        if self.slots is not None:
+            self.slots.cut(sequence, self.end(sequence))
+            if self.slots.position(sequence) < self.end(sequence):  # no state is left for the last cells
+                n_freed += self._drop(sequence, self._range(sequence, self.slots.position(sequence), None))
+        return n_freed
+
+    def _check_tail(self, sequence: int, cells: Ints) -> None:
+        """With recurrent layers only the end of a sequence can be removed."""
+        if self.slots is not None and len(cells):
+            view = self.view(sequence)
+            self.slots.check_removal(bool(np.isin(view[len(view) - len(cells) :], cells).all()))
 
     def _range(self, sequence: int, start: int, stop: int | None) -> Ints:
         """The contiguous part of a sequence's view with positions in a range."""
@@ -357,66 +392,7 @@ class Cells:
         return view.cells[first:last]
 
     def _cells(self, cells: ArrayLike) -> Ints:
-        chosen = np.array(_ints(cells, "cells", 0), np.int32)
+        chosen = np.array(check_integers(cells, "cells", 0), np.int32)
         if len(chosen) and chosen.max() >= self.n_cells:
             raise InvalidRequest(f"cell {chosen.max()} does not exist; there are {self.n_cells}")
         return chosen
-
-
-def check_range(start: int, stop: int | None) -> None:
-    """Raise unless these are positions, in order; no `stop` is the end."""
-    for name, value in (("start", start), ("stop", stop)):
-        if value is None and name == "stop":
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-            raise InvalidRequest(
-                f"{name} must be a position, 0 or more, not {value!r}", param=name, value=value
-            )
-    if stop is not None and stop < start:
-        raise InvalidRequest(
-            f"start {start} lies behind stop {stop}; ranges are start ≤ position < stop",
-            param="start",
-            value=start,
-        )
-
-
-def check_id(sequence: int) -> int:
-    """A sequence id as a plain integer; raise if it is none."""
-    if type(sequence) is int and sequence >= 0:  # the usual case, at once
-        return sequence
-    if isinstance(sequence, bool) or not isinstance(sequence, (int, np.integer)) or sequence < 0:
-        raise InvalidRequest(
-            f"a sequence id must be an integer, 0 or more, not {sequence!r}", param="sequence", value=sequence
-        )
-    return int(sequence)
-
-
-def _ids(members: tuple[int, ...]) -> list[int]:
-    """The ids of a set, each once."""
-    if not members:
-        raise InvalidRequest("a token must belong to at least one sequence")
-    return list(dict.fromkeys(map(check_id, members)))
-
-
-def _ints(values: ArrayLike, name: str, least: int) -> list[int]:
-    """`values` as a list of integers, none of them below `least`."""
-    if isinstance(values, (list, range)) and set(map(type, values)) <= INTEGERS:
-        integers: list[int] = list(values)
-    else:
-        try:
-            array = np.asarray(values)
-        except ValueError:  # lists of different lengths
-            raise InvalidRequest(
-                f"{name} must be a list of integers, not {values!r}", param=name, value=values
-            ) from None
-        if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-            raise InvalidRequest(
-                f"{name} must be a list of integers, not {array.dtype} of shape {array.shape}", param=name
-            )
-        integers = array.tolist()
-    if integers and (min(integers) < least or max(integers) > MAX_POSITION):
-        raise InvalidRequest(
-            f"{name} must lie from {least} to {MAX_POSITION}, not {min(integers)} to {max(integers)}",
-            param=name,
-        )
-    return integers

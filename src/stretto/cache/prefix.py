@@ -6,12 +6,15 @@
 
 A parked sequence is found by its items, one for each cell, compared one by one: there are no false hits.
 Its items are at positions 0, 1, 2, …; edited sequences are not parked.
+
+With recurrent layers a sequence can be continued from its states only, so a match ends at one of them, and a
+parked sequence ends at its last one. States are evicted like cells, the least recently used first.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cache.cells import Cells
-from stretto.cache.radix import Radix
+from stretto.cache.radix import Radix, common
 
 Ints = NDArray[np.int32]
 
@@ -61,6 +64,11 @@ class CacheStats:
     hits: int
     tokens_saved: int
     evictions: int  # parked sequences that were dropped or cut
+    slots: int = 0  # of states, if there are recurrent layers: free + held + checkpoints
+    slots_free: int = 0
+    slots_held: int = 0  # states of sequences in use or pinned
+    checkpoints: int = 0  # evicted when space is needed
+    slot_bytes: int = 0  # of each
 
 
 class PrefixCache:
@@ -68,6 +76,7 @@ class PrefixCache:
 
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
+        self._slots = cells.slots
         self._trees: defaultdict[str | None, Radix[Parked]] = defaultdict(Radix)  # one for each adapter
         self._entries: OrderedDict[int, Parked] = OrderedDict()
         self.lookups = self.hits = self.tokens_saved = self.evictions = 0
@@ -87,6 +96,8 @@ class PrefixCache:
         """
         key, tree = tuple(items), self._trees[adapter]
         self._cells.remove(sequence, len(key))
+        if self._slots is not None:
+            key = key[: self._cells.count(sequence)]  # back to its last state
         *shorter, last = (None, *tree.prefixes(key))
         same = last if last is not None and len(last.items) == len(key) else None
         n, other = tree.longest(key)
@@ -95,12 +106,15 @@ class PrefixCache:
         if same is not None:
             same.pins += pins
             self._entries.move_to_end(same.id)
+            self._keep_states(sequence, same.id, same.pins)
             self._cells.remove(sequence)
             return same.id
         for entry in (*shorter, last):
             if entry is not None and not entry.pins:
+                self._keep_states(entry.id, sequence, pins)
                 self.drop(entry)
         if key:
+            self._keep_states(sequence, sequence, pins)
             entry = Parked(sequence, key, pins, adapter)
             tree.insert(key, entry)
             self._entries[sequence] = entry
@@ -110,6 +124,17 @@ class PrefixCache:
         """The parked sequence that shares the longest prefix with `items`, and how many items."""
         n, entry = self._trees[adapter].longest(items)
         return (None, 0) if entry is None else (entry.id, n)
+
+    def find_state(self, items: Sequence[object], adapter: str | None = None) -> tuple[int | None, int]:
+        """The parked sequence with the latest state that a text with these items can go on from."""
+        source, best, wanted = None, 0, tuple(items)
+        if self._slots is not None:
+            for entry in self._entries.values():
+                if entry.adapter == adapter and self._slots.position(entry.id) > best:
+                    n = self._slots.nearest(entry.id, common(entry.items, wanted))
+                    if n > best:
+                        source, best = entry.id, n
+        return source, best
 
     def touch(self, sequence: int) -> None:
         """Note that a parked sequence was used: it is evicted last."""
@@ -156,10 +181,49 @@ class PrefixCache:
         if len(own) <= n:
             self.drop(entry)
             return
+        self._cut(entry, own[-n])
+
+    # -- states of recurrent layers --
+
+    def evict_states(self, wanted: int) -> bool:
+        """Evict checkpoints until `wanted` slots are free; return whether they are."""
+        slots = self._slots
+        while slots is not None and slots.n_free < wanted:
+            found = slots.checkpoints()
+            if not found:
+                return False
+            self.forget_state(found[0])
+        return True
+
+    def trim_states(self) -> None:
+        """Evict checkpoints beyond their limit."""
+        if self._slots is not None and self._slots.has_changed:
+            while len(found := self._slots.checkpoints()) > self._slots.max_checkpoints:
+                self.forget_state(found[0])
+            self._slots.has_changed = False
+
+    def forget_state(self, slot: int, keep: Collection[int] = ()) -> None:
+        """Take all sequences but `keep` out of a slot; parked ones are cut to the state before it."""
+        assert self._slots is not None
+        self.evictions += 1
+        for sequence in self._slots.evict(slot, keep):
+            entry = self._entries.get(sequence)
+            if entry is not None:
+                self._cut(entry, self._slots.position(sequence))
+
+    def _keep_states(self, source: int, target: int, pins: int) -> None:
+        """Let a parked sequence have the states of one that it begins with; pinned ones are not evicted."""
+        if self._slots is not None:
+            self._slots.copy(source, target)
+            self._slots.has_changed = True
+            (self._slots.parked.discard if pins else self._slots.parked.add)(target)
+
+    def _cut(self, entry: Parked, n: int) -> None:
+        """Keep the first n items of a parked sequence, at the least recently used place."""
         self._trees[entry.adapter].remove(entry.items)
         del self._entries[entry.id]
-        self.park(entry.id, entry.items[: own[-n]], adapter=entry.adapter)
-        if entry.id in self._entries:  # it keeps its place among the least recently used
+        self.park(entry.id, entry.items[:n], adapter=entry.adapter)
+        if entry.id in self._entries:
             self._entries.move_to_end(entry.id, last=False)
 
     def n_evictable(self, claimed: Sequence[Ints] = ()) -> int:
@@ -191,4 +255,13 @@ class PrefixCache:
             hits=self.hits,
             tokens_saved=self.tokens_saved,
             evictions=self.evictions,
+            **self._slot_stats(),
         )
+
+    def _slot_stats(self) -> dict[str, int]:
+        slots = self._slots
+        if slots is None:
+            return {}
+        n = len(slots.checkpoints())
+        held = slots.n_used - n
+        return {"slots": slots.n_slots, "slots_free": slots.n_free, "slots_held": held, "checkpoints": n}

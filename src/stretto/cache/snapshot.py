@@ -6,8 +6,8 @@
             ...
 
 The file is safetensors: `tokens` and `positions`, int32[n], and `cells`, uint8[n, cell_bytes]; if there are
-images, the tensors of `snapshot_images` too. Everything else is text in its metadata. Cells are read and
-written in pieces, never as a whole in memory.
+images, the tensors of `snapshot_images` too, and with recurrent layers that of `snapshot_states`. Everything
+else is text in its metadata. Cells are read and written in pieces, never as a whole in memory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 
 from stretto.cache.snapshot_head import Expected, Snapshot, checked_path
 from stretto.cache.snapshot_images import IMAGE_TYPES, SavedImages, check_shapes
+from stretto.cache.snapshot_states import STATE_TYPES, SavedStates, check_states
 from stretto.errors import SnapshotError
 from stretto.weights.files import atomic_write
 from stretto.weights.safetensors import safetensors_head
 
-__all__ = ["Bytes", "Expected", "Snapshot", "SnapshotFile", "write_snapshot"]
+__all__ = ["Bytes", "Expected", "SavedStates", "Snapshot", "SnapshotFile", "write_snapshot"]
 
 Bytes = NDArray[np.uint8]
 
@@ -46,35 +47,46 @@ def write_snapshot(
     snapshot: Snapshot,
     cell_bytes: int,
     read: Callable[[int, int], Bytes],
+    slot_bytes: int = 0,
+    read_state: Callable[[int], Bytes] | None = None,
 ) -> None:
-    """Write a file atomically; `read(first, last)` gives uint8[k, cell_bytes]."""
+    """Write a file atomically; `read(first, last)` gives uint8[k, cell_bytes], `read_state(i)` one state."""
     target = checked_path(path)
     snapshot.check(target)
-    n, digest, step = len(snapshot.tokens), sha256(), max(1, PIECE_BYTES // cell_bytes)
+    n, digest, step = len(snapshot.tokens), sha256(), max(1, PIECE_BYTES // max(1, cell_bytes))
+    states = sha256()
     try:
         with atomic_write(target) as file:
-            file.write(_head(snapshot, cell_bytes, UNKNOWN))
+            file.write(_head(snapshot, cell_bytes, slot_bytes, UNKNOWN, UNKNOWN))
             file.write(snapshot.tokens.astype("<i4").tobytes())
             file.write(snapshot.positions.astype("<i4").tobytes())
             for tensor in _images(snapshot).values():
                 file.write(tensor.reshape(-1).data)
+            if snapshot.states is not None and read_state is not None:
+                for index in range(len(snapshot.states.positions)):
+                    data = read_state(index).reshape(-1).data
+                    states.update(data)
+                    file.write(data)
             for first in range(0, n, step):
                 data = read(first, min(first + step, n)).reshape(-1).data
                 digest.update(data)
                 file.write(data)
             file.seek(0)
-            file.write(_head(snapshot, cell_bytes, digest.hexdigest()))  # as long as it was
+            checksums = digest.hexdigest(), states.hexdigest()
+            file.write(_head(snapshot, cell_bytes, slot_bytes, *checksums))  # as long as it was
     except OSError as error:
         raise SnapshotError(f"cannot be written: {error.strerror or error}", path=target) from None
 
 
-def _head(snapshot: Snapshot, cell_bytes: int, cells: str) -> bytes:
+def _head(snapshot: Snapshot, cell_bytes: int, slot_bytes: int, cells: str, states: str) -> bytes:
     """The first bytes of the file: a length and its tensors and metadata, as JSON."""
     n = len(snapshot.tokens)
-    images = {name: tensor.shape for name, tensor in _images(snapshot).items()}
-    shapes = {"tokens": (n,), "positions": (n,), **images, "cells": (n, cell_bytes)}
-    tensors = {name: ((TYPES | IMAGE_TYPES)[name], shape) for name, shape in shapes.items()}
-    return safetensors_head(snapshot.metadata(cells), tensors)
+    extra: dict[str, tuple[int, ...]] = {name: tensor.shape for name, tensor in _images(snapshot).items()}
+    if snapshot.states is not None:
+        extra["states"] = len(snapshot.states.positions), slot_bytes
+    shapes = {"tokens": (n,), "positions": (n,), **extra, "cells": (n, cell_bytes)}
+    tensors = {name: ((TYPES | IMAGE_TYPES | STATE_TYPES)[name], shape) for name, shape in shapes.items()}
+    return safetensors_head(snapshot.metadata(cells, states), tensors)
 
 
 def _images(snapshot: Snapshot) -> dict[str, NDArray[Any]]:
@@ -89,7 +101,7 @@ class SnapshotFile:
         self._file = _open(self.path)
         metadata: dict[str, str] = self._file.metadata() or {}
         Snapshot.check_version(metadata, self.path)
-        self._n, cell_bytes = self._check_tensors(expected)
+        self._n, cell_bytes, states_shape = self._check_tensors(expected)
         tokens, positions = (self._file.get_tensor(name) for name in ("tokens", "positions"))
         images = None
         if "runs" in self._file.keys():  # noqa: SIM118 - it is no dict
@@ -99,8 +111,10 @@ class SnapshotFile:
         expected.check(self.snapshot, self.path)
         if cell_bytes != expected.cell_bytes:
             raise SnapshotError(f"a cell of {cell_bytes} bytes, not {expected.cell_bytes}", path=self.path)
-        self._cells_hash = metadata["cells"]
-        self._step = max(1, PIECE_BYTES // cell_bytes)
+        layout, slot_bytes = expected.state_layout, expected.slot_bytes
+        check_states(self.snapshot.states, states_shape, layout, slot_bytes, self._n, self.path)
+        self._cells_hash, self._states_hash = metadata["cells"], metadata.get("states", "")
+        self._step = max(1, PIECE_BYTES // max(1, cell_bytes))
 
     def pieces(self) -> Iterator[tuple[int, Bytes]]:
         """(first, uint8[k, cell_bytes]), one after the other.
@@ -121,14 +135,27 @@ class SnapshotFile:
         if digest.hexdigest() != self._cells_hash:
             raise SnapshotError("damaged: the cells are not those that were saved", path=self.path)
 
-    def _check_tensors(self, expected: Expected) -> tuple[int, int]:
-        """Number of tokens, and bytes of a cell, once types, shapes and lengths are known to agree."""
+    def states(self) -> Iterator[Bytes]:
+        """uint8[1, slot_bytes] of each state, valid once the iterator ends, as `pieces`."""
+        saved, digest = self.snapshot.states, sha256()
+        if saved is None:
+            return
+        states = self._file.get_slice("states")
+        for index in range(len(saved.positions)):
+            data: Bytes = states[index : index + 1]
+            digest.update(data.reshape(-1).data)
+            yield data
+        if digest.hexdigest() != self._states_hash:
+            raise SnapshotError("damaged: the states are not those that were saved", path=self.path)
+
+    def _check_tensors(self, expected: Expected) -> tuple[int, int, tuple[int, ...]]:
+        """Number of tokens, bytes of a cell, shape of the states: types, shapes and lengths agree."""
         names = set(self._file.keys())
-        wanted = TYPES if names == TYPES.keys() else TYPES | IMAGE_TYPES
+        wanted = TYPES | (IMAGE_TYPES if "runs" in names else {}) | (STATE_TYPES if "states" in names else {})
         if names != wanted.keys():
             raise SnapshotError(
                 f"the tensors {', '.join(TYPES)} are needed and no others, or with images "
-                f"{', '.join(IMAGE_TYPES)} too",
+                f"{', '.join(IMAGE_TYPES)} too, and states of recurrent layers",
                 path=self.path,
             )
         shapes: dict[str, list[int]] = {}
@@ -146,9 +173,9 @@ class SnapshotFile:
                 f"{n} tokens, and the context has {expected.context_length}; load the model with more cells",
                 path=self.path,
             )
-        if wanted is not TYPES:
+        if "runs" in names:
             check_shapes(shapes, n, expected.n_embd, self.path)
-        return n, cell_bytes
+        return n, cell_bytes, tuple(shapes.get("states", ()))
 
     def close(self) -> None:
         """Close the file."""

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cache.snapshot_images import SavedImages
+from stretto.cache.snapshot_states import STATE_KEYS, SavedStates
 from stretto.errors import InvalidRequest, SnapshotError
 
 Ints = NDArray[np.int32]
 
 FORMAT = "stretto sequence"
-VERSION = "1"
+VERSION, WITH_STATES = "1", "2"  # without and with recurrent states
 ALL = "all"  # how `exact` is written where it is None
 
 NUMBER = re.compile(r"[0-9]{1,20}", re.ASCII)
@@ -46,12 +47,13 @@ class Snapshot:
     waiting: bytes = b""  # of an incomplete UTF-8 character
     fresh: bool = False  # whether the next token starts a text
     images: SavedImages | None = None  # among the tokens
+    states: SavedStates | None = None  # of recurrent layers
 
-    def metadata(self, cells: str) -> dict[str, str]:
-        """All but the tensors as text; `cells` is the checksum of the cells."""
+    def metadata(self, cells: str, states: str = "") -> dict[str, str]:
+        """All but the tensors as text; `cells` and `states` are checksums of these."""
         fields = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": VERSION if self.states is None else WITH_STATES,
             "model": self.model,
             "layout": self.layout,
             "n_prompt": str(self.n_prompt),
@@ -65,6 +67,8 @@ class Snapshot:
         }
         if self.images is not None:
             fields["images"] = self.images.digest()
+        if self.states is not None:
+            fields |= self.states.metadata(states)
         return {**fields, "checksum": _checksum(fields, self.tokens, self.positions)}
 
     @staticmethod
@@ -75,9 +79,10 @@ class Snapshot:
                 f"no sequence that Stretto saved: its format is {metadata.get('format')!r}, not {FORMAT!r}",
                 path=path,
             )
-        if metadata.get("version") != VERSION:
+        if metadata.get("version") not in (VERSION, WITH_STATES):
             raise SnapshotError(
-                f"version {metadata.get('version')!r} of the format is not known, only {VERSION!r}; "
+                f"version {metadata.get('version')!r} of the format is not known, only {VERSION!r} and "
+                f"{WITH_STATES!r}; "
                 "read it with the version of Stretto that saved it",
                 path=path,
             )
@@ -92,7 +97,9 @@ class Snapshot:
         images: SavedImages | None = None,
     ) -> Snapshot:
         """Parse the result of `metadata`; raises `SnapshotError` if its checksum is wrong."""
+        has_states = metadata.get("version") == WITH_STATES
         keys = KEYS if images is None else KEYS | {"images"}
+        keys = keys | STATE_KEYS if has_states else keys
         if metadata.keys() != keys:
             odd = ", ".join(sorted(metadata.keys() ^ keys))[:200]
             raise SnapshotError(f"damaged: keys are missing or too many: {odd}", path=path)
@@ -123,6 +130,7 @@ class Snapshot:
             waiting=bytes.fromhex(metadata["waiting"]),
             fresh=number("fresh", 1) == 1,
             images=images,
+            states=SavedStates.from_metadata(metadata, path) if has_states else None,
         )
 
     def check(self, path: Path) -> None:
@@ -132,6 +140,8 @@ class Snapshot:
         if self.images is not None:
             self.images.check(len(self.tokens), path)
         if not len(self.tokens):
+            if self.states is not None:
+                raise SnapshotError("states of a sequence without tokens", path=path)
             return
         if self.tokens.min() < 0 or self.positions[0] < 0:
             raise SnapshotError(
@@ -147,6 +157,8 @@ class Snapshot:
                 "positions must increase",
                 path=path,
             )
+        if self.states is not None:
+            self.states.check(self.positions, path)
 
 
 @dataclass(frozen=True)
@@ -159,6 +171,8 @@ class Expected:
     n_vocab: int
     n_embd: int
     context_length: int
+    state_layout: str = ""  # of recurrent layers, if the model has any
+    slot_bytes: int = 0
 
     def check(self, saved: Snapshot, path: Path) -> None:
         """Raise `SnapshotError` if the model cannot continue the saved sequence."""

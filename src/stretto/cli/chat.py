@@ -39,6 +39,8 @@ def chat(
     load: Annotated[
         Path | None, typer.Option("--load", metavar="FILE", help="Take up a chat that /save has written.")
     ] = None,
+    template_arg: o.TemplateArg = None,
+    reasoning: o.Reasoning = None,
     stats: o.Stats = None,
     temperature: o.Temperature = 0.8,
     top_k: o.TopK = 40,
@@ -58,8 +60,9 @@ def chat(
     Without a terminal each line of stdin is a turn, and errors in any of them make the exit code 2.
     """
     from stretto.cli.conversation import Conversation
-    from stretto.cli.generation import note, open_llm, wants_stats
+    from stretto.cli.generation import note, open_llm, template_arguments, wants_stats
 
+    arguments = template_arguments(template_arg)
     conversation = Conversation() if load is None else Conversation.load(load)
     if system is not None:
         conversation.system = system
@@ -72,12 +75,14 @@ def chat(
         "max_tokens": max_tokens,
         "stop": stop or (),
         "timeout": timeout,
+        "reasoning": True,
     }
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     with open_llm(
         model, backend=backend, threads=threads, cells=cells, precision=precision, vision=vision
     ) as llm:
-        session = Chat(llm, model, conversation, settings, wants_stats(stats))
+        session = Chat(llm, model, conversation, settings, wants_stats(stats), arguments)
+        session.show_reasoning = wants_stats(reasoning)
         if interactive:
             note(
                 f"{clean(model)}, backend {llm.backend.name}, context {llm.context_length:,}; /help for help"
@@ -103,20 +108,31 @@ class Chat:
     """A conversation with a model: takes lines, which are commands or turns."""
 
     def __init__(
-        self, llm: LLM, model: str, conversation: Conversation, settings: dict[str, Any], stats: bool
+        self,
+        llm: LLM,
+        model: str,
+        conversation: Conversation,
+        settings: dict[str, Any],
+        stats: bool,
+        arguments: dict[str, Any] | None = None,
     ) -> None:
         self.llm = llm
         self.model = model
         self.conversation = conversation
         self.settings = settings
         self.stats = stats
+        self.arguments = arguments or {}  # of the chat template
+        self.show_reasoning = False
         self.answers: list[Answer] = []
         self.images: list[Image] = []  # of the next turn
         self.n_failed = 0
         try:
-            llm.chat_prompt([*conversation.messages, {"role": "user", "content": "?"}])
+            self._prompt([*conversation.messages, {"role": "user", "content": "?"}])
         except Unsupported:
             raise Unsupported(f"{model} has no chat template; continue texts with: stretto run") from None
+
+    def _prompt(self, messages: list[dict[str, Any]]) -> list[int]:
+        return self.llm.chat_prompt(messages, template=self.arguments)
 
     def take(self, line: str) -> bool:
         """Handle a line; False if it ends the chat. Errors are printed, and the chat continues."""
@@ -146,10 +162,10 @@ class Chat:
 
         self.conversation.add("user", [*self.images, text] if self.images else text)
         try:
-            prompt = self.llm.chat_prompt(self.conversation.messages)
+            prompt = self._prompt(self.conversation.messages)
             with stopped_by_ctrl_c() as stopped:
-                answer = say(self.llm, prompt, self.settings, stopped)
-            if not answer.text and answer.finish_reason == "cancelled":
+                answer = say(self.llm, prompt, self.settings, stopped, self.show_reasoning)
+            if not answer.text and not answer.reasoning and answer.finish_reason == "cancelled":
                 raise KeyboardInterrupt
         except BaseException as error:
             self.conversation.turns.pop()
@@ -160,7 +176,7 @@ class Chat:
                 ) from None
             raise
         self.images = []
-        self.conversation.add("assistant", answer.text)
+        self.conversation.add("assistant", answer.text, answer.reasoning)
         self.answers.append(answer)
         if self.stats:
             note(str(answer))

@@ -34,9 +34,10 @@ class Conversation:
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         return first + self.turns
 
-    def add(self, role: str, content: str | list[str | Image]) -> None:
-        """Append a message: a text, or texts and images."""
-        self.turns.append({"role": role, "content": content})
+    def add(self, role: str, content: str | list[str | Image], reasoning: str = "") -> None:
+        """Append a message: a text, or texts and images; an answer may have its reasoning."""
+        thoughts = {"reasoning_content": reasoning} if reasoning else {}
+        self.turns.append({"role": role, "content": content, **thoughts})
 
     def reset(self) -> None:
         """Remove all messages but the system message."""
@@ -75,12 +76,14 @@ class Conversation:
             if message["role"] == "system":
                 loaded.system = message["content"]
             else:
-                loaded.add(message["role"], message["content"])
+                loaded.add(message["role"], message["content"], message.get("reasoning_content", ""))
         return loaded
 
 
 def _is_message(message: Any, first: bool) -> bool:
     if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+        return False
+    if not isinstance(message.get("reasoning_content", ""), str):
         return False
     return message.get("role") in (ROLES if first else ROLES[1:])
 

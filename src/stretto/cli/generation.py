@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import unicodedata
@@ -36,6 +37,7 @@ class Answer:
     first_token: float  # seconds
     tokens_per_second: float  # 0 where there is too little to measure
     finish_reason: str
+    reasoning: str = ""
 
     def __str__(self) -> str:
         facts = [f"{self.n_tokens:,} token{'' if self.n_tokens == 1 else 's'}"]
@@ -91,18 +93,30 @@ def say(
     prompt: str | list[int] | tuple[str | Image, ...],
     options: dict[str, Any],
     stop: Callable[[], bool] = lambda: False,
+    show_reasoning: bool = False,
 ) -> Answer:
-    """Generate, and write the text to stdout as it comes; `stop()` is called after each token."""
+    """Generate, and write the text to stdout as it comes; `stop()` is called after each token.
+
+    Reasoning goes to stderr, if it is to be shown.
+    """
     last = "\n"
+    thoughts = Reasoning() if show_reasoning else None
     with llm.stream(prompt, **options) as stream:
         try:
             for token in stream:
-                if token.text:
+                if token.is_reasoning:
+                    if thoughts is not None:
+                        thoughts.show(token.text)
+                elif token.text:
+                    if thoughts is not None:
+                        thoughts.end()
                     sys.stdout.write(last := printable(token.text))
                     sys.stdout.flush()
                 if stop():
                     stream.cancel()
         finally:
+            if thoughts is not None:
+                thoughts.end()
             if not last.endswith("\n"):
                 sys.stdout.write("\n")
                 sys.stdout.flush()
@@ -113,7 +127,52 @@ def say(
         first_token=result.timings.first_token,
         tokens_per_second=result.timings.tokens_per_second,
         finish_reason=result.finish_reason,
+        reasoning=result.reasoning,
     )
+
+
+class Reasoning:
+    """Reasoning on stderr, set off from the answer."""
+
+    def __init__(self) -> None:
+        self._console = console(stderr=True)
+        self._has_text = False
+
+    def show(self, text: str) -> None:
+        """Print a piece of it."""
+        if text:
+            self._console.print(printable(text), style="dim", end="", soft_wrap=True)
+            self._has_text = True
+
+    def end(self) -> None:
+        """Leave an empty line behind it."""
+        if self._has_text:
+            self._console.print("\n")
+            self._has_text = False
+
+
+def template_arguments(given: Iterable[str] | None) -> dict[str, Any]:
+    """The arguments of a chat template, from NAME=VALUE or JSON objects.
+
+    >>> template_arguments(["enable_thinking=false", "reasoning_effort=high"])
+    {'enable_thinking': False, 'reasoning_effort': 'high'}
+    """
+    arguments: dict[str, Any] = {}
+    for text in given or ():
+        if text.lstrip().startswith("{"):
+            try:
+                arguments |= json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise InvalidRequest(f"--template-arg: not JSON: {error}") from None
+            continue
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise InvalidRequest(f"--template-arg takes NAME=VALUE or a JSON object, not {text!r}")
+        try:
+            arguments[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            arguments[name] = value
+    return arguments
 
 
 @contextmanager
@@ -165,5 +224,5 @@ def note(text: str) -> None:
 
 
 def wants_stats(asked: bool | None) -> bool:
-    """Whether to show the speed: as the option says, else if stderr is a terminal."""
+    """Whether to show something on stderr: as the option says, else if it is a terminal."""
     return sys.stderr.isatty() if asked is None else asked

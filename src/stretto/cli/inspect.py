@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _MAX_CHARS = 60  # characters of a string that are shown
 _MAX_ELEMENTS = 6  # elements of an array that are shown
+STATE_NUMBER_BYTES = 4  # states are kept as float32
 
 
 def inspect(
@@ -36,8 +37,10 @@ def _document(file: GGUF) -> dict[str, Any]:
     from stretto.weights.memory import CACHE_TYPES, memory
 
     need = memory(file)
+    kind, slot_bytes = _recurrent(file)
     return {
         "path": str(file.path),
+        "files": [str(path) for path in file.files],
         "bytes": file.nbytes,
         "version": file.version,
         "metadata": {
@@ -49,6 +52,7 @@ def _document(file: GGUF) -> dict[str, Any]:
                 "name": tensor.name,
                 "shape": list(tensor.shape),
                 "format": tensor.format.name,
+                "file": file.file_of(tensor).name,
                 "offset": tensor.offset,
                 "bytes": tensor.nbytes,
             }
@@ -62,8 +66,22 @@ def _document(file: GGUF) -> dict[str, Any]:
                 kind: {str(length): need.cache_bytes(kind, length) for length in need.lengths}
                 for kind in CACHE_TYPES
             },
+            "recurrent": kind,
+            "slot": slot_bytes,
         },
     }
+
+
+def _recurrent(file: GGUF) -> tuple[str, int]:
+    """The kind of the model's recurrent layers, and the bytes of a state slot; "" and 0 if it has none."""
+    from stretto.errors import ModelError
+    from stretto.models import read_spec
+
+    try:
+        spec = read_spec(file)
+    except ModelError:  # what cannot be loaded can still be looked at
+        return "", 0
+    return spec.recurrent, STATE_NUMBER_BYTES * spec.state_floats
 
 
 def _plain(value: Value) -> Any:
@@ -94,7 +112,8 @@ def _show(file: GGUF, tensors: bool) -> None:
         size(file.nbytes),
     ]
     screen.print(" · ".join([*title, f"GGUF {file.version}"]), style="bold")
-    screen.print(clean(str(file.path)), style="dim", soft_wrap=True)
+    for path in file.files:
+        screen.print(clean(str(path)), style="dim", soft_wrap=True)
 
     keys = table("key", "type", "value")
     for key, value in file.metadata.items():
@@ -110,6 +129,9 @@ def _show(file: GGUF, tensors: bool) -> None:
     need = memory(file)
     screen.print(_formats(file, need))
     screen.print(_cache(need))
+    kind, slot_bytes = _recurrent(file)
+    if kind:
+        screen.print(f"{size(slot_bytes)} for the {kind} states of each sequence and each checkpoint")
 
 
 def _formats(file: GGUF, need: Memory) -> Any:

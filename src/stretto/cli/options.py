@@ -20,6 +20,22 @@ Vision = Annotated[
     typer.Option("--vision", metavar="FILE", help="The mmproj file that lets the model see images."),
 ]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")]
+TemplateArg = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-arg",
+        metavar="NAME=VALUE",
+        help="An argument of the chat template, such as enable_thinking=false (JSON, or text); "
+        "may be repeated, or be one JSON object.",
+    ),
+]
+Reasoning = Annotated[
+    bool | None,
+    typer.Option(
+        "--reasoning/--no-reasoning",
+        help="Show on stderr what the model thinks before it answers (default: in a terminal).",
+    ),
+]
 Stats = Annotated[
     bool | None,
     typer.Option("--stats/--no-stats", help="Tell the speed on stderr (default: in a terminal)."),

@@ -22,6 +22,8 @@ def run(
         bool, typer.Option("--chat/--raw", help="Ask the prompt as a user would, or continue it as it is.")
     ] = False,
     system: o.System = None,
+    template_arg: o.TemplateArg = None,
+    reasoning: o.Reasoning = None,
     vision: o.Vision = None,
     image: Annotated[
         list[Path] | None,
@@ -46,10 +48,13 @@ def run(
 
     The prompt is continued as it is; --chat asks it in the model's own chat format instead.
     """
-    from stretto.cli.generation import note, open_images, open_llm, say, wants_stats
+    from stretto.cli.generation import note, open_images, open_llm, say, template_arguments, wants_stats
 
+    arguments = template_arguments(template_arg)
     if system is not None and not chat:
         raise InvalidRequest("--system is for --chat; without it the prompt is the model's whole input")
+    if arguments and not chat:
+        raise InvalidRequest("--template-arg is for --chat; without it no chat template is used")
     images = open_images(image or [], vision)
     text = prompt_text(prompt)
     settings: dict[str, Any] = {
@@ -61,6 +66,7 @@ def run(
         "max_tokens": max_tokens,
         "stop": stop or (),
         "timeout": timeout,
+        "reasoning": chat,
     }
     with open_llm(
         model, backend=backend, threads=threads, cells=cells, precision=precision, vision=vision
@@ -68,20 +74,20 @@ def run(
         parts: Parts = (*images, text)
         asked: str | list[int] | Parts = parts if images else text
         if chat:
-            asked = _asked(llm, parts, system)
+            asked = _asked(llm, parts, system, arguments)
         if as_json:
             _print(llm, asked, settings, model)
         else:
-            answer = say(llm, asked, settings)
+            answer = say(llm, asked, settings, show_reasoning=wants_stats(reasoning))
             if wants_stats(stats):
                 note(str(answer))
 
 
-def _asked(llm: LLM, parts: Parts, system: str | None) -> list[int]:
+def _asked(llm: LLM, parts: Parts, system: str | None, arguments: dict[str, Any]) -> list[int]:
     messages: list[dict[str, Any]] = [{"role": "user", "content": parts if len(parts) > 1 else parts[0]}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    return llm.chat_prompt(messages)
+    return llm.chat_prompt(messages, template=arguments)
 
 
 def _print(llm: LLM, prompt: str | list[int] | Parts, settings: dict[str, Any], model: str) -> None:
@@ -92,6 +98,7 @@ def _print(llm: LLM, prompt: str | list[int] | Parts, settings: dict[str, Any], 
     result = llm.generate(prompt, **settings)
     document = {
         "text": result.text,
+        "reasoning": result.reasoning,
         "tokens": result.tokens,
         "finish_reason": result.finish_reason,
         "stop_reason": result.stop_reason,

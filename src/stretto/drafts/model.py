@@ -18,6 +18,11 @@ class Model(Protocol):
         """Its tokenizer."""
         ...
 
+    @property
+    def spec(self) -> Any:
+        """Its shape."""
+        ...
+
     def sequence(self, prompt: Any) -> Any:
         """A new sequence."""
         ...
@@ -56,19 +61,26 @@ class ModelProposer:
         self._llm = llm
         self._sequence: Any = None
         self._has_images = False
+        # Recurrent layers forget a rejected token only by a replay: a fork makes the draft, and is closed.
+        self._forks = bool(getattr(getattr(llm, "spec", None), "recurrent", ""))
 
     def propose(self, tokens: list[int], most: int) -> list[int]:
         """The small model's greedy continuation; shorter, or empty, where its context or cache is full."""
         draft: list[int] = []
+        fork: Any = None
         try:
             self._follow(tokens)
+            fork = self._sequence.fork() if self._forks else self._sequence
             for _ in range(most):
-                step = self._sequence.step(temperature=0)
+                step = fork.step(temperature=0)
                 if step.is_end:
                     break
                 draft.append(step.token)
         except (CacheFull, ContextOverflow):
             pass
+        finally:
+            if self._forks and fork is not None:
+                fork.close(park=False)
         return draft
 
     def _follow(self, tokens: list[int]) -> None:

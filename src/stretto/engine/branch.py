@@ -22,12 +22,14 @@ from stretto.engine.output import TextOutput
 from stretto.engine.params import Keywords, RequestParams
 from stretto.engine.request import Request
 from stretto.engine.sequence import Sequence
+from stretto.engine.thoughts import Thoughts
 from stretto.engine.track import Track
 from stretto.engine.types import Result
 from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.sampling.params import check_integer, check_number
 from stretto.sampling.rng import RandomStream
-from stretto.structured import Compiled, Guide
+from stretto.structured import Compiled, Constraint, Guide, constraint
+from stretto.text.reasoning import Reasoning
 
 Prompt = list[int] | Sequence
 
@@ -177,11 +179,11 @@ def _text_request(
 ) -> Request[PlainDecoder]:
     runner, tokenizer = engine.runner, engine.tokenizer
     track.running = True
-    guide, speculation = new_guide(params), None
+    guide, speculation = _constraint(engine, track, params), None
     if params.draft is not None:
         speculation = Speculation(runner, params.draft, tokenizer)
     detokenizer = tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)
-    output = TextOutput(runner.metrics, params, detokenizer)
+    output = TextOutput(runner.metrics, params, detokenizer, _thoughts(engine, track, params))
     decoder = PlainDecoder(
         runner, track, output, params, end_ids_of(engine, params), guide, speculation, keep_track
     )
@@ -193,9 +195,9 @@ def _beam_request(
 ) -> Request[BeamDecoder]:
     runner, tokenizer = engine.runner, engine.tokenizer
     track.running = True
-    guide = new_guide(params)
+    guide = _constraint(engine, track, params)
     detokenizer = tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)
-    output = TextOutput(runner.metrics, params, detokenizer)
+    output = TextOutput(runner.metrics, params, detokenizer, _thoughts(engine, track, params))
     beam = BeamParams(how.beams or 1, how.length_penalty)
     decoder = BeamDecoder(runner, track, output, params, end_ids_of(engine, params), beam, guide)
     return Request(decoder, runner.metrics, priority=params.priority, timeout=params.timeout)
@@ -204,6 +206,21 @@ def _beam_request(
 def new_guide(params: RequestParams) -> Guide | None:
     """A guide through the grammar of a request, if it has one."""
     return params.grammar.guide() if isinstance(params.grammar, Compiled) else None
+
+
+def _constraint(engine: Engine, track: Track, params: RequestParams) -> Constraint | None:
+    """The guide of a text; it starts after the reasoning where that is told apart."""
+    guide = new_guide(params)
+    return None if guide is None else constraint(guide, _reasoning(engine, params), track.tokens)
+
+
+def _thoughts(engine: Engine, track: Track, params: RequestParams) -> Thoughts | None:
+    reasoning = _reasoning(engine, params)
+    return None if reasoning is None else Thoughts(reasoning, track.tokens)
+
+
+def _reasoning(engine: Engine, params: RequestParams) -> Reasoning | None:
+    return engine.reasoning if params.reasoning else None
 
 
 def end_ids_of(engine: Engine, params: RequestParams) -> frozenset[int]:
@@ -224,7 +241,7 @@ def check_prompt(engine: Engine, length: int, params: RequestParams) -> None:
             limit=runner.context_length,
         )
     if params.overflow == "shift":
-        runner.backend.capabilities.require("shift", runner.backend.name)
+        runner.require_shift()
         if params.keep > runner.context_length - 2:
             raise InvalidRequest(
                 f"keep is {params.keep}; in a context of {runner.context_length} at most "

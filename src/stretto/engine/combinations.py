@@ -72,6 +72,7 @@ REFUSALS = (
     Refusal(PARALLEL, "logprobs", "every member has its probability; leave it out"),
     Refusal(PARALLEL, "loop", "sets are chosen in Python; leave it out"),
     Refusal(PARALLEL, "draft", "a set is not one token that could be drafted; leave it out"),
+    Refusal(PARALLEL, "reasoning", "the text of a run is a path through its sets; read it as it is"),
     Refusal(PARALLEL, "overflow", _END),
     Refusal(PARALLEL, "keep", _END),
     Refusal(PARALLEL, "n", _SAME_RUN),

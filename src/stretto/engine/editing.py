@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stretto.cache.cells import check_range
+from stretto.cache.checks import check_range
 from stretto.cache.lags import lag_before
 from stretto.engine.images import refuse_cut
 from stretto.engine.runner import Runner
@@ -27,9 +27,12 @@ def remove(runner: Runner, track: Track, start: int, stop: int, close: bool, com
     """Remove the tokens at start ≤ position < stop; `close` moves those behind them down."""
     start, stop = check_position("start", start), check_position("stop", stop)
     check_range(start, stop)
+    uncomputed = close and start >= track.start  # a mere change of the text to come
+    if runner.slots is not None and not uncomputed:
+        runner.slots.check_removal(is_tail=start == stop or stop >= track.position)
+        close = False  # no token is behind it
     if close:
         runner.backend.capabilities.require("shift", runner.backend.name)
-    uncomputed = close and start >= track.start  # a mere change of the text to come
     if stop < track.position and track.n_missing and not uncomputed:
         compute(track)  # tokens behind the hole take their positions before it is made
     where = positions_of(runner, track)

@@ -30,8 +30,9 @@ from stretto.engine.request import Request
 from stretto.engine.runner import Runner
 from stretto.engine.scheduler import Plan, Scheduler
 from stretto.engine.track import Track
-from stretto.errors import InvalidRequest
+from stretto.errors import CacheFull, InvalidRequest
 from stretto.structured import Compiler
+from stretto.text.reasoning import Reasoning
 from stretto.text.tokenizer import Tokenizer
 
 AnyRequest = Request[Any]
@@ -51,7 +52,7 @@ class Engine:
         fingerprint: Callable[[], str] | None = None,
     ) -> None:
         limits = limits or Limits()
-        self.runner = Runner(backend, prefix_cache, limits.max_tokens_per_step)
+        self.runner = Runner(backend, prefix_cache, limits.max_tokens_per_step, limits.checkpoint_bytes)
         self.lock = self.runner.lock
         self.metrics: Metrics = self.runner.metrics
         self.tokenizer = tokenizer
@@ -59,6 +60,7 @@ class Engine:
         self.encoding = Encoding(self.runner, limits.max_step_ms)
         self.scheduler = Scheduler(self.runner, self.encoding, limits)
         self.grammars = Compiler(tokenizer, backend.spec.n_vocab)
+        self.reasoning: Reasoning | None = None  # how the model marks it, if it thinks before it answers
         self.arrivals = Arrivals()
         self.events = StepEvents()
         self._ahead = Ahead(self.runner, self.arrivals.interrupt)
@@ -107,7 +109,7 @@ class Engine:
         else:
             scheduler.check_deadlines()
         plan = scheduler.plan()
-        if plan.missing_cells:
+        if plan.missing_cells or plan.missing_slots:
             self._relieve(plan)
             return
         n_tokens = self._run(plan)
@@ -200,8 +202,14 @@ class Engine:
         elif victim.output.has_tokens:
             victim.finish("length", "cache full")
         else:
-            victim.fail(self.runner.cache_full(plan.missing_cells, plan.claimed))
+            victim.fail(self._cache_full(plan))
         scheduler.sweep()
+
+    def _cache_full(self, plan: Plan) -> CacheFull:
+        if plan.missing_slots and self.runner.slots is not None:
+            slots = self.runner.slots
+            return slots.full(plan.missing_slots, slots.n_free + len(slots.checkpoints()))
+        return self.runner.cache_full(plan.missing_cells, plan.claimed)
 
     # -- stepping from any thread --
 

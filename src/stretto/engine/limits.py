@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from stretto.sampling.params import check_integer, check_number
 
+HELD_SEQUENCES = 16  # of callers, siblings and beams, beyond the running requests
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -16,12 +18,14 @@ class Limits:
     - `max_queue`: requests that wait; a call that finds so many is refused with `QueueFull`
     - `max_tokens_per_step`: tokens in a forward pass, at most
     - `max_step_ms`: how long a pass may take while requests decode, about; prompts are cut to fit
+    - `checkpoint_bytes`: of states of recurrent layers that are kept to be continued from again
     """
 
     max_running: int = 64
     max_queue: int = 1024
     max_tokens_per_step: int = 512
     max_step_ms: float = 45.0
+    checkpoint_bytes: int = 512 << 20
     max_ahead_ms: float | None = None  # without effect: every token is given out when it is made
 
     def __post_init__(self) -> None:
@@ -29,12 +33,18 @@ class Limits:
         check_integer("max_queue", self.max_queue, 0, 1 << 24)
         check_integer("max_tokens_per_step", self.max_tokens_per_step, 1, 1 << 16)
         check_number("max_step_ms", self.max_step_ms, 0.0, 1e9, open_low=True)
+        check_integer("checkpoint_bytes", self.checkpoint_bytes, 0, 1 << 50)
         if self.max_ahead_ms is not None:
             warnings.warn(
                 "max_ahead_ms has no effect: the fused loop gives every token out when it is made",
                 DeprecationWarning,
                 stacklevel=3,
             )
+
+    @property
+    def max_states(self) -> int:
+        """Sequences that can have a recurrent state at the same time: requests, and some of callers."""
+        return self.max_running + HELD_SEQUENCES
 
 
 class Pace:

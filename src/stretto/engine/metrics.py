@@ -49,6 +49,7 @@ class Metrics:
 
     - `added`, `finished` (by reason), `failed`, `refused`, `preempted`: requests
     - `waiting`, `running`: requests now; `threads` that the backend uses
+    - `slots` of recurrent states, how many are used, and the bytes of each; 0 without recurrent layers
     - `steps`; `prompt_tokens` and `decoded_tokens` that were computed; `cached_tokens` that were not
     - `drafted_tokens` of speculative decoding (`draft=`), and how many of them were accepted
     - `forward`, `encoding` (of images), `sampling`, `python`: where the time of the steps went;
@@ -64,6 +65,9 @@ class Metrics:
     waiting: int = 0
     running: int = 0
     threads: int = 0
+    slots: int = 0
+    slots_used: int = 0
+    slot_bytes: int = 0
     steps: int = 0
     prompt_tokens: int = 0
     decoded_tokens: int = 0

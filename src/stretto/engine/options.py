@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any
 from stretto.engine.branch import branching
 from stretto.engine.params import request_params
 from stretto.errors import InvalidRequest
+from stretto.text.arguments import check_mapping
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from stretto.engine.branch import BranchKeywords
+
+    class OptionKeywords(BranchKeywords, total=False):
+        """All options there are: those of `generate`, and `template` of `chat`."""
+
+        template: Mapping[str, Any] | None
+
 
 MAX_TOKEN = 1 << 31  # a token id that any vocabulary could have; the model itself checks the rest
 
@@ -27,9 +34,11 @@ class Options(Mapping[str, Any]):
     Names and values are checked when it is made.
     """
 
-    def __init__(self, **options: Unpack[BranchKeywords]) -> None:
+    def __init__(self, **options: Unpack[OptionKeywords]) -> None:
         self._options: dict[str, Any] = dict(options)
         _, rest = branching(self._options)
+        if (arguments := rest.pop("template", None)) is not None:
+            check_mapping(arguments)
         request_params(rest, MAX_TOKEN)
 
     def __getitem__(self, name: str) -> Any:

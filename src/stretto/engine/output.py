@@ -9,6 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from stretto.engine.metrics import Metrics
 from stretto.engine.params import RequestParams
+from stretto.engine.thoughts import Thoughts
 from stretto.engine.types import FinishReason, Logprob, Timings, Token
 from stretto.text.detokenizer import Detokenizer
 from stretto.text.stops import StopMatcher
@@ -62,15 +63,22 @@ class Output(Generic[Event]):
 
 
 class TextOutput(Output[Token]):
-    """One text: detokenized, cut at stop strings, given out token by token."""
+    """One text: detokenized, its reasoning told apart, cut at stop strings, given out token by token."""
 
-    def __init__(self, metrics: Metrics, params: RequestParams, detokenizer: Detokenizer) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        params: RequestParams,
+        detokenizer: Detokenizer,
+        thoughts: Thoughts | None = None,
+    ) -> None:
         super().__init__(metrics)
         self.tokens: list[int] = []
         self.logprobs: list[Token] = []
         self.score = 0.0  # the sum of log-probabilities, where they are measured
         self.n_sampled = 0
         self.detokenizer = detokenizer
+        self.thoughts = thoughts  # told apart from the text, if there may be any
         self.matcher = StopMatcher(params.stop)
         self.has_stops = bool(params.stop or params.stop_functions)
         self._params = params
@@ -112,28 +120,42 @@ class TextOutput(Output[Token]):
         ending: Ending | None = None,
     ) -> None:
         """Give out a token, and the ending with the last one."""
-        if ending is None:
-            event = Token(token, text, logprob, top)
+        text = text if ending is None else text + self._flush()
+        reason, thoughts = None if ending is None else ending.reason, self.thoughts
+        self._texts.append(text)
+        if thoughts is None:
+            event = Token(token, text, logprob, top, reason)
         else:
-            event = Token(token, text + self._flush(), logprob, top, ending.reason)
-        self._texts.append(event.text)
+            is_reasoning = thoughts.inside
+            if thought := thoughts.take():
+                if text:
+                    self._give(Token(None, thought, is_reasoning=True))
+                else:
+                    text, is_reasoning = thought, True
+            event = Token(token, text, logprob, top, reason, is_reasoning)
         if self._params.logprobs:
             self.logprobs.append(event)
-        self.events.append(event)
-        if self.notify is not None:
-            self.notify()
-        callback = self._params.callback
-        go_on = callback is None or callback(event) is not False
+        go_on = self._give(event)
         if ending is not None:
             self.end(ending)
         elif not go_on and self.ending is None:
             self.end_early(Ending("stop", "callback"))
+
+    def _give(self, event: Token) -> bool:
+        """Give out an event; False if the callback asks for an end."""
+        self.events.append(event)
+        if self.notify is not None:
+            self.notify()
+        callback = self._params.callback
+        return callback is None or callback(event) is not False
 
     def end_early(self, ending: Ending) -> None:
         """End without another token; text that was held back is given out."""
         if self.ending is None:
             text = self._flush()
             self._texts.append(text)
+            if self.thoughts is not None and (thought := self.thoughts.take()):
+                self.events.append(Token(None, thought, is_reasoning=True))
             self.events.append(Token(None, text, finish_reason=ending.reason))
             self.end(ending)
 
@@ -141,4 +163,7 @@ class TextOutput(Output[Token]):
         """Text that was held back and will not become a stop string."""
         if self.matcher.matched is not None:
             return ""
-        return self.matcher.push(self.detokenizer.flush()) + self.matcher.flush()
+        text = self.detokenizer.flush()
+        if self.thoughts is not None:
+            text = self.thoughts.flush(text)
+        return self.matcher.push(text) + self.matcher.flush()

@@ -61,6 +61,7 @@ class Keywords(SamplingOptions, total=False):
     overflow: Literal["error", "shift"]
     keep: int
     draft: Drafter | Literal["lookup"] | None
+    reasoning: bool
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ class RequestParams:
       the older half of the tokens behind the first `keep` and goes on
     - `draft`: speculative decoding: "lookup", or a `Drafter` that proposes tokens; the
       text stays the same
+    - `reasoning`: tell the model's reasoning apart from its answer: the result's `reasoning` and `text`
+      (docs/chat.md); what `chat` does unless it is False
     - `scored`: the log-probability of the whole is summed up
     """
 
@@ -105,6 +108,7 @@ class RequestParams:
     overflow: Literal["error", "shift"] = "error"
     keep: int = 0
     draft: Drafter | None = None
+    reasoning: bool = False
     scored: bool = False
 
     @property
@@ -136,6 +140,12 @@ def _same_again(**options: Any) -> SamplingParams:
 
 def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     """Check the options of a request."""
+    if "template" in options:
+        raise InvalidRequest(
+            "template is for chat: a prompt of generate is not rendered; chat_prompt takes its arguments",
+            param="template",
+            value=options["template"],
+        )
     _known(options, NAMES)
     check_combinations(options)
     rest = dict(options)
@@ -169,12 +179,11 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     if rest.get("seed") is not None:
         check_integer("seed", rest["seed"], 0, (1 << 64) - 1)
     check_integer("logprobs", rest.get("logprobs", 0), 0, MAX_LOGPROBS)
-    if not isinstance(rest.get("ignore_eos", False), bool):
-        raise InvalidRequest(
-            f"ignore_eos must be True or False, not {rest['ignore_eos']!r}",
-            param="ignore_eos",
-            value=rest["ignore_eos"],
-        )
+    for name in ("ignore_eos", "reasoning"):
+        if not isinstance(rest.get(name, False), bool):
+            raise InvalidRequest(
+                f"{name} must be True or False, not {rest[name]!r}", param=name, value=rest[name]
+            )
     if rest.get("callback") is not None and not callable(rest["callback"]):
         raise InvalidRequest(
             f"callback must be a function, not {rest['callback']!r}", param="callback", value=rest["callback"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import TracebackType
 
 from stretto.cache.prefix import CacheStats
@@ -46,11 +47,13 @@ class ParkedSequences:
         self._engine = engine
 
     def stats(self) -> CacheStats:
-        """Cells free, held and parked; lookups, hits and tokens saved."""
+        """Cells free, held and parked; lookups, hits and tokens saved; slots, if there are any."""
         with self._engine.lock:
             self._engine.scheduler.sweep()
             self._engine.runner.tidy()
-            return self._engine.runner.prefixes.stats()
+            self._engine.runner.prefixes.trim_states()
+            stats = self._engine.runner.prefixes.stats()
+            return replace(stats, slot_bytes=self._engine.backend.slot_bytes)
 
     def pin(self, sequence: Sequence) -> Pin:
         """Keep what a sequence has now for good; the sequence itself goes on as it likes."""
@@ -64,7 +67,8 @@ class ParkedSequences:
                     "there is nothing to pin to: the model was loaded with prefix_cache=False"
                 )
             engine.compute([track])
-            items = track.cache_key.items[: len(track.exact_tokens())]
+            n = len(track.exact_tokens())
+            items = track.cache_key.items[: n if runner.slots is None else runner.slots.nearest(track.id, n)]
             if not items:
                 raise InvalidRequest("only an unedited prefix can be pinned, and here nothing is left of it")
             parked = runner.new_id()

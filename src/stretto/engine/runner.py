@@ -22,8 +22,11 @@ from stretto.cache.cells import Cells
 from stretto.cache.items import Images, Pixels
 from stretto.cache.prefix import CacheKey, PrefixCache
 from stretto.cache.radix import common
+from stretto.cache.slots import Slots
+from stretto.engine.checkpoints import Checkpoints
 from stretto.engine.images import REMEDY
 from stretto.engine.metrics import Metrics
+from stretto.engine.states import States
 from stretto.engine.tokens import checked_tokens
 from stretto.engine.track import Rows, Source, Track, host_rows
 from stretto.errors import CacheFull, InvalidRequest
@@ -37,11 +40,15 @@ FIRST_ID = 1_000_000  # of the engine's own sequences; ids below are for batches
 
 @dataclass(frozen=True)
 class Match:
-    """A computed prefix that a track can share: the sequence that has it, and how many tokens."""
+    """A computed prefix that a track can share: the sequence that has it, and how many tokens.
+
+    With recurrent layers it ends at a state, and more tokens than that may be the same.
+    """
 
     source: int | None = None
     n: int = 0
     parked: bool = False  # in the prefix cache, and so in use only once it is shared
+    n_common: int = 0  # tokens that are the same, with or without a state behind them
 
 
 NO_MATCH = Match()
@@ -51,11 +58,18 @@ NO_KEY = CacheKey(())
 class Runner:
     """A backend with its cells, and the tracks that use them."""
 
-    def __init__(self, backend: Backend, prefix_cache: bool = True, chunk: int = 512) -> None:
+    def __init__(
+        self, backend: Backend, prefix_cache: bool = True, chunk: int = 512, checkpoint_bytes: int = 0
+    ) -> None:
         self.backend = backend
         self.spec = backend.spec
-        self.cells = Cells(backend.n_cells)
+        self.slots: Slots | None = None  # of recurrent layers, if there are any
+        if backend.n_slots:
+            kind = self.spec.recurrent or "recurrent"
+            self.slots = Slots(backend.n_slots, checkpoint_bytes // max(1, backend.slot_bytes), kind)
+        self.cells = Cells(backend.n_cells, self.slots)
         self.prefixes = PrefixCache(self.cells)
+        self.states = None if self.slots is None else States(backend, self.slots, self.prefixes)
         self.prefix_cache = prefix_cache
         self.context_length = min(self.spec.context_length, backend.n_cells)
         self.chunk = chunk  # tokens in one pass, at most
@@ -75,7 +89,7 @@ class Runner:
 
     def new_track(self, tokens: list[int], random: RandomStream) -> Track:
         """A track with checked tokens, none of them computed yet."""
-        track = Track(self.cells, self.new_id(), self.context_length, random)
+        track = self._bare_track(random)
         track.extend(tokens)
         track.n_prompt = len(tokens)
         with self.lock:
@@ -84,10 +98,16 @@ class Runner:
 
     def fork(self, track: Track, random: RandomStream | None = None) -> Track:
         """Another track with the same past, all of it computed: they share its cells."""
-        twin = Track(self.cells, self.new_id(), self.context_length, random or track.random.fork())
+        twin = self._bare_track(random or track.random.fork())
         twin.copy_from(track)
         self.tracks[twin.id] = twin
         return twin
+
+    def _bare_track(self, random: RandomStream) -> Track:
+        track = Track(self.cells, self.new_id(), self.context_length, random)
+        if self.slots is not None and self.slots.max_checkpoints and self.prefix_cache:
+            track.checkpoints = Checkpoints(self.slots, track.id)
+        return track
 
     def close_track(self, track: Track, park: bool = True) -> None:
         """Park the cells of a track, or free them at once; closing twice is fine."""
@@ -151,19 +171,22 @@ class Runner:
         else:
             self.decode([source for source, _ in work])
             return len(work)
-        batch, wanted = Batch(), []
+        batch = Batch()
+        wanted: list[tuple[Source, int, int]] = []  # how many rows and tokens of each
         for source, n in work:
-            wanted.append(source.fill(batch, n))
-        self.make_room(len(batch))
-        batch.place(self.cells)
+            first = len(batch)
+            wanted.append((source, source.fill(batch, n), len(batch) - first))
+        self._place(batch)
         rows, start = self._compute(batch, hidden), 0
-        for (source, n), n_rows in zip(work, wanted, strict=True):
+        for source, n_rows, n in wanted:
             if n > source.step_tokens:
                 self.metrics.prompt_tokens += n
             else:
                 self.metrics.decoded_tokens += n
             source.take(rows[start : start + n_rows])
             start += n_rows
+            if source.track.checkpoints is not None:
+                source.track.checkpoints.mark(len(source.track))
         return len(batch)
 
     def decode(self, sources: list[Source] | list[Track]) -> None:
@@ -171,17 +194,32 @@ class Runner:
         if self.orphans or len(sources) > self.cells.n_free:
             self.make_room(len(sources))
         tracks = [source.track for source in sources]
-        tokens = [track.tokens[-1] for track in tracks]
-        batch = Decoding(self.cells, tokens, [track.id for track in tracks])
+        tokens, ids = [track.tokens[-1] for track in tracks], [track.id for track in tracks]
+        if self.states is not None and len(ids) > self.states.slots.n_free:
+            self.states.make_room([(number,) for number in ids])
+        batch = Decoding(self.cells, tokens, ids)
         rows = self._compute(batch)
         for i, source in enumerate(sources):  # iterating over the rows takes longer
             source.take_row(rows[i])
+        if self.states is not None:
+            for track in tracks:
+                if track.checkpoints is not None:
+                    track.checkpoints.mark(len(track))
         self.metrics.decoded_tokens += len(sources)
+
+    def _place(self, batch: Batch) -> None:
+        """Take cells for a batch, and slots where states have to be copied."""
+        self.make_room(len(batch))
+        if self.states is not None:
+            self.states.make_room([members for members, _ in batch.states(self.cells).groups])
+        batch.place(self.cells)
 
     def _compute(self, batch: Batch, hidden: bool = False) -> Rows:
         """Run a batch that has its cells, and take them back if that fails."""
         begun, cpu = time.perf_counter(), time.thread_time()
         try:
+            if self.states is not None:
+                self.states.apply(batch.moves)
             return self.backend.hidden(batch) if hidden else self.backend.forward(batch)
         except BaseException:
             batch.unplace(self.cells)
@@ -193,13 +231,13 @@ class Runner:
     def forward(self, batch: Batch, hidden: bool = False) -> Floats:
         """Place a batch and run it: float32[n_wanted, n_vocab], or with `hidden` the final hidden states.
 
-        On failure nothing is changed.
+        On failure nothing is changed, but with recurrent layers sequences of the batch go back to their last
+        checkpoints.
         """
         with self.lock:
             self.check_open()
             batch.check(self.spec.n_vocab, self.spec.n_vector, self.context_length)
-            self.make_room(len(batch))
-            batch.place(self.cells)
+            self._place(batch)
             return host_rows(self._compute(batch, hidden))
 
     def shift(self, sequence: int, start: int, stop: int | None, delta: int, lag: int = 0) -> None:
@@ -207,7 +245,7 @@ class Runner:
 
         With `lag` their rotated positions move by so much more: they are less far behind (cache/lags.py).
         """
-        self.backend.capabilities.require("shift", self.backend.name)
+        self.require_shift()
         self.make_room(self.cells.count_shared(sequence, start, stop))
         old, new = self.cells.unshare(sequence, start, stop)
         if len(old):
@@ -227,15 +265,20 @@ class Runner:
         """
         if not self._may_share(track):
             return NO_MATCH
-        items = track.tokens[:-1]
+        items, slots = track.tokens[:-1], self.slots
         source, n = self.prefixes.find(items, track.adapter)
-        parked = True
+        n_common, parked = n, True
+        if slots is not None:
+            source, n = self.prefixes.find_state(items, track.adapter)
         for other in self.tracks.values():
             if other is not track and other.adapter == track.adapter:
                 shared = common(other.exact_tokens(), items)
+                n_common = max(n_common, shared)
+                if slots is not None:
+                    shared = slots.nearest(other.id, shared)
                 if shared > n:
                     source, n, parked = other.id, shared, False
-        return Match(source, n, parked) if n else NO_MATCH
+        return Match(source, n, parked, n_common) if n_common else NO_MATCH
 
     def share(self, track: Track, match: Match) -> None:
         """Give a track without cells those of a match."""
@@ -250,6 +293,8 @@ class Runner:
             self.prefixes.hits += 1
             self.prefixes.tokens_saved += n
             self.metrics.cached_tokens += n
+        if track.checkpoints is not None:
+            track.checkpoints.want(match.n_common)  # others may part from it there too
         if not track.preempted:
             track.n_cached = n
 
@@ -263,12 +308,19 @@ class Runner:
 
     def share_with(self, source: Track, track: Track) -> None:
         """Give a track without cells those of its tokens that another one begins with too."""
-        self.cells.copy(source.id, track.id, 0, common(source.exact_tokens(), track.tokens[:-1]))
+        self.cells.copy(source.id, track.id, 0, self.n_shareable(source, track))
+
+    def n_shareable(self, source: Track, track: Track) -> int:
+        """How many tokens a track without cells can share with another one."""
+        n = common(source.exact_tokens(), track.tokens[:-1])
+        return n if self.slots is None else self.slots.nearest(source.id, n)
 
     def park(self, sequence: int, key: CacheKey, exact: int | None, keep_id: bool = False) -> None:
         """Keep a sequence's cells in the prefix cache until space is needed."""
         n = min(len(key.items), self.cells.count(sequence))
         n = n if exact is None else min(n, exact)
+        if self.slots is not None:
+            n = self.slots.nearest(sequence, n)
         if not self.prefix_cache or not n:
             self.cells.remove(sequence)
             return
@@ -277,7 +329,10 @@ class Runner:
             parked = self.new_id()
             self.cells.copy(sequence, parked, 0, n)
             self.cells.remove(sequence)
+        if self.slots is not None and (slot := self.slots.state(parked)) is not None:
+            self.slots.touch(slot)
         self.prefixes.park(parked, key.items[:n], adapter=key.adapter)
+        self.prefixes.trim_states()
 
     def make_room(self, wanted: int) -> None:
         """See that so many cells are free: parked sequences are evicted, then `CacheFull` is raised."""
@@ -312,6 +367,14 @@ class Runner:
         )
 
     # -- checks --
+
+    def require_shift(self) -> None:
+        """Raise `Unsupported` unless tokens can be moved to other positions."""
+        self.backend.capabilities.require("shift", self.backend.name)
+        if self.slots is not None:
+            raise self.slots.unsupported(
+                "moving tokens to other positions", "truncate the text and append what should follow"
+            )
 
     def check_tokens(self, tokens: Iterable[int]) -> list[int]:
         """The tokens as a list of ids that are in the vocabulary."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from stretto.cache.cells import Cells
 from stretto.cache.items import ImageToken
 from stretto.cache.lags import rotated_positions, set_lags
-from stretto.cache.snapshot import Bytes, Expected, Snapshot, SnapshotFile, write_snapshot
+from stretto.cache.snapshot import Bytes, Expected, SavedStates, Snapshot, SnapshotFile, write_snapshot
 from stretto.cache.snapshot_images import SavedImages
+from stretto.cache.snapshot_states import MAX_STATES
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
 from stretto.errors import Unsupported
@@ -32,6 +33,7 @@ class Saving:
     ) -> None:
         self._runner = runner
         self._cells = runner.cells.view(track.id).copy()
+        self._slots = [] if runner.slots is None else runner.slots.views.get(track.id, [])[-MAX_STATES:]
         check_lags(runner, track)
         waiting, fresh = state
         self._snapshot = Snapshot(
@@ -47,9 +49,22 @@ class Saving:
             waiting=waiting,
             fresh=fresh,
             images=SavedImages.of(track.tokens) if track.has_images else None,
+            states=self._saved_states(),
         )
-        self._holder = runner.new_id()
-        runner.cells.copy(track.id, self._holder)
+        states = self._snapshot.states
+        # A sequence for each state: that of one in use is never evicted.
+        ends: Sequence[int | None] = (None,) if states is None else states.positions
+        self._holders = {runner.new_id(): end for end in ends}
+        for holder, end in self._holders.items():
+            runner.cells.copy(track.id, holder, 0, end)
+
+    def _saved_states(self) -> SavedStates | None:
+        slots = self._runner.slots
+        if slots is None or not self._slots:
+            return None
+        return SavedStates(
+            self._runner.backend.slot_layout, tuple(slots.positions[slot] for slot in self._slots)
+        )
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file; other threads may step meanwhile."""
@@ -60,11 +75,18 @@ class Saving:
                 runner.check_open()
                 return runner.backend.read_cells(self._cells[first:last])
 
+        def read_state(index: int) -> Bytes:
+            with runner.lock:
+                runner.check_open()
+                return runner.backend.read_slots(np.array(self._slots[index : index + 1], np.int32))
+
         try:
-            write_snapshot(path, self._snapshot, runner.backend.cell_bytes, read)
+            backend = runner.backend
+            write_snapshot(path, self._snapshot, backend.cell_bytes, read, backend.slot_bytes, read_state)
         finally:
             with runner.lock:
-                runner.cells.remove(self._holder)
+                for holder in self._holders:
+                    runner.cells.remove(holder)
 
 
 def restore(
@@ -81,6 +103,13 @@ def restore(
             runner.make_room(len(saved.tokens))
             track.running = True  # nothing else may change its cells meanwhile
             cells = runner.cells.place(saved.tokens, saved.positions, [(track.id,)] * len(saved.tokens))
+            slots = [] if saved.states is None else _take_slots(runner, track, saved.states.positions)
+        for slot, state in zip(slots, file.states(), strict=True):
+            with runner.lock:
+                runner.check_open()
+                # A checkpoint may have been evicted meanwhile, and its slot be in use elsewhere.
+                if slot is not None and runner.slots is not None and track.id in runner.slots.members[slot]:
+                    runner.backend.write_slots(np.array([slot], np.int32), state)
         # Nothing reads these cells before the last piece is there and the checksum is known to be right.
         for first, data in file.pieces():
             with runner.lock:
@@ -96,6 +125,7 @@ def restore(
         track.random = RandomStream(saved.seed, saved.index, saved.draws)
         track.exact = saved.exact
         track.running = False
+        runner.prefixes.trim_states()
     return saved.waiting, saved.fresh
 
 
@@ -133,7 +163,18 @@ def expected_by(runner: Runner, fingerprint: Fingerprint | None) -> Expected:
         n_vocab=runner.spec.n_vocab,
         n_embd=runner.spec.n_vector,
         context_length=runner.context_length,
+        state_layout=runner.backend.slot_layout,
+        slot_bytes=runner.backend.slot_bytes,
     )
+
+
+def _take_slots(runner: Runner, track: Track, positions: Sequence[int]) -> list[int | None]:
+    """Slots for the states of a file; without room for all of them only for the last."""
+    slots = runner.slots
+    assert slots is not None
+    if runner.prefixes.evict_states(len(positions)):
+        return [slots.put(track.id, position) for position in positions]
+    return [*([None] * (len(positions) - 1)), slots.put(track.id, positions[-1])]
 
 
 def known(fingerprint: Fingerprint | None) -> str:

@@ -20,6 +20,7 @@ from stretto.engine.encoding import Encoding
 from stretto.engine.limits import Limits, Pace
 from stretto.engine.request import Changes, Request
 from stretto.engine.runner import Match, Runner, Work
+from stretto.engine.states import States
 from stretto.engine.track import Source, Track
 from stretto.errors import QueueFull
 
@@ -39,7 +40,7 @@ class Plan:
     - `only_decodes`: each source of `work` has just its last token pending, behind its last cell
     - `waiting_for_images`: tracks that have images among their pending tokens
     - `blocked`: no request can go on before an image is encoded
-    - `missing_cells`: more than can be made free; then `victim` has to go, and the rest waits
+    - `missing_cells`, `missing_slots`: more than can be made free; then `victim` has to go, the rest waits
     """
 
     __slots__ = (
@@ -49,6 +50,7 @@ class Plan:
         "copies",
         "hidden",
         "missing_cells",
+        "missing_slots",
         "only_decodes",
         "redo",
         "victim",
@@ -65,7 +67,7 @@ class Plan:
         self.waiting_for_images: list[Track] = []
         self.only_decodes = False
         self.blocked = False
-        self.missing_cells = 0
+        self.missing_cells = self.missing_slots = 0
         self.claimed: list[Match] = []  # prefixes that cannot be evicted for them
         self.victim: AnyRequest | None = None
 
@@ -214,6 +216,8 @@ class Scheduler:
         plan.only_decodes = n_plain == len(plan.work) and not plan.hidden
         if not plan.only_decodes or n_plain > self._runner.cells.n_free:
             self._check_cells(plan)
+        if self._runner.states is not None and (plan.work or plan.hidden):
+            self._check_slots(plan, self._runner.states)
         return plan
 
     def _n_planned(self, plan: Plan, source: Source, decoder: Decoder, shared: dict[int, int]) -> int | None:
@@ -233,8 +237,10 @@ class Scheduler:
             # Tracks of one request, such as preempted hypotheses: what they share is computed once.
             n_common = common(first.tokens, track.tokens[:-1])
             if 2 * n_common >= len(track) and first.n_pending - shared.get(first.id, 0) > 1:
+                if first.checkpoints is not None:
+                    first.checkpoints.want(n_common)
                 return None
-            n_common = min(n_common, len(first.exact_tokens()))
+            n_common = self._runner.n_shareable(first, track)
             if n_common:
                 plan.copies.append((first, track))
                 n -= n_common
@@ -285,6 +291,17 @@ class Scheduler:
         if wanted <= self._runner.n_available(claimed):
             return
         plan.missing_cells, plan.claimed = wanted, claimed
+        self._choose_victim(plan)
+
+    def _check_slots(self, plan: Plan, states: States) -> None:
+        """See whether the slots of recurrent states suffice; if not, choose the request that has to go."""
+        tracks = [source.track for source, _ in (*plan.work, *plan.hidden)]
+        n_drafts = sum([bool(track.draft) for track in tracks])
+        plan.missing_slots = states.n_missing([(track.id,) for track in tracks], n_drafts)
+        if plan.missing_slots:
+            self._choose_victim(plan)
+
+    def _choose_victim(self, plan: Plan) -> None:
         running = [request for request in self.running if not request.finished]
         candidates = running or [request for request, _ in plan.admitted]
         # Edited tokens (overflow="shift") cannot be computed again: such a request is preempted last.
@@ -327,6 +344,10 @@ class Scheduler:
         runner = self._runner
         cells = runner.cells
         others = [*self.running, *(other for other, _ in plan.admitted)]
+        if runner.states is not None:
+            tracks = [source.track for one in (*others, request) for source in one.sources]
+            if runner.states.n_missing([(track.id,) for track in tracks]):
+                return False
         growth = min(GROWTH_CELLS, len(cells) // 64) * (len(others) + 1)
         wanted = growth + request.n_pending + sum([other.n_pending for other in others])
         wanted -= sum(match.n for _, match in matches) + sum(shared.values())
@@ -344,13 +365,21 @@ class Scheduler:
         for other in running:
             if other.decoder.reuses_prefix and other.sources:
                 track = other.sources[0].track
+                if self._runner.slots is not None and track.checkpoints is None:
+                    continue  # it leaves no state to go on from
                 n = track.n_pending - shared.get(track.id, 0)
                 if n > MIN_SHARED_TOKENS:
                     computing.append((track, n))
         if not computing or not request.sources:
             return False
         mine = request.sources[0].track.tokens[:-1]
-        return any(common(track.tokens, mine) >= len(track) - n + MIN_SHARED_TOKENS for track, n in computing)
+        for track, n in computing:
+            n_common = common(track.tokens, mine)
+            if n_common >= len(track) - n + MIN_SHARED_TOKENS:
+                if track.checkpoints is not None:
+                    track.checkpoints.want(n_common)  # or else there is nothing to go on from
+                return True
+        return False
 
 
 def _order(request: AnyRequest) -> tuple[float, int]:

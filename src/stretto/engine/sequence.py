@@ -215,7 +215,7 @@ class Sequence:
         start, stop, by = editing.check_shift(start, stop, by)
         with self._engine.lock:
             self.check_usable()
-            self._runner.backend.capabilities.require("shift", self._runner.backend.name)
+            self._runner.require_shift()
             self._compute(self._track)
             editing.shift(self._runner, self._track, start, stop, by)
 
@@ -249,10 +249,11 @@ class Sequence:
 
         The file is there whole or not at all. Logits you have edited are not part of it.
         """
-        self.check_usable()
-        with self._engine.computed(self._track, everything=True):
-            self.check_usable()
-            saving = Saving(self._runner, self._track, self._text_state().state, self._engine.fingerprint)
+        with self._engine.lock:
+            self.check_usable()  # under the lock: a closed sequence must not be computed
+            with self._engine.computed(self._track, everything=True):
+                self.check_usable()  # a callback of a request that ran meanwhile may have closed it
+                saving = Saving(self._runner, self._track, self._text_state().state, self._engine.fingerprint)
         saving.write(path)
 
     def __enter__(self) -> Sequence:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from stretto.backends.base import Batch
-from stretto.cache.cells import check_id, check_range
 from stretto.cache.changes import CellChanges
+from stretto.cache.checks import check_id, check_integers, check_range
 from stretto.engine.engine import Engine
 from stretto.engine.runner import FIRST_ID
 from stretto.errors import InvalidRequest
@@ -77,12 +77,14 @@ class CellTable:
     def snapshot(self) -> dict[str, Any]:
         """The table as plain data: the cells in use with position and token, the sequences with their cells.
 
-        A sequence is "running" for a request, "held" by a caller, or "parked" for prompts to come.
+        A sequence is "running" for a request, "held" by a caller, or "parked" for prompts to come. With
+        recurrent layers there are the slots in use too, with position and sequences.
         """
         with self._engine.lock:
             cells, prefixes = self._cells, self._engine.runner.prefixes
             used = np.flatnonzero(cells.shares)
-            return {
+            slots = {} if cells.slots is None else {"slots": cells.slots.as_data()}
+            return slots | {
                 "cells": len(cells),
                 "free": cells.n_free,
                 "used": [
@@ -135,6 +137,7 @@ class CellTable:
         check_range(start, stop)
         with self._engine.lock:
             self._writable(sequence)
+            self._check_replayable(sequence, start)
             n = self._cells.remove(sequence, start, stop)
             self._changed(sequence, start)
             return n
@@ -144,10 +147,13 @@ class CellTable:
         with self._engine.lock:
             self._writable(sequence)
             where = self._cells.positions[np.asarray(self._cells.view(sequence))]
+            kept = max(0, len(where) - len(np.unique(check_integers(cells, "cells", 0))))
+            self._check_replayable(sequence, kept)
             n = self._cells.remove_cells(sequence, cells)
             left = self._cells.sequence_positions(sequence)
             gone = where[~np.isin(where, left)]
-            self._changed(sequence, int(gone.min()) if len(gone) else 0)
+            first = int(gone.min()) if len(gone) else 0
+            self._changed(sequence, first if self._cells.slots is None else kept)
             return n
 
     def keep(self, sequence: int) -> int:
@@ -209,6 +215,17 @@ class CellTable:
                 f"sequence {sequence} is closed or never was; ids of your own lie below {FIRST_ID:,}"
             )
         self._compute(sequence)
+
+    def _check_replayable(self, sequence: int, position: int) -> None:
+        """Raise if recurrent layers cannot go back there: what was computed by hand is not replayed."""
+        slots = self._cells.slots
+        if slots is not None and sequence not in self._engine.runner.tracks:
+            position = min(position, self._cells.end(sequence))
+            if slots.nearest(sequence, position) != position:
+                raise slots.unsupported(
+                    f"going back to position {position} without a checkpoint there",
+                    "remove all of the sequence and run its tokens again, or use llm.sequence",
+                )
 
     def _changed(self, sequence: int, position: int) -> None:
         held = self._engine.runner.tracks.get(sequence)

@@ -16,6 +16,7 @@ from stretto.cache.cells import Cells
 from stretto.cache.items import ImageToken, bare
 from stretto.cache.prefix import CacheKey
 from stretto.engine import images
+from stretto.engine.checkpoints import Checkpoints
 from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
@@ -82,9 +83,11 @@ class Track:
         "_views",
         "adapter",
         "cells",
+        "checkpoints",
         "closed",
         "context_length",
         "draft",
+        "draft_base",
         "draft_rows",
         "exact",
         "has_images",
@@ -126,6 +129,8 @@ class Track:
         self.step_tokens = 1
         self.draft: list[int] = []
         self.draft_rows: Rows | None = None  # float32[1 + draft, n_vocab], once computed
+        self.draft_base: int | None = None  # the slot with the state before the draft
+        self.checkpoints: Checkpoints | None = None  # of its recurrent states, if any are to stay
 
     @property
     def track(self) -> Track:
@@ -271,18 +276,28 @@ class Track:
     def resync(self, start: int) -> None:
         """Read the tokens from the table of cells, which was changed by hand from position `start` on."""
         view = self.cells.view(self.id)
-        self.tokens = self.cells.tokens[view].tolist()
+        tokens: list[int] = self.cells.tokens[view].tolist()
+        if self.cells.slots is not None and len(tokens) < start:  # cells back to a checkpoint; tokens stay
+            tokens = self.tokens[:start]
+        self.tokens = tokens
         self.n_prompt = min(self.n_prompt, len(self.tokens))
         self.resume = None
+        first = min(start, len(tokens))
+        if self.cells.slots is None:
+            first = int(np.searchsorted(self.cells.positions[view], start))
         # The table holds only stand-ins of image tokens, by which no prompt may find them.
-        self.edited(0 if self.has_images else int(np.searchsorted(self.cells.positions[view], start)))
+        self.edited(0 if self.has_images else first)
         self.has_images = False
 
     def redo_last(self) -> None:
         """Make the last token pending again, so that its logits are computed once more."""
         if not self.tokens:
             raise InvalidRequest("an empty sequence has no logits; append a token first")
-        if self.logits is None and not self.n_pending:
+        if self.logits is not None or self.n_pending:
+            return
+        if self.cells.slots is not None:  # from a checkpoint on
+            self.cells.rewind(self.id, self.cells.end(self.id) - 1)
+        else:
             self.resume = self.cells.end(self.id) - 1
             self.cells.remove_cells(self.id, self.cells.view(self.id)[-1:])
 
@@ -291,6 +306,8 @@ class Track:
     def fill(self, batch: Batch, most: int) -> int:
         """Put up to `most` pending tokens into a batch; return how many rows of logits they ask for."""
         n = self.n_placed
+        if self.checkpoints is not None:
+            most = self.checkpoints.limit(n, len(self.tokens), most)
         if self.has_images:
             most = images.uncut(self.tokens, n + most) - n
         left = len(self.tokens) - n
@@ -300,6 +317,8 @@ class Track:
             images.add_vectors(batch, row, several)
         if most < left:
             return 0
+        if self.draft and self.cells.slots is not None:
+            self.draft_base = self.cells.slots.pin(self.id)
         for at, token in enumerate(self.draft, start + left):
             batch.add(token, at, (self.id,), logits=True)
         return 1 + len(self.draft)
@@ -325,8 +344,11 @@ class Track:
     def end_draft(self, n_accepted: int) -> None:
         """Roll back: of a computed draft the first `n_accepted` tokens stay, the cells of others go."""
         if self.draft_rows is not None and n_accepted < len(self.draft):
+            # With recurrent layers back to the state before it: accepted tokens are pending again.
             self.cells.remove(self.id, self.cells.end(self.id) - (len(self.draft) - n_accepted))
-        self.draft, self.draft_rows = [], None
+        if self.draft_base is not None and self.cells.slots is not None:
+            self.cells.slots.unpin(self.id, self.draft_base)
+        self.draft, self.draft_rows, self.draft_base = [], None, None
 
     def forget_logits(self) -> None:
         """Drop logits that an interrupted hook may have changed; they are computed again."""

@@ -23,6 +23,8 @@ class Token(NamedTuple):
     `text` is what may be shown now: text that could begin a stop string, or half a character, is held
     back and comes with a later token. The last event has a `finish_reason`. An end token has no text; when
     the end comes from outside (timeout, cancellation, callback), the last event has no token: `id` is None.
+    `is_reasoning` tells that its text is part of the model's reasoning; if a token ends the reasoning and
+    starts the answer, the text of the former comes in an event of its own, whose `id` is None.
     """
 
     id: int | None
@@ -30,6 +32,7 @@ class Token(NamedTuple):
     logprob: float | None = None  # with logprobs=n only, as `top`
     top: tuple[Logprob, ...] = ()
     finish_reason: FinishReason | None = None
+    is_reasoning: bool = False
 
 
 class Step(NamedTuple):
@@ -47,11 +50,12 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens counted: of the prompt, of those the ones found in the cache, and generated."""
+    """Tokens counted: of the prompt, of those found in the cache, generated, and of those reasoning."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -105,7 +109,9 @@ class Result:
     "cache full", or None. With
     `logprobs=n`, `logprobs` has an entry for each event of a token. `logprob` is what `best_of` and `beams`
     chose by: the mean log-probability of the tokens sampled, or the score of the hypothesis. `tool_calls` are
-    those found in the answer of a chat with tools; `text` is then the rest of the answer.
+    those found in the answer of a chat with tools; `text` is then the rest of the answer. `reasoning` is what
+    the model thought before it answered, where that is told apart (docs/chat.md): `text` is the answer
+    alone then, which starts at `tokens[answer_start]`.
     """
 
     text: str
@@ -118,11 +124,15 @@ class Result:
     logprobs: list[Token] | None = field(default=None, repr=False)
     logprob: float | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    answer_start: int = 0
 
     @property
     def message(self) -> dict[str, Any]:
         """The answer as a message, for the conversation to go on with."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
         if self.tool_calls:
             message["tool_calls"] = [call.message for call in self.tool_calls]
         return message

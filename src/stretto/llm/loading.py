@@ -33,7 +33,8 @@ def load(
     slower (docs/precision.md).
     `repack=False` leaves the weights in the file, for one larger than memory: slower, the same results.
     With `prefix_cache=False` nothing is kept for later prompts that begin alike. `limits` (`stretto.Limits`)
-    says how many requests may run and wait, and how long a step may take. `vision` is the `mmproj` file that
+    says how many requests may run and wait, how long a step may take, and how many bytes the checkpoints of a
+    model with recurrent layers may take (docs/cache.md). `vision` is the `mmproj` file that
     lets the model see images. What it makes of an image is kept, 64 MiB of it in memory and 512 MiB in files
     under ~/.cache/stretto/images, so that no image is encoded twice; `image_cache` is another folder for
     them, a `stretto.ImageCache` with limits of your own, or False to keep nothing.
@@ -41,6 +42,7 @@ def load(
     >>> llm = stretto.load("smollm2")
     >>> llm.generate("Once upon a time").text
     """
+    limits = limits or Limits()
     opened = open_model(
         model,
         backend=backend,
@@ -52,6 +54,8 @@ def load(
         repack=repack,
         vision=vision,
         image_cache=image_cache,
+        sequences=limits.max_states,
+        checkpoint_bytes=limits.checkpoint_bytes,
     )
     return LLM(
         opened.backend,

@@ -31,6 +31,7 @@ from stretto.models import ModelSpec
 from stretto.parallel import ParallelStream, ParallelText, run_all
 from stretto.sampling.rng import RandomStream
 from stretto.structured import Grammar, Guide, as_grammar
+from stretto.text.reasoning import find_reasoning
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.vision.vision import Vision
@@ -64,6 +65,7 @@ class LLM(Texts):
     ) -> None:
         self._engine = Engine(backend, tokenizer, limits, prefix_cache, fingerprint)
         self._engine.runner.images = self.vision = vision  # what encodes images, or None
+        self._engine.reasoning = None if template is None else find_reasoning(template.source, tokenizer)
         self._worker = Worker(self._engine)  # steps for asynchronous callers
         self._template = template
         self.tokenizer = tokenizer
@@ -90,6 +92,9 @@ class LLM(Texts):
         """What the engine has done and is doing."""
         metrics = self._engine.metrics
         metrics.threads = self.backend.active_threads
+        if (slots := self._engine.runner.slots) is not None:
+            metrics.slots, metrics.slots_used = slots.n_slots, slots.n_used
+            metrics.slot_bytes = self.backend.slot_bytes
         return metrics
 
     @property

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from stretto.engine import Engine
 from stretto.errors import InvalidRequest, Unsupported
+from stretto.text.arguments import check_arguments, with_reasoning
 from stretto.text.template import ChatTemplate
 from stretto.tools.plan import with_arguments
 from stretto.vision.chat import check_count, has_images, place_images
@@ -48,13 +49,17 @@ def _part_ids(engine: Engine, parts: tuple[object, ...]) -> list[int]:
 
 
 def conversation_ids(
-    engine: Engine, template: ChatTemplate | None, messages: Seq[Message], variables: Mapping[str, Any]
+    engine: Engine,
+    template: ChatTemplate | None,
+    messages: Seq[Message],
+    arguments: Mapping[str, Any] | None,
+    variables: Mapping[str, Any],
 ) -> list[int]:
-    """The ids of a conversation, as the model's template writes it."""
-    if template is None:
-        raise Unsupported(
-            "this model has no chat template; use generate with a prompt of your own", param="messages"
-        )
+    """The ids of a conversation, as the model's template writes it with these arguments."""
+    template = known_template(template)
+    if arguments:
+        variables = {**variables, **check_arguments(template, arguments)}
+    messages = with_reasoning(messages, template)
     tokenizer = engine.tokenizer
     parts: Iterable[str | int | Image]
     if has_images(messages):
@@ -68,3 +73,12 @@ def conversation_ids(
         else:
             ids += tokenizer.encode(part) if isinstance(part, str) else engine.runner.image_tokens(part)
     return ids
+
+
+def known_template(template: ChatTemplate | None) -> ChatTemplate:
+    """The model's chat template; raises if it has none."""
+    if template is None:
+        raise Unsupported(
+            "this model has no chat template; use generate with a prompt of your own", param="messages"
+        )
+    return template

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
@@ -13,8 +13,10 @@ from stretto.engine.branch import Branches
 from stretto.engine.options import Options, combined
 from stretto.engine.stream import TextStream
 from stretto.engine.worker import Worker
+from stretto.errors import InvalidRequest
 from stretto.llm.making import new_batch, new_branches, new_text
-from stretto.llm.prompts import Message, OnePrompt, Parts, Prompt, conversation_ids
+from stretto.llm.prompts import Message, OnePrompt, Parts, Prompt, conversation_ids, known_template
+from stretto.text.arguments import thinking_arguments
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.plan import ToolPlan, ToolStream, plan_tools
@@ -158,12 +160,22 @@ class Texts:
         chosen = {**combined(options, keywords), "n": n}
         return AsyncTexts(self._worker, lambda ready: new_batch(self._engine, ready, chosen), list(prompts))
 
-    def chat_prompt(self, messages: Seq[Message], **variables: Any) -> list[int]:
+    def chat_prompt(
+        self, messages: Seq[Message], *, template: Mapping[str, Any] | None = None, **variables: Any
+    ) -> list[int]:
         """The ids of a conversation in the model's own format, up to where its answer begins.
 
-        The text of a message can never become a special token.
+        The text of a message can never become a special token. `template` are arguments of the chat template,
+        as in `chat`.
         """
-        return conversation_ids(self._engine, self._template, messages, variables)
+        return conversation_ids(self._engine, self._template, messages, template, variables)
+
+    def thinking(self, think: bool | str) -> dict[str, Any]:
+        """The template arguments that turn thinking on or off, or set its effort, by this model's names.
+
+        >>> llm.chat(messages, template=llm.thinking(False))
+        """
+        return thinking_arguments(known_template(self._template), think)
 
     @overload
     def chat(
@@ -174,6 +186,7 @@ class Texts:
         stream: Literal[False] = False,
         tools: Tools | None = None,
         tool_choice: Choice | None = None,
+        template: Mapping[str, Any] | None = None,
         **keywords: Unpack[Keywords],
     ) -> Result: ...
     @overload
@@ -185,6 +198,7 @@ class Texts:
         stream: Literal[True],
         tools: Tools | None = None,
         tool_choice: Choice | None = None,
+        template: Mapping[str, Any] | None = None,
         **keywords: Unpack[Keywords],
     ) -> TextStream: ...
     @overload
@@ -196,6 +210,7 @@ class Texts:
         stream: bool,
         tools: Tools | None = None,
         tool_choice: Choice | None = None,
+        template: Mapping[str, Any] | None = None,
         **keywords: Unpack[Keywords],
     ) -> Result | TextStream: ...
     def chat(
@@ -206,19 +221,23 @@ class Texts:
         stream: bool = False,
         tools: Tools | None = None,
         tool_choice: Choice | None = None,
+        template: Mapping[str, Any] | None = None,
         **keywords: Any,
     ) -> Result | TextStream:
         """Answer a conversation: a list of messages, each with a role and a content.
 
         A `Sequence` that holds a conversation up to where the answer begins (`chat_prompt`) is continued.
         With `tools` the model may call functions, or has to (`tool_choice`: "auto", "none", "required" or a
-        function); the result has its `tool_calls` (docs/structured.md).
+        function); the result has its `tool_calls` (docs/structured.md). `template` has arguments for the
+        chat template. The reasoning of a model that thinks is told apart: the result's `text` is the answer
+        alone and `reasoning` the rest, unless `reasoning=False` asks for the text as it is (docs/chat.md).
 
-        >>> llm.chat([{"role": "user", "content": "Hi"}]).text
+        >>> llm.chat([{"role": "user", "content": "Hi"}], template={"enable_thinking": False}).text
         """
+        arguments, chosen = _chat_options(combined(options, keywords), template)
         plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
-        prompt = self._conversation(messages, plan)
-        chosen = plan.options(combined(options, keywords))
+        prompt = self._conversation(messages, plan, arguments)
+        chosen = plan.options(chosen)
         if stream:
             return ToolStream(self._engine, new_text(self._engine, prompt, chosen), plan)
         (found,) = self._run([new_branches(self._engine, prompt, chosen)])
@@ -231,20 +250,29 @@ class Texts:
         *,
         tools: Tools | None = None,
         tool_choice: Choice | None = None,
+        template: Mapping[str, Any] | None = None,
         **keywords: Unpack[Keywords],
     ) -> Result:
         """As `chat`, to await."""
         from asyncio import to_thread
 
+        arguments, chosen = _chat_options(combined(options, keywords), template)
         plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
-        prompt = await to_thread(self._conversation, messages, plan)
-        chosen: dict[str, Any] = plan.options(combined(options, keywords))
+        prompt = await to_thread(self._conversation, messages, plan, arguments)
+        chosen = plan.options(chosen)
         return cast(Result, plan.read_all(await self.agenerate(cast(Any, prompt), **chosen)))
 
-    def _conversation(self, messages: Seq[Message] | Sequence, plan: ToolPlan) -> list[int] | Sequence:
-        if isinstance(messages, Sequence):
-            return messages
-        return self.chat_prompt(messages, tools=plan.shown)
+    def _conversation(
+        self, messages: Seq[Message] | Sequence, plan: ToolPlan, arguments: Mapping[str, Any] | None
+    ) -> list[int] | Sequence:
+        if not isinstance(messages, Sequence):
+            return self.chat_prompt(messages, tools=plan.shown, template=arguments)
+        if arguments:
+            raise InvalidRequest(
+                "template: a sequence is continued as it is; give the arguments to chat_prompt",
+                param="template",
+            )
+        return messages
 
     def tool_plan(self, tools: Tools | None, tool_choice: Choice | None = None) -> ToolPlan:
         """What `chat` does about tools, for loops of your own.
@@ -258,6 +286,15 @@ class Texts:
         """Step the engine until all have finished."""
         self._engine.complete([branches.requests for branches in several])
         return [branches.results() for branches in several]
+
+
+def _chat_options(
+    options: Mapping[str, Any], arguments: Mapping[str, Any] | None
+) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
+    """The template's arguments, those of a call before those of its options, and the request's options."""
+    rest = {"reasoning": True, **options}
+    known = rest.pop("template", None)
+    return known if arguments is None else arguments, rest
 
 
 def is_list(prompt: Any) -> bool:

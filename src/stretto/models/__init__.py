@@ -44,6 +44,7 @@ from stretto.models import (
     starcoder2,
 )
 from stretto.models.common import Keys
+from stretto.models.missing import refuse_others, unknown_architecture
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.weights.gguf import GGUF
 
@@ -82,9 +83,9 @@ ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
     "qwen35": qwen35.read,
     "qwen35moe": qwen35moe.read,
     "qwen3moe": qwen3moe.read,
+    "qwen3next": qwen3next.read,
     "qwen3vl": qwen3vl.read,
     "qwen3vlmoe": qwen3vl.read_moe,
-    "qwen3next": qwen3next.read,
     "seed_oss": seed_oss.read,
     "smollm3": smollm3.read,
     "starcoder2": starcoder2.read,
@@ -92,6 +93,8 @@ ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
 
 # Tensors of a layer that repeat metadata; some old files have them.
 DERIVED = ("rope_freqs.weight", "attn_rot_embd.weight")
+# Names of other converters, whose files have other tensors too.
+OTHER_CONVERTERS = {"gptoss": "gpt-oss"}
 # Vectors that some converters write as a matrix of one row.
 ROWS = ("ffn_gate_inp_shexp.weight",)
 
@@ -104,18 +107,15 @@ def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:
     >>> read_spec(GGUF("smollm2.gguf")).architecture
     'llama'
     """
+    refuse_others(file)
     name = file.metadata.text("general.architecture")
     if name not in ARCHITECTURES:
-        raise ModelError(
-            f"the architecture {name!r} is not supported; supported are {', '.join(sorted(ARCHITECTURES))}",
-            path=file.path,
-            field="general.architecture",
-        )
+        raise _unsupported(file, name)
     spec = ARCHITECTURES[name](file)
     needed = spec.tensors()
     for tensor, shape in needed.items():
         if tensor not in file.tensors:
-            raise ModelError("the tensor is missing; is the file complete?", path=file.path, field=tensor)
+            raise ModelError(_missing(file, tensor), path=file.path, field=tensor)
         given = file.tensors[tensor].shape
         if given != shape and not (tensor.endswith(ROWS) and given == (1, *shape)):
             raise ModelError(f"the shape is {given}, not {shape}", path=file.path, field=f"tensor {tensor!r}")
@@ -130,3 +130,28 @@ def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:
                 field=tensor,
             )
     return spec if context is None else spec.within(context)
+
+
+def _unsupported(file: GGUF, name: str) -> ModelError:
+    if name not in OTHER_CONVERTERS:
+        return unknown_architecture(file, name, ARCHITECTURES)
+    return ModelError(
+        f"{name!r} is a layout of another converter; take a file that llama.cpp's converter has written, "
+        f"with the architecture {OTHER_CONVERTERS[name]!r}",
+        path=file.path,
+        field="general.architecture",
+    )
+
+
+def _missing(file: GGUF, tensor: str) -> str:
+    """Why a tensor may be missing: outdated layouts are named."""
+    layer, _, part = tensor.rpartition("blk.")[2].partition(".")
+    instead = f"blk.{layer}.{part.replace('_exps.', '.0.')}"  # one tensor for each expert, as in 2023
+    if part.startswith(("attn_q.", "attn_k.", "attn_v.")):
+        instead = f"blk.{layer}.attn_qkv.{part.rpartition('.')[2]}"
+    if instead in file.tensors:
+        return (
+            f"the tensor is missing, but {instead!r} is there: the file has the layout of another converter "
+            "or of an old one; take a file that a recent converter of llama.cpp has written"
+        )
+    return "the tensor is missing; is the file complete?"

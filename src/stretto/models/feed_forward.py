@@ -95,6 +95,7 @@ class Experts:
     shared_gate: bool = False  # the shared expert is multiplied by the sigmoid of one more score
     output_scale: bool = False  # each expert's output is multiplied by a number of its own
     fused: bool = False  # gate and up are one tensor of the file, ffn_gate_up_exps
+    apart: bool = False  # each expert has tensors of its own, ffn_up.0 and so on, as in files of 2023
     norm: Norm | None = None  # of what the experts read
     post_norm: Norm | None = None  # of the sum of their outputs
     shared_norm: Norm | None = None
@@ -103,13 +104,17 @@ class Experts:
     def tensors(self, n_embd: int) -> Shapes:
         """The tensors of the file."""
         n, f = self.n_expert, self.n_ff
-        shapes: Shapes = {"ffn_gate_inp.weight": (n, n_embd), "ffn_down_exps.weight": (n, n_embd, f)}
-        if self.fused:
-            shapes["ffn_gate_up_exps.weight"] = (n, 2 * f, n_embd)
-        else:
-            shapes["ffn_up_exps.weight"] = (n, f, n_embd)
+        shapes: Shapes = {"ffn_gate_inp.weight": (n, n_embd)}
+        matrices = {"down": (n_embd, f)} | (
+            {"gate_up": (2 * f, n_embd)} if self.fused else {"up": (f, n_embd)}
+        )
         if self.gated and not self.fused:
-            shapes["ffn_gate_exps.weight"] = (n, f, n_embd)
+            matrices["gate"] = (f, n_embd)
+        for name, shape in matrices.items():
+            if self.apart:
+                shapes |= {f"ffn_{name}.{e}.weight": shape for e in range(n)}
+            else:
+                shapes[f"ffn_{name}_exps.weight"] = (n, *shape)
         if self.bias:
             shapes |= {"ffn_up_exps.bias": (n, f), "ffn_down_exps.bias": (n, n_embd)}
             if self.gated:

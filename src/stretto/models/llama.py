@@ -17,5 +17,6 @@ def read(file: GGUF) -> ModelSpec:
     if not keys.count("expert_count"):
         return plain_decoder(keys, mixer)
     refuse_caps(keys)
-    ffn = mixture(keys, n_ff=keys.size("feed_forward_length"))
+    apart = keys.has("blk.0.ffn_up.0.weight")
+    ffn = mixture(keys, n_ff=keys.size("feed_forward_length"), apart=apart)
     return decoder(keys, (plain_layer(mixer, ffn, keys.eps),) * keys.n_layer)

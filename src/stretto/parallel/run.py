@@ -264,6 +264,10 @@ def new_run(engine: Engine, prompt: list[int] | Sequence, run: ParallelParams, p
     runner = engine.runner
     for wanted in ("merge", "fork", *(("attention",) if run.measures else ())):
         runner.backend.capabilities.require(wanted, runner.backend.name)
+    if runner.slots is not None:
+        raise runner.slots.unsupported(
+            "a set of tokens at one position", "use llm.generate, with n or beams for several texts"
+        )
     if isinstance(prompt, Sequence):
         with engine.lock:
             track = prompt.track_in(engine)

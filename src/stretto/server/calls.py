@@ -47,8 +47,8 @@ async def tool_plan(
 class CallWatcher:
     """Follows one text of a chat with tools.
 
-    Text that cannot be a call is streamed at once. From the start of a call on, all is held back until the
-    end, when the calls are parsed.
+    Text that cannot be a call is streamed at once, as is reasoning. From the start of a call on, all is held
+    back until the end, when the calls are parsed.
     """
 
     def __init__(self, plan: ToolPlan, tokenizer: Tokenizer) -> None:
@@ -62,10 +62,12 @@ class CallWatcher:
 
     def push(self, token: Token) -> str:
         """Add a token; returns the text that can be streamed now."""
+        if token.is_reasoning and token.text:
+            return token.text
         if token.id is not None:
             self._spelling += self._spelled.push(token.id)
         self._held.append(token.text)
-        if self._has_call or self._may_be_call():
+        if self._has_call or self._may_be_call() or token.is_reasoning:
             return ""
         text = "".join(self._held)
         self._held = []

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from stretto import Image
+from stretto.errors import Unsupported
 from stretto.llm import LLM
 from stretto.server.errors import unsupported
 from stretto.server.generation import Generation
@@ -21,6 +22,10 @@ Prompt = Callable[[], list[int]]
 
 async def prompt_of(body: ChatRequest, generation: Generation, settings: Settings, plan: ToolPlan) -> Prompt:
     """A function that makes the prompt, to be called in a thread: templates and tokenizers take time."""
+    llm = generation.lease.llm
+    arguments = thinking_of(llm, body.reasoning_effort, "reasoning_effort") | (
+        body.chat_template_kwargs or {}
+    )
     urls = {
         (i, j): part.image_url.url
         for i, message in enumerate(body.messages)
@@ -35,7 +40,17 @@ async def prompt_of(body: ChatRequest, generation: Generation, settings: Setting
         images[i, j] = await from_url(url, param, settings)
     messages = [as_message(message, index, images) for index, message in enumerate(body.messages)]
     name_answers(messages)
-    return rendered(generation.lease.llm, messages, settings, plan)
+    return rendered(llm, messages, settings, plan, arguments)
+
+
+def thinking_of(llm: LLM, think: bool | str | None, param: str) -> dict[str, Any]:
+    """The template arguments for a request's wish to think, or not to."""
+    if think is None:
+        return {}
+    try:
+        return llm.thinking(think)
+    except Unsupported as error:
+        raise unsupported(f"{param}: {error}", param) from None
 
 
 def take_images(generation: Generation, n: int, param: str) -> None:
@@ -46,10 +61,16 @@ def take_images(generation: Generation, n: int, param: str) -> None:
     generation.take_images(n)
 
 
-def rendered(llm: LLM, messages: list[dict[str, Any]], settings: Settings, plan: ToolPlan) -> Prompt:
+def rendered(
+    llm: LLM,
+    messages: list[dict[str, Any]],
+    settings: Settings,
+    plan: ToolPlan,
+    arguments: dict[str, Any],
+) -> Prompt:
     """A function that renders messages as a prompt."""
     check_prompts("messages", ["".join(_texts(messages))], settings.limits)
-    return partial(llm.chat_prompt, messages, tools=plan.shown)
+    return partial(llm.chat_prompt, messages, tools=plan.shown, template=arguments)
 
 
 def as_message(message: Message, index: int, images: dict[tuple[int, int], Image]) -> dict[str, Any]:
@@ -67,9 +88,11 @@ def as_message(message: Message, index: int, images: dict[tuple[int, int], Image
         content = "\n".join(part.text for part in message.content if isinstance(part, TextPart))
     if content is not None:
         fields["content"] = content
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             fields[name] = value
+    if thoughts := message.reasoning_content or message.reasoning:
+        fields["reasoning_content"] = thoughts
     if message.tool_calls:
         fields["tool_calls"] = [call.model_dump() for call in message.tool_calls]
         fields.setdefault("content", "")
@@ -93,15 +116,17 @@ async def ollama_prompt(
     images: dict[int, list[str]],
     plan: ToolPlan,
     settings: Settings,
+    think: bool | str | None,
 ) -> Prompt:
     """As `prompt_of`, for messages of Ollama's clients."""
+    arguments = thinking_of(generation.lease.llm, think, "think")
     take_images(generation, sum(map(len, images.values())), "images")
     for index, texts in images.items():
         if texts:
             param = f"messages[{index}].images"
             decoded = [await from_base64(text, param, settings) for text in texts]
             messages[index]["content"] = [*decoded, {"type": "text", "text": messages[index]["content"]}]
-    return rendered(generation.lease.llm, messages, settings, plan)
+    return rendered(generation.lease.llm, messages, settings, plan, arguments)
 
 
 def _texts(messages: list[dict[str, Any]]) -> list[str]:
@@ -110,6 +135,7 @@ def _texts(messages: list[dict[str, Any]]) -> list[str]:
     for message in messages:
         content = message.get("content") or ""
         parts = [content] if isinstance(content, str) else content
+        texts.append(message.get("reasoning_content") or "")
         texts += [
             part if isinstance(part, str) else part["text"] for part in parts if not isinstance(part, Image)
         ]

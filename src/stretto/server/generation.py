@@ -185,9 +185,11 @@ def usage(results: list[Result], n_prompts: int = 1) -> dict[str, Any]:
     prompt = sum(result.usage.prompt_tokens for result in results[::step])
     cached = sum(result.usage.cached_tokens for result in results[::step])
     completion = sum(result.usage.completion_tokens for result in results)
+    reasoning = sum(result.usage.reasoning_tokens for result in results)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     }

@@ -28,6 +28,11 @@ SECONDS = {
     "sampling": "seconds of steps in the sampler",
     "python": "seconds of steps in Python",
 }
+SLOTS = {  # of models with recurrent layers only
+    "slots": "state slots of recurrent layers",
+    "slots_used": "state slots in use",
+    "slot_bytes": "bytes of a state slot",
+}
 HISTOGRAMS = {
     "first_token": ("first_token_seconds", "from a request to its first token"),
     "between_tokens": ("between_tokens_seconds", "from a token to the next of its request"),
@@ -100,6 +105,10 @@ def _lines(state: State) -> Iterator[str]:
         "threads that compute now",
         [(label, m["threads"]) for label, m, _ in loaded],
     )
+    for name, text in SLOTS.items():
+        yield from _metric(
+            f"stretto_{name}", "gauge", text, [(label, m[name]) for label, m, _ in loaded if m["slots"]]
+        )
     for key, (name, text) in HISTOGRAMS.items():
         yield f"# HELP stretto_{name} {text}"
         yield f"# TYPE stretto_{name} histogram"

@@ -29,7 +29,10 @@ from stretto.server.registry import Slot
 from stretto.server.state import State, state_of
 from stretto.server.streamed import Streamed
 from stretto.server.structured import ollama_grammar
+from stretto.text.reasoning import find_format
 from stretto.tools.plan import ToolPlan
+
+Fields = Callable[[str, str], dict[str, Any]]  # the fields of a piece: its text, its reasoning
 
 LINES = "application/x-ndjson"
 TAG = ":latest"
@@ -91,7 +94,7 @@ async def show(body: ShowRequest, request: Request) -> Response:
                 "general.parameter_count": facts["parameters"],
                 f"{arch}.context_length": facts["context_length"],
             },
-            "capabilities": ["completion", "embedding", *(["vision"] if facts["vision"] else [])],
+            "capabilities": _capabilities(facts),
             "modified_at": _time(facts["modified"]),
         }
     )
@@ -109,7 +112,9 @@ async def generate(body: GenerateRequest, request: Request) -> Response:
     if body.raw and body.images:
         raise ApiError(400, "images have no place in a raw prompt; leave raw away", param="images")
     whole = body.prompt if body.raw else None
-    return await _generated(state, body, request, messages, images, whole, lambda text: {"response": text})
+    if body.raw and body.think is not None:
+        raise ApiError(400, "think has no place in a raw prompt; leave it out", param="think")
+    return await _generated(state, body, request, messages, images, whole, _response)
 
 
 @router.post("/api/chat")
@@ -120,10 +125,7 @@ async def chat(body: OllamaChatRequest, request: Request) -> Response:
         return await _load(state, body, request, {"message": {"role": "assistant", "content": ""}})
     messages = [_message(message) for message in body.messages]
     images = {index: message.images or [] for index, message in enumerate(body.messages)}
-    return await _generated(
-        state, body, request, messages, images, None,
-        lambda text: {"message": {"role": "assistant", "content": text}},
-    )  # fmt: skip
+    return await _generated(state, body, request, messages, images, None, _answer)
 
 
 @router.post("/api/embed")
@@ -160,7 +162,7 @@ async def _generated(
     messages: list[dict[str, Any]],
     images: dict[int, list[str]],
     whole: str | None,
-    fields: Callable[[str], dict[str, Any]],
+    fields: Fields,
 ) -> Response:
     limits = state.settings.limits
     options = _options(body.options)
@@ -172,8 +174,8 @@ async def _generated(
         llm = generation.lease.llm
         _check_context(body.options, llm.context_length)
         plan = await tool_plan(llm, tools, None, limits)
-        prompt = whole or await ollama_prompt(generation, messages, images, plan, state.settings)
-        await generation.start([prompt], plan.options(options))
+        prompt = whole or await ollama_prompt(generation, messages, images, plan, state.settings, body.think)
+        await generation.start([prompt], plan.options({**options, "reasoning": whole is None}))
         return plan
 
     request.scope["stretto"].update(model=body.model)
@@ -184,7 +186,11 @@ async def _generated(
             lines = _Lines(generation, head, fields, plan)
             return Streamed(generation, generation.texts, lines, LINES)
         (result,) = map(plan.read, await unless_gone(request, generation.results()))
-        ended = {**head, **_with_calls(fields(result.text), result), **_end(generation, result)}
+        ended = {
+            **head,
+            **_with_calls(fields(result.text, result.reasoning), result),
+            **_end(generation, result),
+        }
         generation.close()
         return Json(ended)
     except BaseException:
@@ -199,7 +205,7 @@ class _Lines:
         self,
         generation: Generation,
         head: dict[str, Any],
-        fields: Callable[[str], dict[str, Any]],
+        fields: Fields,
         plan: ToolPlan,
     ) -> None:
         self._generation = generation
@@ -220,11 +226,15 @@ class _Lines:
                 if self._watcher is not None:
                     rest, result = self._watcher.end(result)
                     text += rest
+            if token.is_reasoning and token.text:
+                out.append({**self._head, **self._fields("", token.text), "done": False})
+                text = text.removeprefix(token.text)
             if text or (result is not None and result.tool_calls):
-                piece = self._fields(text) if result is None else _with_calls(self._fields(text), result)
+                piece = self._fields(text, "")
+                piece = piece if result is None else _with_calls(piece, result)
                 out.append({**self._head, **piece, "done": False})
             if result is not None:
-                out.append({**self._head, **self._fields(""), **_end(self._generation, result)})
+                out.append({**self._head, **self._fields("", ""), **_end(self._generation, result)})
         return "".join(dumps(line) + "\n" for line in out).encode()
 
     async def end(self) -> bytes:
@@ -296,8 +306,21 @@ def _with_calls(fields: dict[str, Any], result: Result) -> dict[str, Any]:
     return fields
 
 
+def _response(text: str, thoughts: str) -> dict[str, Any]:
+    """The fields of an answer to a prompt."""
+    return {"response": text, **({"thinking": thoughts} if thoughts else {})}
+
+
+def _answer(text: str, thoughts: str) -> dict[str, Any]:
+    """The fields of an answer in a conversation."""
+    message = {"role": "assistant", "content": text}
+    return {"message": {**message, "thinking": thoughts} if thoughts else message}
+
+
 def _message(message: OllamaMessage) -> dict[str, Any]:
     fields: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    if message.thinking:
+        fields["reasoning_content"] = message.thinking
     if message.tool_calls:
         fields["tool_calls"] = [
             {
@@ -322,6 +345,11 @@ def _details(slot: Slot) -> dict[str, Any]:
         "parameter_size": f"{facts['parameters'] / 1e6:.0f}M",
         "quantization_level": formats[0],
     }
+
+
+def _capabilities(facts: dict[str, Any]) -> list[str]:
+    extra = {"vision": facts["vision"], "thinking": find_format(facts["template"]) is not None}
+    return ["completion", "embedding", *(name for name, there in extra.items() if there)]
 
 
 def _name(model: str) -> str:

@@ -41,7 +41,10 @@ class Common(Body):
     keep_alive: (
         Annotated[KeepAlive, Field(description="Models stay until memory is needed; 0 unloads.")] | None
     ) = None
-    think: Literal[False] | None = None
+    think: (
+        Annotated[bool | Literal["low", "medium", "high"], Field(description="By the model's own switch.")]
+        | None
+    ) = None
 
 
 class GenerateRequest(Common):

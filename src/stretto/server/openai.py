@@ -81,7 +81,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         plan = await plan_of(body, llm, state.settings.limits)
         prompt = await prompt_of(body, generation, state.settings, plan)
         tops = (body.top_logprobs or 0) if body.logprobs else None
-        await _start(body, generation, [prompt], plan.options(options))
+        await _start(body, generation, [prompt], plan.options({"reasoning": True, **options}))
         return ChatShape(generation, body.model, tops, plan)
 
     return await _answer(request, body, start, 1, "messages")

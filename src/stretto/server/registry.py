@@ -224,7 +224,7 @@ class Registry:
                 "parameters": sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
                 "formats": dict(needs.weights),
                 "context_length": needs.context_length,
-                "file_bytes": path.stat().st_size,
+                "file_bytes": file.nbytes,
                 "modified": path.stat().st_mtime,
                 "template": str(file.metadata.get("tokenizer.chat_template", "") or ""),
                 "license": str(file.metadata.get("general.license", "") or ""),

@@ -176,6 +176,7 @@ class Message(Body):
     tool_call_id: Name | None = None
     refusal: Text | None = None
     reasoning_content: Text | None = None
+    reasoning: Annotated[Text, Field(description="The same as reasoning_content.")] | None = None
     audio: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: None = None
@@ -252,6 +253,17 @@ class ChatRequest(Sampling):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: (
+        Annotated[
+            Literal["none", "minimal", "low", "medium", "high", "xhigh"],
+            Field(description="By the model's own switch: where that is on or off, only none turns it off."),
+        ]
+        | None
+    ) = None
+    chat_template_kwargs: (
+        Annotated[dict[str, Any], Field(max_length=64, description="Arguments of the model's chat template.")]
+        | None
+    ) = None
     metadata: Annotated[dict[str, str], Field(max_length=64, description=LABEL)] | None = None
     safety_identifier: Annotated[Text, Field(description=LABEL)] | None = None
     prompt_cache_key: Annotated[Text, Field(description=LABEL)] | None = None

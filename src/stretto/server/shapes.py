@@ -172,12 +172,15 @@ class ChatShape(Shape):
         if not token.text and not self.is_sent(token):
             return ""
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
-        return f'"delta":{{"content":{quoted(token.text)}}},"logprobs":{logprobs}'
+        kind = "reasoning_content" if token.is_reasoning else "content"
+        return f'"delta":{{"{kind}":{quoted(token.text)}}},"logprobs":{logprobs}'
 
     def choice(self, index: int, result: Result) -> dict[str, Any]:
         """A whole message."""
         logprobs = None if self.tops is None else self.logprobs(result.logprobs or [])
         message: dict[str, Any] = {"role": "assistant", "content": result.text, "refusal": None}
+        if result.reasoning:
+            message["reasoning_content"] = result.reasoning
         if result.tool_calls:
             message["content"] = result.text or None
             message["tool_calls"] = openai_calls(result)

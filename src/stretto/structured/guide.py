@@ -38,7 +38,7 @@ class Guide:
         self._matcher = matcher
         self._n_vocab = n_vocab  # of the logits
         self._n_matched = n_matched  # of the matcher: an end token more where the vocabulary has none
-        self._ends = ends
+        self.ends = ends  # the tokens that end a text
         most = max(n_vocab, n_matched)
         self._mask: Mask = np.zeros((most + 31) // 32, np.uint32)
         self._address = self._mask.ctypes.data
@@ -99,7 +99,7 @@ class Guide:
 
     def fork(self) -> Guide:
         """An independent copy with the same state."""
-        twin = Guide(self._matcher.deep_copy(), self._n_vocab, self._n_matched, self._ends)
+        twin = Guide(self._matcher.deep_copy(), self._n_vocab, self._n_matched, self.ends)
         twin.done = self.done
         return twin
 
@@ -118,7 +118,7 @@ class Guide:
                 raise InvalidGrammar(
                     f"the grammar cannot continue: {brief(matcher.get_error())}", param="grammar"
                 )
-            while forced and forced[-1] in self._ends:  # nothing but the end can follow
+            while forced and forced[-1] in self.ends:  # nothing but the end can follow
                 forced.pop()
         return forced
 

@@ -6,6 +6,8 @@ here, and are not in the vocabulary that the library gets: no plain text can tur
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
@@ -43,11 +45,12 @@ class BPETokenizer(Tokenizer):
             add_eos=read_flag(metadata, "add_eos_token", False),
         )
         self._engine = _engine(vocabulary, metadata.strings(MERGES), words, frozenset(self.specials))
+        self._has_seams = words.words
         self._present = bytes(byte for character, byte in ALPHABET.items() if character in vocabulary.ids)
 
     def _encode_plain(self, text: str) -> list[int]:
         self._check_bytes(text)
-        if len(text) <= 2 * CHUNK_CHARACTERS:
+        if len(text) <= 2 * CHUNK_CHARACTERS or not self._has_seams:
             ids: list[int] = self._engine.encode(text, add_special_tokens=False).ids
             return ids
         batch = self._engine.encode_batch_fast(list(chunks(text)), add_special_tokens=False)
@@ -72,10 +75,8 @@ class BPETokenizer(Tokenizer):
             return text.encode()
 
 
-def _engine(
-    vocabulary: Vocabulary, lines: list[str], words: PreTokenizer, specials: frozenset[str]
-) -> tokenizers.Tokenizer:
-    ids = {text: token for text, token in vocabulary.ids.items() if text not in specials}
+def read_merges(lines: list[str], ids: Mapping[str, int], known: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The merges of tokens in `ids`, in order; those of other known tokens are left out."""
     merges: list[tuple[str, str]] = []
     for rank, line in enumerate(lines):
         left, space, right = line.partition(" ")
@@ -85,10 +86,18 @@ def _engine(
             merges.append((left, right))
         else:
             for text in (left, right, left + right):
-                if text not in vocabulary.ids:
+                if text not in known:
                     raise ModelError(
                         f"merge {rank}, {line!r}, needs {text!r}, which is no token", field=MERGES
                     )
+    return merges
+
+
+def _engine(
+    vocabulary: Vocabulary, lines: list[str], words: PreTokenizer, specials: frozenset[str]
+) -> tokenizers.Tokenizer:
+    ids = {text: token for text, token in vocabulary.ids.items() if text not in specials}
+    merges = read_merges(lines, ids, vocabulary.ids)
     engine = tokenizers.Tokenizer(models.BPE(ids, merges, ignore_merges=words.ignore_merges))
     splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in words.patterns]
     bytelevel = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -71,6 +71,13 @@ class Detokenizer:
         self._fresh = not self._exact and self._tokenizer.starts_fragment(self._after)
         return rest
 
+    def cut(self) -> str:
+        """End an incomplete character here: U+FFFD for it, or nothing."""
+        rest = "" if self._whole else self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        self._whole = True
+        return rest
+
     def fork(self) -> Detokenizer:
         """An independent copy with the same state."""
         twin = Detokenizer(self._tokenizer, self._special, self._after, self._exact)

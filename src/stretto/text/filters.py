@@ -7,17 +7,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from jinja2.exceptions import SecurityError
 from jinja2.filters import FILTERS as JINJA_FILTERS
-from jinja2.runtime import Context, Undefined
+from jinja2.runtime import Context, Macro, Undefined
 from jinja2.tests import TESTS as JINJA_TESTS
 from jinja2.utils import pass_context
 
 from stretto.text.budget import current, size_of
-from stretto.text.guards import NUMBERS, compare, concat, cut, each, join_all, pack, replace, text_of, word
+from stretto.text.guards import (
+    NUMBERS,
+    Function,
+    binary,
+    compare,
+    concat,
+    cut,
+    each,
+    join_all,
+    pack,
+    percent,
+    replace,
+    text_of,
+    word,
+)
 
 _INDENT = 32  # columns; wider ones would multiply the size of a text
 
@@ -130,6 +144,10 @@ def _int(value: Any, default: int = 0, base: int = 10) -> Any:
     return word(JINJA_FILTERS["int"](value, default, base))
 
 
+def _sum(values: Any, start: Any = 0) -> Any:
+    return reduce(partial(binary, "+"), each(values), start)
+
+
 def _round(value: Any, precision: int = 0, method: str = "common") -> Any:
     if abs(precision) > 20:
         raise SecurityError("rounding to more than 20 places")
@@ -147,6 +165,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
             "default": _default,
             "first": _first,
             "float": JINJA_FILTERS["float"],
+            "format": lambda value, *values: percent(text_of(value), *values),
             "indent": _indent,
             "int": _int,
             "items": _items,
@@ -161,6 +180,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
             "round": _round,
             "safe": text_of,  # nothing is escaped here, so everything is safe
             "string": text_of,
+            "sum": _sum,
             "title": lambda value: JINJA_FILTERS["title"](text_of(value)),
             "tojson": to_json,
             "trim": lambda value, chars=None: text_of(value).strip(chars),
@@ -212,7 +232,10 @@ TESTS: dict[str, Callable[..., Any]] = {
         for name, aliases in _NAMES.items()
         for alias in (name, *aliases.split())
     },
+    "callable": lambda value: isinstance(value, (Function, Macro)),
+    "filter": lambda name: name in FILTERS and not name.startswith("~"),
     "in": lambda left, right: compare(left, "in", right),
     "lower": lambda value: text_of(value).islower(),
+    "test": lambda name: name in TESTS,
     "upper": lambda value: text_of(value).isupper(),
 }

@@ -73,7 +73,7 @@ def binary(symbol: str, left: Any, right: Any) -> Any:
     if isinstance(left, Undefined) or isinstance(right, Undefined):
         return _OPERATORS[symbol](left, right)  # says what is undefined
     if symbol == "%" and isinstance(left, str):
-        raise SecurityError("'%' formatting is not for templates")
+        return percent(left, *(right if isinstance(right, tuple) else (right,)))
     if symbol == "*" and isinstance(left, int):
         left, right = right, left
     sizes = [size_of(left), size_of(right)]
@@ -208,6 +208,26 @@ def _format(pattern: str, *args: Any, **named: Any) -> str:
     return join_all("", [*pieces, pattern[last:]])
 
 
+_PERCENT = re.compile(r"%(.?)", re.DOTALL)
+
+
+def percent(pattern: str, *values: Any) -> str:
+    """`%` formatting with bare fields only: `%s`, `%d`, `%%`."""
+    pieces, last, rest = [], 0, iter(values)
+    for match in _PERCENT.finditer(pattern):
+        if match[1] not in ("s", "d", "%"):
+            raise SecurityError("'%' fields other than %s, %d and %%")
+        value: Any = "%" if match[1] == "%" else next(rest, _NOTHING)
+        if value is _NOTHING or (match[1] == "d" and not isinstance(value, NUMBERS)):
+            raise TypeError(f"{match[0]} has no value that fits")
+        pieces += [pattern[last : match.start()], text_of(int(value) if match[1] == "d" else value)]
+        last = match.end()
+    if next(rest, _NOTHING) is not _NOTHING:
+        raise TypeError("not all arguments converted during string formatting")
+    return join_all("", [*pieces, pattern[last:]])
+
+
+_NOTHING = object()
 _PLAIN = """
     strip lstrip rstrip upper lower title capitalize casefold swapcase splitlines isalpha isdigit isalnum
     isspace isupper islower isnumeric isdecimal isidentifier istitle isascii

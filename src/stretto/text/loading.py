@@ -18,11 +18,16 @@ def load_tokenizer(metadata: Metadata) -> Tokenizer:
         from stretto.text.bpe import BPETokenizer
 
         return BPETokenizer(metadata)
+    if model == "gemma4":
+        from stretto.text.characters import CharacterTokenizer
+
+        return CharacterTokenizer(metadata)
     if model == "llama":
         from stretto.text.spm import SPMTokenizer
 
         return SPMTokenizer(metadata)
     raise ModelError(
-        f"tokenizers of kind {model!r} are not supported, only 'gpt2' (BPE) and 'llama' (SentencePiece)",
+        f"tokenizers of kind {model!r} are not supported, only 'gpt2' (BPE), 'llama' (SentencePiece) and "
+        "'gemma4' (BPE over characters)",
         field=PREFIX + "model",
     )

@@ -25,6 +25,7 @@ class PreTokenizer:
     patterns: tuple[str, ...]
     ignore_merges: bool = False  # a word that is itself a token is taken whole
     add_bos: bool = False  # the default if the file does not say
+    words: bool = True  # no piece spans several words, so a long text may be cut between two
 
 
 # -- the recurring parts --
@@ -53,6 +54,15 @@ _CAPS = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
 _CASED_TAIL = rf"{_PUNCTUATION}[\r\n/]*|{_BREAKS}"
 _TEKKEN = rf"{_CASED}|{_CAPS}|\p{{N}}|{_CASED_TAIL}"
 _GPT4O = rf"{_CASED}{_CONTRACTION}?|{_CAPS}{_CONTRACTION}?|\p{{N}}{{1,3}}|{_CASED_TAIL}"
+# In these llama.cpp has letters of one case only, where the originals distinguish two in every script.
+_MARKED = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{_CONTRACTION}?"
+_YOUTU = rf"{_MARKED}|\p{{N}}|{_CASED_TAIL}"
+_YOUTU_SCRIPTS = r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+"
+_TINY_AYA = rf"\d{{1,3}}(?=(?:\d{{3}})*\b)|{_MARKED}|\p{{N}}{{1,3}}|{_CASED_TAIL}"
+_NOT_HAN = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&[^\p{{Han}}]]+{_CONTRACTION}?"  # the original: and marks
+_KIMI = rf"\p{{Han}}+|{_NOT_HAN}|\p{{N}}{{1,3}}|{_TAIL}"
+_PHRASES = r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
+_EXAONE_MOE = rf"{_CONTRACTION}|{_PHRASES}|\p{{N}}|{_PUNCTUATION}[\r\n/]?|\s*[\r\n]|{_SPACES}"
 
 _KANA_HAN = r"[一-龥぀-ゟ゠-ヿ]+"
 # In llama.cpp the ranges of the two DeepSeek patterns never match white space, in the originals they do.
@@ -66,6 +76,10 @@ _DEEPSEEK_LETTERS = (
 _DEEPSEEK3_WORDS = (
     rf"{_ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BREAKS}"
+)
+_SPARK_WORDS = (
+    rf"{_ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+|[\r\n]|{_SPACES}"
 )
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _JAIS2_SPACES = "|".join(
@@ -115,7 +129,22 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
         PreTokenizer((r"\p{N}{1,3}", _KANA_HAN, _DEEPSEEK3_WORDS)),
     ),
     ("tekken", PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True)),
-    ("gpt-4o llama4 kanana2 minimax-m2", PreTokenizer((_GPT4O,))),
+    ("gpt-4o llama4 kanana2 minimax-m2 talkie", PreTokenizer((_GPT4O,))),
+    ("kimi-k2", PreTokenizer((_KIMI,))),
+    ("tiny_aya cohere2moe", PreTokenizer((_TINY_AYA,))),
+    ("youtu", PreTokenizer((_YOUTU_SCRIPTS, _YOUTU), ignore_merges=True)),
+    ("exaone-moe", PreTokenizer((_EXAONE_MOE,), words=False)),
+    ("superbpe", PreTokenizer((r"\p{N}+", r"(?=([0-9]{3})+(?![0-9]))"), words=False)),
+    ("laguna", PreTokenizer((r"[^\n]+|\n+", _QWEN2))),
+    ("ufakzeka", PreTokenizer((rf"{_WORD}|\p{{N}}|{_TAIL}",))),
+    (
+        "minicpm5",
+        PreTokenizer(
+            (r"\p{N}{1,3}", rf"{_CONTRACTION}|{_WORD}|\p{{N}}+|{_TAIL}"),
+            ignore_merges=True,
+        ),
+    ),
+    ("spark2_5", PreTokenizer((r"\p{N}{1,3}", _KANA_HAN, _SPARK_WORDS, r"\p{N}"))),
     ("bloom poro-chat gpt3-finnish", PreTokenizer((_BLOOM,))),
     ("viking", PreTokenizer((_BLOOM, r"\p{N}"))),
     (

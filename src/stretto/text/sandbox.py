@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.environment import Template
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
 from jinja2.ext import Extension, loopcontrols
@@ -86,6 +86,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return getattr(obj, name)  # says what is undefined
         if isinstance(obj, LoopContext) and name in _LOOP.split():
             return getattr(obj, name)
+        if isinstance(obj, LoopContext) and name in ("cycle", "changed"):
+            return guards.Function(name, getattr(obj, name))
         if isinstance(obj, Namespace):
             return getattr(obj, name, self.undefined(obj=obj, name=name))
         for kind in _KINDS:
@@ -236,6 +238,10 @@ class Program:
         self.literals = {node.value for node in self._tree.find_all(nodes.Const) if type(node.value) is str}
         self.literals.update(node.data for node in self._tree.find_all(nodes.TemplateData))
         self.names = {node.attr for node in self._tree.find_all(nodes.Getattr)}
+
+    def variables(self) -> frozenset[str]:
+        """The variables that the template reads and does not set; for a template that is not compiled yet."""
+        return frozenset(meta.find_undeclared_variables(self._tree))
 
     def compile(self, rewrite: Callable[[str], str] = str) -> None:
         """Compile, with `rewrite` applied to all literal text."""

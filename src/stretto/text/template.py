@@ -49,7 +49,19 @@ class ChatTemplate:
         self._finder = _Finder(specials)
         self._bos, self._eos = bos, eos
         self._compiled: _Compiled | None = None
+        self._variables: frozenset[str] | None = None
         self._lock = threading.Lock()
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The variables that a caller may set: those the template reads beside the conversation.
+
+        >>> ChatTemplate("{% if enable_thinking %}<think>{% endif %}", {}).variables
+        frozenset({'enable_thinking'})
+        """
+        if self._variables is None:
+            self._variables = Program(self.source).variables() - _RESERVED
+        return self._variables
 
     def parts(
         self,

@@ -118,7 +118,7 @@ class Tokenizer(ABC):
         )
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of a token; none for control tokens."""
+        """The bytes of a token; none for control tokens but those that separate parts of an answer."""
         return self._bytes[self._check_id(token)]
 
     def all_bytes(self) -> list[bytes]:
@@ -208,7 +208,7 @@ class _Bytes(dict[int, bytes]):
         vocabulary = self._tokenizer.vocabulary
         text, kind = vocabulary.tokens[token], int(vocabulary.types[token])  # NumPy's are slow to compare
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
-            value = text.encode() if self._special else b""
+            value = text.encode() if self._special or token in vocabulary.shown_ids else b""
         elif kind == TokenType.BYTE and (byte := BYTE_TEXT.fullmatch(text)):
             value = bytes.fromhex(byte[1])
         elif kind == TokenType.USER_DEFINED:

@@ -40,17 +40,20 @@ class TokenType(IntEnum):
 # knows them, and they are control tokens whatever the file says: a text must not end its own turn.
 _END_TEXTS = (
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> "
-    "<|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> "
-    "<｜end▁of▁sentence｜> "
+    "<|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> "
+    "<｜end▁of▁sentence｜> [e~[ "
     # after a finished file, in models for code
     "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> "
     "<|file_sep|>"
 )
 _FILL_TEXTS = (
-    "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> "
-    "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> "
-    "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|>"
+    "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|> "
+    "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|> "
+    "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>"
 )
+# In the format of gpt-oss these separate reasoning, calls and the answer, which would be one text without.
+_SHOWN_TEXTS = "<|start|> <|channel|> <|message|> <|constrain|>"
+_NAMED_ENDS = "eot eom fim_pad fim_rep fim_sep"
 _ENDS = frozenset(_END_TEXTS.split())
 _CONTROLS = _ENDS | frozenset(_FILL_TEXTS.split())
 
@@ -66,6 +69,7 @@ class Vocabulary:
     eos_id: int | None
     unknown_id: int | None
     end_ids: frozenset[int]
+    shown_ids: frozenset[int]  # control tokens that are shown in generated text
 
     def of_type(self, *types: TokenType) -> dict[str, int]:
         """Text and id of the tokens of these types."""
@@ -86,14 +90,18 @@ def read_vocabulary(metadata: Metadata, bos: int | None, eos: int | None, unknow
     eos = _id(metadata, "eos_token_id", len(tokens), eos)
     unknown = _id(metadata, "unknown_token_id", len(tokens), unknown)
     types = _types(metadata, tokens, unknown)
-    for text in _CONTROLS & ids.keys():
-        types[ids[text]] = TokenType.CONTROL
-    ends = {ids[text] for text in _ENDS & ids.keys()}
+    texts = _CONTROLS & ids.keys()
+    if "<|tool_response>" in texts:
+        texts -= {"</s>"}  # in Gemma 4 a tag of HTML
+    types[[ids[text] for text in texts]] = TokenType.CONTROL
+    ends = {ids[text] for text in _ENDS & texts}
+    shown = {ids[text] for text in _SHOWN_TEXTS.split() if text in ids}
     if {"<|return|>", "<|call|>"} <= ids.keys() or {"<|flush|>", "<|calls|>"} <= ids.keys():
-        ends.discard(ids.get("<|end|>", -1))  # there it only ends a part of the answer
-    named = (eos, *(_id(metadata, f"{key}_token_id", len(tokens), None) for key in ("eot", "eom")))
+        parts = {ids["<|end|>"]} if "<|end|>" in ids else set()  # there it only ends a part of the answer
+        ends, shown = ends - parts, shown | parts
+    named = (eos, *(_id(metadata, f"{key}_token_id", len(tokens), None) for key in _NAMED_ENDS.split()))
     ends.update(token for token in named if token is not None)
-    return Vocabulary(tokens, ids, types, bos, eos, unknown, frozenset(ends))
+    return Vocabulary(tokens, ids, types, bos, eos, unknown, frozenset(ends), frozenset(shown - ends))
 
 
 def read_scores(metadata: Metadata, n_tokens: int) -> NDArray[np.float32]:

@@ -15,11 +15,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from stretto.errors import InvalidRequest, Unsupported
+from stretto.text.reasoning import find_format
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.check import Tool
 
-MARKS = 0x100000  # special tokens are characters from here on, in a private plane
+MARKS = 0x40000  # special tokens are characters from here on, in planes that Unicode has left empty
+LAST_MARK = 0xDFFFF  # room for 655,360 ids
 ID = "Stretto0"  # with a digit after it the id of a call: nine letters and digits, as Mistral's are
 
 FALLBACK = (
@@ -33,13 +35,15 @@ _learned: WeakKeyDictionary[ChatTemplate, CallFormat] = WeakKeyDictionary()
 class CallFormat:
     """The text before a name, between it and the arguments, after them, and between two calls.
 
-    Special tokens are characters from `MARKS` on. `joint` is None where a turn has one call at most.
+    Special tokens are characters from `MARKS` on. `joint` is None where a turn has one call at most. `block`
+    is the empty reasoning that the template writes before a call.
     """
 
     before: str
     between: str
     after: str
     joint: str | None
+    block: str = ""
 
 
 def call_format(template: ChatTemplate, tokenizer: Tokenizer, tools: list[Tool]) -> CallFormat:
@@ -66,6 +70,11 @@ def marked(token: int) -> str:
     return chr(MARKS + token)
 
 
+def is_mark(character: str) -> bool:
+    """Whether a character stands for a special token."""
+    return MARKS <= ord(character) <= LAST_MARK
+
+
 def _learn(
     template: ChatTemplate,
     tokenizer: Tokenizer,
@@ -73,27 +82,68 @@ def _learn(
     user: Mapping[str, Any],
     prompt: str,
 ) -> CallFormat:
-    def answer(n: int) -> str:
+    markers = _markers(template, tokenizer)
+    begin = _without_opening(prompt, markers)
+
+    def turn_with(n: int) -> str:
         """A turn with `n` calls, as the template writes it after the prompt."""
         calls = [{"id": _id(i), "type": "function", "function": _call(i)} for i in range(n)]
         turn = {"role": "assistant", "content": "", "tool_calls": calls}
         whole = _text(template.parts([user, turn], tools=shown, add_generation_prompt=False))
-        if not whole.startswith(prompt):
+        if not whole.startswith(begin):
             raise InvalidRequest("a turn with a call does not start as an answer does")
-        turn_text = whole[len(prompt) :]
+        turn_text = whole[len(begin) :]
         ends = [turn_text.find(marked(token)) for token in tokenizer.end_ids]
         end = min((at for at in ends if at >= 0), default=len(turn_text.rstrip()))
         return turn_text[:end]
 
+    def answer(n: int) -> str:
+        """The same without reasoning."""
+        text = turn_with(n)
+        return text[_reasoning_length(text, markers) :]
+
     try:
-        one = answer(1)
-        before, between, after = _around(one, 0)
+        one = turn_with(1)
+        block = one[: _reasoning_length(one, markers)]
+        before, between, after = _around(one[len(block) :], 0)
     except InvalidRequest as error:
         raise Unsupported(
             f"the format of this model's tool calls cannot be learned from its template: {error}; {FALLBACK}",
             param="tools",
         ) from None
-    return CallFormat(before, between, after, _joint(answer, before, between, after))
+    return CallFormat(before, between, after, _joint(answer, before, between, after), block)
+
+
+def _markers(template: ChatTemplate, tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    """The markers that open and close reasoning, special tokens as marks."""
+    layout = find_format(template.source)
+    marks = {text: marked(token) for text, token in tokenizer.specials.items()}
+    return [] if layout is None else [(_marked(a, marks), _marked(b, marks)) for a, b in layout.blocks]
+
+
+def _marked(text: str, marks: Mapping[str, str]) -> str:
+    for special in sorted((one for one in marks if one in text), key=len, reverse=True):
+        text = text.replace(special, marks[special])
+    return text
+
+
+def _without_opening(prompt: str, markers: list[tuple[str, str]]) -> str:
+    """A prompt up to where reasoning may start: turns of the past may be without it."""
+    bare = prompt.rstrip()
+    for opening, closing in markers:
+        if bare.endswith(closing):
+            bare = bare.removesuffix(closing).rstrip()
+        if bare.endswith(opening):
+            return bare.removesuffix(opening)
+    return prompt
+
+
+def _reasoning_length(turn: str, markers: list[tuple[str, str]]) -> int:
+    """The length of the block of reasoning, empty as a rule, that a template writes into a turn."""
+    for opening, closing in markers:
+        if turn.lstrip().startswith(opening) and closing in turn:
+            return len(turn) - len(turn.partition(closing)[2].lstrip("\n"))
+    return 0
 
 
 def _joint(answer: Any, before: str, between: str, after: str) -> str | None:

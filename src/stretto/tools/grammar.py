@@ -9,7 +9,7 @@ from stretto.structured import Grammar
 from stretto.structured.checks import check_size
 from stretto.structured.grammar import WHITESPACE
 from stretto.tools.check import Tool, Tools, check_tools
-from stretto.tools.format import ID, MARKS, CallFormat
+from stretto.tools.format import ID, LAST_MARK, MARKS, CallFormat
 
 MAX_CALLS = 8  # in one turn
 
@@ -38,11 +38,15 @@ def call_grammar(tools: Tools) -> Grammar:
     return Grammar.json({**schema, "$defs": definitions} if definitions else schema)
 
 
-def required_calls(layout: CallFormat, tools: list[Tool], one: bool) -> Grammar:
-    """One call, or several, of these tools as the template writes them."""
+def required_calls(layout: CallFormat, tools: list[Tool], one: bool, thinks: bool = False) -> Grammar:
+    """One call, or several, of these tools as the template writes them.
+
+    If the model may think before it calls, its reasoning is not part of the grammar.
+    """
+    before = layout.before if thinks else layout.block + layout.before
     more_calls = "" if one or layout.joint is None else f" (joint call){{0,{MAX_CALLS - 1}}}"
     rules = [f"start: before call{more_calls} after"]
-    rules += [f"before: {_items(layout.before)}", f"after: {_items(layout.after)}"]
+    rules += [f"before: {_items(before)}", f"after: {_items(layout.after)}"]
     if more_calls:
         rules.append(f"joint: {_items(layout.joint or '')}")
     rules.append("call: " + " | ".join(f"call{i}" for i in range(len(tools))))
@@ -60,7 +64,7 @@ def _schema(tool: Tool) -> str:
 
 def _items(text: str) -> str:
     """A text in Lark's notation: strings, special tokens by their ids, and ids of calls."""
-    special = rf"[{chr(MARKS)}-{chr(0x10FFFF)}]"
+    special = rf"[{chr(MARKS)}-{chr(LAST_MARK)}]"
     items = []
     for piece in re.split(rf"({special}|{ID}\d)", text):
         if re.fullmatch(special, piece):

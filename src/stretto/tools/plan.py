@@ -14,6 +14,7 @@ from stretto.engine.stream import TextStream
 from stretto.engine.types import Result
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.structured import Grammar
+from stretto.text.reasoning import Reasoning, find_format
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.check import Choice, Tools, check_choice, check_tools
@@ -24,11 +25,15 @@ from stretto.tools.reading import CallReader
 
 @dataclass(frozen=True)
 class ToolPlan:
-    """`shown` goes to the template, `grammar` to the request, and `read` gets its result."""
+    """`shown` goes to the template, `grammar` to the request, and `read` gets its result.
+
+    `thinks` is False where a required call comes at once, without reasoning.
+    """
 
     shown: list[Mapping[str, Any]] | None = None
     grammar: Grammar | None = None
     reader: CallReader | None = None
+    thinks: bool = True
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options of the request, with the grammar of a call where one is required."""
@@ -37,7 +42,10 @@ class ToolPlan:
                 "grammar with tools: a call has a grammar of its own; leave one of them out",
                 param="grammar",
             )
-        return dict(options) if self.grammar is None else {**options, "grammar": self.grammar}
+        if self.grammar is None:
+            return dict(options)
+        raw = {} if self.thinks else {"reasoning": False}
+        return {**options, **raw, "grammar": self.grammar}
 
     def read_all(self, results: Result | list[Result]) -> Result | list[Result]:
         """As `read`, also for several results."""
@@ -47,7 +55,7 @@ class ToolPlan:
         """The result with its calls; its text is without them."""
         if self.reader is None:
             return result
-        text, calls = self.reader.read(result.tokens)
+        text, calls = self.reader.read(result.tokens[result.answer_start :])
         return replace(result, text=text, tool_calls=calls) if calls else result
 
 
@@ -73,11 +81,14 @@ def plan_tools(
         )
     layout = call_format(template, tokenizer, checked)
     shown = [tool.description for tool in checked]
-    reader = CallReader(layout, tokenizer)
+    reasoning = find_format(template.source)
+    reader = CallReader(layout, tokenizer, reasoning)
     if mode == "auto":
         return ToolPlan(shown, None, reader)
     one = isinstance(choice, Mapping)
-    return ToolPlan(shown, required_calls(layout, chosen, one), reader)
+    # A call that is written in a header is over when the text of an answer could start.
+    thinks = reasoning is not None and bool(reasoning.blocks) and Reasoning(reasoning, tokenizer).is_guided
+    return ToolPlan(shown, required_calls(layout, chosen, one, thinks), reader, thinks)
 
 
 class ToolStream(TextStream):

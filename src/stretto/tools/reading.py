@@ -10,11 +10,13 @@ from typing import Any
 
 from stretto.engine.types import ToolCall
 from stretto.errors import InvalidRequest
+from stretto.text.reasoning import Format
+from stretto.text.splitter import ANSWER, START, Splitter
 from stretto.text.tokenizer import Tokenizer
-from stretto.tools.format import ID, MARKS, CallFormat
+from stretto.tools.format import ID, MARKS, CallFormat, is_mark
 
 _decoder = json.JSONDecoder()
-_NAME_KEYS = ("name",)
+_NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters")
 
 
@@ -36,9 +38,10 @@ def read_call(text: str) -> ToolCall:
 class CallReader:
     """Finds calls written in a template's format, with some tolerance for white space and order."""
 
-    def __init__(self, layout: CallFormat, tokenizer: Tokenizer) -> None:
+    def __init__(self, layout: CallFormat, tokenizer: Tokenizer, reasoning: Format | None = None) -> None:
         self._tokenizer = tokenizer
-        marks = {c for part in (layout.before, layout.between, layout.after) for c in part if ord(c) >= MARKS}
+        self._reasoning = reasoning
+        marks = {c for part in (layout.before, layout.between, layout.after) for c in part if is_mark(c)}
         spelled = {ord(c): tokenizer.piece(ord(c) - MARKS) for c in marks}
         before, between = layout.before.translate(spelled), layout.between.translate(spelled)
         self._closing = re.sub(r"\s+", "", re.sub(rf"{ID}\d", "", layout.after.translate(spelled)))
@@ -47,6 +50,9 @@ class CallReader:
         lead = before[:brace] if self._as_object else before
         self._marker = lead.strip().rsplit("\n", 1)[-1].rstrip("[ ")
         self._between = between.strip()
+        ends = [tokenizer.piece(ord(c) - MARKS) for c in layout.between if is_mark(c)]
+        # After a name in a header other words may come; the special token says where the arguments start.
+        self._separator = ends[-1] if ends and self._between.endswith(ends[-1]) else ""
 
     @property
     def marker(self) -> str:
@@ -72,7 +78,15 @@ class CallReader:
                 calls.append(call)
             at = end
         parts.append(self._tidy(text[at:], bool(calls)))
-        return "".join(parts).strip(), tuple(calls)
+        return self._shown("".join(parts)).strip(), tuple(calls)
+
+    def _shown(self, text: str) -> str:
+        """The text beside the calls, without markers of reasoning and headers."""
+        if self._reasoning is None:
+            return text
+        splitter = Splitter(self._reasoning.states, START if self._reasoning.blocks else ANSWER)
+        pieces = [*splitter.push(text), *splitter.flush()]
+        return "".join(piece for piece, is_reasoning in pieces if not is_reasoning)
 
     def _next(self, text: str, at: int, again: bool) -> tuple[int, int, str, Any] | None:
         """The next call: its start and end, the name before it, if any, and its JSON."""
@@ -87,10 +101,13 @@ class CallReader:
                 inner = start + len(self._marker)
             name = ""
             if not self._as_object:
-                end = text.find(self._between, inner) if self._between else inner
+                split_at = self._separator or self._between
+                end = text.find(split_at, inner) if split_at else inner
                 if end < 0:
                     return None
-                name, inner = text[inner:end].strip(), end + len(self._between)
+                name, inner = text[inner:end].strip(), end + len(split_at)
+                if self._separator:
+                    name = re.split(r"[^\w.-]", name)[0]
             opened = re.compile(r"[\s\[]*").match(text, inner)
             inner = opened.end() if opened else inner
             try:

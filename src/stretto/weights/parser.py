@@ -108,7 +108,7 @@ class Parser:
     def _read_header(self) -> tuple[int, int]:
         magic = bytes(self.buffer[:4])
         if magic != MAGIC:
-            raise self._error(f"not a GGUF file: it begins with {magic!r}, not {MAGIC!r}{_hint(magic)}")
+            raise self._error(f"not a GGUF file: it begins with {magic!r}, not {MAGIC!r}{_hint(self.buffer)}")
         _, version, n_tensors, n_keys = self._unpack(HEADER)
         if version not in VERSIONS:
             raise self._error(_version_message(version), offset=4)
@@ -255,19 +255,35 @@ class Parser:
         return tensors
 
 
-def _hint(magic: bytes) -> str:
+_KNOWN_FILES = {
+    b"PK\x03\x04": "a zip archive or a PyTorch checkpoint",
+    b"ggml": "a GGML file from before GGUF",
+    b"lmgg": "a GGML file from before GGUF, or a model of whisper.cpp",
+    b"tjgg": "a GGML file from before GGUF",
+    b"fmgg": "a GGML file from before GGUF",
+    b"algg": "a LoRA adapter from before GGUF; merge it into its model, and convert that",
+    b"FUGG": "a big-endian GGUF file",
+    b"vers": "a pointer file of Git LFS; fetch the real one with `git lfs pull`",
+}
+
+
+def _hint(buffer: memoryview) -> str:
     """A hint at the actual kind of the file."""
-    known = {
-        b"PK\x03\x04": "a zip archive or a PyTorch checkpoint",
-        b"ggml": "a GGML file from before GGUF",
-        b"tjgg": "a GGML file from before GGUF",
-        b"fmgg": "a GGML file from before GGUF",
-        b"FUGG": "a big-endian GGUF file",
-        b"vers": "a pointer file of Git LFS; fetch the real one with `git lfs pull`",
-    }
-    if magic in known:
-        return f" (it looks like {known[magic]})"
+    magic = bytes(buffer[:4])
+    if magic in _KNOWN_FILES:
+        return f" (it looks like {_KNOWN_FILES[magic]})"
+    if _is_importance_matrix(bytes(buffer[:512])):
+        return " (it looks like an importance matrix, which is for quantising a model; give the model itself)"
     return " (it looks like safetensors)" if magic[1:] == b"\0\0\0" else ""
+
+
+def _is_importance_matrix(head: bytes) -> bool:
+    """Whether a file is an imatrix from before GGUF: a count, then a tensor's name with its length."""
+    if len(head) < 8:
+        return False
+    count, length = Struct("<ii").unpack_from(head)
+    name = head[8 : 8 + length] if 0 < length <= 256 else b""
+    return 0 < count <= MAX_TENSORS and len(name) == length and name.endswith(b".weight") and name.isascii()
 
 
 def _version_message(version: int) -> str:

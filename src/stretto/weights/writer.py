@@ -9,7 +9,7 @@
 Python values get the type that other tools write: `bool`, `str`, `float` (32 bits), `int` (the first of
 uint32, int32, int64, uint64 that holds it), lists. A NumPy scalar or array keeps its own type; `types`
 overrides, which is how a file is written again as it was: `write_gguf(path, file.metadata, file.tensors,
-types=file.metadata.types)`.
+types=file.metadata.types)`. `write_split` writes the same as several files.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, Union
 
 import numpy as np
@@ -36,6 +37,7 @@ from stretto.weights.parser import (
     MAX_NAME_BYTES,
     VERSIONS,
 )
+from stretto.weights.part_names import PartName
 from stretto.weights.tensor import Tensor
 
 _BY_DTYPE = {dtype: kind for kind, (_, dtype) in SCALARS.items()}
@@ -88,6 +90,36 @@ def write_gguf(
         _write(file, memoryview(head), alignment)
         for tensor in tensors.values():
             _write(file, _data(tensor).data, alignment)
+
+
+def write_split(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Writable],
+    parts: int,
+    *,
+    types: Mapping[str, ValueType] | None = None,
+) -> list[Path]:
+    """Write a model as several files, as llama-gguf-split does; `path` without its suffix is their stem.
+
+    >>> write_split("tiny.gguf", metadata, tensors, 3)
+    [PosixPath('tiny-00001-of-00003.gguf'), …]
+    """
+    target, names = Path(path), list(tensors)
+    name = PartName(target.stem, 1, parts, target.suffix)
+    share = -(-len(names) // parts)
+    written = []
+    for number, file in enumerate(name.files):
+        keys = {
+            **(metadata if number == 0 else {}),
+            "split.no": np.uint16(number),
+            "split.count": np.uint16(parts),
+            "split.tensors.count": np.int32(len(names)),
+        }
+        chosen = {one: tensors[one] for one in names[number * share : (number + 1) * share]}
+        written.append(target.with_name(file))
+        write_gguf(written[-1], keys, chosen, types=types)
+    return written
 
 
 def _write(file: BinaryIO, data: memoryview, alignment: int) -> None:

@@ -48,7 +48,7 @@ def _expert(ffn: Experts, w: LayerWeights, e: int, x: Floats) -> Floats:
     """Expert e of one row."""
 
     def matmul(x: Floats, name: str) -> Floats:
-        out: Floats = w[f"{name}.weight"][e] @ x
+        out: Floats = w.expert(name, e) @ x
         return out + w[f"{name}.bias"][e] if ffn.bias else out
 
     up = matmul(x, "ffn_up_exps")

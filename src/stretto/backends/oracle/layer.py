@@ -46,6 +46,11 @@ class LayerWeights:
             raise KeyError(self._prefix + name)
         return found
 
+    def expert(self, name: str, e: int) -> Floats:
+        """The matrix of one expert, in one tensor with the others or in a tensor of its own."""
+        stacked = self.get(f"{name}.weight")
+        return self[f"{name.removesuffix('_exps')}.{e}.weight"] if stacked is None else stacked[e]
+
     def matmul(self, x: Floats, name: str) -> Floats:
         """x times a matrix, plus its bias if it has one."""
         out: Floats = x @ self[f"{name}.weight"].T

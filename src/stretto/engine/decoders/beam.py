@@ -15,11 +15,12 @@ import numpy as np
 from stretto.engine.output import Ending, TextOutput
 from stretto.engine.params import RequestParams
 from stretto.engine.runner import Runner
+from stretto.engine.thoughts import Thoughts
 from stretto.engine.track import Row, Source, Track
 from stretto.engine.types import Result, Usage
 from stretto.errors import InvalidRequest
 from stretto.sampling.transforms import add_bias, log_softmax
-from stretto.structured import Guide
+from stretto.structured import Constraint
 from stretto.text.detokenizer import Detokenizer
 from stretto.text.stops import StopMatcher
 
@@ -33,7 +34,8 @@ class Hypothesis:
     track: Track
     detokenizer: Detokenizer
     matcher: StopMatcher
-    guide: Guide | None = None
+    guide: Constraint | None = None
+    thoughts: Thoughts | None = None
     tokens: tuple[int, ...] = ()
     logprob: float = 0.0
     text: str = ""
@@ -41,21 +43,25 @@ class Hypothesis:
     def fork(self, track: Track, logprob: float) -> Hypothesis:
         """The same text on another track, for one more token."""
         guide = None if self.guide is None else self.guide.fork()
-        return Hypothesis(
-            track, self.detokenizer.fork(), copy(self.matcher), guide, self.tokens, logprob, self.text
-        )
+        thoughts = None if self.thoughts is None else self.thoughts.fork()
+        detokenizer, matcher = self.detokenizer.fork(), copy(self.matcher)
+        return Hypothesis(track, detokenizer, matcher, guide, thoughts, self.tokens, logprob, self.text)
 
     def push(self, token: int) -> None:
         """Take a token into the text."""
         self.tokens = (*self.tokens, token)
-        self.text += self.matcher.push(self.detokenizer.push(token))
+        detokenizer, thoughts = self.detokenizer, self.thoughts
+        text = detokenizer.push(token) if thoughts is None else thoughts.push(token, detokenizer)
+        self.text += self.matcher.push(text)
 
-    @property
-    def whole_text(self) -> str:
-        """The text if it ends here: with text that was held back for a stop string or half a character."""
-        if self.matcher.matched is not None:
-            return self.text
-        return self.text + copy(self.matcher).flush() + self.detokenizer.fork().flush()
+    def finished(self, score: float, ending: Ending) -> Finished:
+        """The hypothesis if it ends here: with text that was held back for a marker or half a character."""
+        text, thoughts = self.text, None if self.thoughts is None else self.thoughts.fork()
+        if self.matcher.matched is None:
+            matcher, rest = copy(self.matcher), self.detokenizer.fork().flush()
+            rest = rest if thoughts is None else thoughts.flush(rest)
+            text += matcher.push(rest) + matcher.flush()
+        return Finished(score, self.tokens, text, ending, thoughts)
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class Finished:
     tokens: tuple[int, ...]
     text: str
     ending: Ending
+    thoughts: Thoughts | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ class BeamDecoder:
         params: RequestParams,
         end_ids: frozenset[int],
         beam: BeamParams,
-        guide: Guide | None = None,
+        guide: Constraint | None = None,
     ) -> None:
         self.output: TextOutput = output
         self.hooks = params.hooks
@@ -105,7 +112,7 @@ class BeamDecoder:
         self._width, self._penalty = beam.width, beam.length_penalty
         left = runner.context_length - len(track)
         self._most = left if params.max_tokens is None else min(left, params.max_tokens)
-        first = Hypothesis(track, output.detokenizer, output.matcher, guide)
+        first = Hypothesis(track, output.detokenizer, output.matcher, guide, output.thoughts)
         if guide is not None:
             opening = guide.begin()[: self._most]
             track.extend(opening[: left - 1])
@@ -219,7 +226,7 @@ class BeamDecoder:
 
     def _finish(self, one: Hypothesis, length: int, ending: Ending) -> None:
         score = one.logprob / length**self._penalty
-        self.finished.append(Finished(score, one.tokens, one.whole_text, ending))
+        self.finished.append(one.finished(score, ending))
         self.finished.sort(key=lambda finished: -finished.score)
         del self.finished[self._width :]
 
@@ -254,10 +261,14 @@ class BeamDecoder:
                 tokens=list(one.tokens),
                 finish_reason=one.ending.reason,
                 stop_reason=one.ending.why,
-                usage=Usage(self._n_prompt, len(one.tokens), n_cached),
+                usage=Usage(
+                    self._n_prompt, len(one.tokens), n_cached, one.thoughts.n_tokens if one.thoughts else 0
+                ),
                 timings=replace(timings, n_decoded=max(0, len(one.tokens) - 1)),
                 seed=self._first.random.seed,
                 logprob=one.score,
+                reasoning=one.thoughts.text if one.thoughts else "",
+                answer_start=one.thoughts.answer_start if one.thoughts else 0,
             )
             for one in self.finished
         ]

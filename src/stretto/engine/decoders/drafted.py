@@ -9,7 +9,7 @@ from __future__ import annotations
 from stretto.drafts.base import Drafter, DraftLength
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
-from stretto.structured import Guide
+from stretto.structured import Constraint
 from stretto.text.tokenizer import Tokenizer
 
 MAX_DRAFT_ROWS = 16  # that drafts may add to a pass, for all requests together
@@ -23,7 +23,7 @@ class Speculation:
         self._proposer = drafter.begin(tokenizer)
         self._length = DraftLength(drafter.most)
 
-    def propose(self, track: Track, room: int, n_running: int, guide: Guide | None = None) -> None:
+    def propose(self, track: Track, room: int, n_running: int, guide: Constraint | None = None) -> None:
         """Put a draft behind the track's last token, if one is worth a try; a grammar cuts it short."""
         most = min(self._length.next(), room, MAX_DRAFT_ROWS // max(1, n_running), self._runner.chunk - 1)
         if most <= 0:

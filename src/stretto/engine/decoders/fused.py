@@ -36,6 +36,8 @@ class Ahead:
         n = min(FUSED_TOKENS, left, runner.cells.n_free, runner.context_length - track.position)
         if n < 2 or not decoder.is_sampling or track.n_pending:
             return False
+        if runner.states is not None and runner.states.n_missing([(track.id,)]):
+            return False
         if lag_before(runner.cells, track.id, track.position):  # the loop rotates by running positions
             return False
         python = 0.0
@@ -54,6 +56,7 @@ class Ahead:
 
         row, start = track.host_logits(), track.position
         runner.make_room(n)
+        slot = -1 if runner.states is None else runner.states.own(track.id, start + n)
         cells, placed = runner.cells, runner.cells.reserve(track.id, n)
         view = cells.views[track.id]
         tokens, n_prompt = track.text_tokens
@@ -73,6 +76,7 @@ class Ahead:
             mask=None if decoder.guide is None else decoder.guide.mask,
             follow=follow,
             interrupt=self._interrupt,
+            slot=slot,
         )
         metrics, begun, cpu = runner.metrics, time.perf_counter(), time.thread_time()
         try:
@@ -97,6 +101,10 @@ class Ahead:
         """Keep the cells of the tokens that were computed; the others are pending, or ended the text."""
         cells = self._runner.cells
         cells.name(track.id, placed, tokens)
+        if cells.slots is not None:
+            cells.slots.settle(track.id, start + n_run)
         if n_run < len(placed):
             cells.remove(track.id, start + n_run)
         track.logits = row if not track.n_pending else None
+        if track.checkpoints is not None:
+            track.checkpoints.mark(len(track))

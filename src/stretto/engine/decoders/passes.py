@@ -148,6 +148,7 @@ class ScorePass(Pass):
     def __init__(self, runner: Runner, track: Track, tokens: list[int]) -> None:
         super().__init__(runner.metrics)
         track.running = True
+        track.checkpoints = None  # nothing of it stays
         self._runner = runner
         self._source = _Scored(track, tokens, max(1, min(runner.chunk, MAX_LOGITS // runner.spec.n_vocab)))
 
@@ -192,7 +193,8 @@ class EmbedPass(Pass):
         self._pooling: Pooling = pooling
         self._normalize = normalize
         self._pooled = np.zeros((len(texts), runner.spec.n_embd), np.float64)
-        self._groups = _groups([len(text) for text in texts], runner.chunk)
+        most = len(texts) if runner.slots is None else max(1, runner.slots.n_slots // 4)
+        self._groups = _groups([len(text) for text in texts], runner.chunk, most)
         self._sources: list[_Embedded] = []
         self._start(next(self._groups))
 
@@ -214,6 +216,7 @@ class EmbedPass(Pass):
         for number in group:
             track = self._runner.new_track(self._texts[number], RandomStream(0))
             track.running = True
+            track.checkpoints = None
             self._sources.append(_Embedded(track, self._pooled[number], self._pooling, self._runner.chunk))
 
     def result(self) -> Floats:
@@ -230,12 +233,12 @@ class EmbedPass(Pass):
             self._runner.close_track(source.track, park=False)
 
 
-def _groups(lengths: list[int], room: int) -> Iterator[list[int]]:
-    """Numbers of texts that fit into one pass together; a longer text has passes of its own."""
+def _groups(lengths: list[int], room: int, most: int) -> Iterator[list[int]]:
+    """Numbers of up to `most` texts that fit into one pass together; a longer text has passes of its own."""
     group: list[int] = []
     total = 0
     for number, length in enumerate(lengths):
-        if group and total + length > room:
+        if group and (total + length > room or len(group) == most):
             yield group
             group, total = [], 0
         group.append(number)

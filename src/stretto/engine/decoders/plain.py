@@ -22,7 +22,7 @@ from stretto.engine.track import Row, Rows, Track, host_row
 from stretto.engine.types import Logprob, Result, Usage
 from stretto.errors import CacheFull
 from stretto.sampling.transforms import log_softmax
-from stretto.structured import Guide
+from stretto.structured import Constraint
 
 MAX_FORCED = 8  # forced tokens that still count as a decoding step; more are paced like a prompt
 
@@ -37,7 +37,7 @@ class PlainDecoder(OneTrack):
         output: TextOutput,
         params: RequestParams,
         end_ids: frozenset[int],
-        guide: Guide | None = None,
+        guide: Constraint | None = None,
         speculation: Speculation | None = None,
         keep_track: bool = False,
     ) -> None:
@@ -148,7 +148,7 @@ class PlainDecoder(OneTrack):
         if self._speculation is not None:
             self._speculation.learn(len(draft), n_right)
         self.track.end_draft(n_right)
-        if output.ending is None:
+        if output.ending is None or n_right:  # those of the first row are behind an earlier token
             self.track.logits = None
 
     def _sample(self, row: Row | DeviceRow) -> tuple[int, float | None, tuple[Logprob, ...]]:
@@ -196,7 +196,11 @@ class PlainDecoder(OneTrack):
             output.emit(token, "", logprob, top, Ending("stop", token))
             return
         output.tokens.append(token)
-        text, ending = output.detokenizer.push(token), None
+        thoughts, ending = output.thoughts, None
+        if thoughts is None:
+            text = output.detokenizer.push(token)
+        else:
+            text = thoughts.push(token, output.detokenizer)
         if output.has_stops:
             text, ending = output.check(text)
         if ending is None:
@@ -287,11 +291,13 @@ class PlainDecoder(OneTrack):
     @property
     def usage(self) -> Usage:
         """Tokens counted so far."""
-        return Usage(self.n_prompt, len(self.output.tokens), self.track.n_cached)
+        thoughts = self.output.thoughts
+        n_thought = 0 if thoughts is None else thoughts.n_tokens
+        return Usage(self.n_prompt, len(self.output.tokens), self.track.n_cached, n_thought)
 
     def result(self) -> Result:
         """The text and how it came about, once it has ended."""
-        output = self.output
+        output, thoughts = self.output, self.output.thoughts
         assert output.ending is not None
         return Result(
             text=output.text,
@@ -303,6 +309,8 @@ class PlainDecoder(OneTrack):
             seed=self.track.random.seed,
             logprob=output.mean_logprob,
             logprobs=list(output.logprobs) if self.params.logprobs else None,
+            reasoning="" if thoughts is None else thoughts.text,
+            answer_start=0 if thoughts is None else thoughts.answer_start,
         )
 
     def end_early(self, ending: Ending) -> None:

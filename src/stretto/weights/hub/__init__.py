@@ -20,7 +20,7 @@ from stretto.errors import InvalidRequest, ModelError
 from stretto.weights.hub import catalog, huggingface, pypi
 from stretto.weights.hub.catalog import Entry
 from stretto.weights.hub.fetch import Progress
-from stretto.weights.hub.names import HF_PREFIX, is_name, parse_reference
+from stretto.weights.hub.names import HF_PREFIX, canonical, is_name, parse_reference
 from stretto.weights.hub.store import Model, Store
 
 __all__ = ["Model", "Progress", "Store", "models", "pull", "remove", "resolve"]
@@ -39,6 +39,7 @@ def pull(
     """
     store = store or Store.default()
     report = progress or _silent
+    name = canonical(name)
     if not name.startswith(HF_PREFIX):
         _entry(name)  # an unknown name fails before anything is touched
     if not force and (model := store.find(name)):
@@ -74,6 +75,7 @@ def resolve(
     name = os.fspath(name_or_path)
     if not isinstance(name_or_path, str):
         return Path(name)
+    name = canonical(name)
     if (is_name(name) or name.startswith(HF_PREFIX)) and (model := store.find(name)):
         return model.path
     if not name.startswith(HF_PREFIX):
@@ -92,7 +94,7 @@ def models(store: Store | None = None) -> list[Model]:
 
 def remove(name: str, store: Store | None = None) -> None:
     """Delete a model from the store, its notices included."""
-    (store or Store.default()).remove(name)
+    (store or Store.default()).remove(canonical(name))
 
 
 def _entry(name: str) -> Entry:

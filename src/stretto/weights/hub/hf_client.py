@@ -1,7 +1,7 @@
 """The process that talks to the Hugging Face Hub: `python -m stretto.weights.hub.hf_client '{"repo": …}'`.
 
 It writes `info.json` into its folder as soon as the size is known, then the files, then one line of JSON on
-its output: the hash that the server has published, and where the licence terms are.
+its output: the hashes that the server has published, and where the licence terms are.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _MAX_NOTICES = 4
 
 
 def main() -> None:
-    """Fetch the file that the first argument describes; errors are exit code 1 and a line of JSON."""
+    """Fetch the files that the first argument names; errors are exit code 1 and a line of JSON."""
     request = json.loads(sys.argv[1])
     try:
-        result = _fetch(request["repo"], request["file"], request["revision"], Path(request["folder"]))
+        result = _fetch(request["repo"], request["files"], request["revision"], Path(request["folder"]))
     except Exception as error:  # versions of the client raise different ones; the parent explains them
         kinds = [kind.__name__ for kind in type(error).__mro__]
         print(json.dumps({"kinds": kinds, "message": str(error), "errno": getattr(error, "errno", None)}))
@@ -28,24 +28,25 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def _fetch(repo: str, file: str, revision: str | None, folder: Path) -> dict[str, Any]:
+def _fetch(repo: str, files: list[str], revision: str | None, folder: Path) -> dict[str, Any]:
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     # A token that the user has stored is used, as the client does by itself for the download.
-    metadata = get_hf_file_metadata(hf_hub_url(repo, file, revision=revision))
-    commit = metadata.commit_hash or revision
-    (folder / "info.tmp").write_text(json.dumps({"size": metadata.size}))
+    found = [get_hf_file_metadata(hf_hub_url(repo, file, revision=revision)) for file in files]
+    commit = found[0].commit_hash or revision
+    total = sum(metadata.size or 0 for metadata in found)
+    (folder / "info.tmp").write_text(json.dumps({"size": total}))
     (folder / "info.tmp").rename(folder / "info.json")
-    path = hf_hub_download(repo, file, revision=commit, local_dir=folder)
+    fetched = [
+        {
+            "path": hf_hub_download(repo, file, revision=commit, local_dir=folder),
+            "size": metadata.size,
+            "etag": metadata.etag,
+        }
+        for file, metadata in zip(files, found, strict=True)
+    ]
     name, notices = _terms(repo, commit, folder)
-    return {
-        "path": path,
-        "size": metadata.size,
-        "etag": metadata.etag,
-        "commit": commit,
-        "license": name,
-        "notices": notices,
-    }
+    return {"files": fetched, "commit": commit, "license": name, "notices": notices}
 
 
 def _terms(repo: str, revision: str | None, folder: Path) -> tuple[str, list[str]]:

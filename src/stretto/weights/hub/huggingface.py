@@ -10,7 +10,9 @@ import importlib.util
 import json
 import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from stretto.errors import PullError, Unsupported
 from stretto.weights.hub import fetch as program
 from stretto.weights.hub.disk import require_space
 from stretto.weights.hub.fetch import Progress
-from stretto.weights.hub.names import Reference
+from stretto.weights.hub.names import HF_PREFIX, Reference
 from stretto.weights.hub.store import Model
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -43,7 +45,7 @@ _REMEDIES = (
 
 
 def fetch(reference: Reference, work: Path, progress: Progress) -> tuple[Model, Path]:
-    """Fetch the file and its licence terms into a folder under `work`, the hash compared if there is one."""
+    """Fetch the file, or all parts, and the licence terms into a folder under `work`, hashes compared."""
     if importlib.util.find_spec("huggingface_hub") is None:
         raise Unsupported(
             f"{reference} needs the Hub's client; install it with: "
@@ -53,7 +55,7 @@ def fetch(reference: Reference, work: Path, progress: Progress) -> tuple[Model, 
     folder.mkdir()
     request = {
         "repo": reference.repo,
-        "file": reference.file,
+        "files": reference.files,
         "revision": reference.revision,
         "folder": str(folder),
     }
@@ -105,40 +107,62 @@ def _accept(
     """Verify the download, and lay out the model's folder."""
     staged = work / "model"
     staged.mkdir()
-    file = staged / reference.file.rpartition("/")[2]
-    Path(answer["path"]).rename(file)
-    size = file.stat().st_size
-    if answer["size"] is not None and size != answer["size"]:
-        raise PullError(f"{reference} arrived with {size} of {answer['size']} bytes; pull it again")
-    with file.open("rb") as source:
-        if source.read(4) != b"GGUF":
-            raise PullError(f"{reference} is not a GGUF file, whatever its name says; it was not kept")
-    digest = _hash(file, size, progress)
-    published = str(answer["etag"]).lower()
-    verified = _SHA256.fullmatch(published) is not None
-    if verified and digest != published:
-        raise PullError(f"{reference} arrived with SHA-256 {digest} instead of {published}; pull it again")
+    total = sum(Path(fetched["path"]).stat().st_size for fetched in answer["files"])
+    is_split = len(reference.files) > 1
+    whole = hashlib.sha256()  # over all parts
+    files: list[Path] = []
+    done, verified, digest = 0, True, ""
+    for name, fetched in zip(reference.files, answer["files"], strict=True):
+        files.append(staged / name.rpartition("/")[2])
+        Path(fetched["path"]).rename(files[-1])
+        shown = f"{HF_PREFIX}{reference.repo}/{name}" if is_split else str(reference)
+        _check_file(shown, files[-1], fetched["size"])
+        digest = _hash(files[-1], whole if is_split else None, partial(_verifying, progress, done, total))
+        done += files[-1].stat().st_size
+        published = str(fetched["etag"]).lower()
+        has_hash = _SHA256.fullmatch(published) is not None
+        if has_hash and digest != published:
+            raise PullError(f"{shown} arrived with SHA-256 {digest} instead of {published}; pull it again")
+        verified = verified and has_hash
     notices = []
     for notice in answer["notices"]:
         notices.append(staged / Path(notice).name)
         Path(notice).rename(notices[-1])
     model = Model(
         name=str(reference),
-        path=file,
+        path=files[0],
         source=f"hf:{reference.repo}/{reference.file}@{answer['commit']}",
-        nbytes=size,
-        sha256=digest,
+        nbytes=total,
+        sha256=whole.hexdigest() if is_split else digest,
         verified=verified,
         license=answer["license"],
         notices=tuple(notices),
+        parts=tuple(files[1:]),
     )
     return model, staged
 
 
-def _hash(file: Path, size: int, progress: Progress) -> str:
+def _verifying(progress: Progress, before: int, total: int, nbytes: int) -> None:
+    progress(before + nbytes, total, "verifying")
+
+
+def _check_file(shown: str, file: Path, announced: int | None) -> None:
+    """Raise unless the file is complete and a GGUF file."""
+    size = file.stat().st_size
+    if announced is not None and size != announced:
+        raise PullError(f"{shown} arrived with {size} of {announced} bytes; pull it again")
+    with file.open("rb") as source:
+        if source.read(4) != b"GGUF":
+            raise PullError(f"{shown} is not a GGUF file, whatever its name says; it was not kept")
+
+
+def _hash(file: Path, whole: hashlib._Hash | None, progress: Callable[[int], None]) -> str:
+    """The SHA-256 of a file, whose bytes are added to `whole` too."""
     digest = hashlib.sha256()
     with file.open("rb") as source:
         while chunk := source.read(_CHUNK_BYTES):
             digest.update(chunk)
-            progress(source.tell(), size, "verifying")
+            if whole is not None:
+                whole.update(chunk)
+            progress(source.tell())
     return digest.hexdigest()

@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 
 from stretto.errors import InvalidRequest
+from stretto.weights.part_names import part_name
 
 HF_PREFIX = "hf:"
 
@@ -26,7 +27,10 @@ _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,150}\.gguf", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Reference:
-    """A file on the Hugging Face Hub: `hf:repo/file`, with `@revision` where one was given."""
+    """A file on the Hugging Face Hub: `hf:repo/file`, with `@revision` where one was given.
+
+    Of a split model it is the first part, which stands for all of them.
+    """
 
     repo: str  # org/repo
     file: str  # may lie in folders: sub/file.gguf
@@ -34,6 +38,13 @@ class Reference:
 
     def __str__(self) -> str:
         return f"{HF_PREFIX}{self.repo}/{self.file}" + (f"@{self.revision}" if self.revision else "")
+
+    @property
+    def files(self) -> list[str]:
+        """The file, or all parts of a split model."""
+        folder, slash, name = self.file.rpartition("/")
+        parts = part_name(name)
+        return [folder + slash + file for file in parts.files] if parts else [self.file]
 
 
 def parse_reference(name: str) -> Reference:
@@ -44,14 +55,25 @@ def parse_reference(name: str) -> Reference:
     """
     location, at, revision = name.removeprefix(HF_PREFIX).partition("@")
     *folders, file = location.split("/")
-    parts = folders + (revision.split("/") if at else [])
-    good = len(folders) >= 2 and all(map(_PART.fullmatch, parts)) and _FILE.fullmatch(file)
+    words = folders + (revision.split("/") if at else [])
+    good = len(folders) >= 2 and all(map(_PART.fullmatch, words)) and _FILE.fullmatch(file)
     if not good or not name.startswith(HF_PREFIX) or len(name) > _MAX_FOLDER_BYTES:
         raise InvalidRequest(
             f"{name!r} does not name a file on the Hub; write hf:org/repo/file.gguf, "
             "with @revision at the end if you want a certain one"
         )
+    parts = part_name(file)
+    file = parts.file(1) if parts else file
     return Reference("/".join(folders[:2]), "/".join([*folders[2:], file]), revision or None)
+
+
+def canonical(name: str) -> str:
+    """The name under which a model is stored: any part of a split one names all of it.
+
+    >>> canonical("hf:org/repo/model-00002-of-00003.gguf")
+    'hf:org/repo/model-00001-of-00003.gguf'
+    """
+    return str(parse_reference(name)) if name.startswith(HF_PREFIX) else name
 
 
 def is_name(name: str) -> bool:

@@ -30,7 +30,8 @@ class Model:
     """A model in the store.
 
     `verified` says whether its SHA-256 was compared with one that the source had published; `notices` are
-    the licence terms stored with it.
+    the licence terms stored with it. Of a split model `path` is the first part and `parts` are the others;
+    its size and its hash are those of all parts, one after the other.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Model:
     license: str = ""
     license_url: str = ""
     notices: tuple[Path, ...] = ()
+    parts: tuple[Path, ...] = ()
 
 
 class Store:
@@ -87,6 +89,7 @@ class Store:
             record = json.loads((path / RECORD).read_text("utf-8"))
             file = path / Path(record["file"]).name
             notices = tuple(path / Path(notice).name for notice in record["notices"])
+            parts = tuple(path / Path(part).name for part in record.get("parts", ()))
             model = Model(
                 name=str(record["name"]),
                 path=file,
@@ -97,8 +100,9 @@ class Store:
                 license=str(record["license"]),
                 license_url=str(record["license_url"]),
                 notices=tuple(notice for notice in notices if notice.is_file()),
+                parts=parts,
             )
-            whole = file.is_file() and file.stat().st_size == model.nbytes
+            whole = sum(one.stat().st_size for one in (file, *parts) if one.is_file()) == model.nbytes
             return model if whole and folder(model.name) == path.name and name in (None, model.name) else None
         except (OSError, ValueError, KeyError, TypeError, InvalidRequest):
             return None
@@ -137,6 +141,7 @@ class Store:
             "license": model.license,
             "license_url": model.license_url,
             "notices": [notice.name for notice in model.notices],
+            "parts": [part.name for part in model.parts],
         }
         (staged / RECORD).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
         for path in (*staged.iterdir(), staged):

@@ -1,0 +1,132 @@
+"""A grammar for the answer of a model that thinks first: until the reasoning has ended, any text may come.
+
+`constraint` makes the guide of one text. While the model thinks, only the tokens that would end the text are
+forbidden, so that an answer comes. If the prompt leaves open whether the model thinks, it may choose: the
+token that opens the reasoning is allowed beside those that start the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from stretto.errors import InvalidRequest
+from stretto.structured.guide import Guide, Mask, Row
+from stretto.text.detokenizer import Detokenizer
+from stretto.text.reasoning import Reasoning
+from stretto.text.splitter import Splitter
+
+
+class GuideAfterReasoning:
+    """A guide that begins when the reasoning has ended; used in place of a `Guide`."""
+
+    def __init__(self, guide: Guide, reasoning: Reasoning, splitter: Splitter, text: Detokenizer) -> None:
+        self._guide = guide
+        self._reasoning = reasoning
+        self._splitter = splitter
+        self._text = text
+        self._active = splitter.shows == "answer"
+        self._mask: Mask = np.zeros_like(guide.mask)
+        self._known = False
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing can follow."""
+        return self._active and self._guide.done
+
+    def begin(self) -> list[int]:
+        """The forced tokens at the start of the answer, if it starts at once."""
+        return self._guide.begin() if self._active else []
+
+    @property
+    def mask(self) -> Mask:
+        """uint32[n_vocab / 32]: the allowed tokens, always in the same array."""
+        if not self._known:
+            if self._active:
+                self._mask[:] = self._guide.mask
+            elif self._splitter.shows == "undecided":
+                self._mask[:] = self._guide.mask
+                _set(self._mask, self._reasoning.openings, True)
+            else:
+                self._mask[:] = 0xFFFFFFFF
+                _set(self._mask, self._guide.ends, False)
+            self._known = True
+        return self._mask
+
+    def masked(self, logits: Row) -> Row:
+        """A copy of a row of logits in which the other tokens have −inf."""
+        bits = np.unpackbits(self.mask.view(np.uint8), bitorder="little")
+        return np.where(bits[: len(logits)] != 0, logits, np.float32(-np.inf)).astype(np.float32, copy=False)
+
+    def push(self, token: int) -> list[int]:
+        """Advance by a token; return the forced tokens after it."""
+        self._known = False
+        if self._active:
+            return self._guide.push(token)
+        if self._splitter.shows == "undecided":
+            if token not in self._reasoning.openings:
+                self._active = True
+                return self._guide.push(token)
+            following = list(self._reasoning.openings[token])
+            for one in (token, *following):
+                self._follow(one)
+            return following
+        self._follow(token)
+        self._active = self._splitter.shows == "answer"
+        return self._guide.begin() if self._active else []
+
+    def n_valid(self, tokens: list[int]) -> int:
+        """Length of the longest prefix of `tokens` that is allowed."""
+        if self._active:
+            return self._guide.n_valid(tokens)
+        if self._splitter.shows == "undecided":
+            return 1 if tokens[:1] and tokens[0] in self._reasoning.openings else self._guide.n_valid(tokens)
+        twin = self.fork()
+        for number, token in enumerate(tokens):
+            if token in self._guide.ends:
+                return number
+            twin._follow(token)
+            if twin._splitter.shows == "answer":
+                return number + 1
+        return len(tokens)
+
+    def fork(self) -> GuideAfterReasoning:
+        """An independent copy with the same state."""
+        return GuideAfterReasoning(
+            self._guide.fork(), self._reasoning, self._splitter.fork(), self._text.fork()
+        )._with(self._active)
+
+    def _with(self, active: bool) -> GuideAfterReasoning:
+        self._active = active
+        return self
+
+    def _follow(self, token: int) -> None:
+        self._splitter.push(self._reasoning.spell(token, self._text))
+
+
+Constraint = Guide | GuideAfterReasoning
+
+
+def constraint(guide: Guide, reasoning: Reasoning | None, prompt: Sequence[int]) -> Constraint:
+    """The guide of the text after a prompt, which begins after the reasoning if there may be any."""
+    if reasoning is None:
+        return guide
+    splitter = reasoning.splitter(prompt)
+    shows = splitter.shows
+    if shows == "answer" or (shows == "undecided" and not reasoning.is_guided):
+        return guide
+    if not reasoning.closes_by_token:
+        raise InvalidRequest(
+            "grammar: the prompt opens the reasoning, and the vocabulary has no token that closes it; "
+            "turn thinking off (template={'enable_thinking': False}), or pass reasoning=False to have the "
+            "grammar from the first token on",
+            param="grammar",
+        )
+    return GuideAfterReasoning(guide, reasoning, splitter, reasoning.detokenizer(prompt[-1]))
+
+
+def _set(mask: Mask, tokens: Iterable[int], allowed: bool) -> None:
+    for token in tokens:
+        bit = np.uint32(1 << (token % 32))
+        mask[token // 32] = mask[token // 32] | bit if allowed else mask[token // 32] & ~bit

@@ -1,0 +1,196 @@
+"""The formats in which models write their reasoning, and which of them a model has.
+
+A format is found by the text of the model's chat template. Its markers are matched as special tokens where
+the vocabulary has them as such, and as text otherwise. A new format is a line in `FORMATS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stretto.text.detokenizer import Detokenizer
+from stretto.text.splitter import ANSWER, PROMPT, REASONING, START, Splitter, State, block
+from stretto.text.tokenizer import Tokenizer
+from stretto.text.vocabulary import TokenType
+
+# gpt-oss: messages with headers, `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final…`
+_PART = {
+    "<|channel|>analysis": "thought",
+    "<|channel|>": "header",
+    "<|start|>": "header",
+    "<|end|>": "header",
+}
+_HEADER = State("nothing", {**_PART, "<|message|>": ANSWER})
+_HARMONY = {
+    PROMPT: _HEADER,
+    START: _HEADER,
+    "header": _HEADER,
+    "thought": State("nothing", {**_PART, "<|message|>": REASONING}),
+    REASONING: State("reasoning", _PART),
+    ANSWER: State("answer", _PART),
+}
+# Kimi K3: tags of special tokens around every part, `<|open|>think<|sep|>…<|close|>think<|sep|>`
+_TAGS = State("nothing", {"<|open|>think<|sep|>": REASONING, "<|open|>response<|sep|>": ANSWER})
+_TAGGED = {
+    PROMPT: _TAGS,
+    START: _TAGS,
+    REASONING: State("reasoning", {"<|close|>think<|sep|>": START}),
+    ANSWER: State("answer", {"<|close|>response<|sep|>": START}),
+}
+_BUDGET = ("<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>")
+_COMMAND = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a family of models marks its reasoning.
+
+    `signs` are texts that all have to be in the template; `turn` is the special token that starts a turn
+    where the turn's own markers cannot tell; `inside` are special tokens that may stand within the reasoning.
+    """
+
+    name: str
+    signs: tuple[str, ...]
+    states: Mapping[str, State]
+    turn: str = ""
+    inside: tuple[str, ...] = ()
+
+    @property
+    def blocks(self) -> list[tuple[str, str]]:
+        """The markers that open and close a block of reasoning."""
+        opening = [marker for marker, to in self.states[START].markers.items() if to == REASONING]
+        closing = [marker for marker, to in self.states[REASONING].markers.items() if to == ANSWER]
+        return [(a, b) for a in opening for b in closing]
+
+
+FORMATS = (
+    Format("harmony", ("<|channel|>", "<|message|>", "analysis"), _HARMONY, "<|start|>"),
+    Format("gemma", ("<|channel>",), block("<|channel>thought", "<channel|>")),
+    Format("mistral", ("[THINK]",), block("[THINK]", "[/THINK]")),
+    Format("seed", ("<seed:think>",), block("<seed:think>", "</seed:think>"), inside=_BUDGET),
+    Format("command", ("<|START_THINKING|>",), block("<|START_THINKING|>", "<|END_THINKING|>", _COMMAND)),
+    Format("apertus", ("<|inner_prefix|>",), block("<|inner_prefix|>", "<|inner_suffix|>")),
+    Format("kimi k3", ("<|open|>", "<|sep|>", "think"), _TAGGED),
+    Format(
+        "apriel",
+        ("[BEGIN FINAL RESPONSE]",),
+        block("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("[END FINAL RESPONSE]",)),
+    ),
+    Format("kimi", ("◁think▷",), block("◁think▷", "◁/think▷")),
+    Format(
+        "think, response",
+        ("<think>", "<response>"),
+        block("<think>", "</think>", ("<response>", "</response>")),
+    ),
+    Format("think, answer", ("<think>", "<answer>"), block("<think>", "</think>", ("<answer>", "</answer>"))),
+    Format("think", ("</think>",), block("<think>", "</think>")),
+    Format("think", ("<think>",), block("<think>", "</think>")),
+    Format("thought", ("<thought>",), block("<thought>", "</thought>")),
+    Format("reasoning", ("<reasoning>",), block("<reasoning>", "</reasoning>")),
+)  # fmt: skip
+
+MIN_TAG = 4  # characters of a token that is a tag, and not a part of any text
+
+# Tokens between turns that some vocabularies do not mark as special: `<｜Assistant｜>`, `[INST]`.
+_BETWEEN_TURNS = re.compile(r"<[|｜][^<>]*[|｜]>|\[/?[A-Z_]+\]")
+
+
+class Reasoning:
+    """A model's format of reasoning: `find_reasoning` makes it, `splitter` follows one text."""
+
+    def __init__(self, layout: Format, tokenizer: Tokenizer) -> None:
+        self.name = layout.name
+        self._tokenizer = tokenizer
+        markers = {marker for state in layout.states.values() for marker in state.markers}
+        specials = tokenizer.specials
+        used = sorted(text for text in specials if any(text in marker for marker in markers))
+        marks = {text: chr(0xD800 + number) for number, text in enumerate(used)}
+        self._marks = {specials[text]: mark for text, mark in marks.items()}
+        self._states = {
+            name: State(state.shows, {_marked(marker, marks): to for marker, to in state.markers.items()})
+            for name, state in layout.states.items()
+        }
+        self._states[ANSWER] = _reopened(self._states)
+        between = tokenizer.vocabulary.of_type(TokenType.USER_DEFINED)
+        ends = {token for text, token in between.items() if _BETWEEN_TURNS.fullmatch(text)}
+        known = {token for text, token in between.items() if any(text in marker for marker in markers)}
+        # The tokens that may start the reasoning, each with those that complete its marker.
+        self.openings = self._openings(layout)
+        # Whether the token that ends the reasoning can hold nothing of the answer.
+        self.closes_by_token = any(
+            marker in tokenizer.vocabulary.ids or _is_mark(_marked(marker, marks)[-1])
+            for marker in layout.states[REASONING].markers
+        )
+        self._ends = (ends - known) | (set(specials.values()) - self._marks.keys())
+        self._ends -= {specials[text] for text in layout.inside if text in specials}
+        if layout.turn in specials:
+            self._ends.add(specials[layout.turn])
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether a grammar can start after the reasoning: its markers start and end with tokens."""
+        return bool(self.openings) and self.closes_by_token
+
+    def splitter(self, prompt: Sequence[int]) -> Splitter:
+        """A splitter for the text after a prompt, which may have opened the block, or closed it."""
+        splitter = Splitter(self._states, PROMPT)
+        begin = next((i for i in range(len(prompt), 0, -1) if prompt[i - 1] in self._ends), 0)
+        detokenizer = self._tokenizer.detokenizer()
+        splitter.push("".join([self.spell(token, detokenizer) for token in prompt[begin:]]))
+        splitter.begin()
+        return splitter
+
+    def spell(self, token: int, detokenizer: Detokenizer) -> str:
+        """The text of a token, or its mark if it is a special one that matters."""
+        mark = self._marks.get(token)
+        return detokenizer.push(token) if mark is None else detokenizer.cut() + mark
+
+    def detokenizer(self, after: int | None) -> Detokenizer:
+        """A detokenizer for the text after a token."""
+        return self._tokenizer.detokenizer(after=after, exact=True)
+
+    def _openings(self, layout: Format) -> dict[int, list[int]]:
+        vocabulary = self._tokenizer.vocabulary
+        whole = vocabulary.of_type(TokenType.CONTROL, TokenType.USER_DEFINED)
+        found: dict[int, list[int]] = {}
+        for marker in layout.states[START].markers:
+            if marker in vocabulary.ids:
+                found[vocabulary.ids[marker]] = []
+                continue
+            starts = [text for text in whole if marker.startswith(text) and len(text) >= MIN_TAG]
+            start = max(starts, key=len, default=marker)
+            rest = marker.removeprefix(start)
+            if rest and not any(text in rest for text in whole if len(text) >= MIN_TAG):
+                found[whole[start]] = self._tokenizer.encode_inside(rest)
+        return found
+
+
+def _reopened(states: Mapping[str, State]) -> State:
+    """The state of an answer; a special token, which no text can forge, may interrupt it with reasoning."""
+    answer = states[ANSWER]
+    openings = {m: to for m, to in states[START].markers.items() if to == REASONING and _is_mark(m[0])}
+    return State(answer.shows, {**openings, **answer.markers})
+
+
+def _is_mark(character: str) -> bool:
+    return "\ud800" <= character <= "\udfff"
+
+
+def _marked(marker: str, marks: Mapping[str, str]) -> str:
+    """A marker with its special tokens as marks; longer ones first."""
+    for text in sorted(marks, key=len, reverse=True):
+        marker = marker.replace(text, marks[text])
+    return marker
+
+
+def find_format(template: str) -> Format | None:
+    """The format that a chat template's text shows, if any."""
+    return next((one for one in FORMATS if all(sign in template for sign in one.signs)), None)
+
+
+def find_reasoning(template: str, tokenizer: Tokenizer) -> Reasoning | None:
+    """The format of a model that thinks before it answers; None for others."""
+    found = find_format(template)
+    return None if found is None else Reasoning(found, tokenizer)

@@ -1,0 +1,66 @@
+"""One GGUF file in memory: mapped, and its head parsed. A model is one of them, or several (split.py)."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+from stat import S_ISDIR, S_ISREG
+
+from stretto.errors import ModelError
+from stretto.weights.metadata import Metadata
+from stretto.weights.parser import Parser
+from stretto.weights.tensor import Tensor
+
+HUGE_PAGE_BYTES = 2 << 20
+
+
+class Part:
+    """A mapped file: `path`, `buffer`, `metadata`, `tensors`, `version`, `alignment`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._map, self.buffer = _map(path)
+        parser = Parser(self.buffer, path)
+        parser.parse()
+        self.version: int = parser.version
+        self.alignment: int = parser.alignment
+        self.metadata: Metadata = parser.metadata
+        self.tensors: dict[str, Tensor] = parser.tensors
+
+    def forget(self, tensor: Tensor | None = None, end: int | None = None) -> None:
+        """Let the system evict the pages of a tensor, up to byte `end` of it, or of the whole file."""
+        first, last = 0, self.buffer.nbytes
+        if tensor is not None:
+            stop = tensor.offset + (tensor.nbytes if end is None else end)
+            first = tensor.offset // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+            last = min(last, -(-stop // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES)
+        if hasattr(mmap, "MADV_DONTNEED") and first < last:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def close(self) -> None:
+        """Drop the mapping; views that are still referenced keep it."""
+        self.forget()
+        self.tensors = {}
+        self.buffer = memoryview(b"")
+
+
+def _map(path: Path) -> tuple[mmap.mmap, memoryview]:
+    """The file's bytes, read-only, without reading them."""
+    try:
+        mode = path.stat().st_mode
+        if not (S_ISREG(mode) or S_ISDIR(mode)):  # opening a pipe would wait for its other end
+            raise ModelError("is a pipe, a socket or a device; give the path of a .gguf file", path=path)
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise ModelError("the file is empty; fetch it again", path=path)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mapped, memoryview(mapped)
+    except FileNotFoundError:
+        raise ModelError("no such file", path=path) from None
+    except IsADirectoryError:
+        raise ModelError("is a directory; give the path of a .gguf file in it", path=path) from None
+    except PermissionError:
+        raise ModelError("no permission to read it; check the file's owner and mode", path=path) from None
+    except (OSError, ValueError) as error:  # a filesystem without mmap, a name with a NUL
+        raise ModelError(f"cannot be mapped into memory: {error}", path=path) from None

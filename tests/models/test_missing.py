@@ -1,0 +1,86 @@
+"""Files that are no language model, or none that is supported: they say what they are, and what to do."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from stretto.errors import ModelError
+from stretto.models import ARCHITECTURES, read_spec
+from stretto.models.missing import NEEDS, OTHERS
+from stretto.weights.gguf import GGUF
+from stretto.weights.writer import write_gguf
+
+WEIGHTS = {"some.weight": np.ones((2, 32), np.float32)}
+LLAMA = {"general.architecture": "llama"}
+
+
+def refusal(path, metadata, tensors=WEIGHTS):
+    write_gguf(path, metadata, tensors)
+    with GGUF(path) as file, pytest.raises(ModelError) as refused:
+        read_spec(file)
+    assert refused.value.path == str(path)
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("metadata", "field", "words"),
+    [
+        ({**LLAMA, "general.type": "adapter", "adapter.type": "lora"}, "general.type", "a LoRA adapter"),
+        ({**LLAMA, "adapter.type": "lora"}, "adapter.type", "merge it into its base model"),
+        ({"general.architecture": "clip"}, "general.architecture", "pass it as vision="),
+        (
+            {"general.type": "mmproj", "general.architecture": "clip"},
+            "general.type",
+            "an mmproj, the image encoder",
+        ),
+        ({"general.type": "imatrix", "imatrix.chunk_count": 8}, "general.type", "an importance matrix"),
+        ({"general.architecture": "controlvector"}, "general.architecture", "a control vector"),
+        ({"general.architecture": "bert"}, "general.architecture", "'bert' is an encoder"),
+        ({"general.architecture": "nomic-bert"}, "general.architecture", "'nomic-bert' is an encoder"),
+        ({"general.architecture": "flux"}, "general.architecture", "'flux' is a model that makes images"),
+    ],
+)
+def test_other_kinds_of_files_say_what_they_are(tmp_path, metadata, field, words):
+    error = refusal(tmp_path / "other.gguf", metadata)
+    assert error.field == field
+    assert words in str(error)
+
+
+def test_a_vocabulary_without_weights_says_so(tmp_path):
+    error = refusal(tmp_path / "vocab.gguf", {**LLAMA, "tokenizer.ggml.tokens": ["a", "b"]}, {})
+    assert "a vocabulary without weights; load the file of the whole model" in str(error)
+
+
+def test_an_importance_matrix_from_before_gguf_is_recognised(tmp_path):
+    name = b"blk.0.attn_k.weight"
+    path = tmp_path / "imatrix.dat"
+    path.write_bytes(struct.pack("<ii", 224, len(name)) + name + bytes(400))
+    with pytest.raises(ModelError, match="looks like an importance matrix, which is for quantising"):
+        GGUF(path)
+
+
+@pytest.mark.parametrize(
+    ("magic", "words"), [(b"algg", "a LoRA adapter from before GGUF"), (b"lmgg", "whisper.cpp")]
+)
+def test_other_formats_are_recognised(tmp_path, magic, words):
+    path = tmp_path / "old.bin"
+    path.write_bytes(magic + bytes(60))
+    with pytest.raises(ModelError, match=words):
+        GGUF(path)
+
+
+def test_a_known_architecture_says_what_it_would_need(tmp_path):
+    error = refusal(tmp_path / "rwkv.gguf", {"general.architecture": "rwkv7"})
+    assert "'rwkv7' is not supported yet: it would need RWKV's recurrent mixer; supported are" in str(error)
+    assert error.field == "general.architecture"
+
+
+def test_an_unknown_architecture_names_itself_and_those_that_are_supported(tmp_path):
+    error = refusal(tmp_path / "new.gguf", {"general.architecture": "brand-new"})
+    assert f"'brand-new' is not supported; supported are {', '.join(sorted(ARCHITECTURES))}" in str(error)
+
+
+def test_no_supported_architecture_is_taken_for_another_kind():
+    assert not OTHERS.keys() & ARCHITECTURES.keys()
+    assert not OTHERS.keys() & NEEDS.keys()

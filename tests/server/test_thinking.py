@@ -1,0 +1,189 @@
+"""Models that think: reasoning beside the answer, whole and streamed, for OpenAI's clients and Ollama's."""
+
+import json
+from contextlib import contextmanager
+
+import ollama
+import openai
+import pytest
+
+from serving import serving, visiting
+from thinking import HELLO, KINDS, make
+
+NAMES = ["qwen3", "qwen3.5", "smollm3", "gpt-oss", "gemma4", "mistral", "command"]
+CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "now"}}]
+CHAT = "/v1/chat/completions"
+ASKED = {"model": "mock", "messages": HELLO, "temperature": 0}
+
+
+def client_of(server):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+@contextmanager
+def ollama_client(server):
+    client = ollama.Client(host=server.url)
+    yield client
+    client._client.close()
+
+
+def streamed(client, **asked):
+    """The reasoning, the content and the calls of a streamed answer; reasoning comes first."""
+    thoughts, content, calls = "", "", []
+    with client.chat.completions.create(**asked, stream=True) as stream:
+        for chunk in stream:
+            for choice in chunk.choices:
+                new = getattr(choice.delta, "reasoning_content", None) or ""
+                assert not (new and content), "reasoning after the answer has begun"
+                thoughts += new
+                content += choice.delta.content or ""
+                calls += choice.delta.tool_calls or []
+    return thoughts, content, [call.function.name for call in calls]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_openai_clients_get_reasoning_content(name):
+    kind = KINDS[name]
+    with serving(lambda entry: make(name)) as server, client_of(server) as client:
+        whole = client.chat.completions.create(**ASKED)
+        message = whole.choices[0].message
+        assert (message.reasoning_content, message.content) == (kind.reasoning, kind.text)
+        details = whole.usage.completion_tokens_details
+        assert 0 < details.reasoning_tokens < whole.usage.completion_tokens
+        assert streamed(client, **ASKED) == (kind.reasoning, kind.text, [])
+        assert streamed(client, **ASKED, logprobs=True) == (kind.reasoning, kind.text, [])
+        short = client.chat.completions.create(**ASKED, max_tokens=17).choices[0]
+        assert (short.message.content, short.finish_reason) == ("", "length")
+        assert kind.reasoning.startswith(short.message.reasoning_content)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ollama_clients_get_thinking(name):
+    kind = KINDS[name]
+    asked = {"model": "mock", "messages": HELLO, "options": {"temperature": 0}}
+    with serving(lambda entry: make(name)) as server, ollama_client(server) as client:
+        message = client.chat(**asked).message
+        assert (message.thinking, message.content) == (kind.reasoning, kind.text)
+        parts = [part.message for part in client.chat(**asked, stream=True)]
+        assert "".join(part.thinking or "" for part in parts) == kind.reasoning
+        assert "".join(part.content or "" for part in parts) == kind.text
+        answer = client.generate(model="mock", prompt="Is it?", options={"temperature": 0})
+        assert (answer.thinking, answer.response) == (kind.reasoning, kind.text)
+        pieces = list(client.generate(model="mock", prompt="Is it?", stream=True, options={"temperature": 0}))
+        assert "".join(piece.thinking or "" for piece in pieces) == kind.reasoning
+        assert "".join(piece.response for piece in pieces) == kind.text
+
+
+def test_calls_beside_reasoning():
+    says = f"<think>\nI want {CALL}\n</think>\n\nSo. {CALL}"
+    with serving(lambda entry: make("qwen3", says)) as server, client_of(server) as client:
+        thoughts, content, calls = streamed(client, **ASKED, tools=TOOLS)
+        assert (thoughts, content.strip(), calls) == (f"I want {CALL}", "So.", ["now"])
+        message = client.chat.completions.create(**ASKED, tools=TOOLS).choices[0].message
+        assert (message.reasoning_content, len(message.tool_calls)) == (f"I want {CALL}", 1)
+    with serving(lambda entry: make("qwen3", says)) as server, ollama_client(server) as client:
+        asked = {"model": "mock", "messages": HELLO, "tools": TOOLS, "options": {"temperature": 0}}
+        parts = list(client.chat(**asked, stream=True))
+        assert "".join(part.message.thinking or "" for part in parts) == f"I want {CALL}"
+        assert [call.function.name for part in parts for call in part.message.tool_calls or ()] == ["now"]
+
+
+def test_calls_in_channels():
+    says = (
+        "<|channel|>analysis<|message|>Time.<|end|><|start|>assistant"
+        "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>"
+    )
+    with serving(lambda entry: make("gpt-oss", says)) as server, client_of(server) as client:
+        assert streamed(client, **ASKED, tools=TOOLS) == ("Time.", "", ["now"])
+
+
+def test_template_arguments():
+    with visiting(lambda entry: make("qwen3", "Yes.")) as (server, web):
+
+        def n_prompt(**fields):
+            answer = web.post("/v1/chat/completions", json={**ASKED, **fields})
+            assert answer.status_code == 200, answer.text
+            return answer.json()["usage"]["prompt_tokens"]
+
+        thinking = n_prompt()
+        off = server.llm().chat_prompt(HELLO, template={"enable_thinking": False})
+        assert thinking < len(off)
+        assert n_prompt(chat_template_kwargs={"enable_thinking": False}) == len(off)
+        assert n_prompt(chat_template_kwargs={"enable_thinking": True}) == thinking
+        assert n_prompt(reasoning_effort="none") == len(off)
+        assert n_prompt(reasoning_effort="high") == thinking
+        asked = {"model": "mock", "messages": HELLO, "stream": False}
+        for think, expected in ((False, len(off)), (True, thinking), (None, thinking), ("low", thinking)):
+            answer = web.post("/api/chat", json={**asked, "think": think}).json()
+            assert (answer["prompt_eval_count"], answer["message"]["content"]) == (expected, "Yes.")
+
+
+def test_effort_reaches_a_template_that_reads_it():
+    with visiting(lambda entry: make("gpt-oss", "<|channel|>final<|message|>Yes.")) as (server, web):
+        for path, body in (
+            ("/v1/chat/completions", {**ASKED, "reasoning_effort": "high"}),
+            ("/api/chat", {"model": "mock", "messages": HELLO, "think": "high", "stream": False}),
+        ):
+            assert web.post(path, json=body).status_code == 200
+            prompt = server.llm().backend.batches[0]
+            server.llm().backend.batches.clear()
+            server.llm().cache.clear()
+            assert "Reasoning: high" in server.llm().tokenizer.decode(prompt)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "words"),
+    [
+        (CHAT, {"chat_template_kwargs": {"nothing": 1}}, "chat_template_kwargs", "reads no"),
+        (CHAT, {"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "reads no"),
+        (CHAT, {"reasoning_effort": "none"}, "reasoning_effort", "cannot be turned off"),
+        (CHAT, {"reasoning_effort": "high"}, "reasoning_effort", "cannot be set"),
+        (CHAT, {"reasoning_effort": "very"}, "reasoning_effort", ""),
+        ("/api/chat", {"think": False}, None, "cannot be turned off"),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused(path, fields, param, words):
+    with visiting(lambda entry: make("r1")) as (_, web):
+        answer = web.post(path, json={"model": "mock", "messages": HELLO, **fields})
+        assert answer.status_code == 400
+        assert words in answer.text
+        if param is not None:
+            assert answer.json()["error"]["param"] == param
+
+
+def test_reasoning_of_earlier_turns_reaches_the_template():
+    turns = {
+        "/v1/chat/completions": ("reasoning_content", "reasoning"),
+        "/api/chat": ("thinking",),
+    }
+    with visiting(lambda entry: make("gpt-oss", "<|channel|>final<|message|>Yes.")) as (server, web):
+        for path, names in turns.items():
+            for name in names:
+                turn = {"role": "assistant", "content": "Yes.", name: f"I wonder {name}"}
+                body = {"model": "mock", "messages": [*HELLO, turn, *HELLO], "stream": False}
+                assert web.post(path, json=body).status_code == 200
+                (prompt, *_) = server.llm().backend.batches
+                server.llm().backend.batches.clear()
+                server.llm().cache.clear()
+                assert f"I wonder {name}" in server.llm().tokenizer.decode(prompt)
+
+
+def test_raw_prompts_and_completions_are_left_alone():
+    with visiting(lambda entry: make("smollm3")) as (_, web):
+        body = {"model": "mock", "prompt": "x", "max_tokens": 400, "temperature": 0}
+        said = web.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        assert said == KINDS["smollm3"].says
+        raw = {"model": "mock", "prompt": "x", "raw": True, "stream": False, "options": {"temperature": 0}}
+        answer = web.post("/api/generate", json=raw).json()
+        assert (answer["response"], "thinking" in answer) == (KINDS["smollm3"].says, False)
+        assert web.post("/api/generate", json={**raw, "think": True}).status_code == 400
+
+
+def test_a_schema_is_for_the_answer():
+    says = '<think>\nHm.\n</think>{"ok": true}'
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    shaped = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with serving(lambda entry: make("qwen3", says)) as server, client_of(server) as client:
+        message = client.chat.completions.create(**ASKED, response_format=shaped).choices[0].message
+        assert (message.reasoning_content, json.loads(message.content)) == ("Hm.", {"ok": True})
