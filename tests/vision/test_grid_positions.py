@@ -200,7 +200,7 @@ def test_many_ways_to_the_same_bits(loop, name):
     with sighted(name=name) as llm:
         llm.generate(prompt[:2], **GREEDY)
         again = llm.generate(prompt, loop=loop, **GREEDY)
-        assert again.usage.cached_tokens > ROWS * COLUMNS
+        assert again.usage.cached_tokens > 40  # of recurrent layers up to a checkpoint in the image
         assert again.tokens == wanted
         seq = llm.sequence("ab")
         seq.append(picture(1))
