@@ -52,6 +52,7 @@ ALLOWED = {
         "Token",
         "hardware",
         "llm",
+        "models",
         "text",
         "tools",
         "weights",

@@ -10,7 +10,11 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 def metadata(values):
     """`values` as a file's metadata; keys may leave out `tokenizer.ggml.`."""
-    values = {f"tokenizer.ggml.{key}": _value(value) for key, value in values.items() if value is not None}
+    values = {
+        key if "." in key else f"tokenizer.ggml.{key}": _value(value)
+        for key, value in values.items()
+        if value is not None
+    }
     return Metadata(values, {key: _type(value) for key, value in values.items()}, "made.gguf")
 
 

@@ -154,7 +154,11 @@ def _load_template(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:
         return "" if token is None else tokenizer.piece(token)
 
     return ChatTemplate(
-        source, tokenizer.specials, bos=text_of(tokenizer.bos_id), eos=text_of(tokenizer.eos_id)
+        source,
+        tokenizer.specials,
+        bos=text_of(tokenizer.bos_id),
+        eos=text_of(tokenizer.eos_id),
+        with_tools=file.metadata.text("tokenizer.chat_template.tool_use", ""),
     )
 
 

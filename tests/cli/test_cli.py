@@ -19,6 +19,7 @@ from stretto.cli.output import clean, finite, size
 from stretto.errors import ModelError
 from stretto.weights import hub
 from stretto.weights.writer import write_gguf
+from tiny_models import FOLDER
 
 
 @pytest.fixture
@@ -190,6 +191,29 @@ def test_inspect_shows_everything(stretto, tiny_path):
     assert size(4096 * cell // 32 * 34) in output
     assert "token_embd.weight" not in output
     assert "token_embd.weight" in stretto("inspect", str(tiny_path), "--tensors")[1]
+
+
+def test_inspect_says_what_the_layers_are(stretto):
+    path = FOLDER / "deepseek3.gguf"
+    code, output, _ = stretto("inspect", str(path))
+    assert code == 0
+    assert "2 layers: 2 latent attention; experts 8, 3 used, 1 shared, in 1 of the layers" in output
+    assert "K and V of a token: 160 bytes (f16), 136 bytes (q8)" in output
+    document = json.loads(stretto("inspect", str(path), "--json")[1])
+    assert document["model"]["layers"] == {"latent attention": 2}
+    assert document["model"]["experts"] == {"count": 8, "used": 3, "shared": 1, "layers": 1}
+    assert document["model"]["kv_bytes_per_token"]["f16"] == 160
+    assert (document["model"]["state_bytes"], document["problem"]) == (0, None)
+
+
+def test_inspect_says_why_a_model_cannot_be_loaded(stretto, tmp_path):
+    path = tmp_path / "m.gguf"
+    write_gguf(path, {"general.architecture": "brand-new"}, {"x": np.zeros(2, np.float32)})
+    code, output, _ = stretto("inspect", str(path))
+    assert code == 0
+    assert "cannot be loaded" in output
+    assert "the architecture 'brand-new' is not supported" in output
+    assert json.loads(stretto("inspect", str(path), "--json")[1])["model"] is None
 
 
 def test_inspect_as_json_is_complete(stretto, tmp_path):

@@ -90,6 +90,10 @@ def test_the_fused_loop_gives_the_same_tokens(llm, grammar):
     llm.generate(seq, loop="fused", max_tokens=20, **GREEDY)
     assert seq.tokens == IDS + greedy(IDS, 20)
     assert np.array_equal(seq.logits, row_of(chain(seq.tokens), 258))
+    computed(llm)
+    llm.generate(seq, loop="fused", max_tokens=40, stop=[chr(greedy(seq.tokens, 5)[-1])], **GREEDY)
+    seq.step(temperature=0)
+    assert computed(llm) <= 2  # what the loop computed stays, though it ended early
 
 
 def test_drafts_change_nothing(llm):
@@ -125,6 +129,25 @@ def test_drafts_change_nothing(llm):
     assert np.array_equal(seq.logits, row_of(chain(seq.tokens), 258))
     seq.close()
     assert held(llm) == 0
+
+
+def test_a_rejected_draft_costs_the_draft_and_no_long_replay(llm):
+    class Wrong:
+        most = 2
+
+        def begin(self, tokenizer):
+            return self
+
+        def propose(self, tokens, most):
+            return [1] * most
+
+        def close(self):
+            pass
+
+    llm.generate(PROMPT, max_tokens=30, draft=Wrong(), **GREEDY)
+    drafted = llm.metrics.drafted_tokens
+    assert drafted > 0
+    assert computed(llm) == len(IDS) + 29 + drafted + drafted // 2  # the token before each draft again
 
 
 def test_a_draft_model_with_recurrent_layers(llm):
@@ -166,6 +189,15 @@ def test_a_conversation_goes_on_from_the_end_of_the_last_answer(llm):
     second = llm.generate(longer, max_tokens=5, **GREEDY)
     assert second.usage.cached_tokens == len(IDS) + 19
     assert second.tokens == greedy(longer, 5)
+
+
+def test_a_longer_conversation_keeps_the_states_of_the_shorter_one(llm):
+    first = [*IDS, *llm.generate(PROMPT, max_tokens=20, **GREEDY).tokens[:-1]]
+    llm.generate([*first, 65, 66, 67], max_tokens=20, **GREEDY)
+    assert llm.cache.stats().sequences == 1
+    other = llm.generate([*first, 90, 90], max_tokens=3, **GREEDY)
+    assert other.usage.cached_tokens == len(first)
+    assert other.tokens == greedy([*first, 90, 90], 3)
 
 
 def test_where_a_prompt_parts_from_another_a_checkpoint_is_taken(llm):
@@ -319,6 +351,18 @@ def test_batches_made_by_hand(llm):
         batch.add(token, 20, (sequence,), logits=True)
         assert np.array_equal(llm.forward(batch)[0], row_of(chain([*IDS[:20], token]), 258))
     llm.cells.copy(1, 3)
+    seq, vectors = llm.sequence("abc"), Batch()
+    vectors.add_vector([0.0, 0.0], 3, (seq.id,))
+    with pytest.raises(Unsupported, match="vectors in sequence"):
+        llm.forward(vectors)
+    with pytest.raises(Unsupported, match="copying cells into sequence"):
+        llm.cells.copy(1, seq.id)
+    plain = Batch()
+    plain.extend([70, 71], 3, (seq.id,))
+    llm.forward(plain)
+    assert seq.tokens == [*b"abc", 70, 71]
+    assert seq.step(temperature=0).token == greedy([*b"abc", 70, 71], 1)[0]
+    seq.close()
     with pytest.raises(Unsupported, match="going back to position 7"):
         llm.cells.remove(3, 7)
     wrong = Batch()

@@ -91,6 +91,15 @@ def test_bos_and_eos() -> None:
     assert ChatTemplate(source, SPECIALS).parts(HELLO) == ["Hello"]
 
 
+def test_conversations_with_tools_may_have_a_template_of_their_own() -> None:
+    template = ChatTemplate(
+        "plain {{ bos_token }}", {"<s>": 1}, bos="<s>", with_tools="{{ tools|length }}<s>"
+    )
+    message = {"role": "user", "content": "Hello"}
+    assert template.parts([message]) == template.parts([message], tools=[]) == ["plain ", 1]
+    assert template.parts([message], tools=[{}]) == ["1", 1]
+
+
 def test_the_longest_special_wins() -> None:
     assert ChatTemplate("<|im_start|><|im<|im_", SPECIALS).parts(HELLO) == [1, 3, 3, "_"]
 

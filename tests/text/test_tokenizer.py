@@ -218,6 +218,24 @@ def test_the_space_that_encode_adds_is_taken_away_again():
     assert SPM.decode(SPM.encode(text, special=True, bos=False), special=True) == text
 
 
+def test_phi_3_has_no_white_space_after_its_special_tokens():
+    """As in llama.cpp, which knows the model by its name too: files do not say it."""
+    specials = ("<|user|>", "<|end|>", "<|endoftext|>")
+    phi = load({**spm(specials=specials), "general.name": "Phi-3 Mini"})
+    other = load({**spm(specials=specials), "general.name": "Other"})
+
+    def pieces(tokenizer, text, **options):
+        return [
+            tokenizer.piece(token) for token in tokenizer.encode(text, special=True, bos=False, **options)
+        ]
+
+    assert pieces(phi, "<|user|>\n hello<|end|> \n<|end|>\n") == ["<|user|>", "▁hello", "<|end|>", "<|end|>"]
+    assert pieces(phi, "<|endoftext|>\nhello") == ["<|endoftext|>", "▁", "<0x0A>", "hello"]
+    assert pieces(other, "<|user|>\nhello") == ["<|user|>", "▁", "<0x0A>", "hello"]
+    assert pieces(phi, "\nhello", after=phi.specials["<|user|>"]) == ["▁hello"]
+    assert pieces(phi, "\nhello", after=phi.bos_id) == pieces(phi, "\nhello")
+
+
 def test_characters_without_a_token_become_bytes():
     ids = SPM.encode("é😀")
     assert [SPM.piece(token) for token in ids] == ["▁", *(f"<0x{byte:02X}>" for byte in "é😀".encode())]

@@ -250,7 +250,7 @@ class Slots:
         """The error that says how many slots there are, and what to do."""
         return CacheFull(
             f"{needed} state slots are needed for {self.kind} layers and {free} of {self.n_slots} are free; "
-            "close sequences, or load the model with limits=stretto.Limits(max_running=…) of more requests",
+            "close sequences, or load the model with a larger max_running in limits=stretto.Limits(…)",
             n_needed=needed,
             n_free=free,
         )

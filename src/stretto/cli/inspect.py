@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from stretto.models import ModelSpec
     from stretto.weights.gguf import GGUF
     from stretto.weights.memory import Memory
     from stretto.weights.metadata import Value
 
 _MAX_CHARS = 60  # characters of a string that are shown
 _MAX_ELEMENTS = 6  # elements of an array that are shown
-STATE_NUMBER_BYTES = 4  # states are kept as float32
 
 
 def inspect(
@@ -34,10 +34,10 @@ def inspect(
 
 
 def _document(file: GGUF) -> dict[str, Any]:
-    from stretto.weights.memory import CACHE_TYPES, memory
+    from stretto.weights.memory import CACHE_TYPES
 
-    need = memory(file)
-    kind, slot_bytes = _recurrent(file)
+    spec, problem = _spec(file)
+    need = _need(file, spec)
     return {
         "path": str(file.path),
         "files": [str(path) for path in file.files],
@@ -58,6 +58,8 @@ def _document(file: GGUF) -> dict[str, Any]:
             }
             for tensor in file.tensors.values()
         ],
+        "model": None if spec is None else _model(spec, need),
+        "problem": problem,
         "memory": {
             "weights": need.weight_bytes,
             "weights_by_format": dict(need.weights),
@@ -66,22 +68,42 @@ def _document(file: GGUF) -> dict[str, Any]:
                 kind: {str(length): need.cache_bytes(kind, length) for length in need.lengths}
                 for kind in CACHE_TYPES
             },
-            "recurrent": kind,
-            "slot": slot_bytes,
+            "recurrent": "" if spec is None else spec.recurrent,
+            "slot": need.state_bytes,
         },
     }
 
 
-def _recurrent(file: GGUF) -> tuple[str, int]:
-    """The kind of the model's recurrent layers, and the bytes of a state slot; "" and 0 if it has none."""
+def _spec(file: GGUF) -> tuple[ModelSpec | None, str | None]:
+    """The model's spec, or the reason why it cannot be loaded; neither of an image encoder."""
     from stretto.errors import ModelError
     from stretto.models import read_spec
 
+    if file.metadata.get("general.architecture") == "clip":
+        return None, None
     try:
-        spec = read_spec(file)
-    except ModelError:  # what cannot be loaded can still be looked at
-        return "", 0
-    return spec.recurrent, STATE_NUMBER_BYTES * spec.state_floats
+        return read_spec(file), None
+    except ModelError as error:
+        return None, f"cannot be loaded: {error}"
+
+
+def _need(file: GGUF, spec: ModelSpec | None) -> Memory:
+    from stretto.models.summary import model_memory
+    from stretto.weights.memory import memory
+
+    return memory(file) if spec is None else model_memory(file, spec)
+
+
+def _model(spec: ModelSpec, need: Memory) -> dict[str, Any]:
+    from stretto.models.summary import expert_facts, layer_kinds
+    from stretto.weights.memory import CACHE_TYPES
+
+    return {
+        "layers": layer_kinds(spec),
+        "experts": expert_facts(spec),
+        "kv_bytes_per_token": {kind: need.cache_bytes(kind, 1) or 0 for kind in CACHE_TYPES},
+        "state_bytes": need.state_bytes,
+    }
 
 
 def _plain(value: Value) -> Any:
@@ -103,7 +125,6 @@ def _plain(value: Value) -> Any:
 
 def _show(file: GGUF, tensors: bool) -> None:
     from stretto.cli.output import clean, console, size, table
-    from stretto.weights.memory import memory
 
     screen = console()
     named = [file.metadata.get(f"general.{key}") for key in ("name", "architecture")]
@@ -114,6 +135,10 @@ def _show(file: GGUF, tensors: bool) -> None:
     screen.print(" · ".join([*title, f"GGUF {file.version}"]), style="bold")
     for path in file.files:
         screen.print(clean(str(path)), style="dim", soft_wrap=True)
+    spec, problem = _spec(file)
+    need = _need(file, spec)
+    for line in _words(spec, need) if spec is not None else filter(None, [problem]):
+        screen.print(clean(line), soft_wrap=True)
 
     keys = table("key", "type", "value")
     for key, value in file.metadata.items():
@@ -126,12 +151,22 @@ def _show(file: GGUF, tensors: bool) -> None:
             shape = " × ".join(map(str, tensor.shape))
             listing.add_row(clean(tensor.name), shape, tensor.format.name, size(tensor.nbytes))
         screen.print(listing)
-    need = memory(file)
     screen.print(_formats(file, need))
     screen.print(_cache(need))
-    kind, slot_bytes = _recurrent(file)
-    if kind:
-        screen.print(f"{size(slot_bytes)} for the {kind} states of each sequence and each checkpoint")
+    if spec is not None and spec.recurrent:
+        kind = spec.recurrent
+        screen.print(f"{size(need.state_bytes)} for the {kind} states of each sequence and each checkpoint")
+
+
+def _words(spec: ModelSpec, need: Memory) -> list[str]:
+    """The layers, and what a token and a sequence take."""
+    from stretto.cli.output import size
+    from stretto.models.summary import in_words
+    from stretto.weights.memory import CACHE_TYPES
+
+    cells = ", ".join(f"{need.cache_bytes(kind, 1) or 0:,} bytes ({kind})" for kind in CACHE_TYPES)
+    state = f"; state of a sequence: {size(need.state_bytes)}" if need.state_bytes else ""
+    return [in_words(spec), f"K and V of a token: {cells}{state}"]
 
 
 def _formats(file: GGUF, need: Memory) -> Any:

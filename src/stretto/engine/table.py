@@ -6,6 +6,7 @@ and parked sequences cannot be changed from here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,9 @@ class CellTable:
         with self._engine.lock:
             self._compute(check_id(source))
             self._writable(target)
+            self._check_not_replayed(
+                [target], "copying cells into", "fork the sequence whose cells these are"
+            )
             n = self._cells.copy(source, target, start, stop)
             self._changed(target, start)
             return n
@@ -174,6 +178,8 @@ class CellTable:
             touched = batch.first_positions()
             for sequence in touched:
                 self._writable(sequence)
+            if batch.vectors:
+                self._check_not_replayed(touched, "vectors in", "append an image, or use an id of your own")
             rows = self._engine.runner.forward(batch)
             for sequence, position in touched.items():
                 self._changed(sequence, position)
@@ -225,6 +231,15 @@ class CellTable:
                 raise slots.unsupported(
                     f"going back to position {position} without a checkpoint there",
                     "remove all of the sequence and run its tokens again, or use llm.sequence",
+                )
+
+    def _check_not_replayed(self, sequences: Iterable[int], what: str, remedy: str) -> None:
+        """Raise for what recurrent layers could not compute again from the tokens of a `Sequence`."""
+        slots, tracks = self._cells.slots, self._engine.runner.tracks
+        for sequence in sequences if slots is not None else ():
+            if slots is not None and sequence in tracks:
+                raise slots.unsupported(
+                    f"{what} sequence {sequence}, which is replayed from its tokens,", remedy
                 )
 
     def _changed(self, sequence: int, position: int) -> None:

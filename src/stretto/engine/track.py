@@ -277,17 +277,18 @@ class Track:
         """Read the tokens from the table of cells, which was changed by hand from position `start` on."""
         view = self.cells.view(self.id)
         tokens: list[int] = self.cells.tokens[view].tolist()
-        if self.cells.slots is not None and len(tokens) < start:  # cells back to a checkpoint; tokens stay
-            tokens = self.tokens[:start]
-        self.tokens = tokens
-        self.n_prompt = min(self.n_prompt, len(self.tokens))
+        kept = 0
+        if self.cells.slots is not None:  # cells may be back at a checkpoint; tokens behind it are pending
+            kept = min(start, len(self.tokens))
+            tokens = self.tokens[:kept] + tokens[kept:]
+        self.n_prompt = min(self.n_prompt, len(tokens))
         self.resume = None
-        first = min(start, len(tokens))
-        if self.cells.slots is None:
-            first = int(np.searchsorted(self.cells.positions[view], start))
+        first = kept or int(np.searchsorted(self.cells.positions[view], start))
         # The table holds only stand-ins of image tokens, by which no prompt may find them.
-        self.edited(0 if self.has_images else first)
-        self.has_images = False
+        has_stand_ins = self.has_images and self.cells.slots is None
+        self.tokens = tokens
+        self.has_images = self.has_images and ImageToken in map(type, tokens)
+        self.edited(0 if has_stand_ins else first)
 
     def redo_last(self) -> None:
         """Make the last token pending again, so that its logits are computed once more."""

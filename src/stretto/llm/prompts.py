@@ -70,8 +70,10 @@ def conversation_ids(
     for part in parts:
         if isinstance(part, int):
             ids.append(part)
+        elif isinstance(part, str):
+            ids += tokenizer.encode(part, after=ids[-1] if ids else None)
         else:
-            ids += tokenizer.encode(part) if isinstance(part, str) else engine.runner.image_tokens(part)
+            ids += engine.runner.image_tokens(part)
     return ids
 
 

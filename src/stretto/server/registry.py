@@ -19,6 +19,8 @@ from typing import Any
 from stretto import Limits, hardware
 from stretto.errors import InvalidRequest, ModelError
 from stretto.llm import LLM, load
+from stretto.models import read_spec
+from stretto.models.summary import model_memory
 from stretto.server.errors import ApiError
 from stretto.server.settings import ModelEntry, Settings
 from stretto.weights import hub
@@ -217,7 +219,7 @@ class Registry:
         """Read the head of a model's file; raises for a model that can never be loaded."""
         path = hub.resolve(entry.source)
         with GGUF(path) as file:
-            needs = memory(file)
+            needs = model_memory(file, read_spec(file))
             cache = needs.cache_bytes(self._settings.kv, self._settings.cells)
             facts = {
                 "architecture": str(file.metadata.get("general.architecture", "")),

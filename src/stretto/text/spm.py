@@ -6,6 +6,7 @@ reads from its own files. A character without a token becomes its bytes, as in <
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +20,7 @@ from stretto.weights.metadata import Metadata
 
 SPACE = "\u2581"
 _NO_TOKEN = "\U0010ffff"  # no character, and never will be: a name that no token has
+_WITH_SPACE = "<unk> <s> <|endoftext|>"  # special tokens of Phi-3 that keep the white space after them
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 
 
@@ -39,6 +41,10 @@ class SPMTokenizer(Tokenizer):
             add_eos=read_flag(metadata, "add_eos_token", False),
         )
         self.space_prefix = read_flag(metadata, "add_space_prefix", True)
+        if re.search("phi-?3", str(metadata.get("general.name", "")).lower()):
+            # Files do not say so: Phi-3 was trained without white space after its special tokens.
+            kept = {vocabulary.ids.get(text) for text in _WITH_SPACE.split()}
+            self.strips_after = self._matched - kept
         self._byte_fallback = bool(np.count_nonzero(vocabulary.types == TokenType.BYTE) == 256)
         scores = read_scores(metadata, self.n_vocab)
         self._engine = sentencepiece.SentencePieceProcessor()

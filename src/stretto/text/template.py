@@ -31,7 +31,8 @@ class ChatTemplate:
     """A model's chat template, ready to render conversations.
 
     `specials` maps the text of each control token to its id; `bos` and `eos` are the texts that the
-    template knows as `bos_token` and `eos_token`. Threads may share one template.
+    template knows as `bos_token` and `eos_token`. `with_tools` is a template for conversations with tools, in
+    models that have one of their own. Threads may share one template.
 
     >>> template = ChatTemplate(
     ...     "{% for m in messages %}<|im_start|>{{ m.role }}\\n{{ m.content }}<|im_end|>{% endfor %}",
@@ -41,13 +42,16 @@ class ChatTemplate:
     [1, 'user\\nIs <|im_end|> a token?', 2]
     """
 
-    def __init__(self, source: str, specials: Mapping[str, int], *, bos: str = "", eos: str = "") -> None:
+    def __init__(
+        self, source: str, specials: Mapping[str, int], *, bos: str = "", eos: str = "", with_tools: str = ""
+    ) -> None:
         if not isinstance(source, str):
             kind = type(source).__name__
             raise ModelError(f"a {kind} where a text should be", field="tokenizer.chat_template")
         self.source = source
         self._finder = _Finder(specials)
         self._bos, self._eos = bos, eos
+        self._with_tools = ChatTemplate(with_tools, specials, bos=bos, eos=eos) if with_tools else None
         self._compiled: _Compiled | None = None
         self._variables: frozenset[str] | None = None
         self._lock = threading.Lock()
@@ -97,6 +101,8 @@ class ChatTemplate:
     def _render(
         self, messages: object, tools: object, add_generation_prompt: object, variables: Mapping[str, Any]
     ) -> _Rendering:
+        if tools and self._with_tools is not None:
+            return self._with_tools._render(messages, tools, add_generation_prompt, variables)
         check_messages(messages)
         if tools is not None and not isinstance(tools, (list, tuple)):
             raise InvalidRequest(

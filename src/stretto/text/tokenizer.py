@@ -21,6 +21,7 @@ from stretto.text.detokenizer import Detokenizer
 from stretto.text.matcher import Matcher
 from stretto.text.vocabulary import BYTE_TEXT, TokenType, Vocabulary
 
+_WHITE_SPACE = " \t\n\r\v\f"
 CHUNK_CHARACTERS = 8192  # long texts are encoded in chunks of about this size
 
 # Between two words, and where a line begins with a letter, no pre-tokenizer looks across. A line break after
@@ -38,6 +39,7 @@ class Tokenizer(ABC):
     kind: str  # "bpe" or "sentencepiece"
     name: str  # the pre-tokenizer of a BPE model, "llama" for SentencePiece
     space_prefix = False  # a space is put before each plain fragment
+    strips_after: frozenset[int] = frozenset()  # special tokens after which white space is dropped
 
     def __init__(self, vocabulary: Vocabulary, *, add_bos: bool, add_eos: bool) -> None:
         self.vocabulary = vocabulary
@@ -57,11 +59,14 @@ class Tokenizer(ABC):
         # Of tokens that are whole characters, in the middle of a text: without and with special ones.
         self.texts: tuple[dict[int, str], dict[int, str]] = ({}, {})
 
-    def encode(self, text: str, special: bool = False, bos: bool | None = None) -> list[int]:
+    def encode(
+        self, text: str, special: bool = False, bos: bool | None = None, after: int | None = None
+    ) -> list[int]:
         """The ids of `text`.
 
         `special=True` finds special tokens in the text, and adds BOS and EOS as the model asks. With
-        `bos=False` it only finds them; `bos=True` puts BOS in front whatever the model asks.
+        `bos=False` it only finds them; `bos=True` puts BOS in front whatever the model asks. `after` is the
+        special token before this text in a conversation.
 
             tokenizer.encode("Hello")                                   # plain: nothing in it is special
             tokenizer.encode("<|im_end|>", special=True, bos=False)     # one token
@@ -78,8 +83,12 @@ class Tokenizer(ABC):
         for part in (self._match_all if special else self._match_always).split(text):
             if isinstance(part, int):
                 ids.append(part)
-                fresh = True
-            else:
+                after, fresh = part, True
+                continue
+            if after in self.strips_after:
+                part = part.lstrip(_WHITE_SPACE)
+            after = None
+            if part:
                 ids += self._encode_plain(f" {part}" if fresh and self.space_prefix else part)
                 fresh = False
         if self.add_eos and self.eos_id is not None and (special if bos is None else bos):

@@ -41,6 +41,7 @@ class Memory:
     weights: Mapping[str, int]
     context_length: int | None
     rows: tuple[tuple[int, int], ...]
+    state_bytes: int = 0  # of each sequence, in models with recurrent layers
 
     @property
     def weight_bytes(self) -> int:
