@@ -8,7 +8,9 @@ products round nothing; its GELU is a table of half floats all the same.
 
 For a LLaVA encoder with a class token it cannot be right: mtmd puts the token behind the patches, not before
 them, and runs one block too few (ggml-org/llama.cpp#25814). Such files are compared without the token and
-with the number of blocks written down.
+with the number of blocks written down; InternVL's, which must have one, with the positions moved along.
+
+Images that keep their shape are compared in sizes that need no resizing, as the two resize differently.
 """
 
 from __future__ import annotations
@@ -26,18 +28,23 @@ import numpy as np
 from stretto.vision.encoder import encode
 from stretto.vision.image import Image
 from stretto.vision.native import NativeEncoder
-from stretto.vision.preprocess import normalise, prepare
+from stretto.vision.preprocess import grid_of, normalise, prepare
 from stretto.vision.reading import read_vision_spec
 from stretto.vision.reference import ReferenceEncoder
+from stretto.vision.spec import VisionSpec
 from stretto.weights.gguf import GGUF, Tensor
 from stretto.weights.writer import write_gguf
 
 NOTE = """\
 Vectors have about unit spread. Where a picture is no square, llama.cpp pads it for gemma3 (with black) and
 pads it after resizing for mlp; here it is treated as by the models' own processors. A class token it puts in
-the wrong place (ggml-org/llama.cpp#25814), so mlp is compared without one too.
+the wrong place (ggml-org/llama.cpp#25814), so mlp is compared without one too, and internvl with a file for
+llama.cpp whose positions are moved along. Images that keep their shape have sizes that need no resizing.
+Where models have an exact GELU (pixtral, qwen3vl, internvl) llama.cpp takes the tanh form.
 """
 DATA = Path(__file__).parent.parent / "tests" / "data"
+# A language model, and an encoder that llama.cpp knows by its size only, and runs as another one.
+LEFT_OUT = {DATA / "vision" / f"{name}.gguf" for name in ("qwen3vl-text", "internvl-6b")}
 IMAGE_CHUNK = 1
 FLASH = 40  # bytes into mtmd_context_params: whether attention rounds K and V to half floats
 MARKER = 32  # and where the marker's address stands, by which the layout is known again
@@ -87,12 +94,13 @@ class Mtmd:
         self.lib.llama_backend_init()
         self.folder = folder
 
-    def vectors(self, mmproj: Path, image: Image, n_out: int) -> list[np.ndarray]:
-        """float32[n, n_out] of each tile, in the order of the prompt."""
+    def vectors(self, mmproj: Path, image: Image, spec: VisionSpec) -> list[np.ndarray]:
+        """float32[n, n_vector] of each tile, in the order of the prompt."""
         lib = self.lib
-        text = self.folder / f"text-{n_out}.gguf"
+        n_out, taps = spec.n_out, len(spec.deepstack) if spec.grid_positions else None
+        text = self.folder / f"text-{n_out}-{taps}.gguf"
         if not text.exists():
-            write_language_model(text, n_out)
+            write_language_model(text, n_out, taps)
         model = lib.llama_model_load_from_file(str(text).encode(), lib.llama_model_default_params())
         params = lib.mtmd_context_params_default()
         marker = ctypes.c_char_p.from_buffer(params, MARKER).value
@@ -127,16 +135,26 @@ class Mtmd:
                     raise SystemExit("mtmd_encode_chunk failed")
                 n = lib.mtmd_input_chunk_get_n_tokens(chunk)
                 data = lib.mtmd_get_output_embd(ctypes.c_void_p(context))
-                found.append(np.ctypeslib.as_array(data, (n, n_out)).copy())
+                found.append(np.ctypeslib.as_array(data, (n, spec.n_vector)).copy())
         lib.mtmd_free(ctypes.c_void_p(context))
         lib.llama_model_free(ctypes.c_void_p(model))
         return found
 
 
-def write_language_model(path: Path, n_embd: int) -> None:
-    """A language model of one layer, with the tokens that the projectors ask for."""
+def write_language_model(path: Path, n_embd: int, taps: int | None) -> None:
+    """A language model of one layer, with the tokens that projectors ask for; with `taps` one of Qwen's."""
     specials = ["<image>", "<start_of_image>", "<end_of_image>", "<fake_token_around_image>", "<global-img>"]
     specials += [f"<row_{row}_col_{column}>" for row in range(1, 9) for column in range(1, 9)]
+    specials += [
+        "<|vision_start|>",
+        "<|image_pad|>",
+        "<|vision_end|>",
+        "<img>",
+        "</img>",
+        "<|image>",
+        "<image|>",
+    ]
+    specials += ["[IMG]", "[IMG_BREAK]", "[IMG_END]"]
     tokens = [*"abcdefghijklmnopqrstuvwxyz_<>", "Ċ", "ĊĊ", "<end>", *specials]
     arch: dict[str, Any] = {
         "context_length": 128,
@@ -148,13 +166,17 @@ def write_language_model(path: Path, n_embd: int) -> None:
         "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.dimension_count": n_embd,
     }
-    metadata = {"general.architecture": "llama"} | {f"llama.{key}": value for key, value in arch.items()}
+    name = "llama" if taps is None else "qwen3vl"
+    if taps is not None:
+        sections = np.array([n_embd // 2 - 2, 1, 1, 0], np.int32)
+        arch |= {"n_deepstack_layers": taps, "rope.dimension_sections": sections}
+    metadata = {"general.architecture": name} | {f"{name}.{key}": value for key, value in arch.items()}
     metadata |= {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": np.array(
-            [3 if token[0] == "<" and len(token) > 1 else 1 for token in tokens], np.int32
+            [3 if token[0] in "<[" and len(token) > 1 else 1 for token in tokens], np.int32
         ),
         "tokenizer.ggml.merges": ["Ċ Ċ"],
         "tokenizer.ggml.eos_token_id": tokens.index("<end>"),
@@ -169,6 +191,8 @@ def write_language_model(path: Path, n_embd: int) -> None:
     }
     tensors = {f"blk.0.{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()}
     tensors |= {f"blk.0.{name}.weight": np.ones(n_embd, np.float32) for name in ("attn_norm", "ffn_norm")}
+    if taps is not None:
+        tensors |= {f"blk.0.attn_{part}_norm.weight": np.ones(n_embd, np.float32) for part in "qk"}
     tensors |= {"token_embd.weight": np.zeros((len(tokens), n_embd), np.float32)}
     tensors |= {"output_norm.weight": np.ones(n_embd, np.float32)}
     write_gguf(path, metadata, tensors)
@@ -183,7 +207,13 @@ def variants(path: Path, folder: Path) -> list[tuple[str, Path]]:
         tensors: dict[str, Any] = dict(file.tensors)
         types = dict(file.metadata.types)
         label = path.stem
-        if spec.class_token:
+        if spec.class_token and spec.projector == "internvl":
+            label += ", positions moved"
+            positions = tensors["v.position_embd.weight"].dequantize()
+            tensors["v.position_embd.weight"] = np.roll(positions, -1, axis=0)
+            found = [(label, folder / f"{path.stem}-moved.gguf")]
+            write_gguf(found[-1][1], metadata, tensors, types=types)
+        elif spec.class_token:
             label += " without class token"
             metadata["clip.vision.feature_layer"] = np.array([spec.n_layer], np.int32)
             positions = tensors["v.position_embd.weight"].dequantize()
@@ -197,17 +227,18 @@ def variants(path: Path, folder: Path) -> list[tuple[str, Path]]:
     return found
 
 
-def rows(mtmd: Mtmd, path: Path, label: str, pictures: list[np.ndarray]) -> list[str]:
+def rows(mtmd: Mtmd, path: Path, original: Path, label: str, pictures: list[np.ndarray]) -> list[str]:
+    """Lines of the table; `original` is the file for us, where llama.cpp has to have a changed one."""
     found = []
-    with GGUF(path) as file:
+    with GGUF(original if "moved" in label else path) as file:
         spec = read_vision_spec(file)
         ours = {"native": NativeEncoder(file, spec, 2), "reference": ReferenceEncoder(file, spec)}
-        for pixels in pictures:
+        for pixels in shaped(pictures, spec):
             image = Image.open(pixels)
-            theirs = mtmd.vectors(path, image, spec.n_out)
-            prepared = prepare(image, spec)
+            theirs = without_breaks(mtmd.vectors(path, image, spec), pixels, spec)
+            tiles = pixels[None] if spec.max_tokens else prepare(image, spec).tiles
             for name, encoder in ours.items():
-                mine = encode(encoder, normalise(prepared.tiles, spec))
+                mine = encode(encoder, normalise(tiles, spec), grid_of(tiles, spec))
                 wanted = np.stack(theirs) if len(theirs) == len(mine) else None
                 if wanted is None:
                     result = f"{len(mine)} tiles here, {len(theirs)} there | –"
@@ -217,6 +248,29 @@ def rows(mtmd: Mtmd, path: Path, label: str, pictures: list[np.ndarray]) -> list
                 shape = f"{len(mine)} × {mine.shape[1]}"
                 found.append(f"| {label} | {image.width} × {image.height} | {name} | {shape} | {result} |")
     return found
+
+
+def shaped(pictures: list[np.ndarray], spec: VisionSpec) -> list[np.ndarray]:
+    """The pictures, in sizes that need no resizing where the family has no size of its own."""
+    unit = spec.patch_size * spec.merge
+    if spec.projector == "internvl":
+        return [np.ascontiguousarray(pictures[0][: spec.image_size, : spec.image_size])]
+    if not spec.max_tokens:
+        return pictures
+    if spec.projector == "gemma4v":  # llama.cpp takes 252 to 280 tokens
+        return [np.tile(pictures[2], (4, 3, 1))[: 16 * unit, : 16 * unit]]
+    return [
+        np.ascontiguousarray(picture[: picture.shape[0] // unit * unit, : picture.shape[1] // unit * unit])
+        for picture in (pictures[0], pictures[2][:, :80])
+    ]
+
+
+def without_breaks(theirs: list[np.ndarray], pixels: np.ndarray, spec: VisionSpec) -> list[np.ndarray]:
+    """Vectors without those of [IMG_BREAK], which are tokens here."""
+    if spec.projector != "pixtral":
+        return theirs
+    columns = pixels.shape[1] // (spec.patch_size * spec.merge)
+    return [part[np.arange(len(part)) % (columns + 1) < columns] for part in theirs]
 
 
 def pictures() -> list[np.ndarray]:
@@ -234,9 +288,11 @@ def main(names: list[str]) -> None:
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         mtmd = Mtmd(Path(folder))
-        for path in [Path(name) for name in names] or sorted((DATA / "vision").glob("*.gguf")):
+        for path in [Path(name) for name in names] or sorted(
+            set((DATA / "vision").glob("*.gguf")) - LEFT_OUT
+        ):
             for label, file in variants(path, Path(folder)):
-                print("\n".join(rows(mtmd, file, label, pictures())), flush=True)
+                print("\n".join(rows(mtmd, file, path, label, pictures())), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from tiny_encoders import Pixtral, Pixtral12, Qwen3VL, Qwen35, Tiny
 from tiny_encoders_more import Gemma4, InternVL, InternVL6
-from tiny_sighted import SightedQwen
+from tiny_sighted import SightedQwen, answer_of_qwen35
 from transformers import (
     CLIPVisionConfig,
     Gemma3Config,
@@ -104,6 +104,11 @@ def picture(width: int, height: int, rng: np.random.Generator) -> np.ndarray:
     image = np.stack(waves, axis=2) * 90 + 128
     image[height // 4 : height // 2, width // 3 : width // 2] = (250, 30, 5)
     return np.clip(image + rng.normal(0, 12, image.shape), 0, 255).astype(np.uint8)
+
+
+def shown_picture(i: int) -> Image.Image:
+    """Picture i of all cases."""
+    return Image.fromarray(picture(*PICTURES[i], np.random.default_rng(i)))
 
 
 def settings(case: str) -> dict[str, Any]:
@@ -281,13 +286,16 @@ def make(name: str) -> dict[str, np.ndarray]:
         tiny.fill(rng)
         write_gguf(FOLDER / f"{name}.gguf", tiny.keys(), tiny.tensors())
         found = {}
-        for i, (width, height) in enumerate(PICTURES):
-            shown = Image.fromarray(picture(width, height, np.random.default_rng(i)))
-            pixels, found[f"vectors.{i}"] = tiny.answer(shown)
+        for i in range(len(PICTURES)):
+            pixels, found[f"vectors.{i}"] = tiny.answer(shown_picture(i))
             if not tiny.variant:
                 found[f"pixels.{i}"] = pixels
         if name == "qwen3vl":
             found |= make_sighted(tiny, rng)
+        if name == "qwen35":
+            columns = int(tiny.processed(shown_picture(1))[1][0, 2]) // tiny.merge
+            vectors = found["vectors.1"][0]
+            found |= {"logits": answer_of_qwen35(vectors, columns, BEFORE, AFTER)}
         return found
     model, encoder, projector = build(name)
     model = model.eval().float()
@@ -301,9 +309,7 @@ def make_sighted(eyes: Qwen3VL, rng: np.random.Generator) -> dict[str, np.ndarra
     """Write the language model that sees through `eyes`; return what it says about a picture."""
     model = SightedQwen(eyes, rng)
     write_gguf(FOLDER / "qwen3vl-text.gguf", model.keys(len(eyes.taps)), model.tensors())
-    width, height = PICTURES[1]
-    shown = Image.fromarray(picture(width, height, np.random.default_rng(1)))
-    logits = model.answer(*eyes.processed(shown), BEFORE, AFTER)
+    logits = model.answer(*eyes.processed(shown_picture(1)), BEFORE, AFTER)
     return {"before": np.array(BEFORE), "after": np.array(AFTER), "logits": logits}
 
 

@@ -1,14 +1,16 @@
-"""A tiny random Qwen3-VL, the language model too: what it says about a picture, for make_tiny_vision.py.
+"""A tiny random Qwen3-VL, the language model too, and a Qwen3.5: what they say about a picture.
 
 Its encoder is the case qwen3vl of tiny_encoders.py; the file of the language model is qwen3vl-text.
 """
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
 import torch
+from tiny import delta_nets
 from tiny_encoders import Qwen3VL
 from transformers import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLForConditionalGeneration
@@ -17,7 +19,7 @@ VOCAB, WIDTH, WIDE, LAYERS = 96, 32, 64, 3
 HEADS, KV_HEADS, HEAD = 4, 2, 16
 SECTIONS = 3, 2, 2  # the last pair turns with time
 BASE, EPS = 700.0, 2.0**-10
-IMAGE_TOKEN, START, END = 90, 91, 92
+IMAGE_TOKEN, START, END = 95, 93, 94  # as the tests tokenize them
 NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -123,3 +125,22 @@ class SightedQwen:
                 image_grid_thw=torch.from_numpy(grid),
             )
         return out.logits[0].numpy()
+
+
+def answer_of_qwen35(vectors: np.ndarray, columns: int, before: list[int], after: list[int]) -> np.ndarray:
+    """float32[n, n_vocab]: logits of tests/data/tiny/qwen35.gguf for a text, vectors and a text."""
+    kept: list[Any] = []
+    delta_nets.run = kept.append  # the model that it would run
+    delta_nets.qwen35(np.random.default_rng(zlib.crc32(b"qwen35")))
+    (model,) = kept
+    n, begin = len(vectors), len(before) + 1
+    ids = torch.tensor([[*before, START, *[0] * n, END, *after]])
+    at = torch.arange(n)
+    image = torch.stack((torch.zeros(n), at // columns, at % columns)).long() + begin
+    text = torch.arange(1 + len(after)) + begin + max(columns, n // columns)
+    places = torch.cat((torch.arange(begin).expand(3, -1), image, text.expand(3, -1)), dim=1)
+    with torch.no_grad():
+        rows = model.model.embed_tokens(ids)
+        rows[0, begin : begin + n] = torch.from_numpy(vectors)
+        out = model(inputs_embeds=rows, position_ids=places[:, None])
+    return out.logits[0].numpy()

@@ -109,10 +109,10 @@ def seeing_llm(name, backend="native", *, text=None, template=TEMPLATE, cells=25
     file = text if isinstance(text, GGUF) else tiny_file(text or ("gemma3" if name == "gemma3" else "llama"))
     spec, tokenizer = read_spec(file), small_tokenizer()
     if backend == "native":
-        runs = NativeBackend(file, spec, cells, 2, options.pop("kv", "f16"))
+        runs = NativeBackend(file, spec, cells, 2, options.pop("kv", "f16"), n_slots=16)
         encoder = NativeEncoder(vision_file(name), vision_spec(name), 2)
     else:
-        runs = ReferenceBackend(file, spec, cells)
+        runs = ReferenceBackend(file, spec, cells, n_slots=16)
         encoder = ReferenceEncoder(vision_file(name), vision_spec(name))
     vision = Vision(encoder, tokenizer, lambda: name, options.pop("image_cache", None))
     chat = ChatTemplate(template, tokenizer.specials)

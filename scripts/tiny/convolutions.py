@@ -9,7 +9,7 @@ import torch
 from transformers import Lfm2Config, Lfm2ForCausalLM, Lfm2MoeConfig, Lfm2MoeForCausalLM
 
 from tiny.base import CONTEXT, VOCABULARY, Case, Floats, Made, arrays, randomize, run
-from tiny.dense import gguf_name
+from tiny.dense_files import gguf_name
 
 HIDDEN, FEED_FORWARD, EXPERT, EPSILON, THETA = 32, 48, 24, 2.0**-9, 7000.0
 

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from tiny.base import CONTEXT, VOCABULARY, Case, Floats, Made, arrays, randomize, run
-from tiny.dense import gguf_name
+from tiny.dense_files import gguf_name
 
 HIDDEN, FEED_FORWARD, EXPERT, SHARED = 32, 36, 16, 12
 HEAD, ROTATED = 16, 8  # sizes of an attention head and of the part that is rotated

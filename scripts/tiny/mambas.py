@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from tiny.base import CONTEXT, VOCABULARY, Case, Floats, Made, adjacent, arrays, randomize, run
-from tiny.dense import gguf_name
+from tiny.dense_files import gguf_name
 
 HIDDEN, FEED_FORWARD, EXPERT, EPSILON, THETA = 32, 40, 16, 2.0**-9, 6000.0
 HEADS, HEAD, STATE = 8, 8, 10  # of a Mamba-2 layer

@@ -14,11 +14,12 @@ from stretto.cache.cells import Cells
 from stretto.cache.lags import reach
 from stretto.errors import InvalidRequest, ModelError
 from stretto.models import read_spec
+from tiny_models import tiny_file
 from tiny_vision import picture, seeing_llm, vision_answer, vision_file, vision_spec
 
 TEXT = "qwen3vl-text"
 ROWS, COLUMNS = 6, 10  # tokens of the picture
-START, END = 91, 92
+START, END = 93, 94
 N_CELLS = 192
 
 
@@ -51,7 +52,7 @@ def logits(runs, pieces=(1000,), found=None, vectors=None):
         batch = Batch()
         for item in waiting[:n]:
             if isinstance(item, tuple):
-                batch.add_vector(item[0], at, [0], token=90, place=item[1], logits=True)
+                batch.add_vector(item[0], at, [0], token=95, place=item[1], logits=True)
             else:
                 batch.add(item, at, [0], logits=True)
             at += 1
@@ -159,8 +160,9 @@ def test_wrong_places():
 # -- in sequences --
 
 
-def sighted(backend="native", **options):
-    return seeing_llm("qwen3vl", backend, text=vision_file(TEXT), cells=N_CELLS, **options)
+def sighted(backend="native", name="qwen3vl", **options):
+    text = vision_file(TEXT) if name == "qwen3vl" else tiny_file("qwen35")
+    return seeing_llm(name, backend, text=text, cells=N_CELLS, **options)
 
 
 def table(llm):
@@ -170,20 +172,35 @@ def table(llm):
 GREEDY = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
 
 
-def test_both_backends_say_the_same():
-    with sighted() as native, sighted("reference") as reference:
-        prompt = ("ab", picture(1), "cd")
-        assert native.generate(prompt, **GREEDY).tokens == reference.generate(prompt, **GREEDY).tokens
+@pytest.mark.golden
+@pytest.mark.parametrize(("backend", "tolerance"), [("reference", 2e-4), ("native", 0.06)])
+@pytest.mark.parametrize("name", ["qwen3vl", "qwen35"])
+def test_logits_behind_an_image_in_a_sequence(name, backend, tolerance):
+    """Encoder and language model, also with recurrent layers, token by token behind the image."""
+    before, after = (vision_answer("qwen3vl", key).tolist() for key in ("before", "after"))
+    wanted = vision_answer(name, "logits")[-len(after) - 1 :]
+    assert 0.5 < wanted.std() < 10
+    with sighted(backend, name) as llm:
+        seq = llm.sequence(before)
+        seq.append(picture(1))
+        found = [seq.logits.copy()]
+        for token in after:
+            seq.append(token)
+            found.append(seq.logits.copy())
+    assert np.abs(np.stack(found) - wanted).max() < tolerance
 
 
+@pytest.mark.parametrize("name", ["qwen3vl", "qwen35"])
 @pytest.mark.parametrize("loop", ["python", "fused"])
-def test_many_ways_to_the_same_bits(loop):
-    """By the Python loop or the fused one, from the cache, forked, restored, token by token."""
+def test_many_ways_to_the_same_bits(loop, name):
+    """By the Python loop or the fused one, from the cache, forked, token by token."""
     prompt = ("ab", picture(1), "cd")
-    with sighted() as llm:
+    with sighted(name=name) as llm:
         wanted = llm.generate(prompt, **GREEDY).tokens
+    with sighted(name=name) as llm:
+        llm.generate(prompt[:2], **GREEDY)
         again = llm.generate(prompt, loop=loop, **GREEDY)
-        assert again.usage.cached_tokens > ROWS * COLUMNS
+        assert again.usage.cached_tokens > 40  # of recurrent layers up to a checkpoint in the image
         assert again.tokens == wanted
         seq = llm.sequence("ab")
         seq.append(picture(1))
@@ -193,23 +210,25 @@ def test_many_ways_to_the_same_bits(loop):
             assert [one.step(temperature=0).token for _ in wanted] == wanted
 
 
-def test_many_at_once():
+@pytest.mark.parametrize("name", ["qwen3vl", "qwen35"])
+def test_many_at_once(name):
     prompts = [("ab", picture(1), "cd"), "ab cd", (picture(0), "ab"), "cd"]
-    with sighted() as llm:
+    with sighted(name=name) as llm:
         together = [result.tokens for result in llm.generate(prompts, **GREEDY)]
     for prompt, wanted in zip(prompts, together, strict=True):
-        with sighted() as llm:
+        with sighted(name=name) as llm:
             assert llm.generate(prompt, **GREEDY).tokens == wanted
 
 
-def test_a_saved_sequence(tmp_path):
-    with sighted() as llm:
+@pytest.mark.parametrize("name", ["qwen3vl", "qwen35"])
+def test_a_saved_sequence(tmp_path, name):
+    with sighted(name=name) as llm:
         seq = llm.sequence("ab")
         seq.append(picture(1))
         seq.append("cd")
         seq.save(tmp_path / "state.safetensors")
         wanted = [seq.step(temperature=0).token for _ in range(6)]
-    with sighted() as llm:
+    with sighted(name=name) as llm:
         seq = llm.restore(tmp_path / "state.safetensors")
         assert [seq.step(temperature=0).token for _ in range(6)] == wanted
 

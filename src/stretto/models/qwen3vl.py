@@ -7,6 +7,7 @@ from dataclasses import replace
 from stretto.errors import ModelError
 from stretto.models.common import Keys, attention, decoder, head_size, plain_decoder, qk_norms, refuse_caps
 from stretto.models.mixture import mixture, routing
+from stretto.models.qwen35 import interleaved
 from stretto.models.rope import read_rope
 from stretto.models.spec import Attention, ModelSpec, plain_layer
 from stretto.weights.gguf import GGUF
@@ -29,7 +30,7 @@ def read_moe(file: GGUF) -> ModelSpec:
 
 def _attends(keys: Keys) -> Attention:
     rope = read_rope(keys.file, keys.arch, head_size(keys.file, keys.arch), "halves")
-    axes = interleaved(keys, len(rope.frequencies))
+    axes = _axes(keys, len(rope.frequencies))
     return attention(keys, replace(rope, axes=axes), **qk_norms(keys.eps))
 
 
@@ -37,8 +38,7 @@ def _deepstack(keys: Keys) -> int:
     return keys.count("n_deepstack_layers", 0, most=keys.n_layer)
 
 
-def interleaved(keys: Keys, pairs: int) -> tuple[int, ...]:
-    """The axis of each pair: time, row, column in turn, as long as row and column have some left."""
+def _axes(keys: Keys, pairs: int) -> tuple[int, ...]:
     key = f"{keys.arch}.rope.dimension_sections"
     sections = keys.file.metadata.array(key).tolist()
     if not 3 <= len(sections) <= 4 or not all(type(n) is int and 0 <= n <= pairs for n in sections):
@@ -47,4 +47,4 @@ def interleaved(keys: Keys, pairs: int) -> tuple[int, ...]:
             path=keys.file.path,
             field=key,
         )
-    return tuple(i % 3 if i % 3 and i // 3 < sections[i % 3] else 0 for i in range(pairs))
+    return interleaved(sections, pairs)
