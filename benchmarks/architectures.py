@@ -13,12 +13,13 @@ import re
 import shlex
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from peers.bench import Others, finish, note, raw_file
 from peers.process import Process
 from peers.report import markdown
-from shapes import FORMATS, SHAPES, chosen, make
+from shapes import SHAPES, make
 from stretto import hardware
 
 HERE = Path(__file__).parent
@@ -40,14 +41,14 @@ def tests(args):
 
 
 def file_of(args, name):
-    """The path of a model, which is made once and kept."""
+    """A model's name and the path of its file, which is made once and kept."""
     args.cache.mkdir(parents=True, exist_ok=True)
-    shape = chosen(name, args.experts, args.layers)
-    path = args.cache / f"{name}-{shape.experts.name.lower()}-{shape.n_layer}.gguf"
+    shape = replace(SHAPES[name], n_layer=args.layers or SHAPES[name].n_layer)
+    path = args.cache / f"{name}-{shape.n_layer}.gguf"
     if not path.exists():
         note(f"writing {path}")
         make(path, shape)
-    return f"{name} shape, {shape.n_layer} layers, {shape.experts.name}", str(path)
+    return f"{name}, {shape.n_layer} layers", str(path)
 
 
 def measure(args, ours, peer):
@@ -78,7 +79,6 @@ def arguments():
     parser.add_argument("--tokens", type=int, default=64, help="decoded; a fourth of them by each of many")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--sequences", type=int, default=16)
-    parser.add_argument("--experts", choices=[fmt.name.lower() for fmt in FORMATS], help="their format")
     parser.add_argument("--layers", type=int, help="of the files")
     parser.add_argument("--only", help="tests whose name matches this pattern")
     parser.add_argument("--realtime", action="store_true", help="no other process is in the figures")
@@ -92,7 +92,7 @@ def arguments():
 def command(args):
     """The command line again, without paths."""
     words = ["python benchmarks/architectures.py", *args.models, "--peer PEER/bin/python"]
-    for name in ("rounds", "threads", "tokens", "prompt", "sequences", "experts", "layers", "only"):
+    for name in ("rounds", "threads", "tokens", "prompt", "sequences", "layers", "only"):
         value = getattr(args, name)
         words += [f"--{name} {shlex.quote(str(value))}"] if value is not None else []
     return " ".join(words + ["--realtime"] * args.realtime)

@@ -1,13 +1,15 @@
 """Writes files with the shapes of known models, few of their layers, and random weights, for measuring speed.
 
     python benchmarks/shapes.py qwen3-30b-a3b model.gguf
-    python benchmarks/shapes.py gpt-oss-20b model.gguf --experts mxfp4 --layers 24
+    python benchmarks/shapes.py gpt-oss-20b model.gguf --layers 24
 
-Tensors are those that the architecture's spec asks for. Blocks of quantised formats are random bits with a scale
-that suits their number, so nothing is quantised. A tensor of each shape is drawn once; layers share it.
+Layers and vocabulary are cut by the same factor, so that the output matrix has the share of the work that it has in
+the whole model. Tensors are those that the architecture's spec asks for. Blocks of quantised formats are random bits
+with a scale that suits their number, so nothing is quantised. A tensor of each shape is drawn once; layers share it.
 """
 
 import argparse
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,13 +29,19 @@ class Shape:
     architecture: str
     pretokenizer: str
     keys: dict  # metadata, without the architecture's prefix
+    whole: tuple  # layers and tokens of the known model
     n_layer: int  # that are enough to measure
     matrices: Format
-    experts: Format
-    tied: bool = False
+    experts: Format | None = None  # as other matrices
+    better: Format | None = None  # of V and of what leads back to the stream, in every second layer
     embedding: Format = Format.Q8_0
-    n_vocab: int = 32_000  # whatever the model's is: the layers are what is measured
+    tied: bool = False
     specials: tuple = ()
+
+    @property
+    def n_vocab(self):
+        layers, tokens = self.whole
+        return -(-tokens * self.n_layer // layers // 64) * 64
 
 
 QWEN3_MOE = {
@@ -88,10 +96,16 @@ QWEN35 = {
     "ssm.time_step_rank": 16,
     "ssm.inner_size": 2048,
 }
+QWEN3_30B = 48, 151_936
 SHAPES = {
-    "qwen3-30b-a3b": Shape("qwen3moe", "qwen2", QWEN3_MOE, 4, Format.Q4_0, Format.Q4_0),
-    "gpt-oss-20b": Shape("gpt-oss", "gpt-4o", GPT_OSS, 4, Format.Q8_0, Format.MXFP4),
-    "qwen3.5-0.8b": Shape("qwen35", "qwen35", QWEN35, 24, Format.Q4_0, Format.Q4_0, tied=True),
+    # As Q4_K_M is made.
+    "qwen3-30b-a3b": Shape(
+        "qwen3moe", "qwen2", QWEN3_MOE, QWEN3_30B, 4, Format.Q4_K, better=Format.Q6_K, embedding=Format.Q6_K
+    ),
+    "qwen3-30b-a3b-q4_0": Shape("qwen3moe", "qwen2", QWEN3_MOE, QWEN3_30B, 4, Format.Q4_0),
+    "gpt-oss-20b": Shape("gpt-oss", "gpt-4o", GPT_OSS, (24, 201_088), 4, Format.Q8_0, Format.MXFP4),
+    "gpt-oss-20b-q4_0": Shape("gpt-oss", "gpt-4o", GPT_OSS, (24, 201_088), 4, Format.Q8_0, Format.Q4_0),
+    "qwen3.5-0.8b": Shape("qwen35", "qwen35", QWEN35, (24, 248_320), 24, Format.Q4_0, tied=True),
 }
 
 # Where a block has its half floats, and how large they have to be for numbers of about unit variance.
@@ -102,7 +116,7 @@ HALVES = {
     Format.Q4_K: {0: 1 / 200, 2: 1 / 30},
     Format.Q6_K: {208: 1 / 1300},
 }
-FORMATS = (*HALVES, Format.MXFP4)
+BETTER = re.compile(r"blk\.\d*[13579]\.(attn_v|ffn_down)")
 
 
 def metadata(shape):
@@ -142,7 +156,9 @@ def numbers(name, size, rng):
 def format_of(shape, name, size):
     if name in ("token_embd.weight", "output.weight"):
         return shape.embedding
-    fmt = shape.experts if "exps" in name else shape.matrices
+    fmt = (shape.experts if "exps" in name else None) or shape.matrices
+    if shape.better and BETTER.match(name):
+        fmt = shape.better
     is_matrix = len(size) > 1 and name.endswith("weight") and "ffn_gate_inp" not in name
     return fmt if is_matrix and size[-1] % fmt.block == 0 else Format.F32
 
@@ -161,34 +177,23 @@ def sizes(shape):
 def make(path, shape, seed=0):
     rng, drawn, found = np.random.default_rng(seed), {}, {}
     for name, size in sizes(shape).items():
-        fmt, kind = format_of(shape, name, size), name.split(".", 2)[-1]
-        if (kind, size) not in drawn:
-            plain = fmt is Format.F32
-            drawn[kind, size] = numbers(name, size, rng) if plain else blocks(size, fmt, rng)
-        data = drawn[kind, size]
-        found[name] = data if fmt is Format.F32 else Tensor(name, size, fmt, 0, data)
+        fmt = format_of(shape, name, size)
+        key = name.split(".", 2)[-1], size, fmt
+        if key not in drawn:
+            drawn[key] = numbers(name, size, rng) if fmt is Format.F32 else blocks(size, fmt, rng)
+        found[name] = drawn[key] if fmt is Format.F32 else Tensor(name, size, fmt, 0, drawn[key])
     write_gguf(path, metadata(shape), found)
     return Path(path)
-
-
-def chosen(name, experts=None, layers=None):
-    """A shape with another format of its experts, or another number of layers."""
-    shape = SHAPES[name]
-    return replace(
-        shape,
-        experts=Format[experts.upper()] if experts else shape.experts,
-        n_layer=layers or shape.n_layer,
-    )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("path", type=Path)
-    parser.add_argument("--experts", choices=[fmt.name.lower() for fmt in FORMATS], help="their format")
     parser.add_argument("--layers", type=int, help="fewer or more than are usual here")
     args = parser.parse_args()
-    make(args.path, chosen(args.shape, args.experts, args.layers))
+    shape = SHAPES[args.shape]
+    make(args.path, replace(shape, n_layer=args.layers or shape.n_layer))
     print(f"{args.path}: {args.path.stat().st_size / 1e6:.1f} MB")
 
 
