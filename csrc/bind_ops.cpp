@@ -82,7 +82,7 @@ struct Packed {
         check_matrix(code, rows, columns, rows, data.shape(0));
         Layout layout;
         if (!layout_of(code, &layout)) fail("format " + std::to_string(code) + " cannot be multiplied");
-        matrix = matrix_for(layout, rows, columns);
+        matrix = matrix_for(layout, rows, columns, code);
         bytes.resize(matrix.bytes());
         matrix.data = bytes.data();
         nb::gil_scoped_release release;

@@ -169,7 +169,7 @@ void Decoder::set_unpacked(const std::string& name, int format, size_t rows, siz
     Matrix* matrix = matrix_named(name);
     Layout layout;
     if (!matrix || !layout_of(format, &layout)) throw std::invalid_argument("no use for the matrix " + name);
-    *matrix = matrix_for(layout, rows, columns);
+    *matrix = matrix_for(layout, rows, columns, format);
     matrix->source = data;
     matrix->format = format;
     matrix->ready = rows;
@@ -182,7 +182,7 @@ void Decoder::pack_rows(const std::string& name, int format, size_t rows, size_t
     Layout layout;
     if (!matrix || !layout_of(format, &layout)) throw std::invalid_argument("no use for the matrix " + name);
     if (!matrix->data) {
-        *matrix = matrix_for(layout, rows, columns);
+        *matrix = matrix_for(layout, rows, columns, format);
         matrix->data = take_weights(matrix->bytes());
         matrix->format = format;
     }

@@ -175,7 +175,7 @@ struct Tiles : Panel<L> {
                 x[0][c] = vld1q_s8(a.q + c * kBlock);
                 x[1][c] = vld1q_s8(a.q + c * kBlock + 16);
                 each<kGroups>([&](auto g) ALWAYS_LAMBDA {
-                    constexpr int kExcess = kShape.bits < 8 ? kShape.offset : 0;
+                    constexpr int kExcess = kShape.bytes() ? 0 : kShape.offset;
                     const int32_t* s = a.sums + 2 * c;
                     [[maybe_unused]] const int32_t excess = kExcess * (kGroups == 2 ? s[g] : s[0] + s[1]);
                     each<R>([&](auto r) ALWAYS_LAMBDA {

@@ -85,6 +85,8 @@ inline size_t attention_scratch(size_t head_size, size_t rows, size_t group) {
     return (kChunk + kMostHeads) * padded(head_size) + rows * group * (kSpan + wide);
 }
 
+struct DirectKernels;  // direct.h
+
 struct Kernels {
     const char* name;
     // How many rows stand together when n of them are multiplied: Quantized::lanes.
@@ -95,7 +97,7 @@ struct Kernels {
     // to 16 bits, the same numbers in all tables.
     void (*quantize_pair)(const float* x, size_t columns, size_t row, const Quantized& out);
     // out[c][r] = row r of the matrix · column c, for the rows of panels [begin, end) and n columns. Quantised
-    // layouts read `a`, float layouts `x` ([n][columns]).
+    // layouts read `a`, float layouts `x` ([n][columns]). Rows of the file are for `direct`.
     void (*matmul)(const Matrix& w, const Quantized& a, const float* x, size_t n, size_t begin, size_t end,
                    float* out, size_t out_stride);
     void (*rms_norm)(const float* x, const float* weight, size_t n, float eps, float* out);
@@ -115,6 +117,8 @@ struct Kernels {
     void (*attend)(const Attention& a, size_t first, size_t last, const Partial& out);
     // total = total merged with part, which comes after it.
     void (*merge)(size_t count, size_t head_size, const Partial& total, const Partial& part);
+    // The same products with rows as they stand in the file.
+    const DirectKernels* direct;
 };
 
 constexpr const char* kKernelNames[] = {"amx", "avx512", "avx2", "i8mm", "neon", "portable"};  // the best first

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "packed.h"
+
 namespace stretto {
 namespace STRETTO_ISA {
 
@@ -42,6 +44,16 @@ inline __m256 bf16_eight(__m128i x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
 }
 inline Floats load_bf16(const uint16_t* p) { return {bf16_eight(load128(p)), bf16_eight(load128(p + 8))}; }
+// Sixteen exponents e of 8 bits: 2^(e − 128). The two smallest are subnormal.
+inline __m256 exponent_eight(__m128i bytes) {
+    const __m256i e = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 21);
+    const __m256i normal = _mm256_sub_epi32(_mm256_slli_epi32(e, 2), _mm256_set1_epi32(1 << 23));
+    return _mm256_castsi256_ps(_mm256_max_epi32(normal, _mm256_add_epi32(e, _mm256_set1_epi32(1 << 21))));
+}
+inline Floats load_exponents(const uint8_t* p) {
+    const __m128i bytes = load128(p);
+    return {exponent_eight(bytes), exponent_eight(_mm_srli_si128(bytes, 8))};
+}
 inline Floats add(Floats x, Floats y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 inline Floats sub(Floats x, Floats y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 inline Floats mul(Floats x, Floats y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
@@ -127,6 +139,11 @@ inline __m256i with_bits_32(__m256i low, __m256i x, int at, int mask) {
 }
 inline Bytes with_bits(Bytes low, Bytes x, int at, int mask) {
     return {with_bits_32(low.a, x.a, at, mask), with_bits_32(low.b, x.b, at, mask)};
+}
+// What nibbles choose of kE2m1Bytes.
+inline Bytes levels(Bytes x) {
+    const __m256i table = _mm256_broadcastsi128_si256(load128(kE2m1Bytes));
+    return {_mm256_shuffle_epi8(table, x.a), _mm256_shuffle_epi8(table, x.b)};
 }
 inline Quad quad(const int8_t* p) {
     int32_t four;

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "packed.h"
+
 namespace stretto {
 namespace STRETTO_ISA {
 
@@ -36,6 +38,13 @@ inline void store_half(uint16_t* p, Floats a) {
 inline Floats load_bf16(const uint16_t* p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+// Sixteen exponents e of 8 bits: 2^(e − 128). The two smallest are subnormal.
+inline Floats load_exponents(const uint8_t* p) {
+    const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m512i e = _mm512_slli_epi32(wide, 21);
+    const __m512i normal = _mm512_sub_epi32(_mm512_slli_epi32(e, 2), _mm512_set1_epi32(1 << 23));
+    return _mm512_castsi512_ps(_mm512_max_epi32(normal, _mm512_add_epi32(e, _mm512_set1_epi32(1 << 21))));
 }
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
@@ -92,6 +101,11 @@ inline Bytes high_half(Bytes a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4
 inline Bytes with_bits(Bytes low, Bytes x, int at, int mask) {
     const Bytes moved = at < 4 ? _mm512_slli_epi16(x, 4 - at) : _mm512_srli_epi16(x, at - 4);
     return _mm512_ternarylogic_epi32(low, moved, _mm512_set1_epi8(static_cast<char>(mask << 4)), 0xf8);
+}
+// What nibbles choose of kE2m1Bytes.
+inline Bytes levels(Bytes x) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kE2m1Bytes));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), x);
 }
 inline Quad quad(const int8_t* p) {
     int32_t four;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "half.h"
+#include "packed.h"
 
 namespace stretto {
 namespace STRETTO_ISA {
@@ -33,6 +34,12 @@ inline void store(float* p, Floats a) { std::memcpy(p, a.v, sizeof a.v); }
 inline Floats load_half(const uint16_t* p) { Floats r; EACH_LANE r.v[i] = half_to_float(p[i]); return r; }
 inline void store_half(uint16_t* p, Floats a) { EACH_LANE p[i] = float_to_half(a.v[i]); }
 inline Floats load_bf16(const uint16_t* p) { Floats r; EACH_LANE r.v[i] = bf16_to_float(p[i]); return r; }
+// Sixteen exponents e of 8 bits: 2^(e − 128). The two smallest are subnormal.
+inline Floats load_exponents(const uint8_t* p) {
+    Floats r;
+    EACH_LANE r.v[i] = float_of_bits(p[i] < 2 ? 0x00200000u << p[i] : (p[i] - 1u) << 23);
+    return r;
+}
 inline Floats add(Floats a, Floats b) { EACH_LANE a.v[i] += b.v[i]; return a; }
 inline Floats sub(Floats a, Floats b) { EACH_LANE a.v[i] -= b.v[i]; return a; }
 inline Floats mul(Floats a, Floats b) { EACH_LANE a.v[i] *= b.v[i]; return a; }
@@ -93,6 +100,8 @@ inline Bytes with_bits(Bytes low, Bytes x, int at, int mask) {
     for (int i = 0; i < 64; ++i) low.v[i] = static_cast<uint8_t>(low.v[i] | (x.v[i] >> at & mask) << 4);
     return low;
 }
+// What nibbles choose of kE2m1Bytes.
+inline Bytes levels(Bytes a) { for (uint8_t& x : a.v) x = kE2m1Bytes[x]; return a; }
 inline Quad quad(const int8_t* p) { Quad r; std::memcpy(r.v, p, 4); return r; }
 // A sum of products times its scale; `bias` is for those whose sums do not begin at zero.
 inline Floats scaled_sum(Ints s, Floats d, Floats) { return mul(to_float(s), d); }

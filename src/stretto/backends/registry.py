@@ -23,6 +23,8 @@ from stretto.backends.base import Backend
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.models.spec import ModelSpec
 from stretto.weights.gguf import GGUF
+from stretto.weights.memory import memory
+from stretto.weights.placement import choose_placement
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -39,7 +41,8 @@ class BackendOptions:
     threads: int
     kv: str = "f16"
     precision: str = "standard"
-    repack: bool = True
+    repack: bool | str = "auto"  # whether weights are packed in memory; "auto": if there is enough of it
+    memory: int | None = None  # bytes that are free, where that is known
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,17 @@ class BackendEntry:
 def _native(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
     from stretto.backends.native import NativeBackend
 
+    placement = choose_placement(
+        options.repack, memory(file), options.kv, options.cells, options.memory, path=file.path
+    )
     return NativeBackend(
-        file, spec, options.cells, options.threads, options.kv, options.repack, options.precision
+        file,
+        spec,
+        options.cells,
+        options.threads,
+        options.kv,
+        precision=options.precision,
+        placement=placement,
     )
 
 

@@ -56,6 +56,7 @@ def _document(file: GGUF) -> dict[str, Any]:
         ],
         "memory": {
             "weights": need.weight_bytes,
+            "weights_packed": need.packed_bytes,
             "weights_by_format": dict(need.weights),
             "context_length": need.context_length,
             "cache": {
@@ -110,6 +111,7 @@ def _show(file: GGUF, tensors: bool) -> None:
     need = memory(file)
     screen.print(_formats(file, need))
     screen.print(_cache(need))
+    screen.print(_placement(need), style="dim", soft_wrap=True)
 
 
 def _formats(file: GGUF, need: Memory) -> Any:
@@ -122,6 +124,18 @@ def _formats(file: GGUF, need: Memory) -> Any:
         made.add_row(name, str(count), size(nbytes), f"{nbytes / total:.1%}" if total else "")
     made.add_row("all", str(len(file.tensors)), size(total), "", style="bold")
     return made
+
+
+def _placement(need: Memory) -> str:
+    """Where the weights would be if the model was loaded now with the default cache."""
+    from stretto import hardware
+    from stretto.errors import StrettoError
+    from stretto.weights.placement import choose_placement
+
+    try:
+        return str(choose_placement("auto", need, "f16", 8192, hardware.free_memory()))
+    except StrettoError as error:
+        return str(error)
 
 
 def _cache(need: Memory) -> Any:

@@ -41,6 +41,7 @@ def run(
     backend: o.Backend = "auto",
     threads: o.Threads = None,
     precision: o.Precision = "standard",
+    repack: o.Repack = "auto",
 ) -> None:
     """Answer one prompt, and show the text as it comes.
 
@@ -63,7 +64,13 @@ def run(
         "timeout": timeout,
     }
     with open_llm(
-        model, backend=backend, threads=threads, cells=cells, precision=precision, vision=vision
+        model,
+        backend=backend,
+        threads=threads,
+        cells=cells,
+        precision=precision,
+        repack=o.REPACK[repack],
+        vision=vision,
     ) as llm:
         parts: Parts = (*images, text)
         asked: str | list[int] | Parts = parts if images else text
@@ -75,6 +82,8 @@ def run(
             answer = say(llm, asked, settings)
             if wants_stats(stats):
                 note(str(answer))
+                if placement := getattr(llm.backend, "placement", None):
+                    note(str(placement))
 
 
 def _asked(llm: LLM, parts: Parts, system: str | None) -> list[int]:
