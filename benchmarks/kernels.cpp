@@ -111,15 +111,16 @@ void fill(const Matrix& matrix, uint8_t* bytes) {
     for (size_t unit = 0; unit < matrix.bytes(); unit += shape.unit_bytes()) {
         const float scale = 0.01f;
         const size_t size = shape.scales == Scales::kFloat ? 4 : 2;
-        if (shape.scales == Scales::kExponent) std::memset(bytes + unit, 120, shape.head_bytes());
-        for (size_t i = 0; i < (shape.scales == Scales::kExponent ? 0 : shape.codes() ? shape.codes() : shape.head_bytes()); i += size) {
+        if (shape.scales == Scales::kShort) std::memset(bytes + unit, 0x3c, shape.head_bytes());
+        const size_t scales = shape.codes() ? shape.codes() : shape.head_bytes();
+        for (size_t i = 0; shape.scales != Scales::kShort && i < scales; i += size) {
             if (size == 2) {
                 store16(bytes + unit + i, float_to_half(scale));
             } else {
                 std::memcpy(bytes + unit + i, &scale, 4);
             }
         }
-        for (size_t i = shape.codes() ? shape.codes() : shape.head_bytes(); i < shape.unit_bytes(); ++i) {
+        for (size_t i = scales; i < shape.unit_bytes(); ++i) {
             bytes[unit + i] = static_cast<uint8_t>(next_bits(state));
         }
     }

@@ -136,6 +136,12 @@ Array2<float> unpack(int code, Input1<uint8_t> data, size_t rows, size_t columns
     return give(std::move(out), rows, columns);
 }
 
+size_t packed_bytes(int code, size_t rows, size_t columns) {
+    Layout layout;
+    if (!layout_of(code, &layout)) fail("format " + std::to_string(code) + " cannot be multiplied");
+    return matrix_for(layout, rows, columns, code).bytes();
+}
+
 Array2<float> rms_norm(Input2<float> x, Input1<float> weight, float eps, const std::string& kernels) {
     const Kernels& kernel = kernels_for(kernels);
     const size_t n = x.shape(0), columns = x.shape(1);
@@ -346,6 +352,8 @@ void bind_ops(nb::module_& m) {
             nb::arg("x").noconvert(), kernels, precision, "float32[n, rows]: each row of x times a matrix of the file.");
     ops.def("unpack", &unpack, nb::arg("code"), nb::arg("data").noconvert(), nb::arg("rows"), nb::arg("columns"),
             "The numbers of a matrix that was packed for the kernels.");
+    ops.def("packed_bytes", &packed_bytes, nb::arg("code"), nb::arg("rows"), nb::arg("columns"),
+            "The memory that a matrix takes once it is packed.");
     ops.def("rms_norm", &rms_norm, nb::arg("x").noconvert(), nb::arg("weight").noconvert(), nb::arg("eps"), kernels);
     ops.def("add", &add, nb::arg("x").noconvert(), nb::arg("y").noconvert(), kernels);
     ops.def("silu", &silu, nb::arg("gate").noconvert(), nb::arg("up").noconvert(), kernels);

@@ -24,7 +24,7 @@ float e4m3_half(uint8_t bits) {
 // exponent, 16 bytes
 void read_mxfp4(const uint8_t* row, size_t index, Block* out) {
     row += index * 17;
-    out->code[0] = static_cast<int8_t>(row[0]);
+    out->scale(e8m0_half(row[0]));
     for (size_t j = 0; j < 16; ++j) {
         out->q[j] = row[1 + j] & 15;
         out->q[j + 16] = row[1 + j] >> 4;

@@ -63,6 +63,8 @@ size_t float_bytes(Layout layout) { return layout == Layout::kF32 ? 4 : 2; }
 void put_scale(uint8_t* at, Scales scales, float value) {
     if (scales == Scales::kHalf) {
         store16(at, float_to_half(value));  // it came from a half: exact
+    } else if (scales == Scales::kShort) {
+        store16(at, static_cast<uint16_t>(bits_of_float(value) >> 16));
     } else {
         std::memcpy(at, &value, 4);
     }
@@ -73,9 +75,7 @@ void put_scales(const Block& block, const Shape& shape, size_t index, size_t lan
     for (size_t group = 0; group < shape.groups; ++group) {
         uint8_t* scale = unit + shape.scale_at(index, group) + lane * shape.scale_size();
         uint8_t* min = unit + shape.min_at(index, group) + lane * shape.scale_size();
-        if (shape.scales == Scales::kExponent) {
-            *scale = static_cast<uint8_t>(block.code[0]);
-        } else if (shape.scales == Scales::kCoded) {
+        if (shape.scales == Scales::kCoded) {
             *scale = static_cast<uint8_t>(block.code[group]);
             if (shape.min) *min = static_cast<uint8_t>(block.min_code[group]);
         } else {
@@ -91,7 +91,7 @@ void put_scales(const Block& block, const Shape& shape, size_t index, size_t lan
 float get_scale(const uint8_t* unit, const Shape& shape, size_t at, size_t lane, bool min) {
     const uint8_t* found = unit + at + lane * shape.scale_size();
     if (shape.scales == Scales::kHalf) return half_to_float(load16(found));
-    if (shape.scales == Scales::kExponent) return e8m0_half(*found);
+    if (shape.scales == Scales::kShort) return bf16_to_float(load16(found));
     if (shape.scales == Scales::kCoded) {
         const float times = half_to_float(load16(unit + 2 * (min ? kPanelRows + lane : lane)));
         return times * static_cast<float>(static_cast<int8_t>(*found));

@@ -41,7 +41,7 @@ enum class Layout {
     kFivesK,        // the same with five bits                        Q5_K
     kSixesK,        // coded scales for 16 columns, offset 32         Q6_K Q3_K
     kBytes,         // half scales, offset 128                        Q8_0
-    kLevels,        // nibbles that choose a level, exponents         MXFP4
+    kLevels,        // nibbles that choose a level, short scales      MXFP4
     kBytesF,        // float scales, offset 128                     } rows of the file become
     kBytesMinF,     // float scales and minima, offset 128          } one of these while they
     kBytes16F,      // float scales for 16 columns, offset 128      } are multiplied
@@ -52,8 +52,8 @@ enum class Layout {
     kRows,          // rows as in the file, one after the other       all others
 };
 
-// How the scales of a layout are kept. An exponent e of 8 bits is 2^(e − 128).
-enum class Scales { kCoded, kExponent, kHalf, kFloat };
+// How the scales of a layout are kept. A short one is the upper half of a float, which is all that a power of two has.
+enum class Scales { kCoded, kHalf, kShort, kFloat };
 
 // What is particular to a quantised layout.
 struct Shape {
@@ -69,7 +69,7 @@ struct Shape {
     // Blocks that share a head, and where things are in such a unit.
     constexpr size_t blocks() const { return scales == Scales::kCoded ? 8 : 1; }
     constexpr size_t scale_size() const {  // of one row
-        return scales == Scales::kFloat ? 4 : scales == Scales::kHalf ? 2 : 1;
+        return scales == Scales::kFloat ? 4 : scales == Scales::kCoded ? 1 : 2;
     }
     constexpr size_t scale_bytes() const { return kPanelRows * scale_size(); }    // of a group
     constexpr size_t codes() const { return scales == Scales::kCoded ? 4 * kPanelRows : 0; }
@@ -100,7 +100,7 @@ constexpr Shape shape_of(Layout layout) {
         case Layout::kFivesK: return {5, Scales::kCoded, 1, true, 0};
         case Layout::kSixesK: return {6, Scales::kCoded, 2, false, 32};
         case Layout::kBytes: return {8, Scales::kHalf, 1, false, 128};
-        case Layout::kLevels: return {4, Scales::kExponent, 1, false, 128, true};
+        case Layout::kLevels: return {4, Scales::kShort, 1, false, 128, true};
         case Layout::kBytesF: return {8, Scales::kFloat, 1, false, 128};
         case Layout::kBytesMinF: return {8, Scales::kFloat, 1, true, 128};
         case Layout::kBytes16F: return {8, Scales::kFloat, 2, false, 128};

@@ -45,7 +45,7 @@ struct alignas(64) Panel {
             return mul(load_int8(reinterpret_cast<const int8_t*>(p)), load_half(halves));
         }
         if constexpr (kShape.scales == Scales::kHalf) return load_half(halves);
-        if constexpr (kShape.scales == Scales::kExponent) return load_exponents(p);
+        if constexpr (kShape.scales == Scales::kShort) return load_bf16(reinterpret_cast<const uint16_t*>(p));
         return load(reinterpret_cast<const float*>(p));
     }
 

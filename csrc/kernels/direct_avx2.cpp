@@ -2,6 +2,8 @@
 
 #include "kernels/direct.h"
 
+#include <immintrin.h>
+
 #include <cstring>
 #include <type_traits>
 #include <utility>

@@ -2,7 +2,8 @@
 // vectors of an instruction set.
 //
 // A format has blocks of kNumbers in kSize bytes, of which `quants<g>` gives the g-th 32 as bytes: signed, or small and
-// not negative with an offset. `scales` gives the scales of four rows' blocks, and minima where there are any.
+// not negative with an offset. `scales` gives the scales of four rows' blocks, and minima where there are any; `next` does
+// too, and goes on to the rows' next blocks.
 
 template <int Numbers, int Size, int Groups, bool Min, int Offset, bool Unsigned>
 struct Rows {
@@ -32,44 +33,86 @@ ALWAYS Four halves_at(const uint8_t* const (&p)[4], int at) {
 
 // -- blocks of 32, or few of them, with scales of their own --
 
+#ifndef STRETTO_HAS_NEXT
+ALWAYS void move_on(const uint8_t* (&p)[4], int size) { for (const uint8_t*& at : p) at += size; }
+template <int Size>
+ALWAYS Four halves_next(const uint8_t* (&p)[4]) {
+    const Four d = halves_at(p, 0);
+    move_on(p, Size);
+    return d;
+}
+template <int Size>
+ALWAYS void pairs_next(const uint8_t* (&p)[4], Four& first, Four& second) {
+    first = halves_at(p, 0);
+    second = halves_at(p, 2);
+    move_on(p, Size);
+}
+template <int Size>
+ALWAYS Four exponents_next(const uint8_t* (&p)[4]) {
+    float four[4];
+    for (int i = 0; i < 4; ++i) four[i] = float_of_bits(*p[i] < 2 ? 0x00200000u << *p[i] : (*p[i] - 1u) << 23);
+    move_on(p, Size);
+    return load4(four);
+}
+#endif
+
 // One half float, or another for the minimum, before the quants.
 template <int Numbers, int Size, bool Min, int Offset, bool Unsigned>
 struct Plain : Rows<Numbers, Size, 1, Min, Offset, Unsigned> {
-    ALWAYS void scales(const uint8_t* const (&p)[4], Scales4<Numbers / 32>& out) const {
-        const Four d = halves_at(p, 0), m = Min ? halves_at(p, 2) : d;
-        for (int i = 0; i < Numbers / 32; ++i) {
-            out.d[i] = d;
-            out.m[i] = m;
+    ALWAYS void next(const uint8_t* (&p)[4], Scales4<Numbers / 32>& out) const {
+        if constexpr (Min) {
+            pairs_next<Size>(p, out.d[0], out.m[0]);
+        } else {
+            out.d[0] = halves_next<Size>(p);
         }
+        for (int i = 1; i < Numbers / 32; ++i) out.d[i] = out.d[0];
     }
 };
 struct Q4_0 : Plain<32, 18, false, 8, true> {
+    ALWAYS static auto raw(const uint8_t* p) { return load16b(p + 2); }
+    template <typename Raw>
+    ALWAYS static Bytes32 of_raw(const Raw& x) { return nibbles(x); }
     template <int>
-    ALWAYS Bytes32 quants(const uint8_t* p) const { return nibbles(p + 2); }
+    ALWAYS static Bytes32 quants(const uint8_t* p) { return of_raw(raw(p)); }
 };
 struct Q4_1 : Plain<32, 20, true, 0, true> {
+    ALWAYS static auto raw(const uint8_t* p) { return load16b(p + 4); }
+    template <typename Raw>
+    ALWAYS static Bytes32 of_raw(const Raw& x) { return nibbles(x); }
     template <int>
-    ALWAYS Bytes32 quants(const uint8_t* p) const { return nibbles(p + 4); }
+    ALWAYS static Bytes32 quants(const uint8_t* p) { return of_raw(raw(p)); }
+};
+struct Fives {
+    Bytes16 low;
+    uint32_t high;
 };
 struct Q5_0 : Plain<32, 22, false, 16, true> {
+    ALWAYS static auto raw(const uint8_t* p) { return Fives{load16b(p + 6), word32(p + 2)}; }
+    template <typename Raw>
+    ALWAYS static Bytes32 of_raw(const Raw& x) { return either(nibbles(x.low), field<0, 16>(spread_bits(x.high))); }
     template <int>
-    ALWAYS Bytes32 quants(const uint8_t* p) const {
-        return either(nibbles(p + 6), field<0, 16>(spread_bits(word32(p + 2))));
-    }
+    ALWAYS static Bytes32 quants(const uint8_t* p) { return of_raw(raw(p)); }
 };
 struct Q5_1 : Plain<32, 24, true, 0, true> {
+    ALWAYS static auto raw(const uint8_t* p) { return Fives{load16b(p + 8), word32(p + 4)}; }
+    template <typename Raw>
+    ALWAYS static Bytes32 of_raw(const Raw& x) { return either(nibbles(x.low), field<0, 16>(spread_bits(x.high))); }
     template <int>
-    ALWAYS Bytes32 quants(const uint8_t* p) const {
-        return either(nibbles(p + 8), field<0, 16>(spread_bits(word32(p + 4))));
-    }
+    ALWAYS static Bytes32 quants(const uint8_t* p) { return of_raw(raw(p)); }
 };
 struct Q8_0 : Plain<32, 34, false, 0, false> {
+    ALWAYS static auto raw(const uint8_t* p) { return load32(p + 2); }
+    template <typename Raw>
+    ALWAYS static Bytes32 of_raw(const Raw& x) { return x; }
     template <int>
-    ALWAYS Bytes32 quants(const uint8_t* p) const { return load32(p + 2); }
+    ALWAYS static Bytes32 quants(const uint8_t* p) { return of_raw(raw(p)); }
 };
 struct Iq4Nl : Plain<32, 18, false, 0, false> {
+    ALWAYS static auto raw(const uint8_t* p) { return load16b(p + 2); }
+    template <typename Raw>
+    ALWAYS static Bytes32 of_raw(const Raw& x) { return chosen(kIq4Levels, nibbles(x)); }
     template <int>
-    ALWAYS Bytes32 quants(const uint8_t* p) const { return chosen(kIq4Levels, nibbles(p + 2)); }
+    ALWAYS static Bytes32 quants(const uint8_t* p) { return of_raw(raw(p)); }
 };
 struct Q1_0 : Plain<128, 18, false, 1, true> {
     template <int g>
@@ -80,17 +123,15 @@ struct Q1_0 : Plain<128, 18, false, 1, true> {
 alignas(16) constexpr int8_t kE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 struct Mxfp4 : Rows<32, 17, 1, false, 0, false> {
+    ALWAYS static Bytes16 raw(const uint8_t* p) { return load16b(p + 1); }
+    ALWAYS static Bytes32 of_raw(const Bytes16& x) { return chosen(kE2m1, nibbles(x)); }
     template <int>
-    ALWAYS Bytes32 quants(const uint8_t* p) const { return chosen(kE2m1, nibbles(p + 1)); }
-    ALWAYS static float scale(uint8_t e) { return float_of_bits(e < 2 ? 0x00200000u << e : (e - 1u) << 23); }
-    ALWAYS void scales(const uint8_t* const (&p)[4], Scales4<1>& out) const {
-        const float four[4] = {scale(*p[0]), scale(*p[1]), scale(*p[2]), scale(*p[3])};
-        out.d[0] = load4(four);
-    }
+    ALWAYS static Bytes32 quants(const uint8_t* p) { return of_raw(raw(p)); }
+    ALWAYS void next(const uint8_t* (&p)[4], Scales4<1>& out) const { out.d[0] = exponents_next<17>(p); }
 };
 struct Nvfp4 : Rows<64, 36, 2, false, 0, false> {
     template <int g>
-    ALWAYS Bytes32 quants(const uint8_t* p) const { return chosen(kE2m1, swap_middle(nibbles(p + 4 + 16 * g))); }
+    ALWAYS Bytes32 quants(const uint8_t* p) const { return chosen(kE2m1, swap_middle(nibbles(load16b(p + 4 + 16 * g)))); }
     // As e4m3_half in blocks_small.cpp.
     ALWAYS static float scale(uint8_t x) {
         return x == 0x7f ? 0.0f : float_of_bits(static_cast<uint32_t>(x & 0x7f) << 20) * 0x1p119f;
@@ -203,7 +244,7 @@ struct Q6_K : Rows<256, 210, 2, false, 32, true> {
 };
 struct Iq4Xs : Rows<256, 136, 1, false, 0, false> {
     template <int g>
-    ALWAYS Bytes32 quants(const uint8_t* p) const { return chosen(kIq4Levels, nibbles(p + 8 + 16 * g)); }
+    ALWAYS Bytes32 quants(const uint8_t* p) const { return chosen(kIq4Levels, nibbles(load16b(p + 8 + 16 * g))); }
     ALWAYS void codes(const uint8_t* p, uint8_t* out) const {
         put64(out, less_32(spread_nibbles(word32(p + 4)) | spread_pairs(word16(p + 2)) << 4));
         put64(out + 8, 0);

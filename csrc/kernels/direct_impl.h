@@ -33,7 +33,16 @@ inline Bytes32 quants_of(const F& format, int g, const uint8_t* p) {
 }
 #endif
 
-constexpr size_t kAhead = 512;  // bytes of a row that are asked for in advance
+// Scales of four rows' blocks, and on to the next ones: `quants` are then those before p.
+template <typename F, int Count, typename = decltype(&F::next)>
+ALWAYS void next_scales(const F& format, const uint8_t* (&p)[4], Scales4<Count>& out, int) { format.next(p, out); }
+template <typename F, int Count>
+ALWAYS void next_scales(const F& format, const uint8_t* (&p)[4], Scales4<Count>& out, long) {
+    format.scales(p, out);
+    for (const uint8_t*& at : p) at += F::kSize;
+}
+
+constexpr int kAhead = 512;  // bytes of a row that are asked for in advance
 
 // Four rows; those that are not there are the last one again.
 struct FourRows {
@@ -53,85 +62,177 @@ struct FourRows {
     }
 };
 
-// What C columns of activations have for a block, and where the next one's is.
-template <int C>
-struct Columns {
-    const int8_t* q[C];
-    const float* scale[C];
-    const float* scaled[C];
-    const int32_t* sums[C];
-    size_t lanes;
+// What sums begin with: kSumStart, less what an offset of the quants adds to them. For all columns, block after block.
+class Starts {
+public:
+    Starts(const Quantized& a, size_t n, size_t columns, int groups, int32_t offset)
+        : blocks_(columns / kBlock), groups_(static_cast<size_t>(groups)), all_(new int32_t[n * blocks_ * groups_]) {
+        int32_t* to = all_;
+        for (size_t c = 0; c < n; ++c) {
+            const int32_t* s = a.sums + 2 * a.block_of(c, columns);
+            for (size_t b = 0; b < blocks_; ++b, s += 2 * a.lanes, to += groups_) {
+                to[0] = kSumStart - offset * (groups == 1 ? s[0] + s[1] : s[0]);
+                if (groups == 2) to[1] = kSumStart - offset * s[1];
+            }
+        }
+    }
+    ~Starts() { delete[] all_; }
+    Starts(const Starts&) = delete;
+    const int32_t* of(size_t column) const { return all_ + column * blocks_ * groups_; }
 
-    Columns(const Quantized& a, size_t column, size_t columns) : lanes(a.lanes) {
-        for (int c = 0; c < C; ++c) {
-            const size_t at = a.block_of(column + static_cast<size_t>(c), columns);
-            q[c] = a.q + at * kBlock;
-            scale[c] = a.scale + at;
-            scaled[c] = a.scaled + at;
-            sums[c] = a.sums + 2 * at;
-        }
-    }
-    ALWAYS void next() {
-        for (int c = 0; c < C; ++c) {
-            q[c] += lanes * kBlock;
-            scale[c] += lanes;
-            scaled[c] += lanes;
-            sums[c] += 2 * lanes;
-        }
-    }
+private:
+    size_t blocks_, groups_;
+    int32_t* all_;
 };
 
-// Four rows × C columns.
-template <typename F, int C>
-void multiply_four(const F& format, const FourRows& rows, size_t units, Columns<C> a, float* out, size_t stride) {
+// Columns of activations that a product takes, and where its results go.
+struct Target {
+    const Quantized& a;
+    const Starts& starts;
+    size_t column, count;  // the first, and how many of them are wanted
+    float* out;            // of its first row
+    size_t stride;
+};
+
+// Q × 4 rows × C columns that stand Lanes together.
+template <int Q, int C, size_t Lanes, typename F>
+void multiply_rows(const F& format, const Matrix& w, size_t row, const Target& t) {
     constexpr int kGroups = F::kGroups;
-    Four total[C];
-    for (int c = 0; c < C; ++c) total[c] = splat4(0.0f);
-    const uint8_t* p[4] = {rows.p[0], rows.p[1], rows.p[2], rows.p[3]};
+    const size_t units = w.columns / (32 * F::kUnit), row_bytes = units * F::kSize;
+    const size_t first = t.a.block_of(t.column, w.columns);
+    const int8_t* q = t.a.q + first * kBlock;
+    const float *scale = t.a.scale + first, *scaled_sums = t.a.scaled + first;
+    const int32_t* block_sums = t.a.sums + 2 * first;
+    const int32_t* start[C];
+    for (int c = 0; c < C; ++c) start[c] = t.starts.of(t.column + (static_cast<size_t>(c) < t.count ? c : 0));
+    const uint8_t* p[Q][4];
+    Four total[Q][C];
+    each<Q>([&](auto quad) ALWAYS_LAMBDA {
+        const FourRows rows(w, row + 4 * quad, row_bytes);
+        each<4>([&](auto i) ALWAYS_LAMBDA { p[quad][i] = rows.p[i]; });
+        each<C>([&](auto c) ALWAYS_LAMBDA { total[quad][c] = splat4(0.0f); });
+    });
+    // What is asked for near the end of rows is the beginning of those that come next.
+    const size_t near_end = units > kAhead / F::kSize ? units - kAhead / F::kSize : 0;
     for (size_t unit = 0; unit < units; ++unit) {
-        Scales4<F::kUnit * kGroups> scales;
-        format.scales(p, scales);
+        Scales4<F::kUnit * kGroups> scales[Q];
+        each<Q>([&](auto quad) ALWAYS_LAMBDA { next_scales(format, p[quad], scales[quad], 0); });
         each<F::kUnit>([&](auto block) ALWAYS_LAMBDA {
-            int32_t start[C][2];
             Bytes32 x[C];
             each<C>([&](auto c) ALWAYS_LAMBDA {
-                x[c] = load32(reinterpret_cast<const uint8_t*>(a.q[c]));
-                const int32_t* s = a.sums[c];
-                start[c][0] = kSumStart - F::kOffset * (kGroups == 1 ? s[0] + s[1] : s[0]);
-                start[c][1] = kSumStart - F::kOffset * s[1];
+                x[c] = load32(reinterpret_cast<const uint8_t*>(q) + (block * Lanes + c) * kBlock);
             });
-            Sums<kGroups> sums[C][4];
-            each<4>([&](auto i) ALWAYS_LAMBDA {
-                const Bytes32 w = quants_of(format, block, p[i]);
+            each<Q>([&](auto quad) ALWAYS_LAMBDA {
+                Sums<kGroups> sums[C][4];
+                each<4>([&](auto i) ALWAYS_LAMBDA {
+                    const Bytes32 quants = quants_of(format, block, p[quad][i] - F::kSize);
+                    each<C>([&](auto c) ALWAYS_LAMBDA {
+                        sums[c][i] = begin_sums<kGroups>(start[c] + block * kGroups);
+                        add_products<F::kUnsigned>(sums[c][i], quants, x[c]);
+                    });
+                });
                 each<C>([&](auto c) ALWAYS_LAMBDA {
-                    sums[c][i] = begin_sums<kGroups>(start[c]);
-                    add_products<F::kUnsigned>(sums[c][i], w, x[c]);
+                    FourInts folded[kGroups];
+                    fold(sums[c], folded);
+                    const size_t at = block * Lanes + c;
+                    each<kGroups>([&](auto group) ALWAYS_LAMBDA {
+                        const Four d = scales[quad].d[block * kGroups + group], m = scales[quad].m[block * kGroups + group];
+                        [[maybe_unused]] const float sum =
+                            kGroups == 1 ? scaled_sums[at] : scale[at] * static_cast<float>(block_sums[2 * at + group]);
+                        if constexpr (F::kMin && kMinimaFirst) total[quad][c] = fma4(m, splat4(sum), total[quad][c]);
+                        total[quad][c] = fma4(scaled(folded[group], d), splat4(scale[at]), total[quad][c]);
+                        if constexpr (F::kMin && !kMinimaFirst) total[quad][c] = fma4(m, splat4(sum), total[quad][c]);
+                    });
                 });
             });
-            each<C>([&](auto c) ALWAYS_LAMBDA {
-                FourInts folded[kGroups];
-                fold(sums[c], folded);
-                const float by = *a.scale[c];
-                each<kGroups>([&](auto group) ALWAYS_LAMBDA {
-                    const int at = block * kGroups + group;
-                    [[maybe_unused]] const float sum = kGroups == 1 ? *a.scaled[c] : by * static_cast<float>(a.sums[c][group]);
-                    if constexpr (F::kMin && kMinimaFirst) total[c] = fma4(scales.m[at], splat4(sum), total[c]);
-                    total[c] = fma4(scaled(folded[group], scales.d[at]), splat4(by), total[c]);
-                    if constexpr (F::kMin && !kMinimaFirst) total[c] = fma4(scales.m[at], splat4(sum), total[c]);
-                });
-            });
-            a.next();
         });
-        for (int i = 0; i < 4; ++i) {
-            if constexpr (F::kSize > 64) {
-                for (int line = 0; line < F::kSize; line += 64) __builtin_prefetch(p[i] + kAhead + line);
-            } else {
-                if (unit % (64 / F::kSize) == 0) __builtin_prefetch(p[i] + kAhead);
-            }
-            p[i] += F::kSize;
+        q += F::kUnit * Lanes * kBlock;
+        scale += F::kUnit * Lanes;
+        scaled_sums += F::kUnit * Lanes;
+        block_sums += F::kUnit * Lanes * 2;
+        for (const int32_t*& at : start) at += F::kUnit * kGroups;
+        if (F::kSize >= 64 || unit % 2 == 0) {
+            const size_t ahead = kAhead + (unit < near_end ? 0 : (4 * Q - 1) * row_bytes);
+            each<4 * Q>([&](auto i) ALWAYS_LAMBDA {
+                for (int line = 0; line < F::kSize; line += 64) __builtin_prefetch(p[i / 4][i % 4] + ahead + line);
+            });
         }
     }
-    for (int c = 0; c < C; ++c) rows.store(out + static_cast<size_t>(c) * stride, total[c]);
+    each<Q>([&](auto quad) ALWAYS_LAMBDA {
+        const FourRows rows(w, row + 4 * quad, row_bytes);
+        each<C>([&](auto c) ALWAYS_LAMBDA {
+            if (static_cast<size_t>(c) < t.count) rows.store(t.out + c * t.stride + 4 * quad, total[quad][c]);
+        });
+    });
+}
+
+// Two times four rows × one column, for formats whose blocks are all there is: of the next blocks, quants are loaded before
+// these are multiplied. A processor has room for few operations that wait for what they need.
+template <typename F>
+void multiply_eight(const F& format, const Matrix& w, size_t row, const Target& t) {
+    const size_t blocks = w.columns / kBlock, row_bytes = blocks * F::kSize;
+    const size_t first = t.a.block_of(t.column, w.columns);
+    const int8_t* q = t.a.q + first * kBlock;
+    const float *scale = t.a.scale + first, *scaled_sums = t.a.scaled + first;
+    const int32_t* start = t.starts.of(t.column);
+    const FourRows rows[2] = {{w, row, row_bytes}, {w, row + 4, row_bytes}};
+    const uint8_t* p[2][4];
+    Four total[2];
+    using Raw = decltype(format.raw(p[0][0]));
+    struct Ahead {
+        Raw quants[2][4];
+        Scales4<1> scales[2];
+    };
+    // Scales and quants of eight rows; p goes on to the next blocks.
+    const auto load = [&](Ahead& to) ALWAYS_LAMBDA {
+        each<2>([&](auto quad) ALWAYS_LAMBDA {
+            format.next(p[quad], to.scales[quad]);
+            each<4>([&](auto i) ALWAYS_LAMBDA { to.quants[quad][i] = format.raw(p[quad][i] - F::kSize); });
+        });
+    };
+    const auto multiply = [&](const Ahead& now) ALWAYS_LAMBDA {
+        const Bytes32 x = load32(reinterpret_cast<const uint8_t*>(q));
+        each<2>([&](auto quad) ALWAYS_LAMBDA {
+            Sums<1> sums[4];
+            each<4>([&](auto i) ALWAYS_LAMBDA {
+                sums[i] = begin_sums<1>(start);
+                add_products<F::kUnsigned>(sums[i], format.of_raw(now.quants[quad][i]), x);
+            });
+            FourInts folded[1];
+            fold(sums, folded);
+            if constexpr (F::kMin && kMinimaFirst) total[quad] = fma4(now.scales[quad].m[0], splat4(*scaled_sums), total[quad]);
+            total[quad] = fma4(scaled(folded[0], now.scales[quad].d[0]), splat4(*scale), total[quad]);
+            if constexpr (F::kMin && !kMinimaFirst) total[quad] = fma4(now.scales[quad].m[0], splat4(*scaled_sums), total[quad]);
+        });
+        q += kBlock;
+        ++scale;
+        ++scaled_sums;
+        ++start;
+    };
+    each<2>([&](auto quad) ALWAYS_LAMBDA {
+        each<4>([&](auto i) ALWAYS_LAMBDA { p[quad][i] = rows[quad].p[i]; });
+        total[quad] = splat4(0.0f);
+    });
+    Ahead even, odd;
+    load(even);
+    size_t block = 0;
+    const size_t near_end = blocks > kAhead / F::kSize ? blocks - kAhead / F::kSize : 0;
+    for (; block + 2 < blocks; block += 2) {
+        load(odd);
+        multiply(even);
+        load(even);
+        multiply(odd);
+        const size_t ahead = kAhead + (block < near_end ? 0 : 7 * row_bytes);
+        each<8>([&](auto i) ALWAYS_LAMBDA { __builtin_prefetch(p[i / 4][i % 4] + ahead); });
+    }
+    if (block + 1 < blocks) {
+        load(odd);
+        multiply(even);
+        multiply(odd);
+    } else {
+        multiply(even);
+    }
+    each<2>([&](auto quad) ALWAYS_LAMBDA { rows[quad].store(t.out + 4 * quad, total[quad]); });
 }
 
 // Four rows of floats × C columns.
@@ -194,13 +295,26 @@ void multiply(const Matrix& w, const Quantized& a, const float* x, size_t n, siz
               size_t stride) {
     const bool done = with_format(w.format, [&](const auto& format) {
         using F = std::decay_t<decltype(format)>;
-        const size_t units = w.columns / (32 * F::kUnit), row_bytes = units * F::kSize;
+        constexpr int kQuads = F::kUnit == 1 ? 2 : 1;  // where there is little to do for each block
         const size_t last = end * kPanelRows < w.rows ? end * kPanelRows : w.rows;
-        for (size_t row = begin * kPanelRows; row < last; row += 4) {
-            const FourRows rows(w, row, row_bytes);
-            size_t c = 0;
-            for (; c + 2 <= n; c += 2) multiply_four<F, 2>(format, rows, units, {a, c, w.columns}, out + c * stride + row, stride);
-            if (c < n) multiply_four<F, 1>(format, rows, units, {a, c, w.columns}, out + c * stride + row, stride);
+        const Starts starts(a, n, w.columns, F::kGroups, F::kOffset);
+        for (size_t row = begin * kPanelRows; row < last; row += 4 * kQuads) {
+            for (size_t c = 0; a.lanes == 1 && c < n; ++c) {
+                if constexpr (kQuads == 2) {
+                    multiply_eight(format, w, row, {a, starts, c, 1, out + c * stride + row, stride});
+                } else {
+                    multiply_rows<1, 1, 1>(format, w, row, {a, starts, c, 1, out + c * stride + row, stride});
+                }
+            }
+            if (a.lanes == 1) continue;
+            if constexpr (kDirectLanes > 1) {
+                for (size_t c = 0; c < n; c += 2) {
+                    multiply_rows<1, 2, kDirectLanes>(format, w, row, {a, starts, c, n - c, out + c * stride + row, stride});
+                    if constexpr (kQuads == 2) {
+                        multiply_rows<1, 2, kDirectLanes>(format, w, row + 4, {a, starts, c, n - c, out + c * stride + row + 4, stride});
+                    }
+                }
+            }
         }
     });
     if (done) return;
@@ -224,11 +338,11 @@ void stage(const Matrix& w, size_t panel, uint8_t* out) {
             uint8_t* to = out;
             for (size_t unit = 0; unit < units; ++unit) {
                 Scales4<F::kUnit * F::kGroups> scales;
-                format.scales(p, scales);
+                next_scales(format, p, scales, 0);
                 each<F::kUnit>([&](auto block) ALWAYS_LAMBDA {
                     Bytes32 bytes[4];
                     each<4>([&](auto i) ALWAYS_LAMBDA {
-                        bytes[i] = add8(quants_of(format, block, p[i]), splat8(128 - F::kOffset));
+                        bytes[i] = add8(quants_of(format, block, p[i] - F::kSize), splat8(128 - F::kOffset));
                     });
                     interleave(bytes, to + kShape.quants_at(0) + quad * 16);
                     each<F::kGroups>([&](auto group) ALWAYS_LAMBDA {
@@ -240,7 +354,6 @@ void stage(const Matrix& w, size_t panel, uint8_t* out) {
                     });
                     to += kShape.unit_bytes();
                 });
-                for (const uint8_t*& at : p) at += F::kSize;
             }
         }
     });

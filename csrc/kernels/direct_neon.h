@@ -1,9 +1,8 @@
 // 32 bytes of a row, and sums of four rows, in NEON registers: for direct_formats.h and direct_impl.h.
 #pragma once
 
-#include <arm_neon.h>
-
 constexpr bool kMinimaFirst = true;  // as in impl_tiles.h
+constexpr size_t kDirectLanes = 4;  // activations that stand together where there are several columns
 constexpr int32_t kSumStart = 0x4b400000;
 
 struct Bytes32 { uint8x16_t a, b; };
@@ -13,8 +12,9 @@ template <int Groups>
 struct Sums { int32x4_t v[Groups]; };
 
 ALWAYS Bytes32 load32(const uint8_t* p) { return {vld1q_u8(p), vld1q_u8(p + 16)}; }
-ALWAYS Bytes32 nibbles(const uint8_t* p) {
-    const uint8x16_t both = vld1q_u8(p);
+using Bytes16 = uint8x16_t;
+ALWAYS Bytes16 load16b(const uint8_t* p) { return vld1q_u8(p); }
+ALWAYS Bytes32 nibbles(Bytes16 both) {
     return {vandq_u8(both, vdupq_n_u8(15)), vshrq_n_u8(both, 4)};
 }
 ALWAYS Bytes32 splat8(uint8_t x) { return {vdupq_n_u8(x), vdupq_n_u8(x)}; }
@@ -89,22 +89,60 @@ ALWAYS Four scaled(FourInts s, Four d) {
 // Four half floats.
 ALWAYS Four halves(uint64_t four) { return vcvt_f32_f16(vreinterpret_f16_u64(vcreate_u64(four))); }
 
-// Four rows of 16 codes: 16 times four codes as floats.
+// Four rows of 16 codes: 16 times four codes as floats. Bytes become floats by what stands above them, as conversions
+// take as long as four other operations.
 ALWAYS void codes_of(const uint8_t (&rows)[4][16], Four (&out)[16]) {
+    const uint8x16_t flip = vdupq_n_u8(128), none = vdupq_n_u8(0);
+    const uint16x8_t above = vdupq_n_u16(kSumStart >> 16);
+    const float32x4_t bias = vdupq_n_f32(kFloatBias + 128.0f);
     const uint8x16_t a = vld1q_u8(rows[0]), b = vld1q_u8(rows[1]), c = vld1q_u8(rows[2]), d = vld1q_u8(rows[3]);
     const uint16x8_t low[2] = {vreinterpretq_u16_u8(vzip1q_u8(a, b)), vreinterpretq_u16_u8(vzip1q_u8(c, d))};
     const uint16x8_t high[2] = {vreinterpretq_u16_u8(vzip2q_u8(a, b)), vreinterpretq_u16_u8(vzip2q_u8(c, d))};
-    const int8x16_t fours[4] = {
-        vreinterpretq_s8_u16(vzip1q_u16(low[0], low[1])), vreinterpretq_s8_u16(vzip2q_u16(low[0], low[1])),
-        vreinterpretq_s8_u16(vzip1q_u16(high[0], high[1])), vreinterpretq_s8_u16(vzip2q_u16(high[0], high[1]))};
+    const uint16x8_t fours[4] = {vzip1q_u16(low[0], low[1]), vzip2q_u16(low[0], low[1]), vzip1q_u16(high[0], high[1]),
+                                 vzip2q_u16(high[0], high[1])};
     for (int i = 0; i < 4; ++i) {
-        const int16x8_t left = vmovl_s8(vget_low_s8(fours[i])), right = vmovl_high_s8(fours[i]);
-        out[4 * i] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(left)));
-        out[4 * i + 1] = vcvtq_f32_s32(vmovl_high_s16(left));
-        out[4 * i + 2] = vcvtq_f32_s32(vmovl_s16(vget_low_s16(right)));
-        out[4 * i + 3] = vcvtq_f32_s32(vmovl_high_s16(right));
+        const uint8x16_t bytes = veorq_u8(vreinterpretq_u8_u16(fours[i]), flip);
+        const uint16x8_t left = vreinterpretq_u16_u8(vzip1q_u8(bytes, none));
+        const uint16x8_t right = vreinterpretq_u16_u8(vzip2q_u8(bytes, none));
+        out[4 * i] = vsubq_f32(vreinterpretq_f32_u16(vzip1q_u16(left, above)), bias);
+        out[4 * i + 1] = vsubq_f32(vreinterpretq_f32_u16(vzip2q_u16(left, above)), bias);
+        out[4 * i + 2] = vsubq_f32(vreinterpretq_f32_u16(vzip1q_u16(right, above)), bias);
+        out[4 * i + 3] = vsubq_f32(vreinterpretq_f32_u16(vzip2q_u16(right, above)), bias);
     }
 }
+
+// What stands first in four rows, which then go on by Size: half floats, two of them, exponents. Loads go on by themselves,
+// and none waits for another, as loads of single lanes would.
+#define STRETTO_HAS_NEXT
+#define NEXT_FOUR(type, letter)                                                                             \
+    type a, b, c, d;                                                                                        \
+    asm volatile("ldr %" letter "0, [%4], %8\n\t"                                                           \
+                 "ldr %" letter "1, [%5], %8\n\t"                                                           \
+                 "ldr %" letter "2, [%6], %8\n\t"                                                           \
+                 "ldr %" letter "3, [%7], %8"                                                               \
+                 : "=&w"(a), "=&w"(b), "=&w"(c), "=&w"(d), "+r"(p[0]), "+r"(p[1]), "+r"(p[2]), "+r"(p[3])   \
+                 : "i"(Size))
+template <int Size>
+ALWAYS Four halves_next(const uint8_t* (&p)[4]) {
+    NEXT_FOUR(uint16x4_t, "h");
+    const uint32x2_t low = vreinterpret_u32_u16(vzip1_u16(a, b)), high = vreinterpret_u32_u16(vzip1_u16(c, d));
+    return vcvt_f32_f16(vreinterpret_f16_u32(vzip1_u32(low, high)));
+}
+template <int Size>
+ALWAYS void pairs_next(const uint8_t* (&p)[4], Four& first, Four& second) {
+    NEXT_FOUR(uint16x4_t, "s");
+    const uint32x2_t low = vreinterpret_u32_u16(vzip1_u16(a, b)), high = vreinterpret_u32_u16(vzip1_u16(c, d));
+    first = vcvt_f32_f16(vreinterpret_f16_u32(vzip1_u32(low, high)));
+    second = vcvt_f32_f16(vreinterpret_f16_u32(vzip2_u32(low, high)));
+}
+template <int Size>
+ALWAYS Four exponents_next(const uint8_t* (&p)[4]) {
+    NEXT_FOUR(uint32x4_t, "b");
+    const uint32x4_t e = vzip1q_u32(vzip1q_u32(a, c), vzip1q_u32(b, d));
+    const uint32x4_t normal = vqsubq_u32(vshlq_n_u32(e, 23), vdupq_n_u32(1 << 23));
+    return vreinterpretq_f32_u32(vmaxq_u32(normal, vaddq_u32(vdupq_n_u32(1 << 21), vshlq_n_u32(e, 21))));
+}
+#undef NEXT_FOUR
 
 // Four rows of 32 bytes, four columns of each at a time, 64 bytes apart.
 ALWAYS void interleave(const Bytes32 (&rows)[4], uint8_t* out) {

@@ -2,6 +2,7 @@
 #pragma once
 
 constexpr bool kMinimaFirst = false;  // as in impl_matmul.h
+constexpr size_t kDirectLanes = 1;  // activations that stand together where there are several columns
 constexpr int32_t kSumStart = 0;
 
 struct Bytes32 { uint8_t v[32]; };
@@ -20,7 +21,9 @@ template <typename F>
 inline Four each_four(F f) { return {{f(0), f(1), f(2), f(3)}}; }
 
 inline Bytes32 load32(const uint8_t* p) { Bytes32 r; std::memcpy(r.v, p, 32); return r; }
-inline Bytes32 nibbles(const uint8_t* p) { return each_byte([&](int i) { return i < 16 ? p[i] & 15 : p[i - 16] >> 4; }); }
+struct Bytes16 { uint8_t v[16]; };
+inline Bytes16 load16b(const uint8_t* p) { Bytes16 r; std::memcpy(r.v, p, 16); return r; }
+inline Bytes32 nibbles(Bytes16 x) { return each_byte([&](int i) { return i < 16 ? x.v[i] & 15 : x.v[i - 16] >> 4; }); }
 inline Bytes32 splat8(uint8_t x) { return each_byte([&](int) { return x; }); }
 // Each byte moved down by Shift (up, if it is negative), and of that the bits of Mask.
 template <int Shift, int Mask>

@@ -2,9 +2,8 @@
 // take one instruction.
 #pragma once
 
-#include <immintrin.h>
-
 constexpr bool kMinimaFirst = false;  // as in impl_matmul.h
+constexpr size_t kDirectLanes = 1;  // activations that stand together where there are several columns
 constexpr int32_t kSumStart = 0x4b400000;
 
 using Bytes32 = __m256i;
@@ -15,8 +14,9 @@ struct Sums { __m256i v; };  // the halves belong to the halves of a block
 
 ALWAYS __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 ALWAYS Bytes32 load32(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-ALWAYS Bytes32 nibbles(const uint8_t* p) {
-    const __m128i both = load128(p);
+using Bytes16 = __m128i;
+ALWAYS Bytes16 load16b(const uint8_t* p) { return load128(p); }
+ALWAYS Bytes32 nibbles(Bytes16 both) {
     return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(both, 4), both), _mm256_set1_epi8(15));
 }
 ALWAYS Bytes32 splat8(uint8_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
@@ -46,6 +46,7 @@ ALWAYS Bytes32 of_words(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
 }
 ALWAYS Bytes32 swap_middle(Bytes32 x) { return _mm256_permute4x64_epi64(x, 0xd8); }
 
+// Sums that begin with one number each.
 template <int Groups>
 ALWAYS Sums<Groups> begin_sums(const int32_t* at) {
     return {_mm256_set_m128i(Groups == 2 ? _mm_cvtsi32_si128(at[Groups - 1]) : _mm_setzero_si128(), _mm_cvtsi32_si128(at[0]))};

@@ -30,7 +30,7 @@ template <Scales S>
 inline Floats load_scales(const uint8_t* p, [[maybe_unused]] Floats times) {
     if constexpr (S == Scales::kCoded) return mul(load_int8(reinterpret_cast<const int8_t*>(p)), times);
     if constexpr (S == Scales::kHalf) return load_half(reinterpret_cast<const uint16_t*>(p));
-    if constexpr (S == Scales::kExponent) return load_exponents(p);
+    if constexpr (S == Scales::kShort) return load_bf16(reinterpret_cast<const uint16_t*>(p));
     return load(reinterpret_cast<const float*>(p));
 }
 

@@ -72,6 +72,9 @@ struct Target {
     size_t stride, rows;
 };
 
+// kE2m1Bytes less 128.
+alignas(16) constexpr int8_t kSignedLevels[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 #include "kernels/impl_tiles_many.h"
 #include "kernels/impl_tiles_one.h"
 #include "kernels/impl_tiles_expand.h"
@@ -149,9 +152,9 @@ struct Tiles : Panel<L> {
     // R × 4 rows of a panel, from 4 × `from` on, as they are packed, × C columns.
     template <int R, int C, size_t Lanes>
     static void packed_tile(const uint8_t* w, int from, size_t blocks, Inputs a, float* out, size_t stride, size_t rows) {
-        if constexpr (R == 4 && Lanes == 1 && kShape.bits == 4 && kShape.scales == Scales::kHalf) {
+        if constexpr (R == 4 && Lanes == 1 && kShape.bits == 4 && !kCoded) {
             float some[kPanelRows];
-            packed_blocks<kShape.min>(w, a, blocks, rows < kPanelRows ? some : out);
+            packed_blocks<kShape.min, kShape.levels>(w, a, blocks, rows < kPanelRows ? some : out);
             if (rows < kPanelRows) std::memcpy(out, some, rows * sizeof(float));
             return;
         }

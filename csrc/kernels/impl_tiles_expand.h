@@ -19,7 +19,7 @@ struct Panel {
     // What nibbles stand for: themselves, or signed levels.
     static ALWAYS uint8x16_t level(uint8x16_t nibbles) {
         if constexpr (!kShape.levels) return nibbles;
-        return vqtbl1q_u8(veorq_u8(vld1q_u8(kE2m1Bytes), vdupq_n_u8(128)), nibbles);
+        return vqtbl1q_u8(vreinterpretq_u8_s8(vld1q_s8(kSignedLevels)), nibbles);
     }
 
     // Quants of the four rows from 4r on, columns 4 × quad … of a block: bytes or nibbles.
@@ -69,7 +69,7 @@ struct Panel {
     // Four scales that are kept as they are.
     static ALWAYS float32x4_t scales(const uint8_t* at, int r) {
         if constexpr (kShape.scales == Scales::kHalf) return half_four(reinterpret_cast<const uint16_t*>(at) + 4 * r);
-        if constexpr (kShape.scales == Scales::kExponent) return exponent_four(at + 4 * r);
+        if constexpr (kShape.scales == Scales::kShort) return bf16_four(reinterpret_cast<const uint16_t*>(at) + 4 * r);
         return vld1q_f32(reinterpret_cast<const float*>(at) + 4 * r);
     }
 

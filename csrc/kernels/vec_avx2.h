@@ -44,16 +44,6 @@ inline __m256 bf16_eight(__m128i x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
 }
 inline Floats load_bf16(const uint16_t* p) { return {bf16_eight(load128(p)), bf16_eight(load128(p + 8))}; }
-// Sixteen exponents e of 8 bits: 2^(e − 128). The two smallest are subnormal.
-inline __m256 exponent_eight(__m128i bytes) {
-    const __m256i e = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 21);
-    const __m256i normal = _mm256_sub_epi32(_mm256_slli_epi32(e, 2), _mm256_set1_epi32(1 << 23));
-    return _mm256_castsi256_ps(_mm256_max_epi32(normal, _mm256_add_epi32(e, _mm256_set1_epi32(1 << 21))));
-}
-inline Floats load_exponents(const uint8_t* p) {
-    const __m128i bytes = load128(p);
-    return {exponent_eight(bytes), exponent_eight(_mm_srli_si128(bytes, 8))};
-}
 inline Floats add(Floats x, Floats y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 inline Floats sub(Floats x, Floats y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
 inline Floats mul(Floats x, Floats y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }

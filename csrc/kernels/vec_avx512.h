@@ -39,13 +39,6 @@ inline Floats load_bf16(const uint16_t* p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
-// Sixteen exponents e of 8 bits: 2^(e − 128). The two smallest are subnormal.
-inline Floats load_exponents(const uint8_t* p) {
-    const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    const __m512i e = _mm512_slli_epi32(wide, 21);
-    const __m512i normal = _mm512_sub_epi32(_mm512_slli_epi32(e, 2), _mm512_set1_epi32(1 << 23));
-    return _mm512_castsi512_ps(_mm512_max_epi32(normal, _mm512_add_epi32(e, _mm512_set1_epi32(1 << 21))));
-}
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }

@@ -31,18 +31,6 @@ inline Floats load_half(const uint16_t* p) { return {{half_four(p), half_four(p 
 inline void store_half(uint16_t* p, Floats x) {
     for (int i = 0; i < 4; ++i) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(x.v[i])));
 }
-// Four exponents e of 8 bits: 2^(e − 128). The two smallest are subnormal, which the second operand of `max` is then.
-inline float32x4_t exponent_four(const uint8_t* p) {
-    uint32_t four;
-    std::memcpy(&four, p, 4);
-    const uint16x8_t wide = vmovl_u8(vcreate_u8(four));
-    const uint32x4_t e = vshll_n_u16(vget_low_u16(wide), 16);  // × 2^16
-    const uint32x4_t normal = vqsubq_u32(vshlq_n_u32(e, 7), vdupq_n_u32(1 << 23));
-    return vreinterpretq_f32_u32(vmaxq_u32(normal, vaddq_u32(vdupq_n_u32(1 << 21), vshlq_n_u32(e, 5))));
-}
-inline Floats load_exponents(const uint8_t* p) {
-    return {{exponent_four(p), exponent_four(p + 4), exponent_four(p + 8), exponent_four(p + 12)}};
-}
 inline float32x4_t bf16_four(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 inline Floats load_bf16(const uint16_t* p) { return {{bf16_four(p), bf16_four(p + 4), bf16_four(p + 8), bf16_four(p + 12)}}; }
 #define E(i) vaddq_f32(x.v[i], y.v[i])

@@ -34,12 +34,6 @@ inline void store(float* p, Floats a) { std::memcpy(p, a.v, sizeof a.v); }
 inline Floats load_half(const uint16_t* p) { Floats r; EACH_LANE r.v[i] = half_to_float(p[i]); return r; }
 inline void store_half(uint16_t* p, Floats a) { EACH_LANE p[i] = float_to_half(a.v[i]); }
 inline Floats load_bf16(const uint16_t* p) { Floats r; EACH_LANE r.v[i] = bf16_to_float(p[i]); return r; }
-// Sixteen exponents e of 8 bits: 2^(e − 128). The two smallest are subnormal.
-inline Floats load_exponents(const uint8_t* p) {
-    Floats r;
-    EACH_LANE r.v[i] = float_of_bits(p[i] < 2 ? 0x00200000u << p[i] : (p[i] - 1u) << 23);
-    return r;
-}
 inline Floats add(Floats a, Floats b) { EACH_LANE a.v[i] += b.v[i]; return a; }
 inline Floats sub(Floats a, Floats b) { EACH_LANE a.v[i] -= b.v[i]; return a; }
 inline Floats mul(Floats a, Floats b) { EACH_LANE a.v[i] *= b.v[i]; return a; }

@@ -137,8 +137,8 @@ Weights weights_of(Random& random, Layout layout, size_t rows, size_t columns, b
     for (size_t unit = 0; unit < w.bytes.size(); unit += shape.unit_bytes()) {
         uint8_t* at = w.bytes.data() + unit;
         const size_t size = shape.scales == Scales::kFloat ? 4 : 2;
-        if (shape.scales == Scales::kExponent) {
-            for (size_t i = 0; i < shape.head_bytes(); ++i) at[i] = extreme ? 128 : 120 + random.bits() % 6;
+        if (shape.scales == Scales::kShort) {
+            for (size_t i = 0; i < shape.head_bytes(); i += 2) store16(at + i, extreme ? 0x3f80 : 0x3c00 + random.bits() % 512);
             for (size_t i = shape.head_bytes(); i < shape.unit_bytes(); ++i) at[i] = static_cast<uint8_t>(random.bits());
             continue;
         }

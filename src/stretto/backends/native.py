@@ -59,6 +59,7 @@ class NativeBackend:
         self.cell_bytes = self._decoder.cell_bytes
         kind = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
         self.cell_layout = f"{kind}, {spec.n_layer} layers, {spec.n_kv_head} heads of {spec.head_size}"
+        file.read_ahead(repack)  # vectors stand between matrices, which are not to be read yet
         for name, shape in spec.tensors().items():
             tensor = file.tensors[name]
             if len(shape) == 1:
@@ -76,6 +77,7 @@ class NativeBackend:
                 data = tensor.data.reshape(-1)
                 rows, columns = tensor.shape
                 self._decoder.set_unpacked(_plain_name(tensor), tensor.format.value, rows, columns, data)
+        file.read_ahead(True)
 
     @staticmethod
     def _pack(decoder: _native.Decoder, file: GGUF, tensor: Tensor) -> None:

@@ -62,6 +62,11 @@ class GGUF:
         if hasattr(mmap, "MADV_DONTNEED") and first < last:
             self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
+    def read_ahead(self, wanted: bool) -> None:
+        """Let the system read pages that were not asked for yet, as it does by itself, or only those that were."""
+        if hasattr(mmap, "MADV_RANDOM"):
+            self._map.madvise(mmap.MADV_NORMAL if wanted else mmap.MADV_RANDOM)
+
     def fingerprint(self) -> Fingerprint:
         """The file's fingerprint: call it for the text, now or after `close`."""
         return Fingerprint(self._buffer, self.tensors.values())

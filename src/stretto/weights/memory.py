@@ -25,7 +25,7 @@ ALL_CACHE_TYPES: Mapping[str, Format] = {**CACHE_TYPES, "f32": Format.F32}  # wi
 LENGTHS = (512, 2048, 8192)
 
 # Bits of a number in the native kernels' layout (csrc/packed.h); other formats are as small as in the file.
-PACKED_BITS: Mapping[str, float] = {"Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.625}
+PACKED_BITS: Mapping[str, float] = {"Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.625, "MXFP4": 4.5}
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@
     placement.repack        # whether they are packed
     print(placement)        # "weights packed: 13.8 GB of 24.1 GB free"
 
-Packed weights take about as much memory as the file. Weights that stay in the file take only page cache, so a
-model may be larger than memory; what the system evicted is read again when it is used. The KV cache has to fit
-in any case.
+Packed weights take about as much memory as the file. Weights that stay in the file take only page cache, so
+a model may be larger than memory; what the system evicted is read again when it is used. The KV cache has to
+fit in any case.
 """
 
 from __future__ import annotations
