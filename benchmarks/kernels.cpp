@@ -16,7 +16,7 @@
 #include <sys/mman.h>
 
 #include "half.h"
-#include "kernels/kernels.h"
+#include "product.h"
 
 namespace stretto {
 
@@ -29,10 +29,12 @@ double now() {
     return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
+// A matrix that is packed, or one of the file's rows where a format is given.
 struct Case {
     const char* name;
     Layout layout;
     size_t rows, columns;
+    int format = -1;
 };
 
 // A matrix of each shape is read from memory that is larger than the second cache, as in a model.
@@ -46,7 +48,33 @@ const Case kCases[] = {
     {"SmolLM2 output Q8_0", Layout::kBytes, 8192, 576},
     {"2048 square Q5_K", Layout::kFivesK, 2048, 2048},
     {"Llama 1B down Q6_K", Layout::kSixesK, 2048, 8192},
-    {"2048 square Q2_K", Layout::kBytes16MinF, 2048, 2048},
+    {"gpt-oss expert MXFP4", Layout::kLevels, 2880, 2880},
+    {"Qwen 0.5B down Q4_0 rows", Layout::kRows, 896, 4864, 2},
+    {"SmolLM2 down Q4_1 rows", Layout::kRows, 576, 1536, 3},
+    {"Llama 1B down Q4_K rows", Layout::kRows, 2048, 8192, 12},
+    {"2048 square Q5_K rows", Layout::kRows, 2048, 2048, 13},
+    {"Llama 1B down Q6_K rows", Layout::kRows, 2048, 8192, 14},
+    {"SmolLM2 output Q8_0 rows", Layout::kRows, 8192, 576, 8},
+    {"gpt-oss MXFP4 rows", Layout::kRows, 2880, 2880, 39},
+    {"2048 square Q5_0", Layout::kRows, 2048, 2048, 6},
+    {"2048 square Q5_1", Layout::kRows, 2048, 2048, 7},
+    {"2048 square Q2_K", Layout::kRows, 2048, 2048, 10},
+    {"2048 square Q3_K", Layout::kRows, 2048, 2048, 11},
+    {"2048 square IQ4_NL", Layout::kRows, 2048, 2048, 20},
+    {"2048 square IQ4_XS", Layout::kRows, 2048, 2048, 23},
+    {"2048 square IQ3_S", Layout::kRows, 2048, 2048, 21},
+    {"2048 square IQ3_XXS", Layout::kRows, 2048, 2048, 18},
+    {"2048 square IQ2_S", Layout::kRows, 2048, 2048, 22},
+    {"2048 square IQ2_XS", Layout::kRows, 2048, 2048, 17},
+    {"2048 square IQ2_XXS", Layout::kRows, 2048, 2048, 16},
+    {"2048 square IQ1_S", Layout::kRows, 2048, 2048, 19},
+    {"2048 square IQ1_M", Layout::kRows, 2048, 2048, 29},
+    {"2048 square TQ1_0", Layout::kRows, 2048, 2048, 34},
+    {"2048 square TQ2_0", Layout::kRows, 2048, 2048, 35},
+    {"2048 square NVFP4", Layout::kRows, 2048, 2048, 40},
+    {"2048 square Q1_0", Layout::kRows, 2048, 2048, 41},
+    {"2048 square F16", Layout::kF16, 2048, 2048},
+    {"2048 square F16 rows", Layout::kRows, 2048, 2048, 1},
 };
 
 // Memory on huge pages, as the decoder has it.
@@ -72,19 +100,27 @@ uint32_t next_bits(uint64_t& state) {
 }
 
 void fill(const Matrix& matrix, uint8_t* bytes) {
+    if (matrix.layout == Layout::kRows || is_float(matrix.layout)) {
+        // Bytes that are no infinity and no NaN as half floats, whichever of them are.
+        uint64_t state = 1;
+        for (size_t i = 0; i < matrix.bytes(); ++i) bytes[i] = static_cast<uint8_t>(next_bits(state) & 0x3b);
+        return;
+    }
     const Shape shape = shape_of(matrix.layout);
     uint64_t state = 1;
     for (size_t unit = 0; unit < matrix.bytes(); unit += shape.unit_bytes()) {
         const float scale = 0.01f;
         const size_t size = shape.scales == Scales::kFloat ? 4 : 2;
-        for (size_t i = 0; i < (shape.codes() ? shape.codes() : shape.head_bytes()); i += size) {
+        if (shape.scales == Scales::kShort) std::memset(bytes + unit, 0x3c, shape.head_bytes());
+        const size_t scales = shape.codes() ? shape.codes() : shape.head_bytes();
+        for (size_t i = 0; shape.scales != Scales::kShort && i < scales; i += size) {
             if (size == 2) {
                 store16(bytes + unit + i, float_to_half(scale));
             } else {
                 std::memcpy(bytes + unit + i, &scale, 4);
             }
         }
-        for (size_t i = shape.codes() ? shape.codes() : shape.head_bytes(); i < shape.unit_bytes(); ++i) {
+        for (size_t i = scales; i < shape.unit_bytes(); ++i) {
             bytes[unit + i] = static_cast<uint8_t>(next_bits(state));
         }
     }
@@ -94,12 +130,12 @@ void fill(const Matrix& matrix, uint8_t* bytes) {
 struct Columns {
     size_t lanes, blocks;
     Room<int8_t> q;
-    Room<float> scale, scaled;
+    Room<float> scale, scaled, floats;
     Room<int32_t> sums;
 
     Columns(const Kernels& kernel, size_t n, size_t columns)
         : lanes(kernel.lanes(n)), blocks((n + lanes - 1) / lanes * lanes * (columns / kBlock)), q(blocks * kBlock),
-          scale(blocks), scaled(blocks), sums(2 * blocks) {
+          scale(blocks), scaled(blocks), floats(n * columns), sums(2 * blocks) {
         uint64_t state = 1;
         std::vector<float> x(columns);
         for (size_t row = 0; row < n; ++row) {
@@ -119,7 +155,8 @@ double seconds_of(const Kernels& kernel, const Matrix& w, Columns& a, size_t n, 
     do {
         for (size_t i = 0; i < pieces; ++i) {
             const double begin = now();
-            kernel.matmul(w, a.view(), nullptr, n, i * kPiece, std::min((i + 1) * kPiece, w.panels()), out, w.rows);
+            multiply_activations(kernel, Precision::kStandard, w, {a.view(), a.floats.data, 0, n}, i * kPiece,
+                                 std::min((i + 1) * kPiece, w.panels()), out, {});
             best[i] = std::min(best[i], now() - begin);
         }
     } while (now() - start < least);
@@ -130,10 +167,11 @@ double seconds_of(const Kernels& kernel, const Matrix& w, Columns& a, size_t n, 
 
 void measure(const std::vector<const Kernels*>& sets, const Case& c, size_t n, double least) {
     constexpr int kRounds = 5;
-    Matrix w = matrix_for(c.layout, c.rows, c.columns);
+    Matrix w = matrix_for(c.format == 1 ? Layout::kF16 : c.layout, c.rows, c.columns, c.format);
+    w.format = c.format;
     const Room<uint8_t> bytes(w.bytes());
     fill(w, bytes.data);
-    w.data = bytes.data;
+    (c.layout == Layout::kRows ? w.source : w.data) = bytes.data;
     std::vector<std::unique_ptr<Columns>> columns;
     for (const Kernels* set : sets) columns.push_back(std::make_unique<Columns>(*set, n, c.columns));
     const Room<float> out(n * c.rows);
@@ -143,7 +181,7 @@ void measure(const std::vector<const Kernels*>& sets, const Case& c, size_t n, d
             best[i] = std::min(best[i], seconds_of(*sets[i], w, *columns[i], n, out.data, least));
         }
     }
-    std::printf("%-22s %4zu", c.name, n);
+    std::printf("%-26s %4zu", c.name, n);
     for (const double seconds : best) {
         std::printf(" %10.1f", 1e-9 * static_cast<double>(c.rows * c.columns * n) / seconds);
     }
@@ -165,7 +203,7 @@ int run(int count, char** arguments) {
         if (count > 2) break;
         if (const Kernels* found = kernels_named(name)) sets.push_back(found);
     }
-    std::printf("%-22s %4s", "GMAC/s", "n");
+    std::printf("%-26s %4s", "GMAC/s", "n");
     for (const Kernels* set : sets) std::printf(" %10s", set->name);
     std::printf("\n");
     for (const Case& c : kCases) {

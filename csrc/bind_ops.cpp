@@ -76,7 +76,7 @@ struct Packed {
         check_matrix(code, rows, columns, rows, data.shape(0));
         Layout layout;
         if (!layout_of(code, &layout)) fail("format " + std::to_string(code) + " cannot be multiplied");
-        matrix = matrix_for(layout, rows, columns);
+        matrix = matrix_for(layout, rows, columns, code);
         bytes.resize(matrix.bytes());
         matrix.data = bytes.data();
         nb::gil_scoped_release release;
@@ -128,6 +128,12 @@ Array2<float> unpack(int code, Input1<uint8_t> data, size_t rows, size_t columns
     auto out = room<float>(rows * columns);
     for (size_t row = 0; row < rows; ++row) read_row(w.matrix, row, out.get() + row * columns);
     return give(std::move(out), rows, columns);
+}
+
+size_t packed_bytes(int code, size_t rows, size_t columns) {
+    Layout layout;
+    if (!layout_of(code, &layout)) fail("format " + std::to_string(code) + " cannot be multiplied");
+    return matrix_for(layout, rows, columns, code).bytes();
 }
 
 Array2<float> rms_norm(Input2<float> x, Input1<float> weight, float eps, const std::string& kernels) {
@@ -340,6 +346,8 @@ void bind_ops(nb::module_& m) {
             nb::arg("x").noconvert(), kernels, precision, "float32[n, rows]: each row of x times a matrix of the file.");
     ops.def("unpack", &unpack, nb::arg("code"), nb::arg("data").noconvert(), nb::arg("rows"), nb::arg("columns"),
             "The numbers of a matrix that was packed for the kernels.");
+    ops.def("packed_bytes", &packed_bytes, nb::arg("code"), nb::arg("rows"), nb::arg("columns"),
+            "The memory that a matrix takes once it is packed.");
     ops.def("rms_norm", &rms_norm, nb::arg("x").noconvert(), nb::arg("weight").noconvert(), nb::arg("eps"), kernels);
     ops.def("add", &add, nb::arg("x").noconvert(), nb::arg("y").noconvert(), kernels);
     ops.def("silu", &silu, nb::arg("gate").noconvert(), nb::arg("up").noconvert(), kernels);

@@ -81,7 +81,7 @@ void Decoder::set_unpacked(const std::string& name, int format, size_t rows, siz
     if (!entry || !entry->matrix || !layout_of(format, &layout)) {
         throw std::invalid_argument("no use for the matrix " + name);
     }
-    *entry->matrix = matrix_for(layout, rows, columns);
+    *entry->matrix = matrix_for(layout, rows, columns, format);
     entry->matrix->source = data;
     entry->matrix->format = format;
     entry->matrix->ready = rows;
@@ -96,7 +96,7 @@ void Decoder::pack_rows(const std::string& name, int format, size_t rows, size_t
     Layout layout;
     if (!matrix || !layout_of(format, &layout)) throw std::invalid_argument("no use for the matrix " + name);
     if (!matrix->data) {
-        *matrix = matrix_for(layout, rows, columns);
+        *matrix = matrix_for(layout, rows, columns, format);
         matrix->data = take_weights(matrix->bytes());
         matrix->format = format;
     }

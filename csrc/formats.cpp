@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "blocks.h"
 #include "half.h"
 
 namespace stretto {
@@ -15,6 +16,25 @@ namespace {
 
 constexpr int kBlock = 32;
 constexpr int kHalf = kBlock / 2;
+
+// Blocks of N numbers, by the reader of 32 of them: every product of scale and quant is exact.
+template <Reader Read, size_t N>
+void dequantize_blocks(const uint8_t* bytes, float* out) {
+    Block block;
+    for (size_t index = 0; index < N / kBlock; ++index) {
+        Read(bytes, index, &block);
+        for (int k = 0; k < kBlock; ++k) *out++ = block.d[k / kHalf] * static_cast<float>(block.q[k] - 128);
+    }
+}
+
+// exponent, 16 bytes; value = 2^(exponent − 128) × level[q]
+void dequantize_mxfp4(const uint8_t* bytes, float* out) {
+    const float d = e8m0_half(bytes[0]);
+    for (int j = 0; j < kHalf; ++j) {
+        out[j] = d * static_cast<float>(kE2m1Bytes[bytes[1 + j] & 15] - 128);
+        out[j + kHalf] = d * static_cast<float>(kE2m1Bytes[bytes[1 + j] >> 4] - 128);
+    }
+}
 
 // In every 4-bit format byte j holds number j in its low half and number j + 16 in its high half.
 
@@ -148,9 +168,21 @@ const Format kFormats[] = {
     {12, 256, 144, dequantize_q4_k, nullptr},
     {13, 256, 176, dequantize_q5_k, nullptr},
     {14, 256, 210, dequantize_q6_k, nullptr},
+    {16, 256, 66, dequantize_blocks<read_iq2_xxs, 256>, nullptr},
+    {17, 256, 74, dequantize_blocks<read_iq2_xs, 256>, nullptr},
+    {18, 256, 98, dequantize_blocks<read_iq3_xxs, 256>, nullptr},
+    {19, 256, 50, dequantize_blocks<read_iq1_s, 256>, nullptr},
     {20, 32, 18, dequantize_iq4_nl, nullptr},
+    {21, 256, 110, dequantize_blocks<read_iq3_s, 256>, nullptr},
+    {22, 256, 82, dequantize_blocks<read_iq2_s, 256>, nullptr},
     {23, 256, 136, dequantize_iq4_xs, nullptr},
+    {29, 256, 56, dequantize_blocks<read_iq1_m, 256>, nullptr},
     {30, 1, 2, dequantize_bf16, nullptr},
+    {34, 256, 54, dequantize_blocks<read_tq1_0, 256>, nullptr},
+    {35, 256, 66, dequantize_blocks<read_tq2_0, 256>, nullptr},
+    {39, 32, 17, dequantize_mxfp4, nullptr},
+    {40, 64, 36, dequantize_blocks<read_nvfp4, 64>, nullptr},
+    {41, 128, 18, dequantize_blocks<read_q1_0, 128>, nullptr},
 };
 
 }  // namespace

@@ -19,13 +19,17 @@
 // A scale is a half float times an integer of 8 bits at most, so it has 19 significant bits at most, also where
 // it is a float. Kernels rely on that.
 //
-// A format of the file costs a reader in pack.cpp, not a kernel.
+// Where no such layout would be as small as the file and quick to read, rows stay as they are: kernels/direct.h
+// multiplies them. There a format costs a reader in direct_formats.h, here one in blocks.cpp; neither costs a kernel.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 namespace stretto {
+
+// Twice the floats of four bits that MXFP4 and NVFP4 have, and 128 more.
+constexpr uint8_t kE2m1Bytes[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116};
 
 constexpr size_t kPanelRows = 16;
 constexpr size_t kBlock = 32;
@@ -36,17 +40,20 @@ enum class Layout {
     kNibblesK,      // coded scales and minima                        Q4_K
     kFivesK,        // the same with five bits                        Q5_K
     kSixesK,        // coded scales for 16 columns, offset 32         Q6_K Q3_K
-    kBytes,         // half scales, offset 128                        Q8_0 Q5_0 IQ4_NL
-    kBytesMinF,     // float scales and minima, offset 128            Q5_1
-    kBytes16F,      // float scales for 16 columns, offset 128        IQ4_XS
-    kBytes16MinF,   // the same with minima                           Q2_K
+    kBytes,         // half scales, offset 128                        Q8_0
+    kLevels,        // nibbles that choose a level, short scales      MXFP4
+    kBytesF,        // float scales, offset 128                     } rows of the file become
+    kBytesMinF,     // float scales and minima, offset 128          } one of these while they
+    kBytes16F,      // float scales for 16 columns, offset 128      } are multiplied
+    kBytes16MinF,   // the same with minima                         }
     kF32,
     kF16,
     kBF16,
+    kRows,          // rows as in the file, one after the other       all others
 };
 
-// How the scales of a layout are kept; the number is the bytes that each takes.
-enum class Scales { kCoded = 1, kHalf = 2, kFloat = 4 };
+// How the scales of a layout are kept. A short one is the upper half of a float, which is all that a power of two has.
+enum class Scales { kCoded, kHalf, kShort, kFloat };
 
 // What is particular to a quantised layout.
 struct Shape {
@@ -55,10 +62,15 @@ struct Shape {
     size_t groups;      // of a block, each with a scale
     bool min;
     int offset;
+    bool levels = false;  // quants choose one of kE2m1Bytes
 
+    // Whether quants are bytes once they have been read, and not what is packed.
+    constexpr bool bytes() const { return bits == 8 || levels; }
     // Blocks that share a head, and where things are in such a unit.
     constexpr size_t blocks() const { return scales == Scales::kCoded ? 8 : 1; }
-    constexpr size_t scale_size() const { return static_cast<size_t>(scales); }   // of one row
+    constexpr size_t scale_size() const {  // of one row
+        return scales == Scales::kFloat ? 4 : scales == Scales::kCoded ? 1 : 2;
+    }
     constexpr size_t scale_bytes() const { return kPanelRows * scale_size(); }    // of a group
     constexpr size_t codes() const { return scales == Scales::kCoded ? 4 * kPanelRows : 0; }
     constexpr size_t head_bytes() const { return codes() + blocks() * groups * scale_bytes() * (min ? 2 : 1); }
@@ -88,6 +100,8 @@ constexpr Shape shape_of(Layout layout) {
         case Layout::kFivesK: return {5, Scales::kCoded, 1, true, 0};
         case Layout::kSixesK: return {6, Scales::kCoded, 2, false, 32};
         case Layout::kBytes: return {8, Scales::kHalf, 1, false, 128};
+        case Layout::kLevels: return {4, Scales::kShort, 1, false, 128, true};
+        case Layout::kBytesF: return {8, Scales::kFloat, 1, false, 128};
         case Layout::kBytesMinF: return {8, Scales::kFloat, 1, true, 128};
         case Layout::kBytes16F: return {8, Scales::kFloat, 2, false, 128};
         default: return {8, Scales::kFloat, 2, true, 128};
@@ -100,18 +114,22 @@ struct Matrix {
     size_t columns = 0;
     size_t panel_bytes = 0;
     const uint8_t* data = nullptr;     // packed, or null:
-    const uint8_t* source = nullptr;   // the file's bytes, packed panel by panel when they are used
-    int format = 0;                    // of `source`
+    const uint8_t* source = nullptr;   // the file's own rows, wherever they are
+    int format = 0;                    // of rows that are not packed
     size_t ready = 0;                  // rows that have been packed so far
 
     size_t panels() const { return (rows + kPanelRows - 1) / kPanelRows; }
     size_t bytes() const { return panels() * panel_bytes; }
+    // The file's rows, or null where they have been packed into another layout.
+    const uint8_t* file_rows() const { return layout == Layout::kRows && data ? data : source; }
 };
 
 // The layout for a format of the file; false if there is none.
 bool layout_of(int format_code, Layout* layout);
-// A matrix of that layout and size, without data.
-Matrix matrix_for(Layout layout, size_t rows, size_t columns);
+// A matrix of that layout and size, without data. Rows of the file have the size that their format says.
+Matrix matrix_for(Layout layout, size_t rows, size_t columns, int format_code = -1);
+// Bytes of a row in the file.
+size_t file_row_bytes(int format_code, size_t columns);
 // Packs panels [begin, end) of a matrix from the file's bytes into `out`, the start of panel `begin`.
 void pack_panels(int format_code, const uint8_t* source, const Matrix& matrix, size_t begin, size_t end,
                  uint8_t* out);

@@ -36,7 +36,7 @@ ProductScratch Vision::take_product(Carver& carver) const {
 void Vision::set_matrix(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data) {
     Layout layout;
     if (!layout_of(format, &layout)) throw std::invalid_argument("no layout for the matrix " + name);
-    Matrix matrix = matrix_for(layout, rows, columns);
+    Matrix matrix = matrix_for(layout, rows, columns, format);
     weights_.emplace_back(matrix.bytes());
     uint8_t* out = weights_.back().data();
     const size_t panels = matrix.panels();

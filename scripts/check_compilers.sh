@@ -21,8 +21,8 @@ warnings="-std=c++17 -O3 -Wall -Wextra -Werror -ffp-contract=off -Icsrc"
 avx2="-mavx2 -mfma -mf16c"
 avx512="$avx2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
 neon="-march=armv8.2-a+dotprod+fp16"
-common="attention decoder formats forward kquants loop pack product probe probe_dots probe_features sampler threads vision
-        kernels/portable kernels/select"
+common="attention blocks blocks_small decoder formats forward grids kquants loop pack product probe probe_dots probe_features
+        sampler threads vision kernels/portable kernels/direct_portable kernels/select"
 declare -A emulated_with  # the first compiler of each family
 
 there() { command -v "${1%% *}" >/dev/null; }
@@ -65,14 +65,14 @@ check() {
     if [[ $family == x86_64 ]]; then
         # GCC 12 and 13 take the undefined operand in their own intrinsics for ours.
         [[ $compiler == *g++* && $compiler != *clang* ]] && quiet="-Wno-maybe-uninitialized -Wno-uninitialized"
-        compile "$name" "$compiler" "$avx2" kernels/avx2
-        compile "$name" "$compiler" "$avx512 $quiet" kernels/avx512
+        compile "$name" "$compiler" "$avx2" kernels/avx2 kernels/direct_avx2
+        compile "$name" "$compiler" "$avx512 $quiet" kernels/avx512 kernels/direct_avx512
         compile "$name" "$compiler" "$avx512 $quiet -mamx-tile -mamx-int8" kernels/amx
-        unshared "$name" avx2 avx512 amx
+        unshared "$name" avx2 avx512 amx direct_avx2 direct_avx512
     else
-        compile "$name" "$compiler" "$neon" kernels/neon
+        compile "$name" "$compiler" "$neon" kernels/neon kernels/direct_neon
         compile "$name" "$compiler" "$neon+i8mm" kernels/i8mm
-        unshared "$name" neon i8mm
+        unshared "$name" neon i8mm direct_neon
     fi
     # Debian's cross libraries have no libm to link statically.
     [[ $family == "$(uname -m)" ]] && static=-static
@@ -103,7 +103,7 @@ check_apple() {
     local name=$1-apple arm="$1 --target=aarch64-linux-gnu" apple="$1 --target=arm64-apple-macos12" headers file
     headers=$(arm_headers "$2")
     mkdir -p "$out/$name"
-    for file in kernels/portable kernels/select kernels/neon kernels/i8mm probe_dots probe_features; do
+    for file in kernels/portable kernels/select kernels/neon kernels/direct_neon kernels/i8mm probe_dots probe_features; do
         # GNU's headers define __nonnull as a function, Apple's compilers as a qualifier.
         $apple $warnings $neon+i8mm -U__nonnull -D_GNU_SOURCE -nostdinc++ -isystem scripts/apple $headers -fsyntax-only "csrc/$file.cpp"
     done

@@ -45,6 +45,7 @@ struct alignas(64) Panel {
             return mul(load_int8(reinterpret_cast<const int8_t*>(p)), load_half(halves));
         }
         if constexpr (kShape.scales == Scales::kHalf) return load_half(halves);
+        if constexpr (kShape.scales == Scales::kShort) return load_bf16(reinterpret_cast<const uint16_t*>(p));
         return load(reinterpret_cast<const float*>(p));
     }
 
@@ -73,6 +74,10 @@ struct alignas(64) Panel {
                     if constexpr (kShape.bits == 5) {
                         low = with_bits(low, fifth, i, 1);
                         high = with_bits(high, fifth, i + 4, 1);
+                    }
+                    if constexpr (kShape.levels) {
+                        low = levels(low);
+                        high = levels(high);
                     }
                     put(i, low);
                     put(i + 4, high);
@@ -277,6 +282,8 @@ bool with_tiles(Layout layout, F f) {
         case Layout::kNibblesK: return f(std::integral_constant<Layout, Layout::kNibblesK>{}), true;
         case Layout::kFivesK: return f(std::integral_constant<Layout, Layout::kFivesK>{}), true;
         case Layout::kBytes: return f(std::integral_constant<Layout, Layout::kBytes>{}), true;
+        case Layout::kLevels: return f(std::integral_constant<Layout, Layout::kLevels>{}), true;
+        case Layout::kBytesF: return f(std::integral_constant<Layout, Layout::kBytesF>{}), true;
         case Layout::kBytesMinF: return f(std::integral_constant<Layout, Layout::kBytesMinF>{}), true;
         default: return false;
     }

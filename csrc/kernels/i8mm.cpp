@@ -45,7 +45,7 @@ struct Pairs {
 
     // Blocks [first, last) of a panel, the first of which begins a unit.
     static void expand(const uint8_t* panel, size_t first, size_t last, Expanded& to) {
-        const int8x16_t offset = vdupq_n_s8(static_cast<int8_t>(kShape.bits < 8 ? kShape.offset : 0));
+        const int8x16_t offset = vdupq_n_s8(static_cast<int8_t>(kShape.bytes() ? 0 : kShape.offset));
         for (size_t block = first; block < last; ++block) {
             const uint8_t* from = panel + block / kUnit * kShape.unit_bytes() + kShape.quants_at(block % kUnit);
             each<4>([&](auto r) ALWAYS_LAMBDA {
@@ -135,6 +135,8 @@ bool with_layout(Layout layout, F f) {
         case Layout::kFivesK: return f(std::integral_constant<Layout, Layout::kFivesK>{}), true;
         case Layout::kSixesK: return f(std::integral_constant<Layout, Layout::kSixesK>{}), true;
         case Layout::kBytes: return f(std::integral_constant<Layout, Layout::kBytes>{}), true;
+        case Layout::kLevels: return f(std::integral_constant<Layout, Layout::kLevels>{}), true;
+        case Layout::kBytesF: return f(std::integral_constant<Layout, Layout::kBytesF>{}), true;
         case Layout::kBytesMinF: return f(std::integral_constant<Layout, Layout::kBytesMinF>{}), true;
         case Layout::kBytes16F: return f(std::integral_constant<Layout, Layout::kBytes16F>{}), true;
         case Layout::kBytes16MinF: return f(std::integral_constant<Layout, Layout::kBytes16MinF>{}), true;

@@ -30,6 +30,7 @@ template <Scales S>
 inline Floats load_scales(const uint8_t* p, [[maybe_unused]] Floats times) {
     if constexpr (S == Scales::kCoded) return mul(load_int8(reinterpret_cast<const int8_t*>(p)), times);
     if constexpr (S == Scales::kHalf) return load_half(reinterpret_cast<const uint16_t*>(p));
+    if constexpr (S == Scales::kShort) return load_bf16(reinterpret_cast<const uint16_t*>(p));
     return load(reinterpret_cast<const float*>(p));
 }
 
@@ -81,10 +82,10 @@ inline void store_some(float* p, Floats x, size_t n) {
 
 }  // namespace
 
-constexpr Kernels table(const char* name) {
+constexpr Kernels table(const char* name, const DirectKernels& direct) {
     return {name, lanes, quantize, quantize_pair, matmul,    rms_norm, add_rows, silu,
             gelu, peaks, weigh,    store_head,    load_head, attend,   merge,
-            convolve, correct_state, add_to_state};
+            convolve, correct_state, add_to_state, &direct};
 }
 
 }  // namespace STRETTO_ISA

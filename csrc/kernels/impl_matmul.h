@@ -34,7 +34,7 @@ struct Quant {
     static constexpr bool kCoded = kShape.scales == Scales::kCoded;
     static constexpr size_t kUnit = kShape.blocks();  // blocks
     // What the integer sum has in it beyond Σ (quant − offset) × activation.
-    static constexpr int kExcess = kShape.bits < 8 ? kShape.offset : (kShape.offset - 128) + kWideBias;
+    static constexpr int kExcess = kShape.bytes() ? (kShape.offset - 128) + kWideBias : kShape.offset;
 
     // P panels × C columns.
     template <int P, int C, bool Wide>
@@ -136,6 +136,19 @@ struct Quant {
             }
             return;
         }
+        if constexpr (kShape.levels) {
+            UNROLL for (int quad_index = 0; quad_index < 8; ++quad_index) {
+                Bytes part[P];
+                UNROLL for (int p = 0; p < P; ++p) {
+                    part[p] = Wide ? load_bytes(w + p * stride + quad_index * 64) : level(w + p * stride, quad_index);
+                }
+                UNROLL for (int c = 0; c < C; ++c) {
+                    const Quad x = quad(q[c] + at + quad_index * 4);
+                    UNROLL for (int p = 0; p < P; ++p) dots[p][c] = dot_wide(dots[p][c], part[p], x);
+                }
+            }
+            return;
+        }
         Smalls small[P][C];
         UNROLL for (int p = 0; p < P; ++p) UNROLL for (int c = 0; c < C; ++c) small[p][c] = begin_small(dots[p][c]);
         UNROLL for (int i = 0; i < 4; ++i) {
@@ -170,6 +183,12 @@ struct Quant {
         return with_bits(low, load_bytes(above + quad_index / 4 * 64), quad_index % 4 * 2, 3);
     }
 
+    // Four columns of levels, as bytes.
+    static inline Bytes level(const uint8_t* quants, int quad_index) {
+        const Bytes both = load_bytes(quants + quad_index % 4 * 64);
+        return levels(quad_index < 4 ? low_half(both) : high_half(both));
+    }
+
     // The quants of a piece's blocks as bytes.
     static void unpack(const Piece& piece, size_t panels, uint8_t* out) {
         for (size_t p = 0; p < panels; ++p) {
@@ -179,6 +198,10 @@ struct Quant {
                                       kShape.quants_at(block % kUnit);
                 if constexpr (kShape.bits > 4) {
                     UNROLL for (int i = 0; i < 8; ++i) store_bytes(to + i * 64, sixes(from, i));
+                    continue;
+                }
+                if constexpr (kShape.levels) {
+                    UNROLL for (int i = 0; i < 8; ++i) store_bytes(to + i * 64, level(from, i));
                     continue;
                 }
                 UNROLL for (int i = 0; i < 4; ++i) {
@@ -319,11 +342,14 @@ void matmul(const Matrix& w, const Quantized& a, const float* x, size_t n, size_
         case Layout::kFivesK: return quantised(constant<Layout::kFivesK>);
         case Layout::kSixesK: return quantised(constant<Layout::kSixesK>);
         case Layout::kBytes: return quantised(constant<Layout::kBytes>);
+        case Layout::kLevels: return quantised(constant<Layout::kLevels>);
+        case Layout::kBytesF: return quantised(constant<Layout::kBytesF>);
         case Layout::kBytesMinF: return quantised(constant<Layout::kBytesMinF>);
         case Layout::kBytes16F: return quantised(constant<Layout::kBytes16F>);
         case Layout::kBytes16MinF: return quantised(constant<Layout::kBytes16MinF>);
         case Layout::kF32: return plain(constant<FloatKind::kF32>);
         case Layout::kF16: return plain(constant<FloatKind::kF16>);
         case Layout::kBF16: return plain(constant<FloatKind::kBF16>);
+        case Layout::kRows: return;  // DirectKernels multiply them
     }
 }

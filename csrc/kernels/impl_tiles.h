@@ -72,6 +72,9 @@ struct Target {
     size_t stride, rows;
 };
 
+// kE2m1Bytes less 128.
+alignas(16) constexpr int8_t kSignedLevels[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 #include "kernels/impl_tiles_many.h"
 #include "kernels/impl_tiles_one.h"
 #include "kernels/impl_tiles_coded.h"
@@ -150,13 +153,13 @@ struct Tiles : Panel<L> {
     // R × 4 rows of a panel, from 4 × `from` on, as they are packed, × C columns.
     template <int R, int C, size_t Lanes>
     static void packed_tile(const uint8_t* w, int from, size_t blocks, Inputs a, float* out, size_t stride, size_t rows) {
-        if constexpr (R == 4 && Lanes == 1 && kShape.bits == 4 && (kShape.scales == Scales::kHalf || L == Layout::kNibblesK)) {
+        if constexpr (R == 4 && Lanes == 1 && kShape.bits == 4 && (!kCoded || L == Layout::kNibblesK)) {
             float some[kPanelRows];
             float* to = rows < kPanelRows ? some : out;
             if constexpr (kCoded) {
                 coded_blocks(w, a, blocks, to);
             } else {
-                packed_blocks<kShape.min>(w, a, blocks, to);
+                packed_blocks<kShape.min, kShape.levels>(w, a, blocks, to);
             }
             if (rows < kPanelRows) std::memcpy(out, some, rows * sizeof(float));
             return;
@@ -181,7 +184,7 @@ struct Tiles : Panel<L> {
                 x[0][c] = vld1q_s8(a.q + c * kBlock);
                 x[1][c] = vld1q_s8(a.q + c * kBlock + 16);
                 each<kGroups>([&](auto g) ALWAYS_LAMBDA {
-                    constexpr int kExcess = kShape.bits < 8 ? kShape.offset : 0;
+                    constexpr int kExcess = kShape.bytes() ? 0 : kShape.offset;
                     const int32_t* s = a.sums + 2 * c;
                     [[maybe_unused]] const int32_t excess = kExcess * (kGroups == 2 ? s[g] : s[0] + s[1]);
                     each<R>([&](auto r) ALWAYS_LAMBDA {

@@ -16,6 +16,12 @@ struct Panel {
         alignas(64) float scales[kHalves][kExpanded * kFloats];
     };
 
+    // What nibbles stand for: themselves, or signed levels.
+    static ALWAYS uint8x16_t level(uint8x16_t nibbles) {
+        if constexpr (!kShape.levels) return nibbles;
+        return vqtbl1q_u8(vreinterpretq_u8_s8(vld1q_s8(kSignedLevels)), nibbles);
+    }
+
     // Quants of the four rows from 4r on, columns 4 × quad … of a block: bytes or nibbles.
     static ALWAYS int8x16_t quants(const uint8_t* block, int r, int quad) {
         const uint8_t* at = block + r * 16;
@@ -23,7 +29,7 @@ struct Panel {
             return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(at + quad * 64), vdupq_n_u8(128)));
         }
         const uint8x16_t both = vld1q_u8(at + quad % 4 * 64);
-        return vreinterpretq_s8_u8(quad < 4 ? vandq_u8(both, vdupq_n_u8(15)) : vshrq_n_u8(both, 4));
+        return vreinterpretq_s8_u8(level(quad < 4 ? vandq_u8(both, vdupq_n_u8(15)) : vshrq_n_u8(both, 4)));
     }
 
     // Calls f(quad, quants) for all of the four rows from 4r on, where they have less than 8 bits, each as soon as it is
@@ -38,8 +44,8 @@ struct Panel {
             f(quad, vbslq_u8(vdupq_n_u8(kShape.bits == 5 ? 16 : 48), above, nibbles));
         };
         if constexpr (kShape.bits == 4) {
-            each<4>([&](auto i) ALWAYS_LAMBDA { f(i, low(i)); });
-            each<4>([&](auto i) ALWAYS_LAMBDA { f(std::integral_constant<int, i + 4>{}, high(i)); });
+            each<4>([&](auto i) ALWAYS_LAMBDA { f(i, level(low(i))); });
+            each<4>([&](auto i) ALWAYS_LAMBDA { f(std::integral_constant<int, i + 4>{}, level(high(i))); });
         } else if constexpr (kShape.bits == 5) {
             const uint8x16_t above = vld1q_u8(at + 4 * 64);
             uint8x16_t up = above;
@@ -63,6 +69,7 @@ struct Panel {
     // Four scales that are kept as they are.
     static ALWAYS float32x4_t scales(const uint8_t* at, int r) {
         if constexpr (kShape.scales == Scales::kHalf) return half_four(reinterpret_cast<const uint16_t*>(at) + 4 * r);
+        if constexpr (kShape.scales == Scales::kShort) return bf16_four(reinterpret_cast<const uint16_t*>(at) + 4 * r);
         return vld1q_f32(reinterpret_cast<const float*>(at) + 4 * r);
     }
 
@@ -116,7 +123,7 @@ struct Panel {
 
     // Blocks [first, last) of a panel, the first of which begins a unit.
     static void expand(const uint8_t* panel, size_t first, size_t last, Expanded& to) {
-        const uint8x16_t offset = vdupq_n_u8(kShape.bits < 8 ? kShape.offset : 0);
+        const uint8x16_t offset = vdupq_n_u8(kShape.bytes() ? 0 : kShape.offset);
         int8_t* low = to.quants[0];
         int8_t* high = to.quants[1];
         for (size_t block = first; block < last; ++block, low += kBytes, high += kBytes) {
@@ -127,7 +134,8 @@ struct Panel {
                     each<8>([&](auto quad) ALWAYS_LAMBDA { vst1q_s8(at + quad * 32, quants(from, r, quad)); });
                 } else {
                     each_quants(from, r, [&](auto quad, uint8x16_t q) ALWAYS_LAMBDA {
-                        vst1q_u8(reinterpret_cast<uint8_t*>(at) + quad * 32, kShape.offset ? vsubq_u8(q, offset) : q);
+                        const bool signed_now = kShape.bytes() || !kShape.offset;
+                        vst1q_u8(reinterpret_cast<uint8_t*>(at) + quad * 32, signed_now ? q : vsubq_u8(q, offset));
                     });
                 }
             });

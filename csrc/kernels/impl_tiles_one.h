@@ -9,7 +9,10 @@
 //     v4, v5       activations                     v20 … v27    scales and minima
 //     v6, v7       their scale, and that × their sum
 //     v8 … v15     quants
-template <bool Min>
+//
+// Levels are looked up by `tbl`, one more operation for each 16 nibbles, in a table that is in v29; their scales become floats
+// by a shift.
+template <bool Min, bool Levels>
 inline void packed_blocks(const uint8_t* w, const Inputs& a, size_t blocks, float* totals) {
     constexpr int kQuants = Min ? 64 : 32;       // where they begin
     constexpr int kAhead = 6 * (kQuants + 256);  // bytes: what is streamed arrives late without asking for it
@@ -19,14 +22,17 @@ inline void packed_blocks(const uint8_t* w, const Inputs& a, size_t blocks, floa
     alignas(64) uint8_t high[8 * 16];  // high nibbles of the third and fourth 64 bytes
 #define LOAD(at) "ldp q8, q9, [%[w], #%c[quants] + " at "]\n\t" "ldp q10, q11, [%[w], #%c[quants] + 32 + " at "]\n\t"
 #define LOW(to, from) "and v" to ".16b, v" from ".16b, v31.16b\n\t"
-#define LOWS LOW("12", "8") LOW("13", "9") LOW("14", "10") LOW("15", "11")
+#define LEVEL(x) "tbl v" x ".16b, {v29.16b}, v" x ".16b\n\t"
+#define IF_LEVELS(text) ".if %c[levels]\n\t" text ".endif\n\t"
+#define LOWS LOW("12", "8") LOW("13", "9") LOW("14", "10") LOW("15", "11")                                  \
+    IF_LEVELS(LEVEL("12") LEVEL("13") LEVEL("14") LEVEL("15"))
 #define DOT(sum, w, x, lane) "sdot v" sum ".4s, v" w ".16b, v" x ".4b[" lane "]\n\t"
 #define DOTS(w0, w1, w2, w3, x, lane) DOT("0", w0, x, lane) DOT("1", w1, x, lane) DOT("2", w2, x, lane) DOT("3", w3, x, lane)
 // A product, and beside it the high nibbles of 16 other bytes by the integer units.
 #define BESIDE(sum, low, both, lane, at, slot, x0, x1)                                                      \
     "ldp " x0 ", " x1 ", [%[w], #%c[quants] + " at "]\n\t"                                                  \
     "and " x0 ", %[mask], " x0 ", lsr #4\n\t"                                                               \
-    "ushr v" both ".16b, v" both ".16b, #4\n\t"                                                             \
+    "ushr v" both ".16b, v" both ".16b, #4\n\t" IF_LEVELS(LEVEL(both))                                      \
     "and " x1 ", %[mask], " x1 ", lsr #4\n\t"                                                               \
     "stp " x0 ", " x1 ", [%[high], #" slot "]\n\t"                                                          \
     DOT(sum, low, "4", lane)
@@ -44,9 +50,14 @@ inline void packed_blocks(const uint8_t* w, const Inputs& a, size_t blocks, floa
 #define QUAD(at, lane, slot, convert, convert2)                                                             \
     LOAD(at) LOWS convert DOTS("12", "13", "14", "15", "4", lane)                                           \
     "ldp q8, q9, [%[high], #" slot "]\n\t" "ldp q10, q11, [%[high], #32 + " slot "]\n\t"                    \
+    IF_LEVELS(LEVEL("8") LEVEL("9") LEVEL("10") LEVEL("11"))                                                \
     convert2 DOTS("8", "9", "10", "11", "5", lane)
-#define FLOATS(to, from) "fcvtl v" to ".4s, v" from ".4h\n\t"
-#define FLOATS2(from) "fcvtl2 v" from ".4s, v" from ".8h\n\t"
+#define FLOATS(to, from)                                                                                    \
+    IF_LEVELS("shll v" to ".4s, v" from ".4h, #16\n\t") ".if %c[levels] == 0\n\t"                           \
+    "fcvtl v" to ".4s, v" from ".4h\n\t" ".endif\n\t"
+#define FLOATS2(from)                                                                                       \
+    IF_LEVELS("shll2 v" from ".4s, v" from ".8h, #16\n\t") ".if %c[levels] == 0\n\t"                        \
+    "fcvtl2 v" from ".4s, v" from ".8h\n\t" ".endif\n\t"
 #define IF_MIN(text) ".if %c[min]\n\t" text ".endif\n\t"
 #define MIN(total, m) "fmla v" total ".4s, v" m ".4s, v7.s[0]\n\t"
 #define BIAS(part, d) "fmul v" part ".4s, v" d ".4s, v30.4s\n\t"
@@ -56,15 +67,17 @@ inline void packed_blocks(const uint8_t* w, const Inputs& a, size_t blocks, floa
         "movi v16.4s, #0\n\t" "movi v17.4s, #0\n\t" "movi v18.4s, #0\n\t" "movi v19.4s, #0\n\t"
         "movi v31.16b, #15\n\t"
         "dup v30.4s, %w[bias]\n\t"
+        IF_LEVELS("ldr q29, [%[table]]\n\t")
         ".p2align 6\n"
         "1:\n\t"
         "ldp q4, q5, [%[q]], #32\n\t"
         "ldp q21, q23, [%[w]]\n\t"
         IF_MIN("ldp q25, q27, [%[w], #32]\n\t"
-               "ldr s7, [%[scaled]], #4\n\t"
-               "ldp q0, q1, [%[start]]\n\t"
-               "ldp q2, q3, [%[start]]\n\t")
-        ".if %c[min] == 0\n\t"
+               "ldr s7, [%[scaled]], #4\n\t")
+        ".if %c[min] + %c[levels]\n\t"
+        "ldp q0, q1, [%[start]]\n\t"
+        "ldp q2, q3, [%[start]]\n\t"
+        ".else\n\t"
         "ldp w9, w10, [%[sums]], #8\n\t"
         "add w9, w9, w10\n\t"
         "sub w9, %w[first], w9, lsl #3\n\t"  // an offset of 8
@@ -87,12 +100,15 @@ inline void packed_blocks(const uint8_t* w, const Inputs& a, size_t blocks, floa
         "stp q18, q19, [%[t], #32]\n\t"
         : [w] "+r"(w), [q] "+r"(q), [scale] "+r"(scale), [scaled] "+r"(scaled), [sums] "+r"(sums), [n] "+r"(blocks)
         : [t] "r"(totals), [high] "r"(high), [start] "r"(kSumStarts), [first] "r"(kSumStart), [bias] "r"(0xcb400000),
-          [mask] "r"(0x0f0f0f0f0f0f0f0f), [min] "i"(Min), [quants] "i"(kQuants), [ahead] "i"(kAhead)
+          [mask] "r"(0x0f0f0f0f0f0f0f0f), [min] "i"(Min), [levels] "i"(Levels), [quants] "i"(kQuants), [ahead] "i"(kAhead),
+          [table] "r"(kSignedLevels)
         : "memory", "cc", "x9", "x10", "x11", "x12", "x13", "x14", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8",
           "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24",
-          "v25", "v26", "v27", "v30", "v31");
+          "v25", "v26", "v27", "v29", "v30", "v31");
 #undef LOAD
 #undef LOW
+#undef LEVEL
+#undef IF_LEVELS
 #undef LOWS
 #undef DOT
 #undef DOTS

@@ -117,6 +117,7 @@ struct StateTile {
     float* const* out;           // [n] of [lanes]
     float skip;                  // Mamba-2: of the value itself in the output
 };
+struct DirectKernels;  // direct.h
 
 struct Kernels {
     const char* name;
@@ -128,7 +129,7 @@ struct Kernels {
     // to 16 bits, the same numbers in all tables.
     void (*quantize_pair)(const float* x, size_t columns, size_t row, const Quantized& out);
     // out[c][r] = row r of the matrix · column c, for the rows of panels [begin, end) and n columns. Quantised
-    // layouts read `a`, float layouts `x` ([n][columns]).
+    // layouts read `a`, float layouts `x` ([n][columns]). Rows of the file are for `direct`.
     void (*matmul)(const Matrix& w, const Quantized& a, const float* x, size_t n, size_t begin, size_t end,
                    float* out, size_t out_stride);
     void (*rms_norm)(const float* x, const float* weight, size_t n, float eps, float* out);
@@ -154,6 +155,8 @@ struct Kernels {
     void (*correct_state)(const StateTile& state);
     // Token after token: S, decayed, becomes S + write × gain × value; out = read · S + skip × value.
     void (*add_to_state)(const StateTile& state);
+    // The same products with rows as they stand in the file.
+    const DirectKernels* direct;
 };
 
 constexpr const char* kKernelNames[] = {"amx", "avx512", "avx2", "i8mm", "neon", "portable"};  // the best first

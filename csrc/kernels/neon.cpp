@@ -1,8 +1,9 @@
 #define STRETTO_ISA neon
 #include "kernels/vec_neon.h"
 #include "half.h"
+#include "kernels/direct.h"
 #include "kernels/impl.h"
 
 namespace stretto {
-const Kernels kNeon = neon::table("neon");
+const Kernels kNeon = neon::table("neon", kDirectNeon);
 }

@@ -2,8 +2,9 @@
 #define STRETTO_NO_UNROLL  // lanes are loops here already; unrolling more only costs build time
 #include "kernels/vec_portable.h"
 #include "half.h"
+#include "kernels/direct.h"
 #include "kernels/impl.h"
 
 namespace stretto {
-const Kernels kPortable = portable::table("portable");
+const Kernels kPortable = portable::table("portable", kDirectPortable);
 }

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "packed.h"
+
 namespace stretto {
 namespace STRETTO_ISA {
 
@@ -128,6 +130,11 @@ inline __m256i with_bits_32(__m256i low, __m256i x, int at, int mask) {
 }
 inline Bytes with_bits(Bytes low, Bytes x, int at, int mask) {
     return {with_bits_32(low.a, x.a, at, mask), with_bits_32(low.b, x.b, at, mask)};
+}
+// What nibbles choose of kE2m1Bytes.
+inline Bytes levels(Bytes x) {
+    const __m256i table = _mm256_broadcastsi128_si256(load128(kE2m1Bytes));
+    return {_mm256_shuffle_epi8(table, x.a), _mm256_shuffle_epi8(table, x.b)};
 }
 inline Quad quad(const int8_t* p) {
     int32_t four;

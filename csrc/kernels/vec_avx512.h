@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "packed.h"
+
 namespace stretto {
 namespace STRETTO_ISA {
 
@@ -93,6 +95,11 @@ inline Bytes high_half(Bytes a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4
 inline Bytes with_bits(Bytes low, Bytes x, int at, int mask) {
     const Bytes moved = at < 4 ? _mm512_slli_epi16(x, 4 - at) : _mm512_srli_epi16(x, at - 4);
     return _mm512_ternarylogic_epi32(low, moved, _mm512_set1_epi8(static_cast<char>(mask << 4)), 0xf8);
+}
+// What nibbles choose of kE2m1Bytes.
+inline Bytes levels(Bytes x) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kE2m1Bytes));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), x);
 }
 inline Quad quad(const int8_t* p) {
     int32_t four;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "half.h"
+#include "packed.h"
 
 namespace stretto {
 namespace STRETTO_ISA {
@@ -94,6 +95,8 @@ inline Bytes with_bits(Bytes low, Bytes x, int at, int mask) {
     for (int i = 0; i < 64; ++i) low.v[i] = static_cast<uint8_t>(low.v[i] | (x.v[i] >> at & mask) << 4);
     return low;
 }
+// What nibbles choose of kE2m1Bytes.
+inline Bytes levels(Bytes a) { for (uint8_t& x : a.v) x = kE2m1Bytes[x]; return a; }
 inline Quad quad(const int8_t* p) { Quad r; std::memcpy(r.v, p, 4); return r; }
 // A sum of products times its scale; `bias` is for those whose sums do not begin at zero.
 inline Floats scaled_sum(Ints s, Floats d, Floats) { return mul(to_float(s), d); }

@@ -12,7 +12,7 @@ from stretto import kernels
 from stretto.backends.base import Backend
 from stretto.backends.registry import BackendOptions, choose
 from stretto.errors import InvalidRequest, ModelError
-from stretto.hardware import usable_cores
+from stretto.hardware import free_memory, usable_cores
 from stretto.models import ModelSpec, read_spec
 from stretto.sampling.params import check_integer
 from stretto.text.loading import load_tokenizer
@@ -53,7 +53,7 @@ def open_model(
     cells: int = 8192,
     kv: str = "f16",
     precision: str = "standard",
-    repack: bool = True,
+    repack: bool | str = "auto",
     vision: str | os.PathLike[str] | None = None,
     image_cache: bool | str | os.PathLike[str] | ImageCache = True,
     sequences: int = 80,
@@ -63,14 +63,25 @@ def open_model(
     entry, device = choose(backend, device)
     _check_choice("kv", kv, CACHE_TYPES)
     _check_choice("precision", precision, PRECISIONS)
-    if not isinstance(repack, bool):
-        raise InvalidRequest(f"repack must be True or False, not {repack!r}", param="repack", value=repack)
+    if not isinstance(repack, bool) and repack != "auto":
+        raise InvalidRequest(
+            f"repack must be 'auto', True or False, not {repack!r}", param="repack", value=repack
+        )
     if threads is not None:
         check_integer("threads", threads, 1, 1024)
     check_integer("cells", cells, 1, 1 << 24)
     cache = ImageCache.of(image_cache)
-    threads = threads or usable_cores()
-    options = BackendOptions(device, cells, threads, kv, precision, repack, sequences, checkpoint_bytes)
+    options = BackendOptions(
+        device,
+        cells,
+        threads or usable_cores(),
+        kv,
+        precision,
+        repack,
+        sequences,
+        checkpoint_bytes,
+        memory=free_memory(),
+    )
     with GGUF(hub.resolve(model)) as file:
         spec = read_spec(file, cells)
         with ThreadPoolExecutor(1) as pool:  # weights are packed in native code; Python reads the tokens

@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from random_weights import random_weights
 from stretto import _native
 from stretto.backends.native import NativeBackend, plain_spec
 from stretto.models.spec import Attention, Dense, ModelSpec, Norm, Rope, plain_layer
@@ -33,25 +34,7 @@ COLUMNS, ROWS = 256, 41  # rows that do not fill their last panel
 
 def weights_of(fmt):
     """Bytes of a matrix [ROWS, COLUMNS] with finite, ordinary numbers."""
-    rng = np.random.default_rng(fmt.value)
-    if fmt.block == 1:
-        numbers = rng.standard_normal((ROWS, COLUMNS)).astype(np.float32)
-        if fmt is Format.F16:
-            numbers = numbers.astype(np.float16)
-        elif fmt is Format.BF16:
-            numbers = (numbers.view(np.uint32) >> 16).astype(np.uint16)
-        return numbers.view(np.uint8)
-    # A scale's high byte makes it a number from 0.5 to 2; all other bytes are anything.
-    raw = rng.integers(0, 256, (ROWS, COLUMNS // fmt.block, fmt.size), dtype=np.uint8)
-    for at in SCALES[fmt.name]:
-        raw[..., at + 1] = rng.choice([0x38, 0x3A, 0x3C, 0x3E, 0xB8, 0xBC], raw.shape[:2])
-    return raw.reshape(ROWS, -1)
-
-
-SCALES = {  # where a block has its half floats
-    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "IQ4_NL": [0], "IQ4_XS": [0],
-    "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
-}  # fmt: skip
+    return random_weights(fmt, ROWS, COLUMNS, seed=fmt.value, scale=(0.5, 2))
 
 
 ROPE = Rope((1.0,) * 8, "halves")
@@ -122,10 +105,6 @@ def as_int8(x):
     blocks = x.reshape(len(x), -1, 32).astype(np.float64)
     scale = np.abs(blocks).max(axis=2, keepdims=True) / 127
     return (np.rint(blocks / scale) * scale).reshape(x.shape)
-
-
-def test_the_formats_are_all_there():
-    assert set(SCALES) | {"F32", "F16", "BF16"} == {fmt.name for fmt in READABLE}
 
 
 @pytest.mark.parametrize("fmt", READABLE, ids=[fmt.name for fmt in READABLE])

@@ -8,6 +8,8 @@ say `==`. Integer sums are exact at the ends of their ranges.
 import numpy as np
 import pytest
 
+from random_weights import FLOATS, HALVES_AT, put_halves, put_quarters
+from random_weights import random_weights as weights
 from stretto import _native
 from stretto.backends.native import plain_spec
 from stretto.models.spec import ModelSpec, Norm
@@ -16,23 +18,7 @@ from stretto.weights.formats import READABLE, Format, dequantize
 ops = _native.ops
 EPS = 2.0**-24  # of one rounding
 FORMATS = sorted(READABLE)
-FLOATS = {Format.F32, Format.F16, Format.BF16}
 QUANTS = [fmt for fmt in FORMATS if fmt not in FLOATS]
-# Where a block has its half-precision scales.
-SCALES_AT = {
-    Format.Q4_0: (0,),
-    Format.Q4_1: (0, 2),
-    Format.Q5_0: (0,),
-    Format.Q5_1: (0, 2),
-    Format.Q8_0: (0,),
-    Format.Q2_K: (80, 82),
-    Format.Q3_K: (108,),
-    Format.Q4_K: (0, 2),
-    Format.Q5_K: (0, 2),
-    Format.Q6_K: (208,),
-    Format.IQ4_NL: (0,),
-    Format.IQ4_XS: (0,),
-}
 ROWS = 1, 15, 16, 17, 50
 BATCHES = 1, 2, 3, 5, 6, 7, 13, 14, 15, 16, 17, 32, 33
 
@@ -47,30 +33,9 @@ def normal(*shape, seed=0, scale=1.0):
 
 
 def widths(fmt):
-    return (256, 512, 1280) if fmt.block == 256 else (32, 64, 96, 512, 1056)
-
-
-def put_halves(data, fmt, at, values):
-    """Writes `values`, one per block, at a place of every block of uint8[rows, bytes]."""
-    blocks = data.reshape(-1, fmt.size)
-    blocks[:, at : at + 2] = np.broadcast_to(values, len(blocks)).astype("<f2")[:, None].view(np.uint8)
-
-
-def weights(fmt, rows, columns, seed=1):
-    """Random bytes with scales of a usual size: uint8[rows, bytes]."""
-    rng = np.random.default_rng(seed)
-    if fmt in FLOATS:
-        numbers = normal(rows, columns, seed=seed)
-        if fmt == Format.F32:
-            return numbers.view(np.uint8)
-        if fmt == Format.F16:
-            return numbers.astype(np.float16).view(np.uint8)
-        return np.ascontiguousarray(numbers.view(np.uint16)[:, 1::2]).view(np.uint8)
-    data = rng.integers(0, 256, (rows, fmt.row_bytes(columns)), dtype=np.uint8)
-    for at in SCALES_AT[fmt]:
-        signs = rng.choice((-1, 1), rows * columns // fmt.block)
-        put_halves(data, fmt, at, signs * rng.uniform(0.01, 0.1, signs.shape))
-    return data
+    if fmt.block == 256:
+        return 256, 512, 1280
+    return sorted({-(-columns // fmt.block) * fmt.block for columns in (32, 64, 96, 512, 1056)})
 
 
 def matmul(fmt, data, x, kernels):
@@ -204,7 +169,7 @@ def extreme_weights(fmt, rows):
     data[0], data[1], data[2] = 0, 255, 128
     if fmt == Format.Q8_0:
         data[3] = 127
-    for at in SCALES_AT[fmt]:
+    for at in HALVES_AT[fmt]:
         put_halves(data, fmt, at, 1.0)
     blocks = data.reshape(-1, fmt.size)
     if fmt == Format.Q2_K:
@@ -217,7 +182,34 @@ def extreme_weights(fmt, rows):
         blocks[:, 192:208] = rng.choice((1, 255), (len(blocks), 16))
     elif fmt == Format.IQ4_XS:
         blocks[:, 2:4], blocks[:, 4:8] = 0xAA, 0x11
+    elif fmt == Format.MXFP4:
+        blocks[:, 0] = 128
+    elif fmt == Format.NVFP4:
+        blocks[:, :4] = 0x40
+    else:
+        book_scales(blocks, fmt)
     return data
+
+
+def book_scales(blocks, fmt):
+    """Formats with code books: codes of 0, and half floats that make every number whole."""
+    if fmt == Format.IQ1_M:
+        blocks[:, 48:56] = 0
+        put_quarters(blocks, 8.0)
+    elif fmt == Format.IQ1_S:
+        blocks[:, 35:50:2] &= 0x8F
+        put_halves(blocks, fmt, 0, 8.0)
+    elif fmt == Format.IQ2_XXS:
+        blocks[:, 9:66:8] &= 15
+        put_halves(blocks, fmt, 0, 8.0)
+    elif fmt in (Format.IQ2_XS, Format.IQ2_S):
+        blocks[:, -8:] = 0
+        put_halves(blocks, fmt, 0, 8.0)
+    elif fmt == Format.IQ3_XXS:
+        blocks[:, 69:98:4] &= 15
+        put_halves(blocks, fmt, 0, 4.0)
+    elif fmt == Format.IQ3_S:
+        blocks[:, -4:] = 0
 
 
 @every_set

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import stretto
+from random_weights import random_weights
 from stretto import _native
 from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend
@@ -78,19 +79,6 @@ def test_what_is_not_finite_shows(kernels, bad):
 
 
 # -- products --
-
-
-def random_weights(fmt, rows, columns):
-    """Random bytes, their half floats small and finite."""
-    data = np.random.default_rng(1).integers(0, 256, (rows, fmt.row_bytes(columns)), dtype=np.uint8)
-    numbers = normal(rows, columns, seed=2)
-    if fmt.value in _native.quantizable:
-        return _native.quantize(fmt, numbers.reshape(-1)).reshape(rows, -1)
-    at = {Format.Q2_K: (80, 82), Format.Q3_K: (108,), Format.Q6_K: (208,)}.get(fmt, (0, 2))
-    for place in at[: 1 if fmt in (Format.Q5_0, Format.IQ4_NL, Format.IQ4_XS) else 2]:
-        blocks = data.reshape(-1, fmt.size)
-        blocks[:, place : place + 2] = np.full((len(blocks), 1), 0.02, "<f2").view(np.uint8)
-    return data
 
 
 @every_set

@@ -7,7 +7,6 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from stretto.cli.output import clean, finite, size
 from stretto.errors import ModelError
 from stretto.weights import hub
 from stretto.weights.writer import write_gguf
-from tiny_models import FOLDER
+from tiny_models import FOLDER, tiny_spec
 
 
 @pytest.fixture
@@ -172,13 +171,12 @@ def test_a_model_that_is_not_here_is_not_fetched_on_the_side(stretto, tiny):
 # -- inspect --
 
 
-def test_inspect_shows_the_states_of_recurrent_layers(stretto, tiny_path, monkeypatch):
+def test_inspect_shows_the_states_of_recurrent_layers(stretto, tiny_path):
     assert json.loads(stretto("inspect", str(tiny_path), "--json")[1])["memory"]["slot"] == 0
-    spec = SimpleNamespace(recurrent="gated delta net", state_floats=5_000_000)
-    monkeypatch.setattr("stretto.models.read_spec", lambda file: spec)
-    memory = json.loads(stretto("inspect", str(tiny_path), "--json")[1])["memory"]
-    assert (memory["recurrent"], memory["slot"]) == ("gated delta net", 20_000_000)
-    assert "gated delta net states" in stretto("inspect", str(tiny_path))[1]
+    path = str(FOLDER / "qwen35.gguf")
+    memory = json.loads(stretto("inspect", path, "--json")[1])["memory"]
+    assert (memory["recurrent"], memory["slot"]) == ("gated delta net", 4 * tiny_spec("qwen35").state_floats)
+    assert "gated delta net states" in stretto("inspect", path)[1]
 
 
 def test_inspect_shows_everything(stretto, tiny_path):

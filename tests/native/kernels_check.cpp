@@ -16,7 +16,9 @@
 
 #include <sys/mman.h>
 
+#include "formats.h"
 #include "half.h"
+#include "kernels/direct.h"
 #include "kernels/kernels.h"
 
 namespace stretto {
@@ -135,6 +137,11 @@ Weights weights_of(Random& random, Layout layout, size_t rows, size_t columns, b
     for (size_t unit = 0; unit < w.bytes.size(); unit += shape.unit_bytes()) {
         uint8_t* at = w.bytes.data() + unit;
         const size_t size = shape.scales == Scales::kFloat ? 4 : 2;
+        if (shape.scales == Scales::kShort) {
+            for (size_t i = 0; i < shape.head_bytes(); i += 2) store16(at + i, extreme ? 0x3f80 : 0x3c00 + random.bits() % 512);
+            for (size_t i = shape.head_bytes(); i < shape.unit_bytes(); ++i) at[i] = static_cast<uint8_t>(random.bits());
+            continue;
+        }
         const size_t scales = (shape.codes() ? shape.codes() : shape.head_bytes()) / size;
         for (size_t i = 0; i < scales; ++i) {
             // As exact as the scales of any format: see packed.h.
@@ -156,8 +163,8 @@ Weights weights_of(Random& random, Layout layout, size_t rows, size_t columns, b
 }
 
 constexpr Layout kLayouts[] = {Layout::kNibbles, Layout::kNibblesMin, Layout::kNibblesK, Layout::kFivesK,
-                               Layout::kSixesK, Layout::kBytes, Layout::kBytesMinF, Layout::kBytes16F,
-                               Layout::kBytes16MinF, Layout::kF32, Layout::kF16, Layout::kBF16};
+                               Layout::kSixesK, Layout::kBytes, Layout::kLevels, Layout::kBytesF,
+                               Layout::kBytesMinF, Layout::kBytes16F, Layout::kBytes16MinF, Layout::kF32, Layout::kF16, Layout::kBF16};
 
 // Columns that a layout can have: whole units.
 size_t whole(Layout layout, size_t columns) {
@@ -198,6 +205,43 @@ void check_products(const Kernels& kernel) {
         for (const size_t n : {9, 25}) {
             const std::vector<float> bad = product(kernel, w.matrix, x, 0, n);
             check(none_finite(bad.data(), 80), "NaN and infinity show, layout %d, batch of %zu", name, n);
+        }
+    }
+}
+
+// Rows of the file: with few columns as they are, with many as panels. Any bytes will do, so NaN may be among them.
+void check_direct(const Kernels& kernel) {
+    Random random{7};
+    size_t count;
+    const Format* all = formats(&count);
+    for (const Format* format = all; format < all + count; ++format) {
+        for (const size_t rows : {1, 17, 38}) {
+            const size_t columns = 1280, row_bytes = columns / format->block * format->size;
+            std::vector<uint8_t> bytes(rows * row_bytes);
+            for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.bits());
+            Matrix file = matrix_for(Layout::kRows, rows, columns, format->code);
+            file.data = bytes.data();
+            Matrix packed = matrix_for(staged_layout(format->code), rows, columns);
+            std::vector<uint8_t> panels(packed.bytes());
+            packed.data = panels.data();
+            if (is_float(packed.layout)) {
+                pack_panels(format->code, bytes.data(), packed, 0, packed.panels(), panels.data());
+            } else {
+                for (size_t i = 0; i < packed.panels(); ++i) {
+                    kernel.direct->stage(file, i, panels.data() + i * packed.panel_bytes);
+                }
+            }
+            const std::vector<float> x = random.floats(7 * columns);
+            for (const size_t n : {1, 2, 3, 7}) {
+                Rows a(kernel, {x.begin(), x.begin() + static_cast<std::ptrdiff_t>(n * columns)}, columns, kernel.lanes(n));
+                std::vector<float> out(n * rows);
+                kernel.direct->multiply(file, a.view(), a.x.data(), n, 0, file.panels(), out.data(), rows);
+                std::vector<float> expected = product(kernel, packed, x, 0, n);
+                for (size_t i = 0; i < out.size(); ++i) {
+                    if (std::isnan(out[i]) && std::isnan(expected[i])) out[i] = expected[i] = 0.0f;
+                }
+                check(same(out, expected), "rows of format %d, %zu × %zu, batch of %zu", format->code, rows, columns, n);
+            }
         }
     }
 }
@@ -458,6 +502,7 @@ void check_set(const Kernels& kernel) {
     }
     check_products(kernel);
     check_fences(kernel);
+    check_direct(kernel);
     check_rows(kernel);
     check_heads(kernel);
     size_t group = 0;

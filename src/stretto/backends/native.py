@@ -1,8 +1,8 @@
 """The native backend: the decoder in csrc/, driven with one flat batch a step.
 
 Weights are packed on loading into the layout the kernels want, a piece at a time, without losing a bit; K and
-V are stored as half floats or in 8 bits. With `repack=False` the file's own bytes are packed tile by tile
-while they are used: slower, the same bits, for files larger than memory. Products take activations of 8 bits,
+V are stored as half floats or in 8 bits. With `repack=False` kernels read the rows of the file where they are
+mapped: a little slower, the same bits, for files larger than memory. Products take activations of 8 bits,
 or of 16 with `precision="high"`. Within one kernel set and one precision a sequence's logits are the same
 bits whatever else is in the batch, in however many chunks and with however many threads they are computed.
 """
@@ -24,6 +24,7 @@ from stretto.models.spec import ModelSpec
 from stretto.sampling.sampler import WRONG, bias_arrays, history
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF
+from stretto.weights.placement import Placement
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -49,10 +50,13 @@ class NativeBackend:
         repack: bool = True,
         precision: str = "standard",
         n_slots: int = 1,
+        placement: Placement | None = None,
     ) -> None:
         self.spec = spec
         self.n_cells = n_cells
         self.precision = precision
+        self.placement = placement  # why weights are packed or not, where that was chosen
+        repack = repack if placement is None else placement.repack
         self._decoder: _native.Decoder | None = _native.Decoder(
             plain_spec(spec), n_cells, kv, threads, kernels.chosen(), precision, n_slots
         )
@@ -62,6 +66,7 @@ class NativeBackend:
         kind = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
         self.cell_layout = f"{kind}, {spec.kv_layout}"
         matrices = Matrices(file, spec)
+        file.read_ahead(repack)  # vectors stand between matrices, which are not to be read yet
         for name, rows, columns in self._decoder.tensors():
             if columns:
                 packed = repack and name not in LOOKED_UP
@@ -70,6 +75,7 @@ class NativeBackend:
             tensor, numbers = matrices.vector(name, rows)
             self._decoder.set_vector(name, numbers)
             file.forget(tensor)
+        file.read_ahead(True)
 
     def _set_matrix(self, file: GGUF, rows: Rows, name: str, columns: int, repack: bool) -> None:
         """Rows of the file, as a matrix of the decoder.

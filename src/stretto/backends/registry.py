@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING
 from stretto.backends.base import Backend
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.models.spec import ModelSpec
+from stretto.models.summary import model_memory
 from stretto.weights.gguf import GGUF
+from stretto.weights.placement import choose_placement
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -39,9 +41,10 @@ class BackendOptions:
     threads: int
     kv: str = "f16"
     precision: str = "standard"
-    repack: bool = True
+    repack: bool | str = "auto"  # whether weights are packed in memory; "auto": if there is enough of it
     sequences: int = 80  # of a model with recurrent layers, that have a state at the same time
     checkpoint_bytes: int = 512 << 20  # of states beside those
+    memory: int | None = None  # bytes that are free, where that is known
 
     def n_slots(self, slot_bytes: int) -> int:
         """How many slots a model with recurrent layers gets, whose states take so many bytes each.
@@ -64,9 +67,18 @@ class BackendEntry:
 def _native(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
     from stretto.backends.native import NativeBackend
 
-    n_slots = options.n_slots(4 * spec.state_floats)
+    placement = choose_placement(
+        options.repack, model_memory(file, spec), options.kv, options.cells, options.memory, path=file.path
+    )
     return NativeBackend(
-        file, spec, options.cells, options.threads, options.kv, options.repack, options.precision, n_slots
+        file,
+        spec,
+        options.cells,
+        options.threads,
+        options.kv,
+        precision=options.precision,
+        n_slots=options.n_slots(4 * spec.state_floats),
+        placement=placement,
     )
 
 

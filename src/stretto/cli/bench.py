@@ -36,6 +36,7 @@ def speed(
     backend: o.Backend = "auto",
     threads: o.Threads = None,
     precision: o.Precision = "standard",
+    repack: o.Repack = "auto",
     as_json: Json = False,
 ) -> None:
     """Measure prefill and decoding, single, at depth and batched, next to the machine's limits.
@@ -48,7 +49,7 @@ def speed(
     from stretto.cli.output import print_json
 
     plan = benchmarks.Plan(prompt, tokens, depth, sequences, rounds)
-    with _notes() as note, _opened(note, model, plan.cells, backend, threads, kv, precision) as llm:
+    with _notes() as note, _opened(note, model, plan.cells, backend, threads, kv, precision, repack) as llm:
         cost = benchmarks.file_cost(model, llm)
         note("measuring the machine")
         machine = benchmarks.measure_machine(llm, threads, cost.weight_bytes)
@@ -113,6 +114,7 @@ def _opened(
     threads: int | None,
     kv: str = "f16",
     precision: str = "standard",
+    repack: str = "auto",
 ) -> LLM:
     from stretto import llm
     from stretto.cli.pull import pull
@@ -124,7 +126,15 @@ def _opened(
     except ModelError:
         with redirect_stdout(sys.stderr):
             pull(model)
-    return llm.load(model, backend=backend, threads=threads, cells=cells, kv=kv, precision=precision)
+    return llm.load(
+        model,
+        backend=backend,
+        threads=threads,
+        cells=cells,
+        kv=kv,
+        precision=precision,
+        repack=o.REPACK[repack],
+    )
 
 
 def _document(

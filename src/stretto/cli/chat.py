@@ -54,6 +54,7 @@ def chat(
     backend: o.Backend = "auto",
     threads: o.Threads = None,
     precision: o.Precision = "standard",
+    repack: o.Repack = "auto",
 ) -> None:
     """Chat with a model; /help lists the commands.
 
@@ -79,7 +80,13 @@ def chat(
     }
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     with open_llm(
-        model, backend=backend, threads=threads, cells=cells, precision=precision, vision=vision
+        model,
+        backend=backend,
+        threads=threads,
+        cells=cells,
+        precision=precision,
+        repack=o.REPACK[repack],
+        vision=vision,
     ) as llm:
         session = Chat(llm, model, conversation, settings, wants_stats(stats), arguments)
         session.show_reasoning = wants_stats(reasoning)

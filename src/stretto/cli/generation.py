@@ -67,6 +67,7 @@ def open_llm(
     threads: int | None,
     cells: int,
     precision: str,
+    repack: bool | str = "auto",
     vision: str | None = None,
 ) -> LLM:
     """Load a model; one that is not here is fetched first. Both are shown on stderr."""
@@ -84,7 +85,13 @@ def open_llm(
     screen = console(stderr=True)
     with screen.status(Text(f"loading {clean(model)}")) if screen.is_terminal else nullcontext():
         return llm.load(
-            model, backend=backend, threads=threads, cells=cells, precision=precision, vision=vision
+            model,
+            backend=backend,
+            threads=threads,
+            cells=cells,
+            precision=precision,
+            repack=repack,
+            vision=vision,
         )
 
 

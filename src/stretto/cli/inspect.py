@@ -62,6 +62,7 @@ def _document(file: GGUF) -> dict[str, Any]:
         "problem": problem,
         "memory": {
             "weights": need.weight_bytes,
+            "weights_packed": need.packed_bytes,
             "weights_by_format": dict(need.weights),
             "context_length": need.context_length,
             "cache": {
@@ -156,17 +157,16 @@ def _show(file: GGUF, tensors: bool) -> None:
     if spec is not None and spec.recurrent:
         kind = spec.recurrent
         screen.print(f"{size(need.state_bytes)} for the {kind} states of each sequence and each checkpoint")
+    screen.print(_placement(need), style="dim", soft_wrap=True)
 
 
 def _words(spec: ModelSpec, need: Memory) -> list[str]:
     """The layers, and what a token and a sequence take."""
-    from stretto.cli.output import size
     from stretto.models.summary import in_words
     from stretto.weights.memory import CACHE_TYPES
 
     cells = ", ".join(f"{need.cache_bytes(kind, 1) or 0:,} bytes ({kind})" for kind in CACHE_TYPES)
-    state = f"; state of a sequence: {size(need.state_bytes)}" if need.state_bytes else ""
-    return [in_words(spec), f"K and V of a token: {cells}{state}"]
+    return [in_words(spec), f"K and V of a token: {cells}"]
 
 
 def _formats(file: GGUF, need: Memory) -> Any:
@@ -179,6 +179,18 @@ def _formats(file: GGUF, need: Memory) -> Any:
         made.add_row(name, str(count), size(nbytes), f"{nbytes / total:.1%}" if total else "")
     made.add_row("all", str(len(file.tensors)), size(total), "", style="bold")
     return made
+
+
+def _placement(need: Memory) -> str:
+    """Where the weights would be if the model was loaded now with the default cache."""
+    from stretto import hardware
+    from stretto.errors import StrettoError
+    from stretto.weights.placement import choose_placement
+
+    try:
+        return str(choose_placement("auto", need, "f16", 8192, hardware.free_memory()))
+    except StrettoError as error:
+        return str(error)
 
 
 def _cache(need: Memory) -> Any:

@@ -81,6 +81,14 @@ Threads = Annotated[
     int | None,
     typer.Option(help="How many threads (default: as suits the machine).", rich_help_panel=_MACHINE),
 ]
+Repack = Annotated[
+    Literal["auto", "yes", "no"],
+    typer.Option(
+        help="Pack weights in memory, or read them from the file; auto: by free memory.",
+        rich_help_panel=_MACHINE,
+    ),
+]
+REPACK: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False}
 Precision = Annotated[
     Literal["standard", "high"],
     typer.Option(help="Activations in 8 bits, or in 16: slower, exacter.", rich_help_panel=_MACHINE),

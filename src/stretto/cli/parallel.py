@@ -53,6 +53,7 @@ def parallel(
     backend: o.Backend = "auto",
     threads: o.Threads = None,
     precision: o.Precision = "standard",
+    repack: o.Repack = "auto",
 ) -> None:
     """Continue a prompt, and keep every probable token: sat[ on/ under/ beside] the."""
     from stretto.cli.generation import note, open_llm, wants_stats
@@ -71,7 +72,14 @@ def parallel(
         "stop": stop or (),
         "timeout": timeout,
     }
-    with open_llm(model, backend=backend, threads=threads, cells=cells, precision=precision) as llm:
+    with open_llm(
+        model,
+        backend=backend,
+        threads=threads,
+        cells=cells,
+        precision=precision,
+        repack=o.REPACK[repack],
+    ) as llm:
         stream = llm.parallel(text, stream=True, **settings)
         if as_json:
             from stretto.cli.output import print_json

@@ -43,6 +43,7 @@ def run(
     backend: o.Backend = "auto",
     threads: o.Threads = None,
     precision: o.Precision = "standard",
+    repack: o.Repack = "auto",
 ) -> None:
     """Answer one prompt, and show the text as it comes.
 
@@ -69,7 +70,13 @@ def run(
         "reasoning": chat,
     }
     with open_llm(
-        model, backend=backend, threads=threads, cells=cells, precision=precision, vision=vision
+        model,
+        backend=backend,
+        threads=threads,
+        cells=cells,
+        precision=precision,
+        repack=o.REPACK[repack],
+        vision=vision,
     ) as llm:
         parts: Parts = (*images, text)
         asked: str | list[int] | Parts = parts if images else text
@@ -81,6 +88,8 @@ def run(
             answer = say(llm, asked, settings, show_reasoning=wants_stats(reasoning))
             if wants_stats(stats):
                 note(str(answer))
+                if placement := getattr(llm.backend, "placement", None):
+                    note(str(placement))
 
 
 def _asked(llm: LLM, parts: Parts, system: str | None, arguments: dict[str, Any]) -> list[int]:

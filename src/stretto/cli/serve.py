@@ -61,6 +61,7 @@ def serve(
         Literal["standard", "high"],
         typer.Option(help="Activations in 8 bits, or in 16: slower, exacter.", rich_help_panel=_MODELS),
     ] = "standard",
+    repack: o.Repack = "auto",
     threads: o.Threads = None,
     backend: o.Backend = "auto",
     host: Annotated[
@@ -148,6 +149,7 @@ def serve(
         cells=cells,
         kv=kv,
         precision=precision,
+        repack=o.REPACK[repack],
         backend=backend,
         threads=threads,
         max_running=max_running,

@@ -67,6 +67,11 @@ def usable_cores() -> int:
     return _usable_cores(ROOT, limits.allowed_cpus())
 
 
+def free_memory() -> int | None:
+    """Bytes that this process can have, with page cache that the system would evict; None if unknown."""
+    return mac.memory(mac.facts())[1] if _is_mac() else limits.memory(ROOT)[1]
+
+
 def probe(measure: bool = True, *, refresh: bool = False) -> Hardware:
     """Detect the machine's hardware.
 

@@ -19,7 +19,7 @@ def load(
     cells: int = 8192,
     kv: str = "f16",
     precision: str = "standard",
-    repack: bool = True,
+    repack: bool | str = "auto",
     prefix_cache: bool = True,
     limits: Limits | None = None,
     vision: str | os.PathLike[str] | None = None,
@@ -31,7 +31,9 @@ def load(
     takes, "f32" doubles it and rounds nothing.
     `precision="high"` computes with activations of 16 bits instead of 8: nearer to what the weights say, and
     slower (docs/precision.md).
-    `repack=False` leaves the weights in the file, for one larger than memory: slower, the same results.
+    `repack=False` leaves the weights in the file, for one larger than memory: a little slower, the same
+    results. "auto" does so if they do not fit into free memory beside the cache; `llm.backend.placement` says
+    what was chosen and why.
     With `prefix_cache=False` nothing is kept for later prompts that begin alike. `limits` (`stretto.Limits`)
     says how many requests may run and wait, how long a step may take, and how many bytes the checkpoints of a
     model with recurrent layers may take (docs/cache.md). `vision` is the `mmproj` file that

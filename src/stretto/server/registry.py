@@ -41,6 +41,7 @@ class Slot:
     path: Path
     need: int  # bytes when loaded
     facts: dict[str, Any]  # from the file
+    repack: bool | str = "auto"  # as `stretto.load` takes it: False if the weights have to stay in the file
     llm: LLM | None = None
     loading: asyncio.Task[None] | None = None
     users: int = 0
@@ -211,6 +212,7 @@ class Registry:
             cells=settings.cells,
             kv=settings.kv,
             precision=settings.precision,
+            repack=self.slots[entry.name].repack,
             limits=Limits(max_running=settings.max_running, max_queue=settings.max_queue),
             vision=None if entry.vision is None else hub.resolve(entry.vision),
         )
@@ -238,7 +240,11 @@ class Registry:
             with GGUF(hub.resolve(entry.vision)) as file:
                 encoder_bytes = memory(file).packed_bytes
         facts["vision"] = entry.vision is not None
+        repack = self._settings.repack
         need = needs.packed_bytes + encoder_bytes + cache + WORKING_BYTES
+        if repack is False or (repack == "auto" and need > self.limit):
+            repack = False
+            need -= needs.packed_bytes
         if need > self.limit:
             raise InvalidRequest(
                 f"{entry.name} cannot fit: it needs {_mb(need)} "
@@ -246,7 +252,7 @@ class Registry:
                 f"{_mb(cache)} for {self._settings.cells:,} cells, {_mb(WORKING_BYTES)} to work with), "
                 f"and models may take {_mb(self.limit)}; give fewer --cells, or more --memory"
             )
-        return Slot(entry, path, need, facts)
+        return Slot(entry, path, need, facts, repack)
 
 
 def _memory_limit(settings: Settings) -> int:

@@ -102,6 +102,7 @@ class Settings:
     cells: int = 8192
     kv: Literal["f16", "q8"] = "f16"
     precision: Literal["standard", "high"] = "standard"
+    repack: bool | str = "auto"
     backend: str = "auto"
     threads: int | None = None
     max_running: int = 64

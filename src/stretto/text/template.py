@@ -64,7 +64,8 @@ class ChatTemplate:
         frozenset({'enable_thinking'})
         """
         if self._variables is None:
-            self._variables = Program(self.source).variables() - _RESERVED
+            own = Program(self.source).variables() - _RESERVED
+            self._variables = own | (self._with_tools.variables if self._with_tools else frozenset())
         return self._variables
 
     def parts(

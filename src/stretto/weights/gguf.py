@@ -69,6 +69,11 @@ class GGUF:
         for part in self._parts:
             part.forget()
 
+    def read_ahead(self, wanted: bool) -> None:
+        """Let the system read pages before they are asked for, as it does by itself, or only then."""
+        for part in self._parts:
+            part.read_ahead(wanted)
+
     def fingerprint(self) -> Fingerprint:
         """The file's fingerprint: call it for the text, now or after `close`."""
         return Fingerprint([(part.buffer, part.tensors.values()) for part in self._parts])

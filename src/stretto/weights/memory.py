@@ -21,13 +21,11 @@ from stretto.weights.gguf import GGUF
 from stretto.weights.metadata import Metadata
 
 CACHE_TYPES: Mapping[str, Format] = {"f16": Format.F16, "q8": Format.Q8_0}
+ALL_CACHE_TYPES: Mapping[str, Format] = {**CACHE_TYPES, "f32": Format.F32}  # with the one for comparisons
 LENGTHS = (512, 2048, 8192)
 
-# Bits of a number in the native kernels' layout (csrc/packed.h); other formats stay as in the file.
-PACKED_BITS: Mapping[str, float] = {
-    "Q2_K": 12, "Q3_K": 6.625, "Q4_0": 4.5, "Q4_1": 5, "Q4_K": 4.625, "Q5_0": 8.5, "Q5_1": 10,
-    "Q5_K": 5.625, "Q6_K": 6.625, "Q8_0": 8.5, "IQ4_NL": 8.5, "IQ4_XS": 10,
-}  # fmt: skip
+# Bits of a number in the native kernels' layout (csrc/packed.h); other formats are as small as in the file.
+PACKED_BITS: Mapping[str, float] = {"Q4_K": 4.625, "Q5_K": 5.625, "Q6_K": 6.625, "MXFP4": 4.5}
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Memory:
         """The bytes of a cache of `length` cells of type `kind`; None if the model's shape is not known."""
         if not self.rows:
             return None
-        fmt = CACHE_TYPES[kind]
+        fmt = ALL_CACHE_TYPES[kind]
         # Each row is stored in whole blocks of its own.
         return length * sum(count * -(-numbers // fmt.block) * fmt.size for count, numbers in self.rows)
 

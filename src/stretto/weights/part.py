@@ -38,6 +38,11 @@ class Part:
         if hasattr(mmap, "MADV_DONTNEED") and first < last:
             self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
+    def read_ahead(self, wanted: bool) -> None:
+        """Let the system read pages before they are asked for, as it does by itself, or only then."""
+        if hasattr(mmap, "MADV_RANDOM"):
+            self._map.madvise(mmap.MADV_NORMAL if wanted else mmap.MADV_RANDOM)
+
     def close(self) -> None:
         """Drop the mapping; views that are still referenced keep it."""
         self.forget()

@@ -1,0 +1,360 @@
+// Products with the file's rows, written once over what the direct_*.h header of an instruction set provides. Included by
+// direct_*.cpp, within a namespace of their own.
+
+// Calls f(0), … f(N − 1), each with its number as a constant, or in a loop where all of it at once would take minutes to
+// compile.
+#ifdef STRETTO_NO_UNROLL
+template <int N, typename F>
+inline void each(F f) { for (int i = 0; i < N; ++i) f(i); }
+#else
+template <typename F, int... I>
+ALWAYS void each_of(F f, std::integer_sequence<int, I...>) { (f(std::integral_constant<int, I>{}), ...); }
+template <int N, typename F>
+ALWAYS void each(F f) { each_of(f, std::make_integer_sequence<int, N>{}); }
+#endif
+
+#include "kernels/direct_formats.h"
+
+// Block g of a unit.
+template <typename F, int g>
+ALWAYS Bytes32 quants_of(const F& format, std::integral_constant<int, g>, const uint8_t* p) {
+    return format.template quants<g>(p);
+}
+#ifdef STRETTO_NO_UNROLL
+template <typename F, int... I>
+inline Bytes32 any_quants(const F& format, int g, const uint8_t* p, std::integer_sequence<int, I...>) {
+    Bytes32 found;
+    ((g == I ? void(found = format.template quants<I>(p)) : void()), ...);
+    return found;
+}
+template <typename F>
+inline Bytes32 quants_of(const F& format, int g, const uint8_t* p) {
+    return any_quants(format, g, p, std::make_integer_sequence<int, F::kUnit>{});
+}
+#endif
+
+// Scales of four rows' blocks, and on to the next ones: `quants` are then those before p.
+template <typename F, int Count, typename = decltype(&F::next)>
+ALWAYS void next_scales(const F& format, const uint8_t* (&p)[4], Scales4<Count>& out, int) { format.next(p, out); }
+template <typename F, int Count>
+ALWAYS void next_scales(const F& format, const uint8_t* (&p)[4], Scales4<Count>& out, long) {
+    format.scales(p, out);
+    for (const uint8_t*& at : p) at += F::kSize;
+}
+
+constexpr int kAhead = 512;  // bytes of a row that are asked for in advance
+
+// Four rows; those that are not there are the last one again.
+struct FourRows {
+    const uint8_t* p[4];
+    size_t count;
+
+    FourRows(const Matrix& w, size_t row, size_t row_bytes) {
+        const size_t left = w.rows > row ? w.rows - row : 0;
+        count = left < 4 ? left : 4;
+        for (size_t i = 0; i < 4; ++i) p[i] = w.data + (row + i < w.rows ? row + i : w.rows - 1) * row_bytes;
+    }
+    void store(float* out, Four x) const {
+        if (count == 4) return store4(out, x);
+        float some[4];
+        store4(some, x);
+        for (size_t i = 0; i < count; ++i) out[i] = some[i];
+    }
+};
+
+// What sums begin with: kSumStart, less what an offset of the quants adds to them. For all columns, block after block.
+class Starts {
+public:
+    Starts(const Quantized& a, size_t n, size_t columns, int groups, int32_t offset)
+        : blocks_(columns / kBlock), groups_(static_cast<size_t>(groups)), all_(new int32_t[n * blocks_ * groups_]) {
+        int32_t* to = all_;
+        for (size_t c = 0; c < n; ++c) {
+            const int32_t* s = a.sums + 2 * a.block_of(c, columns);
+            for (size_t b = 0; b < blocks_; ++b, s += 2 * a.lanes, to += groups_) {
+                to[0] = kSumStart - offset * (groups == 1 ? s[0] + s[1] : s[0]);
+                if (groups == 2) to[1] = kSumStart - offset * s[1];
+            }
+        }
+    }
+    ~Starts() { delete[] all_; }
+    Starts(const Starts&) = delete;
+    const int32_t* of(size_t column) const { return all_ + column * blocks_ * groups_; }
+
+private:
+    size_t blocks_, groups_;
+    int32_t* all_;
+};
+
+// Columns of activations that a product takes, and where its results go.
+struct Target {
+    const Quantized& a;
+    const Starts& starts;
+    size_t column, count;  // the first, and how many of them are wanted
+    float* out;            // of its first row
+    size_t stride;
+};
+
+// Q × 4 rows × C columns that stand Lanes together.
+template <int Q, int C, size_t Lanes, typename F>
+void multiply_rows(const F& format, const Matrix& w, size_t row, const Target& t) {
+    constexpr int kGroups = F::kGroups;
+    const size_t units = w.columns / (32 * F::kUnit), row_bytes = units * F::kSize;
+    const size_t first = t.a.block_of(t.column, w.columns);
+    const int8_t* q = t.a.q + first * kBlock;
+    const float *scale = t.a.scale + first, *scaled_sums = t.a.scaled + first;
+    const int32_t* block_sums = t.a.sums + 2 * first;
+    const int32_t* start[C];
+    for (int c = 0; c < C; ++c) start[c] = t.starts.of(t.column + (static_cast<size_t>(c) < t.count ? c : 0));
+    const uint8_t* p[Q][4];
+    Four total[Q][C];
+    each<Q>([&](auto quad) ALWAYS_LAMBDA {
+        const FourRows rows(w, row + 4 * quad, row_bytes);
+        each<4>([&](auto i) ALWAYS_LAMBDA { p[quad][i] = rows.p[i]; });
+        each<C>([&](auto c) ALWAYS_LAMBDA { total[quad][c] = splat4(0.0f); });
+    });
+    // What is asked for near the end of rows is the beginning of those that come next.
+    const size_t near_end = units > kAhead / F::kSize ? units - kAhead / F::kSize : 0;
+    for (size_t unit = 0; unit < units; ++unit) {
+        Scales4<F::kUnit * kGroups> scales[Q];
+        each<Q>([&](auto quad) ALWAYS_LAMBDA { next_scales(format, p[quad], scales[quad], 0); });
+        each<F::kUnit>([&](auto block) ALWAYS_LAMBDA {
+            Bytes32 x[C];
+            each<C>([&](auto c) ALWAYS_LAMBDA {
+                x[c] = load32(reinterpret_cast<const uint8_t*>(q) + (block * Lanes + c) * kBlock);
+            });
+            each<Q>([&](auto quad) ALWAYS_LAMBDA {
+                Sums<kGroups> sums[C][4];
+                each<4>([&](auto i) ALWAYS_LAMBDA {
+                    const Bytes32 quants = quants_of(format, block, p[quad][i] - F::kSize);
+                    each<C>([&](auto c) ALWAYS_LAMBDA {
+                        sums[c][i] = begin_sums<kGroups>(start[c] + block * kGroups);
+                        add_products<F::kUnsigned>(sums[c][i], quants, x[c]);
+                    });
+                });
+                each<C>([&](auto c) ALWAYS_LAMBDA {
+                    FourInts folded[kGroups];
+                    fold(sums[c], folded);
+                    const size_t at = block * Lanes + c;
+                    each<kGroups>([&](auto group) ALWAYS_LAMBDA {
+                        const Four d = scales[quad].d[block * kGroups + group], m = scales[quad].m[block * kGroups + group];
+                        [[maybe_unused]] const float sum =
+                            kGroups == 1 ? scaled_sums[at] : scale[at] * static_cast<float>(block_sums[2 * at + group]);
+                        if constexpr (F::kMin && kMinimaFirst) total[quad][c] = fma4(m, splat4(sum), total[quad][c]);
+                        total[quad][c] = fma4(scaled(folded[group], d), splat4(scale[at]), total[quad][c]);
+                        if constexpr (F::kMin && !kMinimaFirst) total[quad][c] = fma4(m, splat4(sum), total[quad][c]);
+                    });
+                });
+            });
+        });
+        q += F::kUnit * Lanes * kBlock;
+        scale += F::kUnit * Lanes;
+        scaled_sums += F::kUnit * Lanes;
+        block_sums += F::kUnit * Lanes * 2;
+        for (const int32_t*& at : start) at += F::kUnit * kGroups;
+        if (F::kSize >= 64 || unit % 2 == 0) {
+            const size_t ahead = kAhead + (unit < near_end ? 0 : (4 * Q - 1) * row_bytes);
+            each<4 * Q>([&](auto i) ALWAYS_LAMBDA {
+                for (int line = 0; line < F::kSize; line += 64) __builtin_prefetch(p[i / 4][i % 4] + ahead + line);
+            });
+        }
+    }
+    each<Q>([&](auto quad) ALWAYS_LAMBDA {
+        const FourRows rows(w, row + 4 * quad, row_bytes);
+        each<C>([&](auto c) ALWAYS_LAMBDA {
+            if (static_cast<size_t>(c) < t.count) rows.store(t.out + c * t.stride + 4 * quad, total[quad][c]);
+        });
+    });
+}
+
+// Two times four rows × one column, for formats whose blocks are all there is: of the next blocks, quants are loaded before
+// these are multiplied. A processor has room for few operations that wait for what they need.
+template <typename F>
+void multiply_eight(const F& format, const Matrix& w, size_t row, const Target& t) {
+    const size_t blocks = w.columns / kBlock, row_bytes = blocks * F::kSize;
+    const size_t first = t.a.block_of(t.column, w.columns);
+    const int8_t* q = t.a.q + first * kBlock;
+    const float *scale = t.a.scale + first, *scaled_sums = t.a.scaled + first;
+    const int32_t* start = t.starts.of(t.column);
+    const FourRows rows[2] = {{w, row, row_bytes}, {w, row + 4, row_bytes}};
+    const uint8_t* p[2][4];
+    Four total[2];
+    using Raw = decltype(format.raw(p[0][0]));
+    struct Ahead {
+        Raw quants[2][4];
+        Scales4<1> scales[2];
+    };
+    // Scales and quants of eight rows; p goes on to the next blocks.
+    const auto load = [&](Ahead& to) ALWAYS_LAMBDA {
+        each<2>([&](auto quad) ALWAYS_LAMBDA {
+            format.next(p[quad], to.scales[quad]);
+            each<4>([&](auto i) ALWAYS_LAMBDA { to.quants[quad][i] = format.raw(p[quad][i] - F::kSize); });
+        });
+    };
+    const auto multiply = [&](const Ahead& now) ALWAYS_LAMBDA {
+        const Bytes32 x = load32(reinterpret_cast<const uint8_t*>(q));
+        each<2>([&](auto quad) ALWAYS_LAMBDA {
+            Sums<1> sums[4];
+            each<4>([&](auto i) ALWAYS_LAMBDA {
+                sums[i] = begin_sums<1>(start);
+                add_products<F::kUnsigned>(sums[i], format.of_raw(now.quants[quad][i]), x);
+            });
+            FourInts folded[1];
+            fold(sums, folded);
+            if constexpr (F::kMin && kMinimaFirst) total[quad] = fma4(now.scales[quad].m[0], splat4(*scaled_sums), total[quad]);
+            total[quad] = fma4(scaled(folded[0], now.scales[quad].d[0]), splat4(*scale), total[quad]);
+            if constexpr (F::kMin && !kMinimaFirst) total[quad] = fma4(now.scales[quad].m[0], splat4(*scaled_sums), total[quad]);
+        });
+        q += kBlock;
+        ++scale;
+        ++scaled_sums;
+        ++start;
+    };
+    each<2>([&](auto quad) ALWAYS_LAMBDA {
+        each<4>([&](auto i) ALWAYS_LAMBDA { p[quad][i] = rows[quad].p[i]; });
+        total[quad] = splat4(0.0f);
+    });
+    Ahead even, odd;
+    load(even);
+    size_t block = 0;
+    const size_t near_end = blocks > kAhead / F::kSize ? blocks - kAhead / F::kSize : 0;
+    for (; block + 2 < blocks; block += 2) {
+        load(odd);
+        multiply(even);
+        load(even);
+        multiply(odd);
+        const size_t ahead = kAhead + (block < near_end ? 0 : 7 * row_bytes);
+        each<8>([&](auto i) ALWAYS_LAMBDA { __builtin_prefetch(p[i / 4][i % 4] + ahead); });
+    }
+    if (block + 1 < blocks) {
+        load(odd);
+        multiply(even);
+        multiply(odd);
+    } else {
+        multiply(even);
+    }
+    each<2>([&](auto quad) ALWAYS_LAMBDA { rows[quad].store(t.out + 4 * quad, total[quad]); });
+}
+
+// Four rows of floats × C columns.
+template <int Kind, int C>
+void multiply_floats(const Matrix& w, size_t row, size_t row_bytes, const float* x, float* out, size_t stride) {
+    // 16 rows: fewer would wait for their own sums.
+    const FourRows rows[4] = {{w, row, row_bytes}, {w, row + 4, row_bytes}, {w, row + 8, row_bytes}, {w, row + 12, row_bytes}};
+    Four total[C][4];
+    for (int c = 0; c < C; ++c) for (Four& t : total[c]) t = splat4(0.0f);
+    const auto add = [&](int quad, const Four& column, size_t k) ALWAYS_LAMBDA {
+        for (int c = 0; c < C; ++c) {
+            total[c][quad] = fma4(column, splat4(x[static_cast<size_t>(c) * w.columns + k]), total[c][quad]);
+        }
+    };
+    size_t k = 0;
+    if constexpr (Kind != 0) {
+        for (; k + 8 <= w.columns; k += 8) {
+            each<4>([&](auto quad) ALWAYS_LAMBDA {
+                Four columns[8];
+                if constexpr (Kind == 1) eight_halves(rows[quad].p, k, columns);
+                if constexpr (Kind == 30) eight_bf16(rows[quad].p, k, columns);
+                for (size_t j = 0; j < 8; ++j) add(quad, columns[j], k + j);
+            });
+        }
+    }
+    for (; k < w.columns; ++k) {
+        for (int quad = 0; quad < 4; ++quad) {
+            float four[4];
+            for (int i = 0; i < 4; ++i) {
+                const uint8_t* at = rows[quad].p[i] + k * (Kind == 0 ? 4 : 2);
+                if constexpr (Kind == 0) std::memcpy(four + i, at, 4);
+                if constexpr (Kind == 1) four[i] = half_to_float(load16(at));
+                if constexpr (Kind == 30) four[i] = bf16_to_float(load16(at));
+            }
+            add(quad, load4(four), k);
+        }
+    }
+    for (int c = 0; c < C; ++c) {
+        for (size_t quad = 0; quad < 4; ++quad) {
+            rows[quad].store(out + static_cast<size_t>(c) * stride + 4 * quad, total[c][quad]);
+        }
+    }
+}
+
+template <int Kind>
+void multiply_plain(const Matrix& w, const float* x, size_t n, size_t begin, size_t end, float* out, size_t stride) {
+    const size_t row_bytes = w.columns * (Kind == 0 ? 4 : 2);
+    for (size_t panel = begin; panel < end; ++panel) {
+        size_t c = 0;
+        for (; c + 2 <= n; c += 2) {
+            multiply_floats<Kind, 2>(w, panel * kPanelRows, row_bytes, x + c * w.columns, out + c * stride + panel * kPanelRows, stride);
+        }
+        if (c < n) {
+            multiply_floats<Kind, 1>(w, panel * kPanelRows, row_bytes, x + c * w.columns, out + c * stride + panel * kPanelRows, stride);
+        }
+    }
+}
+
+void multiply(const Matrix& w, const Quantized& a, const float* x, size_t n, size_t begin, size_t end, float* out,
+              size_t stride) {
+    const bool done = with_format(w.format, [&](const auto& format) {
+        using F = std::decay_t<decltype(format)>;
+        constexpr int kQuads = F::kUnit == 1 ? 2 : 1;  // where there is little to do for each block
+        const size_t last = end * kPanelRows < w.rows ? end * kPanelRows : w.rows;
+        const Starts starts(a, n, w.columns, F::kGroups, F::kOffset);
+        for (size_t row = begin * kPanelRows; row < last; row += 4 * kQuads) {
+            for (size_t c = 0; a.lanes == 1 && c < n; ++c) {
+                if constexpr (kQuads == 2) {
+                    multiply_eight(format, w, row, {a, starts, c, 1, out + c * stride + row, stride});
+                } else {
+                    multiply_rows<1, 1, 1>(format, w, row, {a, starts, c, 1, out + c * stride + row, stride});
+                }
+            }
+            if (a.lanes == 1) continue;
+            if constexpr (kDirectLanes > 1) {
+                for (size_t c = 0; c < n; c += 2) {
+                    multiply_rows<1, 2, kDirectLanes>(format, w, row, {a, starts, c, n - c, out + c * stride + row, stride});
+                    if constexpr (kQuads == 2) {
+                        multiply_rows<1, 2, kDirectLanes>(format, w, row + 4, {a, starts, c, n - c, out + c * stride + row + 4, stride});
+                    }
+                }
+            }
+        }
+    });
+    if (done) return;
+    if (w.format == 0) return multiply_plain<0>(w, x, n, begin, end, out, stride);
+    if (w.format == 1) return multiply_plain<1>(w, x, n, begin, end, out, stride);
+    multiply_plain<30>(w, x, n, begin, end, out, stride);
+}
+
+// Bytes of a panel: quants + 128, scales and minima as floats.
+void stage(const Matrix& w, size_t panel, uint8_t* out) {
+    with_format(w.format, [&](const auto& format) {
+        using F = std::decay_t<decltype(format)>;
+        constexpr Layout kLayout = F::kGroups == 1 ? (F::kMin ? Layout::kBytesMinF : Layout::kBytesF)
+                                                   : (F::kMin ? Layout::kBytes16MinF : Layout::kBytes16F);
+        constexpr Shape kShape = shape_of(kLayout);
+        const size_t units = w.columns / (32 * F::kUnit), row_bytes = units * F::kSize;
+        for (size_t quad = 0; quad < 4; ++quad) {
+            const FourRows rows(w, panel * kPanelRows + 4 * quad, row_bytes);
+            if (!rows.count) break;
+            const uint8_t* p[4] = {rows.p[0], rows.p[1], rows.p[2], rows.p[3]};
+            uint8_t* to = out;
+            for (size_t unit = 0; unit < units; ++unit) {
+                Scales4<F::kUnit * F::kGroups> scales;
+                next_scales(format, p, scales, 0);
+                each<F::kUnit>([&](auto block) ALWAYS_LAMBDA {
+                    Bytes32 bytes[4];
+                    each<4>([&](auto i) ALWAYS_LAMBDA {
+                        bytes[i] = add8(quants_of(format, block, p[i] - F::kSize), splat8(128 - F::kOffset));
+                    });
+                    interleave(bytes, to + kShape.quants_at(0) + quad * 16);
+                    each<F::kGroups>([&](auto group) ALWAYS_LAMBDA {
+                        const int at = block * F::kGroups + group;
+                        store4(reinterpret_cast<float*>(to + kShape.scale_at(0, group)) + 4 * quad, scales.d[at]);
+                        if constexpr (F::kMin) {
+                            store4(reinterpret_cast<float*>(to + kShape.min_at(0, group)) + 4 * quad, scales.m[at]);
+                        }
+                    });
+                    to += kShape.unit_bytes();
+                });
+            }
+        }
+    });
+}

@@ -1,0 +1,31 @@
+// Products with the file's rows, for the kernel set "portable".
+
+#include "kernels/direct.h"
+
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "formats.h"
+#include "grids.h"
+#include "half.h"
+
+#define STRETTO_NO_UNROLL
+#define ALWAYS inline
+#define ALWAYS_LAMBDA
+
+namespace stretto {
+namespace direct_portable {
+
+namespace {
+
+#include "kernels/direct_portable.h"
+#include "kernels/direct_impl.h"
+
+}  // namespace
+
+}  // namespace direct_portable
+
+const DirectKernels kDirectPortable = {direct_portable::multiply, direct_portable::stage};
+
+}  // namespace stretto
