@@ -341,6 +341,8 @@ void bind_decoder(nb::module_& m) {
     m.def("uniform", &uniform, nb::arg("seed"), nb::arg("index"), nb::arg("draw"),
           "Number `draw` of a request's random stream.");
     m.def("kernel_names", &kernel_names, "The kernel sets that this machine can run, the best first.");
+    m.def("check_spec", [](const nb::dict& spec) { config_of(spec); }, nb::arg("spec"),
+          "Raises ValueError for a spec that a decoder cannot run.");
     nb::class_<Decoder>(m, "Decoder", "A model that is ready to run.")
         .def("__init__",
              [](Decoder* self, const nb::dict& spec, size_t n_cells, const std::string& kv, int threads,

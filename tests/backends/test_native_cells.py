@@ -106,3 +106,10 @@ def test_compressed_cells_hold_no_values():
     spec = tiny_spec("deepseek3")
     mixer = spec.layers[0].mixer
     assert spec.kv_floats == spec.n_layer * (mixer.rank + mixer.rope_size)
+
+
+def test_a_token_reads_compressed_cells_once_and_shared_ones_in_every_layer():
+    spec = tiny_spec("deepseek3")
+    assert spec.kv_reads == [(1, spec.layers[0].mixer.rank + spec.layers[0].mixer.rope_size, None)] * 2
+    spec = tiny_spec("gemma4-e")
+    assert len(spec.kv_reads) == 2 * spec.n_layer > len(spec.planes)

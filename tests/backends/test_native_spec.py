@@ -1,17 +1,22 @@
 """The native backend runs all that a spec says, or refuses it."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
 from stretto import _native, kernels
+from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend, plain_spec
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
+from stretto.errors import Unsupported
 from stretto.models import read_spec
+from stretto.models.spec import Dense
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF
 from stretto.weights.writer import Quantized, write_gguf
-from tiny_models import answer, text_batch, text_logits, tiny_file, tiny_spec
+from tiny_models import answer, text_batch, text_logits, tiny_file, tiny_spec, with_layers
 
 # Together they have every part.
 MODELS = ["deepseek3", "gemma3n", "gemma4-moe", "gpt-oss", "mistral3", "qwen2moe"]
@@ -77,6 +82,35 @@ def test_what_does_not_fit_together_is_refused(name, path, changes, reason):
     at(changed, path).update(changes)
     with pytest.raises(ValueError, match=reason):
         decoder(changed)
+
+
+@dataclass(frozen=True)
+class Novelty(Dense):
+    """A feed-forward that only its own file knows."""
+
+    twist: float = 1.0
+
+
+def test_loading_what_cannot_be_run_names_the_backend_that_may():
+    spec = with_layers(tiny_spec("gemma4"), ffn=Novelty(32, "gelu"))
+    with pytest.raises(Unsupported, match=r"Novelty.*reference"):
+        NativeBackend(tiny_file("gemma4"), spec, 16, 1)
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4-e"])
+def test_vectors_are_tokens_with_row_0_of_the_table_for_each_layer(name):
+    tokens = [5, 0, 9, 0, 0, 7]
+    embeddings = tiny_file(name).tensors["token_embd.weight"].dequantize()
+    vector = embeddings[0] * np.float32(tiny_spec(name).embedding_scale)
+    batch = Batch()
+    for i, token in enumerate(tokens):
+        if token:
+            batch.add(token, i, [0], logits=True)
+        else:
+            batch.add_vector(vector, i, [0], logits=True)
+    batch.place(Cells(64))
+    backends = [NativeBackend(tiny_file(name), tiny_spec(name), 64, 2) for _ in range(2)]
+    assert (backends[0].forward(batch) == text_logits(backends[1], tokens)).all()
 
 
 def half_size(tensor):

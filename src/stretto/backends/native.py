@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stretto import _native, kernels
 from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun
 from stretto.backends.matrices import Matrices, Rows
-from stretto.errors import InvalidRequest, ModelError
+from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.models.parts import Rope
 from stretto.models.spec import ModelSpec
 from stretto.sampling.sampler import WRONG, bias_arrays, history
@@ -52,6 +52,7 @@ class NativeBackend:
         n_slots: int = 1,
         placement: Placement | None = None,
     ) -> None:
+        _check(spec)
         self.spec = spec
         self.n_cells = n_cells
         self.precision = precision
@@ -235,6 +236,16 @@ class NativeBackend:
 # Tensors of which only rows are read, one for each token: they stay in the file.
 LOOKED_UP = frozenset({"per_layer_token_embd"})
 PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
+
+
+def _check(spec: ModelSpec) -> None:
+    """Refuse what the native code cannot run."""
+    try:
+        _native.check_spec(plain_spec(spec))
+    except ValueError as error:
+        raise Unsupported(
+            f"the native backend cannot run this model: {error}; backend='reference' may"
+        ) from error
 
 
 def plain_spec(spec: ModelSpec) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def cache_bytes(llm: LLM, kv: str, depth: int) -> int:
     total = 0
     for heads, size, window in llm.spec.kv_reads:
         head = 2 * size if kv == "f16" else -(-size // 32) * 34
-        total += 2 * heads * head * min(depth, window or depth)
+        total += heads * head * min(depth, window or depth)
     return total
 
 

@@ -207,21 +207,24 @@ class ModelSpec:
         return next((layer.recurrent for layer in self.layers if layer.recurrent), "")
 
     @property
+    def planes(self) -> tuple[tuple[int, int], ...]:
+        """What a cell holds: heads and their size of the K, and of the V, of each layer."""
+        return tuple(plane for layer in self.layers for plane in (layer.kv, layer.v) if plane)
+
+    @property
     def kv_floats(self) -> int:
         """How many numbers a cell holds, in all layers."""
-        planes = (plane for layer in self.layers for plane in (layer.kv, layer.v))
-        return sum(plane[0] * plane[1] for plane in planes if plane)
+        return sum(heads * size for heads, size in self.planes)
 
     @property
     def kv_reads(self) -> list[tuple[int, int, int | None]]:
-        """What each layer with attention reads of a cell: heads, their size, and its window."""
+        """What each layer reads of a cell: heads and their size of K, and of V, and its window."""
         found: list[tuple[int, int, int | None]] = []
         for layer in self.layers:
             attention = layer.attention
-            shared = attention.shared if attention is not None else None
-            kv = layer.kv if shared is None else self.layers[shared].kv
-            if kv is not None:
-                found.append((*kv, attention.window if attention is not None else None))
+            shared, window = (attention.shared, attention.window) if attention is not None else (None, None)
+            source = layer if shared is None else self.layers[shared]
+            found += [(*plane, window) for plane in (source.kv, source.v) if plane]
         return found
 
     @property
