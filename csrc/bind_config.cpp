@@ -1,9 +1,11 @@
-// A Config from the dictionaries that Python makes of a ModelSpec; every number is checked here.
-
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
+// A Config from the dictionaries that Python makes of a ModelSpec. Every number is checked here, and every field has
+// to be read.
 
 #include "bind_config.h"
+
+#include <nanobind/stl/vector.h>
+
+#include "bind_part.h"
 
 namespace stretto {
 
@@ -11,20 +13,20 @@ namespace {
 
 constexpr int64_t kMost = int64_t{1} << 31;
 
-size_t size_in(const nb::dict& spec, const char* name, int64_t least = 1) {
+size_t size_in(const Part& spec, const char* name, int64_t least = 1) {
     const auto value = nb::cast<int64_t>(spec[name]);
     if (value < least || value > kMost) fail(std::string(name) + " is out of range");
     return static_cast<size_t>(value);
 }
 
-float number_in(const nb::dict& spec, const char* name) { return nb::cast<float>(spec[name]); }
-bool flag_in(const nb::dict& spec, const char* name) { return nb::cast<bool>(spec[name]); }
-std::string text_in(const nb::dict& spec, const char* name) { return nb::cast<std::string>(spec[name]); }
-nb::dict dict_in(const nb::dict& spec, const char* name) { return nb::cast<nb::dict>(spec[name]); }
-bool has(const nb::dict& spec, const char* name) { return spec.contains(name) && !nb::object(spec[name]).is_none(); }
+float number_in(const Part& spec, const char* name) { return nb::cast<float>(spec[name]); }
+bool flag_in(const Part& spec, const char* name) { return nb::cast<bool>(spec[name]); }
+std::string text_in(const Part& spec, const char* name) { return nb::cast<std::string>(spec[name]); }
+Part part_in(const Part& spec, const char* name) { return nb::cast<nb::dict>(spec[name]); }
+bool has(const Part& spec, const char* name) { return spec.has(name); }
 
 // One of the named choices, as its number.
-size_t choice_in(const nb::dict& spec, const char* name, std::initializer_list<const char*> choices) {
+size_t choice_in(const Part& spec, const char* name, std::initializer_list<const char*> choices) {
     const std::string value = text_in(spec, name);
     size_t at = 0;
     for (const char* choice : choices) {
@@ -34,22 +36,29 @@ size_t choice_in(const nb::dict& spec, const char* name, std::initializer_list<c
     fail(std::string(name) + " cannot be " + value);
 }
 
-NormConfig norm_in(const nb::dict& spec, const char* name) {
+NormConfig norm_in(const Part& spec, const char* name) {
     NormConfig norm;
     if (!has(spec, name)) return norm;
-    const nb::dict given = dict_in(spec, name);
+    const Part given = part_in(spec, name);
     norm.name = text_in(given, "name");
     norm.eps = number_in(given, "eps");
     norm.centred = choice_in(given, "kind", {"rms", "layer"}) == 1;
     norm.weight = flag_in(given, "weight");
     norm.bias = flag_in(given, "bias");
-    norm.bare = flag_in(given, "bare");
     norm.over = static_cast<Over>(choice_in(given, "over", {"head", "heads", "all"}));
-    if (norm.name.empty()) fail("a norm needs a name");
+    norm.weight_name = norm.name + (flag_in(given, "bare") ? "" : ".weight");
+    norm.given = true;
+    if (norm.name.empty() && (norm.weight || norm.bias)) fail("a norm with tensors needs a name");
+    given.check();
     return norm;
 }
 
-Rope rope_of(const nb::dict& spec) {
+NormConfig needed_norm_in(const Part& spec, const char* name) {
+    if (!has(spec, name)) fail(std::string(name) + " is missing");
+    return norm_in(spec, name);
+}
+
+Rope rope_of(const Part& spec) {
     Rope rope;
     rope.frequencies = nb::cast<std::vector<double>>(spec["frequencies"]);
     rope.adjacent = choice_in(spec, "pairs", {"halves", "adjacent"}) == 1;
@@ -57,10 +66,11 @@ Rope rope_of(const nb::dict& spec) {
     if (has(spec, "axes")) rope.axes = nb::cast<std::vector<int>>(spec["axes"]);
     if (!rope.axes.empty() && rope.axes.size() != rope.frequencies.size()) fail("an axis for each pair is needed");
     for (int axis : rope.axes) if (axis < 0 || axis > 2) fail("an axis is out of range");
+    spec.check();
     return rope;
 }
 
-int rope_in(const nb::dict& spec, const std::vector<Rope>& ropes, size_t size) {
+int rope_in(const Part& spec, const std::vector<Rope>& ropes, size_t size) {
     if (!has(spec, "rope")) return -1;
     const auto rope = nb::cast<int64_t>(spec["rope"]);
     if (rope < 0 || static_cast<size_t>(rope) >= ropes.size()) fail("a rope is out of range");
@@ -68,7 +78,7 @@ int rope_in(const nb::dict& spec, const std::vector<Rope>& ropes, size_t size) {
     return static_cast<int>(rope);
 }
 
-AttentionConfig attention_of(const nb::dict& spec, const std::vector<Rope>& ropes, size_t layer) {
+AttentionConfig attention_of(const Part& spec, const std::vector<Rope>& ropes, size_t layer) {
     AttentionConfig a;
     a.n_head = size_in(spec, "n_head");
     a.n_kv_head = size_in(spec, "n_kv_head");
@@ -92,38 +102,46 @@ AttentionConfig attention_of(const nb::dict& spec, const std::vector<Rope>& rope
     a.k_norm = norm_in(spec, "k_norm");
     a.v_norm = norm_in(spec, "v_norm");
     if (has(spec, "temperature")) {
-        const nb::dict t = dict_in(spec, "temperature");
+        const Part t = part_in(spec, "temperature");
         a.slope = number_in(t, "slope");
         a.offset = number_in(t, "offset");
         a.length = static_cast<int>(std::min<int64_t>(size_in(t, "length"), INT32_MAX));
+        t.check();
     }
+    if (a.v_norm.over != Over::kHead) fail("v_norm has to be of each head");
+    if (a.norm_after_rope && (a.q_norm.over == Over::kAll || a.k_norm.over == Over::kAll || a.k_norm.bias)) {
+        fail("such a norm cannot come after the rope");
+    }
+    spec.check({"fused"});
     return a;
 }
 
-LatentConfig latent_of(const nb::dict& spec) {
+LatentConfig latent_of(const Part& spec) {
     LatentConfig l;
     l.q_rank = size_in(spec, "q_rank", 0);
     l.rank = size_in(spec, "rank");
     l.nope_size = size_in(spec, "nope_size");
     l.rope_size = size_in(spec, "rope_size");
     l.value_size = size_in(spec, "value_size");
-    l.q_norm = norm_in(spec, "q_norm");
-    l.kv_norm = norm_in(spec, "kv_norm");
+    if (l.q_rank || has(spec, "q_norm")) l.q_norm = needed_norm_in(spec, "q_norm");
+    l.kv_norm = needed_norm_in(spec, "kv_norm");
     return l;
 }
 
 // Its attention, over compressed vectors.
-AttentionConfig latent_attention_of(const nb::dict& spec, const LatentConfig& l, const std::vector<Rope>& ropes) {
+AttentionConfig latent_attention_of(const Part& spec, const LatentConfig& l, const std::vector<Rope>& ropes) {
     AttentionConfig a;
     a.n_head = size_in(spec, "n_head");
     a.n_kv_head = 1;
     a.head_size = l.rank + l.rope_size;
     a.scale = number_in(spec, "scale");
     a.rope = rope_in(spec, ropes, l.rope_size);
+    spec.check({"fused"});
     return a;
 }
 
-DenseConfig dense_of(const nb::dict& spec) {
+// What a dense feed-forward and each of several experts have.
+DenseConfig inner_of(const Part& spec) {
     DenseConfig d;
     d.n_ff = size_in(spec, "n_ff");
     d.activation = static_cast<FeedActivation>(choice_in(spec, "activation", {"silu", "gelu", "relu2"}));
@@ -132,7 +150,17 @@ DenseConfig dense_of(const nb::dict& spec) {
     return d;
 }
 
-RoutingConfig routing_of(const nb::dict& spec, size_t n_expert) {
+DenseConfig dense_of(const Part& spec) {
+    DenseConfig d = inner_of(spec);
+    d.suffix = text_in(spec, "suffix");
+    d.sparse = has(spec, "cutoff");
+    if (d.sparse) d.cutoff = number_in(spec, "cutoff");
+    if (d.sparse && !d.gated) fail("a cutoff is one of gates");
+    spec.check({"fused"});
+    return d;
+}
+
+RoutingConfig routing_of(const Part& spec, size_t n_expert) {
     RoutingConfig r;
     r.n_used = size_in(spec, "n_used");
     r.n_group = size_in(spec, "n_group");
@@ -143,6 +171,9 @@ RoutingConfig routing_of(const nb::dict& spec, size_t n_expert) {
     r.correction = flag_in(spec, "correction");
     r.bias = flag_in(spec, "bias");
     r.scale = number_in(spec, "scale");
+    r.norm = norm_in(spec, "norm");
+    r.score_scale = number_in(spec, "score_scale");
+    spec.check();
     if (n_expert % r.n_group || r.n_group_used > r.n_group || r.group_best > n_expert / r.n_group ||
         r.n_used > n_expert / r.n_group * r.n_group_used) {
         fail("the groups of experts do not fit");
@@ -150,25 +181,32 @@ RoutingConfig routing_of(const nb::dict& spec, size_t n_expert) {
     return r;
 }
 
-ExpertsConfig experts_of(const nb::dict& spec) {
+ExpertsConfig experts_of(const Part& spec) {
     ExpertsConfig e;
     e.n_expert = size_in(spec, "n_expert");
-    e.expert = dense_of(spec);
-    e.routing = routing_of(dict_in(spec, "routing"), e.n_expert);
+    e.expert = inner_of(spec);
+    e.routing = routing_of(part_in(spec, "routing"), e.n_expert);
     e.limit = number_in(spec, "limit");
     e.alpha = number_in(spec, "alpha");
     e.has_shared = has(spec, "shared");
-    if (e.has_shared) e.shared = dense_of(dict_in(spec, "shared"));
+    if (e.has_shared) e.shared = dense_of(part_in(spec, "shared"));
     e.shared_gate = flag_in(spec, "shared_gate");
     if (e.shared_gate && !e.has_shared) fail("a gate without a shared expert");
+    e.output_scale = flag_in(spec, "output_scale");
+    e.norm = norm_in(spec, "norm");
+    e.post_norm = norm_in(spec, "post_norm");
+    e.shared_norm = norm_in(spec, "shared_norm");
+    e.shared_post_norm = norm_in(spec, "shared_post_norm");
+    spec.check({"fused", "apart"});
     return e;
 }
 
-RecurrentConfig recurrent_of(const nb::dict& spec, MixerKind kind) {
+RecurrentConfig recurrent_of(const Part& spec, MixerKind kind) {
     RecurrentConfig r;
     r.kernel = size_in(spec, "kernel", 2);
     if (kind == MixerKind::kConvolution) {
         r.width = size_in(spec, "width");
+        spec.check();
         return r;
     }
     r.norm = norm_in(spec, "norm");
@@ -181,6 +219,7 @@ RecurrentConfig recurrent_of(const nb::dict& spec, MixerKind kind) {
         r.fused = flag_in(spec, "fused");
         if (r.n_value_head % r.n_key_head) fail("n_value_head is not a multiple of n_key_head");
         if (!r.norm.there()) fail("a delta net needs its norm");
+        spec.check();
         return r;
     }
     r.n_head = size_in(spec, "n_head");
@@ -189,13 +228,45 @@ RecurrentConfig recurrent_of(const nb::dict& spec, MixerKind kind) {
     r.state_size = size_in(spec, "state_size");
     r.conv_bias = flag_in(spec, "conv_bias");
     if (r.n_head % r.n_group) fail("n_head is not a multiple of n_group");
+    spec.check();
     return r;
 }
 
-LayerConfig layer_of(const nb::dict& spec, const std::vector<Rope>& ropes, size_t index) {
+LowRankConfig low_rank_in(const Part& spec) {
+    LowRankConfig low_rank;
+    if (!has(spec, "low_rank")) return low_rank;
+    const Part given = part_in(spec, "low_rank");
+    low_rank.rank = size_in(given, "rank");
+    low_rank.norm = needed_norm_in(given, "norm");
+    given.check();
+    return low_rank;
+}
+
+LayerInputConfig input_in(const Part& spec, const char* name) {
+    LayerInputConfig input;
+    if (!has(spec, name)) return input;
+    const Part given = part_in(spec, name);
+    input.size = size_in(given, "size");
+    input.norm = needed_norm_in(given, "norm");
+    given.check();
+    return input;
+}
+
+StreamsConfig streams_in(const Part& spec) {
+    StreamsConfig streams;
+    if (!has(spec, "streams")) return streams;
+    const Part given = part_in(spec, "streams");
+    streams.n = size_in(given, "n", 2);
+    streams.norm = needed_norm_in(given, "norm");
+    given.check();
+    if (streams.n > kMostStreams) fail("too many streams");
+    return streams;
+}
+
+LayerConfig layer_of(const Part& spec, const std::vector<Rope>& ropes, size_t index) {
     LayerConfig layer;
     if (has(spec, "mixer")) {
-        const nb::dict mixer = dict_in(spec, "mixer");
+        const Part mixer = part_in(spec, "mixer");
         layer.mixer = static_cast<MixerKind>(
             1 + choice_in(mixer, "part", {"Attention", "Latent", "DeltaNet", "Convolution", "Mamba2", "Beside"}));
         const bool beside = layer.mixer == MixerKind::kBeside;
@@ -203,14 +274,14 @@ LayerConfig layer_of(const nb::dict& spec, const std::vector<Rope>& ropes, size_
             layer.latent = latent_of(mixer);
             layer.attention = latent_attention_of(mixer, layer.latent, ropes);
         } else if (layer.has_attention()) {
-            layer.attention = attention_of(beside ? dict_in(mixer, "attention") : mixer, ropes, index);
+            layer.attention = attention_of(beside ? part_in(mixer, "attention") : mixer, ropes, index);
         }
         if (layer.is_recurrent()) {
-            layer.recurrent = recurrent_of(beside ? dict_in(mixer, "other") : mixer, layer.mixer);
+            layer.recurrent = recurrent_of(beside ? part_in(mixer, "other") : mixer, layer.mixer);
         }
     }
     if (has(spec, "ffn")) {
-        const nb::dict ffn = dict_in(spec, "ffn");
+        const Part ffn = part_in(spec, "ffn");
         layer.ffn = static_cast<FeedForwardKind>(1 + choice_in(ffn, "part", {"Dense", "Experts"}));
         if (layer.ffn == FeedForwardKind::kDense) layer.dense = dense_of(ffn);
         if (layer.ffn == FeedForwardKind::kExperts) layer.experts = experts_of(ffn);
@@ -221,12 +292,22 @@ LayerConfig layer_of(const nb::dict& spec, const std::vector<Rope>& ropes, size_
     layer.post_ffn_norm = norm_in(spec, "post_ffn_norm");
     layer.parallel = flag_in(spec, "parallel");
     layer.residual_scale = number_in(spec, "residual_scale");
+    layer.low_rank = low_rank_in(spec);
+    layer.input = input_in(spec, "input");
+    layer.streams = streams_in(spec);
+    layer.output_scale = flag_in(spec, "output_scale");
+    spec.check();
+    if (layer.low_rank.rank && layer.mixer == MixerKind::kNone) fail("a low-rank residual stands beside a mixer");
+    if (layer.latent.q_rank && (layer.parallel || layer.low_rank.rank)) {
+        fail("what latent attention reads cannot be read beside it");
+    }
     return layer;
 }
 
 }  // namespace
 
-Config config_of(const nb::dict& spec) {
+Config config_of(const nb::dict& dictionary) {
+    const Part spec = dictionary;
     Config c;
     c.n_vocab = size_in(spec, "n_vocab");
     c.n_embd = size_in(spec, "n_embd");
@@ -235,11 +316,14 @@ Config config_of(const nb::dict& spec) {
     c.logit_scale = number_in(spec, "logit_scale");
     c.logit_cap = number_in(spec, "logit_cap");
     c.tied = flag_in(spec, "tied");
-    c.output_norm = norm_in(spec, "output_norm");
+    c.output_norm = needed_norm_in(spec, "output_norm");
+    c.per_layer = input_in(spec, "per_layer");
     for (nb::handle rope : nb::cast<nb::list>(spec["ropes"])) c.ropes.push_back(rope_of(nb::cast<nb::dict>(rope)));
     for (nb::handle item : nb::cast<nb::list>(spec["layers"])) {
         c.layers.push_back(layer_of(nb::cast<nb::dict>(item), c.ropes, c.layers.size()));
         const LayerConfig& layer = c.layers.back();
+        if (layer.input.size && layer.input.size != c.per_layer.size) fail("a layer's input does not fit");
+        if (layer.streams.n != c.n_stream()) fail("all layers need the same streams");
         if (!layer.has_attention() || layer.attention.shared < 0) continue;
         const LayerConfig& source = c.layers[layer.attention.shared];
         if (!source.has_attention() || source.attention.shared >= 0 ||
@@ -248,6 +332,7 @@ Config config_of(const nb::dict& spec) {
             fail("shared K and V do not fit");
         }
     }
+    spec.check({"architecture", "context_length"});
     return c;
 }
 

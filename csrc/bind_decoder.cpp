@@ -264,6 +264,7 @@ void copy_cells(Decoder& decoder, Input1<int32_t> source, Input1<int32_t> target
 }
 
 void rotate_cells(Decoder& decoder, Input1<int32_t> cells, int delta) {
+    check_complete(decoder);
     check_range(cells.data(), cells.shape(0), decoder.n_cells(), "cells");
     nb::gil_scoped_release release;
     decoder.rotate_cells(cells.data(), cells.shape(0), delta);

@@ -17,14 +17,15 @@ struct Rope {
 enum class Over { kHead, kHeads, kAll };  // what a norm of heads takes together, with weights for each
 
 struct NormConfig {
-    std::string name;      // of its tensors; empty: there is no norm
+    bool given = false;    // else there is no norm
+    std::string name;      // of its tensors
+    std::string weight_name;
     float eps = 0.0f;
     bool centred = false;  // a layer norm, which subtracts the mean
     bool weight = true, bias = false;
-    bool bare = false;     // the tensor of weights has no ".weight" in its name
     Over over = Over::kHead;
 
-    bool there() const { return !name.empty(); }
+    bool there() const { return given; }
 };
 
 struct AttentionConfig {
@@ -56,6 +57,9 @@ struct DenseConfig {
     size_t n_ff = 0;
     FeedActivation activation = FeedActivation::kSilu;
     bool gated = true, bias = false;
+    std::string suffix;   // of its tensors' names
+    bool sparse = false;  // gates that are not above a cutoff become 0:
+    float cutoff = 0.0f;  // so many standard deviations above their mean
 };
 
 enum class Weights { kSoftmax, kSigmoid, kChosen };
@@ -65,6 +69,8 @@ struct RoutingConfig {
     Weights weights = Weights::kSoftmax;
     bool normalize = true, correction = false, bias = false;
     float scale = 1.0f;
+    NormConfig norm;           // of what the router reads
+    float score_scale = 1.0f;
 };
 
 struct ExpertsConfig {
@@ -74,6 +80,11 @@ struct ExpertsConfig {
     float limit = 0.0f, alpha = 0.0f;  // of a clamped SwiGLU; limit 0: plain
     bool has_shared = false, shared_gate = false;
     DenseConfig shared;
+    bool output_scale = false;  // a number for each expert
+    NormConfig norm, post_norm, shared_norm, shared_post_norm;
+
+    // Whether router, experts and the shared one read anything else than their layer's normalised row.
+    bool renorms() const { return routing.norm.there() || norm.there() || shared_norm.there() || shared_post_norm.there(); }
 };
 
 // A recurrent mixer; which fields it has depends on its kind.
@@ -85,6 +96,26 @@ struct RecurrentConfig {
     bool conv_bias = false, tiled = false, fused = false;
     NormConfig norm;
 };
+
+// A residual through a narrow pair of matrices.
+struct LowRankConfig {
+    size_t rank = 0;  // 0: none
+    NormConfig norm;
+};
+
+// The input that a layer has beside its row.
+struct LayerInputConfig {
+    size_t size = 0;  // 0: none
+    NormConfig norm;
+};
+
+// A residual of several streams.
+struct StreamsConfig {
+    size_t n = 1;
+    NormConfig norm;  // of the router
+};
+
+constexpr size_t kMostStreams = 16;
 
 enum class MixerKind { kNone, kAttention, kLatent, kDeltaNet, kConvolution, kMamba2, kBeside };
 enum class FeedForwardKind { kNone, kDense, kExperts };
@@ -100,6 +131,10 @@ struct LayerConfig {
     NormConfig norm, ffn_norm, post_norm, post_ffn_norm;
     bool parallel = false;
     float residual_scale = 1.0f;
+    LowRankConfig low_rank;
+    LayerInputConfig input;
+    StreamsConfig streams;
+    bool output_scale = false;
 
     bool has_attention() const { return mixer == MixerKind::kAttention || mixer == MixerKind::kBeside; }
     bool attends() const { return has_attention() || mixer == MixerKind::kLatent; }
@@ -118,8 +153,12 @@ struct Config {
     float embedding_scale = 1.0f, logit_scale = 1.0f, logit_cap = 0.0f;  // cap 0: none
     bool tied = true;
     NormConfig output_norm;
+    LayerInputConfig per_layer;  // of the embeddings for each layer, and their norm
     std::vector<Rope> ropes;
     std::vector<LayerConfig> layers;
+
+    size_t n_stream() const { return layers.empty() ? 1 : layers[0].streams.n; }
+    size_t inputs() const { return layers.size() * per_layer.size; }  // numbers of a token, for all layers
 };
 
 }  // namespace stretto

@@ -9,6 +9,7 @@
 
 #include "recurrent_layer.h"
 #include "rope.h"
+#include "sums.h"
 
 namespace stretto {
 
@@ -30,7 +31,7 @@ Decoder::Decoder(Config config, size_t n_cells, CacheType cache, Precision preci
     const size_t n_embd = config_.n_embd;
     tensors_.matrix("token_embd", embedding_, config_.n_vocab, n_embd);
     if (!config_.tied) tensors_.matrix("output", output_, config_.n_vocab, n_embd);
-    tensors_.norm("", config_.output_norm, output_norm_, n_embd, n_embd);
+    tensors_.norm("", config_.output_norm, output_norm_, n_embd);
     double bytes = 0.0;  // in floating point, which cannot wrap around
     for (size_t i = 0; i < layers_.size(); ++i) {
         const LayerConfig& layer = config_.layers[i];
@@ -56,6 +57,7 @@ Decoder::Decoder(Config config, size_t n_cells, CacheType cache, Precision preci
     }
     n_slots_ = slot_floats_ ? n_slots : 0;
     states_ = Buffer(n_slots_ * slot_bytes());
+    tensors_.model(config_, model_);
     block_bytes_ = cell_bytes_ * std::min(n_cells, kCellBlock);
     cache_ = Buffer((n_cells + kCellBlock - 1) / kCellBlock * block_bytes_);
 }
@@ -127,11 +129,7 @@ void Decoder::set_vector(const std::string& name, const float* data, size_t n) {
 // `first` is where its weights begin, for norms with weights for each head.
 void Decoder::normalize(const Norm& norm, const float* x, size_t n, float* out, size_t first) const {
     if (!norm.config.centred) return kernels_->rms_norm(x, norm.weight.data() + first, n, norm.config.eps, out);
-    // Eight sums side by side: one order, which the compiler can vectorise.
-    double sums[8] = {};
-    for (size_t i = 0; i < n; ++i) sums[i % 8] += double{x[i]};
-    double sum = 0.0;
-    for (double part : sums) sum += part;
+    const double sum = sum_of(n, [&](size_t i) { return double{x[i]}; });
     const auto mean = static_cast<float>(sum / static_cast<double>(n));
     for (size_t i = 0; i < n; ++i) out[i] = x[i] - mean;
     kernels_->rms_norm(out, norm.weight.data() + first, n, norm.config.eps, out);
@@ -159,6 +157,18 @@ void Decoder::copy_cells(const int32_t* source, const int32_t* target, size_t n)
     }
 }
 
+// What a head of keys was multiplied with once it was rotated; empty: nothing.
+std::vector<float> Decoder::after_rope(const Plane& plane) const {
+    const AttentionConfig& a = config_.layers[plane.layer].attention;
+    const Norm& norm = layers_[plane.layer].k_norm;
+    if (!a.norm_after_rope || !norm.config.there()) return {};
+    const size_t head = &plane - &planes_[first_plane_[plane.layer]];
+    const float* from = norm.weight.data() + (norm.config.over == Over::kHeads ? head * a.head_size : 0);
+    std::vector<float> weights(from, from + a.head_size);
+    std::replace(weights.begin(), weights.end(), 0.0f, 1.0f);
+    return weights;
+}
+
 void Decoder::rotate_cells(const int32_t* cells, size_t n, int delta) {
     for (const Plane& plane : planes_) {
         const LayerConfig& layer = config_.layers[plane.layer];
@@ -166,12 +176,15 @@ void Decoder::rotate_cells(const int32_t* cells, size_t n, int delta) {
         const Rope& rope = config_.ropes[layer.attention.rope];
         const size_t pairs = rope.frequencies.size(), size = layer.attention.head_size;
         const size_t first = layer.mixer == MixerKind::kLatent ? layer.latent.rank : 0;  // of what is rotated
+        const std::vector<float> weights = after_rope(plane);
         std::vector<float> cos(pairs), sin(pairs), head(padded(size));
         angles(delta, rope.frequencies.data(), pairs, 1.0, cos.data(), sin.data());
         for (size_t i = 0; i < n; ++i) {
             uint8_t* at = plane_of(plane, cells[i]);
             kernels_->load_head(cache_type_, at, size, head.data());
+            for (size_t k = 0; k < weights.size(); ++k) head[k] /= weights[k];
             rotate(head.data() + first, cos.data(), sin.data(), pairs, rope.adjacent);
+            for (size_t k = 0; k < weights.size(); ++k) head[k] *= weights[k];
             kernels_->store_head(cache_type_, head.data(), size, at);
             check_finite(at, size);
         }

@@ -108,6 +108,7 @@ private:
     }
     uint8_t* head_of(size_t layer, size_t cell, bool value, size_t head) const;
     size_t head_stride(size_t layer) const { return head_bytes(cache_type_, config_.layers[layer].attention.head_size); }
+    std::vector<float> after_rope(const Plane& plane) const;
     template <typename Move>
     void each_head(const int32_t* cells, size_t n, Move move) const;
 
@@ -132,6 +133,7 @@ private:
     std::vector<Layer> layers_;
     Matrix embedding_, output_;
     Norm output_norm_;
+    ModelWeights model_;
     Tensors tensors_;
     size_t most_heads_ = 0;         // of any layer
     size_t tile_bytes_ = 0;         // for panels of matrices that were not packed

@@ -96,7 +96,11 @@ void Decoder::Walk::route(size_t layer, int32_t* chosen, float* weights) {
     for (size_t row = first_; row < last_; ++row) {
         std::copy_n(plan_.scores + row * c.n_expert, c.n_expert, scores.begin());
         if (c.routing.bias) kernel_.add(scores.data(), w.router.bias.data(), c.n_expert);
+        if (c.routing.score_scale != 1.0f) {
+            for (float& score : scores) score *= c.routing.score_scale;
+        }
         choose(c.routing, scores.data(), c.n_expert, w.correction, chosen + row * n_used, weights + row * n_used);
+        for (size_t k = row * n_used; k < (row + 1) * n_used && c.output_scale; ++k) weights[k] *= w.output_scale[chosen[k]];
     }
     meet_if_shared();
 }
@@ -120,12 +124,24 @@ void Decoder::Walk::group_rows(const ExpertsConfig& c, const int32_t* chosen) {
     }
 }
 
+// The rows that router, experts or the shared one read, quantised: the layer's own, or with a norm of theirs.
+const float* Decoder::Walk::renormalize(const ExpertsConfig& c, const Norm& norm) {
+    if (!c.renorms()) return normed_;
+    const bool again = norm.config.there();
+    for (size_t row = first_; row < last_ && again; ++row) {
+        d_.normalize(norm, row_of(normed_, row), c_.n_embd, row_of(renormed_, row));
+    }
+    const float* rows = again ? renormed_ : normed_;
+    quantize(rows, c_.n_embd);
+    return rows;
+}
+
 // Leaves the sum of the experts in the thread's `sum_`.
 void Decoder::Walk::experts(size_t layer) {
     const ExpertsConfig& c = c_.layers[layer].experts;
     const ExpertWeights& w = d_.layers_[layer].experts;
     const size_t n_ff = c.expert.n_ff, n_embd = c_.n_embd, each = columns_of(d_.precision_);
-    product(w.router.matrix, normed_, n_, plan_.scores, quantized_);
+    product(w.router.matrix, renormalize(c, w.router_norm), n_, plan_.scores, quantized_);
     meet();
     std::vector<int32_t> own_chosen(alone_ ? c.routing.n_used : 0);
     std::vector<float> own_weights(own_chosen.size());
@@ -134,22 +150,23 @@ void Decoder::Walk::experts(size_t layer) {
     route(layer, chosen, weights);
     group_rows(c, chosen);
 
+    const float* rows = renormalize(c, w.norm);
     if (alone_) {  // all experts read the same row
-        for (Group& group : groups_) group.in = quantized_, group.floats = normed_;
+        for (Group& group : groups_) group.in = quantized_, group.floats = rows;
     } else {
         place_groups(n_embd);
         gather(n_embd, is_float(w.ups[0].layout), [&](const Group& group, size_t row) {
-            return normed_ + pair_rows_[group.first + row] * n_embd;
+            return rows + pair_rows_[group.first + row] * n_embd;
         });
     }
     float* up_out = c.expert.gated ? plan_.expert_up : plan_.expert_gate;
     each_group(w.ups[0].panels(), [&](const Group& group, size_t begin, size_t end) {
-        const Rows rows{group.in, group.floats, 0, group.count};
+        const Rows inputs{group.in, group.floats, 0, group.count};
         const size_t at = group.first * n_ff, from = begin * kPanelRows, to = std::min(end * kPanelRows, n_ff);
         if (c.expert.gated) {
-            d_.multiply(w.gates[group.index], rows, begin, end, plan_.expert_gate + at, mine_.product);
+            d_.multiply(w.gates[group.index], inputs, begin, end, plan_.expert_gate + at, mine_.product);
         }
-        d_.multiply(w.ups[group.index], rows, begin, end, up_out + at, mine_.product);
+        d_.multiply(w.ups[group.index], inputs, begin, end, up_out + at, mine_.product);
         const size_t bias = group.index * n_ff + from;
         for (size_t row = 0; row < group.count; ++row) {
             activate(c.expert, c.expert.bias && c.expert.gated ? w.gate_bias.data() + bias : nullptr,
@@ -159,7 +176,7 @@ void Decoder::Walk::experts(size_t layer) {
     });
     const float* shared = nullptr;
     if (c.has_shared) {
-        dense(c.shared, w.shared);  // meets
+        dense(c.shared, w.shared, renormalize(c, w.shared_norm));  // meets
         product(w.shared.down.matrix, plan_.gate, n_, plan_.added, quantized_);
         shared = plan_.added;
     } else {
@@ -202,6 +219,7 @@ void Decoder::Walk::combine(size_t layer, const int32_t* chosen, const float* we
             const float* bias = c.expert.bias ? w.down_bias.data() + chosen[k] * n : nullptr;
             for (size_t i = 0; i < n; ++i) sum[i] += weights[k] * (bias ? out[i] + bias[i] : out[i]);
         }
+        if (c.post_norm.there()) d_.normalize(w.post_norm, sum, n, sum);
         if (shared) {
             float factor = 1.0f;
             if (c.shared_gate) {
@@ -211,6 +229,14 @@ void Decoder::Walk::combine(size_t layer, const int32_t* chosen, const float* we
             }
             const float* bias = c.shared.bias ? w.shared.down.bias.data() : nullptr;
             const float* out = row_of(const_cast<float*>(shared), row);
+            if (c.shared_post_norm.there()) {
+                float* normed = row_of(renormed_, row);
+                std::memcpy(normed, out, n * sizeof(float));
+                if (bias) kernel_.add(normed, bias, n);
+                d_.normalize(w.shared_post_norm, normed, n, normed);
+                out = normed;
+                bias = nullptr;
+            }
             for (size_t i = 0; i < n; ++i) sum[i] += factor * (bias ? out[i] + bias[i] : out[i]);
         }
     }

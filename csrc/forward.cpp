@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "sums.h"
 #include "walk.h"
 
 namespace stretto {
@@ -51,6 +52,8 @@ Decoder::Walk::Walk(Decoder& decoder, Plan& plan, int thread)
       alone_(plan.alone), first_(alone_ ? 0 : n_ * thread / n_threads_),
       last_(alone_ ? 1 : n_ * (thread + 1) / n_threads_), x_(alone_ ? mine_.x : plan.x),
       normed_(alone_ ? mine_.normed : plan.normed), sum_(alone_ ? mine_.sum : plan.sum),
+      renormed_(alone_ ? mine_.renormed : plan.renormed), narrow_(alone_ ? mine_.narrow : plan.narrow),
+      inputs_(alone_ ? mine_.inputs : plan.inputs), streams_(alone_ ? mine_.streams : plan.streams),
       quantized_(alone_ ? mine_.quantized : plan.quantized) {}
 
 void Decoder::Walk::embed() {
@@ -65,14 +68,17 @@ void Decoder::Walk::embed() {
             for (size_t i = 0; i < c_.n_embd; ++i) to[i] *= c_.embedding_scale;
         }
     }
+    if (c_.per_layer.size || c_.n_stream() > 1) embed_beside();
 }
 
 void Decoder::Walk::layer(size_t index) {
     const LayerConfig& config = c_.layers[index];
     const Layer& weights = d_.layers_[index];
     task_ = kLayerTasks * index;
+    if (config.streams.n > 1) predict(index);
     if (config.mixer != MixerKind::kNone) {
         norm_rows(weights.norm);
+        if (config.low_rank.rank) product(weights.beside.low_rank_in, normed_, n_, plan_.narrow, quantized_);
         float* added = plan_.added;
         if (config.has_attention()) {
             attention(index);
@@ -83,23 +89,30 @@ void Decoder::Walk::layer(size_t index) {
         }
         if (config.mixer == MixerKind::kBeside) {
             quantize(normed_, c_.n_embd);
-            recurrent(index, weights.recurrent.out, plan_.beside);
+            recurrent(index, weights.recurrent.out, plan_.other);
             for (size_t row = first_; row < last_; ++row) {
                 std::memcpy(row_of(sum_, row), row_of(plan_.added, row), c_.n_embd * sizeof(float));
-                kernel_.add(row_of(sum_, row), row_of(plan_.beside, row), c_.n_embd);
+                kernel_.add(row_of(sum_, row), row_of(plan_.other, row), c_.n_embd);
             }
             added = sum_;
         }
         add_rows(added, weights.o.bias, weights.post_norm, config.residual_scale);
     }
-    if (config.ffn == FeedForwardKind::kNone) return;
+    if (config.low_rank.rank) add_low_rank(index);
+    if (config.ffn != FeedForwardKind::kNone) feed_forward(index);
+    if (config.input.size || config.output_scale || config.streams.n > 1) finish_layer(index);
+}
+
+void Decoder::Walk::feed_forward(size_t index) {
+    const LayerConfig& config = c_.layers[index];
+    const Layer& weights = d_.layers_[index];
     if (config.parallel) {
         quantize(normed_, c_.n_embd);  // what the mixer read
     } else {
         norm_rows(weights.ffn_norm);
     }
     if (config.ffn == FeedForwardKind::kDense) {
-        dense(config.dense, weights.dense);
+        dense(config.dense, weights.dense, normed_);
         product(weights.dense.down.matrix, plan_.gate, n_, plan_.added, quantized_);
         meet();
         add_rows(plan_.added, weights.dense.down.bias, weights.post_ffn_norm, config.residual_scale);
@@ -185,24 +198,48 @@ void Decoder::Walk::products(std::initializer_list<Target> targets, const float*
     });
 }
 
-// The inner rows of a feed-forward, [n][n_ff] in Plan::gate, and as integers.
-void Decoder::Walk::dense(const DenseConfig& config, const DenseWeights& w) {
+// The inner rows of a feed-forward, [n][n_ff] in Plan::gate, and as integers. `in` are its rows, which are quantised.
+void Decoder::Walk::dense(const DenseConfig& config, const DenseWeights& w, const float* in) {
     const Matrix& first = config.gated ? w.gate.matrix : w.up.matrix;
     float* up_out = config.gated ? plan_.up : plan_.gate;
     each_piece(first.panels(), n_, first.data, [&](const Pieces::Piece& piece) {
-        const Rows rows{quantized_, normed_, piece.first, piece.last};
+        const Rows rows{quantized_, in, piece.first, piece.last};
         if (config.gated) d_.multiply(w.gate.matrix, rows, piece.begin, piece.end, plan_.gate, mine_.product);
         d_.multiply(w.up.matrix, rows, piece.begin, piece.end, up_out, mine_.product);
         const size_t from = piece.begin * kPanelRows, to = std::min(piece.end * kPanelRows, config.n_ff);
         const float* gate_bias = config.bias && config.gated ? w.gate.bias.data() + from : nullptr;
         const float* up_bias = config.bias ? w.up.bias.data() + from : nullptr;
         for (size_t row = piece.first; row < piece.last; ++row) {
-            activate(config, gate_bias, up_bias, 0.0f, 0.0f, plan_.gate + row * config.n_ff + from,
-                     up_out + row * config.n_ff + from, to - from);
+            float* gate = plan_.gate + row * config.n_ff + from;
+            if (!config.sparse) {
+                activate(config, gate_bias, up_bias, 0.0f, 0.0f, gate, up_out + row * config.n_ff + from, to - from);
+            } else if (gate_bias) {
+                kernel_.add(gate, gate_bias, to - from);
+                kernel_.add(up_out + row * config.n_ff + from, up_bias, to - from);
+            }
         }
     });
     meet();
+    if (config.sparse) cut_gates(config);
     quantize(plan_.gate, config.n_ff);
+}
+
+// Gates of whole rows, less their mean and `cutoff` times their standard deviation, not below 0; and activated. Alone,
+// all threads need the mean of the row before any of them changes its part.
+void Decoder::Walk::cut_gates(const DenseConfig& config) {
+    const size_t n = config.n_ff, panels = pieces_of(n, kPanelRows);
+    const size_t from = alone_ ? panels * thread_ / n_threads_ * kPanelRows : 0;
+    const size_t to = alone_ ? std::min(panels * (thread_ + 1) / n_threads_ * kPanelRows, n) : n;
+    for (size_t row = first_; row < last_; ++row) {
+        float* gate = plan_.gate + row * n;
+        const double mean = sum_of(n, [&](size_t i) { return double{gate[i]}; }) / static_cast<double>(n);
+        const double squares = sum_of(n, [&](size_t i) { return (gate[i] - mean) * (gate[i] - mean); });
+        const auto least = static_cast<float>(mean + config.cutoff * std::sqrt(squares / static_cast<double>(n)));
+        if (alone_) meet();
+        for (size_t i = from; i < to; ++i) gate[i] = std::max(gate[i] - least, 0.0f);
+        if (from < to) activate(config, nullptr, nullptr, 0.0f, 0.0f, gate + from, plan_.up + row * n + from, to - from);
+    }
+    if (alone_) meet();
 }
 
 // gate = activation(gate) × up, or activation(up) in place of it where there is no gate. With a limit it is the clamped
@@ -232,6 +269,7 @@ void Decoder::Walk::activate(const DenseConfig& config, const float* gate_bias, 
 }
 
 void Decoder::Walk::logits() {
+    if (c_.n_stream() > 1) merge_streams();
     task_ = kLayerTasks * d_.layers_.size();
     // The last norm, of the rows that are wanted.
     meet_if_shared();

@@ -32,6 +32,27 @@ struct ExpertWeights {
     std::vector<float> gate_bias, up_bias, down_bias;  // of one expert after the other
     DenseWeights shared;
     std::vector<float> shared_gate;
+    std::vector<float> output_scale;  // of each expert
+    Norm router_norm, norm, post_norm, shared_norm, shared_post_norm;
+};
+
+// What a layer has beside mixer and feed-forward.
+struct BesideWeights {
+    Matrix low_rank_in, low_rank_out;
+    Norm low_rank_norm;
+    Matrix gate, projection;  // of its input
+    Norm input_norm;
+    std::vector<float> router, predict, correct, correct_scale;  // of streams: [n][n_embd], [n × n][n], [n][n], [n_embd]
+    Norm router_norm;
+    std::vector<float> output_scale;  // one number
+};
+
+// Weights beside the layers: of their inputs, and of streams.
+struct ModelWeights {
+    Matrix inputs;             // a row for each token, with numbers for all layers
+    Matrix input_projection;
+    Norm input_norm;
+    std::vector<Matrix> spread, merge;  // of each stream but the first
 };
 
 struct RecurrentWeights {
@@ -51,6 +72,7 @@ struct Layer {
     RecurrentWeights recurrent;
     DenseWeights dense;
     ExpertWeights experts;
+    BesideWeights beside;
 };
 
 // The tensors a model needs, by name, and where they go: matrices without ".weight", vectors with it.
@@ -67,9 +89,10 @@ public:
     void vector(const std::string& name, std::vector<float>& to, size_t n);
     void taps(const std::string& name, std::vector<float>& to, size_t channels, size_t kernel);
     void linear(const std::string& name, Linear& to, size_t rows, size_t columns, bool bias);
-    // A norm's weights and biases; `size` is what is normalised.
-    void norm(const std::string& prefix, const NormConfig& config, Norm& to, size_t size, size_t n);
+    // A norm's weights and biases.
+    void norm(const std::string& prefix, const NormConfig& config, Norm& to, size_t n);
     void layer(size_t index, const LayerConfig& config, size_t n_embd, Layer& to);
+    void model(const Config& config, ModelWeights& to);
 
     Entry* find(const std::string& name);
     // The first that has not been set as it should be, or "".
@@ -77,12 +100,12 @@ public:
     const std::vector<std::string>& names() const { return names_; }
 
 private:
-    void dense(const std::string& prefix, const std::string& suffix, const DenseConfig& config, size_t n_embd,
-               DenseWeights& to);
+    void dense(const std::string& prefix, const DenseConfig& config, size_t n_embd, DenseWeights& to);
     void attention(const std::string& prefix, const AttentionConfig& config, size_t n_embd, Layer& to);
     void latent(const std::string& prefix, const LayerConfig& config, size_t n_embd, Layer& to);
     void recurrent(const std::string& prefix, const LayerConfig& config, size_t n_embd, Layer& to);
     void experts(const std::string& prefix, const ExpertsConfig& config, size_t n_embd, ExpertWeights& to);
+    void beside(const std::string& prefix, const LayerConfig& config, size_t n_embd, BesideWeights& to);
 
     std::unordered_map<std::string, Entry> entries_;
     std::vector<std::string> names_;

@@ -66,9 +66,12 @@ Widths widths_of(const Config& config) {
             widen(w.n_expert, e.n_expert);
             widen(w.n_used, e.routing.n_used);
             widen(w.expert_ff, e.expert.n_ff);
+            w.renorms = w.renorms || e.renorms();
         }
+        widen(w.narrow, std::max(layer.low_rank.rank, layer.input.size));
     }
-    widen(w.input, std::max(w.ff, w.inner));
+    widen(w.input, std::max({w.ff, w.inner, w.narrow}));
+    w.has_beside = w.narrow || config.n_stream() > 1;
     return w;
 }
 
@@ -169,6 +172,7 @@ void Decoder::carve(Plan& plan) {
     const size_t expert_rows = pairs * columns + std::min(pairs, most.n_expert) * kMostLanes;
     const size_t head_rows = most.head_products * (n * columns + kMostLanes);
     const size_t expert_numbers = most.n_used ? std::max(c.n_embd, most.expert_ff) : 0;
+    const size_t n_streams = c.n_stream() > 1 ? c.n_stream() * c.n_embd : 0;  // numbers of a row
     size_t n_partials = 0;
     for (size_t i = 0; i < layers_.size(); ++i) {
         const AttentionConfig& a = c.layers[i].attention;
@@ -202,10 +206,15 @@ void Decoder::carve(Plan& plan) {
         plan.inner = floats(n * most.inner);
         plan.beta = floats(n * most.recurrent_heads);
         plan.alpha = floats(n * most.recurrent_heads);
-        plan.beside = floats(most.beside ? n * c.n_embd : 0);
+        plan.other = floats(most.beside ? n * c.n_embd : 0);
         plan.scores = floats(n * most.n_expert);
         plan.chosen = carver.take<int32_t>(pairs);
         plan.chosen_weights = floats(pairs);
+        plan.renormed = floats(most.renorms ? n * c.n_embd : 0);
+        plan.narrow = floats(n * most.narrow);
+        plan.beside = floats(most.has_beside ? n * c.n_embd : 0);
+        plan.inputs = floats(n * c.inputs());
+        plan.streams = floats(n * n_streams);
         plan.states = floats(input.wanted.size() * c.n_embd);
         plan.cos.clear();
         plan.sin.clear();
@@ -221,6 +230,10 @@ void Decoder::carve(Plan& plan) {
             thread.normed = floats(normed);
             thread.sum = floats(c.n_embd);
             thread.quantized = carver.quantized(columns, most.input, kernels_->lanes(columns));
+            thread.renormed = floats(most.renorms ? c.n_embd : 0);
+            thread.narrow = floats(most.narrow);
+            thread.inputs = floats(c.inputs());
+            thread.streams = floats(n_streams);
             thread.experts = carver.quantized(1, most.n_used * kMostLanes * most.expert_ff, 1);
             thread.attention = floats(attention_scratch(most.head_size, kRowsAtOnce, most.group));
             thread.queries = floats(most.group * most.head_size);
@@ -265,7 +278,7 @@ void Decoder::make_plan(Plan& plan, const Input& input, float* out, bool hidden,
             }
         }
     }
-    plan.cursors = Cursors(layers_.size() * kLayerTasks + 1, pool_.size());
+    plan.cursors = Cursors(layers_.size() * kLayerTasks + kOtherTasks, pool_.size());
     const bool any = std::find(plan.split.begin(), plan.split.end(), 1) != plan.split.end();
     const size_t n_done = any ? layers_.size() * plan.blocks.size() * plan.most.cached_heads : 0;
     plan.done.reset(new std::atomic<size_t>[n_done]);

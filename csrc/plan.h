@@ -12,6 +12,7 @@
 namespace stretto {
 
 constexpr size_t kLayerTasks = 16;  // of a layer that threads share out, at most
+constexpr size_t kOtherTasks = 3 * kLayerTasks;  // logits, what is beside the embeddings, merging streams
 constexpr size_t kRowsAtOnce = 16;  // rows of one view that attention takes together
 constexpr size_t kMostLanes = 16;   // of quantised rows, in any kernel set
 
@@ -33,6 +34,7 @@ struct Decoder::Thread {
     float* normed;
     float* sum;      // what is added next, if it has to be changed first
     Quantized quantized;
+    float *renormed, *narrow, *inputs, *streams;  // as in Plan, of a single row
     Quantized experts;  // the chosen experts' inner rows, of a single row
     float* attention;
     float* queries;  // of one K/V head, as a single row's spans take them
@@ -50,6 +52,8 @@ struct Widths {
     size_t projected = 0, inner = 0, recurrent_heads = 0, recurrent_scratch = 0;  // of recurrent mixers
     bool beside = false;    // attention and a recurrent mixer in one layer
     size_t head_size = 0, group = 0, cached_heads = 0;
+    size_t narrow = 0;      // ranks of residuals, sizes of layers' inputs
+    bool renorms = false, has_beside = false;
     size_t head_products = 0, head_columns = 0, head_rows = 0;  // matrices for each head: how many, how large
 };
 
@@ -78,11 +82,16 @@ struct Decoder::Plan {
     float* projected;         // [n][what a recurrent mixer projects to]
     float *outer_gate, *inner;  // [n][inner width] of recurrent mixers
     float *beta, *alpha;      // [n][heads] of delta nets; both in beta if the file has them as one
-    float* beside;            // [n][n_embd], of a recurrent mixer beside attention
+    float* other;             // [n][n_embd], of a recurrent mixer beside attention
     std::vector<SlotGroup> slots;
     float* scores;            // [n][n_expert]
     int32_t* chosen;          // [n][n_used]
     float* chosen_weights;    // [n][n_used]
+    float* renormed;          // [n][n_embd], what router, experts or the shared one read, if norms are their own
+    float* narrow;            // [n][rank or size of an input]
+    float* beside;            // [n][n_embd], what they give
+    float* inputs;            // [n][layers × size], of all layers
+    float* streams;           // [streams][n][n_embd]
     float* states;            // [n_wanted][n_embd]
     std::vector<float*> cos, sin;             // by rope: [n][pairs]
     std::vector<std::vector<int32_t>> begins; // by layer's window: [n]
@@ -95,7 +104,7 @@ struct Decoder::Plan {
     std::vector<size_t> shown;     // where in `watched` each watched row begins
     float* watched;                // Decoder::watched_
     std::vector<Thread> threads;
-    Cursors cursors;               // [layer][kLayerTasks], and one more for the logits
+    Cursors cursors;               // [layer][kLayerTasks], and kOtherTasks
     std::unique_ptr<std::atomic<size_t>[]> done;   // if split: [layer][block][kv head], spans that are
     float* out;
     float* peaks;             // [n_wanted][pieces of kPeak logits], or null

@@ -32,6 +32,7 @@ private:
     void meet_if_shared() { if (!alone_) meet(); }
     size_t next_task() { return task_++; }
     float* row_of(float* rows, size_t row) const { return rows + row * c_.n_embd; }
+    float* stream_of(size_t stream, size_t row) const { return streams_ + (stream * n_ + row) * c_.n_embd; }
 
     void quantize(const float* rows, size_t columns);
     void norm_rows(const Norm& norm);
@@ -79,13 +80,26 @@ private:
     size_t short_convolution(size_t layer);
     size_t mamba2(size_t layer);
 
-    void dense(const DenseConfig& config, const DenseWeights& weights);
+    void feed_forward(size_t layer);
+    void dense(const DenseConfig& config, const DenseWeights& weights, const float* rows);
+    void cut_gates(const DenseConfig& config);
     void activate(const DenseConfig& config, const float* gate_bias, const float* up_bias, float limit, float alpha, float* gate,
                   float* up, size_t n) const;
     void experts(size_t layer);
+    const float* renormalize(const ExpertsConfig& config, const Norm& norm);
     void route(size_t layer, int32_t* chosen, float* weights);
     void group_rows(const ExpertsConfig& config, const int32_t* chosen);
     void combine(size_t layer, const int32_t* chosen, const float* weights, const float* shared);
+
+    void embed_beside();
+    void make_inputs();
+    void finish_layer(size_t layer);
+    void add_input(size_t layer);
+    void add_low_rank(size_t layer);
+    void route_streams(size_t layer, const float* x, float* normed, float* routed) const;
+    void predict(size_t layer);
+    void correct(size_t layer);
+    void merge_streams();
 
     Decoder& d_;
     const Config& c_;
@@ -97,7 +111,7 @@ private:
     size_t n_threads_, n_;
     bool alone_;
     size_t first_, last_;   // the rows of this thread: alone it has the only one, in memory of its own
-    float *x_, *normed_, *sum_;
+    float *x_, *normed_, *sum_, *renormed_, *narrow_, *inputs_, *streams_;
     Quantized quantized_;
     size_t task_ = 0;       // the next of Plan::cursors
     std::vector<Group> groups_;

@@ -10,6 +10,7 @@ from lines import Stopwatch, serve
 import stretto
 
 opened = ExitStack()  # models and sequences that stay for the next round
+GREEDY = {"temperature": 0}
 
 
 @cache
@@ -44,37 +45,37 @@ def prefill(model, threads, prompt, seed, kv="f16", warm=False):
     return watch.answer
 
 
-def decode(model, threads, tokens, seed, depth=0, kv="f16", warm=False):
+def decode(model, threads, tokens, seed, depth=0, kv="f16", warm=False, sampling=GREEDY):
     if depth:
-        return behind(model, threads, kv, 1, depth, tokens, warm)
+        return behind(model, threads, kv, 1, depth, tokens, warm, sampling)
     llm = load(model, threads, kv, tokens + 1)
     start, most = ids(llm, 1, seed), min(4, tokens) if warm else tokens
     with Stopwatch() as watch:
-        for _ in llm.stream(start, max_tokens=most, temperature=0, ignore_eos=True):
+        for _ in llm.stream(start, max_tokens=most, ignore_eos=True, **sampling):
             pass
     return watch.answer
 
 
-def batch(model, threads, sequences, prompt, tokens, seed, kv="f16", warm=False):
-    return behind(model, threads, kv, sequences, prompt, tokens, warm)
+def batch(model, threads, sequences, prompt, tokens, seed, kv="f16", warm=False, sampling=GREEDY):
+    return behind(model, threads, kv, sequences, prompt, tokens, warm, sampling)
 
 
-def behind(model, threads, kv, count, length, tokens, warm):
+def behind(model, threads, kv, count, length, tokens, warm, sampling):
     """Decode behind prefixes: `tokens` steps, each a pass over all sequences."""
     cells = count * (length + tokens + 2)
     llm = load(model, threads, kv, cells)
     with ExitStack() as closing:
         found = prefixes(model, threads, kv, cells, count, length)
         sequences = [closing.enter_context(sequence.fork()) for sequence in found]
-        step(llm, sequences)  # takes the logits of the prefixes
+        step(llm, sequences, sampling)  # takes the logits of the prefixes
         with Stopwatch() as watch:
             for _ in range(min(4, tokens) if warm else tokens):
-                step(llm, sequences)
+                step(llm, sequences, sampling)
     return watch.answer
 
 
-def step(llm, sequences):
-    for sequence, done in zip(sequences, llm.step(sequences, temperature=0), strict=True):
+def step(llm, sequences, sampling):
+    for sequence, done in zip(sequences, llm.step(sequences, **sampling), strict=True):
         if done.is_end:
             sequence.append(done.token)
 

@@ -74,6 +74,7 @@ struct Target {
 
 #include "kernels/impl_tiles_many.h"
 #include "kernels/impl_tiles_one.h"
+#include "kernels/impl_tiles_coded.h"
 #include "kernels/impl_tiles_expand.h"
 #include "kernels/impl_tiles_sums.h"
 
@@ -149,9 +150,14 @@ struct Tiles : Panel<L> {
     // R × 4 rows of a panel, from 4 × `from` on, as they are packed, × C columns.
     template <int R, int C, size_t Lanes>
     static void packed_tile(const uint8_t* w, int from, size_t blocks, Inputs a, float* out, size_t stride, size_t rows) {
-        if constexpr (R == 4 && Lanes == 1 && kShape.bits == 4 && kShape.scales == Scales::kHalf) {
+        if constexpr (R == 4 && Lanes == 1 && kShape.bits == 4 && (kShape.scales == Scales::kHalf || L == Layout::kNibblesK)) {
             float some[kPanelRows];
-            packed_blocks<kShape.min>(w, a, blocks, rows < kPanelRows ? some : out);
+            float* to = rows < kPanelRows ? some : out;
+            if constexpr (kCoded) {
+                coded_blocks(w, a, blocks, to);
+            } else {
+                packed_blocks<kShape.min>(w, a, blocks, to);
+            }
             if (rows < kPanelRows) std::memcpy(out, some, rows * sizeof(float));
             return;
         }

@@ -9,7 +9,7 @@ bits whatever else is in the batch, in however many chunks and with however many
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from stretto import _native, kernels
 from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun
+from stretto.backends.matrices import Matrices, Rows
 from stretto.errors import InvalidRequest, ModelError
-from stretto.models.parts import Rope, Slice
+from stretto.models.parts import Rope
 from stretto.models.spec import ModelSpec
 from stretto.sampling.sampler import WRONG, bias_arrays, history
 from stretto.weights.formats import Format
-from stretto.weights.gguf import GGUF, Tensor
+from stretto.weights.gguf import GGUF
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -60,43 +61,38 @@ class NativeBackend:
         self.cell_bytes = self._decoder.cell_bytes
         kind = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
         self.cell_layout = f"{kind}, {spec.kv_layout}"
-        sources = _sources(spec)
+        matrices = Matrices(file, spec)
         for name, rows, columns in self._decoder.tensors():
-            if not columns:
-                tensor = file.tensors[sources[name].tensor if name in sources else name]
-                numbers = tensor.dequantize().reshape(-1)
-                if name in sources:
-                    numbers = numbers[sources[name].first : sources[name].first + rows]
-                self._decoder.set_vector(name, np.ascontiguousarray(numbers))
-                file.forget(tensor)
+            if columns:
+                packed = repack and name not in LOOKED_UP
+                self._set_matrix(file, matrices.rows(name, rows), name, columns, packed)
                 continue
-            source = sources.get(f"{name}.weight") or _part_of_many(file, name, rows)
-            tensor = file.tensors[source.tensor]
-            if tensor.format not in PACKABLE:
-                raise ModelError(
-                    f"{tensor.format.name} is not supported; backend='reference' may read it",
-                    path=file.path,
-                    field=f"tensor {tensor.name!r}",
-                )
-            self._set_matrix(file, tensor, name, source.first, rows, columns, repack)
+            tensor, numbers = matrices.vector(name, rows)
+            self._decoder.set_vector(name, numbers)
+            file.forget(tensor)
 
-    def _set_matrix(
-        self, file: GGUF, tensor: Tensor, name: str, first: int, rows: int, columns: int, repack: bool
-    ) -> None:
-        """Rows [first, first + rows) of a tensor, as a matrix of the decoder.
+    def _set_matrix(self, file: GGUF, rows: Rows, name: str, columns: int, repack: bool) -> None:
+        """Rows of the file, as a matrix of the decoder.
 
         They are packed piece by piece, and each piece's pages freed: the file is never in memory twice.
         """
-        data = tensor.data.reshape(-1, tensor.format.row_bytes(columns))[first : first + rows]
-        code, nbytes = tensor.format.value, data.shape[1]
+        if rows.tensor.format not in PACKABLE:
+            raise ModelError(
+                f"{rows.tensor.format.name} is not supported; backend='reference' may read it",
+                path=file.path,
+                field=f"tensor {rows.tensor.name!r}",
+            )
+        n, nbytes = rows.data.shape
+        code = rows.format.value
         if not repack:
-            self._open.set_unpacked(name, code, rows, columns, data.reshape(-1))
+            self._open.set_unpacked(name, code, n, columns, rows.data.reshape(-1))
             return
         step = max(PANEL_ROWS, PIECE_BYTES // nbytes // PANEL_ROWS * PANEL_ROWS)
-        for at in range(0, rows, step):
-            piece = data[at : at + step]
-            self._open.pack_rows(name, code, rows, columns, piece.reshape(-1), len(piece))
-            file.forget(tensor, end=(first + at + len(piece)) * nbytes)
+        for at in range(0, n, step):
+            piece = rows.data[at : at + step]
+            self._open.pack_rows(name, code, n, columns, piece.reshape(-1), len(piece))
+            if not rows.is_copy:
+                file.forget(rows.tensor, end=(rows.first + at + len(piece)) * nbytes)
 
     @property
     def kernels(self) -> str:
@@ -231,34 +227,16 @@ class NativeBackend:
         return rows
 
 
-ROPE_FIELDS = "frequencies", "pairs", "magnitude", "axes"
+# Tensors of which only rows are read, one for each token: they stay in the file.
+LOOKED_UP = frozenset({"per_layer_token_embd"})
 PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
 
 
-def _sources(spec: ModelSpec) -> dict[str, Slice]:
-    """The tensors that are parts of others in the file."""
-    return {
-        f"blk.{i}.{name}": replace(at, tensor=f"blk.{i}.{at.tensor}")
-        for i, layer in enumerate(spec.layers)
-        for name, at in layer.slices().items()
-    }
-
-
-def _part_of_many(file: GGUF, name: str, rows: int) -> Slice:
-    """Where a matrix is in the file: "blk.0.ffn_up_exps.3" is the fourth of those in one tensor.
-
-    In files with a tensor for each expert it is "blk.0.ffn_up.3".
-    """
-    whole, _, last = name.rpartition(".")
-    if not last.isdecimal():
-        return Slice(f"{name}.weight", 0, rows)
-    if f"{whole}.weight" not in file.tensors:
-        return Slice(f"{whole.removesuffix('_exps')}.{last}.weight", 0, rows)
-    return Slice(f"{whole}.weight", int(last) * rows, rows)
-
-
 def plain_spec(spec: ModelSpec) -> dict[str, Any]:
-    """The spec for the native code: dictionaries, with each distinct rope once."""
+    """The spec for the native code: dictionaries, with each distinct rope once.
+
+    All fields are in it, so that the native code can refuse those it does not know.
+    """
     ropes: list[Rope] = []
 
     def plain(value: Any) -> Any:
@@ -272,5 +250,8 @@ def plain_spec(spec: ModelSpec) -> dict[str, Any]:
         return [plain(each) for each in value] if isinstance(value, tuple) else value
 
     found: dict[str, Any] = plain(spec)
-    found["ropes"] = [{name: getattr(rope, name) for name in ROPE_FIELDS} for rope in ropes]
+    found["ropes"] = [
+        {field.name: getattr(rope, field.name) for field in fields(rope) if field.name != "by_length"}
+        for rope in ropes  # whose frequencies have been chosen by length
+    ]
     return found

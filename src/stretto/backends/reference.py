@@ -57,7 +57,9 @@ class ReferenceBackend:
         self.keys: list[Floats] = [
             np.zeros((n_cells, *(layer.kv or (0, 0))), np.float32) for layer in spec.layers
         ]
-        self.values = [np.zeros_like(keys) for keys in self.keys]
+        self.values: list[Floats] = [
+            np.zeros((n_cells, *(layer.v or (0, 0))), np.float32) for layer in spec.layers
+        ]
         self.states: list[Floats] = [
             np.zeros((n_slots, layer.state_floats), np.float32) for layer in spec.layers
         ]

@@ -80,8 +80,13 @@ class Layer:
 
     @property
     def kv(self) -> tuple[int, int] | None:
-        """Heads and their size of what each cell holds of this layer; None if nothing."""
+        """Heads and their size of the K, and the V, that each cell holds of this layer; None if nothing."""
         return self.mixer.kv if self.mixer is not None else None
+
+    @property
+    def v(self) -> tuple[int, int] | None:
+        """Heads and their size of the V of each cell; None also where V is a part of K."""
+        return None if isinstance(self.mixer, Latent) else self.kv
 
     @property
     def recurrent(self) -> str:
@@ -205,7 +210,8 @@ class ModelSpec:
     @property
     def kv_floats(self) -> int:
         """How many numbers a cell holds, in all layers."""
-        return sum(2 * layer.kv[0] * layer.kv[1] for layer in self.layers if layer.kv)
+        planes = (plane for layer in self.layers for plane in (layer.kv, layer.v))
+        return sum(plane[0] * plane[1] for plane in planes if plane)
 
     @property
     def kv_reads(self) -> list[tuple[int, int, int | None]]:
