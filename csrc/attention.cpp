@@ -160,14 +160,19 @@ void Decoder::Walk::measure(size_t layer, size_t row, size_t kv, const Partial& 
     }
 }
 
+const int32_t* Decoder::Walk::ends_of(size_t layer) const {
+    return input_.causal && !c_.layers[layer].attention.window ? input_.causal : input_.lengths;
+}
+
 // All the weights that one watched row's heads give, as a softmax of their scores; 0 outside the window.
 void Decoder::Walk::show(size_t layer, size_t at, size_t kv) const {
     const AttentionConfig& a = c_.layers[layer].attention;
     const std::vector<float>& sinks = d_.layers_[layer].sinks;
     const size_t row = input_.watched[at], group = a.group();
-    const size_t begin = plan_.begins[plan_.window_of[layer]][row], end = input_.lengths[row];
+    const size_t begin = plan_.begins[plan_.window_of[layer]][row], end = ends_of(layer)[row];
+    const size_t length = input_.lengths[row];
     const int32_t* view = input_.views[input_.view_of[row]];
-    float* out = plan_.watched + plan_.shown[at] + (layer * d_.most_heads_ + kv * group) * end;  // [group][end]
+    float* out = plan_.watched + plan_.shown[at] + (layer * d_.most_heads_ + kv * group) * length;  // [group][length]
     float* key = mine_.attention;
     for (size_t i = begin; i < end; ++i) {
         kernel_.load_head(d_.cache_type_, d_.head_of(layer, view[i], false, kv), a.head_size, key);
@@ -175,10 +180,10 @@ void Decoder::Walk::show(size_t layer, size_t at, size_t kv) const {
             const float* q = queries_of(layer, row, kv) + h * a.head_size;
             double score = 0.0;
             for (size_t d = 0; d < a.head_size; ++d) score += double{q[d]} * double{key[d]};
-            out[h * end + i] = static_cast<float>(capped(score * a.scale, a.cap));
+            out[h * length + i] = static_cast<float>(capped(score * a.scale, a.cap));
         }
     }
-    for (size_t h = 0; h < group; ++h, out += end) {
+    for (size_t h = 0; h < group; ++h, out += length) {
         double most = *std::max_element(out + begin, out + end), sum = 0.0;
         if (a.sinks) {
             most = std::max(most, double{sinks[kv * group + h]});
@@ -232,7 +237,7 @@ void Decoder::Walk::attend(size_t layer, bool prepared) {
         task.queries = queries;
         task.query_stride = a.width();
         task.begins = begins.data() + block.row;
-        task.ends = input_.lengths + block.row;
+        task.ends = ends_of(layer) + block.row;
         task.rows = block.rows;
         task.scratch = mine_.attention;
         return task;

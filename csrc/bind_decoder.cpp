@@ -78,7 +78,7 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
                       const std::vector<Input1<int32_t>>& views, Input1<int32_t> view_of, Input1<int32_t> lengths,
                       Input1<int32_t> table, Input1<int32_t> wanted, const nb::dict& vectors, bool hidden,
                       Input1<int32_t> probes, Input1<int32_t> watched, const nb::object& rotated,
-                      const Maybe<int32_t>& slots) {
+                      const Maybe<int32_t>& slots, const Maybe<int32_t>& causal) {
     const Config& config = decoder.config();
     check_complete(decoder);
     Input input;
@@ -98,6 +98,13 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
     for (size_t i = 0; i < input.n; ++i) {
         const int32_t length = lengths.data()[i];
         if (length < 1 || static_cast<size_t>(length) > views[view_of.data()[i]].shape(0)) fail("lengths out of range");
+    }
+    if (causal) {
+        if (causal->shape(0) != input.n) fail("the arrays of a batch have different lengths");
+        for (size_t i = 0; i < input.n; ++i) {
+            if (causal->data()[i] < 1 || causal->data()[i] > lengths.data()[i]) fail("causal lengths out of range");
+        }
+        input.causal = causal->data();
     }
     for (size_t i = 0; i < wanted.shape(0); ++i) {
         const int32_t row = wanted.data()[i];
@@ -373,7 +380,8 @@ void bind_decoder(nb::module_& m) {
              nb::arg("cells").noconvert(), nb::arg("views"), nb::arg("view_of").noconvert(),
              nb::arg("lengths").noconvert(), nb::arg("table").noconvert(), nb::arg("wanted").noconvert(),
              nb::arg("vectors"), nb::arg("hidden"), nb::arg("probes").noconvert(), nb::arg("watched").noconvert(),
-             nb::arg("rotated").none() = nb::none(), nb::arg("slots").noconvert() = nb::none())
+             nb::arg("rotated").none() = nb::none(), nb::arg("slots").noconvert() = nb::none(),
+             nb::arg("causal").noconvert() = nb::none())
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("cells"), nb::arg("views"),
              nb::arg("lengths"), nb::arg("table").noconvert(), nb::arg("slots") = std::vector<int32_t>())
         .def("received", [](const Decoder& decoder) { return copy_of(decoder.received()); })

@@ -15,6 +15,8 @@ public:
     void embed();
     void layer(size_t index);
     void add_features(size_t index);
+    // How much of its view each row sees in a layer.
+    const int32_t* ends_of(size_t layer) const;
     void logits();  // and what is before them: the last norm
 
 private:

@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from tiny_encoders import Pixtral, Pixtral12, Qwen3VL, Qwen35, Tiny
 from tiny_encoders_more import Gemma4, InternVL, InternVL6
-from tiny_sighted import SightedQwen, answer_of_qwen35
+from tiny_sighted import SightedQwen, answer_of_gemma4, answer_of_qwen35
 from transformers import (
     CLIPVisionConfig,
     Gemma3Config,
@@ -296,6 +296,9 @@ def make(name: str) -> dict[str, np.ndarray]:
             columns = int(tiny.processed(shown_picture(1))[1][0, 2]) // tiny.merge
             vectors = found["vectors.1"][0]
             found |= {"logits": answer_of_qwen35(vectors, columns, BEFORE, AFTER)}
+        if name == "gemma4v":
+            for text in ("gemma4", "gemma4-e"):
+                found[f"logits-{text}"] = answer_of_gemma4(text, found["vectors.1"][0], BEFORE, AFTER)
         return found
     model, encoder, projector = build(name)
     model = model.eval().float()

@@ -1,4 +1,4 @@
-"""A tiny random Qwen3-VL, the language model too, and a Qwen3.5: what they say about a picture.
+"""A tiny random Qwen3-VL, the language model too, a Qwen3.5 and Gemmas 4: what they say about a picture.
 
 Its encoder is the case qwen3vl of tiny_encoders.py; the file of the language model is qwen3vl-text.
 """
@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tiny import delta_nets
+from tiny import delta_nets, gemma4
 from tiny_encoders import Qwen3VL
 from transformers import Qwen3VLConfig
+from transformers.models.gemma4.modeling_gemma4 import create_masks_for_vision_model
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLForConditionalGeneration
 
 VOCAB, WIDTH, WIDE, LAYERS = 96, 32, 64, 3
@@ -20,6 +21,7 @@ HEADS, KV_HEADS, HEAD = 4, 2, 16
 SECTIONS = 3, 2, 2  # the last pair turns with time
 BASE, EPS = 700.0, 2.0**-10
 IMAGE_TOKEN, START, END = 95, 93, 94  # as the tests tokenize them
+IMAGE_START, IMAGE_END = 90, 91  # of Gemma 4
 NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -144,3 +146,36 @@ def answer_of_qwen35(vectors: np.ndarray, columns: int, before: list[int], after
         rows[0, begin : begin + n] = torch.from_numpy(vectors)
         out = model(inputs_embeds=rows, position_ids=places[:, None])
     return out.logits[0].numpy()
+
+
+def answer_of_gemma4(name: str, vectors: np.ndarray, before: list[int], after: list[int]) -> np.ndarray:
+    """float32[n, n_vocab]: logits of tests/data/tiny/NAME.gguf for a text, vectors and a text.
+
+    In models without embeddings of each layer the tokens of an image see each other in layers with a window.
+    """
+    kept: list[Any] = []
+    gemma4.run = kept.append
+    gemma4.CASES[name](np.random.default_rng(zlib.crc32(name.encode())))
+    (model,) = kept
+    text, n, begin = model.model, len(vectors), len(before) + 1
+    ids = torch.tensor([[*before, IMAGE_START, *[0] * n, IMAGE_END, *after]])
+    with torch.no_grad():
+        rows = text.embed_tokens(ids)
+        rows[0, begin : begin + n] = torch.from_numpy(vectors)
+        options: dict[str, Any] = {"use_cache": False}
+        if model.config.hidden_size_per_layer_input:
+            options["per_layer_inputs"] = text.get_per_layer_inputs(ids)
+        else:
+            blocks = torch.full(ids.shape, -1)
+            blocks[0, begin : begin + n] = 0
+            options["attention_mask"] = create_masks_for_vision_model(
+                config=model.config,
+                inputs_embeds=rows,
+                attention_mask=None,
+                past_key_values=None,
+                position_ids=torch.arange(ids.shape[1])[None],
+                block_sequence_ids=blocks,
+            )
+        logits = model.lm_head(text(inputs_embeds=rows, **options).last_hidden_state)[0]
+    cap = model.config.final_logit_softcapping
+    return (torch.tanh(logits / cap) * cap).numpy()

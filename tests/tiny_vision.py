@@ -1,5 +1,6 @@
 """The tiny random encoders of tests/data/vision (scripts/make_tiny_vision.py) and short ways to run them."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -108,12 +109,14 @@ def seeing_llm(name, backend="native", *, text=None, template=TEMPLATE, cells=25
     """A tiny language model that sees through a tiny encoder."""
     file = text if isinstance(text, GGUF) else tiny_file(text or ("gemma3" if name == "gemma3" else "llama"))
     spec, tokenizer = read_spec(file), small_tokenizer()
+    sees = vision_spec(name)
+    sees = replace(sees, bidirectional=sees.bidirectional or spec.windowed_images)
     if backend == "native":
         runs = NativeBackend(file, spec, cells, 2, options.pop("kv", "f16"), n_slots=16)
-        encoder = NativeEncoder(vision_file(name), vision_spec(name), 2)
+        encoder = NativeEncoder(vision_file(name), sees, 2)
     else:
         runs = ReferenceBackend(file, spec, cells, n_slots=16)
-        encoder = ReferenceEncoder(vision_file(name), vision_spec(name))
+        encoder = ReferenceEncoder(vision_file(name), sees)
     vision = Vision(encoder, tokenizer, lambda: name, options.pop("image_cache", None))
     chat = ChatTemplate(template, tokenizer.specials)
     return LLM(runs, tokenizer, chat, fingerprint=lambda: "tiny", vision=vision, **options)

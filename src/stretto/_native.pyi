@@ -82,6 +82,7 @@ class Decoder:
         watched: NDArray[np.int32],
         rotated: NDArray[np.int32] | None = None,
         slots: NDArray[np.int32] | None = None,
+        causal: NDArray[np.int32] | None = None,
     ) -> NDArray[np.float32]: ...
     def decode(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stretto import kernels
@@ -113,6 +113,8 @@ def _load_vision(
     with GGUF(BUNDLED_ENCODERS.get(str(path)) or hub.resolve(path)) as file:
         vision_spec = read_vision_spec(file)
         _check_pair(vision_spec, spec, file.path)
+        if spec.windowed_images:
+            vision_spec = replace(vision_spec, bidirectional=True)
         encoder: Encoder
         if backend == "reference":
             encoder = ReferenceEncoder(file, vision_spec)

@@ -11,7 +11,7 @@ from stretto.vision.families import FAMILIES
 from stretto.vision.families.base import Run, Special, Text
 from stretto.vision.image import Image
 from stretto.vision.preprocess import grid_of, prepare
-from tiny_vision import picture, seeing_llm, vision_spec
+from tiny_vision import picture, seeing_llm, vision_answer, vision_spec
 
 
 def layout(name, i=1):
@@ -101,6 +101,24 @@ def test_images_of_several_shapes_at_once(name):
     for prompt, wanted in zip(prompts, together, strict=True):
         with seeing_llm(name, cells=512) as llm:
             assert llm.generate(prompt, **options).tokens == wanted
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize(("backend", "tolerance"), [("reference", 1e-4), ("native", 0.05)])
+@pytest.mark.parametrize("text", ["gemma4", "gemma4-e"])
+def test_logits_behind_an_image_of_gemma4(text, backend, tolerance):
+    """Its tokens see each other in layers with a window, in models without embeddings of each layer."""
+    before, after = (vision_answer("qwen3vl", key).tolist() for key in ("before", "after"))
+    wanted = vision_answer("gemma4v", f"logits-{text}")[-len(after) - 1 :]
+    with seeing_llm("gemma4v", backend, text=text) as llm:
+        assert llm.spec.windowed_images == (text == "gemma4")
+        seq = llm.sequence(before)
+        seq.append(picture(1))
+        found = [seq.logits.copy()]
+        for token in after:
+            seq.append(token)
+            found.append(seq.logits.copy())
+    assert np.abs(np.stack(found) - wanted).max() < tolerance
 
 
 @pytest.mark.parametrize("name", ["pixtral", "internvl", "gemma4v"])

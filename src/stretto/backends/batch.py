@@ -38,6 +38,7 @@ class Placement:
     table: Ints  # int32[n_cells], the position of every cell
     rotated: Ints | None = None  # int32[n, 3] where they are not the positions (cache/lags.py)
     slots: Ints | None = None  # int32[n]; None: the model has no recurrent layers
+    causal: Ints | None = None  # int32[n], the lengths if no row attended beyond its own position
 
 
 class Batch:
@@ -229,22 +230,24 @@ class Batch:
         views = [cells.view(sequence) for sequence in order]
         lasts = [cells.end(sequence) - 1 for sequence in order]
         lengths = np.array([len(views[index]) for index in view_of], np.int32)
+        causal = lengths.copy() if self._ahead else None
         # A row before its sequence's last position, as in a prompt, attends to a part of the view.
         parts: dict[int, list[int]] = {}
         for row, index in enumerate(view_of):
             if self._positions[row] < lasts[index]:
                 parts.setdefault(index, []).append(row)
         for index, rows in parts.items():
-            wanted = [self._positions[row] for row in rows]
-            if self._ahead:
+            wanted, places = [self._positions[row] for row in rows], cells.positions[views[index]]
+            if causal is not None:
+                causal[rows] = np.searchsorted(places, wanted, side="right")
                 wanted = [self._positions[row] + self._ahead.get(row, 0) for row in rows]
-            lengths[rows] = np.searchsorted(cells.positions[views[index]], wanted, side="right")
+            lengths[rows] = np.searchsorted(places, wanted, side="right")
         slots = None
         if cells.slots is not None and states is not None:
             self.moves = cells.slots.advance(states.groups)
             slots = np.array(self.moves.slots, np.int32)[states.group_of]
         self._placement = Placement(
-            taken, views, np.array(view_of, np.int32), lengths, cells.positions, rotated, slots
+            taken, views, np.array(view_of, np.int32), lengths, cells.positions, rotated, slots, causal
         )
 
     def unplace(self, cells: Cells) -> None:

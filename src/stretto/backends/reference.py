@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, Capabilities, FusedRun
+from stretto.backends.batch import Placement
 from stretto.backends.oracle import attention as attention_mixer
 from stretto.backends.oracle import latent, recurrent, streams
 from stretto.backends.oracle.attention import attend
@@ -92,10 +93,11 @@ class ReferenceBackend:
         spec, placement = self.spec, batch.placement
         if placement is None:
             raise InvalidRequest("the batch has no cells yet; call batch.place(cells) first")
+        causal = None
         if mask is None:
-            mask = np.zeros((len(batch), self.n_cells), bool)
-            for row, (view, length) in enumerate(zip(placement.view_of, placement.lengths, strict=True)):
-                mask[row, placement.views[view][:length]] = True
+            mask = self._mask(placement, placement.lengths)
+            if spec.windowed_images and placement.causal is not None:
+                causal = self._mask(placement, placement.causal)
         elif mask.shape != (len(batch), self.n_cells) or mask.dtype != bool or not mask.any(axis=1).all():
             raise InvalidRequest(
                 f"mask must be bool[{len(batch)}, {self.n_cells}] with a cell for each row to see, "
@@ -106,7 +108,17 @@ class ReferenceBackend:
         x = self.weights["token_embd.weight"][batch.tokens] * np.float32(spec.embedding_scale)  # [n, n_embd]
         for row, vector in batch.vectors.items():
             x[row] = vector[: spec.n_embd]
-        run = Pass(batch, placement, mask, self.keys, self.values, self.states, self._stored, attention)
+        run = Pass(
+            batch,
+            placement,
+            mask,
+            self.keys,
+            self.values,
+            self.states,
+            self._stored,
+            attention,
+            causal=causal,
+        )
         whole = LayerWeights(self.weights, 0, {}, prefix="")
         if spec.per_layer is not None:
             run.inputs = streams.inputs(spec.per_layer, whole, batch, x)
@@ -120,6 +132,13 @@ class ReferenceBackend:
         if spec.streams is not None:
             x = streams.merge(whole, x)
         return Computed(whole.norm(spec.output_norm, x), run.attention)
+
+    def _mask(self, placement: Placement, lengths: Ints) -> Mask:
+        """bool[n, n_cells]: the first `lengths` cells of each row's view."""
+        mask = np.zeros((len(lengths), self.n_cells), bool)
+        for row, (view, length) in enumerate(zip(placement.view_of, lengths, strict=True)):
+            mask[row, placement.views[view][:length]] = True
+        return mask
 
     def _stored(self, x: Floats) -> Floats:
         """K or V as the cache keeps it: exactly."""

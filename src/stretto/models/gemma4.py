@@ -30,6 +30,7 @@ def read(file: GGUF) -> ModelSpec:
         embedding_scale=keys.n_embd**0.5,
         logit_cap=keys.number("final_logit_softcapping", 0.0, 0.0, 1e6),
         per_layer=PerLayer(size, Norm("per_layer_proj_norm", keys.eps)) if size else None,
+        windowed_images=not size,  # no key says it; it is so in the larger models
     )
 
 

@@ -147,6 +147,7 @@ class ModelSpec:
     logit_scale: float = 1.0  # logits are multiplied by it
     logit_cap: float = 0.0  # logits become cap × tanh(logit / cap); 0: as they are
     tied: bool = True  # the output matrix is the embedding matrix
+    windowed_images: bool = False  # tokens of an image see each other, in layers with a window only
     deepstack: int = 0  # so many layers add further numbers of an image's vectors to what they made
     per_layer: PerLayer | None = None
 

@@ -49,7 +49,7 @@ def _turned(x: Floats, norm: Norm | None, mixer: Attention, w: LayerWeights, run
 def within(run: Pass, window: int | None) -> Mask:
     """The mask without cells that are `window` positions back or more."""
     if window is None:
-        return run.mask
+        return run.mask if run.causal is None else run.causal
     return run.mask & (run.placement.table[None, :] > run.positions[:, None] - window)
 
 

@@ -87,6 +87,7 @@ class Pass:
     wanted: bool  # whether attention weights are asked for
     inputs: Floats | None = None  # of each layer, beside x: float32[n_layer, n, size]
     # Of each layer that attends: float32[n_head, n, n_cells].
+    causal: Mask | None = None  # the mask of layers without a window, if it is another
     attention: list[Floats] = field(default_factory=list)
 
     @property
