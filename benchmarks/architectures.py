@@ -2,10 +2,10 @@
 
     python benchmarks/architectures.py --peer PEER/bin/python --rounds 5 --threads 2
 
-Files have the shapes of known models, few of their layers and random weights (shapes.py). PEER and the way both are
-called are those of vs_llamacpp.py, but Stretto samples (temperature 1 of the 40 best): greedy tokens of a random
-model repeat, and with them the experts, whose weights would stay in the caches. llama.cpp gets random tokens. With
---realtime both run before all other processes of the machine (`chrt -f`, which needs the right to).
+Files have the shapes of known models, few of their layers and random weights (shapes.py). PEER and the way both
+are called are those of vs_llamacpp.py, but Stretto samples (temperature 1 of the 40 best): greedy tokens of a
+random model repeat, and with them the experts, whose weights would stay in the caches. llama.cpp gets random
+tokens. With --realtime both run before all other processes of the machine (`chrt -f`, which needs the right to).
 """
 
 import argparse
@@ -59,7 +59,13 @@ def measure(args, ours, peer):
             for name, job, own, count in tests(args):
                 for way in WAYS:
                     note(f"{model}: round {number} of {args.rounds}, {name}, {way}")
-                    request = {**job, "threads": args.threads, "seed": number, "warm": not number, "model": path}
+                    request = {
+                        **job,
+                        "threads": args.threads,
+                        "seed": number,
+                        "warm": not number,
+                        "model": path,
+                    }
                     a = ours.ask({**request, **own}, idle=peer)
                     b = peer.ask({**request, **way}, idle=ours)
                     if number:

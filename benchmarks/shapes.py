@@ -3,9 +3,10 @@
     python benchmarks/shapes.py qwen3-30b-a3b model.gguf
     python benchmarks/shapes.py gpt-oss-20b model.gguf --layers 24
 
-Layers and vocabulary are cut by the same factor, so that the output matrix has the share of the work that it has in
-the whole model. Tensors are those that the architecture's spec asks for. Blocks of quantised formats are random bits
-with a scale that suits their number, so nothing is quantised. A tensor of each shape is drawn once; layers share it.
+Layers and vocabulary are cut by the same factor, so that the output matrix has the share of the work that it
+has in the whole model. Tensors are those that the architecture's spec asks for. Blocks of quantised formats are
+random bits with a scale that suits their number, so nothing is quantised. A tensor of each shape is drawn once;
+layers share it.
 """
 
 import argparse
@@ -15,8 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from make_model import vocabulary
 
+from make_model import vocabulary
 from stretto.models import ARCHITECTURES
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF

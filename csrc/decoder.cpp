@@ -7,6 +7,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "formats.h"
 #include "recurrent_layer.h"
 #include "rope.h"
 #include "sums.h"
@@ -86,6 +87,12 @@ void Decoder::set_unpacked(const std::string& name, int format, size_t rows, siz
     entry->matrix->format = format;
     entry->matrix->ready = rows;
     tile_bytes_ = std::max(tile_bytes_, kTilePanels * entry->matrix->panel_bytes);
+    // In a file with experts no page may bring others with it, as those may be of experts that nobody chose.
+    const auto has_experts = [](const LayerConfig& layer) { return layer.ffn == FeedForwardKind::kExperts; };
+    if (std::none_of(config_.layers.begin(), config_.layers.end(), has_experts)) return;
+    const size_t bytes = bytes_of(format, rows, columns);
+    read_at_random(data, bytes);
+    if (name.find("_exps.") == std::string::npos) read_soon(data, bytes);
 }
 
 void Decoder::pack_rows(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data,

@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 
+#include "formats.h"
 #include "walk.h"
 
 namespace stretto {
@@ -71,6 +72,13 @@ void choose(const RoutingConfig& c, float* scores, size_t n, const std::vector<f
         for (size_t k = 0; k < c.n_used; ++k) weights[k] /= sum;
     }
     for (size_t k = 0; k < c.n_used; ++k) weights[k] *= c.scale;
+}
+
+// An expert's weights that were not packed come from the file together, not page after page as kernels get to them.
+void fetch(const std::vector<Matrix>& experts, size_t index) {
+    if (experts.empty() || experts[index].data) return;
+    const Matrix& w = experts[index];
+    read_soon(w.source, bytes_of(w.format, w.rows, w.columns));
 }
 
 }  // namespace
@@ -149,6 +157,9 @@ void Decoder::Walk::experts(size_t layer) {
     float* weights = alone_ ? own_weights.data() : plan_.chosen_weights;
     route(layer, chosen, weights);
     group_rows(c, chosen);
+    for (size_t g = thread_; g < groups_.size(); g += n_threads_) {
+        for (const auto* matrices : {&w.gates, &w.ups, &w.downs}) fetch(*matrices, groups_[g].index);
+    }
 
     const float* rows = renormalize(c, w.norm);
     if (alone_) {  // all experts read the same row

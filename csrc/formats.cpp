@@ -199,4 +199,9 @@ const Format* find_format(int code) {
     return nullptr;
 }
 
+size_t bytes_of(int code, size_t rows, size_t columns) {
+    const Format& format = *find_format(code);
+    return rows * (columns / format.block) * format.size;
+}
+
 }  // namespace stretto

@@ -25,6 +25,8 @@ struct Format {
 const Format* formats(size_t* count);
 // The row for `code`, or null.
 const Format* find_format(int code);
+// The bytes that rows of a format take in a file; the format is known, and columns are whole blocks of it.
+size_t bytes_of(int code, size_t rows, size_t columns);
 
 // Blocks of 256 numbers, in kquants.cpp.
 void dequantize_q2_k(const uint8_t* bytes, float* out);

@@ -10,6 +10,7 @@
 #include <windows.h>
 #else
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace stretto {
@@ -86,5 +87,45 @@ uint8_t* Buffer::reserve(size_t bytes) {
     }
     return data_;
 }
+
+#if defined(__linux__)
+namespace {
+
+// Whole pages around some bytes.
+struct Pages {
+    uint8_t* first;
+    size_t bytes;
+
+    Pages(const uint8_t* at, size_t size) {
+        static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+        const auto begin = reinterpret_cast<uintptr_t>(at) / page * page;
+        first = reinterpret_cast<uint8_t*>(begin);
+        bytes = (reinterpret_cast<uintptr_t>(at) + size - begin + page - 1) / page * page;
+    }
+};
+
+bool is_resident(const uint8_t* at) {
+    const Pages page(at, 1);
+    unsigned char found = 0;
+    return mincore(page.first, page.bytes, &found) != 0 || (found & 1);
+}
+
+}  // namespace
+
+void read_at_random(const uint8_t* at, size_t bytes) {
+    const Pages pages(at, bytes);
+    madvise(pages.first, pages.bytes, MADV_RANDOM);
+}
+
+// Looking at both ends is much cheaper than asking for pages that are there.
+void read_soon(const uint8_t* at, size_t bytes) {
+    if (!bytes || (is_resident(at) && is_resident(at + bytes - 1))) return;
+    const Pages pages(at, bytes);
+    madvise(pages.first, pages.bytes, MADV_WILLNEED);
+}
+#else
+void read_at_random(const uint8_t*, size_t) {}
+void read_soon(const uint8_t*, size_t) {}
+#endif
 
 }  // namespace stretto

@@ -1,4 +1,4 @@
-// Memory for weights, cache and scratch.
+// Memory for weights, cache and scratch, and pages of mapped files.
 #pragma once
 
 #include <cstddef>
@@ -27,5 +27,11 @@ private:
     void* mapped_ = nullptr;  // where a large one begins and how long it is
     size_t mapped_bytes_ = 0;
 };
+
+// Advice on pages of a mapped file, where the system takes it. They are read here and there: a page that is missing comes
+// alone, without its neighbours.
+void read_at_random(const uint8_t* at, size_t bytes);
+// They are read now, and come together if they are missing.
+void read_soon(const uint8_t* at, size_t bytes);
 
 }  // namespace stretto
