@@ -59,7 +59,13 @@ def measure(args, ours, peer):
             for name, job, own, count in tests(args):
                 for way in WAYS:
                     note(f"{model}: round {number} of {args.rounds}, {name}, {way}")
-                    request = {**job, "threads": args.threads, "seed": number, "warm": not number, "model": path}
+                    request = {
+                        **job,
+                        "threads": args.threads,
+                        "seed": number,
+                        "warm": not number,
+                        "model": path,
+                    }
                     a = ours.ask({**request, **own}, idle=peer)
                     b = peer.ask({**request, **way}, idle=ours)
                     if number:
