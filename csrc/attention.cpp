@@ -161,7 +161,8 @@ void Decoder::Walk::measure(size_t layer, size_t row, size_t kv, const Partial& 
 }
 
 const int32_t* Decoder::Walk::ends_of(size_t layer) const {
-    return input_.causal && !c_.layers[layer].attention.window ? input_.causal : input_.lengths;
+    const bool wide = !c_.windowed_images || c_.layers[layer].attention.window;
+    return input_.causal && !wide ? input_.causal : input_.lengths;
 }
 
 // All the weights that one watched row's heads give, as a softmax of their scores; 0 outside the window.

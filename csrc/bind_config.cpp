@@ -312,6 +312,7 @@ Config config_of(const nb::dict& dictionary) {
     c.n_vocab = size_in(spec, "n_vocab");
     c.n_embd = size_in(spec, "n_embd");
     if (has(spec, "deepstack")) c.deepstack = size_in(spec, "deepstack", 0);
+    c.windowed_images = flag_in(spec, "windowed_images");
     c.embedding_scale = number_in(spec, "embedding_scale");
     c.logit_scale = number_in(spec, "logit_scale");
     c.logit_cap = number_in(spec, "logit_cap");

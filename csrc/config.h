@@ -149,6 +149,7 @@ struct LayerConfig {
 
 struct Config {
     size_t n_vocab = 0, n_embd = 0;
+    bool windowed_images = false;  // rows attend beyond their own position in layers with a window only
     size_t deepstack = 0;  // so many layers add further numbers of a row's vector to what they made
     float embedding_scale = 1.0f, logit_scale = 1.0f, logit_cap = 0.0f;  // cap 0: none
     bool tied = true;

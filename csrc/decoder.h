@@ -26,7 +26,7 @@ struct Input {
     std::vector<const int32_t*> views;
     const int32_t* view_of;
     const int32_t* lengths;
-    const int32_t* causal = nullptr;      // the lengths in layers without a window, if they are others
+    const int32_t* causal = nullptr;      // the lengths if no row attended beyond its own position; null: the same
     const int32_t* table;                 // the position of every cell
     const int32_t* slots = nullptr;       // with recurrent layers: the slot whose state each row advances
     std::vector<const float*> vectors;    // empty, or for each row a vector or null

@@ -219,7 +219,7 @@ class NativeBackend:
             np.array(batch.watched, np.int32),
             placement.rotated,
             placement.slots,
-            placement.causal if self.spec.windowed_images else None,
+            placement.causal,
         )
         if len(batch.probes):
             batch.received = self._open.received().reshape(len(batch), len(batch.probes))
