@@ -2,10 +2,11 @@
 
     python benchmarks/architectures.py --peer PEER/bin/python --rounds 5 --threads 2
 
-Files have the shapes of known models, few of their layers and random weights (shapes.py). PEER and the way both
-are called are those of vs_llamacpp.py, but Stretto samples (temperature 1 of the 40 best): greedy tokens of a
-random model repeat, and with them the experts, whose weights would stay in the caches. llama.cpp gets random
-tokens. With --realtime both run before all other processes of the machine (`chrt -f`, which needs the right to).
+Files have the shapes of known models, few of their layers and random weights (shapes.py). PEER and the way
+both are called are those of vs_llamacpp.py, but Stretto samples (temperature 1 of the 40 best): greedy
+tokens of a random model repeat, and with them the experts, whose weights would stay in the caches.
+llama.cpp gets random tokens. With --realtime both run before all other processes of the machine (`chrt -f`,
+which needs the right to).
 """
 
 import argparse

@@ -3,10 +3,10 @@
     python benchmarks/shapes.py qwen3-30b-a3b model.gguf
     python benchmarks/shapes.py gpt-oss-20b model.gguf --layers 24
 
-Layers and vocabulary are cut by the same factor, so that the output matrix has the share of the work that it
-has in the whole model. Tensors are those that the architecture's spec asks for. Blocks of quantised formats are
-random bits with a scale that suits their number, so nothing is quantised. A tensor of each shape is drawn once;
-layers share it.
+Layers and vocabulary are cut by the same factor, so that the output matrix has the share of the work that
+it has in the whole model. Tensors are those that the architecture's spec asks for. Blocks of quantised
+formats are random bits with a scale that suits their number, so nothing is quantised. A tensor of each
+shape is drawn once; layers share it.
 """
 
 import argparse
