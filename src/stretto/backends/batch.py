@@ -278,12 +278,12 @@ class Decoding(Batch):
         self.ids = tokens  # the lists of `Batch` are not needed here
         self.sequences = sequences
         slots = cells.slots
-        if slots is not None:
+        if slots is not None and slots.n_free < len(sequences):
             slots.check_room([(sequence,) for sequence in sequences])
         self.taken, self.places, self.stores, self.counts = cells.append(tokens, sequences)
         self.moves = NO_MOVES
         if slots is not None:
-            self.moves = slots.advance([((s,), p + 1) for s, p in zip(sequences, self.places, strict=True)])
+            self.moves = slots.advance_each(sequences, self.places)
         self.slots = self.moves.slots
         self.table = cells.positions
         self.rotated: Ints | None = None  # int32[n, 3], behind images that have rows and columns as positions

@@ -151,15 +151,20 @@ class Slots:
         self.check_room([members for members, _ in groups])
         moves = Moves()
         for members, position in groups:
-            slot = self.state(members[0])
-            if slot is None:
-                slot = self._take(members)
-                moves.cleared.append(slot)
-            elif self._is_kept(slot) or len(self.members[slot]) > len(members):
-                moves.sources.append(slot)
-                slot = self._replace(slot, members)
-                moves.targets.append(slot)
+            slot = self._own(members, moves)
             self.positions[slot] = position
+            moves.slots.append(slot)
+        return moves
+
+    def advance_each(self, sequences: Sequence[int], positions: Sequence[int]) -> Moves:
+        """`advance` for a decode step: each sequence by the token at its position. There must be room."""
+        moves, states = Moves(), self.positions
+        for sequence, position in zip(sequences, positions, strict=True):
+            view = self.views.get(sequence)
+            slot = -1 if view is None else view[-1]
+            if slot < 0 or len(self.members[slot]) > 1 or slot in self._marked or slot in self._pins:
+                slot = self._own((sequence,), moves)
+            states[slot] = position + 1
             moves.slots.append(slot)
         return moves
 
@@ -312,6 +317,18 @@ class Slots:
         for sequence in members:
             self.views.setdefault(sequence, []).append(slot)
         self.touch(slot)
+        return slot
+
+    def _own(self, members: Sequence[int], moves: Moves) -> int:
+        """The slot that some sequences alone advance: theirs, a copy of it, or a cleared one."""
+        slot = self.state(members[0])
+        if slot is None:
+            slot = self._take(members)
+            moves.cleared.append(slot)
+        elif self._is_kept(slot) or len(self.members[slot]) > len(members):
+            moves.sources.append(slot)
+            slot = self._replace(slot, members)
+            moves.targets.append(slot)
         return slot
 
     def _replace(self, old: int, members: Sequence[int]) -> int:

@@ -16,12 +16,13 @@ MIN_REPLAY_TOKENS = 32  # that a checkpoint must save to be worth a pass that en
 class Checkpoints:
     """The checkpoints of one track."""
 
-    __slots__ = ("_sequence", "_slots", "_wanted")
+    __slots__ = ("_due", "_last", "_sequence", "_slots", "_wanted")
 
     def __init__(self, slots: Slots, sequence: int) -> None:
         self._slots = slots
         self._sequence = sequence
         self._wanted: set[int] = set()  # positions where another prompt parts from this one
+        self._last = self._due = 0  # the position after the last pass, and where the next checkpoint is due
 
     def want(self, position: int) -> None:
         """Have one taken at a position that is still to come, if it is worth one."""
@@ -37,11 +38,15 @@ class Checkpoints:
             stops.add(tail)
         return min((stop - n_placed for stop in stops if n_placed < stop < n_placed + most), default=most)
 
-    def mark(self, n_tokens: int) -> None:
-        """After a pass: have the state stay, where a checkpoint is due."""
+    def mark(self, position: int, n_tokens: int) -> None:
+        """After a pass that ended at a position: have the state stay, where a checkpoint is due."""
+        if self._last <= position < self._due and position == n_tokens and not self._wanted:  # a decode step
+            self._last = position
+            return
         slots, sequence = self._slots, self._sequence
-        position = slots.position(sequence)
-        n = position - slots.last_checkpoint(sequence)
+        last = slots.last_checkpoint(sequence)
+        self._last, self._due = position, last + CHECKPOINT_TOKENS
+        n = position - last
         is_stop = position == n_tokens - TAIL_TOKENS or position in self._wanted
         if n >= CHECKPOINT_TOKENS or (n >= MIN_REPLAY_TOKENS and is_stop):
             slots.mark(sequence)

@@ -186,7 +186,7 @@ class Runner:
             source.take(rows[start : start + n_rows])
             start += n_rows
             if source.track.checkpoints is not None:
-                source.track.checkpoints.mark(len(source.track))
+                source.track.checkpoints.mark(source.track.n_placed, len(source.track))
         return len(batch)
 
     def decode(self, sources: list[Source] | list[Track]) -> None:
@@ -204,7 +204,7 @@ class Runner:
         if self.states is not None:
             for track in tracks:
                 if track.checkpoints is not None:
-                    track.checkpoints.mark(len(track))
+                    track.checkpoints.mark(len(track), len(track))
         self.metrics.decoded_tokens += len(sources)
 
     def _place(self, batch: Batch) -> None:

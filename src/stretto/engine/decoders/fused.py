@@ -107,4 +107,4 @@ class Ahead:
             cells.remove(track.id, start + n_run)
         track.logits = row if not track.n_pending else None
         if track.checkpoints is not None:
-            track.checkpoints.mark(len(track))
+            track.checkpoints.mark(track.n_placed, len(track))
