@@ -63,7 +63,7 @@ class GGUF:
             self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def read_ahead(self, wanted: bool) -> None:
-        """Let the system read pages that were not asked for yet, as it does by itself, or only those that were."""
+        """Let the system read pages that nobody asked for yet, as it usually does, or keep it from that."""
         if hasattr(mmap, "MADV_RANDOM"):
             self._map.madvise(mmap.MADV_NORMAL if wanted else mmap.MADV_RANDOM)
 
