@@ -119,6 +119,16 @@ void put_quants(const uint8_t* q, int bits, size_t lane, uint8_t* out) {
     }
 }
 
+// A panel of floats, column after column, so that what is written lies in a row.
+template <typename T>
+void pack_floats(const uint8_t* rows, size_t row_bytes, size_t columns, size_t lanes, uint8_t* out) {
+    for (size_t k = 0; k < columns; ++k) {
+        T column[kPanelRows] = {};
+        for (size_t lane = 0; lane < lanes; ++lane) std::memcpy(column + lane, rows + lane * row_bytes + k * sizeof(T), sizeof(T));
+        std::memcpy(out + k * sizeof column, column, sizeof column);
+    }
+}
+
 int get_quant(const uint8_t* quants, size_t k, size_t lane, int bits) {
     const int low = quants[low_at(k, lane, bits)];
     if (bits == 8) return low;
@@ -170,15 +180,18 @@ void pack_panels(int format_code, const uint8_t* source, const Matrix& matrix, s
         return;
     }
     for (size_t panel = begin; panel < end; ++panel, out += matrix.panel_bytes) {
+        if (!reader.read) {
+            const uint8_t* first = source + panel * kPanelRows * row_bytes;
+            const size_t lanes = std::min(kPanelRows, matrix.rows - panel * kPanelRows);
+            if (matrix.layout == Layout::kF32) {
+                pack_floats<uint32_t>(first, row_bytes, matrix.columns, lanes, out);
+            } else {
+                pack_floats<uint16_t>(first, row_bytes, matrix.columns, lanes, out);
+            }
+            continue;
+        }
         for (size_t lane = 0; lane < kPanelRows && panel * kPanelRows + lane < matrix.rows; ++lane) {
             const uint8_t* row = source + (panel * kPanelRows + lane) * row_bytes;
-            if (!reader.read) {
-                const size_t size = float_bytes(matrix.layout);
-                for (size_t k = 0; k < matrix.columns; ++k) {
-                    std::memcpy(out + (k * kPanelRows + lane) * size, row + k * size, size);
-                }
-                continue;
-            }
             const Shape shape = shape_of(matrix.layout);
             Block block;
             for (size_t index = 0; index < matrix.columns / kBlock; ++index) {

@@ -43,6 +43,7 @@ ALWAYS void next_scales(const F& format, const uint8_t* (&p)[4], Scales4<Count>&
 }
 
 constexpr int kAhead = 512;  // bytes of a row that are asked for in advance
+constexpr size_t kShortRow = 2048;
 
 // Four rows; those that are not there are the last one again.
 struct FourRows {
@@ -50,8 +51,12 @@ struct FourRows {
     size_t count;
 
     FourRows(const Matrix& w, size_t row, size_t row_bytes) {
-        const size_t left = w.rows > row ? w.rows - row : 0;
-        count = left < 4 ? left : 4;
+        if (row + 4 <= w.rows) {
+            count = 4;
+            for (size_t i = 0; i < 4; ++i) p[i] = w.data + (row + i) * row_bytes;
+            return;
+        }
+        count = w.rows > row ? w.rows - row : 0;
         for (size_t i = 0; i < 4; ++i) p[i] = w.data + (row + i < w.rows ? row + i : w.rows - 1) * row_bytes;
     }
     void store(float* out, Four x) const {
@@ -169,7 +174,7 @@ void multiply_rows(const F& format, const Matrix& w, size_t row, const Target& t
 // Two times four rows × one column, for formats whose blocks are all there is: of the next blocks, quants are loaded before
 // these are multiplied. A processor has room for few operations that wait for what they need.
 template <typename F>
-void multiply_eight(const F& format, const Matrix& w, size_t row, const Target& t) {
+ALWAYS void multiply_eight(const F& format, const Matrix& w, size_t row, const Target& t) {
     const size_t blocks = w.columns / kBlock, row_bytes = blocks * F::kSize;
     const size_t first = t.a.block_of(t.column, w.columns);
     const int8_t* q = t.a.q + first * kBlock;
@@ -216,14 +221,25 @@ void multiply_eight(const F& format, const Matrix& w, size_t row, const Target& 
     Ahead even, odd;
     load(even);
     size_t block = 0;
-    const size_t near_end = blocks > kAhead / F::kSize ? blocks - kAhead / F::kSize : 0;
+    // Of short rows the next eight are asked for, which lie behind these; of long ones what comes next in them.
+    const bool is_short = row_bytes <= kShortRow;
+    const uint8_t* behind = rows[0].p[0] + 8 * row_bytes;
+    const size_t near_end = is_short ? 0 : blocks - kAhead / F::kSize;
     for (; block + 2 < blocks; block += 2) {
         load(odd);
         multiply(even);
         load(even);
         multiply(odd);
+        if (is_short) {
+            each<(16 * F::kSize + 63) / 64>([&](auto line) ALWAYS_LAMBDA { __builtin_prefetch(behind + 64 * line); });
+            behind += 16 * F::kSize;
+            continue;
+        }
         const size_t ahead = kAhead + (block < near_end ? 0 : 7 * row_bytes);
-        each<8>([&](auto i) ALWAYS_LAMBDA { __builtin_prefetch(p[i / 4][i % 4] + ahead); });
+        each<8>([&](auto i) ALWAYS_LAMBDA {
+            __builtin_prefetch(p[i / 4][i % 4] + ahead);
+            if constexpr (F::kSize > 32) __builtin_prefetch(p[i / 4][i % 4] + ahead + 64);
+        });
     }
     if (block + 1 < blocks) {
         load(odd);
