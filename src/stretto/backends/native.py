@@ -69,14 +69,15 @@ class NativeBackend:
         matrices = Matrices(file, spec)
         file.read_ahead(repack)  # vectors stand between matrices, which are not to be read yet
         for name, rows, columns in self._decoder.tensors():
+            if not columns:
+                tensor, numbers = matrices.vector(name, rows)
+                self._decoder.set_vector(name, numbers)
+                file.forget(tensor)
+        file.read_ahead(True)
+        for name, rows, columns in self._decoder.tensors():
             if columns:
                 packed = repack and name not in LOOKED_UP
                 self._set_matrix(file, matrices.rows(name, rows), name, columns, packed)
-                continue
-            tensor, numbers = matrices.vector(name, rows)
-            self._decoder.set_vector(name, numbers)
-            file.forget(tensor)
-        file.read_ahead(True)
 
     def _set_matrix(self, file: GGUF, rows: Rows, name: str, columns: int, repack: bool) -> None:
         """Rows of the file, as a matrix of the decoder.
