@@ -89,14 +89,14 @@ struct Fives {
 struct Q5_0 : Plain<32, 22, false, 16, true> {
     ALWAYS static auto raw(const uint8_t* p) { return Fives{load16b(p + 6), word32(p + 2)}; }
     template <typename Raw>
-    ALWAYS static Bytes32 of_raw(const Raw& x) { return either(nibbles(x.low), field<0, 16>(spread_bits(x.high))); }
+    ALWAYS static Bytes32 of_raw(const Raw& x) { return with_field<0, 16>(nibbles(x.low), spread_bits(x.high)); }
     template <int>
     ALWAYS static Bytes32 quants(const uint8_t* p) { return of_raw(raw(p)); }
 };
 struct Q5_1 : Plain<32, 24, true, 0, true> {
     ALWAYS static auto raw(const uint8_t* p) { return Fives{load16b(p + 8), word32(p + 4)}; }
     template <typename Raw>
-    ALWAYS static Bytes32 of_raw(const Raw& x) { return either(nibbles(x.low), field<0, 16>(spread_bits(x.high))); }
+    ALWAYS static Bytes32 of_raw(const Raw& x) { return with_field<0, 16>(nibbles(x.low), spread_bits(x.high)); }
     template <int>
     ALWAYS static Bytes32 quants(const uint8_t* p) { return of_raw(raw(p)); }
 };
@@ -193,7 +193,7 @@ struct Q2_K : Rows<256, 84, 2, true, 0, true> {
 struct Q3_K : Rows<256, 110, 2, false, 4, true> {
     template <int g>
     ALWAYS Bytes32 quants(const uint8_t* p) const {
-        return either(field<g % 4 * 2, 3>(load32(p + 32 + g / 4 * 32)), field<g - 2, 4>(load32(p)));
+        return with_field<g - 2, 4>(field<g % 4 * 2, 3>(load32(p + 32 + g / 4 * 32)), load32(p));
     }
     ALWAYS void codes(const uint8_t* p, uint8_t* out) const {
         const uint64_t low = load64(p + 96), high = word32(p + 104), both = high | high << 30;
@@ -230,14 +230,14 @@ struct Q4_K : ScaleMins<144> {
 struct Q5_K : ScaleMins<176> {
     template <int g>
     ALWAYS Bytes32 quants(const uint8_t* p) const {
-        return either(field<g % 2 * 4, 15>(load32(p + 48 + g / 2 * 32)), field<g - 4, 16>(load32(p + 16)));
+        return with_field<g - 4, 16>(field<g % 2 * 4, 15>(load32(p + 48 + g / 2 * 32)), load32(p + 16));
     }
 };
 struct Q6_K : Rows<256, 210, 2, false, 32, true> {
     template <int g>
     ALWAYS Bytes32 quants(const uint8_t* p) const {
         const Bytes32 low = load32(p + g / 4 * 64 + g % 2 * 32), high = load32(p + 128 + g / 4 * 32);
-        return either(field<g % 4 / 2 * 4, 15>(low), field<g % 4 * 2 - 4, 48>(high));
+        return with_field<g % 4 * 2 - 4, 48>(field<g % 4 / 2 * 4, 15>(low), high);
     }
     ALWAYS void codes(const uint8_t* p, uint8_t* out) const { std::memcpy(out, p + 192, 16); }
     ALWAYS void scales(const uint8_t* const (&p)[4], Scales4<16>& out) const { coded(*this, p, halves_at(p, 208), out.d); }

@@ -99,8 +99,8 @@ struct Target {
     size_t stride;
 };
 
-// Q × 4 rows × C columns that stand Lanes together.
-template <int Q, int C, size_t Lanes, typename F>
+// Four rows × C columns that stand Lanes together.
+template <int C, size_t Lanes, typename F>
 void multiply_rows(const F& format, const Matrix& w, size_t row, const Target& t) {
     constexpr int kGroups = F::kGroups;
     const size_t units = w.columns / (32 * F::kUnit), row_bytes = units * F::kSize;
@@ -110,44 +110,39 @@ void multiply_rows(const F& format, const Matrix& w, size_t row, const Target& t
     const int32_t* block_sums = t.a.sums + 2 * first;
     const int32_t* start[C];
     for (int c = 0; c < C; ++c) start[c] = t.starts.of(t.column + (static_cast<size_t>(c) < t.count ? c : 0));
-    const uint8_t* p[Q][4];
-    Four total[Q][C];
-    each<Q>([&](auto quad) ALWAYS_LAMBDA {
-        const FourRows rows(w, row + 4 * quad, row_bytes);
-        each<4>([&](auto i) ALWAYS_LAMBDA { p[quad][i] = rows.p[i]; });
-        each<C>([&](auto c) ALWAYS_LAMBDA { total[quad][c] = splat4(0.0f); });
-    });
+    const FourRows rows(w, row, row_bytes);
+    const uint8_t* p[4] = {rows.p[0], rows.p[1], rows.p[2], rows.p[3]};
+    Four total[C];
+    each<C>([&](auto c) ALWAYS_LAMBDA { total[c] = splat4(0.0f); });
     // What is asked for near the end of rows is the beginning of those that come next.
     const size_t near_end = units > kAhead / F::kSize ? units - kAhead / F::kSize : 0;
     for (size_t unit = 0; unit < units; ++unit) {
-        Scales4<F::kUnit * kGroups> scales[Q];
-        each<Q>([&](auto quad) ALWAYS_LAMBDA { next_scales(format, p[quad], scales[quad], 0); });
+        Scales4<F::kUnit * kGroups> scales;
+        next_scales(format, p, scales, 0);
         each<F::kUnit>([&](auto block) ALWAYS_LAMBDA {
             Bytes32 x[C];
             each<C>([&](auto c) ALWAYS_LAMBDA {
                 x[c] = load32(reinterpret_cast<const uint8_t*>(q) + (block * Lanes + c) * kBlock);
             });
-            each<Q>([&](auto quad) ALWAYS_LAMBDA {
-                Sums<kGroups> sums[C][4];
-                each<4>([&](auto i) ALWAYS_LAMBDA {
-                    const Bytes32 quants = quants_of(format, block, p[quad][i] - F::kSize);
-                    each<C>([&](auto c) ALWAYS_LAMBDA {
-                        sums[c][i] = begin_sums<kGroups>(start[c] + block * kGroups);
-                        add_products<F::kUnsigned>(sums[c][i], quants, x[c]);
-                    });
-                });
+            Sums<kGroups> sums[C][4];
+            each<4>([&](auto i) ALWAYS_LAMBDA {
+                const Bytes32 quants = quants_of(format, block, p[i] - F::kSize);
                 each<C>([&](auto c) ALWAYS_LAMBDA {
-                    FourInts folded[kGroups];
-                    fold(sums[c], folded);
-                    const size_t at = block * Lanes + c;
-                    each<kGroups>([&](auto group) ALWAYS_LAMBDA {
-                        const Four d = scales[quad].d[block * kGroups + group], m = scales[quad].m[block * kGroups + group];
-                        [[maybe_unused]] const float sum =
-                            kGroups == 1 ? scaled_sums[at] : scale[at] * static_cast<float>(block_sums[2 * at + group]);
-                        if constexpr (F::kMin && kMinimaFirst) total[quad][c] = fma4(m, splat4(sum), total[quad][c]);
-                        total[quad][c] = fma4(scaled(folded[group], d), splat4(scale[at]), total[quad][c]);
-                        if constexpr (F::kMin && !kMinimaFirst) total[quad][c] = fma4(m, splat4(sum), total[quad][c]);
-                    });
+                    sums[c][i] = begin_sums<kGroups>(start[c] + block * kGroups);
+                    add_products<F::kUnsigned>(sums[c][i], quants, x[c]);
+                });
+            });
+            each<C>([&](auto c) ALWAYS_LAMBDA {
+                FourInts folded[kGroups];
+                fold(sums[c], folded);
+                const size_t at = block * Lanes + c;
+                each<kGroups>([&](auto group) ALWAYS_LAMBDA {
+                    const Four d = scales.d[block * kGroups + group], m = scales.m[block * kGroups + group];
+                    [[maybe_unused]] const float sum =
+                        kGroups == 1 ? scaled_sums[at] : scale[at] * static_cast<float>(block_sums[2 * at + group]);
+                    if constexpr (F::kMin && kMinimaFirst) total[c] = fma4(m, splat4(sum), total[c]);
+                    total[c] = fma4(scaled(folded[group], d), splat4(scale[at]), total[c]);
+                    if constexpr (F::kMin && !kMinimaFirst) total[c] = fma4(m, splat4(sum), total[c]);
                 });
             });
         });
@@ -157,73 +152,61 @@ void multiply_rows(const F& format, const Matrix& w, size_t row, const Target& t
         block_sums += F::kUnit * Lanes * 2;
         for (const int32_t*& at : start) at += F::kUnit * kGroups;
         if (F::kSize >= 64 || unit % 2 == 0) {
-            const size_t ahead = kAhead + (unit < near_end ? 0 : (4 * Q - 1) * row_bytes);
-            each<4 * Q>([&](auto i) ALWAYS_LAMBDA {
-                for (int line = 0; line < F::kSize; line += 64) __builtin_prefetch(p[i / 4][i % 4] + ahead + line);
+            const size_t ahead = kAhead + (unit < near_end ? 0 : 3 * row_bytes);
+            each<4>([&](auto i) ALWAYS_LAMBDA {
+                for (int line = 0; line < F::kSize; line += 64) __builtin_prefetch(p[i] + ahead + line);
             });
         }
     }
-    each<Q>([&](auto quad) ALWAYS_LAMBDA {
-        const FourRows rows(w, row + 4 * quad, row_bytes);
-        each<C>([&](auto c) ALWAYS_LAMBDA {
-            if (static_cast<size_t>(c) < t.count) rows.store(t.out + c * t.stride + 4 * quad, total[quad][c]);
-        });
+    each<C>([&](auto c) ALWAYS_LAMBDA {
+        if (static_cast<size_t>(c) < t.count) rows.store(t.out + c * t.stride, total[c]);
     });
 }
 
-// Two times four rows × one column, for formats whose blocks are all there is: of the next blocks, quants are loaded before
-// these are multiplied. A processor has room for few operations that wait for what they need.
+// Four rows × one column, for formats whose blocks are all there is: of the next blocks, quants are loaded before these are
+// multiplied. A processor has room for few operations that wait for what they need.
 template <typename F>
-ALWAYS void multiply_eight(const F& format, const Matrix& w, size_t row, const Target& t) {
+ALWAYS void multiply_plain_rows(const F& format, const Matrix& w, size_t row, const Target& t) {
     const size_t blocks = w.columns / kBlock, row_bytes = blocks * F::kSize;
     const size_t first = t.a.block_of(t.column, w.columns);
     const int8_t* q = t.a.q + first * kBlock;
     const float *scale = t.a.scale + first, *scaled_sums = t.a.scaled + first;
     const int32_t* start = t.starts.of(t.column);
-    const FourRows rows[2] = {{w, row, row_bytes}, {w, row + 4, row_bytes}};
-    const uint8_t* p[2][4];
-    Four total[2];
-    using Raw = decltype(format.raw(p[0][0]));
+    const FourRows rows(w, row, row_bytes);
+    const uint8_t* p[4] = {rows.p[0], rows.p[1], rows.p[2], rows.p[3]};
+    Four total = splat4(0.0f);
     struct Ahead {
-        Raw quants[2][4];
-        Scales4<1> scales[2];
+        decltype(F::raw(nullptr)) quants[4];
+        Scales4<1> scales;
     };
-    // Scales and quants of eight rows; p goes on to the next blocks.
+    // Scales and quants of four rows; p goes on to the next blocks.
     const auto load = [&](Ahead& to) ALWAYS_LAMBDA {
-        each<2>([&](auto quad) ALWAYS_LAMBDA {
-            format.next(p[quad], to.scales[quad]);
-            each<4>([&](auto i) ALWAYS_LAMBDA { to.quants[quad][i] = format.raw(p[quad][i] - F::kSize); });
-        });
+        format.next(p, to.scales);
+        each<4>([&](auto i) ALWAYS_LAMBDA { to.quants[i] = format.raw(p[i] - F::kSize); });
     };
     const auto multiply = [&](const Ahead& now) ALWAYS_LAMBDA {
         const Bytes32 x = load32(reinterpret_cast<const uint8_t*>(q));
-        each<2>([&](auto quad) ALWAYS_LAMBDA {
-            Sums<1> sums[4];
-            each<4>([&](auto i) ALWAYS_LAMBDA {
-                sums[i] = begin_sums<1>(start);
-                add_products<F::kUnsigned>(sums[i], format.of_raw(now.quants[quad][i]), x);
-            });
-            FourInts folded[1];
-            fold(sums, folded);
-            if constexpr (F::kMin && kMinimaFirst) total[quad] = fma4(now.scales[quad].m[0], splat4(*scaled_sums), total[quad]);
-            total[quad] = fma4(scaled(folded[0], now.scales[quad].d[0]), splat4(*scale), total[quad]);
-            if constexpr (F::kMin && !kMinimaFirst) total[quad] = fma4(now.scales[quad].m[0], splat4(*scaled_sums), total[quad]);
+        Sums<1> sums[4];
+        each<4>([&](auto i) ALWAYS_LAMBDA {
+            sums[i] = begin_sums<1>(start);
+            add_products<F::kUnsigned>(sums[i], format.of_raw(now.quants[i]), x);
         });
+        FourInts folded[1];
+        fold(sums, folded);
+        if constexpr (F::kMin && kMinimaFirst) total = fma4(now.scales.m[0], splat4(*scaled_sums), total);
+        total = fma4(scaled(folded[0], now.scales.d[0]), splat4(*scale), total);
+        if constexpr (F::kMin && !kMinimaFirst) total = fma4(now.scales.m[0], splat4(*scaled_sums), total);
         q += kBlock;
         ++scale;
         ++scaled_sums;
         ++start;
     };
-    each<2>([&](auto quad) ALWAYS_LAMBDA {
-        each<4>([&](auto i) ALWAYS_LAMBDA { p[quad][i] = rows[quad].p[i]; });
-        total[quad] = splat4(0.0f);
-    });
     Ahead even, odd;
     load(even);
     size_t block = 0;
-    // Of short rows the next eight are asked for, which lie behind these; of long ones what comes next in them.
+    // Of short rows the next four are asked for, which lie behind these; of long ones what comes next in them.
     const bool is_short = row_bytes <= kShortRow;
-    const uint8_t* behind = rows[0].p[0] + 8 * row_bytes;
+    const uint8_t* behind = rows.p[0] + 4 * row_bytes;
     const size_t near_end = is_short ? 0 : blocks - kAhead / F::kSize;
     for (; block + 2 < blocks; block += 2) {
         load(odd);
@@ -231,14 +214,14 @@ ALWAYS void multiply_eight(const F& format, const Matrix& w, size_t row, const T
         load(even);
         multiply(odd);
         if (is_short) {
-            each<(16 * F::kSize + 63) / 64>([&](auto line) ALWAYS_LAMBDA { __builtin_prefetch(behind + 64 * line); });
-            behind += 16 * F::kSize;
+            each<(8 * F::kSize + 63) / 64>([&](auto line) ALWAYS_LAMBDA { __builtin_prefetch(behind + 64 * line); });
+            behind += 8 * F::kSize;
             continue;
         }
-        const size_t ahead = kAhead + (block < near_end ? 0 : 7 * row_bytes);
-        each<8>([&](auto i) ALWAYS_LAMBDA {
-            __builtin_prefetch(p[i / 4][i % 4] + ahead);
-            if constexpr (F::kSize > 32) __builtin_prefetch(p[i / 4][i % 4] + ahead + 64);
+        const size_t ahead = kAhead + (block < near_end ? 0 : 3 * row_bytes);
+        each<4>([&](auto i) ALWAYS_LAMBDA {
+            __builtin_prefetch(p[i] + ahead);
+            if constexpr (F::kSize > 32) __builtin_prefetch(p[i] + ahead + 64);
         });
     }
     if (block + 1 < blocks) {
@@ -248,7 +231,7 @@ ALWAYS void multiply_eight(const F& format, const Matrix& w, size_t row, const T
     } else {
         multiply(even);
     }
-    each<2>([&](auto quad) ALWAYS_LAMBDA { rows[quad].store(t.out + 4 * quad, total[quad]); });
+    rows.store(t.out, total);
 }
 
 // Four rows of floats × C columns.
@@ -258,10 +241,8 @@ void multiply_floats(const Matrix& w, size_t row, size_t row_bytes, const float*
     const FourRows rows[4] = {{w, row, row_bytes}, {w, row + 4, row_bytes}, {w, row + 8, row_bytes}, {w, row + 12, row_bytes}};
     Four total[C][4];
     for (int c = 0; c < C; ++c) for (Four& t : total[c]) t = splat4(0.0f);
-    const auto add = [&](int quad, const Four& column, size_t k) ALWAYS_LAMBDA {
-        for (int c = 0; c < C; ++c) {
-            total[c][quad] = fma4(column, splat4(x[static_cast<size_t>(c) * w.columns + k]), total[c][quad]);
-        }
+    const auto add = [&](auto quad, const Four& column, size_t k) ALWAYS_LAMBDA {
+        each<C>([&](auto c) ALWAYS_LAMBDA { total[c][quad] = fma4(column, splat4(x[c * w.columns + k]), total[c][quad]); });
     };
     size_t k = 0;
     if constexpr (Kind != 0) {
@@ -270,12 +251,15 @@ void multiply_floats(const Matrix& w, size_t row, size_t row_bytes, const float*
                 Four columns[8];
                 if constexpr (Kind == 1) eight_halves(rows[quad].p, k, columns);
                 if constexpr (Kind == 30) eight_bf16(rows[quad].p, k, columns);
-                for (size_t j = 0; j < 8; ++j) add(quad, columns[j], k + j);
+                each<8>([&](auto j) ALWAYS_LAMBDA { add(quad, columns[j], k + j); });
             });
+            if (k % 32 == 0) {
+                each<16>([&](auto i) ALWAYS_LAMBDA { __builtin_prefetch(rows[i / 4].p[i % 4] + 2 * k + kAhead); });
+            }
         }
     }
     for (; k < w.columns; ++k) {
-        for (int quad = 0; quad < 4; ++quad) {
+        each<4>([&](auto quad) ALWAYS_LAMBDA {
             float four[4];
             for (int i = 0; i < 4; ++i) {
                 const uint8_t* at = rows[quad].p[i] + k * (Kind == 0 ? 4 : 2);
@@ -284,13 +268,9 @@ void multiply_floats(const Matrix& w, size_t row, size_t row_bytes, const float*
                 if constexpr (Kind == 30) four[i] = bf16_to_float(load16(at));
             }
             add(quad, load4(four), k);
-        }
+        });
     }
-    for (int c = 0; c < C; ++c) {
-        for (size_t quad = 0; quad < 4; ++quad) {
-            rows[quad].store(out + static_cast<size_t>(c) * stride + 4 * quad, total[c][quad]);
-        }
-    }
+    each<4 * C>([&](auto i) ALWAYS_LAMBDA { rows[i % 4].store(out + i / 4 * stride + i % 4 * 4, total[i / 4][i % 4]); });
 }
 
 template <int Kind>
@@ -307,28 +287,30 @@ void multiply_plain(const Matrix& w, const float* x, size_t n, size_t begin, siz
     }
 }
 
+// Whether a format is for multiply_plain_rows.
+template <typename F>
+constexpr auto is_plain(int) -> decltype(&F::raw, bool{}) { return true; }
+template <typename F>
+constexpr bool is_plain(long) { return false; }
+
 void multiply(const Matrix& w, const Quantized& a, const float* x, size_t n, size_t begin, size_t end, float* out,
               size_t stride) {
     const bool done = with_format(w.format, [&](const auto& format) {
         using F = std::decay_t<decltype(format)>;
-        constexpr int kQuads = F::kUnit == 1 ? 2 : 1;  // where there is little to do for each block
         const size_t last = end * kPanelRows < w.rows ? end * kPanelRows : w.rows;
         const Starts starts(a, n, w.columns, F::kGroups, F::kOffset);
-        for (size_t row = begin * kPanelRows; row < last; row += 4 * kQuads) {
+        for (size_t row = begin * kPanelRows; row < last; row += 4) {
             for (size_t c = 0; a.lanes == 1 && c < n; ++c) {
-                if constexpr (kQuads == 2) {
-                    multiply_eight(format, w, row, {a, starts, c, 1, out + c * stride + row, stride});
+                if constexpr (is_plain<F>(0)) {
+                    multiply_plain_rows(format, w, row, {a, starts, c, 1, out + c * stride + row, stride});
                 } else {
-                    multiply_rows<1, 1, 1>(format, w, row, {a, starts, c, 1, out + c * stride + row, stride});
+                    multiply_rows<1, 1>(format, w, row, {a, starts, c, 1, out + c * stride + row, stride});
                 }
             }
             if (a.lanes == 1) continue;
             if constexpr (kDirectLanes > 1) {
                 for (size_t c = 0; c < n; c += 2) {
-                    multiply_rows<1, 2, kDirectLanes>(format, w, row, {a, starts, c, n - c, out + c * stride + row, stride});
-                    if constexpr (kQuads == 2) {
-                        multiply_rows<1, 2, kDirectLanes>(format, w, row + 4, {a, starts, c, n - c, out + c * stride + row + 4, stride});
-                    }
+                    multiply_rows<2, kDirectLanes>(format, w, row, {a, starts, c, n - c, out + c * stride + row, stride});
                 }
             }
         }

@@ -28,7 +28,17 @@ ALWAYS uint8x16_t field16(uint8x16_t x) {
 // Each byte moved down by Shift (up, if it is negative), and of that the bits of Mask.
 template <int Shift, int Mask>
 ALWAYS Bytes32 field(Bytes32 x) { return {field16<Shift, Mask>(x.a), field16<Shift, Mask>(x.b)}; }
-ALWAYS Bytes32 either(Bytes32 x, Bytes32 y) { return {vorrq_u8(x.a, y.a), vorrq_u8(x.b, y.b)}; }
+// x with the field of y beside its own bits.
+template <int Shift, int Mask>
+ALWAYS uint8x16_t with_field16(uint8x16_t x, uint8x16_t y) {
+    if constexpr (Shift > 0) y = vshrq_n_u8(y, Shift);
+    if constexpr (Shift < 0) y = vshlq_n_u8(y, -Shift);
+    return vbslq_u8(vdupq_n_u8(Mask), y, x);
+}
+template <int Shift, int Mask>
+ALWAYS Bytes32 with_field(Bytes32 x, Bytes32 y) {
+    return {with_field16<Shift, Mask>(x.a, y.a), with_field16<Shift, Mask>(x.b, y.b)};
+}
 ALWAYS Bytes32 add8(Bytes32 x, Bytes32 y) { return {vaddq_u8(x.a, y.a), vaddq_u8(x.b, y.b)}; }
 ALWAYS Bytes32 sub8(Bytes32 x, Bytes32 y) { return {vsubq_u8(x.a, y.a), vsubq_u8(x.b, y.b)}; }
 ALWAYS Bytes32 xor8(Bytes32 x, Bytes32 y) { return {veorq_u8(x.a, y.a), veorq_u8(x.b, y.b)}; }

@@ -30,7 +30,12 @@ template <int Shift, int Mask>
 inline Bytes32 field(Bytes32 x) {
     return each_byte([&](int i) { return (Shift < 0 ? x.v[i] << (Shift < 0 ? -Shift : 0) : x.v[i] >> (Shift > 0 ? Shift : 0)) & Mask; });
 }
-inline Bytes32 either(Bytes32 x, Bytes32 y) { return each_byte([&](int i) { return x.v[i] | y.v[i]; }); }
+// x with the field of y beside its own bits.
+template <int Shift, int Mask>
+inline Bytes32 with_field(Bytes32 x, Bytes32 y) {
+    const Bytes32 more = field<Shift, Mask>(y);
+    return each_byte([&](int i) { return x.v[i] | more.v[i]; });
+}
 inline Bytes32 add8(Bytes32 x, Bytes32 y) { return each_byte([&](int i) { return x.v[i] + y.v[i]; }); }
 inline Bytes32 sub8(Bytes32 x, Bytes32 y) { return each_byte([&](int i) { return x.v[i] - y.v[i]; }); }
 inline Bytes32 xor8(Bytes32 x, Bytes32 y) { return each_byte([&](int i) { return x.v[i] ^ y.v[i]; }); }

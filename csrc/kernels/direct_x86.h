@@ -26,7 +26,9 @@ ALWAYS Bytes32 field(Bytes32 x) {
     if constexpr (Shift < 0) x = _mm256_slli_epi16(x, -Shift);
     return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(Mask)));
 }
-ALWAYS Bytes32 either(Bytes32 x, Bytes32 y) { return _mm256_or_si256(x, y); }
+// x with the field of y beside its own bits.
+template <int Shift, int Mask>
+ALWAYS Bytes32 with_field(Bytes32 x, Bytes32 y) { return _mm256_or_si256(x, field<Shift, Mask>(y)); }
 ALWAYS Bytes32 add8(Bytes32 x, Bytes32 y) { return _mm256_add_epi8(x, y); }
 ALWAYS Bytes32 sub8(Bytes32 x, Bytes32 y) { return _mm256_sub_epi8(x, y); }
 ALWAYS Bytes32 xor8(Bytes32 x, Bytes32 y) { return _mm256_xor_si256(x, y); }
