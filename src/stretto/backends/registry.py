@@ -16,7 +16,7 @@ uses this module; the engine does not know it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stretto.backends.base import Backend
@@ -42,7 +42,7 @@ class BackendOptions:
     kv: str = "f16"
     precision: str = "standard"
     repack: bool | str = "auto"  # whether weights are packed in memory; "auto": if there is enough of it
-    memory: int | None = None  # bytes that are free, where that is known
+    memory: int | None = field(default=None, compare=False)  # bytes that are free, where that is known
 
 
 @dataclass(frozen=True)
