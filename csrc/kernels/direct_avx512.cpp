@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 #include <utility>

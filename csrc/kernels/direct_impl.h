@@ -67,11 +67,14 @@ struct FourRows {
     }
 };
 
-// What sums begin with: kSumStart, less what an offset of the quants adds to them. For all columns, block after block.
+// What sums begin with: kSumStart, less what an offset of the quants adds to them. For all columns, block after block. They
+// have to be released: a destructor would need functions for exceptions that other files share (check_compilers.sh).
 class Starts {
 public:
     Starts(const Quantized& a, size_t n, size_t columns, int groups, int32_t offset)
-        : blocks_(columns / kBlock), groups_(static_cast<size_t>(groups)), all_(new int32_t[n * blocks_ * groups_]) {
+        : blocks_(columns / kBlock), groups_(static_cast<size_t>(groups)),
+          all_(static_cast<int32_t*>(std::malloc(n * blocks_ * groups_ * sizeof(int32_t)))) {
+        if (!all_) std::abort();
         int32_t* to = all_;
         for (size_t c = 0; c < n; ++c) {
             const int32_t* s = a.sums + 2 * a.block_of(c, columns);
@@ -81,7 +84,7 @@ public:
             }
         }
     }
-    ~Starts() { delete[] all_; }
+    void release() { std::free(all_); }
     Starts(const Starts&) = delete;
     const int32_t* of(size_t column) const { return all_ + column * blocks_ * groups_; }
 
@@ -298,7 +301,7 @@ void multiply(const Matrix& w, const Quantized& a, const float* x, size_t n, siz
     const bool done = with_format(w.format, [&](const auto& format) {
         using F = std::decay_t<decltype(format)>;
         const size_t last = end * kPanelRows < w.rows ? end * kPanelRows : w.rows;
-        const Starts starts(a, n, w.columns, F::kGroups, F::kOffset);
+        Starts starts(a, n, w.columns, F::kGroups, F::kOffset);
         for (size_t row = begin * kPanelRows; row < last; row += 4) {
             for (size_t c = 0; a.lanes == 1 && c < n; ++c) {
                 if constexpr (is_plain<F>(0)) {
@@ -314,6 +317,7 @@ void multiply(const Matrix& w, const Quantized& a, const float* x, size_t n, siz
                 }
             }
         }
+        starts.release();
     });
     if (done) return;
     if (w.format == 0) return multiply_plain<0>(w, x, n, begin, end, out, stride);

@@ -4,6 +4,7 @@
 
 #include <arm_neon.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 #include <utility>

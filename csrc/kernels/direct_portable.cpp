@@ -2,6 +2,7 @@
 
 #include "kernels/direct.h"
 
+#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 #include <utility>

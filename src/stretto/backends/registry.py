@@ -16,7 +16,7 @@ uses this module; the engine does not know it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stretto.backends.base import Backend
@@ -44,7 +44,7 @@ class BackendOptions:
     repack: bool | str = "auto"  # whether weights are packed in memory; "auto": if there is enough of it
     sequences: int = 80  # of a model with recurrent layers, that have a state at the same time
     checkpoint_bytes: int = 512 << 20  # of states beside those
-    memory: int | None = None  # bytes that are free, where that is known
+    memory: int | None = field(default=None, compare=False)  # bytes that are free, where that is known
 
     def n_slots(self, slot_bytes: int) -> int:
         """How many slots a model with recurrent layers gets, whose states take so many bytes each.
