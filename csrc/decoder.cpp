@@ -86,7 +86,6 @@ void Decoder::set_unpacked(const std::string& name, int format, size_t rows, siz
     entry->matrix->source = data;
     entry->matrix->format = format;
     entry->matrix->ready = rows;
-    tile_bytes_ = std::max(tile_bytes_, kTilePanels * entry->matrix->panel_bytes);
     // In a file with experts no page may bring others with it, as those may be of experts that nobody chose.
     const auto has_experts = [](const LayerConfig& layer) { return layer.ffn == FeedForwardKind::kExperts; };
     if (std::none_of(config_.layers.begin(), config_.layers.end(), has_experts)) return;

@@ -136,7 +136,6 @@ private:
     ModelWeights model_;
     Tensors tensors_;
     size_t most_heads_ = 0;         // of any layer
-    size_t tile_bytes_ = 0;         // for panels of matrices that were not packed
     std::vector<Buffer> weights_;   // chunks, each with many matrices: few pages, and all of them huge
     size_t chunk_used_ = 0;         // of the last chunk
     size_t weight_bytes_ = 0;

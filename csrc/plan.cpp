@@ -240,7 +240,6 @@ void Decoder::carve(Plan& plan) {
             thread.recurrent = floats(most.recurrent_scratch);
             thread.partial = partial(kRowsAtOnce * most.group);
             thread.total = partial(kRowsAtOnce * most.group);
-            thread.product.tile = carver.take<uint8_t>(tile_bytes_);
             thread.product.pairs = floats(precision_ == Precision::kHigh ? kPairFloats : 0);
             plan.threads.push_back(thread);
         }

@@ -22,7 +22,6 @@ constexpr size_t kPairFloats = 8 * kPanelRows * kPairColumns;
 
 // One thread's memory for products.
 struct ProductScratch {
-    uint8_t* tile = nullptr;   // kTilePanels of the widest matrix, for weights that were not packed
     float* pairs = nullptr;    // kPairFloats, for high precision
 };
 
