@@ -105,7 +105,7 @@ async def ended(address, model, wrong):
         await asyncio.sleep(0.1)
     else:
         wrong.append(f"slots are stuck: {stats['generations']} generations, {engine['users']} users, "
-                     f"{held} cells held; {metrics['added']} requests were added and {gone} ended")  # fmt: skip
+                     f"{held} cells held, {metrics['added']} requests added, {gone} ended")  # fmt: skip
     last = await patient(stream(address, "/v1/chat/completions", request(model, 8, random.Random(1))))
     if last.error or last.status != 200:
         wrong.append(f"a last request got {last.status}: {last.error}")
