@@ -66,15 +66,15 @@ class NativeBackend:
         self.cell_bytes = self._decoder.cell_bytes
         kind = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
         self.cell_layout = f"{kind}, {spec.kv_layout}"
-        matrices = Matrices(file, spec)
+        matrices, tensors = Matrices(file, spec), self._decoder.tensors()
         file.read_ahead(repack)  # vectors stand between matrices, which are not to be read yet
-        for name, rows, columns in self._decoder.tensors():
+        for name, rows, columns in tensors:
             if not columns:
                 tensor, numbers = matrices.vector(name, rows)
                 self._decoder.set_vector(name, numbers)
                 file.forget(tensor)
         file.read_ahead(True)
-        for name, rows, columns in self._decoder.tensors():
+        for name, rows, columns in tensors:
             if columns:
                 packed = repack and name not in LOOKED_UP
                 self._set_matrix(file, matrices.rows(name, rows), name, columns, packed)

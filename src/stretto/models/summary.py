@@ -54,10 +54,8 @@ def in_words(spec: ModelSpec) -> str:
 def model_memory(file: GGUF, spec: ModelSpec) -> Memory:
     """The memory that loading a model needs, by its spec; `memory` guesses it from the usual keys."""
     rows: Counter[int] = Counter()
-    for layer in spec.layers:
-        if layer.kv is not None:
-            heads, size = layer.kv
-            rows[size] += heads if isinstance(layer.mixer, Latent) else 2 * heads  # there V is part of K
+    for heads, size in spec.planes:
+        rows[size] += heads
     return replace(
         memory(file),
         rows=tuple((count, size) for size, count in rows.items()),
