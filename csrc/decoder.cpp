@@ -30,6 +30,7 @@ Decoder::Decoder(Config config, size_t n_cells, CacheType cache, Precision preci
       pool_(threads),
       layers_(config_.layers.size()) {
     const size_t n_embd = config_.n_embd;
+    widths_ = widths_of(config_);
     tensors_.matrix("token_embd", embedding_, config_.n_vocab, n_embd);
     if (!config_.tied) tensors_.matrix("output", output_, config_.n_vocab, n_embd);
     tensors_.norm("", config_.output_norm, output_norm_, n_embd);

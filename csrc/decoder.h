@@ -13,6 +13,7 @@
 #include "memory.h"
 #include "product.h"
 #include "threads.h"
+#include "widths.h"
 
 namespace stretto {
 
@@ -136,6 +137,7 @@ private:
     ModelWeights model_;
     Tensors tensors_;
     size_t most_heads_ = 0;         // of any layer
+    Widths widths_;                 // of the buffers that a pass needs for each row
     std::vector<Buffer> weights_;   // chunks, each with many matrices: few pages, and all of them huge
     size_t chunk_used_ = 0;         // of the last chunk
     size_t weight_bytes_ = 0;

@@ -14,6 +14,8 @@ namespace {
 
 void widen(size_t& most, size_t size) { most = std::max(most, size); }
 
+}  // namespace
+
 Widths widths_of(const Config& config) {
     Widths w;
     w.input = config.n_embd;
@@ -74,8 +76,6 @@ Widths widths_of(const Config& config) {
     w.has_beside = w.narrow || config.n_stream() > 1;
     return w;
 }
-
-}  // namespace
 
 // Rows that follow each other and share a view attend together.
 void Decoder::place_rows(Plan& plan) const {
@@ -251,7 +251,7 @@ void Decoder::carve(Plan& plan) {
 void Decoder::make_plan(Plan& plan, const Input& input, float* out, bool hidden, float* peaks) {
     const Config& c = config_;
     plan.input = &input;
-    plan.most = widths_of(c);
+    plan.most = widths_;
     plan.alone = input.n == 1;
     plan.out = out;
     plan.peaks = peaks;
