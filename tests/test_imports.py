@@ -47,6 +47,7 @@ ALLOWED = {
     "verbs": set(),
     "tasks": {"backends.onnx_session", "text", "verbs", "vision", "weights"},
     "hardware": {"weights"},
+    "door": {"engine", "llm", "tasks", "vision"},
     "testing": {"*"},
     "bench": {"backends.base", "engine.track", "hardware", "llm", "sampling", "weights"},
     "server": {

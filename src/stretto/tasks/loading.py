@@ -25,7 +25,8 @@ HOMES: Mapping[str, str] = {}
 def is_task(model: str | os.PathLike[str]) -> bool:
     """Whether `load_task` opens this: a name of the catalogue, or an ONNX file."""
     name = os.fspath(model)
-    return (isinstance(model, str) and name in BUNDLES) or name.lower().endswith(".onnx")
+    bundle = BUNDLES.get(name) if isinstance(model, str) else None
+    return name.lower().endswith(".onnx") if bundle is None else not bundle.is_folder
 
 
 def load_task(

