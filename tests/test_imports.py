@@ -58,12 +58,14 @@ ALLOWED = {
         "Token",
         "hardware",
         "llm",
+        "load",
         "models",
+        "tasks",
         "text",
         "tools",
         "weights",
     },
-    "cli": {"bench", "hardware", "llm", "models", "server", "text", "vision", "weights"},
+    "cli": {"bench", "door", "hardware", "llm", "models", "server", "tasks", "text", "vision", "weights"},
     "__init__": {"*"},
 }
 EVERYONE = {"errors", "kernels", "_native"}
