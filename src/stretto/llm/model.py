@@ -34,6 +34,7 @@ from stretto.structured import Grammar, Guide, as_grammar
 from stretto.text.reasoning import find_reasoning
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
+from stretto.verbs import Verbs
 from stretto.vision.vision import Vision
 
 if TYPE_CHECKING:
@@ -49,8 +50,10 @@ Floats = NDArray[np.float32]
 ONE_STREAM = "a stream is of one run; make one for each prompt, and take steps in turns"
 
 
-class LLM(Texts):
+class LLM(Texts, Verbs):
     """A model, ready to generate. Make one with `stretto.load`; close it, or use it in a `with`."""
+
+    verbs = "generate", "stream", "chat", "score", "embed", "parallel"
 
     def __init__(
         self,
