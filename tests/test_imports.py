@@ -26,7 +26,8 @@ ALLOWED = {
     "structured": {"text"},
     "engine": {"backends.base", "cache", "drafts", "sampling", "structured", "text"},
     "parallel": {"backends.base", "engine", "sampling", "structured", "text"},
-    "router": {"backends", "hardware", "models", "sampling", "text", "vision", "weights"},
+    "router": {"backends", "hardware", "models", "routing", "sampling", "text", "vision", "weights"},
+    "routing": {"backends", "cache", "models", "weights"},
     "llm": {
         "backends.base",
         "cache",
@@ -34,6 +35,7 @@ ALLOWED = {
         "models",
         "parallel",
         "router",
+        "routing.route",
         "sampling",
         "structured",
         "text",
@@ -57,7 +59,7 @@ ALLOWED = {
         "tools",
         "weights",
     },
-    "cli": {"bench", "hardware", "llm", "models", "server", "text", "vision", "weights"},
+    "cli": {"bench", "hardware", "llm", "models", "router", "routing", "server", "text", "vision", "weights"},
     "__init__": {"*"},
 }
 EVERYONE = {"errors", "kernels", "_native"}
