@@ -26,8 +26,16 @@ def load_tokenizer(metadata: Metadata) -> Tokenizer:
         from stretto.text.spm import SPMTokenizer
 
         return SPMTokenizer(metadata)
+    if model == "bert":
+        from stretto.text.wordpiece import WordPieceTokenizer
+
+        return WordPieceTokenizer(metadata)
+    if model == "t5":
+        from stretto.text.unigram import UnigramTokenizer
+
+        return UnigramTokenizer(metadata)
     raise ModelError(
-        f"tokenizers of kind {model!r} are not supported, only 'gpt2' (BPE), 'llama' (SentencePiece) and "
-        "'gemma4' (BPE over characters)",
+        f"tokenizers of kind {model!r} are not supported, only 'gpt2' (BPE), 'llama' (SentencePiece), "
+        "'gemma4' (BPE over characters), 'bert' (WordPiece) and 't5' (Unigram)",
         field=PREFIX + "model",
     )

@@ -5,7 +5,8 @@
     tokenizer.decode(ids)                                    # 'Hello world'
     tokenizer.encode("<|im_start|>user", special=True)       # special tokens parsed, BOS if the model asks
 
-The subclasses turn plain text into ids: `bpe` by merges over bytes, `spm` by scores over characters.
+The subclasses turn plain text into ids: `bpe` by merges over bytes, `spm` and `unigram` by scores over
+characters, `wordpiece` by the longest pieces of words.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Tokenizer(ABC):
     maps the text of each control token to its id; `add_bos` and `add_eos` say what the model asks for.
     """
 
-    kind: str  # "bpe" or "sentencepiece"
-    name: str  # the pre-tokenizer of a BPE model, "llama" for SentencePiece
+    kind: str  # "bpe", "sentencepiece", "wordpiece" or "unigram"
+    name: str  # the pre-tokenizer of a BPE model, llama.cpp's name of the kind for others
     space_prefix = False  # a space is put before each plain fragment
     strips_after: frozenset[int] = frozenset()  # special tokens after which white space is dropped
 
@@ -79,18 +80,17 @@ class Tokenizer(ABC):
                     "bos=True, but this vocabulary has no BOS token; leave it out", param="bos", value=True
                 )
             ids.append(self.bos_id)
-        fresh = True
+        inner = False
         for part in (self._match_all if special else self._match_always).split(text):
             if isinstance(part, int):
                 ids.append(part)
-                after, fresh = part, True
+                after, inner = part, True
                 continue
             if after in self.strips_after:
                 part = part.lstrip(_WHITE_SPACE)
             after = None
             if part:
-                ids += self._encode_plain(f" {part}" if fresh and self.space_prefix else part)
-                fresh = False
+                ids += self._encode_fragment(part, inner)
         if self.add_eos and self.eos_id is not None and (special if bos is None else bos):
             ids.append(self.eos_id)
         return ids
@@ -102,6 +102,10 @@ class Tokenizer(ABC):
         for part in self._match_always.split(text):
             ids += [part] if isinstance(part, int) else self._encode_plain(part)
         return ids
+
+    def _encode_fragment(self, text: str, inner: bool) -> list[int]:
+        """The ids of a plain fragment at the start of a text or, if `inner`, after a special token."""
+        return self._encode_plain(f" {text}" if self.space_prefix else text)
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of `ids`; control tokens show if `special=True`, bytes that are no text as U+FFFD."""

@@ -86,9 +86,9 @@ def read_vocabulary(metadata: Metadata, bos: int | None, eos: int | None, unknow
     empty = tokens.count("") if ids.pop("", None) is not None else 0
     if len(ids) + empty != len(tokens):
         raise ModelError(_first_duplicate(tokens), field=TOKENS)
-    bos = _id(metadata, "bos_token_id", len(tokens), bos)
-    eos = _id(metadata, "eos_token_id", len(tokens), eos)
-    unknown = _id(metadata, "unknown_token_id", len(tokens), unknown)
+    bos = read_id(metadata, "bos_token_id", len(tokens), bos)
+    eos = read_id(metadata, "eos_token_id", len(tokens), eos)
+    unknown = read_id(metadata, "unknown_token_id", len(tokens), unknown)
     types = _types(metadata, tokens, unknown)
     texts = _CONTROLS & ids.keys()
     if "<|tool_response>" in texts:
@@ -99,7 +99,7 @@ def read_vocabulary(metadata: Metadata, bos: int | None, eos: int | None, unknow
     if {"<|return|>", "<|call|>"} <= ids.keys() or {"<|flush|>", "<|calls|>"} <= ids.keys():
         parts = {ids["<|end|>"]} if "<|end|>" in ids else set()  # there it only ends a part of the answer
         ends, shown = ends - parts, shown | parts
-    named = (eos, *(_id(metadata, f"{key}_token_id", len(tokens), None) for key in _NAMED_ENDS.split()))
+    named = (eos, *(read_id(metadata, f"{key}_token_id", len(tokens), None) for key in _NAMED_ENDS.split()))
     ends.update(token for token in named if token is not None)
     return Vocabulary(tokens, ids, types, bos, eos, unknown, frozenset(ends), frozenset(shown - ends))
 
@@ -145,7 +145,8 @@ def _same_length(key: str, length: int, n_tokens: int) -> None:
         raise ModelError(f"has {length} entries for a vocabulary of {n_tokens} tokens", field=key)
 
 
-def _id(metadata: Metadata, name: str, n_tokens: int, default: int | None) -> int | None:
+def read_id(metadata: Metadata, name: str, n_tokens: int, default: int | None = None) -> int | None:
+    """The id at `tokenizer.ggml.<name>`; `default` without the key, if the vocabulary has such an id."""
     key = PREFIX + name
     if key not in metadata:
         return default if default is not None and default < n_tokens else None
