@@ -35,12 +35,9 @@ OTHERS = {
         ("eagle3", "dflash", "gemma4-assistant"), "a drafter that works only with its model's activations"
     ),
     **dict.fromkeys(
-        (
-            *("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2"),
-            *("jina-bert-v3", "eurobert", "gemma-embedding", "llama-embed", "t5encoder"),
-        ),
-        "an encoder, for embeddings or classes: it generates no text; llm.embed of a language model makes "
-        "vectors",
+        ("neo-bert", "eurobert", "llama-embed", "t5encoder"),
+        "an encoder of a kind that is not supported yet; take one of the kind of BERT, Nomic, Jina, ModernBERT "
+        "or EmbeddingGemma",
     ),
     **dict.fromkeys(
         (
