@@ -26,7 +26,8 @@ ALLOWED = {
     "structured": {"text"},
     "engine": {"backends.base", "cache", "drafts", "sampling", "structured", "text"},
     "parallel": {"backends.base", "engine", "sampling", "structured", "text"},
-    "router": {"backends", "hardware", "models", "sampling", "text", "vision", "weights"},
+    "router": {"backends", "hardware", "models", "routing", "sampling", "text", "vision", "weights"},
+    "routing": {"backends", "cache", "models", "weights"},
     "llm": {
         "backends.base",
         "cache",
@@ -34,6 +35,7 @@ ALLOWED = {
         "models",
         "parallel",
         "router",
+        "routing.route",
         "sampling",
         "structured",
         "text",
@@ -49,7 +51,7 @@ ALLOWED = {
     "hardware": {"weights"},
     "door": {"engine", "llm", "tasks", "vision"},
     "testing": {"*"},
-    "bench": {"backends.base", "engine.track", "hardware", "llm", "sampling", "weights"},
+    "bench": {"backends.base", "engine.track", "hardware", "llm", "models", "sampling", "weights"},
     "server": {
         "Grammar",
         "Image",
@@ -65,7 +67,20 @@ ALLOWED = {
         "tools",
         "weights",
     },
-    "cli": {"bench", "door", "hardware", "llm", "models", "server", "tasks", "text", "vision", "weights"},
+    "cli": {
+        "bench",
+        "door",
+        "hardware",
+        "llm",
+        "models",
+        "router",
+        "routing",
+        "server",
+        "tasks",
+        "text",
+        "vision",
+        "weights",
+    },
     "__init__": {"*"},
 }
 EVERYONE = {"errors", "kernels", "_native"}

@@ -1,19 +1,29 @@
-"""`open_model`: resolves a model's name, and opens its file with a backend and an image encoder."""
+"""`open_model`: resolves a model's name, and opens its file with a backend and an image encoder.
+
+`routing` decides which backend that is, among those that `backend=` and `device=` allow; `survey` compares
+them.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stretto import kernels
 from stretto.backends.base import Backend
-from stretto.backends.registry import BackendOptions, choose
-from stretto.errors import InvalidRequest, ModelError
-from stretto.hardware import free_memory, usable_cores
+from stretto.backends.registry import BREADTH, BackendOptions, serving
+from stretto.errors import InvalidRequest, ModelError, UnsupportedModel
+from stretto.hardware import cpu_name, free_memory, usable_cores
 from stretto.models import ModelSpec, read_spec
+from stretto.models.bare import bare_spec
+from stretto.routing.candidates import Candidate, gguf_candidates
+from stretto.routing.decide import Trial, open_best
+from stretto.routing.decide import survey as survey_candidates
+from stretto.routing.probe import TEXT, measure
+from stretto.routing.route import Route
 from stretto.sampling.params import check_integer
 from stretto.text.loading import load_tokenizer
 from stretto.text.template import ChatTemplate
@@ -42,6 +52,7 @@ class Opened:
     template: ChatTemplate | None
     fingerprint: Callable[[], str]  # of the file, computed when asked for
     vision: Vision | None = None
+    route: Route | None = None  # what was chosen to run it, and why
 
 
 def open_model(
@@ -60,7 +71,7 @@ def open_model(
     checkpoint_bytes: int = 512 << 20,
 ) -> Opened:
     """Resolve a model's file, download it if necessary, and open it with a backend."""
-    entry, device = choose(backend, device)
+    pairs = serving(backend, device)
     _check_choice("kv", kv, CACHE_TYPES)
     _check_choice("precision", precision, PRECISIONS)
     if not isinstance(repack, bool) and repack != "auto":
@@ -72,7 +83,7 @@ def open_model(
     check_integer("cells", cells, 1, 1 << 24)
     cache = ImageCache.of(image_cache)
     options = BackendOptions(
-        device,
+        pairs[0][1],
         cells,
         threads or usable_cores(),
         kv,
@@ -83,10 +94,12 @@ def open_model(
         memory=free_memory(),
     )
     with GGUF(hub.resolve(model)) as file:
-        spec = read_spec(file, cells)
+        spec, problem = _read_spec(file, cells)
+        candidates = gguf_candidates(file, spec, problem, pairs, options)
+        _check_runnable(candidates, problem)
         with ThreadPoolExecutor(1) as pool:  # weights are packed in native code; Python reads the tokens
             text_future = pool.submit(_load_text, file, spec)
-            model_backend = entry.open(file, spec, options)
+            model_backend, route = open_best(candidates, _trial(file, text_future, options))
             try:
                 tokenizer, template = text_future.result()
             except BaseException:
@@ -94,12 +107,62 @@ def open_model(
                 raise
         try:
             model_vision = (
-                None if vision is None else _load_vision(vision, spec, tokenizer, entry.name, options, cache)
+                None
+                if vision is None
+                else _load_vision(vision, spec, tokenizer, route.backend, options, cache)
             )
         except BaseException:
             model_backend.close()
             raise
-        return Opened(model_backend, tokenizer, template, file.fingerprint(), model_vision)
+        return Opened(model_backend, tokenizer, template, file.fingerprint(), model_vision, route)
+
+
+def survey(
+    model: str | os.PathLike[str], *, threads: int | None = None, cells: int = 1024, refresh: bool = False
+) -> Route:
+    """The backends and devices that can run a model here, each with the speed that a short probe found."""
+    options = BackendOptions("cpu", cells, threads or usable_cores(), memory=free_memory())
+    with GGUF(hub.resolve(model)) as file:
+        spec, problem = _read_spec(file, cells)
+        candidates = gguf_candidates(file, spec, problem, serving(), options)
+        _check_runnable(candidates, problem)
+        text: Future[tuple[Tokenizer, ChatTemplate | None]] = Future()
+        text.set_result(_load_text(file, spec))
+        return survey_candidates(candidates, _trial(file, text, options, refresh))
+
+
+def _read_spec(file: GGUF, cells: int) -> tuple[ModelSpec, UnsupportedModel | None]:
+    """The spec, and why Stretto's own backends cannot run it, if so: the spec is a bare one then."""
+    try:
+        return read_spec(file, cells), None
+    except UnsupportedModel as problem:
+        return bare_spec(file), problem
+
+
+def _check_runnable(candidates: list[Candidate], problem: UnsupportedModel | None) -> None:
+    """Raise the problem of a file that no candidate can run, with the package that might."""
+    if problem is None or any(each.asked and not each.refusal for each in candidates):
+        return
+    others = [each for each in candidates if each.tier == BREADTH]
+    if not others or (others[0].asked and len([each for each in candidates if each.asked]) == 1):
+        raise problem
+    remedy = others[0].refusal or f"backend={others[0].backend!r}"
+    raise UnsupportedModel(f"{problem}; the {others[0].backend} backend may run it: {remedy}") from problem
+
+
+def _trial(
+    file: GGUF,
+    text: Future[tuple[Tokenizer, ChatTemplate | None]],
+    options: BackendOptions,
+    refresh: bool = False,
+) -> Trial:
+    """How candidates for a file are compared, if there are several."""
+
+    def key() -> str:
+        setup = f"{options.threads} threads, kv {options.kv}, {options.precision}, repack {options.repack}"
+        return f"{file.fingerprint()()} | {cpu_name()}, {setup}"
+
+    return Trial(lambda: text.result()[0].encode(TEXT), key, measure, refresh)
 
 
 def _load_vision(

@@ -1,0 +1,1 @@
+"""Export of models to other formats, from their specs and weights: ONNX (docs/export.md)."""
