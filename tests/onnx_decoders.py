@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from stretto.backends.onnx import OnnxBackend, open_onnx
+from stretto.backends.registry import BackendOptions
 from stretto.weights.onnx.folder import find_folder
 
 DATA = Path(__file__).parent / "data" / "onnx"
@@ -19,7 +20,7 @@ TOLERANCE = 3e-5  # between ways of computing the same logits, which go up to 7
 @cache
 def opened(name):
     """A model that is opened once; sessions have no state."""
-    return open_onnx(find_folder(DATA / name), "cpu", 1, 1)
+    return open_onnx(find_folder(DATA / name), BackendOptions("cpu", 1, 1))
 
 
 def backend(name, cells=64):

@@ -127,6 +127,16 @@ def available_devices() -> tuple[str, ...]:
     return tuple(name for name, (provider, _) in PROVIDERS.items() if provider in built)
 
 
+def missing(device: str) -> str:
+    """What has to be installed for a device, in words; "" if nothing."""
+    try:
+        built = import_runtime().get_available_providers()
+    except Unsupported as error:
+        return str(error)
+    provider, package = PROVIDERS[device]
+    return "" if provider in built else f"install {package}, which has {provider}"
+
+
 def import_runtime() -> Any:
     """The module `onnxruntime`, or `Unsupported` that says how to install it."""
     try:

@@ -10,7 +10,6 @@ configuration only says what a graph cannot: the context length, windows, the ro
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import ModelError
+from stretto.weights.json_file import read_object
+from stretto.weights.onnx import read_onnx
 
-MAX_CONFIG_BYTES = 4 << 20
 CONFIG, GENAI = "config.json", "genai_config.json"
 USUAL = ("model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx")
 SUBFOLDER = "onnx"
@@ -45,11 +45,24 @@ class OnnxFolder:
 
 
 def is_onnx_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a folder with ONNX files, or one of these, and no other weights come first."""
+    """Whether a path is a folder with ONNX files, or the file of a decoder."""
     path = Path(path)
-    if path.is_file():
-        return path.suffix.lower() == ".onnx"
-    return path.is_dir() and bool((path / GENAI).is_file() or _candidates(path))
+    return is_decoder_file(path) if path.is_file() else bool(_candidates(path))
+
+
+def has_other_weights(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder has the same model in a format that comes first if nobody asks for ONNX."""
+    path = Path(path)
+    return path.is_dir() and any(any(path.glob(pattern)) for pattern in ("*.safetensors", "*.gguf"))
+
+
+def is_decoder_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is an ONNX decoder of text: it takes token ids and a KV cache."""
+    path = Path(path)
+    if path.suffix.lower() != ".onnx" or not path.is_file():
+        return False
+    inputs = read_onnx(path).inputs
+    return "input_ids" in inputs and any(name.startswith("past") for name in inputs)
 
 
 def find_folder(path: str | os.PathLike[str], file: str | None = None) -> OnnxFolder:
@@ -118,14 +131,4 @@ def _names(paths: list[Path]) -> str:
 
 def _read(path: Path) -> Config:
     """A JSON object, or an empty one if there is no such file."""
-    try:
-        if not path.is_file():
-            return {}
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ModelError(f"larger than {MAX_CONFIG_BYTES} bytes", path=path)
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"not readable as JSON: {error}", path=path) from None
-    if not isinstance(found, dict):
-        raise ModelError("a JSON object is needed", path=path)
-    return found
+    return dict(read_object(path)) if path.is_file() else {}
