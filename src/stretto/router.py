@@ -211,7 +211,7 @@ def _trial(
         setup = f"{options.threads} threads, kv {options.kv}, {options.precision}, repack {options.repack}"
         return f"{file.fingerprint()()} | {cpu_name()}, {setup}"
 
-    return Trial(lambda: text.result()[0].encode(TEXT), key, measure, refresh)
+    return Trial(lambda: text.result()[0].encode(TEXT, special=True), key, measure, refresh)
 
 
 def _load_vision(
