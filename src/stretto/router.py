@@ -42,6 +42,7 @@ class Opened:
     template: ChatTemplate | None
     fingerprint: Callable[[], str]  # of the file, computed when asked for
     vision: Vision | None = None
+    rerank_template: str = ""  # of a decoder that is used as a cross-encoder
 
 
 def open_model(
@@ -99,7 +100,8 @@ def open_model(
         except BaseException:
             model_backend.close()
             raise
-        return Opened(model_backend, tokenizer, template, file.fingerprint(), model_vision)
+        rerank_template = file.metadata.text("tokenizer.chat_template.rerank", "")
+        return Opened(model_backend, tokenizer, template, file.fingerprint(), model_vision, rerank_template)
 
 
 def _load_vision(
