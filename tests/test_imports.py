@@ -23,6 +23,7 @@ ALLOWED = {
     "drafts": {"cache.radix", "sampling.params", "text"},
     "vision": {"cache.items", "models", "text", "weights"},
     "backends": {"cache", "models", "sampling", "weights"},
+    "export": {"models", "text", "weights"},
     "structured": {"text"},
     "engine": {"backends.base", "cache", "drafts", "sampling", "structured", "text"},
     "parallel": {"backends.base", "engine", "sampling", "structured", "text"},
@@ -57,7 +58,7 @@ ALLOWED = {
         "tools",
         "weights",
     },
-    "cli": {"bench", "hardware", "llm", "models", "server", "text", "vision", "weights"},
+    "cli": {"bench", "export", "hardware", "llm", "models", "server", "text", "vision", "weights"},
     "__init__": {"*"},
 }
 EVERYONE = {"errors", "kernels", "_native"}

@@ -18,6 +18,7 @@ import typer
 from stretto.cli.bench import bench
 from stretto.cli.chat import chat
 from stretto.cli.devices import devices
+from stretto.cli.export import export
 from stretto.cli.inspect import inspect
 from stretto.cli.models import models
 from stretto.cli.output import clean
@@ -44,6 +45,7 @@ app = typer.Typer(
 for command in (chat, run, parallel, serve, pull, models, rm, inspect, tokenize, devices):
     app.command()(command)
 app.add_typer(bench, name="bench")
+app.add_typer(export, name="export")
 
 
 @app.callback(invoke_without_command=True)
