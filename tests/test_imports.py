@@ -49,7 +49,7 @@ ALLOWED = {
     "hardware": {"weights"},
     "door": {"engine", "llm", "tasks", "vision"},
     "testing": {"*"},
-    "bench": {"backends.base", "engine.track", "hardware", "llm", "sampling", "weights"},
+    "bench": {"backends.base", "engine.track", "hardware", "llm", "models", "sampling", "weights"},
     "server": {
         "Grammar",
         "Image",
