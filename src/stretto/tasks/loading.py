@@ -19,7 +19,12 @@ from stretto.weights import hub
 from stretto.weights.hub.bundles import BUNDLES
 
 # The module of each model of the catalogue: it has `open_task(source, device, threads)`.
-HOMES: Mapping[str, str] = {}
+HOMES: Mapping[str, str] = {
+    "magika": "stretto.tasks.filetypes",
+    "moonshine": "stretto.tasks.speech.moonshine",
+    "ppocr": "stretto.tasks.reading.ppocr",
+    "wordllama": "stretto.tasks.static",
+}
 
 
 def is_task(model: str | os.PathLike[str]) -> bool:
