@@ -22,16 +22,19 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from stretto.backends.base import Backend
+from stretto.backends.onnx_session import PROVIDERS
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.models.spec import ModelSpec
 from stretto.models.summary import model_memory
 from stretto.weights.gguf import GGUF
+from stretto.weights.memory import memory
 from stretto.weights.placement import choose_placement
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "stretto.backends"
+ONNX_DEVICES = tuple(PROVIDERS)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class BackendEntry:
     Backends of one `tier` compete by measured speed; a higher tier is used, with a warning, when no lower one
     can run the model. `missing` says what a device needs that is not installed here, "" if nothing;
     `version` names the library that computes, because figures of another one are not its own; `needs` is the
-    memory in bytes, where a model that does not fit must not be tried.
+    memory in bytes, where a model that does not fit must not be tried. `files` are the kinds it runs.
     """
 
     name: str
@@ -88,6 +91,7 @@ class BackendEntry:
     missing: Callable[[str], str] = _nothing_missing
     version: Callable[[], str] = _own_version
     needs: Callable[[GGUF, BackendOptions], int] | None = None
+    files: tuple[str, ...] = ("gguf",)
 
 
 def _native(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
@@ -130,19 +134,83 @@ def _reference_bytes(file: GGUF, options: BackendOptions) -> int:
     return 4 * sum(prod(tensor.shape) for tensor in file.tensors.values())  # all weights as float32
 
 
+def _llamacpp(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
+    from stretto.backends.llamacpp import LlamaBackend
+
+    if options.precision != "standard":
+        raise Unsupported(
+            f"the llamacpp backend has no precision={options.precision!r}; backend='native' has",
+            param="precision",
+            value=options.precision,
+        )
+    # The cache has to fit; weights are read from the file.
+    choose_placement(False, memory(file), options.kv, options.cells, options.memory, path=file.path)
+    return LlamaBackend(
+        file, spec, options.cells, options.threads, options.kv, repack=options.repack is not False
+    )
+
+
+def _llamacpp_missing(device: str) -> str:
+    from stretto.backends.llama_library import missing
+
+    return missing(device)
+
+
+def _llamacpp_version() -> str:
+    from stretto.backends.llama_library import version
+
+    return version()
+
+
 BUILT_IN = (
     BackendEntry("native", ("cpu",), _native, version=_native_version),
     BackendEntry("reference", ("cpu",), _reference, tier=ORACLE, needs=_reference_bytes),
+    BackendEntry(
+        "llamacpp",
+        ("cpu",),
+        _llamacpp,
+        tier=BREADTH,
+        any_architecture=True,
+        missing=_llamacpp_missing,
+        version=_llamacpp_version,
+    ),
 )
 
-_entries = {entry.name: entry for entry in BUILT_IN}
+
+def _onnx(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
+    raise Unsupported(
+        f"backend='onnx' runs folders with ONNX files, and {file.path.name} is a GGUF file; make one with: "
+        f"stretto export onnx {file.path.name} FOLDER",
+        param="backend",
+        value="onnx",
+    )
+
+
+def _onnx_missing(device: str) -> str:
+    from stretto.backends.onnx_session import missing
+
+    return missing(device)
+
+
+def _onnx_version() -> str:
+    from stretto.backends.onnx_session import import_runtime
+
+    return f"onnxruntime {import_runtime().__version__}"
+
+
+# Runs other files than those above, so it does not compete with them.
+ONNX = BackendEntry(
+    "onnx", ONNX_DEVICES, _onnx, missing=_onnx_missing, version=_onnx_version, files=("onnx",)
+)
+
+_entries = {entry.name: entry for entry in (*BUILT_IN, ONNX)}
 
 
 def names() -> tuple[str, ...]:
     """The names of all backends, those of other packages last.
 
     >>> names()
-    ('native', 'reference')
+    ('native', 'reference', 'llamacpp', 'onnx')
     """
     return tuple(dict.fromkeys((*_entries, *(point.name for point in _points()))))
 
