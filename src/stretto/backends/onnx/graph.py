@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from stretto.errors import ModelError, Unsupported
 from stretto.weights.onnx import Node, OnnxFile, ValueInfo
@@ -46,6 +46,35 @@ class Plane:
         return "key" in self.past.rpartition(".")[2]
 
 
+class Graph(Protocol):
+    """What the spec of a decoder is made from, whatever the form of its graph."""
+
+    @property
+    def file(self) -> OnnxFile:
+        """The checked file."""
+        ...
+
+    @property
+    def n_vocab(self) -> int | None:
+        """How many logits there are, if the graph says."""
+        ...
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        """K and V of each layer."""
+        ...
+
+    @property
+    def windows(self) -> Mapping[int, int | None] | None:
+        """The window of each layer, None for one without, where the graph says it; else None."""
+        ...
+
+    @property
+    def n_rope_rows(self) -> int | None:
+        """Positions that the graph has angles for."""
+        ...
+
+
 @dataclass(frozen=True)
 class DecoderGraph:
     """The inputs and outputs of a decoder with past and present tensors.
@@ -71,16 +100,7 @@ class DecoderGraph:
     explicit: bool
     windows: Mapping[int, int | None] | None
     n_rope_rows: int | None  # positions that the graph has angles for
-
-    @property
-    def n_layer(self) -> int:
-        """The number of layers that have K and V."""
-        return len({plane.layer for plane in self.planes})
-
-    @property
-    def cell_numbers(self) -> int:
-        """How many numbers a cell holds, in all layers."""
-        return sum(plane.heads * plane.size for plane in self.planes)
+    fused: bool  # attention is an operator that counts tokens itself
 
 
 def read_graph(file: OnnxFile, unnamed: Mapping[str, Any] | None = None) -> DecoderGraph:
@@ -123,6 +143,7 @@ def read_graph(file: OnnxFile, unnamed: Mapping[str, Any] | None = None) -> Deco
         explicit=POSITIONS in inputs and not turns_by_index,
         windows=_windows(nodes, planes),
         n_rope_rows=_n_rope_rows(file, nodes),
+        fused=any(op.endswith("Attention") for op in file.operators.get("com.microsoft", ())),
     )
 
 

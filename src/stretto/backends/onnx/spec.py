@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.onnx.graph import DecoderGraph
+from stretto.backends.onnx.graph import Graph
 from stretto.errors import ModelError
 from stretto.models.rope import plain_frequencies
 from stretto.models.spec import Attention, Dense, Layer, ModelSpec, Norm, Rope, plain_layer
@@ -57,7 +57,7 @@ class DecoderSpec:
     is_rotated: bool
 
 
-def read_decoder_spec(folder: OnnxFolder, graph: DecoderGraph) -> DecoderSpec:
+def read_decoder_spec(folder: OnnxFolder, graph: Graph) -> DecoderSpec:
     """The spec of a decoder; `ModelError` names what is missing."""
     config = _text_config(folder.config)
     family = str(config.get("model_type") or folder.genai.get("model", {}).get("type") or "decoder")
@@ -106,7 +106,7 @@ def _count(config: Mapping[str, Any], key: str, default: Any) -> int:
     return value if isinstance(value, int) and 0 < value < 1 << 31 else 1
 
 
-def _n_vocab(folder: OnnxFolder, config: Mapping[str, Any], graph: DecoderGraph) -> int:
+def _n_vocab(folder: OnnxFolder, config: Mapping[str, Any], graph: Graph) -> int:
     genai = folder.genai.get("model", {})
     value = graph.n_vocab or config.get("vocab_size") or (isinstance(genai, dict) and genai.get("vocab_size"))
     if not isinstance(value, int) or not 0 < value < 1 << 24:
@@ -118,7 +118,7 @@ def _n_vocab(folder: OnnxFolder, config: Mapping[str, Any], graph: DecoderGraph)
     return value
 
 
-def _context(folder: OnnxFolder, config: Mapping[str, Any], graph: DecoderGraph) -> int:
+def _context(folder: OnnxFolder, config: Mapping[str, Any], graph: Graph) -> int:
     """The context length: what the configuration says, within the tables of angles that the graph has."""
     genai = folder.genai.get("model", {})
     found = config.get("max_position_embeddings") or config.get("n_positions")
@@ -132,7 +132,7 @@ def _context(folder: OnnxFolder, config: Mapping[str, Any], graph: DecoderGraph)
     return min(found, graph.n_rope_rows or found, MAX_CONTEXT)
 
 
-def _layer_windows(config: Mapping[str, Any], graph: DecoderGraph) -> Mapping[int, int | None] | None:
+def _layer_windows(config: Mapping[str, Any], graph: Graph) -> Mapping[int, int | None] | None:
     """The window of each layer, None for layers without one; None if nothing says."""
     layers = sorted({plane.layer for plane in graph.planes})
     if graph.windows is not None:
