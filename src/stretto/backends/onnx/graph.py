@@ -142,7 +142,7 @@ def read_graph(file: OnnxFile, unnamed: Mapping[str, Any] | None = None) -> Deco
         shares=_shares(file, planes, nodes) and MASK in inputs,
         explicit=POSITIONS in inputs and not turns_by_index,
         windows=_windows(nodes, planes),
-        n_rope_rows=_n_rope_rows(file, nodes),
+        n_rope_rows=n_rope_rows(file),
         fused=any(op.endswith("Attention") for op in file.operators.get("com.microsoft", ())),
     )
 
@@ -246,12 +246,12 @@ def _windows(nodes: list[Node], planes: tuple[Plane, ...]) -> Mapping[int, int |
     return found if len(found) == len({plane.layer for plane in planes}) else None
 
 
-def _n_rope_rows(file: OnnxFile, nodes: list[Node]) -> int | None:
+def n_rope_rows(file: OnnxFile) -> int | None:
     """The length of the tables of angles, where they are tensors of the file."""
-    names = {_at(node.inputs, GQA_COSINES) for node in nodes}
+    names = {_at(node.inputs, GQA_COSINES) for node in file.nodes(GQA)}
     names |= {_at(node.inputs, 2) for node in file.nodes("RotaryEmbedding")}
     shapes = [file.initializers[name].shape for name in names if name in file.initializers]
-    return min((shape[0] for shape in shapes if shape), default=None)
+    return min((shape[0] for shape in shapes if len(shape) == 2), default=None)
 
 
 def _at(names: tuple[str, ...], index: int) -> str:
