@@ -23,6 +23,7 @@ ALLOWED = {
     "drafts": {"cache.radix", "sampling.params", "text"},
     "vision": {"cache.items", "models", "text", "weights"},
     "backends": {"cache", "models", "sampling", "weights"},
+    "export": {"models", "text", "weights"},
     "structured": {"text"},
     "engine": {"backends.base", "cache", "drafts", "sampling", "structured", "text"},
     "parallel": {"backends.base", "engine", "sampling", "structured", "text"},
@@ -70,6 +71,7 @@ ALLOWED = {
     "cli": {
         "bench",
         "door",
+        "export",
         "hardware",
         "llm",
         "models",

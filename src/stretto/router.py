@@ -56,6 +56,7 @@ class Opened:
     fingerprint: Callable[[], str]  # of the file, computed when asked for
     vision: Vision | None = None
     route: Route | None = None  # what was chosen to run it, and why
+    rerank_template: str = ""  # of a decoder that is used as a cross-encoder
 
 
 def open_model(
@@ -120,7 +121,10 @@ def open_model(
         except BaseException:
             model_backend.close()
             raise
-        return Opened(model_backend, tokenizer, template, file.fingerprint(), model_vision, route)
+        rerank_template = file.metadata.text("tokenizer.chat_template.rerank", "")
+        return Opened(
+            model_backend, tokenizer, template, file.fingerprint(), model_vision, route, rerank_template
+        )
 
 
 def _is_onnx(model: str | os.PathLike[str], backend: str) -> bool:
@@ -211,7 +215,7 @@ def _trial(
         setup = f"{options.threads} threads, kv {options.kv}, {options.precision}, repack {options.repack}"
         return f"{file.fingerprint()()} | {cpu_name()}, {setup}"
 
-    return Trial(lambda: text.result()[0].encode(TEXT), key, measure, refresh)
+    return Trial(lambda: text.result()[0].encode(TEXT, special=True), key, measure, refresh)
 
 
 def _load_vision(

@@ -27,6 +27,7 @@ from stretto.errors import InvalidRequest, Unsupported
 from stretto.models.spec import ModelSpec
 from stretto.models.summary import model_memory
 from stretto.weights.gguf import GGUF
+from stretto.weights.memory import memory
 from stretto.weights.placement import choose_placement
 
 if TYPE_CHECKING:
@@ -133,9 +134,46 @@ def _reference_bytes(file: GGUF, options: BackendOptions) -> int:
     return 4 * sum(prod(tensor.shape) for tensor in file.tensors.values())  # all weights as float32
 
 
+def _llamacpp(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
+    from stretto.backends.llamacpp import LlamaBackend
+
+    if options.precision != "standard":
+        raise Unsupported(
+            f"the llamacpp backend has no precision={options.precision!r}; backend='native' has",
+            param="precision",
+            value=options.precision,
+        )
+    # The cache has to fit; weights are read from the file.
+    choose_placement(False, memory(file), options.kv, options.cells, options.memory, path=file.path)
+    return LlamaBackend(
+        file, spec, options.cells, options.threads, options.kv, repack=options.repack is not False
+    )
+
+
+def _llamacpp_missing(device: str) -> str:
+    from stretto.backends.llama_library import missing
+
+    return missing(device)
+
+
+def _llamacpp_version() -> str:
+    from stretto.backends.llama_library import version
+
+    return version()
+
+
 BUILT_IN = (
     BackendEntry("native", ("cpu",), _native, version=_native_version),
     BackendEntry("reference", ("cpu",), _reference, tier=ORACLE, needs=_reference_bytes),
+    BackendEntry(
+        "llamacpp",
+        ("cpu",),
+        _llamacpp,
+        tier=BREADTH,
+        any_architecture=True,
+        missing=_llamacpp_missing,
+        version=_llamacpp_version,
+    ),
 )
 
 
@@ -172,7 +210,7 @@ def names() -> tuple[str, ...]:
     """The names of all backends, those of other packages last.
 
     >>> names()
-    ('native', 'reference', 'onnx')
+    ('native', 'reference', 'llamacpp', 'onnx')
     """
     return tuple(dict.fromkeys((*_entries, *(point.name for point in _points()))))
 

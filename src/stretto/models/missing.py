@@ -36,8 +36,8 @@ OTHERS = {
     ),
     **dict.fromkeys(
         ("neo-bert", "eurobert", "llama-embed", "t5encoder"),
-        "an encoder of a kind that is not supported yet; take one of the kind of BERT, Nomic, Jina, "
-        "ModernBERT or EmbeddingGemma",
+        "an encoder of a kind that is not supported yet; BERT's, Nomic's, Jina's, ModernBERT's and "
+        "EmbeddingGemma's are",
     ),
     **dict.fromkeys(
         (

@@ -101,4 +101,5 @@ def _too_large(entry: BackendEntry, file: GGUF, options: BackendOptions) -> str:
 
 def _short(error: ModelError) -> str:
     """The message without the path in front, and without the list of what is supported behind."""
-    return str(error).removeprefix(f"{error.path} ").partition("; supported are")[0]
+    lead = f"{error.path} in {error.field}: " if error.field else f"{error.path}: "
+    return str(error).removeprefix(lead).partition("; supported are")[0]

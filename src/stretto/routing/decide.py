@@ -20,7 +20,7 @@ from stretto.routing.probe import Probe, Sample, distance, measure
 from stretto.routing.remembered import Figures, recall, remember
 from stretto.routing.route import Option, Route
 
-BAR = 0.12  # the greatest distance from the most exact candidate
+BAR = 0.1  # the greatest distance from the most exact candidate
 MARGIN = 1.1  # a later candidate must be so much faster than an earlier one
 SECONDS = 1.0  # of all probes together
 
@@ -199,7 +199,7 @@ def _warn(candidates: Sequence[Candidate], chosen: Candidate, failures: dict[str
                 f"{each.name} cannot run this model: {why}; {chosen.name} runs it instead "
                 f"(backend={chosen.backend!r} says so without this warning)",
                 RouteWarning,
-                stacklevel=2,
+                stacklevel=5,  # where `stretto.load` is called
             )
             return
 

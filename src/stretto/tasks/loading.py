@@ -20,7 +20,18 @@ from stretto.weights.hub.bundles import BUNDLES
 from stretto.weights.onnx.folder import is_decoder_file
 
 # The module of each model of the catalogue: it has `open_task(source, device, threads)`.
-HOMES: Mapping[str, str] = {}
+HOMES: Mapping[str, str] = {
+    "efficientnet-lite0": "stretto.tasks.images.efficientnet",
+    "orientation": "stretto.tasks.images.orientation",
+    "centernet": "stretto.tasks.images.centernet",
+    "centerface": "stretto.tasks.images.centerface",
+    "layout": "stretto.tasks.images.layout",
+    "u2net": "stretto.tasks.images.u2net",
+    "magika": "stretto.tasks.filetypes",
+    "moonshine": "stretto.tasks.speech.moonshine",
+    "ppocr": "stretto.tasks.reading.ppocr",
+    "wordllama": "stretto.tasks.static",
+}
 
 
 def is_task(model: str | os.PathLike[str]) -> bool:
