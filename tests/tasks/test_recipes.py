@@ -223,3 +223,26 @@ def test_models_of_several_inputs_are_refused(tmp_path, recipe):
     recipe(CLASSIFY)
     with pytest.raises(ModelError, match="a recipe is for models with one, an image"):
         load_task(path)
+
+
+def test_hostile_graphs_are_refused_before_they_run(tmp_path, recipe):
+    recipe(CLASSIFY)
+    graph = Graph()
+    graph.add("Evil", "images", output="means", domain="org.example")
+    path = graph.save(tmp_path / "m.onnx", {"images": [1, 3, 8, 8]}, {"means": [1, 3]})
+    with pytest.raises(ModelError, match="custom operator"):
+        load_task(path)
+    (tmp_path / "m.onnx").write_bytes(b"not a model")
+    with pytest.raises(ModelError):
+        load_task(path)
+
+
+def test_a_graph_that_asks_for_too_much_memory_is_an_error(tmp_path, recipe):
+    recipe(CLASSIFY)
+    graph = Graph()
+    scales = graph.constant([1, 1, 90_000, 90_000])
+    made = graph.add("Resize", "images", "", scales, mode="nearest")
+    graph.add("Flatten", graph.add("GlobalAveragePool", made), output="means")
+    path = graph.save(tmp_path / "m.onnx", {"images": [1, 3, 8, 8]}, {"means": [1, 3]})
+    with load_task(path) as model, pytest.raises(ModelError, match="cannot compute it"):
+        model.classify(np.zeros((9, 9, 3), np.uint8))

@@ -6,6 +6,7 @@ stretto.load("yolo11n.onnx")      # by convention (yolo.py)
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from stretto.tasks.recipe import Recipe, read_recipe
 from stretto.tasks.yolo import Convention, Yolo, convention_of
 from stretto.vision.image import Image
 
+MIN_TENSOR_BYTES = 1 << 30
 TYPES = ("float32", "float16", "uint8")  # of an input
 
 EXAMPLE = """\
@@ -45,7 +47,7 @@ def open_task(source: Source, device: str, threads: int | None) -> TaskModel:
     (path,) = source.files.values()
     beside = path.with_suffix(".toml")
     recipe = read_recipe(beside) if beside.exists() or beside.is_symlink() else None
-    session = open_session(path, device, threads)
+    session = open_session(path, device, threads, memory=_tensor_bytes())
     try:
         if recipe is not None:
             return _by_recipe(replace(source, license=recipe.license), session, recipe)
@@ -58,6 +60,11 @@ def open_task(source: Source, device: str, threads: int | None) -> TaskModel:
     except BaseException:
         session.close()
         raise
+
+
+def _tensor_bytes() -> int:
+    """Memory for the tensors of a model that nobody vouches for: half of the machine's."""
+    return max(MIN_TENSOR_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
 
 
 def _needed(path: Path, session: OnnxSession) -> str:
