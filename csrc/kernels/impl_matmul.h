@@ -257,6 +257,10 @@ struct Plain {
     }
 };
 
+#ifdef STRETTO_HAS_TILES
+#include "kernels/impl_tiles_float.h"
+#endif
+
 template <auto V>
 constexpr std::integral_constant<decltype(V), V> constant{};
 
@@ -330,6 +334,9 @@ void matmul(const Matrix& w, const Quantized& a, const float* x, size_t n, size_
 #endif
     };
     auto plain = [&](auto kind) {
+#ifdef STRETTO_HAS_TILES
+        if (n > 1) return multiply_float_panels<kind>(w, x, n, begin, end, out, stride);
+#endif
         each_piece(w, n, 1, begin, end, out, stride, [&](auto panels, const Piece& piece) {
             if constexpr (panels > kPanels) return Plain<kind>::template tile<panels, 1, false>(piece, x, 0);
             columns_of<Plain<kind>, panels, false>(piece, x, n);

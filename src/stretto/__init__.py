@@ -14,8 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stretto import hooks, parallel, tools
+    from stretto import hooks, parallel, tasks, tools
     from stretto.backends.base import Batch
+    from stretto.door import load
     from stretto.drafts import DraftModel, PromptLookup
     from stretto.engine import Limits, Result, Sequence, Step, Token
     from stretto.engine.options import Options
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
         ModelError,
         PullError,
         QueueFull,
+        RouteWarning,
         SnapshotError,
         StrettoError,
         Unsupported,
+        UnsupportedModel,
     )
-    from stretto.llm import LLM, load
+    from stretto.llm import LLM
     from stretto.sampling import SamplingParams, sample
     from stretto.sampling.hooks import NativeHook
     from stretto.structured import Grammar, Guide
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "stretto.backends.base": ("Batch",),
+    "stretto.door": ("load",),
     "stretto.drafts": ("DraftModel", "PromptLookup"),
     "stretto.engine": ("Limits", "Result", "Sequence", "Step", "Token"),
     "stretto.engine.options": ("Options",),
@@ -57,18 +61,20 @@ _HOMES = {
         "ModelError",
         "PullError",
         "QueueFull",
+        "RouteWarning",
         "SnapshotError",
         "StrettoError",
         "Unsupported",
+        "UnsupportedModel",
     ),
-    "stretto.llm": ("LLM", "load"),
+    "stretto.llm": ("LLM",),
     "stretto.sampling": ("SamplingParams", "sample"),
     "stretto.sampling.hooks": ("NativeHook",),
     "stretto.structured": ("Grammar", "Guide"),
     "stretto.vision.image": ("Image",),
     "stretto.vision.cache": ("ImageCache",),
 }
-_MODULES = ("hooks", "parallel", "tools")
+_MODULES = ("hooks", "parallel", "tasks", "tools")
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -92,6 +98,7 @@ __all__ = [
     "PullError",
     "QueueFull",
     "Result",
+    "RouteWarning",
     "SamplingParams",
     "Sequence",
     "SnapshotError",
@@ -100,11 +107,13 @@ __all__ = [
     "Token",
     "ToolCall",
     "Unsupported",
+    "UnsupportedModel",
     "__version__",
     "hooks",
     "load",
     "parallel",
     "sample",
+    "tasks",
     "tools",
 ]
 

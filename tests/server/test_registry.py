@@ -7,8 +7,9 @@ import pytest
 from serving import TINY, endless, visiting
 from stretto.errors import InvalidRequest, ModelError
 from stretto.server.errors import ApiError
-from stretto.server.registry import WORKING_BYTES, Registry
+from stretto.server.registry import Registry
 from stretto.server.settings import ModelEntry, Settings
+from stretto.server.slots import WORKING_BYTES
 from stretto.testing import mock_llm
 from stretto.weights.gguf import GGUF
 from stretto.weights.memory import memory

@@ -323,6 +323,6 @@ def test_without_a_network(index, monkeypatch, store_home):
     ],
 )
 def test_what_pip_says_is_explained(errors, message):
-    error = pypi._pip_error(catalog.Wheel("x", "1", 1), fetch.Outcome(3, "", errors))
+    error = pypi._pip_error("x==1", fetch.Outcome(3, "", errors))
     assert message in str(error)
     assert "noise" not in str(error)

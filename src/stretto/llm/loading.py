@@ -27,6 +27,8 @@ def load(
 ) -> LLM:
     """Load a model by name (`"smollm2"`), path, or `"hf:org/repo/file.gguf"`.
 
+    `backend="auto"` and `device="auto"` take what can run the file and is fastest here (docs/routing.md);
+    `llm.route` says what was chosen, what else was possible, and why not.
     `cells` is the size of the cache in tokens, shared by all sequences; `kv="q8"` halves what it
     takes, "f32" doubles it and rounds nothing.
     `precision="high"` computes with activations of 16 bits instead of 8: nearer to what the weights say, and
@@ -67,4 +69,5 @@ def load(
         prefix_cache=prefix_cache,
         limits=limits,
         vision=opened.vision,
+        route=opened.route,
     )

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, Response
 
 from stretto import __version__
-from stretto.server import docs, ollama, openai, own
+from stretto.server import docs, ollama, openai, own, speech, tasks
 from stretto.server.errors import install
 from stretto.server.guard import Guard
 from stretto.server.lean import Lean
@@ -23,7 +23,7 @@ DESCRIPTION = (
     "Language models on your own machine: OpenAI's endpoints, Ollama's, and our own. "
     "Fields that are not listed are refused; every answer carries its timings."
 )
-ROUTERS = (openai.router, ollama.router, own.router)
+ROUTERS = (openai.router, speech.router, tasks.router, ollama.router, own.router)
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A field is wrong; `error.param` names it."},
     401: {"description": "The API key is missing or wrong."},

@@ -29,6 +29,7 @@ class Generation:
     def __init__(self, state: State, lease: Lease, since: float) -> None:
         self._state = state
         self.limits = state.settings.limits
+        self.max_queue = state.settings.max_queue
         self.lease = lease
         self.since = since  # when the request arrived, by the monotonic clock
         self.texts: Any = None  # an AsyncTexts, or an async iterator over parallel steps
@@ -120,10 +121,10 @@ class Generation:
             self.lease.release()
 
 
-async def begin(state: State, name: str, request: Request) -> Generation:
-    """A generation with a loaded model; waiting for it ends if the client disconnects."""
+async def begin(state: State, name: str, request: Request, verb: str = "generate") -> Generation:
+    """A generation with a loaded model that has the verb; waiting ends if the client disconnects."""
     since = time.monotonic()
-    lease = await unless_gone(request, state.registry.lease(name), lambda lease: lease.release())
+    lease = await unless_gone(request, state.registry.lease(name, verb), lambda lease: lease.release())
     return Generation(state, lease, since)
 
 

@@ -28,6 +28,7 @@ log = logging.getLogger("stretto.server")
 
 OPEN_PATHS = ("/health", "/docs", "/openapi.json")  # without a key
 KNOWN_METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
+FORM_PATHS = ("/v1/audio/transcriptions",)  # whose bodies are forms with a file, as OpenAI has them
 JSON_TYPE = (b"content-type", b"application/json")
 CROWDED = "stretto.crowded"  # key in a scope: there are more connections than allowed
 
@@ -63,7 +64,8 @@ class Guard:
             if scope["method"] in ("POST", "PUT", "PATCH", "DELETE"):
                 body = await self._body(headers, receive)
                 held = len(body)
-                scope["headers"] = [*(h for h in scope["headers"] if h[0] != b"content-type"), JSON_TYPE]
+                if scope["path"] not in FORM_PATHS:
+                    scope["headers"] = [*(h for h in scope["headers"] if h[0] != b"content-type"), JSON_TYPE]
                 receive = whole(body, receive)
             scope[DIRECT] = send
             await self._app(scope, receive, visit.send)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from stretto import __version__
+from stretto.llm import LLM
+from stretto.server.slots import Slot
 from stretto.server.state import State
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
@@ -73,7 +75,8 @@ def _lines(state: State) -> Iterator[str]:
         "stretto_models_bytes", "gauge", "what the loaded models take", [({}, registry.loaded_bytes)]
     )
     yield from _metric("stretto_models_limit_bytes", "gauge", "what they may take", [({}, registry.limit)])
-    loaded = [(label, s.llm.metrics.as_dict(), s.llm) for label, s in names if s.llm is not None]
+    yield from _tasks(slots)
+    loaded = [(label, s.llm.metrics.as_dict(), s.llm) for label, s in names if isinstance(s.llm, LLM)]
     for name, text in COUNTERS.items():
         yield from _metric(
             f"stretto_{name}_total", "counter", text, [(label, m[name]) for label, m, _ in loaded]
@@ -121,6 +124,20 @@ def _lines(state: State) -> Iterator[str]:
             f"cells {kind}",
             [(label, getattr(x.cells, f"n_{kind}")) for label, _, x in loaded],
         )
+
+
+def _tasks(slots: list[Slot]) -> Iterator[str]:
+    """The work of models that do not generate, by verb."""
+    for name, text, values in (
+        ("stretto_task_inputs_total", "inputs of verbs that do not generate", "done"),
+        ("stretto_task_seconds_total", "seconds of computing them", "seconds"),
+    ):
+        found = [
+            ({"model": slot.name, "verb": verb}, value)
+            for slot in slots
+            for verb, value in sorted(getattr(slot, values).items())
+        ]
+        yield from _metric(name, "counter", text, found)
 
 
 def _metric(name: str, kind: str, text: str, values: list[tuple[dict[str, str], float]]) -> Iterator[str]:

@@ -25,7 +25,7 @@ from stretto.server.ollama_schemas import (
 )
 from stretto.server.openai import embedded, prompts_of
 from stretto.server.options import check_prompts
-from stretto.server.registry import Slot
+from stretto.server.slots import Slot
 from stretto.server.state import State, state_of
 from stretto.server.streamed import Streamed
 from stretto.server.structured import ollama_grammar

@@ -136,7 +136,7 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     state = state_of(request)
     texts = prompts_of(body.input)
     check_prompts("input", texts, state.settings.limits)
-    generation = await begin(state, body.model, request)
+    generation = await begin(state, body.model, request, "embed")
     try:
         n_embd = generation.lease.llm.spec.n_embd
         if body.dimensions is not None and body.dimensions != n_embd:

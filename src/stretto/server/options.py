@@ -84,11 +84,12 @@ def check_at_most(name: str, value: int, most: int) -> None:
         )
 
 
-def check_prompts(name: str, prompts: list[Any], limits: RequestLimits) -> None:
-    """Raise for too many prompts, and for too long ones, before they are tokenized."""
-    if len(prompts) > limits.prompts:
+def check_prompts(name: str, prompts: list[Any], limits: RequestLimits, most: int | None = None) -> None:
+    """Raise for too many prompts (over `most`), and for too long ones, before they are tokenized."""
+    most = most or limits.prompts
+    if len(prompts) > most:
         raise ApiError(
-            400, f"{name} has {len(prompts):,} entries; at most {limits.prompts:,} are served", param=name,
+            400, f"{name} has {len(prompts):,} entries; at most {most:,} are served", param=name,
             code="over_limit",
         )  # fmt: skip
     total = sum(map(len, prompts))

@@ -15,14 +15,15 @@ from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
 from stretto import __version__, hardware
+from stretto.llm import LLM
 from stretto.server import metrics
 from stretto.server.errors import ApiError, Json, body_of, dumps, translate
 from stretto.server.generation import Generation, begin, unless_gone
 from stretto.server.openai import EVENTS, ids_of
 from stretto.server.options import check_prompts
 from stretto.server.pins import release
-from stretto.server.registry import Slot
 from stretto.server.schemas import Body, Name, Number, Stop, Text, Tokens
+from stretto.server.slots import Slot
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
 
@@ -136,7 +137,9 @@ async def _stats(slot: Slot) -> dict[str, Any]:
         "load_seconds": slot.load_seconds,
         **{key: slot.facts[key] for key in ("architecture", "parameters", "formats")},
     }
-    if llm is not None:
+    if slot.done:
+        facts["tasks"] = {"inputs": dict(slot.done), "seconds": dict(slot.seconds)}
+    if isinstance(llm, LLM):
         facts["context_length"] = llm.context_length
         facts["engine"] = llm.metrics.as_dict()
         facts["cache"] = asdict(await asyncio.to_thread(llm.cache.stats))
@@ -147,7 +150,7 @@ async def _stats(slot: Slot) -> dict[str, Any]:
 async def cells(request: Request, model: ModelName) -> Response:
     """A snapshot of a model's cells: those in use with position and token, and the sequences."""
     slot = state_of(request).registry.find(model)
-    if slot.llm is None:
+    if not isinstance(slot.llm, LLM):
         return Json({"model": model, "loaded": False, "cells": 0, "free": 0, "used": [], "sequences": []})
     snapshot = await asyncio.to_thread(slot.llm.cells.snapshot)
     return Json({"model": model, "loaded": True, **snapshot})

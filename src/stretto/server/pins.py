@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from stretto.server.errors import ApiError
-from stretto.server.registry import Lease, Slot
+from stretto.server.registry import Lease
+from stretto.server.slots import Slot
 
 PINNED_FRACTION = 0.5  # of the cells, which pinned prompts may hold together
 

@@ -8,52 +8,20 @@ the request waits for them, and later requests wait behind it, so that none star
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from stretto import Limits, hardware
-from stretto.errors import InvalidRequest, ModelError
-from stretto.llm import LLM, load
-from stretto.models import read_spec
-from stretto.models.summary import model_memory
+from stretto import Limits, hardware, load
+from stretto.llm import LLM
 from stretto.server.errors import ApiError
 from stretto.server.settings import ModelEntry, Settings
+from stretto.server.slots import Slot, megabytes, slot_of
 from stretto.weights import hub
-from stretto.weights.gguf import GGUF
-from stretto.weights.memory import memory
 
-WORKING_BYTES = 64 << 20  # besides weights and cache: vocabulary, activations
 MEMORY_FRACTION = 0.8  # of the free memory, the default limit for models
 
 Opener = Callable[[ModelEntry], LLM]
-
-
-@dataclass
-class Slot:
-    """A model, loaded or not."""
-
-    entry: ModelEntry
-    path: Path
-    need: int  # bytes when loaded
-    facts: dict[str, Any]  # from the file
-    repack: bool | str = "auto"  # as `stretto.load` takes it: False if the weights have to stay in the file
-    llm: LLM | None = None
-    loading: asyncio.Task[None] | None = None
-    users: int = 0
-    used: float = 0.0  # when it was last leased or released, by the monotonic clock
-    loads: int = 0
-    load_seconds: float = 0.0  # the last time
-    pins: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Its name in requests."""
-        return self.entry.name
 
 
 class Lease:
@@ -88,7 +56,7 @@ class Registry:
         self._settings = settings
         self._open = opener or self._load_file
         self.limit = _memory_limit(settings)
-        self.slots = {entry.name: self._slot(entry) for entry in settings.models}
+        self.slots = {entry.name: slot_of(entry, settings, self.limit) for entry in settings.models}
         self.unloads = 0
         self._load_lock = asyncio.Lock()  # first come, first served
         self._freed = asyncio.Event()
@@ -108,15 +76,15 @@ class Registry:
             )
         return slot
 
-    async def lease(self, name: str) -> Lease:
-        """A lease on a loaded model; loads it, and waits for memory, if necessary."""
+    async def lease(self, name: str, verb: str = "generate") -> Lease:
+        """A lease on a loaded model that has the verb; loads it, and waits for memory, if necessary."""
         slot, started = self.find(name), time.monotonic()
         if slot.llm is None or self._load_lock.locked():
             async with self._load_lock:
                 if slot.llm is None:
                     await self._ready(slot, started + self._settings.load_seconds)
-                return self._hand_out(slot, time.monotonic() - started)
-        return self._hand_out(slot, 0.0)
+                return self._hand_out(slot, verb, time.monotonic() - started)
+        return self._hand_out(slot, verb, 0.0)
 
     def give_back(self, slot: Slot) -> None:
         """Note that a lease has ended."""
@@ -152,8 +120,11 @@ class Registry:
 
     # -- within --
 
-    def _hand_out(self, slot: Slot, waited: float) -> Lease:
+    def _hand_out(self, slot: Slot, verb: str, waited: float) -> Lease:
         assert slot.llm is not None
+        if verb not in slot.llm.verbs:
+            has = ", ".join(slot.llm.verbs)
+            raise ApiError(400, f"{slot.name} cannot {verb}; it can {has}", param="model", code="unsupported")
         slot.users += 1
         slot.used = time.monotonic()
         return Lease(self, slot, slot.llm, waited)
@@ -178,11 +149,11 @@ class Registry:
                 raise self._no_room(slot) from None
 
     def _no_room(self, slot: Slot) -> ApiError:
-        busy = ", ".join(f"{one.name} ({_mb(one.need)})" for one in self.slots.values() if one.users)
+        busy = ", ".join(f"{one.name} ({megabytes(one.need)})" for one in self.slots.values() if one.users)
         return ApiError(
             503,
-            f"{slot.name} needs {_mb(slot.need)}; models may take {_mb(self.limit)}, of which those in use "
-            f"take {_mb(self.loaded_bytes)}: {busy}; try again later",
+            f"{slot.name} needs {megabytes(slot.need)}; models may take {megabytes(self.limit)}, of which "
+            f"those in use take {megabytes(self.loaded_bytes)}: {busy}; try again later",
             code="no_memory",
             retry_after=10,
         )
@@ -205,6 +176,8 @@ class Registry:
 
     def _load_file(self, entry: ModelEntry) -> LLM:
         settings = self._settings
+        if self.slots[entry.name].is_task:
+            return load(entry.source, threads=settings.threads)
         return load(
             self.slots[entry.name].path,
             backend=settings.backend,
@@ -213,46 +186,13 @@ class Registry:
             kv=settings.kv,
             precision=settings.precision,
             repack=self.slots[entry.name].repack,
-            limits=Limits(max_running=settings.max_running, max_queue=settings.max_queue),
+            limits=Limits(
+                max_running=settings.max_running,
+                max_queue=settings.max_queue,
+                checkpoint_bytes=settings.checkpoint_bytes,
+            ),
             vision=None if entry.vision is None else hub.resolve(entry.vision),
         )
-
-    def _slot(self, entry: ModelEntry) -> Slot:
-        """Read the head of a model's file; raises for a model that can never be loaded."""
-        path = hub.resolve(entry.source)
-        with GGUF(path) as file:
-            needs = model_memory(file, read_spec(file))
-            cache = needs.cache_bytes(self._settings.kv, self._settings.cells)
-            facts = {
-                "architecture": str(file.metadata.get("general.architecture", "")),
-                "parameters": sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
-                "formats": dict(needs.weights),
-                "context_length": needs.context_length,
-                "file_bytes": file.nbytes,
-                "modified": path.stat().st_mtime,
-                "template": str(file.metadata.get("tokenizer.chat_template", "") or ""),
-                "license": str(file.metadata.get("general.license", "") or ""),
-            }
-        if cache is None:
-            raise ModelError("its metadata do not say how large its cache is", path=path)
-        encoder_bytes = 0
-        if entry.vision is not None:
-            with GGUF(hub.resolve(entry.vision)) as file:
-                encoder_bytes = memory(file).packed_bytes
-        facts["vision"] = entry.vision is not None
-        repack = self._settings.repack
-        need = needs.packed_bytes + encoder_bytes + cache + WORKING_BYTES
-        if repack is False or (repack == "auto" and need > self.limit):
-            repack = False
-            need -= needs.packed_bytes
-        if need > self.limit:
-            raise InvalidRequest(
-                f"{entry.name} cannot fit: it needs {_mb(need)} "
-                f"({_mb(need - cache - WORKING_BYTES)} of weights, "
-                f"{_mb(cache)} for {self._settings.cells:,} cells, {_mb(WORKING_BYTES)} to work with), "
-                f"and models may take {_mb(self.limit)}; give fewer --cells, or more --memory"
-            )
-        return Slot(entry, path, need, facts, repack)
 
 
 def _memory_limit(settings: Settings) -> int:
@@ -260,7 +200,3 @@ def _memory_limit(settings: Settings) -> int:
         return settings.memory
     free = hardware.probe(measure=False).memory_free
     return int(MEMORY_FRACTION * free) if free is not None else 1 << 62
-
-
-def _mb(nbytes: int) -> str:
-    return f"{nbytes / 1e6:,.0f} MB"

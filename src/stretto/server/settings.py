@@ -36,7 +36,9 @@ class ModelEntry:
         if not source:
             raise InvalidRequest(f"--model {text!r} names no model; give a name, a path or NAME=MODEL")
         if not name:
-            is_path = not source.startswith(HF_PREFIX) and ("/" in source or source.endswith(".gguf"))
+            is_path = not source.startswith(HF_PREFIX) and (
+                "/" in source or source.endswith((".gguf", ".onnx"))
+            )
             name = Path(source).stem if is_path else source
         return cls(name, source)
 
@@ -70,6 +72,7 @@ class RequestLimits:
     all_images: int = 64  # of all requests together
     image: int = 8 << 20
     pixels: int = 16_000_000
+    audio_seconds: float = 1800.0
     schema: int = 64 << 10  # characters of a schema or grammar
     tools: int = 128
     seconds: float = 600.0  # of a whole request
@@ -105,6 +108,7 @@ class Settings:
     repack: bool | str = "auto"
     backend: str = "auto"
     threads: int | None = None
+    checkpoint_bytes: int = 512 << 20  # of a model with recurrent layers
     max_running: int = 64
     max_queue: int = 256
     load_seconds: float = 120.0  # how long a request waits for memory for its model

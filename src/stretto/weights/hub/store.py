@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from stretto.errors import InvalidRequest, PullError
 from stretto.weights.hub.disk import discard, explained, sync
@@ -89,7 +89,7 @@ class Store:
             record = json.loads((path / RECORD).read_text("utf-8"))
             file = path / Path(record["file"]).name
             notices = tuple(path / Path(notice).name for notice in record["notices"])
-            parts = tuple(path / Path(part).name for part in record.get("parts", ()))
+            parts = tuple(path / _inside(part) for part in record.get("parts", ()))
             model = Model(
                 name=str(record["name"]),
                 path=file,
@@ -141,10 +141,10 @@ class Store:
             "license": model.license,
             "license_url": model.license_url,
             "notices": [notice.name for notice in model.notices],
-            "parts": [part.name for part in model.parts],
+            "parts": [part.relative_to(staged).as_posix() for part in model.parts],
         }
         (staged / RECORD).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
-        for path in (*staged.iterdir(), staged):
+        for path in (*staged.rglob("*"), staged):
             sync(path)
         target = self.home / "models" / folder(model.name)
         old = staged.with_name("replaced")
@@ -194,6 +194,14 @@ class Store:
         for path in (self.home / "staging").iterdir():
             with suppress(BlockingIOError), self._lock(path.name, _busy):
                 discard(path)
+
+
+def _inside(part: str) -> Path:
+    """A relative path of plain names; `ValueError` for one that may lead out of the model's folder."""
+    path = PurePosixPath(part)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(part)
+    return Path(path)
 
 
 def _busy() -> None:

@@ -1,0 +1,125 @@
+"""A model of a server, loaded or not: its memory and what its file says, known before it is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stretto.errors import InvalidRequest, ModelError
+from stretto.llm import LLM
+from stretto.models import read_spec
+from stretto.models.summary import model_memory
+from stretto.server.settings import ModelEntry, Settings
+from stretto.tasks.loading import is_task
+from stretto.weights import hub
+from stretto.weights.gguf import GGUF
+from stretto.weights.hub.bundles import BUNDLES
+from stretto.weights.memory import memory
+
+WORKING_BYTES = 64 << 20  # besides weights and cache: vocabulary, activations
+TASK_FACTOR = 2  # an ONNX file is in memory once as it is and once as its runtime wants it
+
+
+@dataclass
+class Slot:
+    """A model, loaded or not."""
+
+    entry: ModelEntry
+    path: Path
+    need: int  # bytes when loaded
+    facts: dict[str, Any]  # from the file
+    repack: bool | str = "auto"  # as `stretto.load` takes it: False if the weights have to stay in the file
+    llm: LLM | None = None
+    loading: asyncio.Task[None] | None = None
+    users: int = 0
+    used: float = 0.0  # when it was last leased or released, by the monotonic clock
+    loads: int = 0
+    load_seconds: float = 0.0  # the last time
+    pins: dict[str, Any] = field(default_factory=dict)
+    is_task: bool = False  # a model that does not generate, run by `stretto.tasks`
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # a task model computes one input at a time
+    waiting: int = 0  # requests for it
+    done: Counter[str] = field(default_factory=Counter)  # inputs by verb
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # computing, by verb
+
+    @property
+    def name(self) -> str:
+        """Its name in requests."""
+        return self.entry.name
+
+
+def slot_of(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
+    """Read the head of a model's file; raises for a model that can never be loaded within `limit` bytes."""
+    return _task_slot(entry, limit) if is_task(entry.source) else _file_slot(entry, settings, limit)
+
+
+def _task_slot(entry: ModelEntry, limit: int) -> Slot:
+    bundle = BUNDLES.get(entry.source)
+    path = hub.resolve(entry.source)
+    if not path.is_file():
+        raise ModelError("there is no such file", path=path)
+    nbytes = bundle.nbytes if bundle else path.stat().st_size
+    need = TASK_FACTOR * nbytes + WORKING_BYTES
+    if need > limit:
+        raise InvalidRequest(
+            f"{entry.name} cannot fit: it needs {megabytes(need)}, and models may take {megabytes(limit)}; "
+            "give more --memory"
+        )
+    facts = {
+        "architecture": "onnx",
+        "parameters": 0,
+        "formats": {},
+        "context_length": 0,
+        "file_bytes": nbytes,
+        "modified": path.stat().st_mtime,
+        "template": "",
+        "license": bundle.license if bundle else "",
+        "vision": False,
+    }
+    return Slot(entry, path, need, facts, is_task=True)
+
+
+def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
+    path = hub.resolve(entry.source)
+    with GGUF(path) as file:
+        needs = model_memory(file, read_spec(file))
+        cache = needs.cache_bytes(settings.kv, settings.cells)
+        facts = {
+            "architecture": str(file.metadata.get("general.architecture", "")),
+            "parameters": sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
+            "formats": dict(needs.weights),
+            "context_length": needs.context_length,
+            "file_bytes": file.nbytes,
+            "modified": path.stat().st_mtime,
+            "template": str(file.metadata.get("tokenizer.chat_template", "") or ""),
+            "license": str(file.metadata.get("general.license", "") or ""),
+        }
+    if cache is None:
+        raise ModelError("its metadata do not say how large its cache is", path=path)
+    encoder_bytes = 0
+    if entry.vision is not None:
+        with GGUF(hub.resolve(entry.vision)) as file:
+            encoder_bytes = memory(file).packed_bytes
+    facts["vision"] = entry.vision is not None
+    repack = settings.repack
+    need = needs.packed_bytes + encoder_bytes + cache + WORKING_BYTES
+    if repack is False or (repack == "auto" and need > limit):
+        repack = False
+        need -= needs.packed_bytes
+    if need > limit:
+        raise InvalidRequest(
+            f"{entry.name} cannot fit: it needs {megabytes(need)} "
+            f"({megabytes(need - cache - WORKING_BYTES)} of weights, "
+            f"{megabytes(cache)} for {settings.cells:,} cells, {megabytes(WORKING_BYTES)} to work with), "
+            f"and models may take {megabytes(limit)}; give fewer --cells, or more --memory"
+        )
+    return Slot(entry, path, need, facts, repack)
+
+
+def megabytes(nbytes: int) -> str:
+    """Bytes for people: `98 MB`."""
+    return f"{nbytes / 1e6:,.0f} MB"

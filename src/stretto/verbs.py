@@ -1,0 +1,66 @@
+"""The verbs that a model may have; those it lacks say which ones it has.
+
+llm = stretto.load("smollm2")
+llm.verbs                        # ('generate', 'stream', 'chat', 'score', 'embed', 'parallel')
+llm.detect("street.jpg")         # Unsupported: smollm2 cannot detect; it can generate, stream, …
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from stretto.errors import Unsupported
+
+
+class Verbs:
+    """A base of all models. `verbs` are those of this one; each of the others raises `Unsupported`."""
+
+    verbs: tuple[str, ...] = ()
+
+    def generate(self, *args: Any, **options: Any) -> Any:
+        """Continue a prompt."""
+        self._lacks("generate")
+
+    def stream(self, *args: Any, **options: Any) -> Any:
+        """Continue a prompt, token by token."""
+        self._lacks("stream")
+
+    def chat(self, *args: Any, **options: Any) -> Any:
+        """Answer a conversation."""
+        self._lacks("chat")
+
+    def score(self, *args: Any, **options: Any) -> Any:
+        """Say how probable a text is."""
+        self._lacks("score")
+
+    def embed(self, *args: Any, **options: Any) -> Any:
+        """Turn texts into vectors."""
+        self._lacks("embed")
+
+    def rerank(self, *args: Any, **options: Any) -> Any:
+        """Sort documents by how well they answer a query."""
+        self._lacks("rerank")
+
+    def classify(self, *args: Any, **options: Any) -> Any:
+        """Give texts, images or files their labels."""
+        self._lacks("classify")
+
+    def detect(self, *args: Any, **options: Any) -> Any:
+        """Find objects in images."""
+        self._lacks("detect")
+
+    def segment(self, *args: Any, **options: Any) -> Any:
+        """Tell an image's foreground from its background."""
+        self._lacks("segment")
+
+    def read(self, *args: Any, **options: Any) -> Any:
+        """Read the text in images."""
+        self._lacks("read")
+
+    def transcribe(self, *args: Any, **options: Any) -> Any:
+        """Write down speech."""
+        self._lacks("transcribe")
+
+    def _lacks(self, verb: str) -> NoReturn:
+        name = getattr(self, "name", "") or f"this {type(self).__name__}"
+        raise Unsupported(f"{name} cannot {verb}; it can {', '.join(self.verbs)}")

