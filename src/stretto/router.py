@@ -26,7 +26,12 @@ from stretto.routing.decide import survey as survey_candidates
 from stretto.routing.probe import TEXT, measure
 from stretto.routing.route import Option, Route
 from stretto.sampling.params import check_integer
-from stretto.text.loading import load_template_folder, load_tokenizer, load_tokenizer_folder
+from stretto.text.loading import (
+    load_template_folder,
+    load_template_of,
+    load_tokenizer_folder,
+    load_tokenizer_of,
+)
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.vision.cache import ImageCache
@@ -37,6 +42,7 @@ from stretto.vision.reference import ReferenceEncoder
 from stretto.vision.spec import VisionSpec
 from stretto.vision.vision import Vision
 from stretto.weights import hub
+from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
 from stretto.weights.onnx.fingerprint import fingerprint
 from stretto.weights.onnx.folder import find_folder, has_other_weights, is_onnx_folder
@@ -100,7 +106,7 @@ def open_model(
     )
     if is_onnx:
         return _open_onnx(Path(model).expanduser(), options, vision)
-    with GGUF(hub.resolve(model)) as file:
+    with open_weights(hub.resolve(model)) as file:
         spec, problem = _read_spec(file, cells)
         if spec.is_encoder:
             options = replace(options, kv="f32")  # K and V stay for one pass: nothing would be saved
@@ -177,7 +183,7 @@ def survey(
 ) -> Route:
     """The backends and devices that can run a model here, each with the speed that a short probe found."""
     options = BackendOptions("cpu", cells, threads or usable_cores(), memory=free_memory())
-    with GGUF(hub.resolve(model)) as file:
+    with open_weights(hub.resolve(model)) as file:
         spec, problem = _read_spec(file, cells)
         candidates = gguf_candidates(file, spec, problem, serving(), options)
         _check_runnable(candidates, problem)
@@ -264,28 +270,11 @@ def _check_pair(vision: VisionSpec, spec: ModelSpec, path: Path) -> None:
 
 
 def _load_text(file: GGUF, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate | None]:
-    tokenizer = load_tokenizer(file.metadata)
-    _check_vocabulary(tokenizer, spec, file.path, "tokenizer.ggml.tokens")
-    template = _load_template(file, tokenizer)
+    tokenizer = load_tokenizer_of(file)
+    _check_vocabulary(tokenizer, spec, file.path)
+    template = load_template_of(file, tokenizer)
     file.forget()  # the head has been read; pages that are being packed are mapped again
     return tokenizer, template
-
-
-def _load_template(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:
-    source = file.metadata.text("tokenizer.chat_template", "")
-    if not source:
-        return None
-
-    def text_of(token: int | None) -> str:
-        return "" if token is None else tokenizer.piece(token)
-
-    return ChatTemplate(
-        source,
-        tokenizer.specials,
-        bos=text_of(tokenizer.bos_id),
-        eos=text_of(tokenizer.eos_id),
-        with_tools=file.metadata.text("tokenizer.chat_template.tool_use", ""),
-    )
 
 
 def _check_vocabulary(tokenizer: Tokenizer, spec: ModelSpec, path: Path, field: str = "tokenizer") -> None:
