@@ -38,9 +38,13 @@ def test_sizes_that_a_file_leaves_open_are_found_out(tmp_path):
     path = detector(tmp_path / "m.onnx", "yolov8", 320, 192, metadata=sizes, dynamic=True)
     with load_task(path) as model:
         assert (model.convention.width, model.convention.height) == (320, 192)
-        found = model.detect(square(320, 192, (96, 64, 128, 96), "green"), threshold=0.6)
-    assert [str(item) for item in found] == ["green 1.00 at (96, 64, 128, 96)"]
-    assert found.license == "MIT"
+        images = [square(320, 192, (x, 64, x + 32, 96), "green") for x in range(0, 320, 32)]
+        found = model.detect(images, threshold=0.6)  # several at once
+        assert str(model.detect(images[3], threshold=0.6)) == str(found[3])
+    assert [str(each) for each in found] == [
+        f"green 1.00 at ({x}, 64, {x + 32}, 96)" for x in range(0, 320, 32)
+    ]
+    assert found[0].license == "MIT"
 
 
 def test_classes_without_names_have_numbers(tmp_path):

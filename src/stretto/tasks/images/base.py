@@ -107,7 +107,7 @@ class Classifier(ImageModel):
                 f"labels for each of {len(images)} images"
             )
         rows = self._activation(scores.reshape(len(images), -1).astype(np.float64))
-        return [self._result(row, top) for row in rows]
+        return [self._result(np.nan_to_num(row), top) for row in rows]
 
     def _result(self, scores: Floats, top: int) -> Classification:
         best = np.argsort(-scores, kind="stable")[:top]
@@ -143,6 +143,10 @@ class Detector(ImageModel):
         """All boxes with at least that score."""
         raise NotImplementedError
 
+    def find_all(self, images: Sequence[Image], threshold: float) -> list[Found]:
+        """The boxes of several images; a subclass whose graph takes several at once may be faster here."""
+        return [self.find(image, threshold) for image in images]
+
     def detect(
         self,
         images: Any,
@@ -162,11 +166,20 @@ class Detector(ImageModel):
         least = self.threshold if threshold is None else check_share("threshold", threshold)
         most = self.overlap if overlap is None else check_share("overlap", overlap)
         limit = check_count("limit", limit)
-        return each(images, lambda image: self._detect(Image.open(image), least, most, limit))
+        if not isinstance(images, (list, tuple)):
+            return self._detect([images], least, most, limit)[0]
+        size = BATCH if self.takes_several else 1
+        return [made for batch in _chunks(images, size) for made in self._detect(batch, least, most, limit)]
 
-    def _detect(self, image: Image, threshold: float, overlap: float, limit: int) -> Detections:
+    def _detect(
+        self, sources: Sequence[Any], threshold: float, overlap: float, limit: int
+    ) -> list[Detections]:
+        images = [Image.open(source) for source in sources]
         with np.errstate(all="ignore"):  # a graph may make anything; what is no number is left out
-            found = self.find(image, threshold)
+            found = self.find_all(images, threshold)
+        return [self._chosen(*pair, overlap, limit) for pair in zip(images, found, strict=True)]
+
+    def _chosen(self, image: Image, found: Found, overlap: float, limit: int) -> Detections:
         share = 1.0 if self.suppresses else overlap
         classes = found.classes if self.by_class else None
         kept = suppress(found.boxes, found.scores, classes, share)[:limit]
