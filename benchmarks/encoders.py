@@ -103,9 +103,8 @@ def main():
     parser.add_argument("--raw", type=Path, help="where samples go")
     args = parser.parse_args()
     seconds, vectors, versions = measure(args)
-    print(
-        f"{hardware.probe(measure=False).cpu}, {args.threads} threads; texts a second, median (least – greatest)\n"
-    )
+    cpu = hardware.probe(measure=False).cpu
+    print(f"{cpu}, {args.threads} threads; texts a second, median (least – greatest)\n")
     print("\n".join(table(seconds, vectors, versions)))
     if args.raw:
         samples = [

@@ -25,9 +25,7 @@ NONE, MEAN = 0, 1  # codes of pooling_type
 
 def hidden_of(path: Path, tokens: np.ndarray, pooling: int) -> np.ndarray:
     """float32[n, n_embd], or with a pooling float32[1, size]: one batch, one thread."""
-    model = llama_cpp.llama_model_load_from_file(
-        str(path).encode(), llama_cpp.llama_model_default_params()
-    )
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
     if not model:
         raise ValueError(f"{path.name}: llama.cpp does not load it")
     settings = llama_cpp.llama_context_default_params()
