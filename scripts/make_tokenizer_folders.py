@@ -87,7 +87,11 @@ def sentencepieces(texts: list[str], folder: Path, **options: object) -> bytes:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([line for text in texts for line in text.split("\n") if line.strip()]),
         model_writer=file,
-        normalization_rule_tsv=str(rules),
+        **(
+            {"normalization_rule_name": "identity"}
+            if "byte_fallback" in options
+            else {"normalization_rule_tsv": str(rules)}
+        ),
         hard_vocab_limit=False,
         minloglevel=2,
         num_threads=1,
@@ -242,17 +246,15 @@ def main() -> None:
     }
     for name, tokenizer in made.items():
         save(tokenizer, options.folder / name, texts)
-    for kind in ("unigram", "bpe"):
-        folder = options.folder / f"sentencepiece-{kind}"
+    bpe = {"model_type": "bpe", "byte_fallback": True, "remove_extra_whitespaces": False}
+    for name, kind in (("unigram", {"model_type": "unigram"}), ("bpe", bpe)):
+        folder = options.folder / f"sentencepiece-{name}"
         folder.mkdir()
-        data = sentencepieces(
-            corpus, options.folder, model_type=kind, vocab_size=700, byte_fallback=kind == "bpe"
-        )
+        data = sentencepieces(corpus, options.folder, vocab_size=700, **kind)
         (folder / "tokenizer.model").write_bytes(data)
         processor = sentencepiece.SentencePieceProcessor(model_proto=data)
-        (folder / "golden.json").write_text(
-            json.dumps({"plain": [processor.EncodeAsIds(text) for text in texts]}, separators=(",", ":"))
-        )
+        golden = {"plain": [processor.EncodeAsIds(text) for text in texts]}
+        (folder / "golden.json").write_text(json.dumps(golden, separators=(",", ":")))
 
 
 if __name__ == "__main__":

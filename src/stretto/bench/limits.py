@@ -1,19 +1,23 @@
 """The limits of a machine, and the cost of a forward pass.
 
 A pass reads every matrix once and the K and V that its tokens attend to, and multiplies every token with
-every matrix. It cannot take less time than the reading at the measured bandwidth, nor than the multiplying
-at the measured peak of the instruction that the kernels use. Attention, multiplied in float, does not count,
-nor does what is written: the limit is one that no program reaches.
+every matrix. Of experts a token has only those that its router chooses, and a pass reads as many as random
+choices of all its tokens would name. It cannot take less time than the reading at the measured bandwidth, nor
+than the multiplying at the measured peak of the instruction that the kernels use. Attention, multiplied in
+float, does not count, nor does what is written: the limit is one that no program reaches.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from stretto import _native, hardware
 from stretto.llm import LLM
+from stretto.models import ModelSpec
+from stretto.models.feed_forward import Experts
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
 
@@ -32,11 +36,20 @@ _SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a pass: bytes read, and multiply-accumulates a token, in layers and for its logits."""
+    """The cost of a pass: bytes read, and multiply-accumulates a token, in layers and for its logits.
+
+    `expert_bytes` are those of all experts, and `expert_share` is the share of them that a token uses.
+    """
 
     weight_bytes: int
     layer_macs: int
     output_macs: int
+    expert_bytes: int = 0
+    expert_share: float = 0.0
+
+    def read_bytes(self, tokens: int) -> float:
+        """The bytes of weights that a pass over `tokens` tokens reads."""
+        return self.weight_bytes + self.expert_bytes * (1 - (1 - self.expert_share) ** tokens)
 
 
 @dataclass(frozen=True)
@@ -80,19 +93,39 @@ def file_cost(model: str | os.PathLike[str], llm: LLM) -> Cost:
     """
     spec = llm.spec
     output = "token_embd.weight" if spec.tied else "output.weight"
-    matrices = {name: shape for name, shape in spec.tensors().items() if len(shape) == 2}
+    shares = _expert_shares(spec)
+    matrices = {name: shape for name, shape in spec.tensors().items() if len(shape) in (2, 3)}
     if not spec.tied:
         del matrices["token_embd.weight"]  # only a row of it is read
     with GGUF(hub.resolve(model)) as file:
-        nbytes = sum(file.tensors[name].nbytes for name in matrices)
+        nbytes = {name: file.tensors[name].nbytes for name in matrices}
         quantised = {name for name in matrices if file.tensors[name].format.block > 1}
     # In high precision an activation is two integers; floats are multiplied once in any.
     passes = 2 if llm.precision == "high" else 1
     macs = {
-        name: rows * columns * (passes if name in quantised else 1)
-        for name, (rows, columns) in matrices.items()
+        name: int(prod(shape) * shares.get(name, 1)) * (passes if name in quantised else 1)
+        for name, shape in matrices.items()
     }
-    return Cost(nbytes, sum(macs.values()) - macs[output], macs[output])
+    expert_bytes = sum(nbytes[name] for name in shares)
+    used_bytes = sum(nbytes[name] * share for name, share in shares.items())
+    return Cost(
+        sum(nbytes.values()) - expert_bytes,
+        sum(macs.values()) - macs[output],
+        macs[output],
+        expert_bytes,
+        used_bytes / expert_bytes if expert_bytes else 0.0,
+    )
+
+
+def _expert_shares(spec: ModelSpec) -> dict[str, float]:
+    """The share of each tensor of experts that one token uses."""
+    shares: dict[str, float] = {}
+    for i, layer in enumerate(spec.layers):
+        if isinstance(layer.ffn, Experts):
+            share = layer.ffn.routing.n_used / layer.ffn.n_expert
+            names = [name for name, shape in layer.tensors(spec.n_embd).items() if len(shape) == 3]
+            shares |= {f"blk.{i}.{name}": share for name in names}
+    return shares
 
 
 def cache_bytes(llm: LLM, kv: str, depth: int) -> int:
@@ -123,7 +156,7 @@ def measure_machine(llm: LLM, threads: int | None, nbytes: int, seconds: float =
 
 def limit(cost: Cost, machine: Machine, *, tokens: int, wanted: int, seen_bytes: int) -> Limit:
     """The limit of passes over `tokens` tokens, `wanted` of them with logits, over `seen_bytes` of K/V."""
-    reading = (cost.weight_bytes + seen_bytes) / (1e9 * machine.bandwidth)
+    reading = (cost.read_bytes(tokens) + seen_bytes) / (1e9 * machine.bandwidth)
     macs = tokens * cost.layer_macs + wanted * cost.output_macs
     multiplying = macs / (1e9 * machine.integer_peak)
     bound: Literal["memory", "compute"] = "memory" if reading >= multiplying else "compute"

@@ -17,16 +17,24 @@ import typer
 
 from stretto.cli.bench import bench
 from stretto.cli.chat import chat
+from stretto.cli.classify import classify
+from stretto.cli.detect import detect
 from stretto.cli.devices import devices
+from stretto.cli.embed import embed
+from stretto.cli.export import export
 from stretto.cli.inspect import inspect
 from stretto.cli.models import models
 from stretto.cli.output import clean
 from stretto.cli.parallel import parallel
 from stretto.cli.pull import pull
+from stretto.cli.read import read
+from stretto.cli.rerank import rerank
 from stretto.cli.rm import rm
 from stretto.cli.run import run
+from stretto.cli.segment import segment
 from stretto.cli.serve import serve
 from stretto.cli.tokenize import tokenize
+from stretto.cli.transcribe import transcribe
 from stretto.errors import StrettoError
 
 EXIT_ERROR = 2
@@ -34,7 +42,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 app = typer.Typer(
     name="stretto",
-    help="Language models on your own machine.",
+    help="Language models, and models of other kinds, on your own machine.",
     epilog="Errors are one line and exit code 2. A model is a name (stretto models), a path, "
     "or hf:org/repo/file.gguf.",
     add_completion=False,
@@ -43,7 +51,10 @@ app = typer.Typer(
 )
 for command in (chat, run, parallel, serve, pull, models, rm, inspect, tokenize, devices):
     app.command()(command)
+for task in (embed, rerank, classify, detect, segment, read, transcribe):
+    app.command(rich_help_panel="Other kinds of models")(task)
 app.add_typer(bench, name="bench")
+app.add_typer(export, name="export")
 
 
 @app.callback(invoke_without_command=True)
@@ -52,7 +63,7 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Language models on your own machine."""
+    """Language models, and models of other kinds, on your own machine."""
     if version:
         from stretto import __version__
 

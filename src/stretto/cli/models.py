@@ -13,11 +13,12 @@ def models(
     """List the models that are here, and the names that can be pulled."""
     from stretto.cli.output import clean, console, print_json, size, table
     from stretto.weights import hub
-    from stretto.weights.hub import catalog
 
+    known = hub.known()
     rows: list[dict[str, Any]] = [
         {
             "name": model.name,
+            "verbs": list(known[model.name].verbs) if model.name in known else None,
             "path": str(model.path),
             "bytes": model.nbytes,
             "sha256": model.sha256,
@@ -33,6 +34,7 @@ def models(
     rows += [
         {
             "name": entry.name,
+            "verbs": list(entry.verbs),
             "path": None,
             "bytes": entry.nbytes,
             "sha256": entry.sha256,
@@ -42,15 +44,16 @@ def models(
             "license_url": entry.license_url,
             "notices": [],
         }
-        for entry in catalog.CATALOG.values()
+        for entry in known.values()
         if entry.name not in here
     ]
     if as_json:
         print_json(rows)
         return
-    listing = table("name", "size", "licence", "where", right=("size",))
+    listing = table("name", "can", "size", "licence", "where", right=("size",))
     for row in rows:
         where = row["path"] or f"not here; stretto pull {row['name']}"
-        cells = (row["name"], size(row["bytes"]), row["license"] or "not stated", where)
+        can = ", ".join(row["verbs"] or ())
+        cells = (row["name"], can, size(row["bytes"]), row["license"] or "not stated", where)
         listing.add_row(*map(clean, cells), style=None if row["path"] else "dim")
     console().print(listing)

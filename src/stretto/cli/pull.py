@@ -23,10 +23,9 @@ def pull(
 
     from stretto.cli.output import clean, console, size
     from stretto.weights import hub
-    from stretto.weights.hub import catalog
 
     screen = console(stderr=True)
-    entry = catalog.CATALOG.get(model)
+    entry = hub.known().get(model)
     if entry:
         screen.print(f"{entry.summary}, {size(entry.nbytes)}. Licence: {entry.license}, {entry.license_url}")
     bar = Progress(

@@ -53,6 +53,14 @@ def serve(
     cells: Annotated[
         int, typer.Option(help="The cache of each model, in tokens.", rich_help_panel=_MODELS)
     ] = 8192,
+    checkpoints: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="What checkpoints of recurrent layers may take, for each model that has them.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = "512MiB",
     kv: Annotated[
         Literal["f16", "q8"],
         typer.Option(help="Type of the KV cache; q8 takes half the memory.", rich_help_panel=_MODELS),
@@ -146,6 +154,7 @@ def serve(
         origins=tuple(allow_origin or ()),
         remote_images=remote_images,
         memory=None if memory is None else size("--memory", memory),
+        checkpoint_bytes=size("--checkpoints", checkpoints),
         cells=cells,
         kv=kv,
         precision=precision,

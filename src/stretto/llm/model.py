@@ -36,6 +36,7 @@ from stretto.llm.prompts import Prompt, prompt_ids
 from stretto.llm.texts import Texts, is_list
 from stretto.models import ModelSpec
 from stretto.parallel import ParallelStream, ParallelText, run_all
+from stretto.routing.route import Route
 from stretto.sampling.rng import RandomStream
 from stretto.structured import Grammar, Guide, as_grammar
 from stretto.text.reasoning import find_reasoning
@@ -72,6 +73,7 @@ class LLM(Texts, Verbs):
         prefix_cache: bool = True,
         limits: Limits | None = None,
         vision: Vision | None = None,
+        route: Route | None = None,
     ) -> None:
         self._engine = Engine(backend, tokenizer, limits, prefix_cache, fingerprint)
         self._engine.runner.images = self.vision = vision  # what encodes images, or None
@@ -79,6 +81,7 @@ class LLM(Texts, Verbs):
         self._worker = Worker(self._engine)  # steps for asynchronous callers
         self._template = template
         self.tokenizer = tokenizer
+        self.route = route  # what runs the model, what else could, and why not; None if it was not loaded
         self.cells = CellTable(self._engine)  # copy, remove, keep, clear by `seq.id`
         self.cache = ParkedSequences(self._engine)  # parked sequences, the prefix cache
 

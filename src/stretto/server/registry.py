@@ -186,7 +186,11 @@ class Registry:
             kv=settings.kv,
             precision=settings.precision,
             repack=self.slots[entry.name].repack,
-            limits=Limits(max_running=settings.max_running, max_queue=settings.max_queue),
+            limits=Limits(
+                max_running=settings.max_running,
+                max_queue=settings.max_queue,
+                checkpoint_bytes=settings.checkpoint_bytes,
+            ),
             vision=None if entry.vision is None else hub.resolve(entry.vision),
         )
 

@@ -108,6 +108,7 @@ class Settings:
     repack: bool | str = "auto"
     backend: str = "auto"
     threads: int | None = None
+    checkpoint_bytes: int = 512 << 20  # of a model with recurrent layers
     max_running: int = 64
     max_queue: int = 256
     load_seconds: float = 120.0  # how long a request waits for memory for its model

@@ -29,6 +29,8 @@ class Source:
 class TaskModel(Verbs):
     """A model by its name and licence, with the verbs that it has. Close it, or use it in a `with`."""
 
+    takes: str = "image"  # what its verbs are about: "image", "text", "bytes" or "audio"
+
     def __init__(self, source: Source) -> None:
         self.name = source.name
         self.license = source.license

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
 from operator import index
 from types import MappingProxyType
 
@@ -41,6 +42,7 @@ class Tokenizer(ABC):
     name: str  # the pre-tokenizer of a BPE model, llama.cpp's name of the kind for others
     space_prefix = False  # a space is put before each plain fragment
     strips_after: frozenset[int] = frozenset()  # special tokens after which white space is dropped
+    strips_before: frozenset[int] = frozenset()  # and those before which it is
 
     def __init__(self, vocabulary: Vocabulary, *, add_bos: bool, add_eos: bool) -> None:
         self.vocabulary = vocabulary
@@ -49,10 +51,14 @@ class Tokenizer(ABC):
         self.end_ids = vocabulary.end_ids
         self.add_bos = add_bos and self.bos_id is not None
         self.add_eos = add_eos and self.eos_id is not None
+        # Around a text: BOS and EOS, or what stands for them.
+        self.prefix_ids: tuple[int, ...] = () if self.bos_id is None else (self.bos_id,)
+        self.suffix_ids: tuple[int, ...] = () if self.eos_id is None else (self.eos_id,)
         specials = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
         always = vocabulary.of_type(TokenType.USER_DEFINED)
         self.specials: Mapping[str, int] = MappingProxyType(specials)
         self._matched = frozenset(specials.values()) | frozenset(always.values())
+        self._spaced_after = self._matched  # after these tokens a fragment begins, with a space put before it
         self._match_always = Matcher(always)
         self._match_all = Matcher({**always, **specials})
         self._bytes = _Bytes(self, special=False)
@@ -75,24 +81,27 @@ class Tokenizer(ABC):
         _check_text(text)
         ids: list[int] = []
         if bos or (bos is None and special and self.add_bos):
-            if self.bos_id is None:
+            if not self.prefix_ids:
                 raise InvalidRequest(
                     "bos=True, but this vocabulary has no BOS token; leave it out", param="bos", value=True
                 )
-            ids.append(self.bos_id)
+            ids += self.prefix_ids
         inner = False
-        for part in (self._match_all if special else self._match_always).split(text):
+        parts = (self._match_all if special else self._match_always).split(text)
+        for part, following in zip_longest(parts, parts[1:]):
             if isinstance(part, int):
                 ids.append(part)
                 after, inner = part, True
                 continue
             if after in self.strips_after:
                 part = part.lstrip(_WHITE_SPACE)
+            if following in self.strips_before:
+                part = part.rstrip(_WHITE_SPACE)
             after = None
             if part:
                 ids += self._encode_fragment(part, inner)
-        if self.add_eos and self.eos_id is not None and (special if bos is None else bos):
-            ids.append(self.eos_id)
+        if self.add_eos and (special if bos is None else bos):
+            ids += self.suffix_ids
         return ids
 
     def encode_inside(self, text: str) -> list[int]:
@@ -155,8 +164,8 @@ class Tokenizer(ABC):
         if self.space_prefix and ids:
             # Take away the space that `encode` put before each fragment.
             at = [0] if fresh else []
-            if not self._matched.isdisjoint(ids):
-                at += [i for i, token in enumerate(ids[:-1], 1) if token in self._matched]
+            if not self._spaced_after.isdisjoint(ids):
+                at += [i for i, token in enumerate(ids[:-1], 1) if token in self._spaced_after]
             for i in at:
                 if ids[i] not in self._matched:
                     pieces[i] = pieces[i].removeprefix(b" ")
@@ -168,12 +177,12 @@ class Tokenizer(ABC):
             token = self._check_id(token)
         piece = (self._bytes_special if special else self._bytes)[token]
         if token in self._matched:
-            return piece, True
+            return piece, token in self._spaced_after
         return piece.removeprefix(b" ") if fresh and self.space_prefix else piece, False
 
     def starts_fragment(self, after: int | None) -> bool:
         """Whether the token after this one starts a fragment: at the start, and after a special token."""
-        return after is None or self._check_id(after) in self._matched
+        return after is None or self._check_id(after) in self._spaced_after
 
     @abstractmethod
     def _encode_plain(self, text: str) -> list[int]:

@@ -39,6 +39,7 @@ class UnigramTokenizer(Tokenizer):
             add_eos=read_flag(metadata, "add_eos_token", True),
         )
         self.space_prefix = read_flag(metadata, "add_space_prefix", True)
+        self._spaced_after = self._matched - {vocabulary.unknown_id}
         self._byte_fallback = bool(np.count_nonzero(vocabulary.types == TokenType.BYTE) == 256)
         hidden = frozenset(self.specials)
         tokens = [

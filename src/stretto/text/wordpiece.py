@@ -35,6 +35,7 @@ class WordPieceTokenizer(Tokenizer):
     def __init__(self, metadata: Metadata) -> None:
         vocabulary = _with_special_ids(read_vocabulary(metadata, None, None, None), metadata)
         super().__init__(vocabulary, add_bos=True, add_eos=True)
+        self._spaced_after = self._matched - {vocabulary.unknown_id}
         lowercase = read_flag(metadata, "normalizer.lowercase", not _has_capitals(vocabulary))
         strip_accents = read_flag(metadata, "normalizer.strip_accents", lowercase)
         hidden = frozenset(self.specials)

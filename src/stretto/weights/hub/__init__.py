@@ -24,7 +24,7 @@ from stretto.weights.hub.fetch import Progress
 from stretto.weights.hub.names import HF_PREFIX, canonical, is_name, parse_reference
 from stretto.weights.hub.store import Model, Store
 
-__all__ = ["Model", "Progress", "Store", "models", "pull", "remove", "resolve"]
+__all__ = ["Model", "Progress", "Store", "known", "models", "pull", "remove", "resolve"]
 
 
 def pull(
@@ -83,7 +83,7 @@ def resolve(
     if (is_name(name) or name.startswith(HF_PREFIX)) and (model := store.find(name)):
         return _location(model)
     if not name.startswith(HF_PREFIX):
-        if name not in _known() and _is_path(name):
+        if name not in known() and _is_path(name):
             return Path(name).expanduser()
         _entry(name)
     if pull:
@@ -107,20 +107,20 @@ def _location(model: Model) -> Path:
     return model.path.parent if bundle and bundle.is_folder else model.path
 
 
-def _known() -> dict[str, Entry | Bundle]:
-    """Both catalogues."""
+def known() -> dict[str, Entry | Bundle]:
+    """The models of both catalogues, by name."""
     return {**catalog.CATALOG, **bundles.BUNDLES}
 
 
 def _entry(name: str) -> Entry | Bundle:
     """The catalogue's entry; raises with similar names if there is none."""
-    known = _known()
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name.lower(), known, n=2)
+    names = known()
+    if name in names:
+        return names[name]
+    near = difflib.get_close_matches(name.lower(), names, n=2)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise InvalidRequest(
-        f"there is no model {name!r}; {hint}Names are {', '.join(sorted(known))}; "
+        f"there is no model {name!r}; {hint}Names are {', '.join(sorted(names))}; "
         "hf:org/repo/file.gguf fetches from the Hugging Face Hub"
         + ("" if is_name(name) else ", and a file that you have needs no pull")
     )

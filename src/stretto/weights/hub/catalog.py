@@ -48,6 +48,11 @@ class Entry:
     wheels: tuple[Wheel, ...]
 
     @property
+    def verbs(self) -> tuple[str, ...]:
+        """What it can do."""
+        return "generate", "chat", "score", "embed"
+
+    @property
     def source(self) -> str:
         """Its source, for display: `pypi:name==version, …`."""
         return "pypi:" + ", ".join(wheel.requirement for wheel in self.wheels)

@@ -48,7 +48,7 @@ def fetch(bundle: Bundle, work: Path, progress: Progress) -> tuple[Model, Path]:
         path=main,
         source=bundle.source,
         nbytes=bundle.nbytes,
-        sha256=_digest(bundle),
+        sha256=bundle.sha256,
         verified=True,
         license=bundle.license,
         license_url=bundle.license_url,
@@ -56,12 +56,6 @@ def fetch(bundle: Bundle, work: Path, progress: Progress) -> tuple[Model, Path]:
         parts=tuple(others),
     )
     return model, staged
-
-
-def _digest(bundle: Bundle) -> str:
-    """The SHA-256 of the file, or of the list of the files' own."""
-    digests = [member.sha256 for member in bundle.members]
-    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def _unpack(bundle: Bundle, archive: Path, member: Member, target: Path, meter: pypi.Meter) -> None:

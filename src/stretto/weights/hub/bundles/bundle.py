@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 
@@ -61,6 +62,12 @@ class Bundle:
     def nbytes(self) -> int:
         """The size of all files."""
         return sum(member.nbytes for member in self.members)
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of the file, or of the list of the files' own."""
+        digests = [member.sha256 for member in self.members]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
     @property
     def source(self) -> str:

@@ -37,4 +37,74 @@ MINILM = Bundle(
     is_folder=True,
 )
 
-TEXTS: tuple[Bundle, ...] = (MINILM,)
+MAGIKA = Bundle(
+    name="magika",
+    summary="Magika 3.3: the types of files by their bytes, 214 classes",
+    verbs=("classify",),
+    license="Apache-2.0",
+    license_url="https://github.com/google/magika/blob/main/LICENSE",
+    packages=(
+        Package(
+            registry="pypi",
+            name="magika",
+            version="1.0.3",
+            nbytes=2_969_548,
+            members=(
+                Member(
+                    "magika/models/standard_v3_3/model.onnx",
+                    "model.onnx",
+                    3_163_737,
+                    "fe2d2eb49c5f88a9e0a6c048e15d6ffdf86235519c2afc535044de433169ec8c",
+                ),
+                Member(
+                    "magika/models/standard_v3_3/config.min.json",
+                    "config.min.json",
+                    2_141,
+                    "ae24c742205358f6ff6dfd5facb6743fb69743dbba8373e73da58ff0cbd695db",
+                ),
+                Member(
+                    "magika/config/content_types_kb.min.json",
+                    "content_types_kb.min.json",
+                    44_768,
+                    "75208adba69bc0556403b62b32ef3ccf8b5ce494411780845852e52e6583a10d",
+                ),
+            ),
+            notices=(("magika-1.0.3.dist-info/METADATA", "magika-METADATA.txt"),),
+        ),
+    ),
+)
+
+WORDLLAMA = Bundle(
+    name="wordllama",
+    summary="WordLlama, 256 dimensions: static embeddings of texts, a mean over their tokens",
+    verbs=("embed", "rerank"),
+    license="MIT",
+    license_url="https://github.com/dleemiller/WordLlama/blob/main/LICENSE",
+    packages=(
+        Package(
+            registry="pypi",
+            name="wordllama",
+            version="0.4.0.post1",
+            nbytes=19_155_170,
+            members=(
+                Member(
+                    "wordllama/weights/l2_supercat_256.safetensors",
+                    "l2_supercat_256.safetensors",
+                    16_384_096,
+                    "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5",
+                ),
+                Member(
+                    "wordllama/tokenizers/l2_supercat_tokenizer_config.json",
+                    "l2_supercat_tokenizer_config.json",
+                    1_842_796,
+                    "93248f2a9ec36c7b35f700a033d5f36228aae48db61aee31007fa49062cdeb68",
+                ),
+            ),
+            notices=(("wordllama-0.4.0.post1.dist-info/licenses/LICENSE", "wordllama-LICENSE.txt"),),
+            # One wheel for all machines: only data is taken from it, and not all have one of their own.
+            options=("--platform", "manylinux2014_x86_64", "--python-version", "3.11"),
+        ),
+    ),
+)
+
+TEXTS: tuple[Bundle, ...] = (MINILM, MAGIKA, WORDLLAMA)

@@ -1,0 +1,243 @@
+"""The one place where ONNX Runtime sessions are made, for decoders and for tasks.
+
+    session = open_session("model.onnx", device="cpu", threads=2)
+    session.file.inputs                       # names, types and shapes, from the file
+    session.run({"pixel_values": pixels})     # {name of an output: array}
+
+The file is checked before ONNX Runtime sees it (stretto.weights.onnx). A device stands for one of its
+execution providers. What was asked for is compared with what the session got: nothing falls back silently.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.errors import InvalidRequest, ModelError, Unsupported
+from stretto.weights.onnx import OnnxFile, OnnxLimits, files_stamp, read_onnx
+
+# Devices with their execution providers, and the packages that have these.
+PROVIDERS: Mapping[str, tuple[str, str]] = {
+    "cpu": ("CPUExecutionProvider", "onnxruntime"),
+    "cuda": ("CUDAExecutionProvider", "onnxruntime-gpu"),
+    "tensorrt": ("TensorrtExecutionProvider", "onnxruntime-gpu, with TensorRT's own libraries"),
+    "tensorrt-rtx": ("NvTensorRTRTXExecutionProvider", "onnxruntime-trt-rtx"),
+    "migraphx": ("MIGraphXExecutionProvider", "onnxruntime-migraphx"),
+    "openvino": ("OpenVINOExecutionProvider", "onnxruntime-openvino"),
+    "coreml": ("CoreMLExecutionProvider", "onnxruntime on macOS"),
+    "directml": ("DmlExecutionProvider", "onnxruntime-directml on Windows"),
+    "qnn": ("QNNExecutionProvider", "onnxruntime-qnn"),
+    "webgpu": ("WebGpuExecutionProvider", "onnxruntime-webgpu"),
+    "cann": ("CANNExecutionProvider", "onnxruntime-cann"),
+    "vitisai": ("VitisAIExecutionProvider", "onnxruntime-vitisai"),
+    "dnnl": ("DnnlExecutionProvider", "an onnxruntime built with --use_dnnl"),
+    "xnnpack": ("XnnpackExecutionProvider", "an onnxruntime built with --use_xnnpack"),
+}
+AUTOMATIC = ("cuda", "cpu")  # devices that "auto" tries, in order; the others round differently or are rare
+CPU = PROVIDERS["cpu"][0]
+INDEXED = ("cuda", "tensorrt", "migraphx", "directml")  # there may be several: "cuda:1"
+LOG_ERRORS_ONLY = 3
+FIRST_ARENA_BYTES = 1 << 20
+EXTRA = "pip install 'stretto[onnx]'"
+
+Array = NDArray[Any]
+DEFAULT_LIMITS = OnnxLimits()
+_allocator_lock = Lock()  # an allocator is registered for the process, then taken by one session
+
+
+@dataclass
+class OnnxSession:
+    """A model that ONNX Runtime has opened. `raw` is its `InferenceSession`; `run` is enough for most uses.
+
+    `skipped` says for each device that "auto" passed over why it did.
+    """
+
+    file: OnnxFile
+    device: str
+    providers: tuple[str, ...]
+    raw: Any
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    index: int = 0  # of the device, where there are several
+
+    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        """Compute `outputs`, all of them by default, from arrays by the names of the inputs."""
+        names = list(self.file.outputs if outputs is None else outputs)
+        try:
+            results = self.raw.run(names, {name: np.ascontiguousarray(x) for name, x in feeds.items()})
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise _failure("ONNX Runtime cannot compute it", error, self.file) from error
+        return dict(zip(names, results, strict=True))
+
+    def close(self) -> None:
+        """Free the session."""
+        self.raw = None
+
+
+def open_session(
+    model: str | os.PathLike[str] | OnnxFile,
+    device: str = "auto",
+    threads: int | None = None,
+    *,
+    limits: OnnxLimits = DEFAULT_LIMITS,
+    memory: int | None = None,
+    options: Mapping[str, str] | None = None,
+    fast: bool = False,
+    spin: bool = True,
+) -> OnnxSession:
+    """Check a model file and open it with ONNX Runtime on a device.
+
+    `device` is a key of `PROVIDERS`, also with a number ("cuda:1"), or "auto": CUDA if it works here, else
+    the CPU. `memory` limits the bytes that tensors may take. `options` are those of the execution provider.
+    `fast=True` allows kernels that round more (KleidiAI on ARM). `spin=False` lets threads sleep at once
+    between operators: slower, but idle cores are free. `ModelError` says what is wrong with the file,
+    `Unsupported` which package has a device that is missing.
+    """
+    runtime = import_runtime()
+    name, index = _parse_device(device)
+    file = model if isinstance(model, OnnxFile) else read_onnx(model, limits)
+    skipped: dict[str, str] = {}
+    for candidate in AUTOMATIC if name == "auto" else (name,):
+        try:
+            raw = _open(runtime, file, candidate, index, threads, memory, dict(options or {}), fast, spin)
+        except Unsupported as error:
+            if name != "auto" or candidate == "cpu":
+                raise
+            skipped[candidate] = str(error)
+            continue
+        if files_stamp(file) != file.stamp:
+            raise ModelError("the file changed while it was opened; load it again", path=file.path)
+        return OnnxSession(file, candidate, tuple(raw.get_providers()), raw, skipped, index)
+    raise AssertionError("the CPU is the last candidate")
+
+
+def available_devices() -> tuple[str, ...]:
+    """The devices that the installed ONNX Runtime was built for; whether one works, opening it tells.
+
+    >>> available_devices()
+    ('cpu',)
+    """
+    built = set(import_runtime().get_available_providers())
+    return tuple(name for name, (provider, _) in PROVIDERS.items() if provider in built)
+
+
+def missing(device: str) -> str:
+    """What has to be installed for a device, in words; "" if nothing."""
+    try:
+        built = import_runtime().get_available_providers()
+    except Unsupported as error:
+        return str(error)
+    provider, package = PROVIDERS[device]
+    return "" if provider in built else f"install {package}, which has {provider}"
+
+
+def import_runtime() -> Any:
+    """The module `onnxruntime`, or `Unsupported` that says how to install it."""
+    try:
+        return import_module("onnxruntime")
+    except ImportError as error:
+        raise Unsupported(f"ONNX models need ONNX Runtime: {EXTRA} ({error})") from error
+
+
+def _parse_device(device: str) -> tuple[str, int]:
+    """The device's name and number."""
+    name, colon, number = device.partition(":") if isinstance(device, str) else ("", "", "")
+    known = name == "auto" or name in PROVIDERS
+    if not known or (colon and (name not in INDEXED or not number.isdecimal() or len(number) > 4)):
+        allowed = ", ".join(map(repr, ("auto", *PROVIDERS)))
+        raise InvalidRequest(f"device must be one of {allowed}, not {device!r}", param="device", value=device)
+    return name, int(number or 0)
+
+
+def _open(
+    runtime: Any,
+    file: OnnxFile,
+    device: str,
+    index: int,
+    threads: int | None,
+    memory: int | None,
+    options: dict[str, str],
+    fast: bool,
+    spin: bool,
+) -> Any:
+    """A session on exactly that device."""
+    provider, package = PROVIDERS[device]
+    if provider not in runtime.get_available_providers():
+        raise Unsupported(
+            f"device {device!r} needs {provider}, which ONNX Runtime {runtime.__version__} lacks here; "
+            f"install {package}",
+            param="device",
+            value=device,
+        )
+    if device in INDEXED:
+        options.setdefault("device_id", str(index))
+    if memory is not None and device in ("cuda", "tensorrt"):
+        options.setdefault("gpu_mem_limit" if device == "cuda" else "trt_max_workspace_size", str(memory))
+    wanted = [(provider, options)] + ([] if provider == CPU else [(CPU, {})])
+    settings = _settings(runtime, threads, fast, spin)
+    with _allocator_lock:
+        if memory is not None:
+            _register_allocator(runtime, memory)
+            settings.add_session_config_entry("session.use_env_allocators", "1")
+        try:
+            raw = runtime.InferenceSession(str(file.path), settings, providers=wanted)
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise _failure(f"ONNX Runtime cannot open it on {device!r}", error, file) from error
+    raw.disable_fallback()
+    if provider not in raw.get_providers():
+        raise Unsupported(
+            f"device {device!r}: {provider} is built in but does not work here; ONNX Runtime would use "
+            f"{', '.join(raw.get_providers())} instead; check its libraries, or take device='cpu'",
+            param="device",
+            value=device,
+        )
+    return raw
+
+
+def _settings(runtime: Any, threads: int | None, fast: bool, spin: bool) -> Any:
+    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+        raise InvalidRequest(f"threads must be at least 1, not {threads!r}", param="threads", value=threads)
+    settings = runtime.SessionOptions()
+    settings.log_severity_level = LOG_ERRORS_ONLY
+    settings.intra_op_num_threads = threads or _usable_cpus()
+    settings.inter_op_num_threads = 1
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
+    if not fast:  # on ARM its products of 4-bit weights are further from exact than the others
+        settings.add_session_config_entry("mlas.disable_kleidiai", "1")
+    return settings
+
+
+def _usable_cpus() -> int:
+    """Processors that this process may run on; ONNX Runtime would count all of the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _register_allocator(runtime: Any, memory: int) -> None:
+    """The arena that the next session of this process takes, which has an end."""
+    place = runtime.OrtMemoryInfo(
+        "Cpu", runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, runtime.OrtMemType.DEFAULT
+    )
+    as_requested, unlimited_dead_bytes = 1, -1
+    arena = runtime.OrtArenaCfg(
+        {
+            "max_mem": memory,
+            "arena_extend_strategy": as_requested,
+            "initial_chunk_size_bytes": min(FIRST_ARENA_BYTES, memory),
+            "max_dead_bytes_per_chunk": unlimited_dead_bytes,
+        }
+    )
+    runtime.create_and_register_allocator(place, arena)
+
+
+def _failure(what: str, error: Exception, file: OnnxFile) -> ModelError:
+    """ONNX Runtime's error, on one line of reasonable length."""
+    text = " ".join(str(error).split())
+    return ModelError(f"{what}: {text:.500}", path=file.path)

@@ -1,0 +1,26 @@
+"""`stretto detect`: objects in images."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stretto.cli.images import show_images
+from stretto.cli.task_files import AsJson, Device, Draw, Files, Threads
+
+
+def detect(
+    files: Files,
+    model: Annotated[str, typer.Option("--model", "-m", help="A model that can detect.")] = "centernet",
+    threshold: Annotated[
+        float | None, typer.Option(min=0, max=1, help="The least score (default: the model's own).")
+    ] = None,
+    draw: Draw = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Find objects in images, with boxes in pixels."""
+    options = {} if threshold is None else {"threshold": threshold}
+    show_images(files, model, lambda llm, image: llm.detect(image, **options), draw, as_json, device, threads)

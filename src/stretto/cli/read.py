@@ -1,0 +1,22 @@
+"""`stretto read`: the text in images."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stretto.cli.images import show_images
+from stretto.cli.task_files import AsJson, Device, Draw, Files, Threads
+
+
+def read(
+    files: Files,
+    model: Annotated[str, typer.Option("--model", "-m", help="A model that can read.")] = "ppocr",
+    draw: Draw = None,
+    as_json: AsJson = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Read the text in images, in reading order."""
+    show_images(files, model, lambda llm, image: llm.read(image), draw, as_json, device, threads)

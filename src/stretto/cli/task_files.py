@@ -1,0 +1,126 @@
+"""What the commands of tasks share: their inputs, their model, their output."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stretto.cli.output import clean, console
+from stretto.errors import InvalidRequest, ModelError, StrettoError
+
+if TYPE_CHECKING:
+    from stretto.llm import LLM
+
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+SOUNDS = (".wav",)
+MAX_TEXT_BYTES = 64 << 20  # of stdin
+
+Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="Files or folders; - for stdin.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Draw = Annotated[
+    str | None,
+    typer.Option("--draw", metavar="OUT", help="Draw the result: a file, or a folder for several inputs."),
+]
+Threads = Annotated[int | None, typer.Option(help="How many threads (default: as suits the machine).")]
+Device = Annotated[str, typer.Option(help="What to run it on: auto, cpu, cuda …")]
+
+
+@contextmanager
+def opened(model: str, device: str = "auto", threads: int | None = None) -> Iterator[LLM]:
+    """A model by its name or path; one that is not here is fetched first. Both are shown on stderr."""
+    from rich.text import Text
+
+    from stretto import door
+    from stretto.cli.pull import pull
+    from stretto.weights import hub
+
+    try:
+        hub.resolve(model, pull=False)
+    except ModelError:
+        with redirect_stdout(sys.stderr):  # download messages are no part of the answer
+            pull(model)
+    screen = console(stderr=True)
+    with screen.status(Text(f"loading {clean(model)}")) if screen.is_terminal else nullcontext():
+        made = door.load(model, device=device, threads=threads)
+    with made:
+        yield made
+
+
+def files_of(given: Sequence[str], endings: tuple[str, ...] = ()) -> list[str]:
+    """The files that were given, and those in folders that were given: all, or those with an ending."""
+    found: list[str] = []
+    for name in given:
+        path = Path(name)
+        if name == "-" or not path.is_dir():
+            found.append(name)
+            continue
+        inside = sorted(one for one in path.rglob("*") if one.is_file() and not one.is_symlink())
+        matching = [str(one) for one in inside if not endings or one.suffix.lower() in endings]
+        if not matching:
+            raise InvalidRequest(f"{name}: there is no file of this kind in the folder ({' '.join(endings)})")
+        found += matching
+    if not found:
+        raise InvalidRequest("give at least one file")
+    return found
+
+
+def texts_of(given: Sequence[str]) -> list[str]:
+    """The texts that were given, or the lines of stdin."""
+    if list(given) not in ([], ["-"]):
+        return list(given)
+    data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
+        raise InvalidRequest(f"stdin has more than {MAX_TEXT_BYTES:,} bytes, which is all that is read")
+    try:
+        lines = [line for line in data.decode("utf-8").splitlines() if line.strip()]
+    except UnicodeError as error:
+        raise InvalidRequest(f"stdin is not UTF-8: {error}") from None
+    if not lines:
+        raise InvalidRequest("give texts, or one a line on stdin")
+    return lines
+
+
+def source_of(name: str) -> Any:
+    """What a verb gets: the path, or the bytes of stdin."""
+    return sys.stdin.buffer.read(MAX_TEXT_BYTES) if name == "-" else name
+
+
+def run_all(names: Iterable[str], work: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
+    """The results as they come; a file that fails is told on stderr, and the command fails at its end."""
+    from rich.progress import Progress
+
+    listed, failed = list(names), 0
+    screen = console(stderr=True)
+    with Progress(console=screen, transient=True, disable=len(listed) < 2 or not screen.is_terminal) as bar:
+        for name in bar.track(listed, description=""):
+            try:
+                result = work(name)
+            except StrettoError as error:
+                if len(listed) == 1:
+                    raise
+                failed += 1
+                print(f"error: {clean(name)}: {clean(str(error))}", file=sys.stderr)
+                continue
+            yield name, result
+    if failed:
+        raise InvalidRequest(f"{failed} of {len(listed)} files failed")
+
+
+def save_picture(out: str, name: str, n_inputs: int, picture: Any) -> None:
+    """Write a picture to `out`, or into the folder `out` if there are several; atomically, by its ending."""
+    from stretto.weights.files import atomic_write
+
+    path = Path(out)
+    if n_inputs > 1:
+        path.mkdir(parents=True, exist_ok=True)
+        path = path / f"{Path(name).stem}.png"
+    if path.suffix.lower() not in IMAGES:
+        raise InvalidRequest(f"--draw {out}: the name of a picture ends with .png or .jpg")
+    form = {".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF"}.get(path.suffix.lower())
+    with atomic_write(path, durable=False) as file:
+        picture.save(file, form or path.suffix[1:].upper())

@@ -1,0 +1,151 @@
+"""PP-OCR: reads the text in images with three models, for lines, their direction and their characters.
+
+stretto.load("ppocr").read("letter.png").text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stretto.backends.onnx_session import OnnxSession, open_session
+from stretto.tasks.model import Source, TaskModel, each
+from stretto.tasks.reading.crops import Pixels, cut_line, resize
+from stretto.tasks.reading.geometry import Points, order_corners
+from stretto.tasks.reading.order import levelled, reading_order
+from stretto.tasks.reading.recognition import batches, computed, normalised, read_characters, recognise
+from stretto.tasks.reading.regions import find_lines
+from stretto.tasks.results import Line, Reading
+from stretto.vision.image import Image
+
+DETECTION, RECOGNITION, DIRECTION = (
+    "PP-OCRv6_det_small.onnx",
+    "PP-OCRv6_rec_small.onnx",
+    "ch_ppocr_mobile_v2.0_cls_mobile.onnx",
+)
+_MAX_SIDE = 2000  # pixels; larger images are scaled down
+_MIN_SIDE = 30
+_DETECTION_SIDE = 736  # the shorter side has at least as many pixels when lines are looked for
+_WIDE = 8  # an image this many times wider than high gets a margin above and below
+_STEP = 32  # sides are multiples of it
+_DIRECTION_HEIGHT, _DIRECTION_WIDTH = 48, 192
+_SURE_TURNED = 0.9
+
+
+@dataclass(frozen=True)
+class _Page:
+    """An image as the models get it, and the way back: original = (here - margin) × scale."""
+
+    pixels: Pixels  # blue, green, red
+    top: int
+    scale: tuple[float, float]
+
+
+class PPOCR(TaskModel):
+    """Reads printed text, in lines; `read` is its verb."""
+
+    verbs = ("read",)
+
+    def __init__(
+        self, source: Source, detection: OnnxSession, recognition: OnnxSession, direction: OnnxSession
+    ) -> None:
+        super().__init__(source)
+        self._detection = detection
+        self._recognition = recognition
+        self._direction = direction
+        self._characters = read_characters(recognition.file.metadata.get("character", ""))
+
+    def read(self, images: Any, *, min_score: float = 0.5) -> Any:
+        """The text in an image, or in each of a list of them; lines under `min_score` are left out.
+
+        >>> stretto.load("ppocr").read("letter.png").lines[0].text
+        'Dear reader,'
+        """
+        return each(images, lambda image: self._read(Image.open(image), min_score))
+
+    def close(self) -> None:
+        """Release the models."""
+        for session in (self._detection, self._recognition, self._direction):
+            session.close()
+
+    def _read(self, image: Image, min_score: float) -> Reading:
+        page = _prepared(image.pixels[:, :, ::-1])
+        quads = self._find(page.pixels)
+        crops = [cut_line(page.pixels, quad) for quad in quads]
+        turned = self._upside_down(crops)
+        upright = [crop[::-1, ::-1] if turn else crop for crop, turn in zip(crops, turned, strict=True)]
+        texts = recognise(self._recognition, self._characters, upright)
+        kept = [n for n, (text, score) in enumerate(texts) if text.strip() and score >= min_score]
+        most_turned = 2 * sum(turned[n] for n in kept) > len(kept)
+        order = reading_order(levelled([quads[n] for n in kept], most_turned))
+        return Reading(
+            lines=tuple(Line(*texts[n], _corners(quads[n], page, image)) for n in (kept[i] for i in order)),
+            width=image.width,
+            height=image.height,
+            model=self.name,
+            license=self.license,
+        )
+
+    def _find(self, pixels: Pixels) -> list[Points]:
+        """The corners of lines, in whole pixels."""
+        height, width = pixels.shape[:2]
+        factor = max(1.0, _DETECTION_SIDE / min(height, width))
+        scaled = resize(pixels, _to_step(width * factor), _to_step(height * factor))
+        values = scaled.transpose(2, 0, 1)[None].astype(np.float32) / 127.5 - 1
+        chances = computed(self._detection, values)
+        limit = np.asarray((width, height))
+        found = []
+        for quad in find_lines(chances[0, 0]):
+            ratio = limit / (scaled.shape[1], scaled.shape[0])
+            corners = order_corners(np.clip(np.rint(quad * ratio), 0, limit - 1))
+            across, down = np.hypot(*(corners[1] - corners[0])), np.hypot(*(corners[3] - corners[0]))
+            if int(across) > 3 and int(down) > 3:
+                found.append(corners)
+        return found
+
+    def _upside_down(self, crops: Sequence[Pixels]) -> list[bool]:
+        """Whether each line stands on its head."""
+        found = [False] * len(crops)
+        for batch in batches(crops):
+            lines = np.stack([normalised(crops[i], _DIRECTION_HEIGHT, _DIRECTION_WIDTH) for i in batch])
+            for number, (_, turned) in zip(batch, computed(self._direction, lines), strict=True):
+                found[number] = bool(turned > _SURE_TURNED)
+        return found
+
+
+def open_task(source: Source, device: str, threads: int | None) -> PPOCR:
+    """Open the models of the bundle `ppocr`."""
+    detection, recognition, direction = (
+        open_session(source.files[name], device, threads) for name in (DETECTION, RECOGNITION, DIRECTION)
+    )
+    return PPOCR(source, detection, recognition, direction)
+
+
+def _prepared(pixels: Pixels) -> _Page:
+    """The image within the models' bounds on its sides and on their ratio."""
+    height, width = pixels.shape[:2]
+    factor = min(1.0, _MAX_SIDE / max(height, width))
+    if factor == 1 and min(height, width) < _MIN_SIDE:
+        factor = _MIN_SIDE / min(height, width)
+    if factor != 1:
+        pixels = resize(np.ascontiguousarray(pixels), _to_step(width * factor), _to_step(height * factor))
+    scale = width / pixels.shape[1], height / pixels.shape[0]
+    high, wide = pixels.shape[:2]
+    if high > _MIN_SIDE and wide <= _WIDE * high:
+        return _Page(np.ascontiguousarray(pixels), 0, scale)
+    margin = abs(2 * max(wide // _WIDE, _MIN_SIDE) - high) // 2
+    return _Page(np.pad(pixels, ((margin, margin), (0, 0), (0, 0))), margin, scale)
+
+
+def _to_step(length: float) -> int:
+    return max(_STEP, round(int(length) / _STEP) * _STEP)
+
+
+def _corners(quad: Points, page: _Page, image: Image) -> tuple[tuple[float, float], ...]:
+    """Corners on the page as corners in the image that was given."""
+    points = (quad - (0, page.top)) * page.scale
+    bounded = np.clip(points, 0, (image.width, image.height))
+    return tuple((float(x), float(y)) for x, y in bounded)
