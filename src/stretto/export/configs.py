@@ -41,7 +41,7 @@ CLASSES = {
 GENAI_TYPES = {
     *("ernie4_5", "gemma", "gemma2", "gemma3_text", "granite", "llama", "phi3", "qwen2", "qwen3", "smollm3"),
 }
-ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "relu2": "relu2"}
+ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu", "relu2": "relu2"}
 
 
 def model_type(spec: ModelSpec) -> str:
@@ -75,6 +75,8 @@ def model_config(spec: ModelSpec, tokenizer: Tokenizer, precision: str) -> Docum
         **_rope(spec),
         **special_ids(tokenizer),
     }
+    if (norm := spec.output_norm) is not None:
+        config["layer_norm_eps" if norm.kind == "layer" else "rms_norm_eps"] = norm.eps
     config["hidden_activation"] = config["hidden_act"]  # Gemma's name for it
     if any(windows):
         config["sliding_window"] = next(window for window in windows if window)
