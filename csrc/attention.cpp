@@ -130,24 +130,30 @@ double capped(double score, float cap) { return cap > 0.0f ? cap * std::tanh(sco
 
 }  // namespace
 
+// What a head's score of a cell falls by with its distance.
+double Decoder::Walk::falling(const AttentionConfig& a, size_t head, size_t row, int32_t cell) const {
+    if (a.alibi.empty()) return 0.0;
+    return double{a.alibi[head]} * std::abs(static_cast<double>(input_.table[cell]) - input_.positions[row]);
+}
+
 // Adds the weights that the probed cells got from one row's heads: their scores again, normalised with the final
 // largest score and sum.
 void Decoder::Walk::measure(size_t layer, size_t row, size_t kv, const Partial& total, size_t at) const {
     const AttentionConfig& a = c_.layers[layer].attention;
     const std::vector<float>& sinks = d_.layers_[layer].sinks;
     const size_t n_probes = input_.probes.size();
-    const int32_t begin = plan_.begins[plan_.window_of[layer]][row];
+    const int32_t begin = plan_.begins[plan_.window_of[layer]][row], end = ends_of(layer)[row];
     float* key = mine_.attention;
     for (size_t p = 0; p < n_probes; ++p) {
         const int32_t index = plan_.probed[row * n_probes + p];
-        if (index < begin) continue;  // not in the view, or outside the window
+        if (index < begin || index >= end) continue;  // not in the view, or outside the window
         kernel_.load_head(d_.cache_type_, d_.head_of(layer, input_.probes[p], false, kv), a.head_size, key);
         for (size_t h = 0; h < a.group(); ++h) {
             const size_t head = kv * a.group() + h;
             const float* q = queries_of(layer, row, kv) + h * a.head_size;
             double score = 0.0;
             for (size_t i = 0; i < a.head_size; ++i) score += double{q[i]} * double{key[i]};
-            score = capped(score * a.scale, a.cap);
+            score = capped(score * a.scale, a.cap) - falling(a, head, row, input_.probes[p]);
             double weight = std::exp(score - total.max[at + h]);
             if (a.sinks) {
                 const WithSink with = with_sink(total.max[at + h], total.sum[at + h], sinks[head]);
@@ -161,7 +167,10 @@ void Decoder::Walk::measure(size_t layer, size_t row, size_t kv, const Partial& 
 }
 
 const int32_t* Decoder::Walk::ends_of(size_t layer) const {
-    const bool wide = !c_.windowed_images || c_.layers[layer].attention.window;
+    const AttentionConfig& a = c_.layers[layer].attention;
+    const std::vector<int32_t>& ends = plan_.ends[plan_.window_of[layer]];
+    if (!a.causal) return ends.empty() ? input_.lengths : ends.data();
+    const bool wide = !c_.two_way() && (!c_.windowed_images || a.window);
     return input_.causal && !wide ? input_.causal : input_.lengths;
 }
 
@@ -181,7 +190,8 @@ void Decoder::Walk::show(size_t layer, size_t at, size_t kv) const {
             const float* q = queries_of(layer, row, kv) + h * a.head_size;
             double score = 0.0;
             for (size_t d = 0; d < a.head_size; ++d) score += double{q[d]} * double{key[d]};
-            out[h * length + i] = static_cast<float>(capped(score * a.scale, a.cap));
+            score = capped(score * a.scale, a.cap) - falling(a, kv * group + h, row, view[i]);
+            out[h * length + i] = static_cast<float>(score);
         }
     }
     for (size_t h = 0; h < group; ++h, out += length) {
@@ -240,6 +250,11 @@ void Decoder::Walk::attend(size_t layer, bool prepared) {
         task.begins = begins.data() + block.row;
         task.ends = ends_of(layer) + block.row;
         task.rows = block.rows;
+        if (!a.alibi.empty()) {
+            task.slopes = a.alibi.data() + kv * group;
+            task.positions = input_.positions + block.row;
+            task.table = input_.table;
+        }
         task.scratch = mine_.attention;
         return task;
     };
@@ -271,6 +286,12 @@ void Decoder::Walk::attend(size_t layer, bool prepared) {
         for (size_t row = 1; row < block.rows; ++row) least = std::min(least, begins[block.row + row]);
         return static_cast<size_t>(least) / kSpan;
     };
+    const int32_t* ends = ends_of(layer);
+    // Behind the last view entry that any row of the block sees.
+    auto last_of = [&](const RowBlock& block) {
+        if (ends == input_.lengths) return block.last;
+        return static_cast<size_t>(*std::max_element(ends + block.row, ends + block.row + block.rows));
+    };
     auto part_of = [&](size_t block, size_t kv, size_t span) {
         const size_t at = ((block * heads + kv) * plan_.spans + span) * kRowsAtOnce * group;
         return Partial{plan_.partials.max + at, plan_.partials.sum + at, plan_.partials.out + at * size};
@@ -290,10 +311,10 @@ void Decoder::Walk::attend(size_t layer, bool prepared) {
                 store_heads(layer, 0, kv);
             }
             const Attention part = task(block, kv, queries);
-            const size_t from = first_span(block);
-            kernel_.attend(part, from * kSpan, std::min((from + 1) * kSpan, block.last), mine_.total);
-            for (size_t at = (from + 1) * kSpan; at < block.last; at += kSpan) {
-                kernel_.attend(part, at, std::min(at + kSpan, block.last), mine_.partial);
+            const size_t from = first_span(block), last = last_of(block);
+            kernel_.attend(part, from * kSpan, std::min((from + 1) * kSpan, last), mine_.total);
+            for (size_t at = (from + 1) * kSpan; at < last; at += kSpan) {
+                kernel_.attend(part, at, std::min(at + kSpan, last), mine_.partial);
                 kernel_.merge(block.rows * group, a.head_size, mine_.total, mine_.partial);
             }
             finish(block, kv, mine_.total);
@@ -307,7 +328,7 @@ void Decoder::Walk::attend(size_t layer, bool prepared) {
         const size_t span = part % plan_.spans, which = part / plan_.spans, at = which / heads;
         const size_t kv = which % heads;
         const RowBlock& block = plan_.blocks[at];
-        const size_t from = first_span(block), end = pieces_of(block.last, kSpan);
+        const size_t from = first_span(block), last = last_of(block), end = pieces_of(last, kSpan);
         if (span < from || span >= end) continue;
         if (itself) {
             if (turned != kv) turn_queries(layer, 0, kv, mine_.queries);
@@ -315,7 +336,7 @@ void Decoder::Walk::attend(size_t layer, bool prepared) {
             if (span == plan_.own_span) store_heads(layer, 0, kv);
         }
         const Attention each = task(block, kv, itself ? mine_.queries : queries_of(layer, block.row, kv));
-        kernel_.attend(each, span * kSpan, std::min((span + 1) * kSpan, block.last), part_of(at, kv, span));
+        kernel_.attend(each, span * kSpan, std::min((span + 1) * kSpan, last), part_of(at, kv, span));
         // Who is the last merges them all, in order.
         if (done[which].fetch_add(1, std::memory_order_acq_rel) + 1 < end - from) continue;
         const Partial total = part_of(at, kv, from);

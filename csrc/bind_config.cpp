@@ -108,6 +108,9 @@ AttentionConfig attention_of(const Part& spec, const std::vector<Rope>& ropes, s
         a.length = static_cast<int>(std::min<int64_t>(size_in(t, "length"), INT32_MAX));
         t.check();
     }
+    a.causal = flag_in(spec, "causal");
+    a.alibi = nb::cast<std::vector<float>>(spec["alibi"]);
+    if (!a.alibi.empty() && a.alibi.size() != a.n_head) fail("a slope for each head is needed");
     if (a.v_norm.over != Over::kHead) fail("v_norm has to be of each head");
     if (a.norm_after_rope && (a.q_norm.over == Over::kAll || a.k_norm.over == Over::kAll || a.k_norm.bias)) {
         fail("such a norm cannot come after the rope");
@@ -144,7 +147,7 @@ AttentionConfig latent_attention_of(const Part& spec, const LatentConfig& l, con
 DenseConfig inner_of(const Part& spec) {
     DenseConfig d;
     d.n_ff = size_in(spec, "n_ff");
-    d.activation = static_cast<FeedActivation>(choice_in(spec, "activation", {"silu", "gelu", "relu2"}));
+    d.activation = static_cast<FeedActivation>(choice_in(spec, "activation", {"silu", "gelu", "relu2", "gelu_erf"}));
     d.gated = flag_in(spec, "gated");
     d.bias = flag_in(spec, "bias");
     return d;
@@ -153,6 +156,7 @@ DenseConfig inner_of(const Part& spec) {
 DenseConfig dense_of(const Part& spec) {
     DenseConfig d = inner_of(spec);
     d.suffix = text_in(spec, "suffix");
+    d.down_bias = has(spec, "down_bias") ? flag_in(spec, "down_bias") : d.bias;
     d.sparse = has(spec, "cutoff");
     if (d.sparse) d.cutoff = number_in(spec, "cutoff");
     if (d.sparse && !d.gated) fail("a cutoff is one of gates");
@@ -290,6 +294,8 @@ LayerConfig layer_of(const Part& spec, const std::vector<Rope>& ropes, size_t in
     layer.ffn_norm = norm_in(spec, "ffn_norm");
     layer.post_norm = norm_in(spec, "post_norm");
     layer.post_ffn_norm = norm_in(spec, "post_ffn_norm");
+    layer.sum_norm = norm_in(spec, "sum_norm");
+    layer.ffn_sum_norm = norm_in(spec, "ffn_sum_norm");
     layer.parallel = flag_in(spec, "parallel");
     layer.residual_scale = number_in(spec, "residual_scale");
     layer.low_rank = low_rank_in(spec);
@@ -302,6 +308,27 @@ LayerConfig layer_of(const Part& spec, const std::vector<Rope>& ropes, size_t in
         fail("what latent attention reads cannot be read beside it");
     }
     return layer;
+}
+
+// The matrices of a head, which Python applies one after the other.
+void add_projections(const Part& spec, const char* name, std::vector<ProjectionConfig>& to) {
+    if (!has(spec, name)) return;
+    const Part head = part_in(spec, name);
+    for (nb::handle item : nb::cast<nb::list>(head["projections"])) {
+        const Part given = nb::cast<nb::dict>(item);
+        ProjectionConfig p;
+        p.name = text_in(given, "name");
+        p.rows = size_in(given, "rows");
+        p.columns = size_in(given, "columns");
+        p.bias = flag_in(given, "bias");
+        p.activation = static_cast<ProjectionConfig::Activation>(
+            choice_in(given, "activation", {"none", "tanh", "gelu", "gelu_erf"}));
+        p.norm = norm_in(given, "norm");
+        given.check();
+        const auto same = [&](const ProjectionConfig& other) { return other.name == p.name; };
+        if (std::none_of(to.begin(), to.end(), same)) to.push_back(p);
+    }
+    head.check({"pooling", "labels", "softmax"});
 }
 
 }  // namespace
@@ -317,7 +344,12 @@ Config config_of(const nb::dict& dictionary) {
     c.logit_scale = number_in(spec, "logit_scale");
     c.logit_cap = number_in(spec, "logit_cap");
     c.tied = flag_in(spec, "tied");
-    c.output_norm = needed_norm_in(spec, "output_norm");
+    c.output_norm = norm_in(spec, "output_norm");
+    c.embedding_norm = norm_in(spec, "embedding_norm");
+    c.learned_positions = size_in(spec, "learned_positions", 0);
+    c.token_types = size_in(spec, "token_types", 0);
+    add_projections(spec, "embedder", c.projections);
+    add_projections(spec, "classifier", c.projections);
     c.per_layer = input_in(spec, "per_layer");
     for (nb::handle rope : nb::cast<nb::list>(spec["ropes"])) c.ropes.push_back(rope_of(nb::cast<nb::dict>(rope)));
     for (nb::handle item : nb::cast<nb::list>(spec["layers"])) {

@@ -50,6 +50,10 @@ void check_range(const int32_t* values, size_t n, int64_t end, const char* what)
     if (least < 0 || most >= end) fail(std::string(what) + " out of range");
 }
 
+void check_causal(const Decoder& decoder) {
+    if (decoder.config().two_way()) fail("a model that attends in both directions cannot go on from its cells");
+}
+
 void check_complete(Decoder& decoder) {
     if (!decoder.complete()) fail("the model is incomplete: " + decoder.tensors().missing());
 }
@@ -78,7 +82,7 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
                       const std::vector<Input1<int32_t>>& views, Input1<int32_t> view_of, Input1<int32_t> lengths,
                       Input1<int32_t> table, Input1<int32_t> wanted, const nb::dict& vectors, bool hidden,
                       Input1<int32_t> probes, Input1<int32_t> watched, const nb::object& rotated,
-                      const Maybe<int32_t>& slots, const Maybe<int32_t>& causal) {
+                      const Maybe<int32_t>& slots, const Maybe<int32_t>& causal, const Maybe<int32_t>& types) {
     const Config& config = decoder.config();
     check_complete(decoder);
     Input input;
@@ -106,6 +110,12 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
         }
         input.causal = causal->data();
     }
+    if (config.learned_positions) check_range(positions.data(), input.n, config.learned_positions, "positions");
+    if (types && config.token_types) {
+        if (types->shape(0) != input.n) fail("the arrays of a batch have different lengths");
+        check_range(types->data(), input.n, config.token_types, "token types");
+        input.types = types->data();
+    }
     for (size_t i = 0; i < wanted.shape(0); ++i) {
         const int32_t row = wanted.data()[i];
         if (row < 0 || static_cast<size_t>(row) >= input.n || (i && row <= wanted.data()[i - 1])) {
@@ -132,6 +142,12 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
     input.cells = cells.data();
     input.view_of = view_of.data();
     input.lengths = lengths.data();
+    std::vector<int32_t> whole;  // the lengths of whole views
+    if (config.two_way()) {
+        for (size_t i = 0; i < input.n; ++i) whole.push_back(static_cast<int32_t>(views[view_of.data()[i]].shape(0)));
+        input.causal = causal ? input.causal : input.lengths;
+        input.lengths = whole.data();
+    }
     input.table = table.data();
     input.slots = slots_of(decoder, slots ? slots->data() : nullptr, slots ? slots->shape(0) : 0, input.n);
     Input2<int32_t> turned;
@@ -150,6 +166,7 @@ Array2<float> decode(Decoder& decoder, const std::vector<int32_t>& tokens, const
                      const std::vector<int32_t>& cells, const std::vector<Input1<int32_t>>& views,
                      const std::vector<int32_t>& lengths, Input1<int32_t> table, const std::vector<int32_t>& slots) {
     check_complete(decoder);
+    check_causal(decoder);
     Input input;
     input.n = tokens.size();
     if (!input.n || positions.size() != input.n || cells.size() != input.n || views.size() != input.n ||
@@ -175,6 +192,23 @@ Array2<float> decode(Decoder& decoder, const std::vector<int32_t>& tokens, const
     input.table = table.data();
     input.slots = slots_of(decoder, slots.data(), slots.size(), input.n);
     return run(decoder, input, false);
+}
+
+// Pooled hidden states times one of the model's projections.
+Array2<float> project(Decoder& decoder, const std::string& name, Input2<float> rows) {
+    check_complete(decoder);
+    const std::vector<ProjectionConfig>& all = decoder.config().projections;
+    const auto at = std::find_if(all.begin(), all.end(), [&](const ProjectionConfig& p) { return p.name == name; });
+    if (at == all.end()) fail("the model has no projection " + name);
+    const size_t n = rows.shape(0);
+    if (rows.shape(1) != at->columns) fail("rows of " + std::to_string(at->columns) + " numbers are needed");
+    std::unique_ptr<float[]> out(new float[n * at->rows]);
+    {
+        nb::gil_scoped_release release;
+        decoder.project(static_cast<size_t>(at - all.begin()), rows.data(), n, out.get());
+    }
+    float* raw = out.release();
+    return Array2<float>(raw, {n, at->rows}, owner_of(raw));
 }
 
 Array1<float> copy_of(const std::vector<float>& numbers) {
@@ -207,6 +241,7 @@ nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, in
                const std::vector<std::pair<uintptr_t, uintptr_t>>& hooks, const Maybe<uint32_t>& mask,
                const nb::object& guide, const Maybe<uint8_t>& interrupt, int32_t slot) {
     check_complete(decoder);
+    check_causal(decoder);
     const size_t n_vocab = decoder.config().n_vocab;
     Loop loop;
     loop.most = cells.shape(0);
@@ -381,7 +416,8 @@ void bind_decoder(nb::module_& m) {
              nb::arg("lengths").noconvert(), nb::arg("table").noconvert(), nb::arg("wanted").noconvert(),
              nb::arg("vectors"), nb::arg("hidden"), nb::arg("probes").noconvert(), nb::arg("watched").noconvert(),
              nb::arg("rotated").none() = nb::none(), nb::arg("slots").noconvert() = nb::none(),
-             nb::arg("causal").noconvert() = nb::none())
+             nb::arg("causal").noconvert() = nb::none(), nb::arg("types").noconvert() = nb::none())
+        .def("project", &project, nb::arg("name"), nb::arg("rows").noconvert())
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("cells"), nb::arg("views"),
              nb::arg("lengths"), nb::arg("table").noconvert(), nb::arg("slots") = std::vector<int32_t>())
         .def("received", [](const Decoder& decoder) { return copy_of(decoder.received()); })

@@ -39,6 +39,8 @@ struct AttentionConfig {
     NormConfig q_norm, k_norm, v_norm;
     float slope = 0.0f, offset = 0.0f;  // of a temperature by position; slope 0: none
     int length = 1;
+    bool causal = true;        // else rows see their whole view, or less than `window` positions on either side
+    std::vector<float> alibi;  // of each head: what scores fall by with each position of distance; empty: nothing
 
     size_t group() const { return n_head / n_kv_head; }
     size_t width() const { return n_head * head_size; }
@@ -51,12 +53,12 @@ struct LatentConfig {
     NormConfig q_norm, kv_norm;
 };
 
-enum class FeedActivation { kSilu, kGelu, kRelu2 };
+enum class FeedActivation { kSilu, kGelu, kRelu2, kGeluErf };
 
 struct DenseConfig {
     size_t n_ff = 0;
     FeedActivation activation = FeedActivation::kSilu;
-    bool gated = true, bias = false;
+    bool gated = true, bias = false, down_bias = false;
     std::string suffix;   // of its tensors' names
     bool sparse = false;  // gates that are not above a cutoff become 0:
     float cutoff = 0.0f;  // so many standard deviations above their mean
@@ -129,6 +131,7 @@ struct LayerConfig {
     DenseConfig dense;
     ExpertsConfig experts;
     NormConfig norm, ffn_norm, post_norm, post_ffn_norm;
+    NormConfig sum_norm, ffn_sum_norm;  // of the residual itself, once something has been added
     bool parallel = false;
     float residual_scale = 1.0f;
     LowRankConfig low_rank;
@@ -147,17 +150,35 @@ struct LayerConfig {
     bool values_apart() const { return has_attention(); }
 };
 
+// A matrix that is applied to pooled hidden states.
+struct ProjectionConfig {
+    enum class Activation { kNone, kTanh, kGelu, kGeluErf };
+
+    std::string name;
+    size_t rows = 0, columns = 0;
+    bool bias = false;
+    Activation activation = Activation::kNone;
+    NormConfig norm;
+};
+
 struct Config {
     size_t n_vocab = 0, n_embd = 0;
     bool windowed_images = false;  // rows attend beyond their own position in layers with a window only
     size_t deepstack = 0;  // so many layers add further numbers of a row's vector to what they made
     float embedding_scale = 1.0f, logit_scale = 1.0f, logit_cap = 0.0f;  // cap 0: none
     bool tied = true;
-    NormConfig output_norm;
+    size_t learned_positions = 0, token_types = 0;  // rows that are added to embeddings, 0: none
+    NormConfig embedding_norm, output_norm;
+    std::vector<ProjectionConfig> projections;
     LayerInputConfig per_layer;  // of the embeddings for each layer, and their norm
     std::vector<Rope> ropes;
     std::vector<LayerConfig> layers;
 
+    // Whether rows of some layer see cells beyond their own position.
+    bool two_way() const {
+        for (const LayerConfig& layer : layers) if (layer.has_attention() && !layer.attention.causal) return true;
+        return false;
+    }
     size_t n_stream() const { return layers.empty() ? 1 : layers[0].streams.n; }
     size_t inputs() const { return layers.size() * per_layer.size; }  // numbers of a token, for all layers
 };

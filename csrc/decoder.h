@@ -26,9 +26,10 @@ struct Input {
     const int32_t* cells;
     std::vector<const int32_t*> views;
     const int32_t* view_of;
-    const int32_t* lengths;
+    const int32_t* lengths;               // of a model that attends in both directions: the whole views
     const int32_t* causal = nullptr;      // the lengths if no row attended beyond its own position; null: the same
     const int32_t* table;                 // the position of every cell
+    const int32_t* types = nullptr;       // the token type of each row; null: all are 0
     const int32_t* slots = nullptr;       // with recurrent layers: the slot whose state each row advances
     std::vector<const float*> vectors;    // empty, or for each row a vector or null
     std::vector<size_t> wanted;           // rows
@@ -72,6 +73,8 @@ public:
     // Runs a batch: logits [n_wanted][n_vocab], or with `hidden` the final states [n_wanted][n_embd]. `peaks` gets the
     // largest of every kPeak logits, if it is given: [n_wanted][pieces of kPeak].
     void forward(const Input& input, float* out, bool hidden, float* peaks = nullptr);
+    // Rows of pooled hidden states times one of Config::projections, with what comes behind it: [n][its rows].
+    void project(size_t projection, const float* x, size_t n, float* out);
     // What the probed cells received in the last pass: [n][probes], the mean over layers and heads.
     const std::vector<float>& received() const { return received_; }
     // The attention of the watched rows in the last pass, row after row: [n_layer][most heads][length of the row].

@@ -61,13 +61,23 @@ void Decoder::Walk::embed() {
         float* to = row_of(x_, row);
         if (!input_.vectors.empty() && input_.vectors[row]) {
             std::memcpy(to, input_.vectors[row], c_.n_embd * sizeof(float));
-            continue;
+        } else {
+            read_row(d_.embedding_, input_.tokens[row], to);
+            if (c_.embedding_scale != 1.0f) {
+                for (size_t i = 0; i < c_.n_embd; ++i) to[i] *= c_.embedding_scale;
+            }
         }
-        read_row(d_.embedding_, input_.tokens[row], to);
-        if (c_.embedding_scale != 1.0f) {
-            for (size_t i = 0; i < c_.n_embd; ++i) to[i] *= c_.embedding_scale;
+        if (c_.token_types) {
+            const size_t type = input_.types ? static_cast<size_t>(input_.types[row]) : 0;
+            kernel_.add(to, d_.model_.types.data() + type * c_.n_embd, c_.n_embd);
+        }
+        if (c_.learned_positions) {
+            float* position = row_of(sum_, row);
+            read_row(d_.model_.positions, input_.positions[row], position);
+            kernel_.add(to, position, c_.n_embd);
         }
     }
+    norm_sums(d_.model_.embedding_norm);
     if (c_.per_layer.size || c_.n_stream() > 1) embed_beside();
 }
 
@@ -97,6 +107,7 @@ void Decoder::Walk::layer(size_t index) {
             added = sum_;
         }
         add_rows(added, weights.o.bias, weights.post_norm, config.residual_scale);
+        norm_sums(weights.sum_norm);
     }
     if (config.low_rank.rank) add_low_rank(index);
     if (config.ffn != FeedForwardKind::kNone) feed_forward(index);
@@ -120,6 +131,7 @@ void Decoder::Walk::feed_forward(size_t index) {
         experts(index);
         add_rows(sum_, {}, weights.post_ffn_norm, config.residual_scale);
     }
+    norm_sums(weights.ffn_sum_norm);
 }
 
 // What an image's vectors have for this layer, beside their embeddings.
@@ -149,6 +161,12 @@ void Decoder::Walk::norm_rows(const Norm& norm) {
         }
     }
     quantize(normed_, c_.n_embd);
+}
+
+// Normalises the residual stream itself, if there is such a norm.
+void Decoder::Walk::norm_sums(const Norm& norm) {
+    if (!norm.config.there()) return;
+    for (size_t row = first_; row < last_; ++row) d_.normalize(norm, row_of(x_, row), c_.n_embd, row_of(x_, row));
 }
 
 // Adds what mixer or feed-forward made to the residual stream. It is changed in memory of the thread's own: alone, all
@@ -262,7 +280,9 @@ void Decoder::Walk::activate(const DenseConfig& config, const float* gate_bias, 
         }
         return;
     }
-    const auto activation = config.activation == FeedActivation::kGelu ? kernel_.gelu : kernel_.silu;
+    const auto activation = config.activation == FeedActivation::kGelu      ? kernel_.gelu
+                            : config.activation == FeedActivation::kGeluErf ? kernel_.gelu_erf
+                                                                            : kernel_.silu;
     if (config.gated) return activation(gate, up, n);
     const float ones[kPanelRows] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     for (size_t i = 0; i < n; i += kPanelRows) activation(gate + i, ones, std::min(kPanelRows, n - i));
@@ -282,7 +302,11 @@ void Decoder::Walk::logits() {
     float* own = alone_ && !(plan_.hidden && thread_ == 0) ? normed_ : states;
     for (size_t w = begin; w < end; ++w) {
         float* to = row_of(own, w);
-        d_.normalize(d_.output_norm_, row_of(x_, input_.wanted[w]), c_.n_embd, to);
+        if (d_.output_norm_.config.there()) {
+            d_.normalize(d_.output_norm_, row_of(x_, input_.wanted[w]), c_.n_embd, to);
+        } else {
+            std::memcpy(to, row_of(x_, input_.wanted[w]), c_.n_embd * sizeof(float));
+        }
         if (!plan_.hidden && c_.n_embd % kBlock == 0) {
             quantize_activations(kernel_, d_.precision_, to, c_.n_embd, w, quantized);
         }

@@ -113,7 +113,7 @@ void Tensors::recurrent(const std::string& prefix, const LayerConfig& config, si
 void Tensors::dense(const std::string& prefix, const DenseConfig& c, size_t n_embd, DenseWeights& to) {
     if (c.gated) linear(prefix + "ffn_gate" + c.suffix, to.gate, c.n_ff, n_embd, c.bias);
     linear(prefix + "ffn_up" + c.suffix, to.up, c.n_ff, n_embd, c.bias);
-    linear(prefix + "ffn_down" + c.suffix, to.down, n_embd, c.n_ff, c.bias);
+    linear(prefix + "ffn_down" + c.suffix, to.down, n_embd, c.n_ff, c.down_bias);
 }
 
 void Tensors::experts(const std::string& prefix, const ExpertsConfig& c, size_t n_embd, ExpertWeights& to) {
@@ -161,6 +161,15 @@ void Tensors::beside(const std::string& prefix, const LayerConfig& c, size_t n_e
 }
 
 void Tensors::model(const Config& c, ModelWeights& to) {
+    if (c.learned_positions) matrix("position_embd", to.positions, c.learned_positions, c.n_embd);
+    if (c.token_types) vector("token_types.weight", to.types, c.token_types * c.n_embd);
+    norm("", c.embedding_norm, to.embedding_norm, c.n_embd);
+    to.projections.resize(c.projections.size());
+    for (size_t i = 0; i < c.projections.size(); ++i) {
+        const ProjectionConfig& p = c.projections[i];
+        linear(p.name, to.projections[i].linear, p.rows, p.columns, p.bias);
+        norm("", p.norm, to.projections[i].norm, p.rows);
+    }
     if (c.per_layer.size) {
         matrix("per_layer_token_embd", to.inputs, c.n_vocab, c.inputs());
         matrix("per_layer_model_proj", to.input_projection, c.inputs(), c.n_embd);
@@ -180,6 +189,8 @@ void Tensors::layer(size_t index, const LayerConfig& c, size_t n_embd, Layer& to
     norm(prefix, c.ffn_norm, to.ffn_norm, n_embd);
     norm(prefix, c.post_norm, to.post_norm, n_embd);
     norm(prefix, c.post_ffn_norm, to.post_ffn_norm, n_embd);
+    norm(prefix, c.sum_norm, to.sum_norm, n_embd);
+    norm(prefix, c.ffn_sum_norm, to.ffn_sum_norm, n_embd);
     if (c.has_attention()) attention(prefix, c.attention, n_embd, to);
     if (c.mixer == MixerKind::kLatent) latent(prefix, c, n_embd, to);
     if (c.is_recurrent()) recurrent(prefix, c, n_embd, to);

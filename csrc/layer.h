@@ -47,8 +47,17 @@ struct BesideWeights {
     std::vector<float> output_scale;  // one number
 };
 
-// Weights beside the layers: of their inputs, and of streams.
+struct ProjectionWeights {
+    Linear linear;
+    Norm norm;
+};
+
+// Weights beside the layers: of embeddings, of the layers' inputs, of streams, and of pooled hidden states.
 struct ModelWeights {
+    Matrix positions;          // a row for each position
+    std::vector<float> types;  // [token types][n_embd]
+    Norm embedding_norm;
+    std::vector<ProjectionWeights> projections;
     Matrix inputs;             // a row for each token, with numbers for all layers
     Matrix input_projection;
     Norm input_norm;
@@ -63,7 +72,7 @@ struct RecurrentWeights {
 };
 
 struct Layer {
-    Norm norm, ffn_norm, post_norm, post_ffn_norm;
+    Norm norm, ffn_norm, post_norm, post_ffn_norm, sum_norm, ffn_sum_norm;
     Linear q, k, v, o;
     Norm q_norm, k_norm, v_norm;
     std::vector<float> sinks;

@@ -122,22 +122,27 @@ void Decoder::group_slots(Plan& plan) const {
 
 void Decoder::find_windows(Plan& plan) const {
     const Input& input = *plan.input;
-    std::vector<int> windows;
+    std::vector<std::pair<int, bool>> windows;  // and whether they have one side only
     for (const LayerConfig& layer : config_.layers) {
-        const auto at = std::find(windows.begin(), windows.end(), layer.attention.window);
+        const std::pair<int, bool> window{layer.attention.window, layer.attention.causal};
+        const auto at = std::find(windows.begin(), windows.end(), window);
         plan.window_of.push_back(at - windows.begin());
-        if (at == windows.end()) windows.push_back(layer.attention.window);
+        if (at == windows.end()) windows.push_back(window);
     }
-    for (int window : windows) {
-        std::vector<int32_t> begins(input.n, 0);
+    // The first entry of a row's view from a position on.
+    const auto entry_at = [&](size_t row, int64_t position) {
+        const int32_t* view = input.views[input.view_of[row]];
+        const auto is_before = [&](int32_t cell) { return input.table[cell] < position; };
+        return static_cast<int32_t>(std::partition_point(view, view + input.lengths[row], is_before) - view);
+    };
+    for (const auto& [window, causal] : windows) {
+        std::vector<int32_t> begins(input.n, 0), ends;
         for (size_t row = 0; window && row < input.n; ++row) {
-            const int32_t* view = input.views[input.view_of[row]];
-            const int64_t least = int64_t{input.positions[row]} - window;
-            const int32_t* first = std::partition_point(
-                view, view + input.lengths[row], [&](int32_t cell) { return input.table[cell] <= least; });
-            begins[row] = static_cast<int32_t>(first - view);
+            begins[row] = entry_at(row, int64_t{input.positions[row]} - window + 1);
+            if (!causal) ends.push_back(entry_at(row, int64_t{input.positions[row]} + window));
         }
         plan.begins.push_back(std::move(begins));
+        plan.ends.push_back(std::move(ends));
     }
 }
 

@@ -80,8 +80,8 @@ struct Decoder::Plan {
     float* streams;           // [streams][n][n_embd]
     float* states;            // [n_wanted][n_embd]
     std::vector<float*> cos, sin;             // by rope: [n][pairs]
-    std::vector<std::vector<int32_t>> begins; // by layer's window: [n]
-    std::vector<size_t> window_of;            // layer → entry of begins
+    std::vector<std::vector<int32_t>> begins, ends; // by layer's window: [n]; ends where a window has two sides
+    std::vector<size_t> window_of;            // layer → entry of begins and ends
     std::vector<RowBlock> blocks;
     size_t spans;             // at most, of any block
     Partial partials;         // [block][kv head][span], if split

@@ -36,6 +36,7 @@ private:
 
     void quantize(const float* rows, size_t columns);
     void norm_rows(const Norm& norm);
+    void norm_sums(const Norm& norm);
     void add_rows(float* rows, const std::vector<float>& bias, const Norm& post, float scale);
     // Calls f(piece) for the pieces of a product that this thread gets to do.
     template <typename F>
@@ -65,6 +66,7 @@ private:
     void turn_queries(size_t layer, size_t row, size_t kv, float* out) const;
     void store_heads(size_t layer, size_t row, size_t kv);
     void measure(size_t layer, size_t row, size_t kv, const Partial& total, size_t at) const;
+    double falling(const AttentionConfig& config, size_t head, size_t row, int32_t cell) const;
     void show(size_t layer, size_t at, size_t kv) const;
     float* queries_of(size_t layer, size_t row, size_t kv) const;
 

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from tiny_encoders import Pixtral, Pixtral12, Qwen3VL, Qwen35, Tiny
 from tiny_encoders_more import Gemma4, InternVL, InternVL6
 from tiny_sighted import SightedQwen, answer_of_gemma4, answer_of_qwen35
 from transformers import (
@@ -40,6 +39,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
 from stretto.weights.writer import write_gguf
+from tiny_encoders import Pixtral, Pixtral12, Qwen3VL, Qwen35, Tiny
 
 FOLDER = Path(__file__).parent.parent / "tests" / "data" / "vision"
 PICTURES = ((40, 40), (96, 54), (37, 83))  # width, height: a square, wide, tall

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from PIL import Image
-from tiny_encoders import BLOCKS, FEED_FORWARD, HEADS, HIDDEN, LANGUAGE, MEAN, STD, Arrays, Tiny
 from transformers import (
     Gemma4TextConfig,
     Gemma4VisionConfig,
@@ -19,6 +18,8 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 from transformers.models.gemma4.modeling_gemma4 import Gemma4MultimodalEmbedder, Gemma4VisionModel
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.internvl.modeling_internvl import InternVLModel
+
+from tiny_encoders import BLOCKS, FEED_FORWARD, HEADS, HIDDEN, LANGUAGE, MEAN, STD, Arrays, Tiny
 
 
 class InternVL(Tiny):

@@ -7,9 +7,13 @@ import pytest
 
 import stretto
 from stretto import _native
+from stretto.backends import registry
+from stretto.backends.reference import ReferenceBackend
+from stretto.backends.registry import BackendEntry
 from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.hardware import usable_cores
-from stretto.router import CACHE_TYPES, open_model
+from stretto.router import CACHE_TYPES, open_model, survey
+from stretto.routing.decide import BAR
 from tiny_models import FOLDER
 
 WRONG = {
@@ -69,6 +73,47 @@ def test_the_native_backend_is_the_default(smollm2_path, monkeypatch):
         assert llm.backend.threads == usable_cores()
         assert llm.backend.kernels == _native.kernels()
         assert llm.backend.n_cells == llm.context_length == 16
+
+
+def test_the_route_says_what_else_was_possible(smollm2_path):
+    with stretto.load(smollm2_path, cells=16) as llm:
+        assert (llm.route.backend, llm.route.device) == ("native", "cpu")
+        others = {option.backend: option for option in llm.route.others}
+        assert others["reference"].state == "possible"
+        assert "oracle" in others["reference"].reason
+        assert llm.route.chosen.tokens_per_second is None  # nothing was measured
+    with stretto.load(smollm2_path, cells=16, backend="reference") as llm:
+        assert (llm.route.backend, llm.route.reason) == ("reference", "it was asked for")
+        assert {option.backend for option in llm.route.others} >= {"native"}
+
+
+def test_candidates_that_compete_are_measured_once(smollm2_path, monkeypatch, store_home):
+    opened = []
+
+    def rival(file, spec, options):
+        opened.append(options.device)
+        return ReferenceBackend(file, spec, options.cells)
+
+    entries = (BackendEntry("slow", ("cpu", "beads"), rival, missing=lambda d: "no beads" * (d == "beads")),)
+    monkeypatch.setattr(registry, "BUILT_IN", (registry.BUILT_IN[0], *entries))
+    for count in (1, 0):
+        opened.clear()
+        with stretto.load(smollm2_path, cells=64) as llm:
+            assert llm.route.backend == "native"
+            assert llm.route.others[0].tokens_per_second < llm.route.chosen.tokens_per_second
+            # The reference is the more exact one; the native kernels are near enough to it.
+            assert 0 < llm.route.chosen.distance < BAR
+            assert (llm.route.others[1].device, llm.route.others[1].reason) == ("beads", "no beads")
+        assert len(opened) == count
+    assert [path.name for path in store_home.iterdir()] == ["routes.json"]
+
+
+def test_a_survey_measures_what_can_run(smollm2_path):
+    route = survey(smollm2_path, threads=1, cells=128)
+    assert route.backend == "native"
+    assert route.chosen.tokens_per_second > 1
+    assert route.chosen.distance == 0
+    assert next(each for each in route.others if each.backend == "reference").tokens_per_second is None
 
 
 @pytest.mark.parametrize("kv", CACHE_TYPES)

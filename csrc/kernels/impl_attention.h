@@ -134,6 +134,14 @@ void soften(float* scores, size_t n, size_t lo, size_t hi, float* max_of, float*
     *sum_of = reduce_add(add(first, second));
 }
 
+// Scores of view entries [begin, end) fall with the distance from a row.
+void fall(const Attention& a, size_t row, size_t head, size_t begin, size_t end, float* scores) {
+    for (size_t j = begin; j < end; ++j) {
+        const int32_t distance = a.table[a.view[j]] - a.positions[row];
+        scores[j - begin] -= a.slopes[head] * static_cast<float>(distance < 0 ? -distance : distance);
+    }
+}
+
 // Calls f with the number of heads, at most kHeads, as a constant.
 template <typename F>
 void with_heads(size_t heads, F f) {
@@ -277,6 +285,7 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
         const size_t skipped = lo / kChunk * kChunk, n = (hi - skipped + kChunk - 1) / kChunk * kChunk;
         for (size_t h = 0; h < a.group; ++h) {
             const size_t at = row * a.group + h;
+            if (a.slopes) fall(a, row, h, start + lo, start + hi, scores + at * kSpan + lo);
             soften(scores + at * kSpan + skipped, n, lo - skipped, hi - skipped, out.max + at, out.sum + at);
         }
     }
@@ -329,8 +338,9 @@ void attend(const Attention& a, size_t first, size_t last, const Partial& out) {
         if (a.head_size == 128 && a.rows == 1) return attend_rows<8, Source::kBytes>(a, first, last, out);
         return attend_rows<0, Source::kTiles>(a, first, last, out);
     }
-    if (a.rows == 1 && a.type == CacheType::kHalf && a.head_size == 64 && attend_halves<4>(a, first, last, out)) return;
-    if (a.rows == 1 && a.type == CacheType::kHalf && a.head_size == 128 && attend_halves<8>(a, first, last, out)) return;
+    const bool halves = a.rows == 1 && a.type == CacheType::kHalf && !a.slopes;
+    if (halves && a.head_size == 64 && attend_halves<4>(a, first, last, out)) return;
+    if (halves && a.head_size == 128 && attend_halves<8>(a, first, last, out)) return;
 #else
     if (a.rows == 1 && a.head_size == 64 && a.type == CacheType::kQ8) return attend_rows<4, Source::kQ8>(a, first, last, out);
     if (a.rows == 1 && a.head_size == 64 && a.type == CacheType::kHalf) return attend_rows<4, Source::kHalf>(a, first, last, out);

@@ -93,6 +93,22 @@ void gelu(float* gate, const float* up, size_t n) {
     });
 }
 
+// x Φ(x) = max(x, 0) − |x| Φ(−|x|), where Φ(−|x|) = t (c1 + t (c2 + …)) e^(−x²/2) / 2 to 8e-8 (Hastings, 1955).
+void gelu_erf(float* gate, const float* up, size_t n) {
+    each_vector(n, [&](size_t i, size_t m) {
+        const Floats g = load_some(gate + i, m), size = abs(g);
+        const Floats t = div(splat(1.0f), fma(size, splat(0.231641888f), splat(1.0f)));
+        Floats p = splat(0.5307027145f);
+        p = fma(p, t, splat(-0.7265760135f));
+        p = fma(p, t, splat(0.7107068705f));
+        p = fma(p, t, splat(-0.142248368f));
+        p = fma(p, t, splat(0.127414796f));
+        const Floats tail = mul(mul(p, t), exponential(mul(mul(g, g), splat(-0.5f))));
+        const Floats result = sub(max(splat(0.0f), g), mul(size, tail));
+        store_some(gate + i, mul(result, load_some(up + i, m)), m);
+    });
+}
+
 void peaks(const float* x, size_t n, float* out) {
     for (size_t begin = 0; begin < n; begin += kPeak, x += kPeak, ++out) {
         const size_t count = n - begin < kPeak ? n - begin : kPeak;

@@ -62,6 +62,9 @@ struct Attention {
     const int32_t* ends;      // [rows]: behind the last
     size_t rows;
     float* scratch;           // attention_scratch() floats
+    const float* slopes = nullptr;       // [group]: what scores fall by with each position of distance; null: nothing
+    const int32_t* positions = nullptr;  // [rows], if there are slopes
+    const int32_t* table = nullptr;      // the position of every cell
 };
 
 inline size_t cell_offset(const Attention& a, int32_t cell) {
@@ -137,6 +140,7 @@ struct Kernels {
     // gate = activation(gate) × up
     void (*silu)(float* gate, const float* up, size_t n);
     void (*gelu)(float* gate, const float* up, size_t n);
+    void (*gelu_erf)(float* gate, const float* up, size_t n);  // as it is defined, not by tanh
     // For every kPeak numbers of x the largest one, or NaN if there is one among them.
     void (*peaks)(const float* x, size_t n, float* out);
     // The sum of e^((x − top) × factor) over n numbers; top is no less than any of them. What is

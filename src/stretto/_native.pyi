@@ -83,7 +83,9 @@ class Decoder:
         rotated: NDArray[np.int32] | None = None,
         slots: NDArray[np.int32] | None = None,
         causal: NDArray[np.int32] | None = None,
+        types: NDArray[np.int32] | None = None,
     ) -> NDArray[np.float32]: ...
+    def project(self, name: str, rows: NDArray[np.float32]) -> NDArray[np.float32]: ...
     def decode(
         self,
         tokens: list[int],

@@ -3,6 +3,7 @@
     StrettoError
     ├── ModelError          a file is unreadable, damaged or of an unsupported kind
     │   ├── PullError       a model could not be fetched (network, disk, wrong hash)
+    │   ├── UnsupportedModel  a sound file that Stretto's own backends cannot run
     │   └── SnapshotError   a saved sequence cannot be written or read, or is not for this model
     ├── InvalidRequest      a parameter is wrong; the message names it and what it takes
     │   └── InvalidGrammar  a grammar or JSON schema cannot be used
@@ -11,6 +12,8 @@
     ├── QueueFull           too many requests wait already
     ├── Unsupported         this backend cannot do that; the message names one that can
     └── Cancelled           the request was cancelled before there was anything to return
+
+`RouteWarning`, a warning, says that another backend runs a model than the one that would by itself.
 
 A message says what was wrong, where, and what to do about it; programs read the same from the fields:
 
@@ -64,6 +67,10 @@ class PullError(ModelError):
     """A model could not be fetched or stored: no network, a full disk, a wrong hash."""
 
 
+class UnsupportedModel(ModelError):
+    """A sound file of an architecture or format that Stretto's own backends lack; another may have it."""
+
+
 class SnapshotError(ModelError):
     """A saved sequence cannot be written or read, is damaged, or was made by another model or cache."""
 
@@ -111,6 +118,10 @@ class QueueFull(StrettoError):
 
 class Unsupported(StrettoError):
     """A backend lacks a capability; the message names a backend that has it."""
+
+
+class RouteWarning(UserWarning):
+    """A model is run by another backend than the first choice; the message names both, and why."""
 
 
 class Cancelled(StrettoError):

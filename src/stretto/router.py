@@ -1,21 +1,32 @@
-"""`open_model`: resolves a model's name, and opens its file with a backend and an image encoder."""
+"""`open_model`: resolves a model's name, and opens its file with a backend and an image encoder.
+
+`routing` decides which backend that is, among those that `backend=` and `device=` allow; `survey` compares
+them.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stretto import kernels
 from stretto.backends.base import Backend
-from stretto.backends.registry import BackendOptions, choose
-from stretto.errors import InvalidRequest, ModelError
-from stretto.hardware import free_memory, usable_cores
+from stretto.backends.onnx import open_onnx
+from stretto.backends.registry import BREADTH, ONNX, BackendEntry, BackendOptions, choose, serving
+from stretto.errors import InvalidRequest, ModelError, Unsupported, UnsupportedModel
+from stretto.hardware import cpu_name, free_memory, usable_cores
 from stretto.models import ModelSpec, read_spec
+from stretto.models.bare import bare_spec
+from stretto.routing.candidates import Candidate, gguf_candidates
+from stretto.routing.decide import Trial, open_best
+from stretto.routing.decide import survey as survey_candidates
+from stretto.routing.probe import TEXT, measure
+from stretto.routing.route import Option, Route
 from stretto.sampling.params import check_integer
-from stretto.text.loading import load_tokenizer
+from stretto.text.loading import load_template_folder, load_tokenizer, load_tokenizer_folder
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.vision.cache import ImageCache
@@ -27,6 +38,8 @@ from stretto.vision.spec import VisionSpec
 from stretto.vision.vision import Vision
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
+from stretto.weights.onnx.fingerprint import fingerprint
+from stretto.weights.onnx.folder import find_folder, has_other_weights, is_onnx_folder
 
 BUNDLED_ENCODERS = {"sketch": Path(__file__).parent / "vision" / "sketch.gguf"}
 CACHE_TYPES = ("f16", "q8", "f32")
@@ -42,6 +55,8 @@ class Opened:
     template: ChatTemplate | None
     fingerprint: Callable[[], str]  # of the file, computed when asked for
     vision: Vision | None = None
+    route: Route | None = None  # what was chosen to run it, and why
+    rerank_template: str = ""  # of a decoder that is used as a cross-encoder
 
 
 def open_model(
@@ -60,7 +75,8 @@ def open_model(
     checkpoint_bytes: int = 512 << 20,
 ) -> Opened:
     """Resolve a model's file, download it if necessary, and open it with a backend."""
-    entry, device = choose(backend, device)
+    is_onnx = _is_onnx(model, backend)
+    pairs = [_onnx_pair(backend, device)] if is_onnx else serving(backend, device)
     _check_choice("kv", kv, CACHE_TYPES)
     _check_choice("precision", precision, PRECISIONS)
     if not isinstance(repack, bool) and repack != "auto":
@@ -72,7 +88,7 @@ def open_model(
     check_integer("cells", cells, 1, 1 << 24)
     cache = ImageCache.of(image_cache)
     options = BackendOptions(
-        device,
+        pairs[0][1],
         cells,
         threads or usable_cores(),
         kv,
@@ -82,11 +98,17 @@ def open_model(
         checkpoint_bytes,
         memory=free_memory(),
     )
+    if is_onnx:
+        return _open_onnx(Path(model).expanduser(), options, vision)
     with GGUF(hub.resolve(model)) as file:
-        spec = read_spec(file, cells)
+        spec, problem = _read_spec(file, cells)
+        if spec.is_encoder:
+            options = replace(options, kv="f32")  # K and V stay for one pass: nothing would be saved
+        candidates = gguf_candidates(file, spec, problem, pairs, options)
+        _check_runnable(candidates, problem)
         with ThreadPoolExecutor(1) as pool:  # weights are packed in native code; Python reads the tokens
             text_future = pool.submit(_load_text, file, spec)
-            model_backend = entry.open(file, spec, options)
+            model_backend, route = open_best(candidates, _trial(file, text_future, options))
             try:
                 tokenizer, template = text_future.result()
             except BaseException:
@@ -94,12 +116,108 @@ def open_model(
                 raise
         try:
             model_vision = (
-                None if vision is None else _load_vision(vision, spec, tokenizer, entry.name, options, cache)
+                None
+                if vision is None
+                else _load_vision(vision, spec, tokenizer, route.backend, options, cache)
             )
         except BaseException:
             model_backend.close()
             raise
-        return Opened(model_backend, tokenizer, template, file.fingerprint(), model_vision)
+        rerank_template = file.metadata.text("tokenizer.chat_template.rerank", "")
+        return Opened(
+            model_backend, tokenizer, template, file.fingerprint(), model_vision, route, rerank_template
+        )
+
+
+def _is_onnx(model: str | os.PathLike[str], backend: str) -> bool:
+    """Whether a path is an ONNX decoder that ONNX Runtime is to run."""
+    path = Path(model).expanduser()
+    return is_onnx_folder(path) and (backend == ONNX.name or not has_other_weights(path))
+
+
+def _onnx_pair(backend: str, device: str) -> tuple[BackendEntry, str]:
+    """The backend of ONNX folders, and the device as it was asked for, maybe with a number."""
+    entry, _ = choose(ONNX.name if backend == "auto" else backend, str(device).partition(":")[0])
+    if "onnx" not in entry.files:
+        raise Unsupported(
+            f"backend={backend!r} does not run ONNX folders; backend='onnx' does",
+            param="backend",
+            value=backend,
+        )
+    return entry, device
+
+
+def _open_onnx(path: Path, options: BackendOptions, vision: object) -> Opened:
+    """Open a folder with an ONNX decoder."""
+    if vision is not None:
+        raise Unsupported("images need a GGUF model; ONNX decoders take text only", param="vision")
+    folder = find_folder(path)
+    model_backend = open_onnx(folder, options)
+    try:
+        tokenizer = load_tokenizer_folder(folder.path)
+        _check_vocabulary(tokenizer, model_backend.spec, folder.path)
+        template = load_template_folder(folder.path, tokenizer)
+    except BaseException:
+        model_backend.close()
+        raise
+    session = model_backend.session
+    chosen = Option("onnx", session.device, "chosen", "it runs ONNX folders")
+    skipped = [Option("onnx", device, "refused", why) for device, why in session.skipped.items()]
+    return Opened(
+        model_backend,
+        tokenizer,
+        template,
+        lambda: fingerprint(session.file),
+        route=Route((chosen, *skipped)),
+    )
+
+
+def survey(
+    model: str | os.PathLike[str], *, threads: int | None = None, cells: int = 1024, refresh: bool = False
+) -> Route:
+    """The backends and devices that can run a model here, each with the speed that a short probe found."""
+    options = BackendOptions("cpu", cells, threads or usable_cores(), memory=free_memory())
+    with GGUF(hub.resolve(model)) as file:
+        spec, problem = _read_spec(file, cells)
+        candidates = gguf_candidates(file, spec, problem, serving(), options)
+        _check_runnable(candidates, problem)
+        text: Future[tuple[Tokenizer, ChatTemplate | None]] = Future()
+        text.set_result(_load_text(file, spec))
+        return survey_candidates(candidates, _trial(file, text, options, refresh))
+
+
+def _read_spec(file: GGUF, cells: int) -> tuple[ModelSpec, UnsupportedModel | None]:
+    """The spec, and why Stretto's own backends cannot run it, if so: the spec is a bare one then."""
+    try:
+        return read_spec(file, cells), None
+    except UnsupportedModel as problem:
+        return bare_spec(file), problem
+
+
+def _check_runnable(candidates: list[Candidate], problem: UnsupportedModel | None) -> None:
+    """Raise the problem of a file that no candidate can run, with the package that might."""
+    if problem is None or any(each.asked and not each.refusal for each in candidates):
+        return
+    others = [each for each in candidates if each.tier == BREADTH]
+    if not others or (others[0].asked and len([each for each in candidates if each.asked]) == 1):
+        raise problem
+    remedy = others[0].refusal or f"backend={others[0].backend!r}"
+    raise UnsupportedModel(f"{problem}; the {others[0].backend} backend may run it: {remedy}") from problem
+
+
+def _trial(
+    file: GGUF,
+    text: Future[tuple[Tokenizer, ChatTemplate | None]],
+    options: BackendOptions,
+    refresh: bool = False,
+) -> Trial:
+    """How candidates for a file are compared, if there are several."""
+
+    def key() -> str:
+        setup = f"{options.threads} threads, kv {options.kv}, {options.precision}, repack {options.repack}"
+        return f"{file.fingerprint()()} | {cpu_name()}, {setup}"
+
+    return Trial(lambda: text.result()[0].encode(TEXT, special=True), key, measure, refresh)
 
 
 def _load_vision(
@@ -147,12 +265,7 @@ def _check_pair(vision: VisionSpec, spec: ModelSpec, path: Path) -> None:
 
 def _load_text(file: GGUF, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate | None]:
     tokenizer = load_tokenizer(file.metadata)
-    if tokenizer.n_vocab > spec.n_vocab:
-        raise ModelError(
-            f"{tokenizer.n_vocab} tokens, but embeddings for {spec.n_vocab}",
-            path=file.path,
-            field="tokenizer.ggml.tokens",
-        )
+    _check_vocabulary(tokenizer, spec, file.path, "tokenizer.ggml.tokens")
     template = _load_template(file, tokenizer)
     file.forget()  # the head has been read; pages that are being packed are mapped again
     return tokenizer, template
@@ -173,6 +286,13 @@ def _load_template(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:
         eos=text_of(tokenizer.eos_id),
         with_tools=file.metadata.text("tokenizer.chat_template.tool_use", ""),
     )
+
+
+def _check_vocabulary(tokenizer: Tokenizer, spec: ModelSpec, path: Path, field: str = "tokenizer") -> None:
+    if tokenizer.n_vocab > spec.n_vocab:
+        raise ModelError(
+            f"{tokenizer.n_vocab} tokens, but embeddings for {spec.n_vocab}", path=path, field=field
+        )
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -56,7 +56,7 @@ def test_the_native_backend_comes_first(installed):
 
 def test_a_backend_of_another_package(installed, smollm2_path):
     installed("abacus", "ABACUS")
-    assert names() == ("native", "reference", "abacus")
+    assert names() == ("native", "reference", "llamacpp", "onnx", "abacus")
     assert choose("abacus") == (ABACUS, "beads")
     assert choose("abacus", "cpu") == (ABACUS, "cpu")
     assert choose(device="beads") == (ABACUS, "beads")

@@ -5,9 +5,10 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 
-from stretto import hardware
+from stretto import hardware, router
 from stretto.cli import main
 from stretto.hardware import Bandwidth, Cache, Gpu, Hardware, IntegerPeak, Rate
+from stretto.routing import Option, Route
 
 FOUND = Hardware(
     cpu="EPYC 32",
@@ -101,6 +102,28 @@ def test_json_is_complete(devices, found):
 
 def test_refresh_is_passed_on(devices):
     assert devices(FOUND, "--refresh", "--json") == devices(FOUND, "--json")
+
+
+def test_a_model_gets_a_table_of_what_can_run_it(devices, monkeypatch):
+    options = (
+        Option("native", "cpu", "chosen", "the only one", 240.5, 0.0),
+        Option("llamacpp", "cpu", "refused", "pip install it"),
+    )
+    asked = []
+    monkeypatch.setattr(router, "survey", lambda *args, **kw: asked.append((args, kw)) or Route(options))
+    output = " ".join(devices(FOUND, "--model", "x.gguf", "--threads", "2").split())
+    assert "native cpu 240.5 0.0000 chosen: the only one" in output
+    assert "llamacpp cpu refused: pip install it" in output
+    document = json.loads(devices(FOUND, "--model", "x.gguf", "--json"))
+    assert document["route"][0] == {
+        "backend": "native",
+        "device": "cpu",
+        "state": "chosen",
+        "reason": "the only one",
+        "tokens_per_second": 240.5,
+        "distance": 0.0,
+    }
+    assert asked[0] == (("x.gguf",), {"threads": 2, "refresh": False})
 
 
 def test_names_reach_no_terminal_raw(devices):

@@ -36,8 +36,7 @@ def refusal(path, metadata, tensors=WEIGHTS):
         ),
         ({"general.type": "imatrix", "imatrix.chunk_count": 8}, "general.type", "an importance matrix"),
         ({"general.architecture": "controlvector"}, "general.architecture", "a control vector"),
-        ({"general.architecture": "bert"}, "general.architecture", "'bert' is an encoder"),
-        ({"general.architecture": "nomic-bert"}, "general.architecture", "'nomic-bert' is an encoder"),
+        ({"general.architecture": "eurobert"}, "general.architecture", "'eurobert' is an encoder"),
         ({"general.architecture": "flux"}, "general.architecture", "'flux' is a model that makes images"),
     ],
 )

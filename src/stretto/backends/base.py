@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.batch import Batch, Decoding
 from stretto.errors import Unsupported
+from stretto.models.heads import POOLINGS, Head, Pooling
 from stretto.models.spec import ModelSpec
 from stretto.sampling.hooks import NativeHook
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
 
 __all__ = [
+    "POOLINGS",
     "Backend",
     "Batch",
     "Capabilities",
@@ -24,8 +26,11 @@ __all__ = [
     "DeviceRow",
     "Follow",
     "FusedRun",
+    "Head",
     "Mask",
     "NoSlots",
+    "Pooling",
+    "Projects",
 ]
 
 Ints = NDArray[np.int32]
@@ -172,6 +177,18 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free everything; the backend is not used again."""
+        ...
+
+
+@runtime_checkable
+class Projects(Protocol):
+    """The part of a backend that applies the matrices of a model's heads (models/heads.py)."""
+
+    def project(self, name: str, rows: Floats) -> Floats:
+        """float32[n, rows of the matrix] of pooled hidden states float32[n, its columns].
+
+        Each row's result has the same bits whatever the others are.
+        """
         ...
 
 

@@ -60,6 +60,7 @@ class Batch:
         self._vectors: dict[int, Floats] = {}
         self._ahead: dict[int, int] = {}  # rows that attend beyond their own position, and how far
         self._places: dict[int, GridPlace] = {}  # rows whose positions are rows and columns of an image
+        self._types: dict[int, int] = {}  # rows whose token type is not 0
         self._placement: Placement | None = None
         self.moves = NO_MOVES  # of slots, that must be done before the pass
         self.probes = NO_PROBES  # cells whose share of attention is asked for
@@ -91,6 +92,17 @@ class Batch:
         self._sequences += [members] * len(ids)
         if logits and ids:
             self._wanted.append(len(self._tokens) - 1)
+
+    def add_text(self, tokens: list[int], sequence: int, types: list[int] | None = None) -> None:
+        """Add all tokens of a text from position 0 on, each with a row of the result; `types` are theirs."""
+        first = len(self._tokens)
+        rows = range(first, first + len(tokens))
+        self._tokens += tokens
+        self._positions += range(len(tokens))
+        self._sequences += [(sequence,)] * len(tokens)
+        self._wanted += rows
+        if types is not None and any(types):
+            self._types |= zip(rows, types, strict=True)
 
     def add_vector(
         self,
@@ -185,6 +197,18 @@ class Batch:
     def vectors(self) -> dict[int, Floats]:
         """Row → float32[n_embd], for rows given as vectors."""
         return self._vectors
+
+    @property
+    def types(self) -> Ints:
+        """int32[n]: the token type of each row, for models that have them."""
+        types = np.zeros(len(self), np.int32)
+        types[list(self._types)] = list(self._types.values())
+        return types
+
+    @property
+    def has_types(self) -> bool:
+        """Whether a row has another token type than 0."""
+        return bool(self._types)
 
     # -- placing --
 
@@ -286,6 +310,7 @@ class Decoding(Batch):
             self.moves = slots.advance_each(sequences, self.places)
         self.slots = self.moves.slots
         self.table = cells.positions
+        self._types = {}
         self.rotated: Ints | None = None  # int32[n, 3], behind images that have rows and columns as positions
         if cells.lags is not None:
             befores = [

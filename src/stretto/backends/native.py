@@ -67,6 +67,8 @@ class NativeBackend:
         kind = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
         self.cell_layout = f"{kind}, {spec.kv_layout}"
         matrices, tensors = Matrices(file, spec), self._decoder.tensors()
+        # Of an encoder's embeddings too only rows are read: it has no logits.
+        looked_up = LOOKED_UP if spec.causal else LOOKED_UP | {"token_embd"}
         file.read_ahead(repack)  # vectors stand between matrices, which are not to be read yet
         for name, rows, columns in tensors:
             if not columns:
@@ -76,7 +78,7 @@ class NativeBackend:
         file.read_ahead(True)
         for name, rows, columns in tensors:
             if columns:
-                packed = repack and name not in LOOKED_UP
+                packed = repack and name not in looked_up
                 self._set_matrix(file, matrices.rows(name, rows), name, columns, packed)
 
     def _set_matrix(self, file: GGUF, rows: Rows, name: str, columns: int, repack: bool) -> None:
@@ -128,6 +130,10 @@ class NativeBackend:
     def hidden(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_embd]."""
         return self._run(batch, hidden=True)
+
+    def project(self, name: str, rows: Floats) -> Floats:
+        """float32[n, rows of the matrix]: what a projection makes of pooled hidden states."""
+        return self._open.project(name, np.ascontiguousarray(rows, np.float32))
 
     def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
         """Generate several tokens of one sequence in native code."""
@@ -221,6 +227,7 @@ class NativeBackend:
             placement.rotated,
             placement.slots,
             placement.causal,
+            batch.types if batch.has_types else None,
         )
         if len(batch.probes):
             batch.received = self._open.received().reshape(len(batch), len(batch.probes))
@@ -236,7 +243,7 @@ class NativeBackend:
 
 
 # Tensors of which only rows are read, one for each token: they stay in the file.
-LOOKED_UP = frozenset({"per_layer_token_embd"})
+LOOKED_UP = frozenset({"per_layer_token_embd", "position_embd"})
 PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
 
 

@@ -64,6 +64,7 @@ class OnnxSession:
     providers: tuple[str, ...]
     raw: Any
     skipped: Mapping[str, str] = field(default_factory=dict)
+    index: int = 0  # of the device, where there are several
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Compute `outputs`, all of them by default, from arrays by the names of the inputs."""
@@ -112,7 +113,7 @@ def open_session(
             continue
         if files_stamp(file) != file.stamp:
             raise ModelError("the file changed while it was opened; load it again", path=file.path)
-        return OnnxSession(file, candidate, tuple(raw.get_providers()), raw, skipped)
+        return OnnxSession(file, candidate, tuple(raw.get_providers()), raw, skipped, index)
     raise AssertionError("the CPU is the last candidate")
 
 
@@ -124,6 +125,16 @@ def available_devices() -> tuple[str, ...]:
     """
     built = set(import_runtime().get_available_providers())
     return tuple(name for name, (provider, _) in PROVIDERS.items() if provider in built)
+
+
+def missing(device: str) -> str:
+    """What has to be installed for a device, in words; "" if nothing."""
+    try:
+        built = import_runtime().get_available_providers()
+    except Unsupported as error:
+        return str(error)
+    provider, package = PROVIDERS[device]
+    return "" if provider in built else f"install {package}, which has {provider}"
 
 
 def import_runtime() -> Any:

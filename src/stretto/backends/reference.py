@@ -88,12 +88,18 @@ class ReferenceBackend:
         logits: Floats = hidden @ output.T * np.float32(self.spec.logit_scale)
         return cap(logits, self.spec.logit_cap)
 
+    def project(self, name: str, rows: Floats) -> Floats:
+        """float32[n, rows of the matrix]: what a projection makes of pooled hidden states."""
+        part, w = self.spec.projections[name], LayerWeights(self.weights, 0, {}, prefix="")
+        made = w.matmul(rows, name)
+        return w.norm(part.norm, made if part.activation == "none" else ACTIVATIONS[part.activation](made))
+
     def compute(self, batch: Batch, mask: Mask | None = None, attention: bool = False) -> Computed:
         """Run a placed batch. `mask`, bool[n, n_cells], overrides which cells a row attends to."""
         spec, placement = self.spec, batch.placement
         if placement is None:
             raise InvalidRequest("the batch has no cells yet; call batch.place(cells) first")
-        causal = None
+        causal, given = None, mask is not None
         if mask is None:
             mask = self._mask(placement, placement.lengths)
             if spec.windowed_images and placement.causal is not None:
@@ -108,6 +114,12 @@ class ReferenceBackend:
         x = self.weights["token_embd.weight"][batch.tokens] * np.float32(spec.embedding_scale)  # [n, n_embd]
         for row, vector in batch.vectors.items():
             x[row] = vector[: spec.n_embd]
+        whole = LayerWeights(self.weights, 0, {}, prefix="")
+        if spec.token_types:
+            x = x + whole["token_types.weight"][batch.types]
+        if spec.learned_positions:
+            x = x + whole["position_embd.weight"][batch.positions]
+        x = whole.norm(spec.embedding_norm, x)
         run = Pass(
             batch,
             placement,
@@ -118,8 +130,8 @@ class ReferenceBackend:
             self._stored,
             attention,
             causal=causal,
+            given=given,
         )
-        whole = LayerWeights(self.weights, 0, {}, prefix="")
         if spec.per_layer is not None:
             run.inputs = streams.inputs(spec.per_layer, whole, batch, x)
         if spec.streams is not None:
@@ -150,11 +162,13 @@ class ReferenceBackend:
         normed = before = w.norm(layer.norm, x)
         if layer.mixer is not None:
             x = x + scale * w.norm(layer.post_norm, mix(layer.mixer, w, i, normed, run))
+            x = w.norm(layer.sum_norm, x)
         if layer.low_rank is not None:
             x = (x + streams.low_rank(layer.low_rank, w, normed)) * np.float32(0.5**0.5)
         if layer.ffn is not None:
             normed = before if layer.parallel else w.norm(layer.ffn_norm, x)
             x = x + scale * w.norm(layer.post_ffn_norm, feed(layer.ffn, w, normed))
+            x = w.norm(layer.ffn_sum_norm, x)
         if layer.input is not None and run.inputs is not None:
             x = x + streams.from_input(layer.input, w, x, run.inputs[i])
         return x * w["layer_output_scale.weight"] if layer.output_scale else x

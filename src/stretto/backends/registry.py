@@ -2,6 +2,7 @@
 
     entry, device = choose("auto", "cpu")
     backend = entry.open(file, spec, BackendOptions(device, cells=8192, threads=8))
+    serving("auto", "auto")     # all built-in pairs of a backend and a device, for `routing` to choose from
 
 Other packages add a backend by an entry point of the group `stretto.backends`, whose name is the backend's
 and whose object is a `BackendEntry`:
@@ -10,26 +11,30 @@ and whose object is a `BackendEntry`:
     abacus = "my_package.backend:ENTRY"
 
 Installed packages are looked through only when the built-in backends do not answer the question. `router`
-uses this module; the engine does not know it.
+and `routing` use this module; the engine does not know it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING
 
 from stretto.backends.base import Backend
+from stretto.backends.onnx_session import PROVIDERS
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.models.spec import ModelSpec
 from stretto.models.summary import model_memory
 from stretto.weights.gguf import GGUF
+from stretto.weights.memory import memory
 from stretto.weights.placement import choose_placement
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "stretto.backends"
+ONNX_DEVICES = tuple(PROVIDERS)
 
 
 @dataclass(frozen=True)
@@ -55,13 +60,38 @@ class BackendOptions:
         return self.sequences + self.checkpoint_bytes // slot_bytes if slot_bytes else 0
 
 
+FIRST, BREADTH, ORACLE = 0, 1, 2  # tiers: "auto" takes a backend of the lowest tier that can run the model
+
+
+def _nothing_missing(device: str) -> str:
+    return ""
+
+
+def _own_version() -> str:
+    from stretto import __version__
+
+    return __version__
+
+
 @dataclass(frozen=True)
 class BackendEntry:
-    """A backend: its name, the devices it serves, the default first, and the function that opens a model."""
+    """A backend: its name, the devices it serves, the default first, and the function that opens a model.
+
+    Backends of one `tier` compete by measured speed; a higher tier is used, with a warning, when no lower one
+    can run the model. `missing` says what a device needs that is not installed here, "" if nothing;
+    `version` names the library that computes, because figures of another one are not its own; `needs` is the
+    memory in bytes, where a model that does not fit must not be tried. `files` are the kinds it runs.
+    """
 
     name: str
     devices: tuple[str, ...]
     open: Callable[[GGUF, ModelSpec, BackendOptions], Backend]
+    tier: int = FIRST
+    any_architecture: bool = False  # runs models that Stretto's own readers do not know
+    missing: Callable[[str], str] = _nothing_missing
+    version: Callable[[], str] = _own_version
+    needs: Callable[[GGUF, BackendOptions], int] | None = None
+    files: tuple[str, ...] = ("gguf",)
 
 
 def _native(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
@@ -82,6 +112,12 @@ def _native(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
     )
 
 
+def _native_version() -> str:
+    from stretto import kernels
+
+    return f"{_own_version()} {kernels.chosen()}"
+
+
 def _reference(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
     from stretto.backends.reference import ReferenceBackend
 
@@ -94,18 +130,104 @@ def _reference(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
     return ReferenceBackend(file, spec, options.cells, options.n_slots(4 * spec.state_floats))
 
 
-BUILT_IN = (BackendEntry("native", ("cpu",), _native), BackendEntry("reference", ("cpu",), _reference))
+def _reference_bytes(file: GGUF, options: BackendOptions) -> int:
+    return 4 * sum(prod(tensor.shape) for tensor in file.tensors.values())  # all weights as float32
 
-_entries = {entry.name: entry for entry in BUILT_IN}
+
+def _llamacpp(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
+    from stretto.backends.llamacpp import LlamaBackend
+
+    if options.precision != "standard":
+        raise Unsupported(
+            f"the llamacpp backend has no precision={options.precision!r}; backend='native' has",
+            param="precision",
+            value=options.precision,
+        )
+    # The cache has to fit; weights are read from the file.
+    choose_placement(False, memory(file), options.kv, options.cells, options.memory, path=file.path)
+    return LlamaBackend(
+        file, spec, options.cells, options.threads, options.kv, repack=options.repack is not False
+    )
+
+
+def _llamacpp_missing(device: str) -> str:
+    from stretto.backends.llama_library import missing
+
+    return missing(device)
+
+
+def _llamacpp_version() -> str:
+    from stretto.backends.llama_library import version
+
+    return version()
+
+
+BUILT_IN = (
+    BackendEntry("native", ("cpu",), _native, version=_native_version),
+    BackendEntry("reference", ("cpu",), _reference, tier=ORACLE, needs=_reference_bytes),
+    BackendEntry(
+        "llamacpp",
+        ("cpu",),
+        _llamacpp,
+        tier=BREADTH,
+        any_architecture=True,
+        missing=_llamacpp_missing,
+        version=_llamacpp_version,
+    ),
+)
+
+
+def _onnx(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
+    raise Unsupported(
+        f"backend='onnx' runs folders with ONNX files, and {file.path.name} is a GGUF file; make one with: "
+        f"stretto export onnx {file.path.name} FOLDER",
+        param="backend",
+        value="onnx",
+    )
+
+
+def _onnx_missing(device: str) -> str:
+    from stretto.backends.onnx_session import missing
+
+    return missing(device)
+
+
+def _onnx_version() -> str:
+    from stretto.backends.onnx_session import import_runtime
+
+    return f"onnxruntime {import_runtime().__version__}"
+
+
+# Runs other files than those above, so it does not compete with them.
+ONNX = BackendEntry(
+    "onnx", ONNX_DEVICES, _onnx, missing=_onnx_missing, version=_onnx_version, files=("onnx",)
+)
+
+_entries = {entry.name: entry for entry in (*BUILT_IN, ONNX)}
 
 
 def names() -> tuple[str, ...]:
     """The names of all backends, those of other packages last.
 
     >>> names()
-    ('native', 'reference')
+    ('native', 'reference', 'llamacpp', 'onnx')
     """
     return tuple(dict.fromkeys((*_entries, *(point.name for point in _points()))))
+
+
+def serving(backend: str = "auto", device: str = "auto") -> list[tuple[BackendEntry, str]]:
+    """All pairs of a backend and a device that `backend=` and `device=` allow, in order; raises as `choose`.
+
+    Other packages' backends are among them only if no built-in one serves the device, or one is named.
+    """
+    first, _ = choose(backend, device)
+    entries = [first] if backend != "auto" or first not in BUILT_IN else list(BUILT_IN)
+    return [
+        (entry, each)
+        for entry in entries
+        for each in (entry.devices if device == "auto" else (device,))
+        if each in entry.devices
+    ]
 
 
 def choose(backend: str = "auto", device: str = "auto") -> tuple[BackendEntry, str]:

@@ -21,6 +21,7 @@ from stretto.cli.classify import classify
 from stretto.cli.detect import detect
 from stretto.cli.devices import devices
 from stretto.cli.embed import embed
+from stretto.cli.export import export
 from stretto.cli.inspect import inspect
 from stretto.cli.models import models
 from stretto.cli.output import clean
@@ -53,6 +54,7 @@ for command in (chat, run, parallel, serve, pull, models, rm, inspect, tokenize,
 for task in (embed, rerank, classify, detect, segment, read, transcribe):
     app.command(rich_help_panel="Other kinds of models")(task)
 app.add_typer(bench, name="bench")
+app.add_typer(export, name="export")
 
 
 @app.callback(invoke_without_command=True)

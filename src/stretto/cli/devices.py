@@ -1,4 +1,4 @@
-"""`stretto devices`: this machine's hardware and its speed."""
+"""`stretto devices`: this machine's hardware and its speed, and what can run a model here."""
 
 from __future__ import annotations
 
@@ -8,32 +8,59 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stretto.cli import options as o
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.table import Table
+
     from stretto.hardware import Cache, Gpu, Hardware, Rate
+    from stretto.routing import Route
 
 
 def devices(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object, sizes in bytes.")] = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure the speeds again.")] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", metavar="MODEL", help="Also show what can run this model, and how fast."
+        ),
+    ] = None,
+    threads: o.Threads = None,
 ) -> None:
     """Show the processor, its cores, memory and speed, the kernels in use, and the GPUs."""
     from dataclasses import asdict
 
-    from stretto import hardware
+    from stretto import hardware, router
     from stretto.cli.output import clean, console, print_json, table
 
     errors = console(stderr=True)
-    with errors.status("measuring, about a second") if sys.stderr.isatty() else nullcontext():
+    with errors.status("measuring, a second or two") if sys.stderr.isatty() else nullcontext():
         machine = hardware.probe(refresh=refresh)
+        route = router.survey(model, threads=threads, refresh=refresh) if model else None
     if as_json:
-        print_json(asdict(machine))
+        print_json(asdict(machine) | ({} if route is None else {"route": route.as_data()}))
         return
     listing = table("", "this machine")
     for name, value in _rows(machine):
         listing.add_row(name, clean(value))
     console().print(listing)
+    if route is not None:
+        console().print(_options(route))
+
+
+def _options(route: Route) -> Table:
+    """What can run a model: decode speed by a short probe, and the distance from the most exact one."""
+    from stretto.cli.output import clean, table
+
+    listing = table("backend", "device", "tokens/s", "distance", "", right=("tokens/s", "distance"))
+    for option in (route.chosen, *route.others):
+        speed = "" if option.tokens_per_second is None else f"{option.tokens_per_second:,.1f}"
+        far = "" if option.distance is None else f"{option.distance:.4f}"
+        listing.add_row(option.backend, option.device, speed, far, clean(f"{option.state}: {option.reason}"))
+    return listing
 
 
 def _rows(machine: Hardware) -> Iterator[tuple[str, str]]:

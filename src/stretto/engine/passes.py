@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.engine.decoders.passes import EmbedPass, Pass, Pooling, ScorePass
+from stretto.backends.base import POOLINGS, Head, Pooling, Projects
+from stretto.engine.decoders.passes import EmbedPass, Pass, ScorePass, normalized
 from stretto.engine.engine import Engine
 from stretto.engine.request import Request
 from stretto.engine.sequence import Sequence
@@ -36,16 +38,39 @@ def score_request(engine: Engine, tokens: list[int]) -> Request[ScorePass]:
     return Request(ScorePass(runner, track, tokens), runner.metrics)
 
 
+def embedding_head(engine: Engine, pooling: Pooling | None) -> Head:
+    """What makes vectors of texts: the file's own way, or with another pooling; by default the mean."""
+    known = engine.runner.spec.embedder or Head("mean")
+    if pooling is None:
+        return known
+    if pooling not in POOLINGS:
+        raise InvalidRequest(
+            f"pooling must be {', '.join(map(repr, POOLINGS))}, or None for the file's own, not {pooling!r}",
+            param="pooling",
+            value=pooling,
+        )
+    return replace(known, pooling=pooling)
+
+
 def embed_request(
-    engine: Engine, texts: list[list[int]], pooling: Pooling, normalize: bool
+    engine: Engine,
+    texts: list[list[int]],
+    head: Head,
+    normalize: bool,
+    types: list[list[int]] | None = None,
 ) -> Request[EmbedPass]:
-    """A vector for each text, from the final hidden states of its tokens: float32[n_texts, n_embd]."""
+    """What a head makes of each text, from the final hidden states of its tokens: float32[n_texts, n].
+
+    `types` are the token types of each text, for models that have them.
+    """
     runner = engine.runner
-    if pooling not in ("mean", "last"):
-        raise InvalidRequest(f"pooling must be 'mean' or 'last', not {pooling!r}", param="pooling")
     if not isinstance(normalize, bool):
         raise InvalidRequest(f"normalize must be True or False, not {normalize!r}", param="normalize")
     runner.backend.capabilities.require("hidden", runner.backend.name)
+    if head.projections and not isinstance(runner.backend, Projects):
+        raise Unsupported(
+            f"the {runner.backend.name} backend has no matrices behind the pooling; backend='native' has"
+        )
     for number, text in enumerate(texts):
         if not text:
             raise InvalidRequest(f"text {number} is empty; give at least one token", param="text")
@@ -56,7 +81,7 @@ def embed_request(
                 limit=runner.context_length,
                 param="text",
             )
-    return Request(EmbedPass(runner, texts, pooling, normalize), runner.metrics)
+    return Request(EmbedPass(runner, texts, head, normalize, types), runner.metrics)
 
 
 def complete(engine: Engine, request: Request[Any]) -> Any:
@@ -87,4 +112,13 @@ def compute_all(engine: Engine, sequences: Seq[Sequence]) -> None:
     engine.compute(tracks)
 
 
-__all__ = ["Pass", "complete", "compute_all", "embed_request", "logits_of", "score_request"]
+__all__ = [
+    "Pass",
+    "complete",
+    "compute_all",
+    "embed_request",
+    "embedding_head",
+    "logits_of",
+    "normalized",
+    "score_request",
+]

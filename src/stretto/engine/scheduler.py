@@ -212,7 +212,10 @@ class Scheduler:
                 room = self.limits.max_tokens_per_step
                 if decoding:
                     room = min(room, self.pace.tokens_in(self.limits.max_step_ms))
-                plan.hidden = self._cut(plan.hidden, room, shared)
+                if self._runner.spec.causal:
+                    plan.hidden = self._cut(plan.hidden, room, shared)
+                else:
+                    plan.hidden = self._whole(plan.hidden, room)
         plan.only_decodes = n_plain == len(plan.work) and not plan.hidden
         if not plan.only_decodes or n_plain > self._runner.cells.n_free:
             self._check_cells(plan)
@@ -264,6 +267,17 @@ class Scheduler:
             if source.track.has_images:
                 placed = source.track.n_placed + shared.get(source.track.id, 0)
                 n = source.track.whole_images(placed + n) - placed
+            chosen.append((source, n))
+            room -= n
+        return chosen
+
+    @staticmethod
+    def _whole(texts: list[Work], room: int) -> list[Work]:
+        """Whole texts, as many as there is room for: in both directions a text cannot be cut."""
+        chosen: list[Work] = []
+        for source, n in texts:
+            if chosen and n > room:
+                break
             chosen.append((source, n))
             room -= n
         return chosen

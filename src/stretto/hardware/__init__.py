@@ -67,6 +67,12 @@ def usable_cores() -> int:
     return _usable_cores(ROOT, limits.allowed_cpus())
 
 
+def cpu_name() -> str:
+    """The processor and how many of its cores are used, as figures that are stored are named."""
+    processor = mac.cpu(mac.facts()) if _is_mac() else cpu.read(ROOT)
+    return f"{processor.name}, {processor.architecture}, {usable_cores()} cores"
+
+
 def free_memory() -> int | None:
     """Bytes that this process can have, with page cache that the system would evict; None if unknown."""
     return mac.memory(mac.facts())[1] if _is_mac() else limits.memory(ROOT)[1]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from typing import cast
 
 from stretto.engine import Limits
+from stretto.llm.encoder import Encoder
 from stretto.llm.model import LLM
 from stretto.router import open_model
 from stretto.vision.cache import ImageCache
@@ -27,6 +29,8 @@ def load(
 ) -> LLM:
     """Load a model by name (`"smollm2"`), path, or `"hf:org/repo/file.gguf"`.
 
+    `backend="auto"` and `device="auto"` take what can run the file and is fastest here (docs/routing.md);
+    `llm.route` says what was chosen, what else was possible, and why not.
     `cells` is the size of the cache in tokens, shared by all sequences; `kv="q8"` halves what it
     takes, "f32" doubles it and rounds nothing.
     `precision="high"` computes with activations of 16 bits instead of 8: nearer to what the weights say, and
@@ -59,6 +63,15 @@ def load(
         sequences=limits.max_states,
         checkpoint_bytes=limits.checkpoint_bytes,
     )
+    if opened.backend.spec.is_encoder:
+        encoder = Encoder(
+            opened.backend,
+            opened.tokenizer,
+            name=os.fspath(model),
+            limits=limits,
+            rerank_template=opened.rerank_template,
+        )
+        return cast(LLM, encoder)
     return LLM(
         opened.backend,
         opened.tokenizer,
@@ -67,4 +80,5 @@ def load(
         prefix_cache=prefix_cache,
         limits=limits,
         vision=opened.vision,
+        route=opened.route,
     )

@@ -19,7 +19,14 @@ from stretto.engine.metrics import Metrics
 from stretto.engine.options import Options, combined
 from stretto.engine.params import sampling_params
 from stretto.engine.parked import ParkedSequences
-from stretto.engine.passes import complete, compute_all, embed_request, logits_of, score_request
+from stretto.engine.passes import (
+    complete,
+    compute_all,
+    embed_request,
+    embedding_head,
+    logits_of,
+    score_request,
+)
 from stretto.engine.sequence import new_sequence, restored_sequence
 from stretto.engine.table import CellTable
 from stretto.engine.worker import Worker
@@ -29,6 +36,7 @@ from stretto.llm.prompts import Prompt, prompt_ids
 from stretto.llm.texts import Texts, is_list
 from stretto.models import ModelSpec
 from stretto.parallel import ParallelStream, ParallelText, run_all
+from stretto.routing.route import Route
 from stretto.sampling.rng import RandomStream
 from stretto.structured import Grammar, Guide, as_grammar
 from stretto.text.reasoning import find_reasoning
@@ -40,7 +48,7 @@ from stretto.vision.vision import Vision
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from stretto.engine.decoders.passes import Pooling
+    from stretto.backends.base import Pooling
     from stretto.engine.params import SamplingOptions
     from stretto.parallel import ParallelOptions
     from stretto.parallel.aio import AsyncParallelStream
@@ -65,6 +73,7 @@ class LLM(Texts, Verbs):
         prefix_cache: bool = True,
         limits: Limits | None = None,
         vision: Vision | None = None,
+        route: Route | None = None,
     ) -> None:
         self._engine = Engine(backend, tokenizer, limits, prefix_cache, fingerprint)
         self._engine.runner.images = self.vision = vision  # what encodes images, or None
@@ -72,6 +81,7 @@ class LLM(Texts, Verbs):
         self._worker = Worker(self._engine)  # steps for asynchronous callers
         self._template = template
         self.tokenizer = tokenizer
+        self.route = route  # what runs the model, what else could, and why not; None if it was not loaded
         self.cells = CellTable(self._engine)  # copy, remove, keep, clear by `seq.id`
         self.cache = ParkedSequences(self._engine)  # parked sequences, the prefix cache
 
@@ -127,19 +137,20 @@ class LLM(Texts, Verbs):
         )
 
     def embed(
-        self, texts: list[str] | list[list[int]], *, pooling: Pooling = "mean", normalize: bool = True
+        self, texts: list[str] | list[list[int]], *, pooling: Pooling | None = None, normalize: bool = True
     ) -> Floats:
         """float32[n_texts, n_embd]: a vector for each text, from the final hidden states of its tokens.
 
-        `pooling="mean"` is their mean, "last" the last token's; with `normalize` vectors are L2-normalised,
-        so that their dot product is the cosine between them.
+        `pooling="mean"` is their mean, "cls" the first token's, "last" the last one's; None is what the file
+        says, or else the mean. With `normalize` vectors are L2-normalised, so that their dot product is the
+        cosine between them.
 
         >>> cat, dog = llm.embed(["a cat", "a dog"])
         """
         return cast(Floats, complete(self._engine, self._embedding(texts, pooling, normalize)))
 
     async def aembed(
-        self, texts: list[str] | list[list[int]], *, pooling: Pooling = "mean", normalize: bool = True
+        self, texts: list[str] | list[list[int]], *, pooling: Pooling | None = None, normalize: bool = True
     ) -> Floats:
         """As `embed`, to await; cancelling the task cancels it."""
         from stretto.engine.aio import finished_pass
@@ -147,11 +158,11 @@ class LLM(Texts, Verbs):
         make = partial(self._embedding, texts, pooling, normalize)
         return cast(Floats, await finished_pass(self._worker, make))
 
-    def _embedding(self, texts: Any, pooling: Pooling, normalize: bool) -> Request[Any]:
+    def _embedding(self, texts: Any, pooling: Pooling | None, normalize: bool) -> Request[Any]:
         if not isinstance(texts, list):
             raise InvalidRequest(f"texts must be a list, not {type(texts).__name__}", param="texts")
         ids = [prompt_ids(self._engine, text) for text in texts]
-        return embed_request(self._engine, ids, pooling, normalize)
+        return embed_request(self._engine, ids, embedding_head(self._engine, pooling), normalize)
 
     @overload
     def parallel(

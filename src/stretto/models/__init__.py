@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from stretto.errors import ModelError
 from stretto.models import (
+    bert,
     cohere2,
     command_r,
     deepseek2,
@@ -17,6 +18,7 @@ from stretto.models import (
     gemma3,
     gemma3n,
     gemma4,
+    gemma_embedding,
     glm4,
     glm4moe,
     gptoss,
@@ -24,11 +26,14 @@ from stretto.models import (
     granitehybrid,
     granitemoe,
     hunyuan_dense,
+    jina_bert,
     lfm2,
     lfm2moe,
     llama,
     mistral3,
+    modern_bert,
     nemotron_h,
+    nomic_bert,
     olmo2,
     phi3,
     qwen2,
@@ -45,12 +50,14 @@ from stretto.models import (
 )
 from stretto.models.common import Keys
 from stretto.models.missing import refuse_others, unknown_architecture
+from stretto.models.pooling import with_heads
 from stretto.models.spec import Layer, ModelSpec, Rope
 from stretto.weights.gguf import GGUF
 
 __all__ = ["ARCHITECTURES", "Layer", "ModelSpec", "Rope", "read_spec"]
 
 ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
+    "bert": bert.read,
     "cohere2": cohere2.read,
     "command-r": command_r.read,
     "deepseek2": deepseek2.read,
@@ -62,6 +69,7 @@ ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
     "gemma3": gemma3.read,
     "gemma3n": gemma3n.read,
     "gemma4": gemma4.read,
+    "gemma-embedding": gemma_embedding.read,
     "glm4": glm4.read,
     "glm4moe": glm4moe.read,
     "gpt-oss": gptoss.read,
@@ -69,12 +77,17 @@ ARCHITECTURES: dict[str, Callable[[GGUF], ModelSpec]] = {
     "granitehybrid": granitehybrid.read,
     "granitemoe": granitemoe.read,
     "hunyuan-dense": hunyuan_dense.read,
+    "jina-bert-v2": jina_bert.read_v2,
+    "jina-bert-v3": jina_bert.read_v3,
     "lfm2": lfm2.read,
     "lfm2moe": lfm2moe.read,
     "llama": llama.read,
     "mistral3": mistral3.read,
+    "modern-bert": modern_bert.read,
     "nemotron_h": nemotron_h.read,
     "nemotron_h_moe": nemotron_h.read_moe,
+    "nomic-bert": nomic_bert.read,
+    "nomic-bert-moe": nomic_bert.read_moe,
     "olmo2": olmo2.read,
     "phi3": phi3.read,
     "qwen2": qwen2.read,
@@ -111,7 +124,7 @@ def read_spec(file: GGUF, context: int | None = None) -> ModelSpec:
     name = file.metadata.text("general.architecture")
     if name not in ARCHITECTURES:
         raise _unsupported(file, name)
-    spec = ARCHITECTURES[name](file)
+    spec = with_heads(file, ARCHITECTURES[name](file))
     needed = spec.tensors()
     for tensor, shape in needed.items():
         if tensor not in file.tensors:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from stretto.errors import ModelError
+from stretto.errors import ModelError, UnsupportedModel
 from stretto.models.spec import Attention, Dense, Layer, ModelSpec, Norm, Rope, plain_layer
 from stretto.weights.gguf import GGUF
 
@@ -28,7 +28,7 @@ def refuse(file: GGUF, key: str, what: str, harmless: float = 0.0) -> None:
     """Raise for a part of a model that would be ignored otherwise: `key` with a value that matters."""
     value = file.metadata.number(key, harmless)
     if value != harmless:
-        raise ModelError(f"{what} ({value:g}) is not supported", path=file.path, field=key)
+        raise UnsupportedModel(f"{what} ({value:g}) is not supported", path=file.path, field=key)
 
 
 class Keys:
@@ -146,7 +146,7 @@ def head_size(file: GGUF, arch: str) -> int:
     share = positive(file, f"{arch}.embedding_length") // heads or 1
     size = positive(file, f"{arch}.attention.key_length", share, most=MAX_HEAD_SIZE)
     if positive(file, f"{arch}.attention.value_length", size) != size:
-        raise ModelError(
+        raise UnsupportedModel(
             "keys and values of different sizes are not supported",
             path=file.path,
             field=f"{arch}.attention.value_length",

@@ -10,7 +10,7 @@ from typing import Literal
 
 from stretto.models.parts import Norm, Shapes, Slice
 
-Activation = Literal["silu", "gelu", "relu2"]
+Activation = Literal["silu", "gelu", "relu2", "gelu_erf"]  # gelu: the tanh form; gelu_erf: the exact one
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,12 @@ class Dense:
     fused: bool = False  # gate and up are one tensor of the file, ffn_up
     suffix: str = ""
     cutoff: float | None = None
+    down_bias: bool | None = None  # of the last matrix; None: as `bias`, that of the others
+
+    @property
+    def has_down_bias(self) -> bool:
+        """Whether the last matrix has a bias."""
+        return self.bias if self.down_bias is None else self.down_bias
 
     def tensors(self, n_embd: int) -> Shapes:
         """The tensors of the file."""
@@ -39,16 +45,19 @@ class Dense:
         shapes: Shapes = {
             f"{name}.weight": (n, self.n_ff if "down" in name else n_embd) for name, n in rows.items()
         }
-        if self.bias:
-            shapes |= {f"{name}.bias": (n,) for name, n in rows.items()}
+        for name, n in rows.items():
+            if self.has_down_bias if "down" in name else self.bias:
+                shapes[f"{name}.bias"] = (n,)
         return shapes
 
     def slices(self) -> dict[str, Slice]:
         """Gate and up within a fused tensor."""
-        if not self.fused:
-            return {}
-        up = f"ffn_up{self.suffix}.weight"
-        return {f"ffn_gate{self.suffix}.weight": Slice(up, 0, self.n_ff), up: Slice(up, self.n_ff, self.n_ff)}
+        found: dict[str, Slice] = {}
+        for kind in ("weight", *(("bias",) if self.bias else ())) if self.fused else ():
+            up = f"ffn_up{self.suffix}.{kind}"
+            found[f"ffn_gate{self.suffix}.{kind}"] = Slice(up, 0, self.n_ff)
+            found[up] = Slice(up, self.n_ff, self.n_ff)
+        return found
 
 
 @dataclass(frozen=True)

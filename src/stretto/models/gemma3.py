@@ -17,15 +17,22 @@ LAYERS_27B = 62  # the one size that scales attention by the embedding's share o
 def read(file: GGUF) -> ModelSpec:
     """The spec of a gemma3 file."""
     keys = Keys(file, "gemma3")
+    return read_layers(keys, keys.size("attention.sliding_window"))
+
+
+def read_layers(keys: Keys, window: int, causal: bool = True) -> ModelSpec:
+    """The spec of a file with layers of this kind, and that window."""
     refuse_experts(keys)
-    size, n_embd, eps = head_size(file, "gemma3"), keys.n_embd, keys.eps
+    file, arch = keys.file, keys.arch
+    size, n_embd, eps = head_size(file, arch), keys.n_embd, keys.eps
     scale = size**-0.5
     if keys.n_layer == LAYERS_27B:
         scale = (n_embd / keys.size("attention.head_count")) ** -0.5
-    wide = attention(keys, read_rope(file, "gemma3", size, "halves"), scale=scale, **qk_norms(eps))
-    base = read_base(file, "gemma3.rope.freq_base_swa", LOCAL_BASE)
-    rope = Rope(tuple(plain_frequencies(base, size).tolist()), "halves")
-    near = replace(wide, rope=rope, window=keys.size("attention.sliding_window"))
+    rope = read_rope(file, arch, size, "halves")
+    wide = attention(keys, rope, scale=scale, causal=causal, **qk_norms(eps))
+    base = read_base(file, f"{arch}.rope.freq_base_swa", LOCAL_BASE)
+    local_rope = Rope(tuple(plain_frequencies(base, size).tolist()), "halves")
+    near = replace(wide, rope=local_rope, window=window)
     period = keys.size("attention.sliding_window_pattern", PERIOD)
     ffn = Dense(keys.size("feed_forward_length"), "gelu")
     mixers = (wide if i % period == period - 1 else near for i in range(keys.n_layer))

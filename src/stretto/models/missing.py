@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stretto.errors import ModelError
+from stretto.errors import ModelError, UnsupportedModel
 from stretto.weights.gguf import GGUF
 
 ARCHITECTURE = "general.architecture"
@@ -35,12 +35,9 @@ OTHERS = {
         ("eagle3", "dflash", "gemma4-assistant"), "a drafter that works only with its model's activations"
     ),
     **dict.fromkeys(
-        (
-            *("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2"),
-            *("jina-bert-v3", "eurobert", "gemma-embedding", "llama-embed", "t5encoder"),
-        ),
-        "an encoder, for embeddings or classes: it generates no text; llm.embed of a language model makes "
-        "vectors",
+        ("neo-bert", "eurobert", "llama-embed", "t5encoder"),
+        "an encoder of a kind that is not supported yet; BERT's, Nomic's, Jina's, ModernBERT's and "
+        "EmbeddingGemma's are",
     ),
     **dict.fromkeys(
         (
@@ -150,10 +147,10 @@ def refuse_others(file: GGUF) -> None:
         raise _error(file, VOCABULARY, "tensors")
 
 
-def unknown_architecture(file: GGUF, name: str, supported: Iterable[str]) -> ModelError:
+def unknown_architecture(file: GGUF, name: str, supported: Iterable[str]) -> UnsupportedModel:
     """The error for an architecture that is not supported: what it would need, where that is known."""
     need = f" yet: it would need {NEEDS[name]}" if name in NEEDS else ""
-    return ModelError(
+    return UnsupportedModel(
         f"the architecture {name!r} is not supported{need}; supported are {', '.join(sorted(supported))}",
         path=file.path,
         field=ARCHITECTURE,

@@ -17,7 +17,10 @@ from stretto.models.parts import Norm, Rope, Shapes, Slice, Temperature
 class Attention:
     """Attention over the cells of a token's view.
 
-    `window`: a token attends to the last `window` positions only, itself included. `shared`: the layer
+    `window`: a token attends to the last `window` positions only, itself included. Without `causal` it
+    attends to all cells of its view, or to those less than `window` positions away on either side; a text is
+    then computed in one pass. `alibi`: for each head, how much scores fall with each position of distance; or
+    none. `shared`: the layer
     whose K and V this one reads instead of its own. `sinks`: a score for each head that belongs to no cell.
     `gate`: the query projection has a gate beside each head's query, whose sigmoid multiplies the head's
     result.
@@ -42,6 +45,8 @@ class Attention:
     values_are_keys: bool = False  # V is what the projection to K gives, before its norm and rope
     temperature: Temperature | None = None
     fused: bool = False  # q, k and v are one tensor of the file, attn_qkv
+    causal: bool = True
+    alibi: tuple[float, ...] = ()
 
     @property
     def kv(self) -> tuple[int, int] | None:

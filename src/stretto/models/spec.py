@@ -5,8 +5,9 @@ A decoder layer is
     x += [post_norm] mixer([norm] x)
     x += [post_ffn_norm] ffn([ffn_norm] x)
 
-and a spec says for each layer which mixer, feed-forward and norms it has (models/mixers.py,
-models/feed_forward.py), and what a few models have besides (models/streams.py).
+(in encoders like BERT the sums are normalised: `sum_norm`, `ffn_sum_norm`), and a spec says for each layer
+which mixer, feed-forward and norms it has (models/mixers.py, models/feed_forward.py), what a few models have
+besides (models/streams.py), and what an encoder makes of a text's hidden states (models/heads.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stretto.models.feed_forward import Dense, Experts, FeedForward, Routing
+from stretto.models.heads import Head, Projection
 from stretto.models.mixers import Attention, Beside, Convolution, DeltaNet, Latent, Mamba2, Mixer
 from stretto.models.parts import Norm, Rope, Shapes, Slice, Temperature
 from stretto.models.streams import LayerInput, LowRank, PerLayer, Streams
@@ -25,6 +27,7 @@ __all__ = [
     "DeltaNet",
     "Dense",
     "Experts",
+    "Head",
     "Latent",
     "Layer",
     "LayerInput",
@@ -33,6 +36,7 @@ __all__ = [
     "ModelSpec",
     "Norm",
     "PerLayer",
+    "Projection",
     "Rope",
     "Routing",
     "Streams",
@@ -61,6 +65,8 @@ class Layer:
     input: LayerInput | None = None
     streams: Streams | None = None
     output_scale: bool = False  # at the end x is multiplied by a number of the file
+    sum_norm: Norm | None = None  # of x once the mixer's output has been added
+    ffn_sum_norm: Norm | None = None
 
     def within(self, context: int) -> Layer:
         """The layer in a context of so many tokens."""
@@ -101,7 +107,8 @@ class Layer:
     def tensors(self, n_embd: int) -> Shapes:
         """The names, without the layer's prefix, and shapes of its tensors."""
         shapes: Shapes = {}
-        for norm in (self.norm, self.ffn_norm, self.post_norm, self.post_ffn_norm):
+        norms = self.norm, self.ffn_norm, self.post_norm, self.post_ffn_norm, self.sum_norm, self.ffn_sum_norm
+        for norm in norms:
             if norm is not None:
                 shapes |= norm.tensors(n_embd)
         for part in (self.mixer, self.ffn, self.low_rank, self.input, self.streams):
@@ -131,7 +138,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The shape and the parts of a decoder.
+    """The shape and the parts of a decoder or an encoder.
 
     >>> llm.spec.n_layer, llm.spec.n_embd
     (30, 576)
@@ -142,7 +149,7 @@ class ModelSpec:
     n_embd: int
     context_length: int
     layers: tuple[Layer, ...]
-    output_norm: Norm
+    output_norm: Norm | None
     embedding_scale: float = 1.0
     logit_scale: float = 1.0  # logits are multiplied by it
     logit_cap: float = 0.0  # logits become cap × tanh(logit / cap); 0: as they are
@@ -150,11 +157,32 @@ class ModelSpec:
     windowed_images: bool = False  # tokens of an image see each other, in layers with a window only
     deepstack: int = 0  # so many layers add further numbers of an image's vectors to what they made
     per_layer: PerLayer | None = None
+    learned_positions: int = 0  # rows of position_embd, which are added to the embeddings
+    token_types: int = 0  # rows of token_types, one of which is added to the embeddings: 0 for a single text
+    embedding_norm: Norm | None = None
+    embedder: Head | None = None  # what makes a vector of a text; None: the file says nothing about it
+    classifier: Head | None = None  # what makes scores of a text
 
     def within(self, context: int) -> ModelSpec:
         """The spec for a context of at most so many tokens, where that makes a difference to its ropes."""
         context = min(context, self.context_length)
         return replace(self, layers=tuple(layer.within(context) for layer in self.layers))
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether it is for vectors and classes: it attends in both directions, or its file says so."""
+        return not self.causal or self.embedder is not None or self.classifier is not None
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token attends to later ones: only then can a text be continued."""
+        return all(layer.attention is None or layer.attention.causal for layer in self.layers)
+
+    @property
+    def projections(self) -> dict[str, Projection]:
+        """The matrices that heads apply to pooled hidden states, by name."""
+        heads = (head for head in (self.embedder, self.classifier) if head is not None)
+        return {projection.name: projection for head in heads for projection in head.projections}
 
     @property
     def n_vector(self) -> int:
@@ -254,7 +282,14 @@ class ModelSpec:
     def tensors(self) -> Shapes:
         """The names and shapes of all tensors the model needs, by the names of the file."""
         shapes: Shapes = {"token_embd.weight": (self.n_vocab, self.n_embd)}
-        shapes |= self.output_norm.tensors(self.n_embd)
+        for norm in (self.output_norm, self.embedding_norm):
+            if norm is not None:
+                shapes |= norm.tensors(self.n_embd)
+        for name, rows in (("position_embd", self.learned_positions), ("token_types", self.token_types)):
+            if rows:
+                shapes[f"{name}.weight"] = (rows, self.n_embd)
+        for projection in self.projections.values():
+            shapes |= projection.tensors()
         if not self.tied:
             shapes["output.weight"] = (self.n_vocab, self.n_embd)
         if self.per_layer is not None:

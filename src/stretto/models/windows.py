@@ -14,3 +14,11 @@ def windowed(keys: Keys, period: int) -> list[bool]:
         return keys.flags(PATTERN)
     period = keys.size(PATTERN, period)
     return [i % period < period - 1 for i in range(keys.n_layer)]
+
+
+def both_sides(keys: Keys) -> int:
+    """The window of attention in both directions: files have the width of both sides together.
+
+    A token attends to those less than so many positions away.
+    """
+    return keys.size("attention.sliding_window") // 2 + 1

@@ -17,9 +17,16 @@ from stretto.errors import ModelError
 from stretto.tasks.model import Source, TaskModel
 from stretto.weights import hub
 from stretto.weights.hub.bundles import BUNDLES
+from stretto.weights.onnx.folder import is_decoder_file
 
 # The module of each model of the catalogue: it has `open_task(source, device, threads)`.
 HOMES: Mapping[str, str] = {
+    "efficientnet-lite0": "stretto.tasks.images.efficientnet",
+    "orientation": "stretto.tasks.images.orientation",
+    "centernet": "stretto.tasks.images.centernet",
+    "centerface": "stretto.tasks.images.centerface",
+    "layout": "stretto.tasks.images.layout",
+    "u2net": "stretto.tasks.images.u2net",
     "magika": "stretto.tasks.filetypes",
     "moonshine": "stretto.tasks.speech.moonshine",
     "ppocr": "stretto.tasks.reading.ppocr",
@@ -31,7 +38,9 @@ def is_task(model: str | os.PathLike[str]) -> bool:
     """Whether `load_task` opens this: a name of the catalogue, or an ONNX file."""
     name = os.fspath(model)
     bundle = BUNDLES.get(name) if isinstance(model, str) else None
-    return name.lower().endswith(".onnx") if bundle is None else not bundle.is_folder
+    if bundle is not None:
+        return not bundle.is_folder
+    return name.lower().endswith(".onnx") and not is_decoder_file(Path(name).expanduser())
 
 
 def load_task(

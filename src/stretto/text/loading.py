@@ -1,11 +1,19 @@
-"""Loads the tokenizer of a model file with the class for its kind."""
+"""Loads the tokenizer of a model file or folder with the class for its kind."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from stretto.errors import ModelError
+from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.text.vocabulary import PREFIX
 from stretto.weights.metadata import Metadata
+
+JSON_NAME = "tokenizer.json"
+SENTENCEPIECE_NAMES = ("tokenizer.model", "spiece.model")
+MAX_JSON_BYTES = 256 << 20  # the largest known has 34 MB
 
 
 def load_tokenizer(metadata: Metadata) -> Tokenizer:
@@ -26,8 +34,62 @@ def load_tokenizer(metadata: Metadata) -> Tokenizer:
         from stretto.text.spm import SPMTokenizer
 
         return SPMTokenizer(metadata)
+    if model == "bert":
+        from stretto.text.wordpiece import WordPieceTokenizer
+
+        return WordPieceTokenizer(metadata)
+    if model == "t5":
+        from stretto.text.unigram import UnigramTokenizer
+
+        return UnigramTokenizer(metadata)
     raise ModelError(
-        f"tokenizers of kind {model!r} are not supported, only 'gpt2' (BPE), 'llama' (SentencePiece) and "
-        "'gemma4' (BPE over characters)",
+        f"tokenizers of kind {model!r} are not supported, only 'gpt2' (BPE), 'llama' (SentencePiece), "
+        "'gemma4' (BPE over characters), 'bert' (WordPiece) and 't5' (Unigram)",
         field=PREFIX + "model",
     )
+
+
+def load_tokenizer_folder(path: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder: `tokenizer.json`, or else SentencePiece's `tokenizer.model`.
+
+    load_tokenizer_folder("Qwen3-0.6B").encode("Hello")
+    """
+    from stretto.text.folder_config import read_tokenizer_config
+    from stretto.weights.json_file import read_object
+
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ModelError("no such folder", path=folder)
+    config = read_tokenizer_config(folder)
+    if (folder / JSON_NAME).exists():
+        from stretto.text.tokenizer_json import JsonTokenizer
+
+        return JsonTokenizer(read_object(folder / JSON_NAME, MAX_JSON_BYTES), config)
+    for name in SENTENCEPIECE_NAMES:
+        if (folder / name).exists():
+            from stretto.text.sentencepiece_file import read_sentencepiece
+
+            return load_tokenizer(read_sentencepiece(folder / name, config))
+    raise ModelError(
+        f"the folder has no tokenizer: neither {JSON_NAME} nor {SENTENCEPIECE_NAMES[0]}; transformers makes "
+        f"the former: AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained(folder)",
+        path=folder,
+    )
+
+
+def load_template_folder(path: str | os.PathLike[str], tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The chat template of a Hugging Face folder; None if it has none."""
+    from stretto.text.folder_config import read_tokenizer_config
+
+    config = read_tokenizer_config(Path(path))
+    return make_template(config.template, config.template_with_tools, tokenizer) if config.template else None
+
+
+def make_template(source: str, with_tools: str, tokenizer: Tokenizer) -> ChatTemplate:
+    """A chat template for the special tokens of a tokenizer."""
+
+    def text_of(token: int | None) -> str:
+        return "" if token is None else tokenizer.piece(token)
+
+    bos, eos = text_of(tokenizer.bos_id), text_of(tokenizer.eos_id)
+    return ChatTemplate(source, tokenizer.specials, bos=bos, eos=eos, with_tools=with_tools)

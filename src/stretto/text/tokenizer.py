@@ -5,7 +5,8 @@
     tokenizer.decode(ids)                                    # 'Hello world'
     tokenizer.encode("<|im_start|>user", special=True)       # special tokens parsed, BOS if the model asks
 
-The subclasses turn plain text into ids: `bpe` by merges over bytes, `spm` by scores over characters.
+The subclasses turn plain text into ids: `bpe` by merges over bytes, `spm` and `unigram` by scores over
+characters, `wordpiece` by the longest pieces of words.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import zip_longest
 from operator import index
 from types import MappingProxyType
 
@@ -36,10 +38,11 @@ class Tokenizer(ABC):
     maps the text of each control token to its id; `add_bos` and `add_eos` say what the model asks for.
     """
 
-    kind: str  # "bpe" or "sentencepiece"
-    name: str  # the pre-tokenizer of a BPE model, "llama" for SentencePiece
+    kind: str  # "bpe", "sentencepiece", "wordpiece" or "unigram"
+    name: str  # the pre-tokenizer of a BPE model, llama.cpp's name of the kind for others
     space_prefix = False  # a space is put before each plain fragment
     strips_after: frozenset[int] = frozenset()  # special tokens after which white space is dropped
+    strips_before: frozenset[int] = frozenset()  # and those before which it is
 
     def __init__(self, vocabulary: Vocabulary, *, add_bos: bool, add_eos: bool) -> None:
         self.vocabulary = vocabulary
@@ -48,10 +51,14 @@ class Tokenizer(ABC):
         self.end_ids = vocabulary.end_ids
         self.add_bos = add_bos and self.bos_id is not None
         self.add_eos = add_eos and self.eos_id is not None
+        # Around a text: BOS and EOS, or what stands for them.
+        self.prefix_ids: tuple[int, ...] = () if self.bos_id is None else (self.bos_id,)
+        self.suffix_ids: tuple[int, ...] = () if self.eos_id is None else (self.eos_id,)
         specials = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
         always = vocabulary.of_type(TokenType.USER_DEFINED)
         self.specials: Mapping[str, int] = MappingProxyType(specials)
         self._matched = frozenset(specials.values()) | frozenset(always.values())
+        self._spaced_after = self._matched  # after these tokens a fragment begins, with a space put before it
         self._match_always = Matcher(always)
         self._match_all = Matcher({**always, **specials})
         self._bytes = _Bytes(self, special=False)
@@ -74,25 +81,27 @@ class Tokenizer(ABC):
         _check_text(text)
         ids: list[int] = []
         if bos or (bos is None and special and self.add_bos):
-            if self.bos_id is None:
+            if not self.prefix_ids:
                 raise InvalidRequest(
                     "bos=True, but this vocabulary has no BOS token; leave it out", param="bos", value=True
                 )
-            ids.append(self.bos_id)
-        fresh = True
-        for part in (self._match_all if special else self._match_always).split(text):
+            ids += self.prefix_ids
+        inner = False
+        parts = (self._match_all if special else self._match_always).split(text)
+        for part, following in zip_longest(parts, parts[1:]):
             if isinstance(part, int):
                 ids.append(part)
-                after, fresh = part, True
+                after, inner = part, True
                 continue
             if after in self.strips_after:
                 part = part.lstrip(_WHITE_SPACE)
+            if following in self.strips_before:
+                part = part.rstrip(_WHITE_SPACE)
             after = None
             if part:
-                ids += self._encode_plain(f" {part}" if fresh and self.space_prefix else part)
-                fresh = False
-        if self.add_eos and self.eos_id is not None and (special if bos is None else bos):
-            ids.append(self.eos_id)
+                ids += self._encode_fragment(part, inner)
+        if self.add_eos and (special if bos is None else bos):
+            ids += self.suffix_ids
         return ids
 
     def encode_inside(self, text: str) -> list[int]:
@@ -102,6 +111,10 @@ class Tokenizer(ABC):
         for part in self._match_always.split(text):
             ids += [part] if isinstance(part, int) else self._encode_plain(part)
         return ids
+
+    def _encode_fragment(self, text: str, inner: bool) -> list[int]:
+        """The ids of a plain fragment at the start of a text or, if `inner`, after a special token."""
+        return self._encode_plain(f" {text}" if self.space_prefix else text)
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of `ids`; control tokens show if `special=True`, bytes that are no text as U+FFFD."""
@@ -151,8 +164,8 @@ class Tokenizer(ABC):
         if self.space_prefix and ids:
             # Take away the space that `encode` put before each fragment.
             at = [0] if fresh else []
-            if not self._matched.isdisjoint(ids):
-                at += [i for i, token in enumerate(ids[:-1], 1) if token in self._matched]
+            if not self._spaced_after.isdisjoint(ids):
+                at += [i for i, token in enumerate(ids[:-1], 1) if token in self._spaced_after]
             for i in at:
                 if ids[i] not in self._matched:
                     pieces[i] = pieces[i].removeprefix(b" ")
@@ -164,12 +177,12 @@ class Tokenizer(ABC):
             token = self._check_id(token)
         piece = (self._bytes_special if special else self._bytes)[token]
         if token in self._matched:
-            return piece, True
+            return piece, token in self._spaced_after
         return piece.removeprefix(b" ") if fresh and self.space_prefix else piece, False
 
     def starts_fragment(self, after: int | None) -> bool:
         """Whether the token after this one starts a fragment: at the start, and after a special token."""
-        return after is None or self._check_id(after) in self._matched
+        return after is None or self._check_id(after) in self._spaced_after
 
     @abstractmethod
     def _encode_plain(self, text: str) -> list[int]:

@@ -7,6 +7,7 @@ fit together.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -82,26 +83,49 @@ def read_vocabulary(metadata: Metadata, bos: int | None, eos: int | None, unknow
     tokens = metadata.strings(TOKENS)
     if not tokens:
         raise ModelError("the vocabulary is empty; is this a complete model file?", field=TOKENS)
+    ids = index_tokens(tokens, TOKENS)
+    bos = read_id(metadata, "bos_token_id", len(tokens), bos)
+    eos = read_id(metadata, "eos_token_id", len(tokens), eos)
+    unknown = read_id(metadata, "unknown_token_id", len(tokens), unknown)
+    types = _types(metadata, tokens, unknown)
+    named = (read_id(metadata, f"{key}_token_id", len(tokens), None) for key in _NAMED_ENDS.split())
+    ends = (token for token in named if token is not None)
+    return make_vocabulary(tokens, ids, types, bos=bos, eos=eos, unknown=unknown, ends=ends)
+
+
+def index_tokens(tokens: list[str], field: str) -> dict[str, int]:
+    """The id of each token that is not empty; `ModelError` for a token that is there twice."""
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     empty = tokens.count("") if ids.pop("", None) is not None else 0
     if len(ids) + empty != len(tokens):
-        raise ModelError(_first_duplicate(tokens), field=TOKENS)
-    bos = _id(metadata, "bos_token_id", len(tokens), bos)
-    eos = _id(metadata, "eos_token_id", len(tokens), eos)
-    unknown = _id(metadata, "unknown_token_id", len(tokens), unknown)
-    types = _types(metadata, tokens, unknown)
+        raise ModelError(_first_duplicate(tokens), field=field)
+    return ids
+
+
+def make_vocabulary(
+    tokens: list[str],
+    ids: dict[str, int],
+    types: NDArray[np.int8],
+    *,
+    bos: int | None,
+    eos: int | None,
+    unknown: int | None,
+    ends: Iterable[int] = (),
+) -> Vocabulary:
+    """A vocabulary in which the tokens that are known by their texts have their part; `types` is changed."""
     texts = _CONTROLS & ids.keys()
     if "<|tool_response>" in texts:
         texts -= {"</s>"}  # in Gemma 4 a tag of HTML
     types[[ids[text] for text in texts]] = TokenType.CONTROL
-    ends = {ids[text] for text in _ENDS & texts}
+    found = {ids[text] for text in _ENDS & texts}
     shown = {ids[text] for text in _SHOWN_TEXTS.split() if text in ids}
     if {"<|return|>", "<|call|>"} <= ids.keys() or {"<|flush|>", "<|calls|>"} <= ids.keys():
         parts = {ids["<|end|>"]} if "<|end|>" in ids else set()  # there it only ends a part of the answer
-        ends, shown = ends - parts, shown | parts
-    named = (eos, *(_id(metadata, f"{key}_token_id", len(tokens), None) for key in _NAMED_ENDS.split()))
-    ends.update(token for token in named if token is not None)
-    return Vocabulary(tokens, ids, types, bos, eos, unknown, frozenset(ends), frozenset(shown - ends))
+        found, shown = found - parts, shown | parts
+    found.update(ends)
+    if eos is not None:
+        found.add(eos)
+    return Vocabulary(tokens, ids, types, bos, eos, unknown, frozenset(found), frozenset(shown - found))
 
 
 def read_scores(metadata: Metadata, n_tokens: int) -> NDArray[np.float32]:
@@ -145,7 +169,8 @@ def _same_length(key: str, length: int, n_tokens: int) -> None:
         raise ModelError(f"has {length} entries for a vocabulary of {n_tokens} tokens", field=key)
 
 
-def _id(metadata: Metadata, name: str, n_tokens: int, default: int | None) -> int | None:
+def read_id(metadata: Metadata, name: str, n_tokens: int, default: int | None = None) -> int | None:
+    """The id at `tokenizer.ggml.<name>`; `default` without the key, if the vocabulary has such an id."""
     key = PREFIX + name
     if key not in metadata:
         return default if default is not None and default < n_tokens else None

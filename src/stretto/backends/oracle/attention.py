@@ -28,8 +28,10 @@ def mix(mixer: Attention, w: LayerWeights, i: int, x: Floats, run: Pass) -> Floa
         run.values[i][cells] = run.stored(w.norm_heads(mixer.v_norm, v))
     source = i if mixer.shared is None else mixer.shared
     sinks = w["attn_sinks.weight"] if mixer.sinks else None
-    mask = within(run, mixer.window)
-    mixed, weights = attend(q, run.keys[source], run.values[source], mask, mixer.scale, mixer.cap, sinks)
+    mask, bias = within(run, mixer), falling(run, mixer)
+    mixed, weights = attend(
+        q, run.keys[source], run.values[source], mask, mixer.scale, mixer.cap, sinks, bias
+    )
     if run.wanted:
         run.attention.append(weights)
     if mixer.gate:
@@ -46,11 +48,23 @@ def _turned(x: Floats, norm: Norm | None, mixer: Attention, w: LayerWeights, run
     return w.norm_heads(norm, x) if mixer.norm_after_rope else x
 
 
-def within(run: Pass, window: int | None) -> Mask:
-    """The mask without cells that are `window` positions back or more."""
-    if window is None:
+def within(run: Pass, mixer: Attention) -> Mask:
+    """The mask without cells that are `window` positions away or more; whole views in both directions."""
+    table, positions = run.placement.table[None, :], run.positions[:, None]
+    if not mixer.causal:
+        return run.whole if mixer.window is None else run.whole & (np.abs(table - positions) < mixer.window)
+    if mixer.window is None:
         return run.mask if run.causal is None else run.causal
-    return run.mask & (run.placement.table[None, :] > run.positions[:, None] - window)
+    return run.mask & (table > positions - mixer.window)
+
+
+def falling(run: Pass, mixer: Attention) -> Floats | None:
+    """float32[n_head, n, n_cells]: what scores fall by with the distance (ALiBi), below 0."""
+    if not mixer.alibi:
+        return None
+    distance = np.abs(run.placement.table[None, :] - run.positions[:, None])
+    fallen: Floats = -np.asarray(mixer.alibi, np.float32)[:, None, None] * distance.astype(np.float32)
+    return fallen
 
 
 def attend(
@@ -61,10 +75,12 @@ def attend(
     scale: float,
     most: float = 0.0,
     sinks: Floats | None = None,
+    bias: Floats | None = None,
 ) -> tuple[Floats, Floats]:
     """Attention of each row to the cells its mask allows, each K/V head shared by a group of heads.
 
-    queries [n, n_head, size], keys and values [n_cells, n_kv_head, size], mask [n, n_cells], sinks [n_head]
+    queries [n, n_head, size], keys and values [n_cells, n_kv_head, size], mask [n, n_cells], sinks [n_head],
+    bias [n_head, n, n_cells]
     → float32[n, n_head × size] and the weights float32[n_head, n, n_cells]
     """
     n, n_head, _ = queries.shape
@@ -74,7 +90,8 @@ def attend(
     mixed = np.empty((n, n_head, values.shape[2]), np.float32)
     for head in range(n_head):
         scores = queries[:, head] @ keys[cells, head // group].T * np.float32(scale)  # [n, cells]
-        scores = np.where(mask[:, cells], cap(scores, most), -np.inf)
+        scores = cap(scores, most) if bias is None else cap(scores, most) + bias[head][:, cells]
+        scores = np.where(mask[:, cells], scores, -np.inf)
         largest = scores.max(axis=1, keepdims=True)
         if sinks is not None:
             largest = np.maximum(largest, sinks[head])

@@ -89,11 +89,22 @@ class Pass:
     # Of each layer that attends: float32[n_head, n, n_cells].
     causal: Mask | None = None  # the mask of layers without a window, if it is another
     attention: list[Floats] = field(default_factory=list)
+    given: bool = False  # the mask is the caller's, also for attention in both directions
 
     @property
     def positions(self) -> Ints:
         """The position of each row."""
         return self.batch.positions
+
+    @property
+    def whole(self) -> Mask:
+        """The mask of attention in both directions: the whole view of each row."""
+        if self.given:
+            return self.mask
+        mask = np.zeros_like(self.mask)
+        for row, view in enumerate(self.placement.view_of):
+            mask[row, self.placement.views[view]] = True
+        return mask
 
     @property
     def rotated(self) -> Ints:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from stretto.models.parts import Rope
 
 Floats = NDArray[np.float32]
+
+erf: Callable[[NDArray[np.float64]], NDArray[np.float64]] = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def rms_norm(x: Floats, weight: Floats | None, eps: float) -> Floats:
@@ -80,10 +85,22 @@ def gelu(x: Floats) -> Floats:
     return out
 
 
+def gelu_erf(x: Floats) -> Floats:
+    """GELU as it is defined: x times the probability that a standard normal number is below it."""
+    out: Floats = (0.5 * x * (1.0 + erf(x.astype(np.float64) * 0.5**0.5))).astype(np.float32)
+    return out
+
+
 def relu2(x: Floats) -> Floats:
     """The square of what is above 0."""
     out: Floats = np.square(np.maximum(x, 0))
     return out
 
 
-ACTIVATIONS = {"silu": silu, "gelu": gelu, "relu2": relu2}
+def tanh(x: Floats) -> Floats:
+    """The hyperbolic tangent."""
+    out: Floats = np.tanh(x)
+    return out
+
+
+ACTIVATIONS = {"silu": silu, "gelu": gelu, "relu2": relu2, "gelu_erf": gelu_erf, "tanh": tanh}

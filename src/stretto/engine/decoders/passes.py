@@ -6,12 +6,12 @@ They are scheduled like generations: batched with them, cancellable, within the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Batch, DeviceRow
+from stretto.backends.base import Batch, DeviceRow, Head, Pooling, Projects
 from stretto.engine.metrics import Metrics
 from stretto.engine.output import Ending, Output
 from stretto.engine.params import Hook
@@ -21,7 +21,6 @@ from stretto.sampling.rng import RandomStream
 from stretto.sampling.transforms import log_softmax
 
 Floats = NDArray[np.float32]
-Pooling = Literal["mean", "last"]
 
 MAX_LOGITS = 1 << 24  # held at once by a pass that scores: 64 MB
 
@@ -167,34 +166,66 @@ class ScorePass(Pass):
 
 
 class _Embedded(_AllRows):
-    def __init__(self, track: Track, pooled: NDArray[np.float64], pooling: Pooling, most: int) -> None:
-        super().__init__(track, most)
-        self._pooled = pooled  # float64[n_embd]
+    """A text whose hidden states are pooled, in one pass where tokens attend to later ones."""
+
+    def __init__(
+        self, track: Track, pooling: Pooling, most: int, types: list[int] | None, whole: bool
+    ) -> None:
+        super().__init__(track, len(track) if whole else most)
         self._pooling = pooling
+        self._types = types
+        self._whole = whole
+        self._sum: NDArray[np.floating] = np.zeros((0, 0))  # [1, n_embd]; a mean is a sum in one order
+
+    def fill(self, batch: Batch, most: int) -> int:
+        """Put the whole text into a batch, or up to `most` tokens of it."""
+        if not self._whole:
+            return super().fill(batch, most)
+        batch.add_text(self.track.tokens, self.track.id, self._types)
+        return len(self.track)
 
     def take(self, rows: Rows) -> None:
-        """Add the hidden states to the mean, or keep the last."""
+        """Add the hidden states to the sum, or keep the first or the last."""
         rows = host_rows(rows)
+        if not len(rows):
+            return
         if self._pooling == "mean":
-            self._pooled += rows.sum(0, dtype=np.float64) / len(self.track)
-        elif len(rows):
-            self._pooled[:] = rows[-1]
+            before = self._sum if len(self._sum) else np.zeros((1, rows.shape[1]), np.float64)
+            self._sum = np.add.reduce(np.concatenate((before, rows)), axis=0, keepdims=True)
+        elif self._pooling == "last" or not len(self._sum):
+            self._sum = rows[-1:] if self._pooling == "last" else rows[:1]
+
+    @property
+    def pooled(self) -> Floats:
+        """float32[n_embd], once all rows have been taken."""
+        n = len(self.track) if self._pooling == "mean" else 1
+        vector: Floats = (self._sum[0] / n).astype(np.float32)
+        return vector
 
 
 class EmbedPass(Pass):
-    """Vectors for texts: the final hidden states of their tokens, pooled. Texts share passes."""
+    """What a head makes of texts: their final hidden states, pooled and projected. Texts share passes."""
 
     hidden = True
 
-    def __init__(self, runner: Runner, texts: Sequence[list[int]], pooling: Pooling, normalize: bool) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        texts: Sequence[list[int]],
+        head: Head,
+        normalize: bool,
+        types: Sequence[list[int]] | None = None,
+    ) -> None:
         super().__init__(runner.metrics)
         self._runner = runner
         self._texts = texts
-        self._pooling: Pooling = pooling
+        self._types = types
+        self._head = head
         self._normalize = normalize
-        self._pooled = np.zeros((len(texts), runner.spec.n_embd), np.float64)
+        self._made = np.zeros((len(texts), head.n_out(runner.spec.n_embd)), np.float32)
         most = len(texts) if runner.slots is None else max(1, runner.slots.n_slots // 4)
         self._groups = _groups([len(text) for text in texts], runner.chunk, most)
+        self._group: list[int] = []
         self._sources: list[_Embedded] = []
         self._start(next(self._groups))
 
@@ -204,7 +235,14 @@ class EmbedPass(Pass):
         return self._sources
 
     def advance(self, n_running: int) -> None:
-        """Go on with the next group of texts, or end."""
+        """Finish this group of texts, and start the next one or end."""
+        if self._sources:
+            made = np.stack([source.pooled for source in self._sources])
+            for projection in self._head.projections:
+                backend = self._runner.backend
+                assert isinstance(backend, Projects)  # embed_request has asked for it
+                made = backend.project(projection.name, made)
+            self._made[self._group] = made
         self.close()
         group = next(self._groups, None)
         if group is None:
@@ -213,24 +251,34 @@ class EmbedPass(Pass):
             self._start(group)
 
     def _start(self, group: list[int]) -> None:
+        self._group = group
+        runner, whole = self._runner, not self._runner.spec.causal
         for number in group:
-            track = self._runner.new_track(self._texts[number], RandomStream(0))
+            track = runner.new_track(self._texts[number], RandomStream(0))
             track.running = True
             track.checkpoints = None
-            self._sources.append(_Embedded(track, self._pooled[number], self._pooling, self._runner.chunk))
+            types = None if self._types is None else self._types[number]
+            self._sources.append(_Embedded(track, self._head.pooling, runner.chunk, types, whole))
 
     def result(self) -> Floats:
-        """float32[n_texts, n_embd], L2-normalised if asked for."""
-        pooled = self._pooled
-        if self._normalize:
-            pooled = pooled / np.maximum(np.linalg.norm(pooled, axis=1, keepdims=True), 1e-12)
-        return pooled.astype(np.float32)
+        """float32[n_texts, numbers of the head], L2-normalised if asked for."""
+        if not self._normalize:
+            return self._made
+        return normalized(self._made)
 
     def close(self) -> None:
         """Free the cells."""
         sources, self._sources = self._sources, []
         for source in sources:
             self._runner.close_track(source.track, park=False)
+
+
+def normalized(vectors: Floats) -> Floats:
+    """float32[n, size]: the vectors, each divided by its length."""
+    wide = vectors.astype(np.float64)
+    lengths = np.sqrt(np.square(wide).sum(axis=1, keepdims=True))
+    divided: Floats = (wide / np.maximum(lengths, 1e-12)).astype(np.float32)
+    return divided
 
 
 def _groups(lengths: list[int], room: int, most: int) -> Iterator[list[int]]:

@@ -1,0 +1,82 @@
+"""`stretto export`: a model in another format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+export = typer.Typer(help="Write a model in another format.", no_args_is_help=True)
+
+
+@export.callback()
+def _formats() -> None:
+    """Write a model in another format."""
+
+
+@export.command()
+def onnx(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or a model that is here.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to write.")],
+    precision: Annotated[
+        Literal["f32", "f16", "int8", "int4"],
+        typer.Option(help="Of the weights; int8 and int4 keep the file's own blocks where they can."),
+    ] = "int8",
+    form: Annotated[
+        Literal["gqa", "plain", "cells"],
+        typer.Option(
+            help="gqa: ONNX Runtime's operators; plain: standard ones, for any runtime; "
+            "cells: cells and views as inputs."
+        ),
+    ] = "gqa",
+    context: Annotated[
+        int | None, typer.Option(help="The longest text (default: the model's own, 32768 at most).")
+    ] = None,
+    external_data: Annotated[
+        bool | None,
+        typer.Option(
+            "--external-data/--no-external-data",
+            help="Weights in a file beside the graph (default: from 1.5 GB on).",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a folder that exists.")] = False,
+) -> None:
+    """Write a model as an ONNX folder: graph, tokenizer and configurations.
+
+    Plain onnxruntime, onnxruntime-genai and Optimum run the form gqa. An export that is interrupted leaves
+    nothing behind.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from stretto.cli.output import clean, console, size
+    from stretto.export import export_onnx
+    from stretto.weights import hub
+
+    screen = console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} layers"),
+        console=screen,
+        transient=True,
+        disable=not screen.is_terminal,
+    )
+    with bar:
+        task = bar.add_task(clean(model), total=None)
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        made = export_onnx(
+            hub.resolve(model, pull=False),
+            folder,
+            precision=precision,
+            form=form,
+            context=context,
+            external_data=external_data,
+            replace=force,
+            progress=show,
+        )
+    line = f"{made.path}: {made.form}, {made.precision}, context {made.context}, {size(made.nbytes)}"
+    console().print(clean(line), soft_wrap=True)

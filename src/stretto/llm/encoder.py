@@ -1,0 +1,261 @@
+"""`Encoder`: a model that makes vectors, scores or classes of texts.
+
+    encoder = stretto.load("minilm")
+    encoder.embed(["a cat", "a dog"])               # float32[2, 384]
+    encoder.rerank("a cat", ["a dog", "a kitten"])  # best first
+
+Texts go through the engine's scheduler, whole, several in a pass. A text's vector has the same bits alone, in
+any list and with any number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence as Seq
+from functools import partial
+from types import TracebackType
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.base import Backend, Head, Pooling
+from stretto.engine import Engine, Limits, Request
+from stretto.engine.metrics import Metrics
+from stretto.engine.passes import complete, embed_request, embedding_head, normalized
+from stretto.engine.worker import Worker
+from stretto.errors import InvalidRequest, Unsupported
+from stretto.llm.pairs import Pairs
+from stretto.models import ModelSpec
+from stretto.router import open_model
+from stretto.sampling.params import check_integer
+from stretto.tasks.results import Classification, Label, Ranked, Ranking
+from stretto.text.tokenizer import Tokenizer
+from stretto.verbs import Verbs
+
+Floats = NDArray[np.float32]
+Ids = list[int]
+Given = str | list[int]
+
+RELEVANT = ("yes", "relevant", "true", "1", "LABEL_1")  # labels of a document that answers a query
+
+
+class Encoder(Verbs):
+    """A model for texts that generates nothing. Close it, or use it in a `with`."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        tokenizer: Tokenizer,
+        *,
+        name: str = "",
+        terms: str = "",
+        limits: Limits | None = None,
+        rerank_template: str = "",
+    ) -> None:
+        self._engine = Engine(backend, tokenizer, limits, prefix_cache=False)
+        self._worker = Worker(self._engine)  # steps for asynchronous callers
+        self._pairs = Pairs(tokenizer, backend.spec, rerank_template)
+        self.tokenizer = tokenizer
+        self.name, self.license = name, terms
+        classes = () if self.spec.classifier is None else ("classify",)
+        self.verbs = ("embed", "rerank", *classes)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's shape."""
+        return self._engine.runner.spec
+
+    @property
+    def backend(self) -> Backend:
+        """What runs the model."""
+        return self._engine.backend
+
+    @property
+    def metrics(self) -> Metrics:
+        """What the engine has done and is doing."""
+        metrics = self._engine.metrics
+        metrics.threads = self.backend.active_threads
+        return metrics
+
+    @property
+    def context_length(self) -> int:
+        """How many tokens a text can have."""
+        return self._engine.runner.context_length
+
+    # -- vectors --
+
+    def embed(
+        self,
+        texts: Seq[Given] | str,
+        *,
+        normalize: bool = True,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        truncate: bool = False,
+    ) -> Floats:
+        """float32[n, size]: a vector for each text (or list of token ids); a single text is a list of one.
+
+        `pooling` is "mean", "cls" (the first token), "last", or None for what the file says. `dimensions`
+        keeps the first numbers only, for models that were trained for it. With `normalize` vectors have
+        length 1, so that their dot product is the cosine between them. A text that is longer than the
+        context raises `ContextOverflow`, or loses its end with `truncate`.
+
+        >>> cat, dog = encoder.embed(["a cat", "a dog"])
+        """
+        keep = self._checked_dimensions(dimensions)
+        request = self._embedding(texts, pooling, normalize and keep is None, truncate)
+        return _cut(cast(Floats, complete(self._engine, request)), keep, normalize)
+
+    async def aembed(
+        self,
+        texts: Seq[Given] | str,
+        *,
+        normalize: bool = True,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        truncate: bool = False,
+    ) -> Floats:
+        """As `embed`, to await; cancelling the task cancels it."""
+        from stretto.engine.aio import finished_pass
+
+        keep = self._checked_dimensions(dimensions)
+        make = partial(self._embedding, texts, pooling, normalize and keep is None, truncate)
+        return _cut(cast(Floats, await finished_pass(self._worker, make)), keep, normalize)
+
+    def _checked_dimensions(self, dimensions: int | None) -> int | None:
+        if dimensions is None:
+            return None
+        size = embedding_head(self._engine, None).n_out(self.spec.n_embd)
+        check_integer("dimensions", dimensions, 1, size)
+        return dimensions
+
+    def _embedding(
+        self, texts: Any, pooling: Pooling | None, normalize: bool, truncate: bool
+    ) -> Request[Any]:
+        given = [texts] if isinstance(texts, str) else list(texts)
+        ids = [self._text_ids(text, truncate) for text in given]
+        return embed_request(self._engine, ids, embedding_head(self._engine, pooling), normalize)
+
+    def _text_ids(self, text: Given, truncate: bool) -> Ids:
+        if isinstance(text, str):
+            return self._pairs.one(text, self.context_length if truncate else None)
+        return self._engine.runner.check_tokens(text)
+
+    # -- scores --
+
+    def rerank(
+        self, query: str, documents: Seq[str], *, top: int | None = None, truncate: bool = False
+    ) -> Ranking:
+        """Documents by how well they answer a query, best first; `top` keeps only so many.
+
+        A cross-encoder reads query and document together, and a score is its probability; other models
+        compare their vectors, and a score is the cosine.
+
+        >>> encoder.rerank("fast animals", ["a snail", "a cheetah"])[0].text
+        """
+        if isinstance(documents, str) or not all(isinstance(text, str) for text in documents):
+            raise InvalidRequest("documents must be a list of texts", param="documents")
+        if top is not None:
+            check_integer("top", top, 1, 1 << 30)
+        head = self.spec.classifier
+        if not documents:
+            scores = np.empty(0, np.float32)
+        elif head is None:
+            vectors = self.embed([query, *documents], truncate=truncate)
+            scores = (vectors[1:].astype(np.float64) * vectors[0]).sum(axis=1)
+        else:
+            most = self.context_length if truncate else None
+            pairs = [self._pairs.two(query, text, most) for text in documents]
+            scores = _relevance(head, self._scores([ids for ids, _ in pairs], [types for _, types in pairs]))
+        order = np.argsort(-scores, kind="stable")[:top].tolist()
+        items = tuple(Ranked(index, float(scores[index]), documents[index]) for index in order)
+        return Ranking(items, model=self.name, license=self.license)
+
+    def classify(self, texts: str | Seq[str], *, top: int = 5, truncate: bool = False) -> Any:
+        """The best labels of a text with their probabilities, a `Classification`; of a list, a list of them.
+
+        >>> encoder.classify("What a film!").best
+        """
+        head = self.spec.classifier
+        if head is None:
+            self._lacks("classify")
+        check_integer("top", top, 1, 1 << 30)
+        several = [texts] if isinstance(texts, str) else list(texts)
+        scores = self._scores([self._text_ids(text, truncate) for text in several], None)
+        made = [self._labels(head, row, top) for row in _probabilities(scores)] if several else []
+        return made[0] if isinstance(texts, str) else made
+
+    def _labels(self, head: Head, row: Floats, top: int) -> Classification:
+        names = head.labels or tuple(f"LABEL_{i}" for i in range(len(row)))
+        order = np.argsort(-row, kind="stable")[:top].tolist()
+        labels = tuple(Label(names[i], float(row[i])) for i in order)
+        return Classification(labels, model=self.name, license=self.license)
+
+    def _scores(self, ids: list[Ids], types: list[Ids] | None) -> Floats:
+        """float32[n, n_labels]: what the class head says, before any softmax."""
+        head = self.spec.classifier
+        assert head is not None
+        request = embed_request(self._engine, ids, head, False, types)
+        return cast(Floats, complete(self._engine, request))
+
+    # -- the end --
+
+    def close(self) -> None:
+        """Cancel what runs and free everything."""
+        self._worker.close(wait=not self._engine.is_stepping_here)
+        self._engine.close()
+
+    def __enter__(self) -> Encoder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Encoder {self.spec.architecture}, {self.spec.n_layer} layers, backend {self.backend.name!r}>"
+        )
+
+
+def load_encoder(model: str | os.PathLike[str], *, kv: str = "f32", **options: Any) -> Encoder:
+    """Load an encoder; the options are those of `stretto.load`. K and V are float32: they stay for one pass.
+
+    >>> load_encoder("minilm").embed(["a cat"])
+    """
+    opened = open_model(model, kv=kv, **options)
+    if not opened.backend.spec.is_encoder:
+        opened.backend.close()
+        raise Unsupported(
+            f"{os.fspath(model)} is a language model; stretto.load opens it, and llm.embed makes vectors"
+        )
+    return Encoder(
+        opened.backend, opened.tokenizer, name=os.fspath(model), rerank_template=opened.rerank_template
+    )
+
+
+def _cut(vectors: Floats, dimensions: int | None, normalize: bool) -> Floats:
+    """The first numbers of each vector."""
+    if dimensions is None:
+        return vectors
+    kept = np.ascontiguousarray(vectors[:, :dimensions])
+    return normalized(kept) if normalize else kept
+
+
+def _probabilities(scores: Floats) -> Floats:
+    """A softmax of each row, or a sigmoid where there is one score only."""
+    wide = scores.astype(np.float64)
+    if wide.shape[1] == 1:
+        sigmoid: Floats = (1 / (1 + np.exp(-wide))).astype(np.float32)
+        return sigmoid
+    wide = np.exp(wide - wide.max(axis=1, keepdims=True))
+    shares: Floats = (wide / wide.sum(axis=1, keepdims=True)).astype(np.float32)
+    return shares
+
+
+def _relevance(head: Head, scores: Floats) -> Floats:
+    """The probability that a document answers its query: of the label that says so, or the last one."""
+    found = [i for i, label in enumerate(head.labels) if label in RELEVANT]
+    return _probabilities(scores)[:, found[0] if found else -1]

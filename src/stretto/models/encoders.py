@@ -1,0 +1,77 @@
+"""What the encoders of BERT's kind have in common: post-norm layers, learned positions, token types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from stretto.errors import ModelError
+from stretto.models.common import Keys, attention, decoder
+from stretto.models.feed_forward import FeedForward
+from stretto.models.spec import Attention, Layer, ModelSpec, Norm, Rope
+
+
+def layer_norm(keys: Keys, name: str, bias: bool = True) -> Norm:
+    """A layer norm by its name."""
+    return Norm(name, keys.layer_eps, "layer", bias=bias)
+
+
+def two_way(keys: Keys, rope: Rope | None, **pieces: Any) -> Attention:
+    """Attention in both directions; whether q, k and v are one tensor, and their biases, are the file's."""
+    fused = keys.has("blk.0.attn_qkv.weight")
+    return attention(
+        keys,
+        rope,
+        **(
+            {
+                "causal": False,
+                "fused": fused,
+                "bias": keys.has("blk.0.attn_qkv.bias" if fused else "blk.0.attn_q.bias"),
+                "output_bias": keys.has("blk.0.attn_output.bias"),
+                "q_norm": _whole_norm(keys, "attn_q_norm"),
+                "k_norm": _whole_norm(keys, "attn_k_norm"),
+            }
+            | pieces
+        ),
+    )
+
+
+def _whole_norm(keys: Keys, name: str) -> Norm | None:
+    """The layer norm of a whole row of queries or keys, which few models have."""
+    if not keys.has(f"blk.0.{name}.weight"):
+        return None
+    bias = keys.has(f"blk.0.{name}.bias")
+    return Norm(name, keys.layer_eps, "layer", bias=bias, over="all")
+
+
+def post_norm_layer(keys: Keys, mixer: Attention, ffn: FeedForward) -> Layer:
+    """A layer that normalises the sums, as BERT's do."""
+    norms = layer_norm(keys, "attn_output_norm"), layer_norm(keys, "layer_output_norm")
+    return Layer(mixer, ffn, None, None, sum_norm=norms[0], ffn_sum_norm=norms[1])
+
+
+def encoder(keys: Keys, layers: Iterable[Layer], **pieces: Any) -> ModelSpec:
+    """The spec of an encoder with normalised embeddings, and token types if the file has them."""
+    keys.refuse("attn_logit_softcapping", "a cap on attention scores")
+    fields: dict[str, Any] = {
+        "output_norm": None,
+        "embedding_norm": layer_norm(keys, "token_embd_norm"),
+        "token_types": _rows(keys, "token_types.weight"),
+        "tied": True,
+    }
+    return decoder(keys, layers, **(fields | pieces))
+
+
+def learned_positions(keys: Keys) -> dict[str, int]:
+    """The number of learned positions, and the context that they allow."""
+    rows = _rows(keys, "position_embd.weight")
+    if not rows:
+        raise ModelError(
+            "the tensor is missing; is the file complete?", path=keys.file.path, field="position_embd.weight"
+        )
+    return {"learned_positions": rows, "context_length": min(rows, keys.size("context_length"))}
+
+
+def _rows(keys: Keys, tensor: str) -> int:
+    """The rows of a matrix, 0 if the file has none."""
+    return keys.file.tensors[tensor].shape[0] if keys.has(tensor) else 0

@@ -1,0 +1,17 @@
+"""EmbeddingGemma: Gemma 3 that attends in both directions, with two matrices behind the mean of a text."""
+
+from __future__ import annotations
+
+from stretto.models import gemma3
+from stretto.models.common import Keys
+from stretto.models.spec import ModelSpec
+from stretto.models.windows import both_sides
+from stretto.weights.gguf import GGUF
+
+ARCHITECTURE = "gemma-embedding"
+
+
+def read(file: GGUF) -> ModelSpec:
+    """The spec of a gemma-embedding file."""
+    keys = Keys(file, ARCHITECTURE)
+    return gemma3.read_layers(keys, both_sides(keys), causal=False)

@@ -1,0 +1,105 @@
+"""Candidates for a model file: the backends and devices, each with the reason why it cannot run it, if any.
+
+Building them opens nothing and imports no backend, so that a load with one candidate is as quick as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from stretto.backends import registry
+from stretto.backends.base import Backend
+from stretto.backends.registry import BREADTH, FIRST, ORACLE, BackendEntry, BackendOptions
+from stretto.errors import ModelError
+from stretto.models.spec import ModelSpec
+from stretto.weights.formats import READABLE
+from stretto.weights.gguf import GGUF
+
+TIER_WORDS = {
+    BREADTH: "for models that the others cannot run",
+    ORACLE: "the oracle of tests, never chosen while another can",
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A backend on a device, with the function that opens the model; `refusal` is "" if it can run it.
+
+    `asked` is False for those that `backend=` and `device=` exclude: they are listed, and not chosen.
+    """
+
+    backend: str
+    device: str
+    open: Callable[[], Backend]
+    tier: int = FIRST
+    refusal: str = ""
+    asked: bool = True
+    version: Callable[[], str] = str
+
+    @property
+    def name(self) -> str:
+        """As "native on cpu"."""
+        return f"{self.backend} on {self.device}"
+
+
+def gguf_candidates(
+    file: GGUF,
+    spec: ModelSpec,
+    problem: ModelError | None,
+    pairs: Iterable[tuple[BackendEntry, str]],
+    options: BackendOptions,
+) -> list[Candidate]:
+    """The candidates for a GGUF file, those that were asked for first, then the other built-in ones.
+
+    `problem` is why Stretto's own readers cannot run it, where that is so; `spec` is a bare one then.
+    """
+    asked = list(pairs)
+    known = {(entry.name, device) for entry, device in asked}
+    others = [
+        (entry, device)
+        for entry in registry.BUILT_IN
+        for device in entry.devices
+        if (entry.name, device) not in known
+    ]
+    unreadable = sorted({tensor.format.name for tensor in file.tensors.values()} - _READABLE_NAMES)
+
+    def candidate(entry: BackendEntry, device: str, is_asked: bool) -> Candidate:
+        mine = replace(options, device=device)
+        refusal = "" if entry.any_architecture else _unreadable(problem, unreadable)
+        refusal = refusal or entry.missing(device) or _too_large(entry, file, mine)
+        return Candidate(
+            entry.name,
+            device,
+            lambda: entry.open(file, spec, mine),
+            entry.tier,
+            refusal,
+            is_asked,
+            entry.version,
+        )
+
+    return [candidate(*pair, True) for pair in asked] + [candidate(*pair, False) for pair in others]
+
+
+_READABLE_NAMES = {fmt.name for fmt in READABLE}
+
+
+def _unreadable(problem: ModelError | None, formats: list[str]) -> str:
+    if problem is not None:
+        return _short(problem)
+    return f"tensors in {', '.join(formats)} are not supported" if formats else ""
+
+
+def _too_large(entry: BackendEntry, file: GGUF, options: BackendOptions) -> str:
+    if entry.needs is None or options.memory is None or options.device != "cpu":
+        return ""
+    needed = entry.needs(file, options)
+    if needed <= options.memory:
+        return ""
+    return f"it takes {needed / 1e9:,.1f} GB and {options.memory / 1e9:,.1f} GB of memory are free"
+
+
+def _short(error: ModelError) -> str:
+    """The message without the path in front, and without the list of what is supported behind."""
+    lead = f"{error.path} in {error.field}: " if error.field else f"{error.path}: "
+    return str(error).removeprefix(lead).partition("; supported are")[0]

@@ -1,0 +1,34 @@
+"""The sampling defaults of a Hugging Face folder, from `generation_config.json`, under our names.
+
+>>> read_generation_config(Path("Qwen3-0.6B")).options
+{'temperature': 0.6, 'top_k': 20, 'top_p': 0.95}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stretto.text.folder_config import read_end_ids, read_optional
+
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """Ids that end a text, and options of `generate` that the model's authors recommend."""
+
+    end_ids: tuple[int, ...] = ()
+    options: Mapping[str, float | int] = field(default_factory=dict)
+
+
+def read_generation_config(folder: Path) -> GenerationConfig:
+    """The recommended options; without the file there are none. `do_sample: false` is temperature 0."""
+    fields = read_optional(folder / "generation_config.json")
+    options: dict[str, float | int] = {name: fields.number(name) for name in _NUMBERS if name in fields}
+    if "top_k" in fields:
+        options["top_k"] = fields.integer("top_k", least=-1)
+    if fields.get("do_sample") is False:
+        options = {"temperature": 0.0}
+    return GenerationConfig(read_end_ids(folder), dict(sorted(options.items())))

@@ -1,0 +1,72 @@
+"""Tiny random encoders against transformers, in the reference and in the native backend."""
+
+import numpy as np
+import pytest
+
+from stretto import _native
+from tiny_encoders import NAMES, TEXTS, answers, hidden_of, native, reference, spec_of, text_of
+
+pytestmark = pytest.mark.golden
+
+TOLERANCE = 1e-4
+NATIVE = {"f16": 0.03, "f32": 1e-3}  # K and V as half floats or in float32
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_reference_is_transformers(name, text):
+    expected = answers(name)[f"hidden.{text}"]
+    assert 0.5 < expected.std() < 2
+    assert np.abs(hidden_of(reference(name), text_of(name, text)) - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("kernels", _native.kernel_names())
+@pytest.mark.parametrize("kv", NATIVE)
+@pytest.mark.parametrize("name", NAMES)
+def test_native_is_near(name, kv, kernels, monkeypatch):
+    monkeypatch.setenv("STRETTO_KERNELS", kernels)
+    for text in TEXTS:
+        found = hidden_of(native(name, kv=kv), text_of(name, text))
+        assert np.abs(found - answers(name)[f"hidden.{text}"]).max() < NATIVE[kv]
+
+
+@pytest.mark.parametrize("kernels", _native.kernel_names())
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_bits_in_any_batch_with_any_threads(name, kernels, monkeypatch):
+    monkeypatch.setenv("STRETTO_KERNELS", kernels)
+    first, second = (text_of(name, text) for text in TEXTS)
+    alone = hidden_of(native(name, 1), first)
+    for threads in (2, 3):
+        both = hidden_of(native(name, threads), second, first, (second[0][:1], [0]))
+        assert (both[len(second[0]) : -1] == alone).all()
+        assert (hidden_of(native(name, threads, repack=False), first) == alone).all()
+
+
+@pytest.mark.parametrize("make", [reference, native])
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("name", [name for name in NAMES if "scores.0" in answers(name)])
+def test_class_heads(name, text, make):
+    backend, head = make(name), spec_of(name).classifier
+    rows = hidden_of(backend, text_of(name, text))
+    pooled = rows.mean(0) if head.pooling == "mean" else rows[0]
+    made = pooled[None]
+    for projection in head.projections:
+        made = backend.project(projection.name, made)
+    assert np.abs(made[0] - answers(name)[f"scores.{text}"]).max() < 1e-3
+    assert head.labels == ("no", "maybe", "yes")
+
+
+@pytest.mark.parametrize("make", [reference, native])
+def test_matrices_behind_the_mean(make):
+    backend = make("gemma-embedding")
+    made = hidden_of(backend, text_of("gemma-embedding", 0)).mean(0)[None]
+    for projection in spec_of("gemma-embedding").embedder.projections:
+        made = backend.project(projection.name, made)
+    assert np.abs(made[0] - answers("gemma-embedding")["vector.0"]).max() < 1e-3
+
+
+def test_a_decode_step_of_an_encoder_is_refused():
+    decoder = native("bert")._decoder
+    one, view = [0], [np.zeros(1, np.int32)]
+    with pytest.raises(ValueError, match="both directions"):
+        decoder.decode(one, one, one, view, [1], np.zeros(128, np.int32))

@@ -1,0 +1,42 @@
+"""Probes of real backends: they leave nothing behind, and see a coarser kernel."""
+
+import numpy as np
+import pytest
+
+from stretto.routing.decide import BAR
+from stretto.routing.probe import distance, measure
+from stretto.testing import MockBackend
+from tiny_models import tiny_backend
+
+
+def test_a_probe_counts_its_best_step():
+    sample = measure(MockBackend(lambda tokens: 1, 8, n_cells=64), [1, 2, 3], 0.01)
+    assert sample.tokens_per_second > 0
+    assert sample.logits.shape == (3, 8)
+    assert sample.exactness == 2  # the mock says that it is exact
+
+
+def test_a_probe_ends_in_a_small_cache():
+    backend = MockBackend(lambda tokens: 1, 8, n_cells=4)
+    sample = measure(backend, range(100), 5.0)
+    assert len(backend.batches[0]) == 2
+    assert len(backend.batches) == 3
+    assert sample.tokens_per_second > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "lfm2"])
+def test_a_model_is_as_new_after_a_probe(name):
+    backend, again = tiny_backend(name), tiny_backend(name)
+    first, second = (measure(each, [1, 2, 3, 4], 0.05).logits for each in (backend, again))
+    assert np.array_equal(first, second)
+    assert np.array_equal(measure(backend, [1, 2, 3, 4], 0.05).logits, first)
+
+
+def test_distances_are_of_probabilities():
+    logits = np.random.default_rng(0).normal(0, 3, (4, 100)).astype(np.float32)
+    assert distance(logits, logits) == 0
+    assert distance(logits, logits + 5) < 1e-5  # a common shift changes no probability
+    noise = np.random.default_rng(1).normal(0, 0.3, logits.shape).astype(np.float32)
+    assert 0.01 < distance(logits, logits + 0.1 * noise) < BAR < distance(logits, logits + noise)
+    assert distance(logits, np.full_like(logits, np.nan)) == np.inf
+    assert distance(logits, logits[:2]) == np.inf
