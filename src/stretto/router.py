@@ -227,8 +227,8 @@ def open_tokenizer(model: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a model, without its weights."""
     if _is_onnx(model, "auto"):
         return load_tokenizer_folder(find_folder(Path(model).expanduser()).path)
-    with GGUF(hub.resolve(model)) as file:
-        return load_tokenizer(file.metadata)
+    with open_weights(hub.resolve(model)) as file:
+        return load_tokenizer_of(file)
 
 
 def _read_spec(file: GGUF, cells: int) -> tuple[ModelSpec, UnsupportedModel | None]:
