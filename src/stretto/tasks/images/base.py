@@ -47,10 +47,10 @@ class ImageModel(TaskModel):
         """Compute outputs by name, as float32."""
         tensor = tensor if self._input.type == "float32" else tensor.astype(self._input.type)
         made: Mapping[str, Array] = self.session.run({self._input.name: tensor}, outputs)
-        return {
-            name: array.astype(np.float32) if array.dtype == np.float16 else array
-            for name, array in made.items()
-        }
+        for name, array in made.items():
+            if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
+                raise ModelError(f"the output {name!r:.100} holds no numbers")
+        return {name: array.astype(np.float32, copy=False) for name, array in made.items()}
 
     @property
     def takes_several(self) -> bool:
