@@ -26,15 +26,12 @@ class Graph:
         self.nodes.append(helper.make_node(operator, list(inputs), [output], **attributes))
         return output
 
-    def save(self, path, inputs, outputs, metadata=None, kind=TensorProto.FLOAT):
+    def save(self, path, inputs, outputs, metadata=None, made=TensorProto.FLOAT):
         graph = helper.make_graph(
             self.nodes,
             "colors",
-            [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()],
-            [
-                helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-                for name, shape in outputs.items()
-            ],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+            [helper.make_tensor_value_info(name, made, shape) for name, shape in outputs.items()],
             self.constants,
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

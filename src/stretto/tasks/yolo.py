@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -88,23 +88,20 @@ class Yolo(Detector):
         """All boxes whose best class is probable enough."""
         return self._found([image], threshold)[0]
 
-    def find_all(self, images: Sequence[Image], threshold: float) -> list[Found]:
+    def find_all(self, images: Iterable[Image], threshold: float) -> list[Found]:
         """The boxes of several images, which go through the graph together if it takes several."""
         if self.takes_several and self.convention.head != "kept7":
             return self._found(images, threshold)
         return super().find_all(images, threshold)
 
-    def _found(self, images: Sequence[Image], threshold: float) -> list[Found]:
+    def _found(self, images: Iterable[Image], threshold: float) -> list[Found]:
         how, head = self.preparation, self.convention.head
         prepared = [prepare(image.pixels, how) for image in images]
         arrays = self.run(np.stack([tensor for tensor, _ in prepared]), self._outputs)
         made = []
         for number, (_, placement) in enumerate(prepared):
-            own = (
-                arrays
-                if len(images) == 1
-                else {key: all_[number : number + 1] for key, all_ in arrays.items()}
-            )
+            own = {name: array[number : number + 1] for name, array in arrays.items()}
+            own = arrays if head == "kept7" else own  # of one image always
             boxes, scores, classes = decode(head, own, how.width, how.height, len(self.labels))
             likely = np.flatnonzero(scores >= threshold)
             made.append(Found(placement.to_image(boxes[likely]), scores[likely], classes[likely]))

@@ -6,7 +6,7 @@ its graph makes become scores, boxes or a mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -47,10 +47,10 @@ class ImageModel(TaskModel):
         """Compute outputs by name, as float32."""
         tensor = tensor if self._input.type == "float32" else tensor.astype(self._input.type)
         made: Mapping[str, Array] = self.session.run({self._input.name: tensor}, outputs)
-        return {
-            name: array.astype(np.float32) if array.dtype == np.float16 else array
-            for name, array in made.items()
-        }
+        for name, array in made.items():
+            if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
+                raise ModelError(f"the output {name!r:.100} holds no numbers")
+        return {name: array.astype(np.float32, copy=False) for name, array in made.items()}
 
     @property
     def takes_several(self) -> bool:
@@ -143,8 +143,8 @@ class Detector(ImageModel):
         """All boxes with at least that score."""
         raise NotImplementedError
 
-    def find_all(self, images: Sequence[Image], threshold: float) -> list[Found]:
-        """The boxes of several images; a subclass whose graph takes several at once may be faster here."""
+    def find_all(self, images: Iterable[Image], threshold: float) -> list[Found]:
+        """The boxes of up to `BATCH` images; a subclass whose graph takes several may be faster here."""
         return [self.find(image, threshold) for image in images]
 
     def detect(
@@ -174,19 +174,26 @@ class Detector(ImageModel):
     def _detect(
         self, sources: Sequence[Any], threshold: float, overlap: float, limit: int
     ) -> list[Detections]:
-        images = [Image.open(source) for source in sources]
-        with np.errstate(all="ignore"):  # a graph may make anything; what is no number is left out
-            found = self.find_all(images, threshold)
-        return [self._chosen(*pair, overlap, limit) for pair in zip(images, found, strict=True)]
+        sizes: list[tuple[int, int]] = []
 
-    def _chosen(self, image: Image, found: Found, overlap: float, limit: int) -> Detections:
+        def opened() -> Iterator[Image]:  # one after the other, so that only one is in memory
+            for source in sources:
+                image = Image.open(source)
+                sizes.append(image.size)
+                yield image
+
+        with np.errstate(all="ignore"):  # a graph may make anything; what is no number is left out
+            found = self.find_all(opened(), threshold)
+        return [self._chosen(*pair, overlap, limit) for pair in zip(sizes, found, strict=True)]
+
+    def _chosen(self, size: tuple[int, int], found: Found, overlap: float, limit: int) -> Detections:
         share = 1.0 if self.suppresses else overlap
         classes = found.classes if self.by_class else None
         kept = suppress(found.boxes, found.scores, classes, share)[:limit]
         points = None if found.points is None else found.points[kept]
         return detections(
             self.source,
-            image.size,
+            size,
             self.labels,
             found.boxes[kept],
             found.scores[kept],
