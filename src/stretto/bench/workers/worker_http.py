@@ -18,22 +18,25 @@ class Worker:
     """A model of a server; the first one that it lists if none is named."""
 
     def load(self, model: str, threads: int, cells: int, url: str, key: str = "") -> dict[str, Any]:
-        """Ask the server which API it has; `url` may end in #NAME of the model."""
+        """Ask the server which API it has; `url` may end in #NAME of the model, in /v1 for OpenAI's API."""
         if urlsplit(url).scheme not in ("http", "https"):
             raise ValueError(f"{url!r} is no http:// or https:// address")
-        self.url, _, self.name = url.partition("#")
-        self.url = self.url.rstrip("/").removesuffix("/v1")
+        address, _, self.name = url.partition("#")
+        self.url = address.rstrip("/").removesuffix("/v1")
         self.key = key
+        self.version = "" if self.url != address.rstrip("/") else self._ollama_version()
+        if not self.name and self.version:
+            self.name = self._get("/api/tags")["models"][0]["name"]
+        elif not self.name:
+            self.name = self._get("/v1/models")["data"][0]["id"]
+        api = f"Ollama's API, version {self.version}" if self.version else "OpenAI's API"
+        return {"version": api, "notes": f"model {self.name}; what it runs on is not known here"}
+
+    def _ollama_version(self) -> str:
         try:
-            self.version = f"Ollama {self._get('/api/version')['version']}"
-            self.name = self.name or self._get("/api/tags")["models"][0]["name"]
-        except (HTTPError, KeyError, ValueError):
-            self.version = ""
-            self.name = self.name or self._get("/v1/models")["data"][0]["id"]
-        return {
-            "version": self.version or "OpenAI-compatible server",
-            "notes": f"model {self.name}; its threads and numbers are its own",
-        }
+            return str(self._get("/api/version")["version"])
+        except (HTTPError, KeyError, TypeError, ValueError):
+            return ""
 
     def about(self) -> dict[str, Any]:
         """The API, once it is known."""
