@@ -40,9 +40,9 @@ def open_session(folder, threads, kleidiai=False):
 
 
 class Shared:
-    """The form gqa, past and present in one buffer."""
+    """The form gqa: past and present in one buffer, and no other memory taken while it decodes."""
 
-    def __init__(self, session):
+    def __init__(self, session, n_vocab):
         self.session = session
         self.binding = session.io_binding()
         kinds = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
@@ -52,6 +52,9 @@ class Shared:
                 buffer = onnxruntime.OrtValue.ortvalue_from_numpy(zeros)
                 self.binding.bind_ortvalue_input(value.name, buffer)
                 self.binding.bind_ortvalue_output(value.name.replace("past_key_values", "present"), buffer)
+        self.ids, self.positions = np.zeros(CONTEXT, np.int64), np.arange(CONTEXT)
+        self.ones = np.ones(CONTEXT, np.int64)
+        self.logits = np.empty((PROMPT, n_vocab), np.float32)
         self.length = 0
 
     def reset(self):
@@ -59,14 +62,18 @@ class Shared:
 
     def step(self, ids):
         n, total = len(ids), self.length + len(ids)
-        self.binding.bind_cpu_input("input_ids", np.array([ids]))
-        self.binding.bind_cpu_input("attention_mask", np.ones((1, total), np.int64))
-        self.binding.bind_cpu_input("position_ids", np.arange(self.length, total)[None])
-        self.binding.bind_output("logits")
+        self.ids[:n] = ids
+        for name, array, count in (
+            ("input_ids", self.ids, n),
+            ("position_ids", self.positions[self.length :], n),
+            ("attention_mask", self.ones, total),
+        ):
+            self.binding.bind_input(name, "cpu", 0, np.int64, (1, count), array.ctypes.data)
+        shape = 1, n, self.logits.shape[1]
+        self.binding.bind_output("logits", "cpu", 0, np.float32, shape, self.logits.ctypes.data)
         self.session.run_with_iobinding(self.binding)
         self.length = total
-        logits = self.binding.get_outputs()[-1].numpy()
-        return int(logits[0, n - 1].argmax())
+        return int(self.logits[n - 1].argmax())
 
 
 class OverCells:
@@ -199,8 +206,9 @@ def main():
         for form in ("gqa", "cells"):
             folders[form] = Path(temporary) / form
             export_onnx(model, folders[form], precision="int4", form=form, context=CONTEXT)
+        n_vocab = json.loads((folders["gqa"] / "config.json").read_text())["vocab_size"]
         runners = {
-            "onnxruntime, gqa": Shared(open_session(folders["gqa"], options.threads)),
+            "onnxruntime, gqa": Shared(open_session(folders["gqa"], options.threads), n_vocab),
             "onnxruntime, cells": OverCells(open_session(folders["cells"], options.threads)),
             "native": Native(model, options.threads),
         }
