@@ -37,7 +37,7 @@ class Folder(GGUF):
         self.path = Path(path)
         if not (self.path / CONFIG).exists():
             raise ModelError(
-                f"is a directory without {CONFIG}; a model is a GGUF file, a Hugging Face folder or an ONNX one",
+                f"is a directory without {CONFIG}; give a GGUF file, or a Hugging Face or ONNX folder",
                 path=self.path,
             )
         config = read_object(self.path / CONFIG)
