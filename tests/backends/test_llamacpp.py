@@ -192,3 +192,9 @@ def test_its_log_does_not_reach_the_terminal(lc, strange, capfd):
     stretto.load(strange["xverse"], backend="llamacpp", **FEW).close()
     assert capfd.readouterr().err == ""
     assert isinstance(llama_library._callbacks[0], ctypes._CFuncPtr)
+
+
+def test_a_survey_shows_how_fast_it_is(lc, strange):
+    route = router.survey(strange["mamba"], threads=1, cells=64)
+    assert route.backend == "llamacpp"
+    assert route.chosen.tokens_per_second > 1
