@@ -26,7 +26,12 @@ from stretto.routing.decide import survey as survey_candidates
 from stretto.routing.probe import TEXT, measure
 from stretto.routing.route import Option, Route
 from stretto.sampling.params import check_integer
-from stretto.text.loading import load_template_folder, load_tokenizer, load_tokenizer_folder
+from stretto.text.loading import (
+    load_template_folder,
+    load_template_of,
+    load_tokenizer_folder,
+    load_tokenizer_of,
+)
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.vision.cache import ImageCache
@@ -37,6 +42,7 @@ from stretto.vision.reference import ReferenceEncoder
 from stretto.vision.spec import VisionSpec
 from stretto.vision.vision import Vision
 from stretto.weights import hub
+from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
 from stretto.weights.onnx import read_onnx
 from stretto.weights.onnx.fingerprint import fingerprint
@@ -101,7 +107,7 @@ def open_model(
     )
     if is_onnx:
         return _open_onnx(Path(model).expanduser(), options, vision)
-    with GGUF(hub.resolve(model)) as file:
+    with open_weights(hub.resolve(model)) as file:
         spec, problem = _read_spec(file, cells)
         if spec.is_encoder:
             options = replace(options, kv="f32")  # K and V stay for one pass: nothing would be saved
@@ -192,7 +198,7 @@ def survey(
     if _is_onnx(model, "auto"):
         folder = find_folder(Path(model).expanduser())
         return survey_candidates(*_onnx_trial(folder, replace(options, device="auto"), refresh))
-    with GGUF(hub.resolve(model)) as file:
+    with open_weights(hub.resolve(model)) as file:
         spec, problem = _read_spec(file, cells)
         candidates = gguf_candidates(file, spec, problem, serving(), options)
         _check_runnable(candidates, problem)
@@ -221,8 +227,8 @@ def open_tokenizer(model: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a model, without its weights."""
     if _is_onnx(model, "auto"):
         return load_tokenizer_folder(find_folder(Path(model).expanduser()).path)
-    with GGUF(hub.resolve(model)) as file:
-        return load_tokenizer(file.metadata)
+    with open_weights(hub.resolve(model)) as file:
+        return load_tokenizer_of(file)
 
 
 def _read_spec(file: GGUF, cells: int) -> tuple[ModelSpec, UnsupportedModel | None]:
@@ -303,28 +309,11 @@ def _check_pair(vision: VisionSpec, spec: ModelSpec, path: Path) -> None:
 
 
 def _load_text(file: GGUF, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate | None]:
-    tokenizer = load_tokenizer(file.metadata)
-    _check_vocabulary(tokenizer, spec, file.path, "tokenizer.ggml.tokens")
-    template = _load_template(file, tokenizer)
+    tokenizer = load_tokenizer_of(file)
+    _check_vocabulary(tokenizer, spec, file.path)
+    template = load_template_of(file, tokenizer)
     file.forget()  # the head has been read; pages that are being packed are mapped again
     return tokenizer, template
-
-
-def _load_template(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:
-    source = file.metadata.text("tokenizer.chat_template", "")
-    if not source:
-        return None
-
-    def text_of(token: int | None) -> str:
-        return "" if token is None else tokenizer.piece(token)
-
-    return ChatTemplate(
-        source,
-        tokenizer.specials,
-        bos=text_of(tokenizer.bos_id),
-        eos=text_of(tokenizer.eos_id),
-        with_tools=file.metadata.text("tokenizer.chat_template.tool_use", ""),
-    )
 
 
 def _check_vocabulary(tokenizer: Tokenizer, spec: ModelSpec, path: Path, field: str = "tokenizer") -> None:
