@@ -46,10 +46,10 @@ def test_vectors_are_those_of_sentence_transformers(minilm, golden):
     assert np.abs(found - vectors).max() < 1e-5
 
 
-def test_vectors_are_near_with_half_floats_as_keys_and_values(minilm_path, golden):
-    texts, vectors = golden
-    with stretto.load(minilm_path, threads=2) as encoder:
-        assert cosines(encoder.embed(texts), vectors).min() >= 0.9999
+def test_stretto_load_opens_it_as_an_encoder(minilm, minilm_path, golden):
+    texts, _ = golden
+    with stretto.load(minilm_path, threads=1) as encoder:
+        assert (encoder.embed(texts[:3]) == minilm.embed(texts[:3])).all()
 
 
 def test_a_text_has_the_same_bits_alone_and_in_a_batch(minilm, golden):
