@@ -255,3 +255,13 @@ def test_examples_are_short(path):
     source = path.read_text("utf-8")
     assert source.count("\n") <= 30
     assert source.startswith('"""')
+
+
+def test_blur_faces(output_of, tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    source, target = Path(__file__).parent / "data" / "tasks" / "astronaut.jpg", tmp_path / "out.png"
+    assert output_of("blur_faces.py", source, target) == "1 hidden; model under MIT\n"
+    before, after = (PIL.Image.open(path).convert("RGB") for path in (source, target))
+    assert after.crop((300, 300, 500, 500)).tobytes() == before.crop((300, 300, 500, 500)).tobytes()
+    assert after.crop((190, 70, 260, 170)).getcolors(64) is not None  # the face is 8 × 8 squares

@@ -15,7 +15,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stretto.errors import ModelError
 from stretto.weights.fingerprint import Fingerprint
 from stretto.weights.folders import convert
 from stretto.weights.folders.dense import dense_modules
@@ -63,12 +62,8 @@ class Folder(GGUF):
         return sum(shard.buffer.nbytes for shard in self._shards)
 
     def file_of(self, tensor: Tensor) -> Path:
-        """The path of the file that holds a tensor."""
-        if tensor.name not in self._places:
-            raise ModelError(
-                "no file has the tensor as it is", path=self.path, field=f"tensor {tensor.name!r}"
-            )
-        return self._places[tensor.name].path
+        """The path of the file that holds a tensor; the folder's, if it is made of others."""
+        return self._places[tensor.name].path if tensor.name in self._places else self.path
 
     def forget(self, tensor: Tensor | None = None, end: int | None = None) -> None:
         """Let the system evict the pages of a tensor, up to byte `end` of it, or of all files."""

@@ -92,6 +92,12 @@ class Conversion:
                 f"cannot become {target!r}: {error}", path=self.folder, field=f"tensor {sources[0]!r}"
             ) from None
 
+    def take_mxfp4(self, target: str, source: str, rows: slice) -> None:
+        """Take rows of experts in MXFP4, which are two tensors: blocks and scales."""
+        names = f"{source}_blocks", f"{source}_scales"
+        self._taken.update(names)
+        self.tensors[target] = self._sources.mxfp4(target, *names, rows)
+
     def take_module(self, target: str, source: str, op: Op | None = None) -> bool:
         """Take the weight and the bias of a module, those that there are; whether there was one."""
         found = False

@@ -9,6 +9,7 @@ import numpy as np
 
 from stretto.errors import ModelError
 from stretto.weights.folders.float8 import Float8Tensor, scale_name
+from stretto.weights.folders.mxfp4 import MXFP4Tensor
 from stretto.weights.formats import Format
 from stretto.weights.made_tensor import Kept, MadeTensor, Op
 from stretto.weights.parser import MAX_DIMENSIONS
@@ -65,6 +66,13 @@ class Sources:
         fmt = FORMATS[stored.type]
         data = stored.data if stored.is_aligned else np.copy(stored.data)
         return Tensor(name, shape, fmt, stored.offset, data.reshape(*shape[:-1], shape[-1] * fmt.size))
+
+    def mxfp4(self, target: str, blocks: str, scales: str, rows: slice) -> Tensor:
+        """Rows of experts in MXFP4."""
+        if scales not in self._stored:
+            raise self._error(blocks, "its scales are missing; is the folder complete?")
+        stored = self._stored[blocks], self._stored[scales]
+        return MXFP4Tensor(target, *stored, rows, self.kept, self._homes[blocks])
 
     def renamed(self, tensor: Tensor, name: str) -> Tensor:
         """The same tensor under another name."""
