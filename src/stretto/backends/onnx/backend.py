@@ -21,7 +21,6 @@ from stretto.backends.onnx.plan import Chain, check_exact, plan
 from stretto.backends.onnx.pool import HeadPool
 from stretto.backends.onnx.spec import DecoderSpec
 from stretto.backends.onnx_session import OnnxSession
-from stretto.errors import ModelError
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -46,7 +45,7 @@ class OnnxBackend(PoolBackend):
             hidden=False,
         )
         self.presents = Presents(pool, n_cells)
-        self._caller = Caller(session, graph, pool, self.presents)
+        self._caller = Caller(session, graph, pool, self.presents, self.spec.n_vocab)
         # Zeros of the mask in the middle of a text are exact where nothing counts tokens.
         self._ragged = graph.shares or (
             graph.explicit
@@ -77,12 +76,6 @@ class OnnxBackend(PoolBackend):
         n, chains = len(chains[0]), self.presents.arranged(chains)
         asked = [i for chain in chains for i, row in enumerate(chain.rows) if row in places]
         rows = self._caller.run(chains, tokens, n - min(asked, default=n - 1))
-        if rows.ndim != 3 or rows.shape[2] != self.spec.n_vocab or rows.shape[1] > n:
-            raise ModelError(
-                f"logits of shape {list(rows.shape)}, but there are {self.spec.n_vocab} tokens",
-                path=self.graph.file.path,
-                field="output 'logits'",
-            )
         skipped = n - rows.shape[1]  # the graph computes the last ones only, if it is told to
         for number, chain in enumerate(chains):
             for i, row in enumerate(chain.rows):
