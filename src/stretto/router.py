@@ -108,6 +108,8 @@ def open_model(
         return _open_onnx(Path(model).expanduser(), options, vision)
     with open_weights(hub.resolve(model)) as file:
         spec, problem = _read_spec(file, cells)
+        if spec.is_encoder:
+            options = replace(options, kv="f32")  # K and V stay for one pass: nothing would be saved
         candidates = gguf_candidates(file, spec, problem, pairs, options)
         _check_runnable(candidates, problem)
         with ThreadPoolExecutor(1) as pool:  # weights are packed in native code; Python reads the tokens

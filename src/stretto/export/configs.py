@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from stretto.models.parts import Norm
 from stretto.models.rope import plain_frequencies
 from stretto.models.spec import Attention, ModelSpec, Rope
 from stretto.text.tokenizer import Tokenizer
@@ -70,7 +71,7 @@ def model_config(spec: ModelSpec, tokenizer: Tokenizer, precision: str) -> Docum
         "tie_word_embeddings": spec.tied,
         "use_cache": True,
         "torch_dtype": "float16" if precision == "f16" else "float32",
-        "layer_norm_eps" if spec.output_norm.kind == "layer" else "rms_norm_eps": spec.output_norm.eps,
+        **_epsilon(spec.output_norm),
         **_rope(spec),
         **special_ids(tokenizer),
     }
@@ -150,6 +151,13 @@ def genai_config(spec: ModelSpec, tokenizer: Tokenizer, shared: bool) -> Documen
 
 def _first_attention(spec: ModelSpec) -> Attention:
     return next(layer.attention for layer in spec.layers if layer.attention is not None)
+
+
+def _epsilon(norm: Norm | None) -> Document:
+    """The norms' epsilon, under the name that their kind has."""
+    if norm is None:
+        return {}
+    return {"layer_norm_eps" if norm.kind == "layer" else "rms_norm_eps": norm.eps}
 
 
 def _rope(spec: ModelSpec) -> Document:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stretto.backends.onnx.graph import IDS, DecoderGraph
 from stretto.backends.onnx.kept import Kept, Presents, host_array
 from stretto.backends.onnx.plan import Chain
-from stretto.backends.onnx.pool import Pool
+from stretto.backends.onnx.pool import HeadPool
 from stretto.backends.onnx_session import OnnxSession, import_runtime
 from stretto.errors import ModelError
 
@@ -30,7 +30,7 @@ MEMORY_OF = {"cuda": "cuda", "tensorrt": "cuda", "tensorrt-rtx": "cuda", "direct
 class Caller:
     """Runs chains of tokens through a session."""
 
-    def __init__(self, session: OnnxSession, graph: DecoderGraph, pool: Pool, presents: Presents) -> None:
+    def __init__(self, session: OnnxSession, graph: DecoderGraph, pool: HeadPool, presents: Presents) -> None:
         self.session = session
         self.graph = graph
         self.pool = pool

@@ -165,7 +165,8 @@ class Detector(ImageModel):
         return each(images, lambda image: self._detect(Image.open(image), least, most, limit))
 
     def _detect(self, image: Image, threshold: float, overlap: float, limit: int) -> Detections:
-        found = self.find(image, threshold)
+        with np.errstate(all="ignore"):  # a graph may make anything; what is no number is left out
+            found = self.find(image, threshold)
         share = 1.0 if self.suppresses else overlap
         classes = found.classes if self.by_class else None
         kept = suppress(found.boxes, found.scores, classes, share)[:limit]
