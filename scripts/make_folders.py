@@ -21,7 +21,6 @@ import numpy as np
 import torch
 import transformers as t
 from safetensors.numpy import save_file
-
 from tiny.base import randomize
 
 FOLDER = Path(__file__).parent.parent / "tests" / "data" / "folders"
@@ -183,7 +182,10 @@ def answers(model: torch.nn.Module, name: str) -> dict[str, np.ndarray]:
     given = torch.from_numpy(tokens)[None]
     with torch.no_grad():
         if name in DECODERS:
-            return {"tokens": tokens.astype(np.int32), "logits": model(given, use_cache=False).logits[0].numpy()}
+            return {
+                "tokens": tokens.astype(np.int32),
+                "logits": model(given, use_cache=False).logits[0].numpy(),
+            }
         inner = getattr(model, "base_model", model)
         found = {"tokens": tokens.astype(np.int32), "hidden": inner(given).last_hidden_state[0].numpy()}
         if hasattr(model, "classifier"):
@@ -217,7 +219,10 @@ def add_modules(folder: Path) -> None:
         (folder / path).mkdir()
         config = {"activation_function": "torch.nn.modules.linear.Identity", "bias": False}
         (folder / path / "config.json").write_text(json.dumps(config))
-        save_file({"linear.weight": rng.normal(0, 0.2, shape).astype(np.float32)}, folder / path / "model.safetensors")
+        save_file(
+            {"linear.weight": rng.normal(0, 0.2, shape).astype(np.float32)},
+            folder / path / "model.safetensors",
+        )
 
 
 def make(name: str) -> None:
