@@ -38,8 +38,9 @@ from stretto.vision.spec import VisionSpec
 from stretto.vision.vision import Vision
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
+from stretto.weights.onnx import read_onnx
 from stretto.weights.onnx.fingerprint import fingerprint
-from stretto.weights.onnx.folder import find_folder, has_other_weights, is_onnx_folder
+from stretto.weights.onnx.folder import OnnxFolder, find_folder, has_other_weights, is_onnx_folder
 
 BUNDLED_ENCODERS = {"sketch": Path(__file__).parent / "vision" / "sketch.gguf"}
 CACHE_TYPES = ("f16", "q8", "f32")
@@ -176,6 +177,8 @@ def survey(
 ) -> Route:
     """The backends and devices that can run a model here, each with the speed that a short probe found."""
     options = BackendOptions("cpu", cells, threads or usable_cores(), memory=free_memory())
+    if _is_onnx(model, "auto"):
+        return _survey_onnx(find_folder(Path(model).expanduser()), options, refresh)
     with GGUF(hub.resolve(model)) as file:
         spec, problem = _read_spec(file, cells)
         candidates = gguf_candidates(file, spec, problem, serving(), options)
@@ -183,6 +186,28 @@ def survey(
         text: Future[tuple[Tokenizer, ChatTemplate | None]] = Future()
         text.set_result(_load_text(file, spec))
         return survey_candidates(candidates, _trial(file, text, options, refresh))
+
+
+def _survey_onnx(folder: OnnxFolder, options: BackendOptions, refresh: bool) -> Route:
+    """The devices that this ONNX Runtime was built for, and CUDA."""
+
+    def candidate(device: str) -> Candidate:
+        mine = replace(options, device=device)
+        return Candidate(
+            ONNX.name,
+            device,
+            lambda: open_onnx(folder, mine),
+            refusal=ONNX.missing(device),
+            version=ONNX.version,
+        )
+
+    candidates = [candidate(name) for name in ONNX.devices if name == "cuda" or not ONNX.missing(name)]
+    tokenizer = load_tokenizer_folder(folder.path)
+
+    def key() -> str:
+        return f"{fingerprint(read_onnx(folder.model))} | {cpu_name()}, {options.threads} threads"
+
+    return survey_candidates(candidates, Trial(lambda: tokenizer.encode(TEXT), key, measure, refresh))
 
 
 def _read_spec(file: GGUF, cells: int) -> tuple[ModelSpec, UnsupportedModel | None]:

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import stretto
+from stretto.backends.onnx_session import available_devices
 from stretto.errors import InvalidRequest, ModelError, Unsupported
+from stretto.router import survey
 from stretto.weights.onnx.folder import find_folder, is_onnx_folder
 
 pytest.importorskip("onnxruntime")
@@ -206,6 +208,14 @@ def test_gguf_files_are_not_for_this_backend(tmp_path):
 
     with pytest.raises(Unsupported, match="stretto export onnx"):
         stretto.load(tiny_file("llama").path, backend="onnx")
+
+
+def test_a_survey_measures_the_devices_that_are_here(store_home):
+    route = survey(DATA / "llama", threads=1, cells=512)
+    assert (route.backend, route.device) == ("onnx", "cpu")
+    assert route.chosen.tokens_per_second > 0
+    if "cuda" not in available_devices():
+        assert "onnxruntime-gpu" in next(each.reason for each in route.others if each.device == "cuda")
 
 
 # -- folders --
