@@ -40,7 +40,7 @@ CLASSES = {
 GENAI_TYPES = {
     *("ernie4_5", "gemma", "gemma2", "gemma3_text", "granite", "llama", "phi3", "qwen2", "qwen3", "smollm3"),
 }
-ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "relu2": "relu2"}
+ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu", "relu2": "relu2"}
 
 
 def model_type(spec: ModelSpec) -> str:
@@ -70,10 +70,11 @@ def model_config(spec: ModelSpec, tokenizer: Tokenizer, precision: str) -> Docum
         "tie_word_embeddings": spec.tied,
         "use_cache": True,
         "torch_dtype": "float16" if precision == "f16" else "float32",
-        "layer_norm_eps" if spec.output_norm.kind == "layer" else "rms_norm_eps": spec.output_norm.eps,
         **_rope(spec),
         **special_ids(tokenizer),
     }
+    if (norm := spec.output_norm) is not None:
+        config["layer_norm_eps" if norm.kind == "layer" else "rms_norm_eps"] = norm.eps
     config["hidden_activation"] = config["hidden_act"]  # Gemma's name for it
     if any(windows):
         config["sliding_window"] = next(window for window in windows if window)

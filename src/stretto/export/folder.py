@@ -19,6 +19,7 @@ import onnx
 
 from stretto.errors import InvalidRequest
 from stretto.export import configs
+from stretto.export.checks import check
 from stretto.export.decoder import FORMS, PRECISIONS, Progress, build
 from stretto.export.graph import DataFile
 from stretto.export.past import GQA_HEAD_SIZES
@@ -80,8 +81,9 @@ def export_onnx(
         length = _context(whole, context)
         spec = dataclasses.replace(whole.within(length), context_length=length)
         with _written(target) as made:
-            _write_model(file, spec, made, precision, form, external_data, progress)
+            check(spec)
             _write_texts(file, spec, made, precision, form)
+            _write_model(file, spec, made, precision, form, external_data, progress)
             files = sorted(path.name for path in made.iterdir())
             nbytes = sum(path.stat().st_size for path in made.iterdir())
     return Exported(target, form, precision, length, nbytes, tuple(files))

@@ -71,10 +71,10 @@ class Products:
         y = self._dequantized(x, key, encoded) if self._plain else self._blocks(x, key, encoded)
         if encoded.offset is None:
             return y
-        graph, n = self._graph, encoded.q.shape[1]
-        wide = graph.shared("Reshape", [x, graph.integers(0, 0, n, encoded.size)])
-        sums = graph.shared("ReduceSum", [wide, graph.integers(-1)], keepdims=0)
-        thin = graph.op("MatMul", [sums, graph.constant(f"{key}.offset", encoded.offset.T)])
+        graph, size = self._graph, encoded.size
+        # One operator for the sums: means of the blocks, whose size is a power of two, so nothing is rounded.
+        means = graph.shared("AveragePool", [x], kernel_shape=(size,), strides=(size,))
+        thin = graph.op("MatMul", [means, graph.constant(f"{key}.offset", size * encoded.offset.T)])
         return graph.op("Add", [y, thin])
 
     def _floats(self, x: str, key: str, weights: Floats) -> str:
