@@ -164,6 +164,7 @@ def _open_onnx(path: Path, options: BackendOptions, vision: object) -> Opened:
     try:
         tokenizer = load_tokenizer_folder(folder.path)
         _check_vocabulary(tokenizer, model_backend.spec, folder.path)
+        tokenizer.end_ids |= frozenset(token for token in folder.end_ids if token < tokenizer.n_vocab)
         template = load_template_folder(folder.path, tokenizer)
     except BaseException:
         model_backend.close()
