@@ -80,9 +80,9 @@ def commands(args):
     """The libraries by name: the command of each."""
     worker, threads = str(HERE / "peers" / "encoder_worker.py"), str(args.threads)
     folder, files = str(args.folder), {kind: str(args.cache / f"minilm-{kind}.gguf") for kind in args.formats}
-    found = {
-        f"stretto {kind}": [sys.executable, worker, "stretto", path, threads] for kind, path in files.items()
-    }
+    found = {"stretto f32": [sys.executable, worker, "stretto", folder, threads]}
+    for kind, path in files.items():
+        found[f"stretto {kind}"] = [sys.executable, worker, "stretto", path, threads]
     if args.python:
         found["onnxruntime f32"] = [args.python, worker, "onnx", folder, threads]
         found["sentence-transformers f32"] = [args.python, worker, "sentence", folder, threads]
