@@ -101,21 +101,26 @@ float get_scale(const uint8_t* unit, const Shape& shape, size_t at, size_t lane,
     return value;
 }
 
-// Column k of a row within a block's quants: the byte with its low bits (or all of them), and the one with the
-// bits above the nibbles.
+// Whether column k is of those whose six bits stand above the others.
+bool is_fourth(size_t k) { return k % 16 >= 12; }
+// Column k of a row within a block's quants: the byte with its nibble (or all of it), and the one with its fifth bit.
 size_t low_at(size_t k, size_t lane, int bits) { return (bits == 8 ? k : k % 16) / 4 * 64 + lane * 4 + k % 4; }
-size_t high_at(size_t k, size_t lane, int bits) { return 256 + (bits == 6 ? k / 16 * 64 : 0) + lane * 4 + k % 4; }
-// By how much those are moved up in their byte.
-size_t high_shift(size_t k, int bits) { return bits == 6 ? k % 16 / 4 * 2 : k / 4; }
+size_t fifth_at(size_t k, size_t lane) { return 256 + lane * 4 + k % 4; }
+// Of six bits: column k of a row, or the first of the three bytes that share the fourth.
+size_t six_at(size_t k, size_t lane) { return (k / 16 * 3 + (is_fourth(k) ? 0 : k / 4 % 4)) * 64 + lane * 4 + k % 4; }
 
 void put_quants(const uint8_t* q, int bits, size_t lane, uint8_t* out) {
     for (size_t k = 0; k < kBlock; ++k) {
         if (bits == 8) {
             out[low_at(k, lane, bits)] = q[k];
-            continue;
+        } else if (bits == 6 && is_fourth(k)) {
+            for (size_t i = 0; i < 3; ++i) out[six_at(k, lane) + 64 * i] |= static_cast<uint8_t>(q[k] >> 2 * i << 6);
+        } else if (bits == 6) {
+            out[six_at(k, lane)] |= q[k];
+        } else {
+            out[low_at(k, lane, bits)] |= static_cast<uint8_t>((q[k] & 15) << (k / 16 * 4));
+            if (bits == 5) out[fifth_at(k, lane)] |= static_cast<uint8_t>(q[k] >> 4 << k / 4);
         }
-        out[low_at(k, lane, bits)] |= static_cast<uint8_t>((q[k] & 15) << (k / 16 * 4));
-        if (bits > 4) out[high_at(k, lane, bits)] |= static_cast<uint8_t>(q[k] >> 4 << high_shift(k, bits));
     }
 }
 
@@ -130,12 +135,14 @@ void pack_floats(const uint8_t* rows, size_t row_bytes, size_t columns, size_t l
 }
 
 int get_quant(const uint8_t* quants, size_t k, size_t lane, int bits) {
+    if (bits == 6) {
+        const uint8_t* three = quants + six_at(k, lane);
+        return is_fourth(k) ? three[0] >> 6 | three[64] >> 6 << 2 | three[128] >> 6 << 4 : *three & 63;
+    }
     const int low = quants[low_at(k, lane, bits)];
     if (bits == 8) return low;
     const int nibble = low >> (k / 16 * 4) & 15;
-    if (bits == 4) return nibble;
-    const int high = quants[high_at(k, lane, bits)] >> high_shift(k, bits);
-    return nibble | (high & ((1 << (bits - 4)) - 1)) << 4;
+    return bits == 4 ? nibble : nibble | (quants[fifth_at(k, lane)] >> k / 4 & 1) << 4;
 }
 
 }  // namespace

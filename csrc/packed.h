@@ -13,8 +13,9 @@
 //
 //     d, m               16 half floats each; a scale is d × its code, a minimum m × its code
 //     codes              16 bytes for each group of each block, followed by those of its minima if there are any
-//     quants             of block after block: nibbles, then what is above them, 16 rows × 4 bytes at a time;
-//                        of a byte the lowest bits belong to the first of its columns' fours
+//     quants             of block after block: nibbles, then fifth bits, 16 rows × 4 bytes at a time; of a byte the
+//                        lowest bit belongs to the first of its columns' fours. Of six bits, three times four columns,
+//                        and above them the next four, whose lowest bits are above the first
 //
 // A scale is a half float times an integer of 8 bits at most, so it has 19 significant bits at most, also where
 // it is a float. Kernels rely on that.

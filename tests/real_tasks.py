@@ -29,4 +29,4 @@ def open_real(name):
         license_name, files = files_of(name)
     except PullError as error:
         (pytest.fail if IN_CI else pytest.skip)(f"{name} cannot be had: {error}")
-    return import_module(HOMES[name]).open_task(Source(name, license_name, files), "cpu", 2)
+    return import_module(HOMES[name]).open_task(Source(name, license_name, files), "cpu", 1)

@@ -176,11 +176,13 @@ struct Quant {
 
     // Four columns of quants that have five or six bits.
     static inline Bytes sixes(const uint8_t* quants, int quad_index) {
+        if constexpr (kShape.bits == 6) {
+            const uint8_t* three = quants + quad_index / 4 * 3 * 64;
+            if (quad_index % 4 < 3) return low_six(load_bytes(three + quad_index % 4 * 64));
+            return fourth_six(load_bytes(three), load_bytes(three + 64), load_bytes(three + 128));
+        }
         const Bytes both = load_bytes(quants + quad_index % 4 * 64);
-        const Bytes low = quad_index < 4 ? low_half(both) : high_half(both);
-        const uint8_t* above = quants + 4 * 64;
-        if constexpr (kShape.bits == 5) return with_bits(low, load_bytes(above), quad_index, 1);
-        return with_bits(low, load_bytes(above + quad_index / 4 * 64), quad_index % 4 * 2, 3);
+        return with_bits(quad_index < 4 ? low_half(both) : high_half(both), load_bytes(quants + 4 * 64), quad_index, 1);
     }
 
     // Four columns of levels, as bytes.

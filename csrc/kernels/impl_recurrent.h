@@ -33,10 +33,9 @@ struct RowSums {
     }
 };
 
-// Calls f(row, its sum) for all rows.
+// Calls f(row, its sum) for rows [row, rows); the first has the first sum.
 template <typename F>
-inline void each_row(size_t rows, F f) {
-    size_t row = 0;
+inline void each_row(size_t row, size_t rows, F f) {
     for (; row + kStateSums <= rows; row += kStateSums) {
         UNROLL
         for (size_t i = 0; i < kStateSums; ++i) f(row + i, i);
@@ -59,6 +58,59 @@ struct Found {
     RowSums key, query;
 };
 
+#ifdef STRETTO_HAS_TILES
+// z + x × one of four numbers. It is taken by its lane: a register for itself would cost an operation as long as a product.
+template <int Lane>
+inline Floats fma_by(float32x4_t four, Floats x, Floats z) {
+    UNROLL for (int i = 0; i < 4; ++i) z.v[i] = vfmaq_laneq_f32(z.v[i], x.v[i], four, Lane);
+    return z;
+}
+
+// Most rows of `find`, four at a time; returns how many.
+template <bool Pending, bool Scaled>
+inline size_t find_fours(const StateTile& s, size_t t, Floats change, Found* found) {
+    const float *key = s.write[t], *query = s.read[t], *last = Pending ? s.write[t - 1] : key;
+    const Floats factor = splat(s.factor[t]);
+    Floats keys = found->key.sums[0], queries = found->query.sums[0];
+    float* tile = s.tile;
+    const size_t rows = s.rows / 4 * 4;
+    for (size_t r = 0; r < rows; r += 4, tile += 4 * kStateLanes) {
+        const float32x4_t k = vld1q_f32(key + r), q = vld1q_f32(query + r), w = vld1q_f32(last + r);
+        each<4>([&](auto i) ALWAYS_LAMBDA {
+            Floats row = load(tile + i * kStateLanes);
+            if constexpr (Pending) row = fma_by<i>(w, change, row);
+            if constexpr (Scaled) row = mul(row, factor);
+            if constexpr (Pending || Scaled) store(tile + i * kStateLanes, row);
+            keys = fma_by<i>(k, row, keys);
+            queries = fma_by<i>(q, row, queries);
+        });
+    }
+    found->key.sums[0] = keys;
+    found->query.sums[0] = queries;
+    return rows;
+}
+
+// Most rows of the last token's change, four at a time; returns how many. The next tile is asked for meanwhile: nobody else
+// foresees that this one is not read a third time.
+inline size_t change_fours(const StateTile& s, const float* last, Floats change) {
+    float* tile = s.tile;
+    const size_t rows = s.rows / 4 * 4;
+    const float* next = tile + s.rows * kStateLanes;
+    for (size_t r = 0; r < rows; r += 4, tile += 4 * kStateLanes, next += 4 * kStateLanes) {
+        const float32x4_t w = vld1q_f32(last + r);
+        each<4>([&](auto i) ALWAYS_LAMBDA {
+            __builtin_prefetch(next + i * kStateLanes);
+            store(tile + i * kStateLanes, fma_by<i>(w, change, load(tile + i * kStateLanes)));
+        });
+    }
+    return rows;
+}
+#else
+template <bool Pending, bool Scaled>
+inline size_t find_fours(const StateTile&, size_t, Floats, Found*) { return 0; }
+inline size_t change_fours(const StateTile&, const float*, Floats) { return 0; }
+#endif
+
 // Token t's pass over a tile, which also makes the change of the token before.
 template <bool Pending, bool Scaled>
 inline Found find(const StateTile& s, size_t t, Floats change) {
@@ -66,7 +118,7 @@ inline Found find(const StateTile& s, size_t t, Floats change) {
     float* tile = s.tile;
     const float *key = s.write[t], *query = s.read[t], *last = Pending ? s.write[t - 1] : nullptr;
     const Floats factor = splat(s.factor[t]);
-    each_row(s.rows, [&](size_t r, size_t i) {
+    each_row(find_fours<Pending, Scaled>(s, t, change, &found), s.rows, [&](size_t r, size_t i) {
         const Floats row = next_row<Pending, Scaled>(tile + r * kStateLanes, change, last + r, factor);
         if constexpr (Pending || Scaled) store(tile + r * kStateLanes, row);
         found.key.sums[i] = fma(splat(key[r]), row, found.key.sums[i]);
@@ -88,9 +140,11 @@ void correct_state(const StateTile& s) {
         store_some(s.out[t], out, s.lanes);
         change = mul(correction, splat(s.inverse[t]));
     }
-    for (size_t r = 0; s.n && r < s.rows; ++r) {
+    if (!s.n) return;
+    const float* last = s.write[s.n - 1];
+    for (size_t r = change_fours(s, last, change); r < s.rows; ++r) {
         float* row = s.tile + r * kStateLanes;
-        store(row, next_row<true, false>(row, change, s.write[s.n - 1] + r, change));
+        store(row, next_row<true, false>(row, change, last + r, change));
     }
 }
 
@@ -108,7 +162,7 @@ inline void add_tokens(const StateTile& s, size_t t) {
         write[k] = s.write[t + k];
         read[k] = s.read[t + k];
     }
-    each_row(s.rows, [&](size_t r, size_t i) {
+    each_row(0, s.rows, [&](size_t r, size_t i) {
         Floats row = next_row<false, Scaled>(tile + r * kStateLanes, factor, nullptr, factor);
         UNROLL
         for (size_t k = 0; k < Count; ++k) {

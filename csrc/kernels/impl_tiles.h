@@ -76,8 +76,10 @@ struct Target {
 alignas(16) constexpr int8_t kSignedLevels[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 #include "kernels/impl_tiles_many.h"
+#include "kernels/impl_tiles_groups.h"
 #include "kernels/impl_tiles_one.h"
 #include "kernels/impl_tiles_coded.h"
+#include "kernels/impl_tiles_sixes.h"
 #include "kernels/impl_tiles_expand.h"
 #include "kernels/impl_tiles_sums.h"
 
@@ -98,15 +100,19 @@ struct Tiles : Panel<L> {
     template <int C, size_t Lanes>
     static void expanded_tile(const int8_t* w, const float* s, size_t blocks, Inputs a, bool more, float* out,
                               size_t stride, size_t rows) {
-        if constexpr (C == 4 && kGroups == 1) {
+        if constexpr (C == 4 && (kGroups == 1 || !kShape.min)) {
+            const auto multiply = [&](const float* from, size_t from_stride, float* to, size_t to_stride) ALWAYS_LAMBDA {
+                from_stride *= sizeof(float), to_stride *= sizeof(float);
+                if constexpr (kGroups == 1) {
+                    expanded_blocks<kShape.min>(w, s, a, blocks, from, from_stride, to, to_stride);
+                } else {
+                    expanded_groups(w, s, a, blocks, from, from_stride, to, to_stride);
+                }
+            };
             alignas(64) float some[C * kTileRows] = {};  // where the panel has fewer rows
-            if (rows >= kTileRows) {
-                expanded_blocks<kShape.min>(w, s, a, blocks, more ? out : some, more ? stride * sizeof(float) : 0, out,
-                                            stride * sizeof(float));
-                return;
-            }
+            if (rows >= kTileRows) return multiply(more ? out : some, more ? stride : 0, out, stride);
             for (size_t c = 0; more && c < C; ++c) std::memcpy(some + c * kTileRows, out + c * stride, rows * sizeof(float));
-            expanded_blocks<kShape.min>(w, s, a, blocks, some, kTileRows * sizeof(float), some, kTileRows * sizeof(float));
+            multiply(some, kTileRows, some, kTileRows);
             for (size_t c = 0; c < C; ++c) std::memcpy(out + c * stride, some + c * kTileRows, rows * sizeof(float));
             return;
         }
@@ -153,10 +159,12 @@ struct Tiles : Panel<L> {
     // R × 4 rows of a panel, from 4 × `from` on, as they are packed, × C columns.
     template <int R, int C, size_t Lanes>
     static void packed_tile(const uint8_t* w, int from, size_t blocks, Inputs a, float* out, size_t stride, size_t rows) {
-        if constexpr (R == 4 && Lanes == 1 && kShape.bits == 4 && (!kCoded || L == Layout::kNibblesK)) {
+        if constexpr (R == 4 && Lanes == 1 && (L == Layout::kSixesK || L == Layout::kNibblesK || (kShape.bits == 4 && !kCoded))) {
             float some[kPanelRows];
             float* to = rows < kPanelRows ? some : out;
-            if constexpr (kCoded) {
+            if constexpr (L == Layout::kSixesK) {
+                sixes_blocks(w, a, blocks, to);
+            } else if constexpr (kCoded) {
                 coded_blocks(w, a, blocks, to);
             } else {
                 packed_blocks<kShape.min, kShape.levels>(w, a, blocks, to);

@@ -33,7 +33,7 @@ struct Panel {
     }
 
     // Calls f(quad, quants) for all of the four rows from 4r on, where they have less than 8 bits, each as soon as it is
-    // there. Bits above the nibbles are shifted together as far as they have the same way to go.
+    // there. Fifth bits are shifted together as far as they have the same way to go.
     template <typename F>
     static ALWAYS void each_quants(const uint8_t* block, int r, F f) {
         const uint8_t* at = block + r * 16;
@@ -41,7 +41,7 @@ struct Panel {
         const auto high = [&](int i) ALWAYS_LAMBDA { return vshrq_n_u8(vld1q_u8(at + i * 64), 4); };
         const auto with = [&](auto quad, uint8x16_t above) ALWAYS_LAMBDA {
             const uint8x16_t nibbles = quad < 4 ? low(quad) : high(quad - 4);
-            f(quad, vbslq_u8(vdupq_n_u8(kShape.bits == 5 ? 16 : 48), above, nibbles));
+            f(quad, vbslq_u8(vdupq_n_u8(16), above, nibbles));
         };
         if constexpr (kShape.bits == 4) {
             each<4>([&](auto i) ALWAYS_LAMBDA { f(i, level(low(i))); });
@@ -57,11 +57,14 @@ struct Panel {
             });
         } else {
             each<2>([&](auto half) ALWAYS_LAMBDA {
-                const uint8x16_t above = vld1q_u8(at + (4 + half) * 64);
-                with(std::integral_constant<int, 4 * half + 2>{}, above);
-                with(std::integral_constant<int, 4 * half>{}, vshlq_n_u8(above, 4));
-                with(std::integral_constant<int, 4 * half + 1>{}, vshlq_n_u8(above, 2));
-                with(std::integral_constant<int, 4 * half + 3>{}, vshrq_n_u8(above, 2));
+                const uint8_t* three = at + half * 3 * 64;
+                uint8x16_t x[3];
+                each<3>([&](auto i) ALWAYS_LAMBDA {
+                    x[i] = vld1q_u8(three + i * 64);
+                    f(std::integral_constant<int, 4 * half + i>{}, vandq_u8(x[i], vdupq_n_u8(63)));
+                });
+                const uint8x16_t fourth = vsriq_n_u8(x[2], vsriq_n_u8(x[1], x[0], 2), 2);
+                f(std::integral_constant<int, 4 * half + 3>{}, vshrq_n_u8(fourth, 2));
             });
         }
     }

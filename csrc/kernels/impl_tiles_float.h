@@ -1,12 +1,13 @@
 // Products of float panels with many columns where a register has four lanes. Included by impl_matmul.h.
 //
 // A tile is 16 rows × up to six columns: 24 registers of sums, six of four numbers of each column, two for weights.
-// Four numbers of a column are one load, as a product can take one lane of a register. Panels are taken in pieces that
-// stay in the nearest cache, half floats made floats once for all columns; the sums wait in `out` meanwhile, which
-// changes no bit of them.
+// Four numbers of a column are one load, as a product can take one lane of a register. Panels and activations are taken
+// in pieces that stay in the nearest cache; the sums wait in `out` meanwhile, which changes no bit of them. Half floats
+// are made floats once for all columns.
 
-constexpr size_t kFloatPiece = 256;  // columns of a panel at a time
-constexpr int kFloatColumns = 6;     // columns of activations in a tile
+constexpr size_t kFloatPiece = 384;    // columns of a panel at a time
+constexpr size_t kFloatTogether = 48;  // columns of activations that all panels take before the next ones
+constexpr int kFloatColumns = 6;       // columns of activations in a tile
 
 // 16 rows of weights [k][16] × C columns, added to what is in `out`, or to zeros at the first piece.
 template <int C>
@@ -60,19 +61,25 @@ void float_columns(const float* w, size_t k, const float* x, size_t x_stride, si
 // Panels [begin, end) × n columns. Every sum is over ascending columns of the panel, one fused addition each.
 template <FloatKind Kind>
 void multiply_float_panels(const Matrix& w, const float* x, size_t n, size_t begin, size_t end, float* out, size_t stride) {
-    alignas(64) float made[Kind == FloatKind::kF32 ? 16 : kFloatPiece * kPanelRows];
-    for (size_t panel = begin; panel < end; ++panel) {
-        const uint8_t* data = w.data + panel * w.panel_bytes;
-        const size_t left = w.rows - panel * kPanelRows, rows = left < kPanelRows ? left : kPanelRows;
-        for (size_t first = 0; first < w.columns; first += kFloatPiece) {
-            const size_t k = w.columns - first < kFloatPiece ? w.columns - first : kFloatPiece;
-            const float* floats = made;
-            if constexpr (Kind == FloatKind::kF32) {
-                floats = reinterpret_cast<const float*>(data) + first * kPanelRows;
-            } else {
-                for (size_t j = 0; j < k; ++j) store(made + j * kPanelRows, Plain<Kind>::weights(data, first + j));
+    constexpr bool kMade = Kind != FloatKind::kF32;
+    alignas(64) float made[kMade ? kFloatPiece * kPanelRows : 16];
+    const size_t together = kMade ? n : kFloatTogether;
+    for (size_t first = 0; first < w.columns; first += kFloatPiece) {
+        const size_t k = w.columns - first < kFloatPiece ? w.columns - first : kFloatPiece;
+        for (size_t column = 0; column < n; column += together) {
+            const size_t count = n - column < together ? n - column : together;
+            for (size_t panel = begin; panel < end; ++panel) {
+                const uint8_t* data = w.data + panel * w.panel_bytes;
+                const size_t left = w.rows - panel * kPanelRows, rows = left < kPanelRows ? left : kPanelRows;
+                const float* floats = made;
+                if constexpr (kMade) {
+                    for (size_t j = 0; j < k; ++j) store(made + j * kPanelRows, Plain<Kind>::weights(data, first + j));
+                } else {
+                    floats = reinterpret_cast<const float*>(data) + first * kPanelRows;
+                }
+                float_columns(floats, k, x + column * w.columns + first, w.columns, count, first == 0,
+                              out + column * stride + panel * kPanelRows, stride, rows);
             }
-            float_columns(floats, k, x + first, w.columns, n, first == 0, out + panel * kPanelRows, stride, rows);
         }
     }
 }

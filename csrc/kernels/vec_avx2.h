@@ -131,6 +131,18 @@ inline __m256i with_bits_32(__m256i low, __m256i x, int at, int mask) {
 inline Bytes with_bits(Bytes low, Bytes x, int at, int mask) {
     return {with_bits_32(low.a, x.a, at, mask), with_bits_32(low.b, x.b, at, mask)};
 }
+// Six bits of each byte, and what the other two of three make: the lowest are the first's.
+inline __m256i low_six_32(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(63)); }
+inline Bytes low_six(Bytes x) { return {low_six_32(x.a), low_six_32(x.b)}; }
+inline __m256i fourth_six_32(__m256i x, __m256i y, __m256i z) {
+    x = _mm256_and_si256(_mm256_srli_epi16(x, 6), _mm256_set1_epi8(3));
+    y = _mm256_and_si256(_mm256_srli_epi16(y, 4), _mm256_set1_epi8(12));
+    z = _mm256_and_si256(_mm256_srli_epi16(z, 2), _mm256_set1_epi8(48));
+    return _mm256_or_si256(_mm256_or_si256(x, y), z);
+}
+inline Bytes fourth_six(Bytes x, Bytes y, Bytes z) {
+    return {fourth_six_32(x.a, y.a, z.a), fourth_six_32(x.b, y.b, z.b)};
+}
 // What nibbles choose of kE2m1Bytes.
 inline Bytes levels(Bytes x) {
     const __m256i table = _mm256_broadcastsi128_si256(load128(kE2m1Bytes));

@@ -96,6 +96,12 @@ inline Bytes with_bits(Bytes low, Bytes x, int at, int mask) {
     const Bytes moved = at < 4 ? _mm512_slli_epi16(x, 4 - at) : _mm512_srli_epi16(x, at - 4);
     return _mm512_ternarylogic_epi32(low, moved, _mm512_set1_epi8(static_cast<char>(mask << 4)), 0xf8);
 }
+// Six bits of each byte, and what the other two of three make: the lowest are the first's.
+inline Bytes low_six(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(63)); }
+inline Bytes fourth_six(Bytes x, Bytes y, Bytes z) {
+    x = _mm512_ternarylogic_epi32(_mm512_set1_epi8(3), _mm512_srli_epi16(x, 6), _mm512_srli_epi16(y, 4), 0xca);
+    return low_six(_mm512_ternarylogic_epi32(_mm512_set1_epi8(15), x, _mm512_srli_epi16(z, 2), 0xca));
+}
 // What nibbles choose of kE2m1Bytes.
 inline Bytes levels(Bytes x) {
     const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kE2m1Bytes));

@@ -95,6 +95,12 @@ inline Bytes with_bits(Bytes low, Bytes x, int at, int mask) {
     for (int i = 0; i < 64; ++i) low.v[i] = static_cast<uint8_t>(low.v[i] | (x.v[i] >> at & mask) << 4);
     return low;
 }
+// Six bits of each byte, and what the other two of three make: the lowest are the first's.
+inline Bytes low_six(Bytes a) { for (uint8_t& x : a.v) x &= 63; return a; }
+inline Bytes fourth_six(Bytes a, Bytes b, Bytes c) {
+    for (int i = 0; i < 64; ++i) a.v[i] = static_cast<uint8_t>(a.v[i] >> 6 | b.v[i] >> 6 << 2 | c.v[i] >> 6 << 4);
+    return a;
+}
 // What nibbles choose of kE2m1Bytes.
 inline Bytes levels(Bytes a) { for (uint8_t& x : a.v) x = kE2m1Bytes[x]; return a; }
 inline Quad quad(const int8_t* p) { Quad r; std::memcpy(r.v, p, 4); return r; }

@@ -4,6 +4,7 @@ import json
 import re
 
 import httpx
+import numpy as np
 import pytest
 
 from serving import HELLO, serving
@@ -59,7 +60,10 @@ def test_embeddings_are_those_of_the_model(small):
     for item, vector in zip(found["data"], expected, strict=True):
         assert item["embedding"] == pytest.approx(vector.tolist())
     assert found["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
-    wrong = small.post("/v1/embeddings", json={**asked, "dimensions": 5})
+    cut = small.post("/v1/embeddings", json={**asked, "dimensions": 5, "normalize": True}).json()
+    first = expected[0][:5] / np.linalg.norm(expected[0][:5])
+    assert cut["data"][0]["embedding"] == pytest.approx(first.tolist(), rel=1e-5)
+    wrong = small.post("/v1/embeddings", json={**asked, "dimensions": 100_000})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "dimensions")
     assert small.post("/v1/embeddings", json={**asked, "input": [[1] * 300]}).status_code == 400
 

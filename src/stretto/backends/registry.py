@@ -151,13 +151,13 @@ def _llamacpp(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
 
 
 def _llamacpp_missing(device: str) -> str:
-    from stretto.backends.llama_library import missing
+    from stretto.backends.llama_package import missing
 
     return missing(device)
 
 
 def _llamacpp_version() -> str:
-    from stretto.backends.llama_library import version
+    from stretto.backends.llama_package import version
 
     return version()
 

@@ -24,9 +24,9 @@ def inspect(
     """Show a model's metadata, tensors, formats, and the memory that loading it needs."""
     from stretto.cli.output import print_json
     from stretto.weights import hub
-    from stretto.weights.gguf import GGUF
+    from stretto.weights.folder import open_weights
 
-    with GGUF(hub.resolve(model, pull=False)) as file:
+    with open_weights(hub.resolve(model, pull=False)) as file:
         if as_json:
             print_json(_document(file))
         else:

@@ -27,12 +27,12 @@ def tokenize(
     from stretto.cli.output import clean, console, print_json
 
     # Only the tokenizer is read: loading the model would take longer.
-    from stretto.text.loading import load_tokenizer
+    from stretto.text.loading import load_tokenizer_of
     from stretto.weights import hub
-    from stretto.weights.gguf import GGUF
+    from stretto.weights.folder import open_weights
 
-    with GGUF(hub.resolve(model, pull=False)) as file:
-        tokenizer = load_tokenizer(file.metadata)
+    with open_weights(hub.resolve(model, pull=False)) as file:
+        tokenizer = load_tokenizer_of(file)
     ids = tokenizer.encode(_text(text), special=special)
     pieces = [tokenizer.piece(token) for token in ids]
     if as_json:

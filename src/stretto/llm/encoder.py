@@ -226,7 +226,7 @@ def load_encoder(model: str | os.PathLike[str], *, kv: str = "f32", **options: A
     >>> load_encoder("minilm").embed(["a cat"])
     """
     opened = open_model(model, kv=kv, **options)
-    if not is_encoder(opened.backend.spec):
+    if not opened.backend.spec.is_encoder:
         opened.backend.close()
         raise Unsupported(
             f"{os.fspath(model)} is a language model; stretto.load opens it, and llm.embed makes vectors"
@@ -234,11 +234,6 @@ def load_encoder(model: str | os.PathLike[str], *, kv: str = "f32", **options: A
     return Encoder(
         opened.backend, opened.tokenizer, name=os.fspath(model), rerank_template=opened.rerank_template
     )
-
-
-def is_encoder(spec: ModelSpec) -> bool:
-    """Whether a model is for vectors and classes: it attends in both directions, or its file says so."""
-    return not spec.causal or spec.embedder is not None or spec.classifier is not None
 
 
 def _cut(vectors: Floats, dimensions: int | None, normalize: bool) -> Floats:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from typing import cast
 
 from stretto.engine import Limits
+from stretto.llm.encoder import Encoder
 from stretto.llm.model import LLM
 from stretto.router import open_model
 from stretto.vision.cache import ImageCache
@@ -61,6 +63,15 @@ def load(
         sequences=limits.max_states,
         checkpoint_bytes=limits.checkpoint_bytes,
     )
+    if opened.backend.spec.is_encoder:
+        encoder = Encoder(
+            opened.backend,
+            opened.tokenizer,
+            name=os.fspath(model),
+            limits=limits,
+            rerank_template=opened.rerank_template,
+        )
+        return cast(LLM, encoder)
     return LLM(
         opened.backend,
         opened.tokenizer,

@@ -169,6 +169,11 @@ class ModelSpec:
         return replace(self, layers=tuple(layer.within(context) for layer in self.layers))
 
     @property
+    def is_encoder(self) -> bool:
+        """Whether it is for vectors and classes: it attends in both directions, or its file says so."""
+        return not self.causal or self.embedder is not None or self.classifier is not None
+
+    @property
     def causal(self) -> bool:
         """Whether no token attends to later ones: only then can a text be continued."""
         return all(layer.attention is None or layer.attention.causal for layer in self.layers)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from stretto import Result, Token, __version__
 from stretto.server.calls import CallWatcher, ollama_calls, tool_plan
 from stretto.server.chat import ollama_prompt
+from stretto.server.embedding import Vectors, embedded
 from stretto.server.errors import ApiError, Json, body_of, dumps, translate
 from stretto.server.generation import Generation, begin, started, unless_gone
 from stretto.server.ollama_schemas import (
@@ -23,7 +24,7 @@ from stretto.server.ollama_schemas import (
     Options,
     ShowRequest,
 )
-from stretto.server.openai import embedded, prompts_of
+from stretto.server.openai import prompts_of
 from stretto.server.options import check_prompts
 from stretto.server.slots import Slot
 from stretto.server.state import State, state_of
@@ -134,11 +135,10 @@ async def embed(body: EmbedRequest, request: Request) -> Response:
     state = state_of(request)
     texts = prompts_of(body.input)
     check_prompts("input", texts, state.settings.limits)
-    generation = await begin(state, _name(body.model), request)
+    generation = await begin(state, _name(body.model), request, "embed")
     try:
-        if body.dimensions not in (None, generation.lease.llm.spec.n_embd):
-            raise ApiError(400, f"dimensions must be {generation.lease.llm.spec.n_embd}: vectors are not cut")
-        vectors, n_tokens = await unless_gone(request, embedded(generation, texts))
+        how = Vectors(dimensions=body.dimensions)
+        vectors, n_tokens = await unless_gone(request, embedded(generation, texts, how))
     except Exception as error:
         raise translate(error, "input") from error
     finally:

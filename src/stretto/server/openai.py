@@ -15,6 +15,7 @@ from starlette.responses import Response
 from stretto.llm import LLM
 from stretto.server.calls import plan_of
 from stretto.server.chat import prompt_of
+from stretto.server.embedding import Vectors, embedded, ids_of
 from stretto.server.errors import ApiError, Json, translate
 from stretto.server.generation import Generation, begin, started, unless_gone
 from stretto.server.lean import Endpoint
@@ -27,7 +28,6 @@ from stretto.server.streamed import Streamed
 from stretto.server.structured import grammar_of
 
 EVENTS = "text/event-stream"
-EMBED_BATCH_TEXTS = 16  # embedded at a time; then the time limit is checked
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -138,12 +138,8 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     check_prompts("input", texts, state.settings.limits)
     generation = await begin(state, body.model, request, "embed")
     try:
-        n_embd = generation.lease.llm.spec.n_embd
-        if body.dimensions is not None and body.dimensions != n_embd:
-            raise ApiError(400, f"dimensions must be {n_embd}: vectors are not cut", param="dimensions")
-        vectors, n_tokens = await unless_gone(
-            request, embedded(generation, texts, body.pooling, body.normalize)
-        )
+        how = Vectors(body.pooling, body.normalize, body.dimensions)
+        vectors, n_tokens = await unless_gone(request, embedded(generation, texts, how))
     except Exception as error:
         raise translate(error, "input") from error
     finally:
@@ -163,32 +159,11 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     )
 
 
-async def embedded(
-    generation: Generation, texts: list[Any], pooling: Any = "mean", normalize: bool = True
-) -> tuple[list[Any], int]:
-    """The vectors of texts, computed in batches, and their total number of tokens."""
-    llm, vectors, n_tokens = generation.lease.llm, [], 0
-    ids = await asyncio.to_thread(lambda: [ids_of(llm, text) for text in texts])
-    for start in range(0, len(ids), EMBED_BATCH_TEXTS):
-        batch = ids[start : start + EMBED_BATCH_TEXTS]
-        _ = generation.left  # raises if there is no time left
-        vectors += list(await llm.aembed(batch, pooling=pooling, normalize=normalize))
-        n_tokens += sum(map(len, batch))
-    return vectors, n_tokens
-
-
 def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[Any]:
     """A prompt or a list of prompts as a list."""
     if isinstance(given, str) or isinstance(given[0], int):
         return [given]
     return list(given)
-
-
-def ids_of(llm: LLM, prompt: Any) -> list[int]:
-    """The token ids of a prompt."""
-    if callable(prompt):
-        prompt = prompt()
-    return llm.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else list(prompt)
 
 
 def check_one(prompts: list[Any], name: str) -> list[Any]:

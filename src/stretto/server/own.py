@@ -17,9 +17,10 @@ from starlette.responses import PlainTextResponse, Response
 from stretto import __version__, hardware
 from stretto.llm import LLM
 from stretto.server import metrics
+from stretto.server.embedding import ids_of
 from stretto.server.errors import ApiError, Json, body_of, dumps, translate
 from stretto.server.generation import Generation, begin, unless_gone
-from stretto.server.openai import EVENTS, ids_of
+from stretto.server.openai import EVENTS
 from stretto.server.options import check_prompts
 from stretto.server.pins import release
 from stretto.server.schemas import Body, Name, Number, Stop, Text, Tokens

@@ -285,7 +285,11 @@ class EmbeddingRequest(Body):
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: Annotated[Text, Field(description=LABEL)] | None = None
-    pooling: Annotated[
-        Literal["mean", "last"], Field(description="How a text's states become one vector.")
-    ] = "mean"
+    pooling: (
+        Annotated[
+            Literal["mean", "cls", "last"],
+            Field(description="How a text's states become one vector; by default as the model's file says."),
+        ]
+        | None
+    ) = None
     normalize: Annotated[bool, Field(description="L2-normalise the vectors.")] = True

@@ -16,6 +16,7 @@ from stretto.models.summary import model_memory
 from stretto.server.settings import ModelEntry, Settings
 from stretto.tasks.loading import is_task
 from stretto.weights import hub
+from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
 from stretto.weights.hub.bundles import BUNDLES
 from stretto.weights.memory import memory
@@ -85,9 +86,10 @@ def _task_slot(entry: ModelEntry, limit: int) -> Slot:
 
 def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
     path = hub.resolve(entry.source)
-    with GGUF(path) as file:
-        needs = model_memory(file, read_spec(file))
-        cache = needs.cache_bytes(settings.kv, settings.cells)
+    with open_weights(path) as file:
+        spec = read_spec(file)
+        needs = model_memory(file, spec)
+        cache = needs.cache_bytes("f32" if spec.is_encoder else settings.kv, settings.cells)
         facts = {
             "architecture": str(file.metadata.get("general.architecture", "")),
             "parameters": sum(math.prod(tensor.shape) for tensor in file.tensors.values()),

@@ -9,6 +9,8 @@ from stretto.errors import ModelError
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.text.vocabulary import PREFIX
+from stretto.weights.folder import Folder
+from stretto.weights.gguf import GGUF
 from stretto.weights.metadata import Metadata
 
 JSON_NAME = "tokenizer.json"
@@ -75,6 +77,20 @@ def load_tokenizer_folder(path: str | os.PathLike[str]) -> Tokenizer:
         f"the former: AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained(folder)",
         path=folder,
     )
+
+
+def load_tokenizer_of(file: GGUF) -> Tokenizer:
+    """The tokenizer of an open model: a GGUF file, or a folder in the form of one."""
+    return load_tokenizer_folder(file.path) if isinstance(file, Folder) else load_tokenizer(file.metadata)
+
+
+def load_template_of(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The chat template of an open model; None if it has none."""
+    if isinstance(file, Folder):
+        return load_template_folder(file.path, tokenizer)
+    source = file.metadata.text("tokenizer.chat_template", "")
+    with_tools = file.metadata.text("tokenizer.chat_template.tool_use", "")
+    return make_template(source, with_tools, tokenizer) if source else None
 
 
 def load_template_folder(path: str | os.PathLike[str], tokenizer: Tokenizer) -> ChatTemplate | None:

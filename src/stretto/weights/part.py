@@ -1,4 +1,4 @@
-"""One GGUF file in memory: mapped, and its head parsed. A model is one of them, or several (split.py)."""
+"""One file of weights in memory: mapped, its head parsed. A model is one of them, or several (split.py)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,13 @@ from stretto.weights.tensor import Tensor
 HUGE_PAGE_BYTES = 2 << 20
 
 
-class Part:
-    """A mapped file: `path`, `buffer`, `metadata`, `tensors`, `version`, `alignment`."""
+class MappedFile:
+    """A mapped file: `path`, `buffer`, and the tensors in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._map, self.buffer = _map(path)
-        parser = Parser(self.buffer, path)
-        parser.parse()
-        self.version: int = parser.version
-        self.alignment: int = parser.alignment
-        self.metadata: Metadata = parser.metadata
-        self.tensors: dict[str, Tensor] = parser.tensors
+        self.tensors: dict[str, Tensor] = {}
 
     def forget(self, tensor: Tensor | None = None, end: int | None = None) -> None:
         """Let the system evict the pages of a tensor, up to byte `end` of it, or of the whole file."""
@@ -50,12 +45,25 @@ class Part:
         self.buffer = memoryview(b"")
 
 
+class Part(MappedFile):
+    """A mapped GGUF file: also `metadata`, `version`, `alignment`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        parser = Parser(self.buffer, path)
+        parser.parse()
+        self.version: int = parser.version
+        self.alignment: int = parser.alignment
+        self.metadata: Metadata = parser.metadata
+        self.tensors = parser.tensors
+
+
 def _map(path: Path) -> tuple[mmap.mmap, memoryview]:
     """The file's bytes, read-only, without reading them."""
     try:
         mode = path.stat().st_mode
         if not (S_ISREG(mode) or S_ISDIR(mode)):  # opening a pipe would wait for its other end
-            raise ModelError("is a pipe, a socket or a device; give the path of a .gguf file", path=path)
+            raise ModelError("is a pipe, a socket or a device; give the path of a model file", path=path)
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise ModelError("the file is empty; fetch it again", path=path)

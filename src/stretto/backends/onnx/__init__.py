@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from stretto.backends.onnx.backend import OnnxBackend
+from stretto.backends.onnx.cells_backend import OnnxCellsBackend
+from stretto.backends.onnx.cells_graph import is_cells_graph, read_cells_graph
 from stretto.backends.onnx.graph import DecoderGraph, read_graph
 from stretto.backends.onnx.spec import DecoderSpec, read_decoder_spec
 from stretto.backends.onnx_session import open_session
@@ -11,10 +13,10 @@ from stretto.errors import Unsupported
 from stretto.weights.onnx import read_onnx
 from stretto.weights.onnx.folder import OnnxFolder
 
-__all__ = ["DecoderGraph", "DecoderSpec", "OnnxBackend", "open_onnx"]
+__all__ = ["DecoderGraph", "DecoderSpec", "OnnxBackend", "OnnxCellsBackend", "open_onnx"]
 
 
-def open_onnx(folder: OnnxFolder, options: BackendOptions) -> OnnxBackend:
+def open_onnx(folder: OnnxFolder, options: BackendOptions) -> OnnxBackend | OnnxCellsBackend:
     """A backend for the decoder of a folder; device "auto" takes CUDA if it works here, else the CPU."""
     for name, value, usual in (
         ("kv", options.kv, ("f16", "f32")),
@@ -27,6 +29,11 @@ def open_onnx(folder: OnnxFolder, options: BackendOptions) -> OnnxBackend:
                 value=value,
             )
     file = read_onnx(folder.model)
+    if is_cells_graph(file):
+        cells_graph = read_cells_graph(file)
+        decoder = read_decoder_spec(folder, cells_graph)
+        session = open_session(file, options.device, options.threads)
+        return OnnxCellsBackend(session, cells_graph, decoder, options.cells, options.threads)
     graph = read_graph(file, folder.decoder)
     decoder = read_decoder_spec(folder, graph)
     session = open_session(file, options.device, options.threads)

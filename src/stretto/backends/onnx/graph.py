@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from stretto.errors import ModelError, Unsupported
 from stretto.weights.onnx import Node, OnnxFile, ValueInfo
@@ -46,6 +46,35 @@ class Plane:
         return "key" in self.past.rpartition(".")[2]
 
 
+class Graph(Protocol):
+    """What the spec of a decoder is made from, whatever the form of its graph."""
+
+    @property
+    def file(self) -> OnnxFile:
+        """The checked file."""
+        ...
+
+    @property
+    def n_vocab(self) -> int | None:
+        """How many logits there are, if the graph says."""
+        ...
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        """K and V of each layer."""
+        ...
+
+    @property
+    def windows(self) -> Mapping[int, int | None] | None:
+        """The window of each layer, None for one without, where the graph says it; else None."""
+        ...
+
+    @property
+    def n_rope_rows(self) -> int | None:
+        """Positions that the graph has angles for."""
+        ...
+
+
 @dataclass(frozen=True)
 class DecoderGraph:
     """The inputs and outputs of a decoder with past and present tensors.
@@ -71,16 +100,7 @@ class DecoderGraph:
     explicit: bool
     windows: Mapping[int, int | None] | None
     n_rope_rows: int | None  # positions that the graph has angles for
-
-    @property
-    def n_layer(self) -> int:
-        """The number of layers that have K and V."""
-        return len({plane.layer for plane in self.planes})
-
-    @property
-    def cell_numbers(self) -> int:
-        """How many numbers a cell holds, in all layers."""
-        return sum(plane.heads * plane.size for plane in self.planes)
+    fused: bool  # attention is an operator that counts tokens itself
 
 
 def read_graph(file: OnnxFile, unnamed: Mapping[str, Any] | None = None) -> DecoderGraph:
@@ -95,6 +115,8 @@ def read_graph(file: OnnxFile, unnamed: Mapping[str, Any] | None = None) -> Deco
     if IDS not in inputs or "logits" not in file.outputs:
         missing = IDS if IDS not in inputs else "logits"
         raise _unsupported(file, f"{missing!r} is missing: it is not a decoder of text")
+    if (kind := file.outputs["logits"].type) not in FLOATS:
+        raise _unsupported(file, f"logits are {kind}; float32 and float16 are supported")
     planes = tuple(_planes(file, unnamed or {}))
     keep = next((name for name in KEEP if name in inputs), None)
     known = {IDS, MASK, POSITIONS, BRANCH, keep, *(plane.past for plane in planes)}
@@ -122,7 +144,8 @@ def read_graph(file: OnnxFile, unnamed: Mapping[str, Any] | None = None) -> Deco
         shares=_shares(file, planes, nodes) and MASK in inputs,
         explicit=POSITIONS in inputs and not turns_by_index,
         windows=_windows(nodes, planes),
-        n_rope_rows=_n_rope_rows(file, nodes),
+        n_rope_rows=n_rope_rows(file),
+        fused=any(op.endswith("Attention") for op in file.operators.get("com.microsoft", ())),
     )
 
 
@@ -225,12 +248,12 @@ def _windows(nodes: list[Node], planes: tuple[Plane, ...]) -> Mapping[int, int |
     return found if len(found) == len({plane.layer for plane in planes}) else None
 
 
-def _n_rope_rows(file: OnnxFile, nodes: list[Node]) -> int | None:
+def n_rope_rows(file: OnnxFile) -> int | None:
     """The length of the tables of angles, where they are tensors of the file."""
-    names = {_at(node.inputs, GQA_COSINES) for node in nodes}
+    names = {_at(node.inputs, GQA_COSINES) for node in file.nodes(GQA)}
     names |= {_at(node.inputs, 2) for node in file.nodes("RotaryEmbedding")}
     shapes = [file.initializers[name].shape for name in names if name in file.initializers]
-    return min((shape[0] for shape in shapes if shape), default=None)
+    return min((shape[0] for shape in shapes if len(shape) == 2), default=None)
 
 
 def _at(names: tuple[str, ...], index: int) -> str:

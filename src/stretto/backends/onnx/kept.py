@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.onnx.plan import Chain
-from stretto.backends.onnx.pool import Pool
+from stretto.backends.onnx.pool import HeadPool
 
 Ints = NDArray[np.int32]
 
@@ -46,7 +46,7 @@ class Kept:
 class Presents:
     """What was kept, the latest last, within `max_cells`."""
 
-    pool: Pool
+    pool: HeadPool
     max_cells: int
     stamps: NDArray[np.int64] = field(init=False)  # the time of the last write of each cell
     clock: int = 0
@@ -55,7 +55,7 @@ class Presents:
     n_reused: int = 0
 
     def __post_init__(self) -> None:
-        self.stamps = np.zeros(self.pool.arrays[0].shape[1], np.int64)
+        self.stamps = np.zeros(self.pool.n_cells, np.int64)
 
     def touch(self, cells: Ints) -> None:
         """Note that cells get new contents."""

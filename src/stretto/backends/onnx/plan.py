@@ -36,8 +36,8 @@ class Chain:
         return len(self.rows)
 
 
-def plan(batch: Batch) -> list[list[Chain]]:
-    """The chains of a batch, in waves that are computed one after another."""
+def check_plain(batch: Batch) -> Placement:
+    """The placement of a batch of tokens; `Unsupported` for what no ONNX decoder takes or gives."""
     placement = batch.placement
     if placement is None:
         raise InvalidRequest("the batch has no cells yet; call batch.place(cells) first")
@@ -49,6 +49,12 @@ def plan(batch: Batch) -> list[list[Chain]]:
         raise Unsupported(
             f"an ONNX decoder has one position for each token, and no recurrent state; {NATIVE}"
         )
+    return placement
+
+
+def plan(batch: Batch) -> list[list[Chain]]:
+    """The chains of a batch, in waves that are computed one after another."""
+    placement = check_plain(batch)
     positions = batch.positions
     owners = np.full(len(placement.table), -1, np.int32)  # the row that writes each cell
     owners[placement.cells] = np.arange(len(batch), dtype=np.int32)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.onnx.graph import DecoderGraph
+from stretto.backends.onnx.facts import read_facts
+from stretto.backends.onnx.graph import Graph
 from stretto.errors import ModelError
 from stretto.models.rope import plain_frequencies
 from stretto.models.spec import Attention, Dense, Layer, ModelSpec, Norm, Rope, plain_layer
@@ -57,23 +58,26 @@ class DecoderSpec:
     is_rotated: bool
 
 
-def read_decoder_spec(folder: OnnxFolder, graph: DecoderGraph) -> DecoderSpec:
+def read_decoder_spec(folder: OnnxFolder, graph: Graph) -> DecoderSpec:
     """The spec of a decoder; `ModelError` names what is missing."""
-    config = _text_config(folder.config)
+    config, facts = _text_config(folder.config), read_facts(graph)
     family = str(config.get("model_type") or folder.genai.get("model", {}).get("type") or "decoder")
-    layers, windows = {}, _layer_windows(config, graph)
-    ropes = {}
+    windows = _layer_windows(config, graph) if facts is None else facts.windows
+    layers, ropes = {}, {}
     for plane in graph.planes:
         if plane.layer not in layers:
             window = windows[plane.layer] if windows is not None else None
-            rope = _rope(folder, config, family, plane.size, window is not None)
+            if facts is not None:
+                rope = facts.ropes[plane.layer]
+            else:
+                rope = _rope(folder, config, family, plane.size, window is not None)
             ropes[plane.layer] = rope
             layers[plane.layer] = _layer(config, folder, plane.heads, plane.size, window, rope)
     spec = ModelSpec(
-        architecture=family,
+        architecture=family if facts is None else facts.architecture,
         n_vocab=_n_vocab(folder, config, graph),
         n_embd=_count(config, "hidden_size", folder.decoder.get("hidden_size", 1)),
-        context_length=_context(folder, config, graph),
+        context_length=_context(folder, config, graph, 0 if facts is None else facts.context_length),
         layers=tuple(layers[index] for index in sorted(layers)),
         output_norm=Norm("output_norm", 1e-5),
     )
@@ -106,7 +110,7 @@ def _count(config: Mapping[str, Any], key: str, default: Any) -> int:
     return value if isinstance(value, int) and 0 < value < 1 << 31 else 1
 
 
-def _n_vocab(folder: OnnxFolder, config: Mapping[str, Any], graph: DecoderGraph) -> int:
+def _n_vocab(folder: OnnxFolder, config: Mapping[str, Any], graph: Graph) -> int:
     genai = folder.genai.get("model", {})
     value = graph.n_vocab or config.get("vocab_size") or (isinstance(genai, dict) and genai.get("vocab_size"))
     if not isinstance(value, int) or not 0 < value < 1 << 24:
@@ -118,10 +122,10 @@ def _n_vocab(folder: OnnxFolder, config: Mapping[str, Any], graph: DecoderGraph)
     return value
 
 
-def _context(folder: OnnxFolder, config: Mapping[str, Any], graph: DecoderGraph) -> int:
+def _context(folder: OnnxFolder, config: Mapping[str, Any], graph: Graph, known: int) -> int:
     """The context length: what the configuration says, within the tables of angles that the graph has."""
     genai = folder.genai.get("model", {})
-    found = config.get("max_position_embeddings") or config.get("n_positions")
+    found = known or config.get("max_position_embeddings") or config.get("n_positions")
     found = found or (isinstance(genai, dict) and genai.get("context_length")) or graph.n_rope_rows
     if not isinstance(found, int) or found < 1:
         raise ModelError(
@@ -132,7 +136,7 @@ def _context(folder: OnnxFolder, config: Mapping[str, Any], graph: DecoderGraph)
     return min(found, graph.n_rope_rows or found, MAX_CONTEXT)
 
 
-def _layer_windows(config: Mapping[str, Any], graph: DecoderGraph) -> Mapping[int, int | None] | None:
+def _layer_windows(config: Mapping[str, Any], graph: Graph) -> Mapping[int, int | None] | None:
     """The window of each layer, None for layers without one; None if nothing says."""
     layers = sorted({plane.layer for plane in graph.planes})
     if graph.windows is not None:

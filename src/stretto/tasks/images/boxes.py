@@ -15,7 +15,7 @@ from stretto.errors import InvalidRequest
 from stretto.tasks.model import Source
 from stretto.tasks.results import Box, Detection, Detections
 
-MAX_CANDIDATES = 5000  # the best ones, which are compared with each other
+MAX_CANDIDATES = 3000  # the best ones, which are compared with each other
 
 Floats = NDArray[np.floating[Any]]
 Integers = NDArray[np.integer[Any]]

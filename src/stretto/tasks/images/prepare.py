@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.vision.decode import Pixels
-from stretto.vision.resizing import resize as resize_with_pillow
 
 FITS = ("stretch", "crop", "letterbox")
 FILTERS = ("linear", "nearest", "bilinear", "bicubic", "lanczos", "box")
-_LONGEST_TRIMMED = 4  # times the shorter edge; what a crop from the middle needs at most, and more
 
 Floats = NDArray[np.floating[Any]]
+Region = tuple[float, float, float, float]  # x0, y0, x1, y1
 
 
 @dataclass(frozen=True)
@@ -83,16 +82,23 @@ def normalize(pixels: Pixels, how: Preparation) -> NDArray[np.float32]:
     factor = np.float32(how.scale) / np.asarray(how.std, np.float32)
     shift = np.asarray(how.mean, np.float32) / np.asarray(how.std, np.float32)
     ordered = pixels[:, :, ::-1] if how.bgr else pixels
-    made = ordered * factor - shift
-    made = made if how.channels_last else made.transpose(2, 0, 1)
-    return np.ascontiguousarray(made, np.float32)
+    height, width = pixels.shape[:2]
+    made = np.empty((height, width, 3) if how.channels_last else (3, height, width), np.float32)
+    for channel, out in enumerate(made.transpose(2, 0, 1) if how.channels_last else made):
+        np.multiply(ordered[:, :, channel], factor[channel], out=out)
+        out -= shift[channel]
+    return made
 
 
-def resize(pixels: Pixels, width: int, height: int, how: str) -> Pixels:
-    """uint8[height, width, 3], by one of `FILTERS`."""
+def resize(pixels: Pixels, width: int, height: int, how: str, box: Region | None = None) -> Pixels:
+    """uint8[height, width, 3] of an image, or of a region of it, by one of `FILTERS`."""
+    region = box or (0.0, 0.0, float(pixels.shape[1]), float(pixels.shape[0]))
     if how == "linear":
-        return _resize_linear(pixels, width, height)
-    return resize_with_pillow(pixels, height, width, how)
+        return _resize_linear(pixels, width, height, region)
+    from PIL import Image as Pillow
+
+    resample = Pillow.Resampling[how.upper()]
+    return np.asarray(Pillow.fromarray(pixels).resize((width, height), resample, box=region))
 
 
 def _stretch(pixels: Pixels, how: Preparation) -> tuple[Pixels, Placement]:
@@ -102,27 +108,16 @@ def _stretch(pixels: Pixels, how: Preparation) -> tuple[Pixels, Placement]:
 
 
 def _crop(pixels: Pixels, how: Preparation) -> tuple[Pixels, Placement]:
+    """Only the region that is shown is resized, so that a long image costs no more than another."""
     height, width = pixels.shape[:2]
-    pixels, left, top = _trim(pixels, how)
     short = how.edge or min(how.width, how.height)
-    share = max(short / min(pixels.shape[:2]), how.width / pixels.shape[1], how.height / pixels.shape[0])
-    new = [
-        max(low, round(n * share))
-        for n, low in zip(pixels.shape[1::-1], (how.width, how.height), strict=True)
-    ]
-    x, y = (new[0] - how.width) // 2, (new[1] - how.height) // 2
-    resized = resize(pixels, new[0], new[1], how.filter)[y : y + how.height, x : x + how.width]
-    scale_x, scale_y = new[0] / pixels.shape[1], new[1] / pixels.shape[0]
-    return resized, Placement(scale_x, scale_y, -x - left * scale_x, -y - top * scale_y, width, height)
-
-
-def _trim(pixels: Pixels, how: Preparation) -> tuple[Pixels, int, int]:
-    """The middle of an image that is far longer than the crop: what is resized has an end."""
-    height, width = pixels.shape[:2]
-    most = _LONGEST_TRIMMED * max(how.width / how.height, how.height / how.width)
-    longest = int(most * min(height, width))
-    x, y = max(0, (width - longest) // 2), max(0, (height - longest) // 2)
-    return pixels[y : y + longest, x : x + longest], x, y
+    share = max(short / min(height, width), how.width / width, how.height / height)
+    new_width, new_height = max(how.width, round(width * share)), max(how.height, round(height * share))
+    scale_x, scale_y = new_width / width, new_height / height
+    x, y = (new_width - how.width) // 2, (new_height - how.height) // 2
+    right, bottom = min(width, (x + how.width) / scale_x), min(height, (y + how.height) / scale_y)
+    made = resize(pixels, how.width, how.height, how.filter, (x / scale_x, y / scale_y, right, bottom))
+    return made, Placement(scale_x, scale_y, -x, -y, width, height)
 
 
 def _letterbox(pixels: Pixels, how: Preparation) -> tuple[Pixels, Placement]:
@@ -141,20 +136,21 @@ def _letterbox(pixels: Pixels, how: Preparation) -> tuple[Pixels, Placement]:
 _FITTED = {"stretch": _stretch, "crop": _crop, "letterbox": _letterbox}
 
 
-def _resize_linear(pixels: Pixels, width: int, height: int) -> Pixels:
+def _resize_linear(pixels: Pixels, width: int, height: int, region: Region) -> Pixels:
     """Each pixel is the weighted mean of the four nearest of the image; centres of pixels stand at halves."""
-    if pixels.shape[:2] == (height, width):
+    if pixels.shape[:2] == (height, width) and region == (0, 0, width, height):
         return pixels
-    rows, columns = partial(_blend, axis=0, n=height), partial(_blend, axis=1, n=width)
+    rows = partial(_blend, axis=0, n=height, start=region[1], stop=region[3])
+    columns = partial(_blend, axis=1, n=width, start=region[0], stop=region[2])
     # The edge that shrinks more goes first, so that what lies between is never large.
     order = (rows, columns) if height * pixels.shape[1] <= width * pixels.shape[0] else (columns, rows)
     made: Pixels = np.rint(order[1](order[0](pixels))).astype(np.uint8)
     return made
 
 
-def _blend(values: NDArray[Any], axis: int, n: int) -> NDArray[np.float32]:
+def _blend(values: NDArray[Any], axis: int, n: int, start: float, stop: float) -> NDArray[np.float32]:
     size = values.shape[axis]
-    at = np.clip((np.arange(n) + 0.5) * (size / n) - 0.5, 0, size - 1)
+    at = np.clip(start + (np.arange(n) + 0.5) * ((stop - start) / n) - 0.5, 0, size - 1)
     low = at.astype(np.int64)
     share = (at - low).astype(np.float32).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
     first = values.take(low, axis).astype(np.float32)

@@ -62,6 +62,8 @@ def is_decoder_file(path: str | os.PathLike[str]) -> bool:
     if path.suffix.lower() != ".onnx" or not path.is_file():
         return False
     inputs = read_onnx(path).inputs
+    if {"tokens", "cells", "positions"} <= inputs.keys():  # an export of ours, with cell indices
+        return True
     return "input_ids" in inputs and any(name.startswith("past") for name in inputs)
 
 

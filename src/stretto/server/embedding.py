@@ -1,0 +1,78 @@
+"""Vectors of texts, for the endpoints of OpenAI and Ollama."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.llm import LLM
+from stretto.server.errors import ApiError
+from stretto.server.generation import Generation
+from stretto.tasks import TaskModel
+
+BATCH_TEXTS = 16  # embedded at a time; then the time limit is checked
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """What is asked for. Without `pooling` it is the model's own; `dimensions` keeps the first numbers."""
+
+    pooling: Literal["mean", "cls", "last"] | None = None
+    normalize: bool = True
+    dimensions: int | None = None
+
+    def cut(self, vectors: Floats) -> Floats:
+        """The first numbers of each vector, of length 1 again."""
+        size = vectors.shape[1]
+        if self.dimensions is None or self.dimensions == size:
+            return vectors
+        if self.dimensions > size:
+            raise ApiError(
+                400, f"dimensions must be at most {size}", param="dimensions", code="invalid_value"
+            )
+        kept = vectors[:, : self.dimensions]
+        if self.normalize:
+            kept = kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), np.float32(1e-12))
+        return np.ascontiguousarray(kept, np.float32)
+
+
+async def embedded(generation: Generation, texts: list[Any], how: Vectors) -> tuple[Floats, int]:
+    """The vectors of texts, computed in batches, and their total number of tokens."""
+    slot, started = generation.lease.slot, time.monotonic()
+    try:
+        return await _embedded(generation, texts, how)
+    finally:
+        slot.done["embed"] += len(texts)
+        slot.seconds["embed"] += time.monotonic() - started
+
+
+async def _embedded(generation: Generation, texts: list[Any], how: Vectors) -> tuple[Floats, int]:
+    model: Any = generation.lease.llm
+    if isinstance(model, TaskModel):
+        if how.pooling is not None:
+            raise ApiError(400, f"{model.name} has no choice of pooling", param="pooling")
+        async with generation.lease.slot.turn:
+            made = await asyncio.to_thread(model.embed, texts, normalize=how.normalize)
+        return how.cut(np.asarray(made, np.float32)), 0
+    options = {} if how.pooling is None else {"pooling": how.pooling}
+    vectors: list[Floats] = []
+    ids = await asyncio.to_thread(lambda: [ids_of(model, text) for text in texts])
+    for start in range(0, len(ids), BATCH_TEXTS):
+        _ = generation.left  # raises if there is no time left
+        batch = ids[start : start + BATCH_TEXTS]
+        vectors.append(await model.aembed(batch, normalize=how.normalize, **options))
+    return how.cut(np.concatenate(vectors)), sum(map(len, ids))
+
+
+def ids_of(llm: LLM, prompt: Any) -> list[int]:
+    """The token ids of a prompt."""
+    if callable(prompt):
+        prompt = prompt()
+    return llm.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else list(prompt)

@@ -1,0 +1,187 @@
+"""`open_sound`: blocks of samples from a path, bytes of a file, an array, or chunks of a microphone."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from stretto.errors import InvalidRequest
+from stretto.tasks.speech.resample import Resampler
+from stretto.tasks.speech.wav import BLOCK_SECONDS, Samples, check_rate, check_seconds, open_wav
+
+RATE = 16_000  # samples a second that the models take
+MAX_FILE_BYTES = 8 << 30
+SOURCES = "a path, bytes of a file, an array of float32[n] or chunks of such, with sample_rate="
+
+# Other containers by their first bytes.
+_CONTAINERS = (
+    (b"fLaC", "FLAC"),
+    (b"OggS", "Ogg"),
+    (b"ID3", "MP3"),
+    (b"\xff\xfb", "MP3"),
+    (b"\xff\xf3", "MP3"),
+    (b"\xff\xf2", "MP3"),
+    (b"FORM", "AIFF"),
+    (b"caff", "CAF"),
+    (b"RF64", "RF64"),
+    (b"\x1aE\xdf\xa3", "WebM or Matroska"),
+)
+
+
+@dataclass(frozen=True)
+class Sound:
+    """Blocks of samples, float32[n] each, and how many of them make a second."""
+
+    rate: int
+    blocks: Iterable[Samples]
+
+    def at_16_khz(self) -> Iterator[Samples]:
+        """The blocks with 16,000 samples a second."""
+        convert = Resampler(self.rate, RATE)
+        for block in self.blocks:
+            yield convert.feed(block)
+        yield convert.flush()
+
+
+def open_sound(source: Any, sample_rate: int | None = None, *, endless: bool = False) -> Sound:
+    """The sound in `source`; that of files has its own rate, and arrays and chunks need `sample_rate`.
+
+    `endless=True` lets chunks go on for as long as they come.
+    """
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _from_file(io.BytesIO(source), "in the bytes", sample_rate)
+    if isinstance(source, (str, os.PathLike)):
+        return _from_path(source, sample_rate)
+    if isinstance(source, np.ndarray):
+        rate = _given_rate(sample_rate)
+        check_seconds(len(source) / rate if source.ndim else 0, "in the array")
+        return Sound(rate, [_checked(source)])
+    if isinstance(source, Iterable):
+        rate = _given_rate(sample_rate)
+        return Sound(rate, _from_chunks(source, rate, endless))
+    raise InvalidRequest(f"audio is {SOURCES}, not {type(source).__name__}", param="audio")
+
+
+def _given_rate(rate: int | None) -> int:
+    if isinstance(rate, bool) or not isinstance(rate, int):
+        raise InvalidRequest(
+            f"sample_rate must be a number of samples a second, not {rate!r}; arrays and chunks need it",
+            param="sample_rate",
+            value=rate,
+        )
+    check_rate(rate, "in the array")
+    return rate
+
+
+def _checked(samples: Any) -> Samples:
+    """float32[n] from floats or integers; several channels, [n, channels], are mixed."""
+    array = np.asarray(samples)
+    if array.ndim == 2 and 1 <= array.shape[1] <= 64:
+        array = array.mean(axis=1) if array.dtype.kind == "f" else array.mean(axis=1).astype(array.dtype)
+    if array.ndim != 1 or array.dtype.kind not in "fi":
+        raise InvalidRequest(
+            f"samples are float32[n] or int16[n], not {array.dtype}{list(array.shape)}", param="audio"
+        )
+    if array.dtype.kind == "i":
+        return (array / -float(np.iinfo(array.dtype).min)).astype(np.float32)
+    made = np.ascontiguousarray(array, np.float32)
+    if not np.isfinite(made).all():
+        raise InvalidRequest("there are samples that are no finite numbers", param="audio")
+    return made
+
+
+def _from_chunks(chunks: Iterable[Any], rate: int, endless: bool) -> Iterator[Samples]:
+    seconds = 0.0
+    for chunk in chunks:
+        samples = _checked(chunk)
+        seconds += len(samples) / rate
+        if not endless:
+            check_seconds(seconds, "in the chunks")
+        yield samples
+
+
+def _from_path(path: str | os.PathLike[str], sample_rate: int | None) -> Sound:
+    name = os.fspath(path)
+    try:
+        status = Path(name).stat()
+        if not S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
+            raise InvalidRequest(
+                f"audio {name!r} is no file, or larger than {MAX_FILE_BYTES:,} bytes; give {SOURCES}",
+                param="audio",
+                value=name,
+            )
+        file = Path(name).open("rb")  # noqa: SIM115 -- its blocks are read later
+    except FileNotFoundError:
+        raise InvalidRequest(f"audio {name!r}: no such file", param="audio", value=name) from None
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"audio {name!r} cannot be read: {error}", param="audio", value=name) from None
+    try:
+        sound = _from_file(file, repr(name), sample_rate)
+    except BaseException:
+        file.close()
+        raise
+    return Sound(sound.rate, _closing(file, sound.blocks))
+
+
+def _closing(file: BinaryIO, blocks: Iterable[Samples]) -> Iterator[Samples]:
+    with file:
+        yield from blocks
+
+
+def _from_file(file: BinaryIO, name: str, sample_rate: int | None) -> Sound:
+    head = file.read(12)
+    container = next((kind for first, kind in _CONTAINERS if head.startswith(first)), None)
+    if head[4:8] == b"ftyp":
+        container = "MP4"
+    if container:
+        sound = _with_soundfile(file, name, container)
+    else:
+        wav = open_wav(file, name)
+        sound = Sound(wav.rate, _finite(wav.blocks(), name))
+    if sample_rate not in (None, sound.rate):
+        raise InvalidRequest(
+            f"audio {name} has {sound.rate} samples a second, not {sample_rate}; leave sample_rate out",
+            param="sample_rate",
+            value=sample_rate,
+        )
+    return sound
+
+
+def _finite(blocks: Iterator[Samples], name: str) -> Iterator[Samples]:
+    for block in blocks:
+        if not np.isfinite(block).all():
+            raise InvalidRequest(f"audio {name}: there are samples that are no finite numbers", param="audio")
+        yield block
+
+
+def _with_soundfile(file: BinaryIO, name: str, container: str) -> Sound:
+    """Other containers, by the package `soundfile` if it is installed."""
+    try:
+        soundfile = import_module("soundfile")
+    except ImportError:
+        raise InvalidRequest(
+            f"audio {name} is {container}; convert it to WAV (ffmpeg -i … -ar 16000 -ac 1 out.wav), or "
+            "pip install soundfile for FLAC, Ogg, MP3 and AIFF",
+            param="audio",
+        ) from None
+    file.seek(0)
+    try:
+        opened = soundfile.SoundFile(file)
+    except Exception as error:  # its exceptions have no common base with its own name
+        raise InvalidRequest(
+            f"audio {name} is {container}, which soundfile cannot read: {error}; convert it to WAV",
+            param="audio",
+        ) from None
+    check_rate(opened.samplerate, name)
+    check_seconds(opened.frames / opened.samplerate, name)
+    size = BLOCK_SECONDS * opened.samplerate
+    blocks = opened.blocks(size, dtype="float32", always_2d=True)
+    return Sound(opened.samplerate, _finite((block.mean(axis=1) for block in blocks), name))

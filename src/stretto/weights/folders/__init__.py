@@ -1,0 +1,115 @@
+"""Hugging Face folders in the form of a GGUF file: one converter for each `model_type` of a config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stretto.errors import UnsupportedModel
+from stretto.weights.folders import (
+    encoders,
+    experts,
+    gemma,
+    gemma_more,
+    gptoss,
+    hybrids,
+    latent,
+    llama,
+    mambas,
+    norms,
+)
+from stretto.weights.folders.conversion import Conversion
+from stretto.weights.folders.stored import Sources
+from stretto.weights.json_file import Fields
+from stretto.weights.safetensors_file import Shard
+
+PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model: its architecture in a GGUF file, and the function that converts a folder."""
+
+    arch: str
+    convert: Callable[[Conversion], None]
+    prefixes: tuple[str, ...] = PREFIXES  # of tensors' names, that depend on the class they were saved from
+
+
+KINDS: dict[str, Kind] = {
+    "bert": Kind("bert", encoders.bert, encoders.PREFIXES),
+    "cohere": Kind("command-r", norms.cohere),
+    "cohere2": Kind("cohere2", norms.cohere2),
+    "deepseek_v2": Kind("deepseek2", latent.deepseek),
+    "deepseek_v3": Kind("deepseek2", latent.deepseek),
+    "ernie4_5": Kind("ernie4_5", llama.ernie),
+    "exaone4": Kind("exaone4", norms.exaone4),
+    "falcon_h1": Kind("falcon-h1", mambas.falcon),
+    "gemma": Kind("gemma", gemma.gemma),
+    "gemma2": Kind("gemma2", gemma.gemma2),
+    "gemma3": Kind("gemma3", gemma.gemma3),
+    "gemma3_text": Kind("gemma3", gemma.gemma3),
+    "gemma3n_text": Kind("gemma3n", gemma_more.gemma3n),
+    "gemma4_text": Kind("gemma4", gemma_more.gemma4),
+    "glm4": Kind("glm4", norms.glm4),
+    "glm4_moe": Kind("glm4moe", experts.glm4moe),
+    "glm4_moe_lite": Kind("deepseek2", latent.deepseek),
+    "gpt_oss": Kind("gpt-oss", gptoss.gptoss),
+    "granite": Kind("granite", llama.granite),
+    "granitemoe": Kind("granitemoe", experts.granitemoe),
+    "granitemoehybrid": Kind("granitehybrid", mambas.granite),
+    "granitemoeshared": Kind("granitemoe", experts.granitemoe),
+    "hunyuan_v1_dense": Kind("hunyuan-dense", llama.hunyuan),
+    "jina_embeddings_v3": Kind("jina-bert-v3", encoders.rotary, encoders.PREFIXES),
+    "lfm2": Kind("lfm2", hybrids.lfm2),
+    "lfm2_moe": Kind("lfm2moe", hybrids.lfm2),
+    "llama": Kind("llama", llama.llama),
+    "ministral3": Kind("mistral3", llama.ministral3),
+    "mistral": Kind("llama", llama.llama),
+    "mixtral": Kind("llama", experts.mixtral),
+    "modernbert": Kind("modern-bert", encoders.modern_bert, encoders.PREFIXES),
+    "nemotron_h": Kind("nemotron_h", mambas.nemotron, ("backbone.", "model.")),
+    "nomic_bert": Kind("nomic-bert", encoders.rotary, encoders.PREFIXES),
+    "olmo2": Kind("olmo2", norms.olmo),
+    "olmo3": Kind("olmo2", norms.olmo),
+    "phi3": Kind("phi3", llama.phi3),
+    "qwen2": Kind("qwen2", llama.qwen),
+    "qwen2_moe": Kind("qwen2moe", experts.qwen2moe),
+    "qwen3": Kind("qwen3", llama.qwen),
+    "qwen3_5_moe_text": Kind("qwen35moe", hybrids.qwen35),
+    "qwen3_5_text": Kind("qwen35", hybrids.qwen35),
+    "qwen3_next": Kind("qwen3next", hybrids.qwen3next),
+    "qwen3_moe": Kind("qwen3moe", experts.qwen3moe),
+    "roberta": Kind("bert", encoders.roberta, encoders.PREFIXES),
+    "seed_oss": Kind("seed_oss", llama.seed_oss),
+    "smollm3": Kind("smollm3", llama.smollm3),
+    "starcoder2": Kind("starcoder2", llama.starcoder2),
+    "xlm-roberta": Kind("bert", encoders.roberta, encoders.PREFIXES),
+}
+
+
+def convert(config: Fields, shards: list[Shard], folder: Path) -> Conversion:
+    """The metadata and tensors of a folder; `UnsupportedModel` for a kind that has no converter."""
+    config = _text_config(config)
+    name = config.text("model_type")
+    if name not in KINDS:
+        raise UnsupportedModel(
+            f"folders of model_type {name!r} are not supported, only {', '.join(sorted(KINDS))}; a GGUF file "
+            "of the model may be",
+            path=folder,
+            field="config.json model_type",
+        )
+    kind = KINDS[name]
+    conversion = Conversion(kind.arch, config, Sources(shards, kind.prefixes), folder)
+    kind.convert(conversion)
+    conversion.finish()
+    return conversion
+
+
+def _text_config(config: Fields) -> Fields:
+    """The configuration of the language model, in that of a model that sees or hears as well."""
+    inner = config.get("text_config")
+    if not isinstance(inner, dict):
+        return config
+    outer = {name: config[name] for name in ("tie_word_embeddings", "model_type") if name in config}
+    return Fields({**outer, **inner}, config.path, "text_config.")

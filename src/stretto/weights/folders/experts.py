@@ -1,0 +1,171 @@
+"""Folders of models with plain attention and a mixture of experts."""
+
+from __future__ import annotations
+
+from stretto.weights.folders.conversion import MAX_EXPERTS, Conversion
+from stretto.weights.folders.decoder import ATTENTION, BEFORE, FEED_FORWARD, LLAMA, plain_decoder
+from stretto.weights.folders.llama import end_at_window, multipliers
+from stretto.weights.folders.ops import STACK, half, without_axis
+
+SHARED = {
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+PROJECTIONS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
+WS = {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}  # as Mixtral and LFM2 name them
+SOFTMAX, SIGMOID = 1, 2  # codes of expert_gating_func
+
+
+def take_experts(conversion: Conversion, module: str, names: dict[str, str] | None = None) -> None:
+    """Take the experts of all layers that have them: a tensor for each, or one for all.
+
+    `module` is where they are in a layer, such as "mlp.experts"; in one tensor, gate stands before up.
+    """
+    names = names or PROJECTIONS
+    for i in range(conversion.n_layer):
+        place, block = f"layers.{i}.{module}", f"blk.{i}"
+        for part, target in names.items():
+            first = f"{place}.0.{part}.weight"
+            if conversion.has(first):
+                count = next(n for n in range(1, MAX_EXPERTS + 1) if not conversion.has(_of(place, n, part)))
+                sources = (_of(place, n, part) for n in range(count))
+                conversion.take(f"{block}.{target}.weight", *sources, op=STACK)
+        if conversion.has(f"{place}.gate_up_proj"):
+            for which, target in enumerate(("ffn_gate_exps", "ffn_up_exps")):
+                conversion.take(f"{block}.{target}.weight", f"{place}.gate_up_proj", op=half(which, 1))
+            conversion.take(f"{block}.ffn_down_exps.weight", f"{place}.down_proj")
+
+
+def _of(place: str, number: int, part: str) -> str:
+    return f"{place}.{number}.{part}.weight"
+
+
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names that configurations have for it
+
+
+def expert_keys(conversion: Conversion) -> None:
+    """Set the number of experts, and of those that a token uses."""
+    config, keys = conversion.config, conversion.keys
+    count = next((name for name in COUNTS if name in config), COUNTS[0])
+    keys["expert_count"] = config.integer(count, least=1, most=MAX_EXPERTS)
+    keys["expert_used_count"] = config.integer("num_experts_per_tok", least=1, most=MAX_EXPERTS)
+    if "moe_intermediate_size" in config:
+        keys["expert_feed_forward_length"] = config.integer("moe_intermediate_size", least=1)
+
+
+def mixtral(conversion: Conversion) -> None:
+    """Mixtral: a llama with experts."""
+    names = {**ATTENTION, **BEFORE, "block_sparse_moe.gate": "ffn_gate_inp"}
+    plain_decoder(conversion, names, pairs="adjacent")
+    expert_keys(conversion)
+    take_experts(conversion, "block_sparse_moe.experts", WS)
+    end_at_window(conversion)
+
+
+def qwen2moe(conversion: Conversion) -> None:
+    """Qwen 2 MoE: a shared expert behind a gate of its own."""
+    _refuse_dense_layers(conversion)
+    shared = {**LLAMA, **SHARED, "mlp.gate": "ffn_gate_inp"}
+    plain_decoder(conversion, shared, ops={"ffn_gate_inp_shexp": without_axis(0)})
+    expert_keys(conversion)
+    conversion.keys["expert_weights_norm"] = conversion.config.flag("norm_topk_prob", False)
+    size = conversion.config.integer("shared_expert_intermediate_size", least=1)
+    conversion.keys["expert_shared_feed_forward_length"] = size
+    take_experts(conversion, "mlp.experts")
+
+
+def qwen3moe(conversion: Conversion) -> None:
+    """Qwen 3 MoE: norms of q and k."""
+    _refuse_dense_layers(conversion)
+    plain_decoder(conversion, {**LLAMA, "mlp.gate": "ffn_gate_inp"})
+    expert_keys(conversion)
+    conversion.keys["expert_weights_norm"] = conversion.config.flag("norm_topk_prob", False)
+    take_experts(conversion, "mlp.experts")
+
+
+def _refuse_dense_layers(conversion: Conversion) -> None:
+    conversion.refuse("use_sliding_window", "a window")
+    conversion.refuse("mlp_only_layers", "layers without experts", (None, []))
+    conversion.refuse("decoder_sparse_step", "layers without experts", (None, 1))
+
+
+def granitemoe(conversion: Conversion) -> None:
+    """Granite MoE, with a shared expert or without one: four multipliers."""
+    names = {**ATTENTION, **BEFORE, "block_sparse_moe.router.layer": "ffn_gate_inp"}
+    plain_decoder(conversion, names, pairs="adjacent")
+    multipliers(conversion)
+    expert_keys(conversion)
+    if size := conversion.config.integer("shared_intermediate_size", 0):
+        conversion.keys["expert_shared_feed_forward_length"] = size
+    take_granite(conversion, "_shexp")
+
+
+def take_granite(conversion: Conversion, shared: str) -> None:
+    """Take Granite's feed-forwards, which have gate and up in one matrix; `shared` ends the names of the
+    shared expert."""
+    for i in range(conversion.n_layer):
+        for module, end, axis in (("block_sparse_moe", "_exps", 1), ("shared_mlp", shared, 0)):
+            place = f"layers.{i}.{module}"
+            if not conversion.has(f"{place}.input_linear.weight"):
+                continue
+            for which, part in enumerate(("gate", "up")):
+                target, source = f"blk.{i}.ffn_{part}{end}.weight", f"{place}.input_linear.weight"
+                conversion.take(target, source, op=half(which, axis))
+            conversion.take(f"blk.{i}.ffn_down{end}.weight", f"{place}.output_linear.weight")
+
+
+def glm4moe(conversion: Conversion) -> None:
+    """GLM 4.5: dense first layers, routing by sigmoid with a bias; layers for speculation are left out."""
+    names = {
+        **ATTENTION,
+        **FEED_FORWARD,
+        **SHARED,
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "post_attention_norm",
+        "mlp.gate": "ffn_gate_inp",
+    }
+    plain_decoder(conversion, names)
+    expert_keys(conversion)
+    take_experts(conversion, "mlp.experts")
+    routed_keys(conversion)
+    ignore_further_layers(conversion)
+
+
+def ignore_further_layers(conversion: Conversion) -> None:
+    """Leave out layers behind the last, which predict further tokens."""
+    conversion.ignore(rf"layers\.(?:{conversion.n_layer}|{conversion.n_layer + 1})\..*")
+
+
+def dense_first(conversion: Conversion) -> int:
+    """How many layers have a dense feed-forward, before those with experts."""
+    config = conversion.config
+    kinds = config.list("mlp_layer_types", [])
+    if not kinds:
+        return config.integer("first_k_dense_replace", 0)
+    count = kinds.count("dense")
+    if kinds != ["dense"] * count + ["sparse"] * (conversion.n_layer - count):
+        raise config.error("mlp_layer_types", "dense layers must come first")
+    return count
+
+
+def routed_keys(conversion: Conversion) -> None:
+    """Set the keys of routing as DeepSeek V3 and GLM 4.5 have it, and take its biases."""
+    config, keys = conversion.config, conversion.keys
+    keys |= {
+        "expert_shared_count": config.integer("n_shared_experts", 0),
+        "leading_dense_block_count": dense_first(conversion),
+        "expert_weights_scale": config.number("routed_scaling_factor", 1.0),
+        "expert_weights_norm": config.flag("norm_topk_prob", True),
+        "expert_gating_func": SIGMOID,
+        "expert_group_count": config.integer("n_group", 1, least=1),
+        "expert_group_used_count": config.integer("topk_group", 1, least=1),
+    }
+    for i in range(conversion.n_layer):
+        source = f"layers.{i}.mlp.gate.e_score_correction_bias"
+        if conversion.has(source):
+            conversion.take(f"blk.{i}.exp_probs_b.bias", source)

@@ -1,0 +1,86 @@
+"""Folders of models with latent attention (MLA): DeepSeek V2 and V3, GLM 4.7 Flash."""
+
+from __future__ import annotations
+
+from stretto.weights.folders.conversion import Conversion
+from stretto.weights.folders.decoder import ATTENTION, BEFORE, FEED_FORWARD, common_keys, take_whole
+from stretto.weights.folders.experts import (
+    SHARED,
+    SIGMOID,
+    SOFTMAX,
+    expert_keys,
+    ignore_further_layers,
+    routed_keys,
+    take_experts,
+)
+from stretto.weights.folders.ops import rows, shaped, turned
+from stretto.weights.folders.rope import rope_fields, rope_keys
+
+NAMES = {
+    **ATTENTION,
+    **FEED_FORWARD,
+    **BEFORE,
+    **SHARED,
+    "mlp.gate": "ffn_gate_inp",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+}
+
+
+def deepseek(conversion: Conversion) -> None:
+    """DeepSeek V2 and V3, and models of their layout: keys and values of all heads from one latent vector."""
+    config, keys = conversion.config, conversion.keys
+    sizes = "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"
+    plain, rotated, value, latent = (config.integer(name, least=1) for name in sizes)
+    common_keys(conversion, rotated)
+    rope_keys(conversion, rotated)
+    _yarn_keys(conversion)
+    keys |= {
+        "attention.head_count_kv": 1,
+        "attention.key_length": latent + rotated,
+        "attention.value_length": latent,
+        "attention.key_length_mla": plain + rotated,
+        "attention.value_length_mla": value,
+        "attention.kv_lora_rank": latent,
+    }
+    if (rank := config.integer("q_lora_rank", 0)) > 0:
+        keys["attention.q_lora_rank"] = rank
+    _routing(conversion)
+    take_whole(conversion)
+    conversion.take_layers(NAMES)
+    take_experts(conversion, "mlp.experts")
+    heads = shaped(keys["attention.head_count"], plain + value, latent)
+    for i in range(conversion.n_layer):
+        source = f"layers.{i}.self_attn.kv_b_proj.weight"
+        conversion.take(
+            f"blk.{i}.attn_k_b.weight", source, op=heads.then(rows(0, plain, 1)).then(turned(1, 2))
+        )
+        conversion.take(f"blk.{i}.attn_v_b.weight", source, op=heads.then(rows(plain, plain + value, 1)))
+    ignore_further_layers(conversion)
+
+
+def _routing(conversion: Conversion) -> None:
+    config, keys = conversion.config, conversion.keys
+    expert_keys(conversion)
+    routed_keys(conversion)
+    if config.text("model_type") == "deepseek_v2":
+        keys["expert_gating_func"] = SIGMOID if config.get("scoring_func") == "sigmoid" else SOFTMAX
+        keys["expert_weights_norm"] = config.flag("norm_topk_prob", False)
+        if config.text("topk_method", "greedy") == "greedy":  # groups are not used
+            del keys["expert_group_count"], keys["expert_group_used_count"]
+
+
+def _yarn_keys(conversion: Conversion) -> None:
+    """Set the multiplier of YaRN's magnitude, which files have as a tenth; there is no other."""
+    rope, keys = rope_fields(conversion.config), conversion.keys
+    for name in ("yarn_attn_factor", "yarn_log_multiplier"):
+        keys.pop(f"rope.scaling.{name}", None)
+    if rope.text("rope_type") != "yarn":
+        return
+    scale = rope.number("mscale_all_dim", 0.0)
+    if rope.number("mscale", scale) != scale:
+        raise rope.error("mscale", "must be equal to mscale_all_dim")
+    keys["rope.scaling.yarn_log_multiplier"] = 0.1 * scale

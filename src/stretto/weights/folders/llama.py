@@ -1,0 +1,112 @@
+"""Folders of Llama and models that are a llama with one or two things changed."""
+
+from __future__ import annotations
+
+from stretto.weights.folders.conversion import Conversion
+from stretto.weights.folders.decoder import ATTENTION, FEED_FORWARD, LLAMA, plain_decoder
+from stretto.weights.folders.rope import rope_fields
+
+
+def llama(conversion: Conversion) -> None:
+    """Llama, Mistral and others of this architecture."""
+    conversion.refuse("mlp_bias", "a bias in the feed-forward")
+    plain_decoder(conversion, pairs="adjacent")
+    end_at_window(conversion)
+
+
+def end_at_window(conversion: Conversion) -> None:
+    """End the context where a window of all layers would begin to matter: these files have no key for it."""
+    window = conversion.config.integer("sliding_window", 0)
+    if 0 < window < conversion.keys["context_length"]:
+        conversion.keys["context_length"] = window
+
+
+def qwen(conversion: Conversion) -> None:
+    """Qwen 2, 2.5 and 3."""
+    conversion.refuse("use_sliding_window", "a window")
+    plain_decoder(conversion)
+
+
+def ministral3(conversion: Conversion) -> None:
+    """Ministral 3: queries scaled by the logarithm of their position."""
+    plain_decoder(conversion, pairs="adjacent")
+    scale = rope_fields(conversion.config).number("llama_4_scaling_beta", 0.0)
+    if scale:
+        conversion.keys["attention.temperature_scale"] = scale
+    end_at_window(conversion)
+
+
+def smollm3(conversion: Conversion) -> None:
+    """SmolLM3: every fourth layer has no rope."""
+    config = conversion.config
+    conversion.refuse("use_sliding_window", "a window")
+    has_rope = config.list("no_rope_layers", [])  # 1 where there is one
+    if has_rope and [bool(one) for one in has_rope] != [(i + 1) % 4 != 0 for i in range(conversion.n_layer)]:
+        raise config.error("no_rope_layers", "only every fourth layer may have no rope")
+    plain_decoder(conversion, pairs="adjacent")
+
+
+def granite(conversion: Conversion) -> None:
+    """Granite 3: four multipliers."""
+    plain_decoder(conversion, pairs="adjacent")
+    multipliers(conversion)
+
+
+def multipliers(conversion: Conversion) -> None:
+    """Set the keys of Granite's multipliers."""
+    names = {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    for name, key in names.items():
+        if name in conversion.config:
+            conversion.keys[key] = conversion.config.number(name)
+
+
+def ernie(conversion: Conversion) -> None:
+    """ERNIE 4.5: pairs of the rope are adjacent in transformers too."""
+    conversion.refuse("use_bias", "biases")
+    plain_decoder(conversion)
+
+
+def seed_oss(conversion: Conversion) -> None:
+    """Seed-OSS: biases of q, k and v."""
+    conversion.refuse("attention_out_bias", "a bias of the output")
+    conversion.refuse("mlp_bias", "a bias in the feed-forward")
+    names = {**LLAMA, "post_attention_layernorm": "post_attention_norm"}
+    plain_decoder(conversion, names)
+
+
+def hunyuan(conversion: Conversion) -> None:
+    """Hunyuan: q and k are normalised; its scaling is in the base that the file has."""
+    names = {**LLAMA, "self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
+    size = plain_decoder(conversion, names)
+    rope = rope_fields(conversion.config)
+    alpha = rope.number("alpha", 0.0)
+    if rope.text("rope_type") == "dynamic" and alpha > 0:
+        conversion.keys["rope.freq_base"] *= alpha ** (size / (size - 2))
+
+
+def starcoder2(conversion: Conversion) -> None:
+    """StarCoder 2: layer norms, biases everywhere, a plain feed-forward."""
+    names = {**ATTENTION, **BEFORE_STARCODER, "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+    plain_decoder(conversion, names)
+    conversion.keys["attention.layer_norm_epsilon"] = conversion.config.number("norm_epsilon")
+    end_at_window(conversion)
+
+
+BEFORE_STARCODER = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+
+
+def phi3(conversion: Conversion) -> None:
+    """Phi-3 and Phi-4: q, k, v in one matrix, gate and up in another."""
+    names = {**LLAMA, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+    config = conversion.config
+    plain_decoder(conversion, {k: v for k, v in names.items() if k not in FEED_FORWARD or "down" in k})
+    conversion.keys.setdefault(
+        "rope.scaling.original_context_length",
+        config.integer("original_max_position_embeddings", conversion.keys["context_length"]),
+    )
+    conversion.keys["attention.sliding_window"] = config.integer("sliding_window", 0)

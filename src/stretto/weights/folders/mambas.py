@@ -1,0 +1,201 @@
+"""Folders of models with Mamba-2 layers: Granite 4, Nemotron-H, Falcon-H1."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stretto.weights.folders.conversion import Conversion
+from stretto.weights.folders.decoder import ATTENTION, BEFORE, common_keys, take_whole
+from stretto.weights.folders.experts import SIGMOID, expert_keys, take_experts, take_granite
+from stretto.weights.folders.llama import multipliers
+from stretto.weights.folders.ops import COLUMN, NEGATIVE_EXP, adjacent, shaped, times, without_axis
+from stretto.weights.folders.rope import rope_keys
+from stretto.weights.json_file import Fields
+from stretto.weights.made_tensor import Op
+
+GRANITE = {**ATTENTION, **BEFORE, "block_sparse_moe.router.layer": "ffn_gate_inp"}
+NEMOTRON = {
+    "norm": "attn_norm",
+    "mixer.q_proj": "attn_q",
+    "mixer.k_proj": "attn_k",
+    "mixer.v_proj": "attn_v",
+    "mixer.o_proj": "attn_output",
+    "mixer.up_proj": "ffn_up",
+    "mixer.down_proj": "ffn_down",
+    "mixer.gate": "ffn_gate_inp",
+    "mixer.shared_experts.up_proj": "ffn_up_shexp",
+    "mixer.shared_experts.down_proj": "ffn_down_shexp",
+}
+FALCON = {
+    **ATTENTION,
+    "input_layernorm": "attn_norm",
+    "feed_forward.gate_proj": "ffn_gate",
+    "feed_forward.up_proj": "ffn_up",
+    "feed_forward.down_proj": "ffn_down",
+}
+LINEAR = ("linear_attention", "mamba")
+
+
+def take_mamba(
+    conversion: Conversion, place: str, block: str, groups: int, ops: dict[str, Op] | None = None
+) -> None:
+    """Take a Mamba-2 layer: A and D as columns, the norm group by group. `ops` come first."""
+    ops = ops or {}
+    conversion.take(f"{block}.ssm_a", f"{place}.A_log", op=NEGATIVE_EXP.then(COLUMN))
+    conversion.take(f"{block}.ssm_d", f"{place}.D", op=COLUMN)
+    conversion.take(f"{block}.ssm_dt.bias", f"{place}.dt_bias")
+    conversion.take(f"{block}.ssm_conv1d.weight", f"{place}.conv1d.weight", op=without_axis(1))
+    if conversion.has(f"{place}.conv1d.bias"):
+        conversion.take(f"{block}.ssm_conv1d.bias", f"{place}.conv1d.bias")
+    if conversion.has(f"{place}.norm.weight"):
+        conversion.take(f"{block}.ssm_norm.weight", f"{place}.norm.weight", op=shaped(groups, -1))
+    for part, target in (("in_proj", "ssm_in"), ("out_proj", "ssm_out")):
+        conversion.take_module(f"{block}.{target}", f"{place}.{part}", ops.get(target))
+
+
+def granite(conversion: Conversion) -> None:
+    """Granite 4: perhaps without experts, perhaps without a rope."""
+    config, keys = conversion.config, conversion.keys
+    size = common_keys(conversion)
+    rope_keys(conversion, size)
+    multipliers(conversion)
+    kinds = config.list("layer_types", config.list("layers_block_type", []))
+    heads, groups = keys["attention.head_count_kv"], config.integer("mamba_n_groups", 1, least=1)
+    keys["attention.head_count_kv"] = [0 if kind in LINEAR else heads for kind in kinds]
+    inner = config.integer("mamba_n_heads", least=1) * config.integer("mamba_d_head", least=1)
+    _mamba_keys(conversion, "mamba_d_conv", "mamba_d_state", groups, inner, "mamba_n_heads")
+    keys["rope.scaling.finetuned"] = (
+        config.get("position_embedding_type") == "rope"
+    )  # whether there is a rope
+    experts = config.integer("num_local_experts", 0)
+    shared = config.integer("shared_intermediate_size", 0)
+    if experts:
+        expert_keys(conversion)
+        keys["expert_shared_feed_forward_length"] = shared
+    else:
+        keys["feed_forward_length"] = shared
+    take_whole(conversion)
+    conversion.take_layers(GRANITE, {"attn_q": adjacent(size), "attn_k": adjacent(size)})
+    take_granite(conversion, "_shexp" if experts else "")
+    for i, kind in enumerate(kinds[: conversion.n_layer]):
+        if kind in LINEAR:
+            take_mamba(conversion, f"layers.{i}.mamba", f"blk.{i}", groups)
+
+
+def nemotron(conversion: Conversion) -> None:
+    """Nemotron-H: a layer is Mamba-2, attention without rope, an MLP with relu², or experts."""
+    config, keys = conversion.config, conversion.keys
+    kinds = _nemotron_kinds(conversion)
+    common_keys(conversion)
+    keys["attention.layer_norm_epsilon"] = config.number("layer_norm_epsilon", 1e-5)
+    keys["attention.layer_norm_rms_epsilon"] = keys["attention.layer_norm_epsilon"]
+    heads, groups = keys["attention.head_count_kv"], config.integer("n_groups", 8, least=1)
+    inner = config.integer("mamba_num_heads", least=1) * config.integer("mamba_head_dim", least=1)
+    _mamba_keys(conversion, "conv_kernel", "ssm_state_size", groups, inner, "mamba_num_heads")
+    has_experts = "moe" in kinds
+    width = config.integer("moe_intermediate_size" if has_experts else "intermediate_size", least=1)
+    keys |= {
+        "feed_forward_length": [width if kind in ("mlp", "moe") else 0 for kind in kinds],
+        "attention.head_count_kv": [heads if kind == "full_attention" else 0 for kind in kinds],
+        "rope.scaling.finetuned": False,
+    }
+    take_whole(conversion, {"embeddings": "token_embd", "norm_f": "output_norm", "lm_head": "output"})
+    conversion.take_layers(NEMOTRON)
+    for i, kind in enumerate(kinds):
+        if kind == "linear_attention":
+            take_mamba(conversion, f"layers.{i}.mixer", f"blk.{i}", groups)
+    if has_experts:
+        _nemotron_experts(conversion)
+
+
+def _nemotron_experts(conversion: Conversion) -> None:
+    config, keys = conversion.config, conversion.keys
+    conversion.arch = "nemotron_h_moe"
+    expert_keys(conversion)
+    keys |= {
+        "expert_shared_count": config.integer("n_shared_experts", 1),
+        "expert_shared_feed_forward_length": config.integer("moe_shared_expert_intermediate_size", least=1),
+        "expert_weights_norm": config.flag("norm_topk_prob", True),
+        "expert_weights_scale": config.number("routed_scaling_factor", 1.0),
+        "expert_group_count": config.integer("n_group", 1, least=1),
+        "expert_gating_func": SIGMOID,
+    }
+    take_experts(conversion, "mixer.experts")
+    for i in range(conversion.n_layer):
+        source = f"layers.{i}.mixer.gate.e_score_correction_bias"
+        if conversion.has(source):
+            conversion.take(f"blk.{i}.exp_probs_b.bias", source)
+
+
+def _nemotron_kinds(conversion: Conversion) -> list[str]:
+    """The kind of each layer; older configurations have a letter for each."""
+    config = conversion.config
+    kinds = config.list("layers_block_type", [])
+    if not kinds:
+        letters = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+        kinds = [letters.get(letter, letter) for letter in config.text("hybrid_override_pattern")]
+    named = {"mamba": "linear_attention", "attention": "full_attention"}
+    kinds = [named.get(kind, kind) if isinstance(kind, str) else "" for kind in kinds]
+    if not kinds or not {"linear_attention", "full_attention", "mlp", "moe"} >= set(kinds):
+        raise config.error("layers_block_type", "must name the kind of each layer")
+    conversion.config = Fields({**dict(config), "num_hidden_layers": len(kinds)}, config.path, config.prefix)
+    return kinds
+
+
+def falcon(conversion: Conversion) -> None:
+    """Falcon-H1: attention and Mamba-2 side by side; files have the multipliers in their weights."""
+    config, keys = conversion.config, conversion.keys
+    size = common_keys(conversion)
+    rope_keys(conversion, size)
+    if config.get("mamba_norm_before_gate") is True and config.get("mamba_rms_norm") is True:
+        raise config.error("mamba_norm_before_gate", "only a norm after the gate is supported")
+    heads, groups = config.integer("mamba_n_heads", least=1), config.integer("mamba_n_groups", least=1)
+    inner = config.integer("mamba_d_ssm", heads * config.integer("mamba_d_head", least=1), least=1)
+    _mamba_keys(conversion, "mamba_d_conv", "mamba_d_state", groups, inner, "mamba_n_heads")
+    ops = _falcon_ops(conversion, inner, groups * keys["ssm.state_size"], heads)
+    names = {"embed_tokens": "token_embd", "final_layernorm": "output_norm", "lm_head": "output"}
+    take_whole(conversion, names, ops)
+    conversion.take_layers(FALCON, ops)
+    for i in range(conversion.n_layer):
+        conversion.take(f"blk.{i}.ffn_norm", f"layers.{i}.pre_ff_layernorm.weight")  # so it is in files
+        take_mamba(conversion, f"layers.{i}.mamba", f"blk.{i}", groups, ops)
+
+
+def _falcon_ops(conversion: Conversion, inner: int, group: int, heads: int) -> dict[str, Op]:
+    config = conversion.config
+
+    def factors(name: str, count: int) -> list[float]:
+        values = config.list(name, [1.0] * count)
+        if len(values) != count or not all(isinstance(one, (int, float)) for one in values):
+            raise config.error(name, f"must be {count} numbers")
+        return values
+
+    parts = np.repeat(factors("ssm_multipliers", 5), [inner, inner, group, group, heads])
+    enter, leave = (
+        config.number("attention_in_multiplier", 1.0),
+        config.number("attention_out_multiplier", 1.0),
+    )
+    gate, down = factors("mlp_multipliers", 2)
+    return {
+        "token_embd": times(config.number("embedding_multiplier", 1.0)),
+        "output": times(config.number("lm_head_multiplier", 1.0)),
+        "ffn_gate": times(gate),
+        "ffn_down": times(down),
+        "attn_q": times(enter),
+        "attn_k": times(enter * config.number("key_multiplier", 1.0)),
+        "attn_v": times(enter),
+        "attn_output": times(leave),
+        "ssm_in": times(parts * config.number("ssm_in_multiplier", 1.0)),
+        "ssm_out": times(config.number("ssm_out_multiplier", 1.0)),
+    }
+
+
+def _mamba_keys(conversion: Conversion, kernel: str, state: str, groups: int, inner: int, heads: str) -> None:
+    config = conversion.config
+    conversion.keys |= {
+        "ssm.conv_kernel": config.integer(kernel, least=2),
+        "ssm.state_size": config.integer(state, least=1),
+        "ssm.group_count": groups,
+        "ssm.inner_size": inner,
+        "ssm.time_step_rank": config.integer(heads, least=1),
+    }

@@ -1,0 +1,91 @@
+"""The tensors of a folder's files, under names without the prefix of the class they were saved from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from stretto.errors import ModelError
+from stretto.weights.folders.float8 import Float8Tensor, scale_name
+from stretto.weights.folders.mxfp4 import MXFP4Tensor
+from stretto.weights.formats import Format
+from stretto.weights.made_tensor import Kept, MadeTensor, Op
+from stretto.weights.parser import MAX_DIMENSIONS
+from stretto.weights.safetensors_file import Shard, Stored
+from stretto.weights.tensor import Tensor
+
+FORMATS = {"F32": Format.F32, "F16": Format.F16, "BF16": Format.BF16}
+_COPY = Op(lambda array: array, lambda shape: shape)
+
+
+class Sources:
+    """Tensors by their names. `prefixes` are tried in order: the first that a name has is left out."""
+
+    def __init__(self, shards: Iterable[Shard], prefixes: Iterable[str]) -> None:
+        self.kept = Kept()
+        self._stored: dict[str, Stored] = {}
+        self._homes: dict[str, Path] = {}
+        for shard in shards:
+            for name, stored in shard.stored.items():
+                short = next((name.removeprefix(p) for p in prefixes if name.startswith(p)), name)
+                if short in self._stored:
+                    raise ModelError(
+                        f"it is there twice, as {self._stored[short].name!r} too",
+                        path=shard.path,
+                        field=f"tensor {name!r}",
+                    )
+                self._stored[short] = stored
+                self._homes[short] = shard.path
+        self.used: dict[str, Stored] = {}  # by the names that they have in the result
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored
+
+    def names(self) -> Iterator[str]:
+        """All names, but those of scales, which belong to other tensors."""
+        scales = {scale_name(name, self._stored) for name in self._stored}
+        return (name for name in self._stored if name not in scales)
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor as the file has it."""
+        stored = self._stored[name]
+        shape = stored.shape or (1,)
+        if 0 in shape or len(shape) > MAX_DIMENSIONS:
+            raise self._error(name, f"the shape {stored.shape} is not possible")
+        if stored.type.startswith("F8_E"):
+            scale = scale_name(name, self._stored)
+            if scale is None or stored.type == "F8_E8M0":
+                raise self._error(name, f"numbers of type {stored.type} without scales are not supported")
+            return Float8Tensor(name, stored, self._stored[scale], self.kept, self._homes[name])
+        if stored.type not in FORMATS:
+            raise self._error(
+                name, f"numbers of type {stored.type} are not supported, only {', '.join(FORMATS)} and FP8"
+            )
+        fmt = FORMATS[stored.type]
+        data = stored.data if stored.is_aligned else np.copy(stored.data)
+        return Tensor(name, shape, fmt, stored.offset, data.reshape(*shape[:-1], shape[-1] * fmt.size))
+
+    def mxfp4(self, target: str, blocks: str, scales: str, rows: slice) -> Tensor:
+        """Rows of experts in MXFP4."""
+        if scales not in self._stored:
+            raise self._error(blocks, "its scales are missing; is the folder complete?")
+        stored = self._stored[blocks], self._stored[scales]
+        return MXFP4Tensor(target, *stored, rows, self.kept, self._homes[blocks])
+
+    def renamed(self, tensor: Tensor, name: str) -> Tensor:
+        """The same tensor under another name."""
+        if isinstance(tensor, Float8Tensor):
+            return tensor.renamed(name)
+        if isinstance(tensor, MadeTensor):
+            return MadeTensor(name, _COPY, [tensor], self.kept)
+        self.used[name] = self._stored[tensor.name]
+        return Tensor(name, tensor.shape, tensor.format, tensor.offset, tensor.data)
+
+    def homes(self) -> Mapping[str, Path]:
+        """The file of each tensor."""
+        return self._homes
+
+    def _error(self, name: str, message: str) -> ModelError:
+        return ModelError(message, path=self._homes[name], field=f"tensor {self._stored[name].name!r}")

@@ -1,0 +1,111 @@
+"""Tensors that no file has as they are wanted: made of others when they are read.
+
+A tensor of a GGUF file may be the rows of one in another order, several in one, or one with a number added.
+`Op` says how; moving numbers keeps their format, computing makes float32 of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.weights import formats
+from stretto.weights.formats import Format
+from stretto.weights.tensor import Tensor
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+_WORDS: dict[Format, np.dtype[Any]] = {
+    Format.F32: np.dtype("<u4"),
+    Format.F16: np.dtype("<u2"),
+    Format.BF16: np.dtype("<u2"),
+}
+
+
+@dataclass(frozen=True)
+class Op:
+    """A function of arrays, the shape of its result, and whether it computes or only moves numbers."""
+
+    apply: Callable[..., Array]
+    shape: Callable[..., Shape]
+    computes: bool = False
+
+    def then(self, other: Op) -> Op:
+        """The other after this one, which gives one array."""
+        return Op(
+            lambda *arrays: other.apply(self.apply(*arrays)),
+            lambda *shapes: other.shape(self.shape(*shapes)),
+            self.computes or other.computes,
+        )
+
+
+class MadeTensor(Tensor):
+    """A tensor made of others when its data is read; `kept` holds the data that was read last."""
+
+    def __init__(self, name: str, op: Op, sources: list[Tensor], kept: Kept) -> None:
+        shapes = [source.shape for source in sources]
+        same = len({source.format for source in sources}) == 1 and sources[0].format in _WORDS
+        put = object.__setattr__  # the class is frozen
+        put(self, "name", name)
+        put(self, "shape", op.shape(*shapes))
+        put(self, "format", sources[0].format if same and not op.computes else Format.F32)
+        put(self, "offset", 0)
+        put(self, "sources", sources)
+        put(self, "_op", op)
+        put(self, "_kept", kept)
+
+    sources: list[Tensor]
+    _op: Op
+    _kept: Kept
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """uint8[..., bytes of a row], made now unless it was the last to be read."""
+        if self._kept.name != self.name:
+            self._kept.name, self._kept.data = self.name, self._make()
+        return self._kept.data
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes it takes."""
+        return prod(self.shape) * self.format.size
+
+    def _make(self) -> NDArray[np.uint8]:
+        word: np.dtype[Any] = np.dtype("<f4") if self._op.computes else _WORDS[self.format]
+        moved = self._op.apply(*(self._read(source, word) for source in self.sources))
+        made = np.ascontiguousarray(moved, dtype=word).reshape(self.shape)
+        data: NDArray[np.uint8] = made.view(np.uint8)
+        return data
+
+    def _read(self, source: Tensor, word: np.dtype[Any]) -> Array:
+        """A source's numbers, as they are or as float32."""
+        if self._op.computes or source.format is not self.format:
+            return source.dequantize().reshape(source.shape).view(word)
+        return source.data.reshape(-1).view(word).reshape(source.shape)
+
+
+@dataclass
+class Kept:
+    """The data of the made tensor that was read last: experts are read one by one from the same tensor."""
+
+    name: str = ""
+    data: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+
+
+class ConstantTensor(Tensor):
+    """A tensor of numbers that a configuration gives, such as the divisors of a rope's frequencies."""
+
+    def __init__(self, name: str, numbers: Array) -> None:
+        floats = np.ascontiguousarray(numbers, np.float32)
+        super().__init__(name, floats.shape, Format.F32, 0, floats.view(np.uint8))
+
+
+def tensor_of(name: str, data: NDArray[np.uint8], fmt: Format, shape: Shape, offset: int) -> Tensor:
+    """A tensor that is used as the file has it."""
+    rows = data.reshape(*shape[:-1], shape[-1] * formats.Format(fmt).size)
+    return Tensor(name, shape, fmt, offset, rows)

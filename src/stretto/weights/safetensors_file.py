@@ -1,0 +1,135 @@
+"""Reads safetensors files: memory-mapped, checked before use.
+
+The layout: the size of a head (uint64, little-endian), the head, a JSON object with the type, the shape and
+the place of each tensor, then the tensors' bytes. Types of tensors are those of the file ("BF16"); which of
+them can be used is for the reader to say.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.errors import ModelError
+from stretto.weights.formats import Format
+from stretto.weights.parser import MAX_TENSORS
+from stretto.weights.part import MappedFile
+from stretto.weights.tensor import Tensor
+
+MAX_HEAD_BYTES = 100 << 20  # as in the library
+MAX_DIMENSIONS = 8
+SIZES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as a file has it: its type by the file's name, its shape, and its bytes."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    offset: int
+    data: NDArray[np.uint8]  # uint8[nbytes], a view into the mapped file
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether its numbers can be read in place."""
+        return self.offset % SIZES[self.type] == 0
+
+
+class Shard(MappedFile):
+    """A mapped safetensors file; `stored` are its tensors."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.stored = _read_head(self.buffer, path)
+        # For the fingerprint, which needs places and sizes only.
+        self.tensors = {
+            name: Tensor(name, (len(one.data),), Format.I8, one.offset, one.data)
+            for name, one in self.stored.items()
+        }
+
+    def close(self) -> None:
+        """Drop the mapping; views that are still referenced keep it."""
+        super().close()
+        self.stored = {}
+
+
+def _read_head(buffer: memoryview, path: Path) -> dict[str, Stored]:
+    size = int.from_bytes(buffer[:8], "little")
+    if buffer.nbytes < 8 or size > buffer.nbytes - 8 or size > MAX_HEAD_BYTES:
+        if bytes(buffer[:7]) == b"version":
+            raise ModelError("is a pointer file of Git LFS; fetch the real one: git lfs pull", path=path)
+        raise ModelError(
+            f"a head of {size} bytes in a file of {buffer.nbytes}: cut off, damaged, or no safetensors file",
+            path=path,
+        )
+    try:
+        head = json.loads(bytes(buffer[8 : 8 + size]))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"the head is no JSON: {error}", path=path, offset=8) from None
+    if not isinstance(head, dict) or len(head) > MAX_TENSORS:
+        raise ModelError("the head is no object, or too large", path=path, offset=8)
+    head.pop("__metadata__", None)
+    stored = {name: _read_entry(buffer, 8 + size, name, entry, path) for name, entry in head.items()}
+    _check_places(stored, path)
+    return stored
+
+
+def _read_entry(buffer: memoryview, start: int, name: str, entry: Any, path: Path) -> Stored:
+    field = f"tensor {name!r}"
+    entry = entry if isinstance(entry, dict) else {}
+    kind: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    places: Any = entry.get("data_offsets")
+    if not isinstance(kind, str) or kind not in SIZES:
+        raise ModelError(f"numbers of type {kind!r} are not known", path=path, field=field)
+    if not _is_counts(shape, MAX_DIMENSIONS) or not _is_counts(places, 2) or len(places) != 2:
+        raise ModelError(f"shape {shape!r:.60} at {places!r:.60} makes no sense", path=path, field=field)
+    first, last = places
+    if last - first != prod(shape) * SIZES[kind]:
+        raise ModelError(
+            f"{kind}{shape} takes {prod(shape) * SIZES[kind]} bytes, and the file gives it {last - first}",
+            path=path,
+            field=field,
+        )
+    if last > buffer.nbytes - start:
+        raise ModelError(
+            f"it ends at byte {last} of the data, which has {buffer.nbytes - start}: cut off or damaged",
+            path=path,
+            field=field,
+        )
+    data = np.frombuffer(buffer, np.uint8, last - first, start + first)
+    return Stored(name, kind, tuple(shape), start + first, data)
+
+
+def _is_counts(value: Any, most: int) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= most
+        and all(type(one) is int and 0 <= one < 1 << 48 for one in value)
+    )
+
+
+def _check_places(stored: dict[str, Stored], path: Path) -> None:
+    """Raise if tensors overlap."""
+    places = sorted(
+        (one.offset, one.offset + len(one.data), one.name) for one in stored.values() if len(one.data)
+    )
+    for (_, end, name), (first, _, other) in pairwise(places):
+        if first < end:
+            raise ModelError(
+                f"its bytes overlap those of {name!r}", path=path, offset=first, field=f"tensor {other!r}"
+            )
