@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "probe.h"
-#include "schedule.h"
 
 namespace nb = nanobind;
 
@@ -58,6 +57,4 @@ void stretto::bind_probe(nb::module_& m) {
     m.def("integer_peak", &checked_integer_peak, nb::arg("instruction"), nb::arg("threads"),
           nb::arg("seconds"),
           "GMAC/s of int8 multiply-accumulates, in about `seconds`.");
-    m.def("set_time_slice", &set_time_slice, nb::arg("nanoseconds"),
-          "Give this thread, and those it starts, turns of so long; whether the system does that.");
 }

@@ -2,12 +2,10 @@
 
 import json
 import math
-import threading
 
 import pytest
 from machines import GIB, MEASURED, Native
 
-from stretto import _native
 from stretto.hardware import speed
 from stretto.hardware.speed import IntegerPeak, Rate, Speed
 
@@ -68,17 +66,3 @@ def test_buffers_leave_room():
         assert made.asked[:2] == [buffer, min(buffer, 100_000_000)]
         assert (measured.memory_nbytes, measured.model_nbytes) == tuple(made.asked[:2])
     assert speed.measure(Native(), 2, 0, 2**20).bandwidth is None
-
-
-def test_the_turns_of_a_thread_are_as_asked_for_or_not_at_all():
-    found = []
-
-    def ask():  # in a thread of its own, which takes its turns with it
-        found.extend(_native.set_time_slice(100_000) for _ in range(2))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join()
-    assert found in ([True, True], [False, False])  # as the system has it
-    with pytest.raises(TypeError):
-        _native.set_time_slice(-1)

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import uvicorn
 
-from stretto import _native
 from stretto.errors import InvalidRequest
 from stretto.server.app import create_app
 from stretto.server.guard import JsonLines, TextLines
@@ -24,7 +23,6 @@ from stretto.server.settings import Settings
 HELPER_THREADS = 16  # for blocking work: templates, tokenizers, loading
 BACKLOG_CONNECTIONS = 2048  # not yet accepted
 START_POLL_SECONDS, END_POLL_SECONDS = 0.02, 0.5
-TIME_SLICE_NS = 100_000  # the least that Linux gives
 NOTIFY_SECONDS = 5.0  # for cancelled requests to send their last bytes
 
 
@@ -102,8 +100,6 @@ class Server(uvicorn.Server):
 def serve(settings: Settings, started: Callable[[str], None] = lambda address: None) -> None:
     """Serve until a signal comes. `started` gets the address once it can be used."""
     _log(settings)
-    # Threads that compute hold all processors; one with a token to send must not wait until their turns end.
-    _native.set_time_slice(TIME_SLICE_NS)
     Server(settings).run_until_ended(started)
 
 
