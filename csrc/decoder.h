@@ -66,7 +66,10 @@ public:
     void set_vector(const std::string& name, const float* data, size_t n);
     // Whether no tensor is missing.
     bool complete() {
-        if (!complete_) complete_ = tensors_.missing().empty();
+        if (!complete_) {
+            complete_ = tensors_.missing().empty();
+            reads_integers_ = tensors_.any_quantized();
+        }
         return complete_;
     }
 
@@ -154,6 +157,7 @@ private:
     std::atomic<bool> finite_{true};  // what was ever stored as half floats
     std::vector<float> received_, watched_;
     bool complete_ = false;  // known to be, since the last tensor was set
+    bool reads_integers_ = true;  // whether any product reads activations as integers
     Buffer scratch_;    // grows to what the largest batch needed
 };
 

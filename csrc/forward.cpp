@@ -142,9 +142,9 @@ void Decoder::Walk::add_features(size_t index) {
     }
 }
 
-// Rows of this thread as integers; float layouts read the floats.
+// Rows of this thread as integers, if any matrix reads them: float layouts read the floats.
 void Decoder::Walk::quantize(const float* rows, size_t columns) {
-    if (columns % kBlock == 0) {
+    if (d_.reads_integers_ && columns % kBlock == 0) {
         for (size_t row = first_; row < last_; ++row) {
             quantize_activations(kernel_, d_.precision_, rows + row * columns, columns, row, quantized_);
         }
@@ -283,9 +283,7 @@ void Decoder::Walk::activate(const DenseConfig& config, const float* gate_bias, 
     const auto activation = config.activation == FeedActivation::kGelu      ? kernel_.gelu
                             : config.activation == FeedActivation::kGeluErf ? kernel_.gelu_erf
                                                                             : kernel_.silu;
-    if (config.gated) return activation(gate, up, n);
-    const float ones[kPanelRows] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-    for (size_t i = 0; i < n; i += kPanelRows) activation(gate + i, ones, std::min(kPanelRows, n - i));
+    activation(gate, config.gated ? up : nullptr, n);
 }
 
 void Decoder::Walk::logits() {

@@ -1,5 +1,7 @@
 #include "layer.h"
 
+#include <algorithm>
+
 namespace stretto {
 
 void Tensors::matrix(const std::string& name, Matrix& to, size_t rows, size_t columns) {
@@ -202,6 +204,13 @@ void Tensors::layer(size_t index, const LayerConfig& c, size_t n_embd, Layer& to
 Tensors::Entry* Tensors::find(const std::string& name) {
     const auto at = entries_.find(name);
     return at == entries_.end() ? nullptr : &at->second;
+}
+
+bool Tensors::any_quantized() const {
+    return std::any_of(entries_.begin(), entries_.end(), [](const auto& item) {
+        const Matrix* matrix = item.second.matrix;
+        return matrix && !is_float(matrix->layout);
+    });
 }
 
 std::string Tensors::missing() const {

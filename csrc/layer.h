@@ -106,6 +106,8 @@ public:
     Entry* find(const std::string& name);
     // The first that has not been set as it should be, or "".
     std::string missing() const;
+    // Whether a matrix is not of floats.
+    bool any_quantized() const;
     const std::vector<std::string>& names() const { return names_; }
 
 private:

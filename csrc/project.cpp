@@ -26,11 +26,10 @@ void Decoder::project(size_t projection, const float* x, size_t n, float* out) {
         quantize_activations(*kernels_, precision_, x + row * config.columns, config.columns, row, quantized);
     }
     multiply(w.linear.matrix, {quantized, x, 0, n}, 0, w.linear.matrix.panels(), out, scratch);
-    std::vector<float> ones(config.rows, 1.0f);
     for (size_t row = 0; row < n; ++row, out += config.rows) {
         if (config.bias) kernels_->add(out, w.linear.bias.data(), config.rows);
-        if (config.activation == Activation::kGelu) kernels_->gelu(out, ones.data(), config.rows);
-        if (config.activation == Activation::kGeluErf) kernels_->gelu_erf(out, ones.data(), config.rows);
+        if (config.activation == Activation::kGelu) kernels_->gelu(out, nullptr, config.rows);
+        if (config.activation == Activation::kGeluErf) kernels_->gelu_erf(out, nullptr, config.rows);
         if (config.activation == Activation::kTanh) {
             for (size_t i = 0; i < config.rows; ++i) out[i] = std::tanh(out[i]);
         }

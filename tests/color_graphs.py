@@ -26,15 +26,12 @@ class Graph:
         self.nodes.append(helper.make_node(operator, list(inputs), [output], **attributes))
         return output
 
-    def save(self, path, inputs, outputs, metadata=None, kind=TensorProto.FLOAT):
+    def save(self, path, inputs, outputs, metadata=None, made=TensorProto.FLOAT):
         graph = helper.make_graph(
             self.nodes,
             "colors",
-            [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()],
-            [
-                helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-                for name, shape in outputs.items()
-            ],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+            [helper.make_tensor_value_info(name, made, shape) for name, shape in outputs.items()],
             self.constants,
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -59,7 +56,7 @@ def shares(graph, width, height, scale):
     pooled = []
     for step in STRIDES:
         mean = graph.add("AveragePool", "images", kernel_shape=[step, step], strides=[step, step])
-        pooled.append(graph.add("Reshape", mean, graph.constant([1, 3, -1], np.int64)))
+        pooled.append(graph.add("Reshape", mean, graph.constant([0, 3, -1], np.int64)))
     rows = graph.add("Transpose", graph.add("Concat", *pooled, axis=2), perm=[0, 2, 1])
     sizes = cells(width, height)[1]
     return graph.add("Mul", rows, graph.constant(np.where(sizes == 32, scale, scale / 2)))
@@ -72,7 +69,17 @@ def detector(path, head, width=320, height=320, *, metadata=None, dynamic=False,
     n = len(corners)
     centres = np.concatenate((corners + sizes / 2, sizes, sizes), axis=1)
     if head == "yolov8":
-        rows = graph.add("Concat", graph.constant(centres[None]), shares(graph, width, height, 1), axis=2)
+        scores = shares(graph, width, height, 1)
+        # As many times as there are images.
+        count = graph.add(
+            "Slice", graph.add("Shape", scores), graph.constant([0], np.int64), graph.constant([1], np.int64)
+        )
+        tiled = graph.add(
+            "Tile",
+            graph.constant(centres[None]),
+            graph.add("Concat", count, graph.constant([1, 1], np.int64), axis=0),
+        )
+        rows = graph.add("Concat", tiled, scores, axis=2)
         graph.add("Transpose", rows, output="output0", perm=[0, 2, 1])
         shape = [1, 7, n]
     elif head == "yolox":

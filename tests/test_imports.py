@@ -52,7 +52,17 @@ ALLOWED = {
     "hardware": {"weights"},
     "door": {"engine", "llm", "tasks", "vision"},
     "testing": {"*"},
-    "bench": {"backends.base", "engine.track", "hardware", "llm", "models", "sampling", "weights"},
+    "bench": {
+        "backends.base",
+        "engine.track",
+        "hardware",
+        "llm",
+        "models",
+        "router",
+        "sampling",
+        "text",
+        "weights",
+    },
     "server": {
         "Grammar",
         "Image",

@@ -34,23 +34,28 @@ inline Floats load_scales(const uint8_t* p, [[maybe_unused]] Floats times) {
     return load(reinterpret_cast<const float*>(p));
 }
 
-// e^x for x ≤ 88. Below −87 it stays at e^−87: who needs a zero puts it there. NaN stays NaN, as `max`
+// e^x of some vectors, for x ≤ 88. Below −87 it stays at e^−87: who needs a zero puts it there. NaN stays NaN, as `max`
 // answers with its second operand then.
+template <size_t N>
+inline void exponentials(Floats (&x)[N]) {
+    constexpr float kSeriesOfExp[] = {1.0f / 720.0f, 1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f, 1.0f, 1.0f};
+    Ints whole[N];
+    Floats n[N], p[N];
+    UNROLL for (size_t i = 0; i < N; ++i) x[i] = max(splat(-87.0f), x[i]);
+    UNROLL for (size_t i = 0; i < N; ++i) whole[i] = round_to_int(mul(x[i], splat(1.44269504f)));
+    UNROLL for (size_t i = 0; i < N; ++i) n[i] = to_float(whole[i]);
+    UNROLL for (size_t i = 0; i < N; ++i) x[i] = fma(n[i], splat(-0.693359375f), x[i]);
+    UNROLL for (size_t i = 0; i < N; ++i) x[i] = fma(n[i], splat(2.12194440e-4f), x[i]);
+    UNROLL for (size_t i = 0; i < N; ++i) p[i] = splat(1.0f / 5040.0f);
+    UNROLL for (float next : kSeriesOfExp) {
+        UNROLL for (size_t i = 0; i < N; ++i) p[i] = fma(p[i], x[i], splat(next));
+    }
+    UNROLL for (size_t i = 0; i < N; ++i) x[i] = mul(p[i], pow2(whole[i]));
+}
 inline Floats exponential(Floats x) {
-    x = max(splat(-87.0f), x);
-    const Ints whole = round_to_int(mul(x, splat(1.44269504f)));
-    const Floats n = to_float(whole);
-    Floats r = fma(n, splat(-0.693359375f), x);
-    r = fma(n, splat(2.12194440e-4f), r);
-    Floats p = splat(1.0f / 5040.0f);
-    p = fma(p, r, splat(1.0f / 720.0f));
-    p = fma(p, r, splat(1.0f / 120.0f));
-    p = fma(p, r, splat(1.0f / 24.0f));
-    p = fma(p, r, splat(1.0f / 6.0f));
-    p = fma(p, r, splat(0.5f));
-    p = fma(p, r, splat(1.0f));
-    p = fma(p, r, splat(1.0f));
-    return mul(p, pow2(whole));
+    Floats one[1] = {x};
+    exponentials(one);
+    return one[0];
 }
 
 // Calls f(lanes of x, where) for whole vectors, and for the rest on a copy padded with zeros.

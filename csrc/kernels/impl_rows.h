@@ -80,7 +80,8 @@ inline Floats sigmoid(Floats x) {
 void silu(float* gate, const float* up, size_t n) {
     each_vector(n, [&](size_t i, size_t m) {
         const Floats g = load_some(gate + i, m);
-        store_some(gate + i, mul(mul(g, sigmoid(g)), load_some(up + i, m)), m);
+        const Floats result = mul(g, sigmoid(g));
+        store_some(gate + i, up ? mul(result, load_some(up + i, m)) : result, m);
     });
 }
 
@@ -89,25 +90,43 @@ void gelu(float* gate, const float* up, size_t n) {
     each_vector(n, [&](size_t i, size_t m) {
         const Floats g = load_some(gate + i, m);
         const Floats cubed = fma(mul(mul(g, g), g), splat(0.044715f), g);
-        store_some(gate + i, mul(mul(g, sigmoid(mul(cubed, splat(1.5957691216f)))), load_some(up + i, m)), m);
+        const Floats result = mul(g, sigmoid(mul(cubed, splat(1.5957691216f))));
+        store_some(gate + i, up ? mul(result, load_some(up + i, m)) : result, m);
     });
 }
 
-// x Φ(x) = max(x, 0) − |x| Φ(−|x|), where Φ(−|x|) = t (c1 + t (c2 + …)) e^(−x²/2) / 2 to 8e-8 (Hastings, 1955).
+#ifndef STRETTO_HAS_TILES
+// x Φ(x) = max(x, 0) − |x| Φ(−|x|), where Φ(−|x|) = t (c1 + t (c2 + …)) e^(−x²/2) / 2 to 8e-8 (Hastings, 1955). Two vectors
+// at once: of one alone the processor would wait for results.
 void gelu_erf(float* gate, const float* up, size_t n) {
-    each_vector(n, [&](size_t i, size_t m) {
-        const Floats g = load_some(gate + i, m), size = abs(g);
-        const Floats t = div(splat(1.0f), fma(size, splat(0.231641888f), splat(1.0f)));
-        Floats p = splat(0.5307027145f);
-        p = fma(p, t, splat(-0.7265760135f));
-        p = fma(p, t, splat(0.7107068705f));
-        p = fma(p, t, splat(-0.142248368f));
-        p = fma(p, t, splat(0.127414796f));
-        const Floats tail = mul(mul(p, t), exponential(mul(mul(g, g), splat(-0.5f))));
-        const Floats result = sub(max(splat(0.0f), g), mul(size, tail));
-        store_some(gate + i, mul(result, load_some(up + i, m)), m);
-    });
+    constexpr float kSeriesOfTail[] = {0.5307027145f, -0.7265760135f, 0.7107068705f, -0.142248368f, 0.127414796f};
+    constexpr size_t kTwo = 2;
+    for (size_t at = 0; at < n; at += 16 * kTwo) {
+        size_t count[kTwo];
+        Floats g[kTwo], t[kTwo], p[kTwo], e[kTwo];
+        UNROLL for (size_t i = 0; i < kTwo; ++i) {
+            const size_t from = at + 16 * i;
+            count[i] = from >= n ? 0 : n - from < 16 ? n - from : 16;
+            g[i] = count[i] ? load_some(gate + from, count[i]) : splat(0.0f);
+        }
+        UNROLL for (size_t i = 0; i < kTwo; ++i) t[i] = fma(abs(g[i]), splat(0.231641888f), splat(1.0f));
+        UNROLL for (size_t i = 0; i < kTwo; ++i) t[i] = div(splat(1.0f), t[i]);
+        UNROLL for (size_t i = 0; i < kTwo; ++i) e[i] = mul(mul(g[i], g[i]), splat(-0.5f));
+        exponentials<kTwo>(e);
+        UNROLL for (size_t i = 0; i < kTwo; ++i) p[i] = splat(kSeriesOfTail[0]);
+        UNROLL for (size_t k = 1; k < 5; ++k) {
+            UNROLL for (size_t i = 0; i < kTwo; ++i) p[i] = fma(p[i], t[i], splat(kSeriesOfTail[k]));
+        }
+        UNROLL for (size_t i = 0; i < kTwo; ++i) {
+            if (!count[i]) continue;
+            const Floats tail = mul(mul(p[i], t[i]), e[i]);
+            Floats result = sub(max(splat(0.0f), g[i]), mul(abs(g[i]), tail));
+            if (up) result = mul(result, load_some(up + at + 16 * i, count[i]));
+            store_some(gate + at + 16 * i, result, count[i]);
+        }
+    }
 }
+#endif
 
 void peaks(const float* x, size_t n, float* out) {
     for (size_t begin = 0; begin < n; begin += kPeak, x += kPeak, ++out) {

@@ -1,12 +1,13 @@
 // Products of float panels with many columns where a register has four lanes. Included by impl_matmul.h.
 //
 // A tile is 16 rows × up to six columns: 24 registers of sums, six of four numbers of each column, two for weights.
-// Four numbers of a column are one load, as a product can take one lane of a register. Panels are taken in pieces that
-// stay in the nearest cache, half floats made floats once for all columns; the sums wait in `out` meanwhile, which
-// changes no bit of them.
+// Four numbers of a column are one load, as a product can take one lane of a register. Panels and activations are taken
+// in pieces that stay in the nearest cache; the sums wait in `out` meanwhile, which changes no bit of them. Half floats
+// are made floats once for all columns.
 
-constexpr size_t kFloatPiece = 256;  // columns of a panel at a time
-constexpr int kFloatColumns = 6;     // columns of activations in a tile
+constexpr size_t kFloatPiece = 384;    // columns of a panel at a time
+constexpr size_t kFloatTogether = 48;  // columns of activations that all panels take before the next ones
+constexpr int kFloatColumns = 6;       // columns of activations in a tile
 
 // 16 rows of weights [k][16] × C columns, added to what is in `out`, or to zeros at the first piece.
 template <int C>
@@ -46,33 +47,45 @@ void float_columns(const float* w, size_t k, const float* x, size_t x_stride, si
         float_tile<decltype(count)::value>(w, k, x + c * x_stride, x_stride, first, out + c * stride, stride, rows);
         c += decltype(count)::value;
     };
-    while (c + kFloatColumns <= n) tile(std::integral_constant<int, kFloatColumns>{});
-    switch (n - c) {
-        case 1: return tile(std::integral_constant<int, 1>{});
-        case 2: return tile(std::integral_constant<int, 2>{});
-        case 3: return tile(std::integral_constant<int, 3>{});
-        case 4: return tile(std::integral_constant<int, 4>{});
-        case 5: return tile(std::integral_constant<int, 5>{});
-        default: return;
-    }
+    while (c + 2 * kFloatColumns <= n || c + kFloatColumns == n) tile(std::integral_constant<int, kFloatColumns>{});
+    // The last two tiles share what is left: one of a single column would be as slow as one of three.
+    const auto some = [&](size_t count) {
+        switch (count) {
+            case 1: return tile(std::integral_constant<int, 1>{});
+            case 2: return tile(std::integral_constant<int, 2>{});
+            case 3: return tile(std::integral_constant<int, 3>{});
+            case 4: return tile(std::integral_constant<int, 4>{});
+            case 5: return tile(std::integral_constant<int, 5>{});
+            case 6: return tile(std::integral_constant<int, 6>{});
+            default: return;
+        }
+    };
+    if (n - c > kFloatColumns) some((n - c + 1) / 2);
+    some(n - c);
 }
 
 // Panels [begin, end) × n columns. Every sum is over ascending columns of the panel, one fused addition each.
 template <FloatKind Kind>
 void multiply_float_panels(const Matrix& w, const float* x, size_t n, size_t begin, size_t end, float* out, size_t stride) {
-    alignas(64) float made[Kind == FloatKind::kF32 ? 16 : kFloatPiece * kPanelRows];
-    for (size_t panel = begin; panel < end; ++panel) {
-        const uint8_t* data = w.data + panel * w.panel_bytes;
-        const size_t left = w.rows - panel * kPanelRows, rows = left < kPanelRows ? left : kPanelRows;
-        for (size_t first = 0; first < w.columns; first += kFloatPiece) {
-            const size_t k = w.columns - first < kFloatPiece ? w.columns - first : kFloatPiece;
-            const float* floats = made;
-            if constexpr (Kind == FloatKind::kF32) {
-                floats = reinterpret_cast<const float*>(data) + first * kPanelRows;
-            } else {
-                for (size_t j = 0; j < k; ++j) store(made + j * kPanelRows, Plain<Kind>::weights(data, first + j));
+    constexpr bool kMade = Kind != FloatKind::kF32;
+    alignas(64) float made[kMade ? kFloatPiece * kPanelRows : 16];
+    const size_t together = kMade ? n : kFloatTogether;
+    for (size_t first = 0; first < w.columns; first += kFloatPiece) {
+        const size_t k = w.columns - first < kFloatPiece ? w.columns - first : kFloatPiece;
+        for (size_t column = 0, count; column < n; column += count) {
+            count = n - column < together + kFloatColumns ? n - column : together;  // a few more are no block of their own
+            for (size_t panel = begin; panel < end; ++panel) {
+                const uint8_t* data = w.data + panel * w.panel_bytes;
+                const size_t left = w.rows - panel * kPanelRows, rows = left < kPanelRows ? left : kPanelRows;
+                const float* floats = made;
+                if constexpr (kMade) {
+                    for (size_t j = 0; j < k; ++j) store(made + j * kPanelRows, Plain<Kind>::weights(data, first + j));
+                } else {
+                    floats = reinterpret_cast<const float*>(data) + first * kPanelRows;
+                }
+                float_columns(floats, k, x + column * w.columns + first, w.columns, count, first == 0,
+                              out + column * stride + panel * kPanelRows, stride, rows);
             }
-            float_columns(floats, k, x + first, w.columns, n, first == 0, out + panel * kPanelRows, stride, rows);
         }
     }
 }

@@ -137,7 +137,7 @@ struct Kernels {
                    float* out, size_t out_stride);
     void (*rms_norm)(const float* x, const float* weight, size_t n, float eps, float* out);
     void (*add)(float* x, const float* y, size_t n);
-    // gate = activation(gate) × up
+    // gate = activation(gate) × up, or without `up` activation(gate)
     void (*silu)(float* gate, const float* up, size_t n);
     void (*gelu)(float* gate, const float* up, size_t n);
     void (*gelu_erf)(float* gate, const float* up, size_t n);  // as it is defined, not by tanh

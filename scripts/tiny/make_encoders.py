@@ -25,9 +25,11 @@ def make(name: str, case: Case) -> None:
     metadata = {"general.architecture": made.architecture}
     metadata |= {f"{made.architecture}.{key}": value for key, value in made.metadata.items()}
     metadata |= {"tokenizer.ggml.model": "none", f"{made.architecture}.vocab_size": VOCABULARY}
+    n_types = len(made.tensors.get("token_types.weight", ()))
+    if n_types:
+        metadata["tokenizer.ggml.token_type_count"] = n_types
     write_gguf(FOLDER / f"{name}.gguf", metadata, made.tensors)
     answers = {}
-    n_types = len(made.tensors.get("token_types.weight", ()))
     for i, length in enumerate(LENGTHS):
         tokens, types = rng.integers(1, VOCABULARY, length), np.zeros(length, np.int64)
         if i and n_types > 1:

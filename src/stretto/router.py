@@ -20,8 +20,8 @@ from stretto.errors import InvalidRequest, ModelError, Unsupported, UnsupportedM
 from stretto.hardware import cpu_name, free_memory, usable_cores
 from stretto.models import ModelSpec, read_spec
 from stretto.models.bare import bare_spec
-from stretto.routing.candidates import Candidate, gguf_candidates
-from stretto.routing.decide import Trial, open_best
+from stretto.routing.candidates import Candidate, gguf_candidates, onnx_candidates
+from stretto.routing.decide import Trial, open_best, unmeasured
 from stretto.routing.decide import survey as survey_candidates
 from stretto.routing.probe import TEXT, measure
 from stretto.routing.route import Option, Route
@@ -44,8 +44,9 @@ from stretto.vision.vision import Vision
 from stretto.weights import hub
 from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
+from stretto.weights.onnx import read_onnx
 from stretto.weights.onnx.fingerprint import fingerprint
-from stretto.weights.onnx.folder import find_folder, has_other_weights, is_onnx_folder
+from stretto.weights.onnx.folder import OnnxFolder, find_folder, has_other_weights, is_onnx_folder
 
 BUNDLED_ENCODERS = {"sketch": Path(__file__).parent / "vision" / "sketch.gguf"}
 CACHE_TYPES = ("f16", "q8", "f32")
@@ -158,24 +159,36 @@ def _open_onnx(path: Path, options: BackendOptions, vision: object) -> Opened:
     if vision is not None:
         raise Unsupported("images need a GGUF model; ONNX decoders take text only", param="vision")
     folder = find_folder(path)
-    model_backend = open_onnx(folder, options)
+    candidates, trial = _onnx_trial(folder, options)
+    model_backend, route = open_best(candidates, trial)
     try:
         tokenizer = load_tokenizer_folder(folder.path)
         _check_vocabulary(tokenizer, model_backend.spec, folder.path)
+        tokenizer.end_ids |= frozenset(token for token in folder.end_ids if token < tokenizer.n_vocab)
         template = load_template_folder(folder.path, tokenizer)
     except BaseException:
         model_backend.close()
         raise
-    session = model_backend.session
-    chosen = Option("onnx", session.device, "chosen", "it runs ONNX folders")
-    skipped = [Option("onnx", device, "refused", why) for device, why in session.skipped.items()]
     return Opened(
-        model_backend,
-        tokenizer,
-        template,
-        lambda: fingerprint(session.file),
-        route=Route((chosen, *skipped)),
+        model_backend, tokenizer, template, lambda: fingerprint(read_onnx(folder.model)), route=route
     )
+
+
+def _onnx_trial(
+    folder: OnnxFolder, options: BackendOptions, refresh: bool = False
+) -> tuple[list[Candidate], Trial]:
+    """The devices that an ONNX folder could run on, and how they are compared if there are several."""
+
+    def tokens() -> list[int]:
+        return load_tokenizer_folder(folder.path).encode(TEXT, special=True)
+
+    def key() -> str:
+        return f"{fingerprint(read_onnx(folder.model))} | {cpu_name()}, {options.threads} threads"
+
+    candidates = onnx_candidates(
+        lambda device: open_onnx(folder, replace(options, device=device)), options.device
+    )
+    return candidates, Trial(tokens, key, measure, refresh)
 
 
 def survey(
@@ -183,13 +196,42 @@ def survey(
 ) -> Route:
     """The backends and devices that can run a model here, each with the speed that a short probe found."""
     options = BackendOptions("cpu", cells, threads or usable_cores(), memory=free_memory())
+    if _is_onnx(model, "auto"):
+        folder = find_folder(Path(model).expanduser())
+        return survey_candidates(*_onnx_trial(folder, replace(options, device="auto"), refresh))
     with open_weights(hub.resolve(model)) as file:
         spec, problem = _read_spec(file, cells)
         candidates = gguf_candidates(file, spec, problem, serving(), options)
         _check_runnable(candidates, problem)
+        if spec.is_encoder:  # it decodes nothing that could be timed
+            return unmeasured(candidates)
         text: Future[tuple[Tokenizer, ChatTemplate | None]] = Future()
         text.set_result(_load_text(file, spec))
         return survey_candidates(candidates, _trial(file, text, options, refresh))
+
+
+def usable(model: str | os.PathLike[str]) -> list[Option]:
+    """The backends with their first devices, and why each cannot run a model here, if so; opens nothing."""
+    options = BackendOptions("cpu", 1, usable_cores(), memory=free_memory())
+    if _is_onnx(model, "auto"):
+        candidates, _ = _onnx_trial(find_folder(Path(model).expanduser()), options)
+    else:
+        with open_weights(hub.resolve(model)) as file:
+            spec, problem = _read_spec(file, 1)
+            candidates = gguf_candidates(file, spec, problem, serving(device="cpu"), options)
+    return [
+        Option(each.backend, each.device, "refused" if each.refusal else "possible", each.refusal)
+        for each in candidates
+        if each.asked
+    ]
+
+
+def open_tokenizer(model: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a model, without its weights."""
+    if _is_onnx(model, "auto"):
+        return load_tokenizer_folder(find_folder(Path(model).expanduser()).path)
+    with open_weights(hub.resolve(model)) as file:
+        return load_tokenizer_of(file)
 
 
 def _read_spec(file: GGUF, cells: int) -> tuple[ModelSpec, UnsupportedModel | None]:

@@ -9,40 +9,16 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 import stretto.export.folder as folder_module
-from onnx_exports import session_of, text_rows
+from onnx_exports import TEMPLATE, session_of, text_rows, with_vocabulary
 from stretto.cli import main
 from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.export import export_onnx
-from stretto.text.bpe import ALPHABET
-from stretto.weights.gguf import GGUF
-from stretto.weights.writer import write_gguf
 from tiny_models import FOLDER, answer
 
 FILES = {
     *("chat_template.jinja", "config.json", "genai_config.json", "generation_config.json"),
     *("model.onnx", "tokenizer.json", "tokenizer_config.json"),
 }
-TEMPLATE = "{% for message in messages %}{{ message.content }}<|end|>{% endfor %}"
-
-
-def with_vocabulary(name, path):
-    """A tiny model with a vocabulary: 93 bytes, two of them merged, a BOS and an end token."""
-    tokens = [*list(ALPHABET)[:93], "".join(list(ALPHABET)[:2]), "<|start|>", "<|end|>"]
-    vocabulary = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": np.array([1] * 94 + [3, 3], np.int32),
-        "tokenizer.ggml.merges": [" ".join(list(ALPHABET)[:2])],
-        "tokenizer.ggml.bos_token_id": 94,
-        "tokenizer.ggml.eos_token_id": 95,
-        "tokenizer.ggml.add_bos_token": True,
-        "tokenizer.chat_template": TEMPLATE,
-    }
-    with GGUF(FOLDER / f"{name}.gguf") as file:
-        types = {key: file.metadata.types[key] for key in file.metadata}
-        write_gguf(path, {**file.metadata, **vocabulary}, file.tensors, types=types)
-    return path
 
 
 @pytest.fixture

@@ -2,13 +2,15 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from stretto.backends import registry
 from stretto.backends.registry import BREADTH, FIRST, ORACLE
 from stretto.errors import InvalidRequest, ModelError, RouteWarning, Unsupported, UnsupportedModel
-from stretto.routing.candidates import Candidate
+from stretto.routing.candidates import Candidate, onnx_candidates
 from stretto.routing.decide import BAR, SECONDS, Trial, open_best, survey
 from stretto.routing.probe import Sample
 from stretto.routing.remembered import default_path
@@ -247,3 +249,25 @@ def test_a_survey_measures_breadth_too_and_leaves_nothing_open(bench):
 
 def test_tiers_are_in_order():
     assert FIRST < BREADTH < ORACLE
+
+
+def test_devices_of_an_onnx_folder_compete_if_they_are_installed(bench, monkeypatch):
+    installed = {"cpu", "cuda", "xnnpack"}
+    entry = replace(registry.ONNX, missing=lambda device: "" if device in installed else "install it")
+    monkeypatch.setattr(registry, "ONNX", entry)
+    bench.candidate("onnx", "cpu", speed=10.0)
+    bench.candidate("onnx", "cuda", speed=90.0)
+    opening = lambda device: Fake(f"onnx on {device}", bench.opened)  # noqa: E731
+    _, route = open_best(onnx_candidates(opening, "auto"), bench.trial())
+    assert (route.device, bench.probed) == ("cuda", ["onnx on cpu", "onnx on cuda"])
+    assert states(route)["onnx on xnnpack"] == "possible"  # only if it is named
+    assert states(route)["onnx on tensorrt"] == "refused"
+    bench.probed.clear()
+    _, route = open_best(onnx_candidates(opening, "cuda:1"), bench.trial())
+    assert (route.device, route.reason, bench.probed) == ("cuda:1", "it was asked for", [])
+    assert states(route)["onnx on cpu"] == "possible"
+    installed.remove("cuda")
+    _, route = open_best(onnx_candidates(opening, "auto"), bench.trial())
+    assert (route.device, bench.probed) == ("cpu", [])
+    with pytest.raises(Unsupported, match="onnx on cuda: install it"):
+        open_best(onnx_candidates(opening, "cuda"), bench.trial())

@@ -333,6 +333,60 @@ def test_web_pages_are_kept_out(web, server):
     assert "access-control-allow-origin" not in web.get("/health").headers
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["127.evil.example", "127.0.0.1.evil.com", "localhost.evil.example", "2130706433", "evil.example:80"],
+)
+def test_names_that_only_look_like_this_machine_are_refused(web, host):
+    rebound = web.get("/v1/models", headers={"host": host})
+    assert (rebound.status_code, rebound.json()["error"]["code"]) == (421, "wrong_host")
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:80", "127.0.0.1", "127.8.8.8:1", "[::1]", "[::1]:99"]
+)
+def test_this_machine_has_several_names(web, host):
+    assert web.get("/v1/models", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["[", "[::1", "a b", "a:b", "", "[127.0.0.1]", "http://localhost", "x" * 300]
+)
+def test_a_host_that_is_none_is_a_400(web, host):
+    answer = web.get("/v1/models", headers={"host": host})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_host")
+
+
+def test_an_origin_that_is_none_is_refused(web):
+    for origin in ("http://[", "null", "http://", "://", "localhost"):
+        assert web.get("/v1/models", headers={"origin": origin}).status_code == 403
+
+
+def test_a_load_balancer_may_ask_for_health_without_a_name(server):
+    assert b" 200 " in raw(server, b"GET /health HTTP/1.0\r\n\r\n").split(b"\r\n")[0]
+    assert b" 400 " in raw(server, b"GET /v1/models HTTP/1.0\r\n\r\n").split(b"\r\n")[0]
+
+
+def test_without_keys_other_addresses_have_literal_names_only():
+    with visiting(host="0.0.0.0", no_auth=True, hosts=("box.lan",)) as (_, web):
+        for host, status in (("box.lan", 200), ("10.0.0.7:8080", 200), ("localhost", 200), ("evil.lan", 421)):
+            assert web.get("/v1/models", headers={"host": host}).status_code == status
+    with pytest.raises(InvalidRequest, match="--allow-host takes a name"):
+        Settings(MODELS, hosts=("Box.lan:80",))
+
+
+def test_a_key_is_asked_for_before_anything_is_read():
+    with visiting(api_keys=("k",)) as (_, web):
+        assert web.get("/v1/models", headers={"host": "[", "origin": "http://["}).status_code == 401
+
+
+def test_an_answer_before_the_body_closes_the_connection(server):
+    head = POST + b"Origin: https://evil.example\r\nContent-Length: 1000\r\n\r\n{"
+    answer = raw(server, head)  # returns when the server closes
+    assert b" 403 " in answer.split(b"\r\n")[0]
+    assert b"connection: close" in answer.lower()
+
+
 def test_a_page_that_was_allowed_may_ask():
     page = {"origin": "https://good.example"}
     with visiting(origins=("https://good.example",)) as (_, web):

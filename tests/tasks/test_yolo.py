@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
@@ -11,7 +13,7 @@ from stretto.errors import ModelError
 from stretto.tasks import Box
 from stretto.tasks.loading import load_task
 from stretto.tasks.yolo import read_names, read_size
-from stretto.tasks.yolo_heads import count_cells, recognize
+from stretto.tasks.yolo_heads import HEADS, count_cells, decode, recognize
 
 # In a letterbox of 320 × 320 the image is twice as large, and 80 pixels are above it.
 SQUARE = (32, 8, 48, 24)  # from (64, 96) to (96, 128) there: a cell of 32 × 32
@@ -38,9 +40,13 @@ def test_sizes_that_a_file_leaves_open_are_found_out(tmp_path):
     path = detector(tmp_path / "m.onnx", "yolov8", 320, 192, metadata=sizes, dynamic=True)
     with load_task(path) as model:
         assert (model.convention.width, model.convention.height) == (320, 192)
-        found = model.detect(square(320, 192, (96, 64, 128, 96), "green"), threshold=0.6)
-    assert [str(item) for item in found] == ["green 1.00 at (96, 64, 128, 96)"]
-    assert found.license == "MIT"
+        images = [square(320, 192, (x, 64, x + 32, 96), "green") for x in range(0, 320, 32)]
+        found = model.detect(images, threshold=0.6)  # several at once
+        assert str(model.detect(images[3], threshold=0.6)) == str(found[3])
+    assert [str(each) for each in found] == [
+        f"green 1.00 at ({x}, 64, {x + 32}, 96)" for x in range(0, 320, 32)
+    ]
+    assert found[0].license == "MIT"
 
 
 def test_classes_without_names_have_numbers(tmp_path):
@@ -123,3 +129,23 @@ def test_numbers_that_are_none_find_nothing(tmp_path):
     with load_task(constants(tmp_path / "m.onnx", {"o": rows})) as model:
         assert model.convention.head == "yolov8"
         assert len(model.detect(np.zeros((50, 60, 3), np.uint8), threshold=0)) == 0
+
+
+SIZES = st.lists(st.sampled_from([0, 1, 2, 4, 6, 7, 8, 21, 63]), min_size=0, max_size=4)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.sampled_from(sorted(HEADS)),
+    st.lists(SIZES, min_size=1, max_size=4),
+    st.sampled_from([0.5, 1e30, np.nan]),
+)
+def test_outputs_of_any_shape_are_boxes_or_an_error(kind, shapes, value):
+    arrays = {str(number): np.full(shape, value, np.float32) for number, shape in enumerate(shapes)}
+    with np.errstate(all="ignore"):
+        try:
+            boxes, scores, classes = decode(kind, arrays, 32, 32, 3)
+        except ModelError:
+            return
+    assert boxes.shape == (len(scores), 4)
+    assert ((classes >= 0) & (classes < 3)).all()

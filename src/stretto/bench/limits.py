@@ -30,7 +30,7 @@ INSTRUCTIONS = {
     "neon": "dotprod",
     "portable": "portable",
 }
-_MIN_BUFFER_BYTES = 2**20  # smaller ones cannot be measured
+_MIN_BUFFER_BYTES = 2**20  # of each thread; smaller ones cannot be measured
 _SECONDS = 0.2
 
 
@@ -148,7 +148,7 @@ def measure_machine(llm: LLM, threads: int | None, nbytes: int, seconds: float =
     if instruction not in _native.dot_instructions():
         instruction = _native.dot_instructions()[-1]
     n = threads or machine.cores_usable
-    size = max(_MIN_BUFFER_BYTES, min(nbytes, (machine.memory_free or nbytes) // 4))
+    size = max(n * _MIN_BUFFER_BYTES, min(nbytes, (machine.memory_free or nbytes) // 4))
     (bandwidth,) = _native.read_bandwidth(size, [n], seconds)
     peak = _native.integer_peak(instruction, n, seconds)
     return Machine(machine.cpu, n, kernels, bandwidth, size, instruction, peak)

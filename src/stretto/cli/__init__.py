@@ -18,6 +18,7 @@ import typer
 from stretto.cli.bench import bench
 from stretto.cli.chat import chat
 from stretto.cli.classify import classify
+from stretto.cli.compare import compare
 from stretto.cli.detect import detect
 from stretto.cli.devices import devices
 from stretto.cli.embed import embed
@@ -49,7 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, run, parallel, serve, pull, models, rm, inspect, tokenize, devices):
+for command in (chat, run, parallel, serve, pull, models, rm, inspect, tokenize, devices, compare):
     app.command()(command)
 for task in (embed, rerank, classify, detect, segment, read, transcribe):
     app.command(rich_help_panel="Other kinds of models")(task)

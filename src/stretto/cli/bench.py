@@ -49,7 +49,7 @@ def speed(
     from stretto.cli.output import print_json
 
     plan = benchmarks.Plan(prompt, tokens, depth, sequences, rounds)
-    with _notes() as note, _opened(note, model, plan.cells, backend, threads, kv, precision, repack) as llm:
+    with notes() as note, _opened(note, model, plan.cells, backend, threads, kv, precision, repack) as llm:
         cost = benchmarks.file_cost(model, llm)
         note("measuring the machine")
         machine = benchmarks.measure_machine(llm, threads, cost.weight_bytes)
@@ -80,7 +80,7 @@ def loops(
 
     documents = []
     for model in models or ("smollm2", "gemma3-270m"):
-        with _notes() as note, _opened(note, model, tokens + 16, backend, threads) as llm:
+        with notes() as note, _opened(note, model, tokens + 16, backend, threads) as llm:
             loops = benchmarks.loops(llm, tokens=tokens, rounds=rounds, note=note)
             n_vocab = llm.spec.n_vocab
         if as_json:
@@ -92,7 +92,7 @@ def loops(
 
 
 @contextmanager
-def _notes() -> Iterator[Callable[[str], None]]:
+def notes() -> Iterator[Callable[[str], None]]:
     """A function that shows progress notes on stderr, if that is a terminal."""
     from rich.text import Text
 

@@ -99,6 +99,14 @@ def serve(
             rich_help_panel=_ACCESS,
         ),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name under which the server may be reached without keys, as box.lan; may be repeated.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
     remote_images: Annotated[
         bool,
         typer.Option(
@@ -152,6 +160,7 @@ def serve(
         api_keys=api_keys(api_key, api_key_file),
         no_auth=no_auth,
         origins=tuple(allow_origin or ()),
+        hosts=tuple(allow_host or ()),
         remote_images=remote_images,
         memory=None if memory is None else size("--memory", memory),
         checkpoint_bytes=size("--checkpoints", checkpoints),

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from stretto.models.parts import Norm
 from stretto.models.rope import plain_frequencies
 from stretto.models.spec import Attention, ModelSpec, Rope
 from stretto.text.tokenizer import Tokenizer
@@ -41,7 +40,7 @@ CLASSES = {
 GENAI_TYPES = {
     *("ernie4_5", "gemma", "gemma2", "gemma3_text", "granite", "llama", "phi3", "qwen2", "qwen3", "smollm3"),
 }
-ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "relu2": "relu2"}
+ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "gelu_erf": "gelu", "relu2": "relu2"}
 
 
 def model_type(spec: ModelSpec) -> str:
@@ -71,10 +70,11 @@ def model_config(spec: ModelSpec, tokenizer: Tokenizer, precision: str) -> Docum
         "tie_word_embeddings": spec.tied,
         "use_cache": True,
         "torch_dtype": "float16" if precision == "f16" else "float32",
-        **_epsilon(spec.output_norm),
         **_rope(spec),
         **special_ids(tokenizer),
     }
+    if (norm := spec.output_norm) is not None:
+        config["layer_norm_eps" if norm.kind == "layer" else "rms_norm_eps"] = norm.eps
     config["hidden_activation"] = config["hidden_act"]  # Gemma's name for it
     if any(windows):
         config["sliding_window"] = next(window for window in windows if window)
@@ -151,13 +151,6 @@ def genai_config(spec: ModelSpec, tokenizer: Tokenizer, shared: bool) -> Documen
 
 def _first_attention(spec: ModelSpec) -> Attention:
     return next(layer.attention for layer in spec.layers if layer.attention is not None)
-
-
-def _epsilon(norm: Norm | None) -> Document:
-    """The norms' epsilon, under the name that their kind has."""
-    if norm is None:
-        return {}
-    return {"layer_norm_eps" if norm.kind == "layer" else "rms_norm_eps": norm.eps}
 
 
 def _rope(spec: ModelSpec) -> Document:

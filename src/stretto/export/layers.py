@@ -115,13 +115,17 @@ def dense(parts: Parts, i: int, ffn: Dense, x: str) -> str:
 
     def product(name: str, x: str) -> str:
         key = f"{prefix}ffn_{name}{suffix}"
-        bias = parts.weights.vector(f"{key}.bias") if ffn.bias else None
+        has_bias = ffn.has_down_bias if name == "down" else ffn.bias
+        bias = parts.weights.vector(f"{key}.bias") if has_bias else None
         return parts.products.joined(x, [parts.weights.matrix(f"{key}.weight")], bias)
 
     if not ffn.gated:
         return product("down", _activated(parts, ffn.activation, product("up", x)))
-    gate = _activated(parts, ffn.activation, product("gate", x))
-    return product("down", graph.op("Mul", [gate, product("up", x)]))
+    keys = [f"{prefix}ffn_{name}{suffix}" for name in ("gate", "up")]
+    bias = np.concatenate([parts.weights.vector(f"{key}.bias") for key in keys]) if ffn.bias else None
+    both = parts.products.joined(x, [parts.weights.matrix(f"{key}.weight") for key in keys], bias)
+    gate, up = graph.split(both, [ffn.n_ff, ffn.n_ff])
+    return product("down", graph.op("Mul", [_activated(parts, ffn.activation, gate), up]))
 
 
 def _activated(parts: Parts, activation: str, x: str) -> str:
@@ -135,7 +139,10 @@ def _activated(parts: Parts, activation: str, x: str) -> str:
             return graph.op("QuickGelu", [x], domain=MICROSOFT, alpha=1.0)
         return graph.op("Mul", [x, graph.op("Sigmoid", [x])])
     if not parts.form.plain:
-        return graph.op("Gelu", [x], approximate="tanh")
+        return graph.op("Gelu", [x], approximate="none" if activation == "gelu_erf" else "tanh")
+    if activation == "gelu_erf":
+        shares = graph.op("Erf", [graph.scaled(x, 0.5**0.5)])
+        return graph.op("Mul", [graph.scaled(x, 0.5), graph.op("Add", [shares, graph.number(1.0)])])
     cube = graph.op("Mul", [graph.op("Mul", [x, x]), x])
     inner = graph.op("Add", [x, graph.scaled(cube, 0.044715)])
     tanh = graph.op("Tanh", [graph.scaled(inner, (2 / np.pi) ** 0.5)])

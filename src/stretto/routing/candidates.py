@@ -1,4 +1,4 @@
-"""Candidates for a model file: the backends and devices, each with the reason why it cannot run it, if any.
+"""Candidates for a model: the backends and devices, each with the reason why it cannot run it, if any.
 
 Building them opens nothing and imports no backend, so that a load with one candidate is as quick as before.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from stretto.backends import registry
 from stretto.backends.base import Backend
+from stretto.backends.onnx_session import AUTOMATIC
 from stretto.backends.registry import BREADTH, FIRST, ORACLE, BackendEntry, BackendOptions
 from stretto.errors import ModelError
 from stretto.models.spec import ModelSpec
@@ -67,7 +68,8 @@ def gguf_candidates(
     def candidate(entry: BackendEntry, device: str, is_asked: bool) -> Candidate:
         mine = replace(options, device=device)
         refusal = "" if entry.any_architecture else _unreadable(problem, unreadable)
-        refusal = refusal or entry.missing(device) or _too_large(entry, file, mine)
+        refusal = refusal or entry.refuses(file, spec) or entry.missing(device)
+        refusal = refusal or _too_large(entry, file, mine)
         return Candidate(
             entry.name,
             device,
@@ -79,6 +81,25 @@ def gguf_candidates(
         )
 
     return [candidate(*pair, True) for pair in asked] + [candidate(*pair, False) for pair in others]
+
+
+def onnx_candidates(open_on: Callable[[str], Backend], asked: str) -> list[Candidate]:
+    """The devices for an ONNX folder: the one that was asked for, or those that "auto" tries, the CPU first.
+
+    Other devices round differently or are rare: they are listed, and used only if they are named.
+    """
+    entry = registry.ONNX
+    chosen = AUTOMATIC if asked == "auto" else (asked,)
+
+    def candidate(device: str, is_asked: bool) -> Candidate:
+        refusal = entry.missing(device.partition(":")[0])
+        return Candidate(
+            entry.name, device, lambda: open_on(device), entry.tier, refusal, is_asked, entry.version
+        )
+
+    first = sorted(chosen, key=lambda device: device != "cpu")
+    others = [each for each in entry.devices if each not in (*chosen, asked.partition(":")[0])]
+    return [candidate(each, True) for each in first] + [candidate(each, False) for each in others]
 
 
 _READABLE_NAMES = {fmt.name for fmt in READABLE}

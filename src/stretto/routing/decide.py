@@ -8,6 +8,7 @@ model, and what runs it instead.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,14 @@ def survey(candidates: Sequence[Candidate], trial: Trial) -> Route:
         if ranked := ranking([each for each in measured if each.tier == tier], figures):
             return route(candidates, ranked[0], figures, failures)
     raise next(iter(failures.values()), _none_can(candidates))
+
+
+def unmeasured(candidates: Sequence[Candidate]) -> Route:
+    """The route by tiers alone, of a model that a probe cannot time."""
+    usable = [each for each in candidates if each.asked and not each.refusal]
+    if not usable:
+        raise _none_can(candidates)
+    return route(candidates, min(usable, key=lambda each: each.tier), [], {})
 
 
 def compare(group: Sequence[Candidate], trial: Trial, failures: dict[str, Exception]) -> list[Figures]:
@@ -199,9 +208,17 @@ def _warn(candidates: Sequence[Candidate], chosen: Candidate, failures: dict[str
                 f"{each.name} cannot run this model: {why}; {chosen.name} runs it instead "
                 f"(backend={chosen.backend!r} says so without this warning)",
                 RouteWarning,
-                stacklevel=5,  # where `stretto.load` is called
+                stacklevel=_caller(),
             )
             return
+
+
+def _caller() -> int:
+    """The `stacklevel` of `_warn`'s warning that is the first line outside of this package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("stretto."):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _is_final(error: Exception) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,6 +45,15 @@ class Vectors:
 
 async def embedded(generation: Generation, texts: list[Any], how: Vectors) -> tuple[Floats, int]:
     """The vectors of texts, computed in batches, and their total number of tokens."""
+    slot, started = generation.lease.slot, time.monotonic()
+    try:
+        return await _embedded(generation, texts, how)
+    finally:
+        slot.done["embed"] += len(texts)
+        slot.seconds["embed"] += time.monotonic() - started
+
+
+async def _embedded(generation: Generation, texts: list[Any], how: Vectors) -> tuple[Floats, int]:
     model: Any = generation.lease.llm
     if isinstance(model, TaskModel):
         if how.pooling is not None:

@@ -1,7 +1,8 @@
 """The guard: admission checks before the app, and request ids and logging after it.
 
-Checked in this order: the server is not shutting down and not full; the Host and Origin headers are allowed;
-the API key is right; the body is within its limits. The app gets every body in one piece, as JSON.
+Checked in this order: the server is not shutting down and not full; the API key is right; the Host and Origin
+headers are allowed; the body is within its limits. The app gets every body in one piece, as JSON. An answer
+that is sent before all of the body has come closes the connection: nobody waits for the rest of it.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from secrets import token_hex
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.server.errors import ApiError, answer, translate
-from stretto.server.settings import LOOPBACK_NAMES
+from stretto.server.hosts import host_of, is_literal, is_loopback
 from stretto.server.state import State
 from stretto.server.streamed import DIRECT
 
 log = logging.getLogger("stretto.server")
 
-OPEN_PATHS = ("/health", "/docs", "/openapi.json")  # without a key
+HEALTH = "/health"  # also without a Host header, as load balancers ask
+OPEN_PATHS = (HEALTH, "/docs", "/openapi.json")  # without a key
+BODIES = ("POST", "PUT", "PATCH", "DELETE")  # methods whose requests have bodies
 KNOWN_METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
 FORM_PATHS = ("/v1/audio/transcriptions",)  # whose bodies are forms with a file, as OpenAI has them
+CLOSE = (b"connection", b"close")
 JSON_TYPE = (b"content-type", b"application/json")
 CROWDED = "stretto.crowded"  # key in a scope: there are more connections than allowed
 
@@ -53,17 +56,17 @@ class Guard:
             return
         visit = _Visit(scope, send, f"req-{self._prefix}-{next(self._numbers)}")
         self._traffic.active += 1
-        held = 0
+        held, complete = 0, False
         try:
             headers = dict(scope["headers"])
             if scope.get(CROWDED):
-                visit.extra.append((b"connection", b"close"))
+                visit.extra.append(CLOSE)
             self._admit(scope, headers)
             if self._settings.origins and await self._preflight(scope, headers, visit):
                 return
-            if scope["method"] in ("POST", "PUT", "PATCH", "DELETE"):
+            if scope["method"] in BODIES:
                 body = await self._body(headers, receive)
-                held = len(body)
+                held, complete = len(body), True
                 if scope["path"] not in FORM_PATHS:
                     scope["headers"] = [*(h for h in scope["headers"] if h[0] != b"content-type"), JSON_TYPE]
                 receive = whole(body, receive)
@@ -71,6 +74,8 @@ class Guard:
             await self._app(scope, receive, visit.send)
         except Exception as error:  # ours, or one that the app has answered and raised again
             if not visit.begun:
+                if not complete and scope["method"] in BODIES and CLOSE not in visit.extra:
+                    visit.extra.append(CLOSE)
                 response = answer(translate(error), scope["path"])
                 await response(scope, receive, visit.send)
         finally:
@@ -87,14 +92,10 @@ class Guard:
         if scope.get(CROWDED):
             message = f"there are more than {settings.limits.connections:,} connections; try again later"
             raise ApiError(429, message, code="too_many_connections", retry_after=1)
-        if settings.loopback and not self._keys:
-            host = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or ""
-            if host not in LOOPBACK_NAMES and not host.startswith("127."):
-                raise ApiError(
-                    421,
-                    f"this server does not answer to the name {host[:100]!r}; use localhost",
-                    code="wrong_host",
-                )
+        if self._keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+            self._check_key(headers.get(b"authorization", b""))
+        if not self._keys and scope["path"] != HEALTH:
+            self._check_host(headers)
         origin = headers.get(b"origin")
         if origin is not None and not self._is_allowed(origin.decode("latin-1"), headers):
             raise ApiError(
@@ -102,12 +103,26 @@ class Guard:
                 "pages from elsewhere may not use this server; --allow-origin allows one",
                 code="wrong_origin",
             )
-        if self._keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
-            self._check_key(headers.get(b"authorization", b""))
+
+    def _check_host(self, headers: dict[bytes, bytes]) -> None:
+        """Without keys, refuse names that a web page may have given this machine."""
+        settings, given = self._settings, headers.get(b"host", b"").decode("latin-1")
+        host = host_of(given)
+        if host is None:
+            raise ApiError(400, f"the Host header {given[:100]!r} is no host and port", code="invalid_host")
+        known = is_loopback(host) if settings.loopback else is_loopback(host) or is_literal(host)
+        if not known and host not in settings.hosts:
+            raise ApiError(
+                421,
+                f"this server does not answer to the name {host[:100]!r}; use its address, or --allow-host",
+                code="wrong_host",
+            )
 
     def _is_allowed(self, origin: str, headers: dict[bytes, bytes]) -> bool:
         host = headers.get(b"host", b"").decode("latin-1")
-        return origin in self._settings.origins or urlsplit(origin).netloc == host
+        scheme, separator, netloc = origin.partition("://")
+        same = bool(separator) and scheme in ("http", "https") and netloc == host
+        return origin in self._settings.origins or same
 
     def _check_key(self, given: bytes) -> None:
         scheme, _, key = given.partition(b" ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -10,9 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from stretto.errors import InvalidRequest
+from stretto.server.hosts import host_of, is_loopback
 from stretto.weights.hub.names import HF_PREFIX
-
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 
 
 @dataclass(frozen=True)
@@ -100,6 +98,7 @@ class Settings:
     api_keys: tuple[str, ...] = ()
     no_auth: bool = False
     origins: tuple[str, ...] = ()  # web pages that may use the server
+    hosts: tuple[str, ...] = ()  # names of this server, where it has no keys
     remote_images: bool = False
     memory: int | None = None
     cells: int = 8192
@@ -135,6 +134,11 @@ class Settings:
                 f"{self.host} can be reached from elsewhere; set --api-key (or STRETTO_API_KEY), or say "
                 "--no-auth to serve without keys"
             )
+        for host in self.hosts:
+            if host_of(host) != host:
+                raise InvalidRequest(
+                    f"--allow-host takes a name in lower case and without a port, as box.lan, not {host!r}"
+                )
         for origin in self.origins:
             if "://" not in origin or origin.endswith("/"):
                 raise InvalidRequest(
@@ -144,12 +148,7 @@ class Settings:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        if self.host in LOOPBACK_NAMES:
-            return True
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host.strip("[]"))
 
 
 def api_keys(given: list[str] | None, file: Path | None) -> tuple[str, ...]:

@@ -87,8 +87,9 @@ def _task_slot(entry: ModelEntry, limit: int) -> Slot:
 def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
     path = hub.resolve(entry.source)
     with open_weights(path) as file:
-        needs = model_memory(file, read_spec(file))
-        cache = needs.cache_bytes(settings.kv, settings.cells)
+        spec = read_spec(file)
+        needs = model_memory(file, spec)
+        cache = needs.cache_bytes("f32" if spec.is_encoder else settings.kv, settings.cells)
         facts = {
             "architecture": str(file.metadata.get("general.architecture", "")),
             "parameters": sum(math.prod(tensor.shape) for tensor in file.tensors.values()),

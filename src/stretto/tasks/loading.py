@@ -27,6 +27,7 @@ HOMES: Mapping[str, str] = {
     "centerface": "stretto.tasks.images.centerface",
     "layout": "stretto.tasks.images.layout",
     "u2net": "stretto.tasks.images.u2net",
+    "hatesonar": "stretto.tasks.words",
     "magika": "stretto.tasks.filetypes",
     "moonshine": "stretto.tasks.speech.moonshine",
     "ppocr": "stretto.tasks.reading.ppocr",

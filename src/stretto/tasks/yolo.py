@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,12 +86,26 @@ class Yolo(Detector):
 
     def find(self, image: Image, threshold: float) -> Found:
         """All boxes whose best class is probable enough."""
-        how = self.preparation
-        tensor, placement = prepare(image.pixels, how)
-        arrays = self.run(tensor[None], self._outputs)
-        boxes, scores, classes = decode(self.convention.head, arrays, how.width, how.height, len(self.labels))
-        likely = np.flatnonzero(scores >= threshold)
-        return Found(placement.to_image(boxes[likely]), scores[likely], classes[likely])
+        return self._found([image], threshold)[0]
+
+    def find_all(self, images: Iterable[Image], threshold: float) -> list[Found]:
+        """The boxes of several images, which go through the graph together if it takes several."""
+        if self.takes_several and self.convention.head != "kept7":
+            return self._found(images, threshold)
+        return super().find_all(images, threshold)
+
+    def _found(self, images: Iterable[Image], threshold: float) -> list[Found]:
+        how, head = self.preparation, self.convention.head
+        prepared = [prepare(image.pixels, how) for image in images]
+        arrays = self.run(np.stack([tensor for tensor, _ in prepared]), self._outputs)
+        made = []
+        for number, (_, placement) in enumerate(prepared):
+            own = {name: array[number : number + 1] for name, array in arrays.items()}
+            own = arrays if head == "kept7" else own  # of one image always
+            boxes, scores, classes = decode(head, own, how.width, how.height, len(self.labels))
+            likely = np.flatnonzero(scores >= threshold)
+            made.append(Found(placement.to_image(boxes[likely]), scores[likely], classes[likely]))
+        return made
 
 
 def convention_of(session: OnnxSession) -> Convention | None:

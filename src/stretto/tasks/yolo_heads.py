@@ -83,6 +83,8 @@ def decode(kind: str, arrays: Arrays, width: int, height: int, n_classes: int) -
     """Boxes, scores and classes of one image; `ModelError` if the outputs are not those of this head."""
     try:
         boxes, scores, classes = HEADS[kind](list(arrays.values()), width, height, n_classes)
+        if boxes.shape != (len(scores), 4) or scores.shape != classes.shape or scores.ndim != 1:
+            raise ValueError(f"boxes of {boxes.shape}, scores of {scores.shape}, classes of {classes.shape}")
     except (IndexError, KeyError, TypeError, ValueError) as error:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
         raise ModelError(f"its outputs ({shapes:.300}) are not those of {kind}: {error}") from error

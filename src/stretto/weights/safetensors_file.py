@@ -1,7 +1,7 @@
 """Reads safetensors files: memory-mapped, checked before use.
 
 The layout: the size of a head (uint64, little-endian), the head, a JSON object with the type, the shape and
-the place of each tensor, then the tensors' bytes. Types are those of the file ("BF16"); which of
+the place of each tensor, then the tensors' bytes. Types of tensors are those of the file ("BF16"); which of
 them can be used is for the reader to say.
 """
 

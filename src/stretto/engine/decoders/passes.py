@@ -224,7 +224,8 @@ class EmbedPass(Pass):
         self._normalize = normalize
         self._made = np.zeros((len(texts), head.n_out(runner.spec.n_embd)), np.float32)
         most = len(texts) if runner.slots is None else max(1, runner.slots.n_slots // 4)
-        self._groups = _groups([len(text) for text in texts], runner.chunk, most)
+        room = min(runner.chunk, len(runner.cells))
+        self._groups = _groups([len(text) for text in texts], room, most)
         self._group: list[int] = []
         self._sources: list[_Embedded] = []
         self._start(next(self._groups))

@@ -6,7 +6,7 @@ its graph makes become scores, boxes or a mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -47,10 +47,10 @@ class ImageModel(TaskModel):
         """Compute outputs by name, as float32."""
         tensor = tensor if self._input.type == "float32" else tensor.astype(self._input.type)
         made: Mapping[str, Array] = self.session.run({self._input.name: tensor}, outputs)
-        return {
-            name: array.astype(np.float32) if array.dtype == np.float16 else array
-            for name, array in made.items()
-        }
+        for name, array in made.items():
+            if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
+                raise ModelError(f"the output {name!r:.100} holds no numbers")
+        return {name: array.astype(np.float32, copy=False) for name, array in made.items()}
 
     @property
     def takes_several(self) -> bool:
@@ -107,7 +107,7 @@ class Classifier(ImageModel):
                 f"labels for each of {len(images)} images"
             )
         rows = self._activation(scores.reshape(len(images), -1).astype(np.float64))
-        return [self._result(row, top) for row in rows]
+        return [self._result(np.nan_to_num(row), top) for row in rows]
 
     def _result(self, scores: Floats, top: int) -> Classification:
         best = np.argsort(-scores, kind="stable")[:top]
@@ -143,6 +143,10 @@ class Detector(ImageModel):
         """All boxes with at least that score."""
         raise NotImplementedError
 
+    def find_all(self, images: Iterable[Image], threshold: float) -> list[Found]:
+        """The boxes of up to `BATCH` images; a subclass whose graph takes several may be faster here."""
+        return [self.find(image, threshold) for image in images]
+
     def detect(
         self,
         images: Any,
@@ -162,18 +166,34 @@ class Detector(ImageModel):
         least = self.threshold if threshold is None else check_share("threshold", threshold)
         most = self.overlap if overlap is None else check_share("overlap", overlap)
         limit = check_count("limit", limit)
-        return each(images, lambda image: self._detect(Image.open(image), least, most, limit))
+        if not isinstance(images, (list, tuple)):
+            return self._detect([images], least, most, limit)[0]
+        size = BATCH if self.takes_several else 1
+        return [made for batch in _chunks(images, size) for made in self._detect(batch, least, most, limit)]
 
-    def _detect(self, image: Image, threshold: float, overlap: float, limit: int) -> Detections:
+    def _detect(
+        self, sources: Sequence[Any], threshold: float, overlap: float, limit: int
+    ) -> list[Detections]:
+        sizes: list[tuple[int, int]] = []
+
+        def opened() -> Iterator[Image]:  # one after the other, so that only one is in memory
+            for source in sources:
+                image = Image.open(source)
+                sizes.append(image.size)
+                yield image
+
         with np.errstate(all="ignore"):  # a graph may make anything; what is no number is left out
-            found = self.find(image, threshold)
+            found = self.find_all(opened(), threshold)
+        return [self._chosen(*pair, overlap, limit) for pair in zip(sizes, found, strict=True)]
+
+    def _chosen(self, size: tuple[int, int], found: Found, overlap: float, limit: int) -> Detections:
         share = 1.0 if self.suppresses else overlap
         classes = found.classes if self.by_class else None
         kept = suppress(found.boxes, found.scores, classes, share)[:limit]
         points = None if found.points is None else found.points[kept]
         return detections(
             self.source,
-            image.size,
+            size,
             self.labels,
             found.boxes[kept],
             found.scores[kept],

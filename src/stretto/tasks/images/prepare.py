@@ -82,9 +82,12 @@ def normalize(pixels: Pixels, how: Preparation) -> NDArray[np.float32]:
     factor = np.float32(how.scale) / np.asarray(how.std, np.float32)
     shift = np.asarray(how.mean, np.float32) / np.asarray(how.std, np.float32)
     ordered = pixels[:, :, ::-1] if how.bgr else pixels
-    made = ordered * factor - shift
-    made = made if how.channels_last else made.transpose(2, 0, 1)
-    return np.ascontiguousarray(made, np.float32)
+    height, width = pixels.shape[:2]
+    made = np.empty((height, width, 3) if how.channels_last else (3, height, width), np.float32)
+    for channel, out in enumerate(made.transpose(2, 0, 1) if how.channels_last else made):
+        np.multiply(ordered[:, :, channel], factor[channel], out=out)
+        out -= shift[channel]
+    return made
 
 
 def resize(pixels: Pixels, width: int, height: int, how: str, box: Region | None = None) -> Pixels:

@@ -49,4 +49,5 @@ def resize_mask(mask: NDArray[np.float32], width: int, height: int) -> NDArray[n
     from PIL import Image as Pillow
 
     resized = Pillow.fromarray(mask).resize((width, height), Pillow.Resampling.LANCZOS)
-    return np.clip(np.asarray(resized, np.float32), 0, 1)
+    made = np.array(resized, np.float32)
+    return np.clip(made, 0, 1, out=made)

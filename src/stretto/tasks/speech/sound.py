@@ -118,11 +118,22 @@ def _from_path(path: str | os.PathLike[str], sample_rate: int | None) -> Sound:
                 param="audio",
                 value=name,
             )
-        return _from_file(Path(name).open("rb"), repr(name), sample_rate)
+        file = Path(name).open("rb")  # noqa: SIM115 -- its blocks are read later
     except FileNotFoundError:
         raise InvalidRequest(f"audio {name!r}: no such file", param="audio", value=name) from None
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"audio {name!r} cannot be read: {error}", param="audio", value=name) from None
+    try:
+        sound = _from_file(file, repr(name), sample_rate)
+    except BaseException:
+        file.close()
+        raise
+    return Sound(sound.rate, _closing(file, sound.blocks))
+
+
+def _closing(file: BinaryIO, blocks: Iterable[Samples]) -> Iterator[Samples]:
+    with file:
+        yield from blocks
 
 
 def _from_file(file: BinaryIO, name: str, sample_rate: int | None) -> Sound:

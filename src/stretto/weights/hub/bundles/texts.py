@@ -107,4 +107,29 @@ WORDLLAMA = Bundle(
     ),
 )
 
-TEXTS: tuple[Bundle, ...] = (MINILM, MAGIKA, WORDLLAMA)
+HATESONAR = Bundle(
+    name="hatesonar",
+    summary="HateSonar: hate speech and offensive language in short English texts, by their words",
+    verbs=("classify",),
+    license="MIT",
+    license_url="https://github.com/Hironsan/HateSonar/blob/master/LICENSE",
+    packages=(
+        Package(
+            registry="pypi",
+            name="hatesonar",
+            version="0.1.0",
+            nbytes=222_593,
+            members=(
+                Member(
+                    "hatesonar/model/model.onnx",
+                    "model.onnx",
+                    1_066_446,
+                    "3d881e00b16eb0cf8a6df58a68305f6a1b36e512334aa702a9501eaa0afe51b5",
+                ),
+            ),
+            notices=(("hatesonar-0.1.0.dist-info/licenses/LICENSE", "hatesonar-LICENSE.txt"),),
+        ),
+    ),
+)
+
+TEXTS: tuple[Bundle, ...] = (MINILM, MAGIKA, WORDLLAMA, HATESONAR)

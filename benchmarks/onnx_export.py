@@ -1,0 +1,258 @@
+"""Exported models in plain onnxruntime, beside onnxruntime-genai on the same graph, and Stretto's own core.
+
+    python benchmarks/onnx_export.py --rounds 5 --threads 2
+
+SmolLM2 with the file's own 4-bit numbers. All by turns, in one process; KleidiAI is off everywhere
+(docs/export.md). Figures are tokens a second of the best prompt of 64 tokens and of the best single step,
+which other processes disturb least, and of the median round. Without onnxruntime-genai its rows are left out.
+`--clock cpu` counts CPU time instead, for one thread on a busy machine. `--distance` also measures how far
+log-probabilities are from exact ones, with KleidiAI on and off.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+import stretto
+from stretto.backends.batch import Batch
+from stretto.cache.cells import Cells
+from stretto.export import export_onnx
+from stretto.weights import hub
+
+PROMPT, DECODE, CONTEXT = 64, 32, 512
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+GOLDEN = Path(__file__).parents[1] / "tests/data/golden/smollm2-135m-instruct-q4_1.json"
+
+
+def open_session(folder, threads, kleidiai=False):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("mlas.disable_kleidiai", "0" if kleidiai else "1")
+    return onnxruntime.InferenceSession(str(folder / "model.onnx"), options)
+
+
+class Shared:
+    """The form gqa: past and present in one buffer, and no other memory taken while it decodes."""
+
+    def __init__(self, session, n_vocab):
+        self.session = session
+        self.binding = session.io_binding()
+        kinds = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+        for value in session.get_inputs():
+            if value.name.startswith("past"):
+                zeros = np.zeros((1, value.shape[1], CONTEXT, value.shape[3]), kinds[value.type])
+                buffer = onnxruntime.OrtValue.ortvalue_from_numpy(zeros)
+                self.binding.bind_ortvalue_input(value.name, buffer)
+                self.binding.bind_ortvalue_output(value.name.replace("past_key_values", "present"), buffer)
+        # Memory that is bound once, of a single token: it is written in place.
+        self.one = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64)
+        self.bound = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in self.one]
+        self.logits = np.empty((1, 1, n_vocab), np.float32)
+        self.length = self.width = 0
+
+    def reset(self):
+        self.length = self.width = 0
+
+    def step(self, ids):
+        n, total = len(ids), self.length + len(ids)
+        names = "input_ids", "position_ids"
+        if n > 1:
+            for name, array in zip(
+                names, (np.array([ids]), np.arange(self.length, total)[None]), strict=True
+            ):
+                self.binding.bind_cpu_input(name, array)
+            self.binding.bind_output("logits")
+        elif self.width != 1:
+            for name, value in zip(names, self.bound, strict=True):
+                self.binding.bind_ortvalue_input(name, value)
+            place = self.logits.shape, self.logits.ctypes.data
+            self.binding.bind_output("logits", "cpu", 0, np.float32, *place)
+        self.one[0][0, 0], self.one[1][0, 0] = ids[0], self.length
+        mask = onnxruntime.OrtValue.ortvalue_from_numpy(np.ones((1, total), np.int64))
+        self.binding.bind_ortvalue_input("attention_mask", mask)
+        self.session.run_with_iobinding(self.binding)
+        self.length, self.width = total, n
+        logits = self.logits if n == 1 else self.binding.get_outputs()[-1].numpy()
+        return int(logits[0, -1].argmax())
+
+
+class OverCells:
+    """The form cells, updated in place."""
+
+    def __init__(self, session):
+        self.session = session
+        self.pools = {
+            value.name: np.zeros((CONTEXT, value.shape[1]), np.float32)
+            for value in session.get_inputs()
+            if value.name.startswith("cells.")
+        }
+        self.length = 0
+
+    def reset(self):
+        self.length = 0
+
+    def step(self, ids):
+        binding, used = self.session.io_binding(), self.length + len(ids)
+        new = np.arange(self.length, used)
+        binding.bind_cpu_input("tokens", np.array(ids))
+        binding.bind_cpu_input("positions", new)
+        binding.bind_cpu_input("cells", new)
+        binding.bind_cpu_input("rows", np.array([len(ids) - 1]))
+        binding.bind_cpu_input("visible", np.arange(used)[None] <= new[:, None])
+        for name, pool in self.pools.items():
+            place = "cpu", 0, np.float32, (used, pool.shape[1]), pool.ctypes.data
+            binding.bind_input(name, *place)
+            binding.bind_output(name.replace("cells.", "updated."), *place)
+        binding.bind_output("logits")
+        self.session.run_with_iobinding(binding)
+        self.length = used
+        return int(binding.get_outputs()[-1].numpy()[0, 0].argmax())
+
+
+class Genai:
+    """onnxruntime-genai on a folder; its own search is greedy."""
+
+    def __init__(self, folder, threads):
+        import onnxruntime_genai
+
+        self.module = onnxruntime_genai
+        config = json.loads((folder / "genai_config.json").read_text())
+        config["model"]["decoder"]["session_options"]["intra_op_num_threads"] = threads
+        (folder / "genai_config.json").write_text(json.dumps(config))
+        self.model = onnxruntime_genai.Model(str(folder))
+        self.reset()
+
+    def reset(self):
+        params = self.module.GeneratorParams(self.model)
+        params.set_search_options(max_length=CONTEXT, do_sample=False)
+        self.generator = self.module.Generator(self.model, params)
+        self.last = None
+
+    def step(self, ids):
+        if len(ids) > 1 or ids[0] != self.last:  # a token that it chose itself has been appended already
+            self.generator.append_tokens(np.array([ids], np.int32))
+        self.generator.generate_next_token()
+        self.last = int(self.generator.get_next_tokens()[0])
+        return self.last
+
+
+class Native:
+    """Stretto's own core on the GGUF file, one batch a step."""
+
+    def __init__(self, path, threads):
+        self.llm = stretto.load(path, backend="native", threads=threads, cells=CONTEXT)
+        self.reset()
+
+    def reset(self):
+        self.cells, self.length = Cells(CONTEXT), 0
+
+    def step(self, ids):
+        batch = Batch()
+        batch.extend(ids, self.length, [0], logits=True)
+        batch.place(self.cells)
+        self.length += len(ids)
+        return int(np.asarray(self.llm.backend.forward(batch))[0].argmax())
+
+
+def measure(runner, clock):
+    """Tokens a second of a prompt, of the fastest single step, and of all of them."""
+    runner.reset()
+    begun = clock()
+    token = runner.step(list(range(1000, 1000 + PROMPT)))
+    prefill = PROMPT / (clock() - begun)
+    seconds = []
+    for _ in range(DECODE):
+        begun = clock()
+        token = runner.step([token])
+        seconds.append(clock() - begun)
+    return prefill, 1 / min(seconds), DECODE / sum(seconds)
+
+
+def distance(session):
+    """The mean distance of log-probabilities from exact ones."""
+    differences = []
+    for answer in json.loads(GOLDEN.read_text())["score"].values():
+        ids = np.array(answer["ids"])
+        feeds = {
+            "input_ids": ids[None],
+            "attention_mask": np.ones((1, len(ids)), np.int64),
+            "position_ids": np.arange(len(ids))[None],
+        }
+        for value in session.get_inputs():
+            if value.name.startswith("past"):
+                kind = np.float16 if "16" in value.type else np.float32
+                feeds[value.name] = np.zeros((1, value.shape[1], 0, value.shape[3]), kind)
+        rows = session.run(["logits"], feeds)[0][0, :-1].astype(np.float64)
+        rows -= rows.max(axis=-1, keepdims=True)
+        rows -= np.log(np.exp(rows).sum(axis=-1, keepdims=True))
+        differences.append(np.abs(rows[np.arange(len(rows)), ids[1:]] - answer["logprobs"]))
+    return float(np.concatenate(differences).mean())
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    parser.add_argument("--distance", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    model = hub.resolve("smollm2")
+    found = {"onnxruntime": onnxruntime.__version__, "threads": options.threads}
+    with tempfile.TemporaryDirectory() as temporary:
+        folders = {}
+        for form in ("gqa", "cells"):
+            folders[form] = Path(temporary) / form
+            export_onnx(model, folders[form], precision="int4", form=form, context=CONTEXT)
+        n_vocab = json.loads((folders["gqa"] / "config.json").read_text())["vocab_size"]
+        runners = {
+            "onnxruntime, gqa": Shared(open_session(folders["gqa"], options.threads), n_vocab),
+            "onnxruntime, cells": OverCells(open_session(folders["cells"], options.threads)),
+            "native": Native(model, options.threads),
+        }
+        try:
+            runners["genai, gqa"] = Genai(folders["gqa"], options.threads)
+        except ImportError:
+            print("onnxruntime-genai is not installed")
+        figures = {name: [] for name in runners}
+        for _ in range(options.rounds):
+            for name, runner in runners.items():
+                figures[name].append(measure(runner, CLOCKS[options.clock]))
+        found["speed"] = {}
+        for name, rounds in figures.items():
+            prefill, decode, _ = (max(each) for each in zip(*rounds, strict=True))
+            middle = statistics.median(each for *_, each in rounds)
+            found["speed"][name] = {"prefill": prefill, "decode": decode, "decode_median": middle}
+            print(f"{name:20} prefill {prefill:7.1f}  decode {decode:6.1f}  (median round {middle:6.1f})")
+        if "genai, gqa" in figures:
+            speeds = found["speed"]
+            found["decode_to_genai"] = speeds["onnxruntime, gqa"]["decode"] / speeds["genai, gqa"]["decode"]
+            found["decode_to_native"] = speeds["onnxruntime, gqa"]["decode"] / speeds["native"]["decode"]
+            print(
+                "decode, to genai: {decode_to_genai:.3f}, to native: {decode_to_native:.3f}".format(**found)
+            )
+        if options.distance:
+            found["distance"] = {}
+            for precision in ("f32", "f16", "int4"):
+                folder = Path(temporary) / precision
+                export_onnx(model, folder, precision=precision, context=CONTEXT)
+                for kleidiai in (False, True) if precision == "int4" else (False,):
+                    name = f"{precision}{', KleidiAI' if kleidiai else ''}"
+                    found["distance"][name] = distance(open_session(folder, options.threads, kleidiai))
+                    print(f"{name:20} {found['distance'][name]:.2g} from exact log-probabilities")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
