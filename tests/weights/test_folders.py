@@ -15,8 +15,11 @@ from stretto.errors import ModelError, UnsupportedModel
 from stretto.models import read_spec
 from stretto.weights.folder import Folder, open_weights
 from stretto.weights.folders import KINDS
+from stretto.weights.folders.mxfp4 import MXFP4Tensor
 from stretto.weights.formats import Format
 from stretto.weights.gguf import GGUF
+from stretto.weights.made_tensor import Kept
+from stretto.weights.safetensors_file import Stored
 from stretto.weights.writer import write_gguf
 from tiny_models import text_logits
 
@@ -363,3 +366,38 @@ def test_files_of_a_copy_hold_the_same_numbers_in_float32(copied):
     whole, half = Folder(folder), Folder(DATA / "qwen2")
     for name, tensor in whole.tensors.items():
         assert np.array_equal(tensor.dequantize(), half.tensors[name].dequantize())
+
+
+def test_experts_in_mxfp4_keep_their_numbers():
+    rng = np.random.default_rng(4)
+    blocks = rng.integers(0, 256, (2, 6, 3, 16), dtype=np.uint8)
+    scales = rng.integers(120, 130, (2, 6, 3), dtype=np.uint8)
+    stored = [
+        Stored(name, "U8", array.shape, 0, array.reshape(-1))
+        for name, array in (("x_blocks", blocks), ("x_scales", scales))
+    ]
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    values = np.concatenate([values, -values])
+    numbers = np.stack([values[blocks & 15], values[blocks >> 4]], axis=-1).reshape(2, 6, 3, 32)
+    expected = (numbers * 2.0 ** (scales.astype(np.float32) - 127)[..., None]).reshape(2, 6, 96)
+    for rows in (slice(0, None, 2), slice(1, None, 2), slice(None)):
+        tensor = MXFP4Tensor("x", *stored, rows, Kept(), Path("x"))
+        assert tensor.shape == expected[:, rows].shape
+        assert tensor.nbytes == tensor.data.nbytes
+        assert np.array_equal(tensor.dequantize(), expected[:, rows])
+    with pytest.raises(ModelError, match="do not fit scales"):
+        MXFP4Tensor("x", stored[1], stored[0], slice(None), Kept(), Path("x"))
+
+
+def test_settings_that_a_configuration_leaves_out_are_those_of_transformers(copied):
+    folder = copied("gemma3", tie_word_embeddings=None, rms_norm_eps=None, rope_parameters=None)
+    change_json(folder / "config.json", lambda config: config.update(rope_local_base_freq=300.0))
+    metadata = Folder(folder).metadata
+    assert metadata["gemma3.attention.layer_norm_rms_epsilon"] == 1e-6
+    assert metadata["gemma3.rope.freq_base"] == 1e6
+    assert metadata["gemma3.rope.freq_base_swa"] == 300.0
+
+
+def test_other_activations_are_refused(copied):
+    with pytest.raises(ModelError, match="'relu' is not supported, only silu"):
+        Folder(copied("llama", hidden_act="relu"))
