@@ -13,9 +13,9 @@ import numpy as np
 
 from stretto.backends.onnx_session import OnnxSession, open_session
 from stretto.tasks.model import Source, TaskModel, each
-from stretto.tasks.reading.crops import Pixels, cut_line, resize
+from stretto.tasks.reading.crops import Pixels, cut_line, is_tall, resize
 from stretto.tasks.reading.geometry import Points, order_corners
-from stretto.tasks.reading.order import levelled, reading_order
+from stretto.tasks.reading.order import page_order
 from stretto.tasks.reading.recognition import batches, computed, normalised, read_characters, recognise
 from stretto.tasks.reading.regions import find_lines
 from stretto.tasks.results import Line, Reading
@@ -33,6 +33,7 @@ _WIDE = 8  # an image this many times wider than high gets a margin above and be
 _STEP = 32  # sides are multiples of it
 _DIRECTION_HEIGHT, _DIRECTION_WIDTH = 48, 192
 _SURE_TURNED = 0.9
+_WORD_CHARACTERS = 3  # fewer may be narrow without running upwards: 1, I, l
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ class PPOCR(TaskModel):
         upright = [crop[::-1, ::-1] if turn else crop for crop, turn in zip(crops, turned, strict=True)]
         texts = recognise(self._recognition, self._characters, upright)
         kept = [n for n, (text, score) in enumerate(texts) if text.strip() and score >= min_score]
-        most_turned = 2 * sum(turned[n] for n in kept) > len(kept)
-        order = reading_order(levelled([quads[n] for n in kept], most_turned))
+        upright_lines = [is_tall(quads[n]) and len(texts[n][0]) >= _WORD_CHARACTERS for n in kept]
+        order = page_order([quads[n] for n in kept], upright_lines, [turned[n] for n in kept])
         return Reading(
             lines=tuple(Line(*texts[n], _corners(quads[n], page, image)) for n in (kept[i] for i in order)),
             width=image.width,
