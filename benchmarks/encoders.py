@@ -2,10 +2,9 @@
 
     python benchmarks/encoders.py FOLDER --python HF/bin/python --peer PEER/bin/python --rounds 5
 
-FOLDER is all-MiniLM-L6-v2 as Hugging Face has it; F16 and Q8_0 files are written from it once, beside
-`--cache`. HF has onnxruntime, onnx, sentence-transformers; PEER llama-cpp-python. All get the same texts of
-mixed lengths, tokenize them, and return normalised means; vectors are compared with those of
-sentence-transformers.
+FOLDER is all-MiniLM-L6-v2 as Hugging Face has it; GGUF files are written from it once, to `--cache`. HF has
+onnxruntime, onnx and sentence-transformers; PEER llama-cpp-python. All get the same texts of mixed lengths,
+tokenize them, and return normalised means; vectors are compared with those of sentence-transformers.
 """
 
 import argparse
@@ -20,6 +19,9 @@ import numpy as np
 from peers.bench import note
 from peers.process import Process
 from stretto import hardware
+from stretto.weights.folder import open_weights
+from stretto.weights.formats import Format
+from stretto.weights.writer import Quantized, write_gguf
 
 HERE = Path(__file__).parent
 SIZES = 1, 32, 256
@@ -35,13 +37,52 @@ def make_texts(count, seed):
     return [" ".join(chosen.choices(WORDS.split(), k=length)) for length in lengths]
 
 
+def vocabulary(folder):
+    """The metadata of a WordPiece vocabulary, as llama.cpp's converter writes it."""
+    described = json.loads((folder / "tokenizer.json").read_text())
+    ids = described["model"]["vocab"]
+    special = {token["content"] for token in described["added_tokens"]}
+    words = sorted(ids, key=ids.__getitem__)
+    whole = [word in special or (word[0] == "[" and word[-1] == "]") for word in words]
+    pieces = [
+        word if is_whole else word[2:] if word.startswith("##") else f"\u2581{word}"
+        for word, is_whole in zip(words, whole, strict=True)
+    ]
+    roles = {"unknown": "[UNK]", "seperator": "[SEP]", "padding": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
+    return {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.pre": "jina-v2-en",
+        "tokenizer.ggml.token_type_count": 2,
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.token_type": [3 if is_whole else 1 for is_whole in whole],
+        **{f"tokenizer.ggml.{role}_token_id": ids[word] for role, word in roles.items()},
+    }
+
+
+def write_files(args):
+    """The folder as GGUF files, with matrices in each format."""
+    args.cache.mkdir(parents=True, exist_ok=True)
+    with open_weights(args.folder) as file:
+        for kind in args.formats:
+            path = args.cache / f"minilm-{kind}.gguf"
+            if path.exists():
+                continue
+            note(f"writing {path}")
+            tensors = {}
+            for name, tensor in file.tensors.items():
+                array = tensor.dequantize().reshape(tensor.shape)
+                is_small = array.ndim == 1 or name.startswith(("position_embd", "token_types"))
+                tensors[name] = array if is_small else Quantized(array, Format[kind.upper()])
+            write_gguf(path, dict(file.metadata) | vocabulary(args.folder), tensors)
+
+
 def commands(args):
     """The libraries by name: the command of each."""
     worker, threads = str(HERE / "peers" / "encoder_worker.py"), str(args.threads)
     folder, files = str(args.folder), {kind: str(args.cache / f"minilm-{kind}.gguf") for kind in args.formats}
-    found = {
-        f"stretto {kind}": [sys.executable, worker, "stretto", path, threads] for kind, path in files.items()
-    }
+    found = {"stretto f32": [sys.executable, worker, "stretto", folder, threads]}
+    for kind, path in files.items():
+        found[f"stretto {kind}"] = [sys.executable, worker, "stretto", path, threads]
     if args.python:
         found["onnxruntime f32"] = [args.python, worker, "onnx", folder, threads]
         found["sentence-transformers f32"] = [args.python, worker, "sentence", folder, threads]
@@ -97,11 +138,12 @@ def main():
     parser.add_argument("--python", help="with onnxruntime and sentence-transformers")
     parser.add_argument("--peer", help="with llama-cpp-python")
     parser.add_argument("--cache", type=Path, default=Path("minilm-files"))
-    parser.add_argument("--formats", nargs="+", default=["f32", "f16", "q8_0"])
+    parser.add_argument("--formats", nargs="+", default=["f16", "q8_0"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--raw", type=Path, help="where samples go")
     args = parser.parse_args()
+    write_files(args)
     seconds, vectors, versions = measure(args)
     cpu = hardware.probe(measure=False).cpu
     print(f"{cpu}, {args.threads} threads; texts a second, median (least – greatest)\n")

@@ -52,28 +52,36 @@ class Shared:
                 buffer = onnxruntime.OrtValue.ortvalue_from_numpy(zeros)
                 self.binding.bind_ortvalue_input(value.name, buffer)
                 self.binding.bind_ortvalue_output(value.name.replace("past_key_values", "present"), buffer)
-        self.ids, self.positions = np.zeros(CONTEXT, np.int64), np.arange(CONTEXT)
-        self.ones = np.ones(CONTEXT, np.int64)
-        self.logits = np.empty((PROMPT, n_vocab), np.float32)
-        self.length = 0
+        # Memory that is bound once, of a single token: it is written in place.
+        self.one = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64)
+        self.bound = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in self.one]
+        self.logits = np.empty((1, 1, n_vocab), np.float32)
+        self.length = self.width = 0
 
     def reset(self):
-        self.length = 0
+        self.length = self.width = 0
 
     def step(self, ids):
         n, total = len(ids), self.length + len(ids)
-        self.ids[:n] = ids
-        for name, array, count in (
-            ("input_ids", self.ids, n),
-            ("position_ids", self.positions[self.length :], n),
-            ("attention_mask", self.ones, total),
-        ):
-            self.binding.bind_input(name, "cpu", 0, np.int64, (1, count), array.ctypes.data)
-        shape = 1, n, self.logits.shape[1]
-        self.binding.bind_output("logits", "cpu", 0, np.float32, shape, self.logits.ctypes.data)
+        names = "input_ids", "position_ids"
+        if n > 1:
+            for name, array in zip(
+                names, (np.array([ids]), np.arange(self.length, total)[None]), strict=True
+            ):
+                self.binding.bind_cpu_input(name, array)
+            self.binding.bind_output("logits")
+        elif self.width != 1:
+            for name, value in zip(names, self.bound, strict=True):
+                self.binding.bind_ortvalue_input(name, value)
+            place = self.logits.shape, self.logits.ctypes.data
+            self.binding.bind_output("logits", "cpu", 0, np.float32, *place)
+        self.one[0][0, 0], self.one[1][0, 0] = ids[0], self.length
+        mask = onnxruntime.OrtValue.ortvalue_from_numpy(np.ones((1, total), np.int64))
+        self.binding.bind_ortvalue_input("attention_mask", mask)
         self.session.run_with_iobinding(self.binding)
-        self.length = total
-        return int(self.logits[n - 1].argmax())
+        self.length, self.width = total, n
+        logits = self.logits if n == 1 else self.binding.get_outputs()[-1].numpy()
+        return int(logits[0, -1].argmax())
 
 
 class OverCells:

@@ -170,6 +170,10 @@ Array2<float> gelu(Input2<float> gate, Input2<float> up, const std::string& kern
     return by_rows(gate, up, kernels_for(kernels).gelu);
 }
 
+Array2<float> gelu_erf(Input2<float> gate, Input2<float> up, const std::string& kernels) {
+    return by_rows(gate, up, kernels_for(kernels).gelu_erf);
+}
+
 // down · (activation(gate · x) × up · x); the three matrices have one format.
 Array2<float> ffn(int code, Input1<uint8_t> gate, Input1<uint8_t> up, Input1<uint8_t> down, size_t n_ff,
                   Input2<float> x, const std::string& activation, const std::string& kernels) {
@@ -352,6 +356,7 @@ void bind_ops(nb::module_& m) {
     ops.def("add", &add, nb::arg("x").noconvert(), nb::arg("y").noconvert(), kernels);
     ops.def("silu", &silu, nb::arg("gate").noconvert(), nb::arg("up").noconvert(), kernels);
     ops.def("gelu", &gelu, nb::arg("gate").noconvert(), nb::arg("up").noconvert(), kernels);
+    ops.def("gelu_erf", &gelu_erf, nb::arg("gate").noconvert(), nb::arg("up").noconvert(), kernels);
     ops.def("ffn", &ffn, nb::arg("code"), nb::arg("gate").noconvert(), nb::arg("up").noconvert(),
             nb::arg("down").noconvert(), nb::arg("n_ff"), nb::arg("x").noconvert(), nb::arg("activation") = "silu",
             kernels, "The feed-forward part of a layer.");

@@ -243,6 +243,30 @@ def test_caption_folder(output_of, tmp_path):
     assert "100%" in bar
 
 
+def test_semantic_search(output_of):
+    first, _ = output_of("semantic_search.py").splitlines()
+    assert first.endswith("Whales are mammals, not fish.")
+
+
+def test_find_objects(output_of, tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    source, target = Path(__file__).parent / "data" / "tasks" / "astronaut.jpg", tmp_path / "out.png"
+    assert "person" in output_of("find_objects.py", source, target)
+    with PIL.Image.open(target) as drawn, PIL.Image.open(source) as given:
+        assert drawn.size == given.size
+
+
+def test_blur_faces(output_of, tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    source, target = Path(__file__).parent / "data" / "tasks" / "astronaut.jpg", tmp_path / "out.png"
+    assert output_of("blur_faces.py", source, target) == "1 hidden; model under MIT\n"
+    before, after = (PIL.Image.open(path).convert("RGB") for path in (source, target))
+    assert after.crop((300, 300, 500, 500)).tobytes() == before.crop((300, 300, 500, 500)).tobytes()
+    assert after.crop((190, 70, 260, 170)).getcolors(64) is not None  # the face is 8 × 8 squares
+
+
 def test_every_example_is_tested():
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     examples = {path.stem for path in EXAMPLES.glob("*.py")}
@@ -255,13 +279,3 @@ def test_examples_are_short(path):
     source = path.read_text("utf-8")
     assert source.count("\n") <= 30
     assert source.startswith('"""')
-
-
-def test_blur_faces(output_of, tmp_path):
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
-    source, target = Path(__file__).parent / "data" / "tasks" / "astronaut.jpg", tmp_path / "out.png"
-    assert output_of("blur_faces.py", source, target) == "1 hidden; model under MIT\n"
-    before, after = (PIL.Image.open(path).convert("RGB") for path in (source, target))
-    assert after.crop((300, 300, 500, 500)).tobytes() == before.crop((300, 300, 500, 500)).tobytes()
-    assert after.crop((190, 70, 260, 170)).getcolors(64) is not None  # the face is 8 × 8 squares

@@ -3,8 +3,8 @@
 python encoder_worker.py stretto|onnx|sentence|llamacpp MODEL THREADS
 
 MODEL is a GGUF file for Stretto and llama.cpp, a Hugging Face folder for the others. All take text, tokenize
-it, and return L2-normalised means. Where a library pads, texts are sorted by length and taken 32 at a time,
-as sentence-transformers does.
+it, and return L2-normalised means. Where a library pads, texts are sorted by length and taken 8 at a time:
+larger batches pad more, smaller ones are slower too.
 """
 
 import sys
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from lines import Stopwatch, serve
 
-PADDED_TEXTS = 32
+PADDED_TEXTS = 8
 
 
 def stretto(model, threads):

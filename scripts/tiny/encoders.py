@@ -27,6 +27,7 @@ from transformers import (
 
 from tiny.base import CONTEXT, VOCABULARY, Floats, arrays, randomize
 from tiny.jina import JinaBertV2
+from tiny.nomic_experts import EVERY, N_EXPERT, N_USED, ROPE_BASE, NomicBertMoe
 
 HIDDEN, FEED_FORWARD, EPSILON, LABELS = 32, 64, 2.0**-9, 3
 MEAN, CLS = 1, 2  # codes of pooling_type
@@ -317,9 +318,26 @@ def jina_bert_v2(rng: np.random.Generator) -> Made:
     return Made("jina-bert-v2", keys(config, MEAN), tensors, run(model))
 
 
+def nomic_bert_moe(rng: np.random.Generator) -> Made:
+    """Nomic's second: experts in every other layer, and biases."""
+    config = BertConfig(**sizes(num_hidden_layers=4, type_vocab_size=1))
+    model = prepared(NomicBertMoe(config), rng)
+    tensors = {name.replace("layers.", "blk."): array for name, array in arrays(model).items()}
+    metadata = keys(
+        config,
+        MEAN,
+        moe_every_n_layers=EVERY,
+        expert_count=N_EXPERT,
+        expert_used_count=N_USED,
+        rope__freq_base=ROPE_BASE,
+    )
+    return Made("nomic-bert-moe", metadata, tensors, run(model))
+
+
 CASES: dict[str, Case] = {
     "bert": bert,
     "nomic-bert": nomic_bert,
+    "nomic-bert-moe": nomic_bert_moe,
     "jina-bert-v2": jina_bert_v2,
     "jina-bert-v3": jina_bert_v3,
     "modern-bert": modern_bert,

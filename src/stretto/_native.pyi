@@ -213,6 +213,9 @@ class _Operators:
     def gelu(
         self, gate: NDArray[np.float32], up: NDArray[np.float32], kernels: str = ""
     ) -> NDArray[np.float32]: ...
+    def gelu_erf(
+        self, gate: NDArray[np.float32], up: NDArray[np.float32], kernels: str = ""
+    ) -> NDArray[np.float32]: ...
     def ffn(
         self,
         code: int,

@@ -10,8 +10,8 @@ from tiny_encoders import NAMES, answers, hidden_of, reference, spec_of, text_of
 
 pytestmark = pytest.mark.golden
 
-POST = ["bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert"]
-ROTARY = ["gemma-embedding", "jina-bert-v3", "modern-bert", "nomic-bert"]
+POST = ["bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe"]
+ROTARY = ["gemma-embedding", "jina-bert-v3", "modern-bert", "nomic-bert", "nomic-bert-moe"]
 WINDOWED = ["gemma-embedding", "modern-bert"]
 EXACT_GELU = ["bert", "jina-bert-v2", "jina-bert-v3", "modern-bert"]
 SHOWS = 2e-4  # ten times the tolerance of test_encoders.py; the two forms of GELU differ by 4e-4

@@ -8,7 +8,7 @@ import pytest
 import stretto
 from strange_models import mamba, xverse
 from stretto import router
-from stretto.backends import llama_library
+from stretto.backends import llama_library, llama_package
 from stretto.errors import ModelError, RouteWarning, Unsupported, UnsupportedModel
 from stretto.weights.gguf import GGUF
 from stretto.weights.writer import write_gguf
@@ -178,7 +178,7 @@ def test_a_cache_that_does_not_fit_is_refused_before_it_is_made(lc, strange, mon
 
 
 def test_without_the_package_it_is_named(strange, smollm2_path, monkeypatch):
-    monkeypatch.setattr(llama_library, "find_spec", lambda name: None)
+    monkeypatch.setattr(llama_package, "find_spec", lambda name: None)
     with pytest.raises(Unsupported, match="pip install llama-cpp-python"):
         stretto.load(smollm2_path, backend="llamacpp", **FEW)
     with pytest.raises(UnsupportedModel, match=r"'xverse' is not supported.*pip install llama-cpp-python"):
@@ -192,3 +192,9 @@ def test_its_log_does_not_reach_the_terminal(lc, strange, capfd):
     stretto.load(strange["xverse"], backend="llamacpp", **FEW).close()
     assert capfd.readouterr().err == ""
     assert isinstance(llama_library._callbacks[0], ctypes._CFuncPtr)
+
+
+def test_a_survey_shows_how_fast_it_is(lc, strange):
+    route = router.survey(strange["mamba"], threads=1, cells=64)
+    assert route.backend == "llamacpp"
+    assert route.chosen.tokens_per_second > 1

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 
 import stretto
+from stretto.backends.onnx_session import available_devices
 from stretto.errors import InvalidRequest, ModelError, Unsupported
-from stretto.weights.onnx.folder import find_folder
+from stretto.router import survey
+from stretto.weights.onnx.folder import find_folder, is_onnx_folder
 
 pytest.importorskip("onnxruntime")
 
+import onnx_files as made
 from onnx_decoders import DATA, FREE, GENAI, NAMES, TOLERANCE, expected
 
 EXACT = {"temperature": 0, "ignore_eos": True}
@@ -207,6 +210,14 @@ def test_gguf_files_are_not_for_this_backend(tmp_path):
         stretto.load(tiny_file("llama").path, backend="onnx")
 
 
+def test_a_survey_measures_the_devices_that_are_here(store_home):
+    route = survey(DATA / "llama", threads=1, cells=512)
+    assert (route.backend, route.device) == ("onnx", "cpu")
+    assert route.chosen.tokens_per_second > 0
+    if "cuda" not in available_devices():
+        assert "onnxruntime-gpu" in next(each.reason for each in route.others if each.device == "cuda")
+
+
 # -- folders --
 
 
@@ -260,6 +271,28 @@ def test_a_genai_config_must_name_a_file_of_its_folder(tmp_path):
         path.write_text(json.dumps(config))
         with pytest.raises(ModelError, match=r"model\.decoder\.filename"):
             stretto.load(root)
+
+
+def test_the_ends_of_a_genai_config_end_a_text(tmp_path):
+    root = tmp_path / "genai"
+    shutil.copytree(DATA / GENAI, root)
+    path = root / "genai_config.json"
+    config = json.loads(path.read_text())
+    greedy = expected(GENAI)["greedy"].tolist()
+    config["model"]["eos_token_id"] = [257, greedy[3], 10**9, "x"]
+    path.write_text(json.dumps(config))
+    with stretto.load(root, threads=1, cells=64) as llm:
+        assert llm.tokenizer.end_ids == {257, greedy[3]}
+        result = llm.generate(expected(GENAI)["tokens"].tolist(), temperature=0, max_tokens=9)
+        assert result.tokens == greedy[: greedy.index(greedy[3])]
+
+
+def test_files_that_are_refused_are_no_decoders(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(made.adder(nodes=[made.node("Evil", ["x"], ["y"], "evil")]))
+    assert not is_onnx_folder(path)
+    assert is_onnx_folder(DATA / "llama" / "model.onnx")
+    assert not is_onnx_folder(tmp_path / "none.onnx")
 
 
 def test_a_vocabulary_that_is_larger_than_the_model_is_refused(tmp_path):

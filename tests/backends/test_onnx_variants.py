@@ -208,6 +208,18 @@ def test_a_wrong_head_size_in_a_genai_config_is_found_at_the_first_token(tmp_pat
         model.forward(batch)
 
 
+def of_unknown_width(model):
+    (value,) = (each for each in model.graph.output if each.name == "logits")
+    value.type.tensor_type.shape.dim[2].dim_param = "vocabulary"
+
+
+def test_a_wrong_vocabulary_in_config_is_found_at_the_first_token(variant):
+    assert far_from_torch(variant(of_unknown_width)) <= 1e-5
+    for size in (257, 300):
+        with pytest.raises(ModelError, match="cannot compute it"):
+            far_from_torch(variant(of_unknown_width, vocab_size=size))
+
+
 @pytest.mark.parametrize(
     ("config", "windows", "shift"),
     [

@@ -256,3 +256,20 @@ def test_outputs_without_numbers_are_an_error(tmp_path, recipe):
     path = graph.save(tmp_path / "m.onnx", {"images": [1, 3, 8, 8]}, {"means": [1, 3]}, made=8)
     with load_task(path) as opened, pytest.raises(ModelError, match="'means' holds no numbers"):
         opened.classify(np.zeros((9, 9, 3), np.uint8))
+
+
+def test_weights_outside_the_folder_are_refused(tmp_path, recipe):
+    from onnx import TensorProto, helper, load, save
+
+    recipe(CLASSIFY)
+    (tmp_path.parent / "secret.bin").write_bytes(bytes(12))
+    path = classifier(tmp_path / "m.onnx")
+    model = load(path)
+    weights = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3], data_location=TensorProto.EXTERNAL)
+    weights.external_data.add(key="location", value="../secret.bin")
+    model.graph.initializer.append(weights)
+    model.graph.node[-1].output[0] = "before"
+    model.graph.node.append(helper.make_node("Add", ["before", "w"], ["means"]))
+    save(model, path)
+    with pytest.raises(ModelError, match=r"secret\.bin"):
+        load_task(path)

@@ -262,8 +262,8 @@ def test_damaged_files(tmp_path, name):
     assert min(outcomes.values()) > 5, outcomes
 
 
-def test_the_wrong_file_for_the_model(tmp_path):
+def test_the_wrong_file_for_the_model(smollm2_path):
     with pytest.raises(ModelError, match="no image encoder"):
-        stretto.load("smollm2", vision=FOLDER.parent / "tiny" / "llama.gguf")
+        stretto.load(smollm2_path, vision=FOLDER.parent / "tiny" / "llama.gguf")
     with pytest.raises(ModelError, match="vectors of 32 numbers, and the language model takes 576"):
-        stretto.load("smollm2", vision=FOLDER / "mlp.gguf")
+        stretto.load(smollm2_path, vision=FOLDER / "mlp.gguf")

@@ -7,19 +7,18 @@ process for some wrong arguments. Names that older or newer versions lack are le
 from __future__ import annotations
 
 import ctypes
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.backends.llama_package import missing
 from stretto.errors import CacheFull, ModelError, StrettoError, Unsupported
 
 Floats = NDArray[np.float32]
 Row = tuple[int, int, int, bool]  # token, position, sequence, whether its output is wanted
 
-PACKAGE = "llama_cpp"
 BATCH, MICRO_BATCH = 2048, 512
 MAX_SEQUENCES, MAX_STATES = 256, 16  # sequences at once; each has a state in recurrent models
 MIN_CONTEXT = 512  # it ends the process if a context has fewer tokens than sequences
@@ -31,18 +30,6 @@ _callbacks: list[Any] = []  # referenced for as long as the library may call the
 
 class NoSlot(StrettoError):
     """The library found no room for a batch in its cache; nothing was changed."""
-
-
-def missing(device: str = "cpu") -> str:
-    """What has to be installed, "" if nothing."""
-    return "" if find_spec(PACKAGE) else "llama-cpp-python is not installed: pip install llama-cpp-python"
-
-
-def version() -> str:
-    """As "llama-cpp-python 0.3.36"."""
-    from importlib.metadata import version as version_of
-
-    return f"llama-cpp-python {version_of('llama-cpp-python')}"
 
 
 def library() -> Any:

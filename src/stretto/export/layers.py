@@ -121,8 +121,11 @@ def dense(parts: Parts, i: int, ffn: Dense, x: str) -> str:
 
     if not ffn.gated:
         return product("down", _activated(parts, ffn.activation, product("up", x)))
-    gate = _activated(parts, ffn.activation, product("gate", x))
-    return product("down", graph.op("Mul", [gate, product("up", x)]))
+    keys = [f"{prefix}ffn_{name}{suffix}" for name in ("gate", "up")]
+    bias = np.concatenate([parts.weights.vector(f"{key}.bias") for key in keys]) if ffn.bias else None
+    both = parts.products.joined(x, [parts.weights.matrix(f"{key}.weight") for key in keys], bias)
+    gate, up = graph.split(both, [ffn.n_ff, ffn.n_ff])
+    return product("down", graph.op("Mul", [_activated(parts, ffn.activation, gate), up]))
 
 
 def _activated(parts: Parts, activation: str, x: str) -> str:

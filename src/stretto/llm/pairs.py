@@ -18,8 +18,8 @@ class Pairs:
         self._tokenizer = tokenizer
         self._has_types = spec.token_types > 1
         self._template = template
-        self._start = [] if not tokenizer.add_bos or tokenizer.bos_id is None else [tokenizer.bos_id]
-        self._end = [] if not tokenizer.add_eos or tokenizer.eos_id is None else [tokenizer.eos_id]
+        self._start = list(tokenizer.prefix_ids) if tokenizer.add_bos else []
+        self._end = list(tokenizer.suffix_ids) if tokenizer.add_eos else []
         doubled = tokenizer.kind in DOUBLED or tokenizer.name.startswith(DOUBLED)
         self._between = self._end * (2 if doubled else 1)
 

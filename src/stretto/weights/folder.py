@@ -15,6 +15,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from stretto.errors import ModelError
 from stretto.weights.fingerprint import Fingerprint
 from stretto.weights.folders import convert
 from stretto.weights.folders.dense import dense_modules
@@ -34,6 +35,11 @@ class Folder(GGUF):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        if not (self.path / CONFIG).exists():
+            raise ModelError(
+                f"is a directory without {CONFIG}; give a GGUF file, or a Hugging Face or ONNX folder",
+                path=self.path,
+            )
         config = read_object(self.path / CONFIG)
         self._config_bytes = read_bytes(self.path / CONFIG)
         self._shards: list[Shard] = open_shards(self.path)

@@ -21,13 +21,13 @@ from stretto.backends.onnx.plan import Chain, check_exact, plan
 from stretto.backends.onnx.pool import HeadPool
 from stretto.backends.onnx.spec import DecoderSpec
 from stretto.backends.onnx_session import OnnxSession
-from stretto.errors import ModelError
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 MAX_ROWS = 64  # of one call
 MAX_UNEVEN = 1.5  # the longest past of a call, compared with the shortest
+MAX_LOGITS = 1 << 25  # numbers of one call: most graphs compute the logits of every token
 
 
 class OnnxBackend(PoolBackend):
@@ -46,7 +46,7 @@ class OnnxBackend(PoolBackend):
             hidden=False,
         )
         self.presents = Presents(pool, n_cells)
-        self._caller = Caller(session, graph, pool, self.presents)
+        self._caller = Caller(session, graph, pool, self.presents, self.spec.n_vocab)
         # Zeros of the mask in the middle of a text are exact where nothing counts tokens.
         self._ragged = graph.shares or (
             graph.explicit
@@ -61,6 +61,7 @@ class OnnxBackend(PoolBackend):
         waves = plan(batch)
         placement = batch.placement
         assert placement is not None  # `plan` has asked
+        waves = [turn for wave in waves for turn in _in_turn([self._pieces(each) for each in wave])]
         for wave in waves:
             check_exact(wave, placement.table, self.graph.explicit, self.decoder.windows)
         tokens, wanted = batch.tokens, batch.wanted
@@ -72,17 +73,16 @@ class OnnxBackend(PoolBackend):
                 self._run(group, tokens, places, logits)
         return logits
 
+    def _pieces(self, chain: Chain) -> list[Chain]:
+        """A chain in parts, one after another, whose logits do not take too much memory."""
+        most = len(chain) if self.graph.keep else max(1, MAX_LOGITS // self.spec.n_vocab)
+        return [chain.part(first, first + most) for first in range(0, len(chain), most)]
+
     def _run(self, chains: Sequence[Chain], tokens: Ints, places: dict[int, int], logits: Floats) -> None:
         """Compute chains of one length, and take the rows of logits that are wanted."""
         n, chains = len(chains[0]), self.presents.arranged(chains)
         asked = [i for chain in chains for i, row in enumerate(chain.rows) if row in places]
         rows = self._caller.run(chains, tokens, n - min(asked, default=n - 1))
-        if rows.ndim != 3 or rows.shape[2] != self.spec.n_vocab or rows.shape[1] > n:
-            raise ModelError(
-                f"logits of shape {list(rows.shape)}, but there are {self.spec.n_vocab} tokens",
-                path=self.graph.file.path,
-                field="output 'logits'",
-            )
         skipped = n - rows.shape[1]  # the graph computes the last ones only, if it is told to
         for number, chain in enumerate(chains):
             for i, row in enumerate(chain.rows):
@@ -104,7 +104,7 @@ class OnnxBackend(PoolBackend):
 
     def _fits(self, group: list[Chain], chain: Chain, n: int) -> bool:
         shortest, longest = len(group[0].past), len(chain.past)
-        if len(group) == MAX_ROWS:
+        if len(group) == MAX_ROWS or (len(group) + 1) * n * self.spec.n_vocab > MAX_LOGITS:
             return False
         if self.graph.fused and n > 1 and longest:  # GroupQueryAttention takes one row then
             return False
@@ -124,3 +124,9 @@ class OnnxBackend(PoolBackend):
         """Free the session and the cache."""
         self.presents.clear()
         super().close()
+
+
+def _in_turn(pieces: list[list[Chain]]) -> list[list[Chain]]:
+    """The first parts of all chains, then the second parts, and so on."""
+    most = max(len(parts) for parts in pieces)
+    return [[parts[turn] for parts in pieces if len(parts) > turn] for turn in range(most)]

@@ -30,8 +30,11 @@ MEMORY_OF = {"cuda": "cuda", "tensorrt": "cuda", "tensorrt-rtx": "cuda", "direct
 class Caller:
     """Runs chains of tokens through a session."""
 
-    def __init__(self, session: OnnxSession, graph: DecoderGraph, pool: HeadPool, presents: Presents) -> None:
+    def __init__(
+        self, session: OnnxSession, graph: DecoderGraph, pool: HeadPool, presents: Presents, n_vocab: int
+    ) -> None:
         self.session = session
+        self.n_vocab = n_vocab
         self.graph = graph
         self.pool = pool
         self.presents = presents
@@ -39,17 +42,20 @@ class Caller:
         self._runtime = import_runtime()
 
     def run(self, chains: Sequence[Chain], tokens: Ints, n_logits: int) -> Array:
-        """Compute chains of one length together; [chains, n_logits or more, n_vocab] of their last tokens.
+        """Compute chains of one length together; [chains, n, n_vocab], the logits of their last n tokens.
 
-        The chains must be in the order of `Presents.arranged`.
+        These are `n_logits` where the graph takes a number of them, else all. The chains must be in the order
+        of `Presents.arranged`.
         """
         past = self._past(chains)
+        shape = len(chains), n_logits if self.graph.keep else len(chains[0]), self.n_vocab
+        logits = np.empty(shape, self.graph.file.outputs[self.graph.logits].type)
         binding = past.binding or self.session.raw.io_binding()
         try:
             self._bind_inputs(binding, chains, tokens, past, n_logits)
             if past.binding is None:
                 self._bind_planes(binding, past)
-            binding.bind_output(self.graph.logits, "cpu")
+            binding.bind_output(self.graph.logits, "cpu", 0, logits.dtype.type, shape, logits.ctypes.data)
             self.session.raw.run_with_iobinding(binding)
         except BaseException as error:
             self.presents.add(replace(past, binding=None))  # it may have K and V that the pool lacks
@@ -58,9 +64,8 @@ class Caller:
             text = " ".join(str(error).split())
             message = f"ONNX Runtime cannot compute it: {text:.500}"
             raise ModelError(message, path=self.graph.file.path) from error
-        outputs = binding.get_outputs()
-        self.presents.add(self._following(chains, past, outputs, binding))
-        return host_array(outputs[-1])
+        self.presents.add(self._following(chains, past, binding))
+        return logits
 
     # -- the past --
 
@@ -179,7 +184,7 @@ class Caller:
             else:
                 binding.bind_output(plane.present, self.memory)
 
-    def _following(self, chains: Sequence[Chain], past: Kept, outputs: list[Any], binding: Any) -> Kept:
+    def _following(self, chains: Sequence[Chain], past: Kept, binding: Any) -> Kept:
         """What the call has left, for the next one."""
         n, time = len(chains[0]), self.presents.clock
         cells = [np.concatenate((chain.past, chain.cells)) for chain in chains]
@@ -189,7 +194,8 @@ class Caller:
         if places is not None:
             new = np.arange(past.width, past.width + n, dtype=np.int32)
             places = [np.concatenate((each, new)) for each in places]
-        return Kept(cells, outputs[: len(past.values)], past.width + n, time, past.n_synced, places)
+        values = binding.get_outputs()[: len(past.values)]
+        return Kept(cells, values, past.width + n, time, past.n_synced, places)
 
     def _bind(self, binding: Any, name: str, array: Array) -> None:
         binding.bind_ortvalue_input(name, self._value(array, "cpu"))

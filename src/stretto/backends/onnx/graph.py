@@ -115,6 +115,8 @@ def read_graph(file: OnnxFile, unnamed: Mapping[str, Any] | None = None) -> Deco
     if IDS not in inputs or "logits" not in file.outputs:
         missing = IDS if IDS not in inputs else "logits"
         raise _unsupported(file, f"{missing!r} is missing: it is not a decoder of text")
+    if (kind := file.outputs["logits"].type) not in FLOATS:
+        raise _unsupported(file, f"logits are {kind}; float32 and float16 are supported")
     planes = tuple(_planes(file, unnamed or {}))
     keep = next((name for name in KEEP if name in inputs), None)
     known = {IDS, MASK, POSITIONS, BRANCH, keep, *(plane.past for plane in planes)}

@@ -35,6 +35,14 @@ class Chain:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def part(self, first: int, stop: int) -> Chain:
+        """The tokens from `first` to `stop`; those before them are its past."""
+        if first == 0 and stop >= len(self):
+            return self
+        past = np.concatenate((self.past, self.cells[:first]))
+        rows, cells, positions = self.rows[first:stop], self.cells[first:stop], self.positions[first:stop]
+        return Chain(rows, cells, past, positions, self.wave)
+
 
 def check_plain(batch: Batch) -> Placement:
     """The placement of a batch of tokens; `Unsupported` for what no ONNX decoder takes or gives."""

@@ -43,6 +43,14 @@ class OnnxFolder:
         decoder = found.get("decoder", {}) if isinstance(found, dict) else {}
         return decoder if isinstance(decoder, dict) else {}
 
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end a text, by genai_config.json."""
+        found = self.genai.get("model", {})
+        value = found.get("eos_token_id") if isinstance(found, dict) else None
+        values = value if isinstance(value, list) else [value]
+        return frozenset(token for token in values[:64] if type(token) is int and token >= 0)
+
 
 def is_onnx_folder(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a folder with ONNX files, or the file of a decoder."""
@@ -57,11 +65,17 @@ def has_other_weights(path: str | os.PathLike[str]) -> bool:
 
 
 def is_decoder_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is an ONNX decoder of text: it takes token ids and a KV cache."""
+    """Whether a file is an ONNX decoder of text: it takes token ids and a KV cache.
+
+    A file that is refused is none: who opens it says what is wrong with it, within limits of its own.
+    """
     path = Path(path)
     if path.suffix.lower() != ".onnx" or not path.is_file():
         return False
-    inputs = read_onnx(path).inputs
+    try:
+        inputs = read_onnx(path).inputs
+    except ModelError:
+        return False
     if {"tokens", "cells", "positions"} <= inputs.keys():  # an export of ours, with cell indices
         return True
     return "input_ids" in inputs and any(name.startswith("past") for name in inputs)
