@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -401,3 +402,17 @@ def test_settings_that_a_configuration_leaves_out_are_those_of_transformers(copi
 def test_other_activations_are_refused(copied):
     with pytest.raises(ModelError, match="'relu' is not supported, only silu"):
         Folder(copied("llama", hidden_act="relu"))
+
+
+@pytest.mark.parametrize("name", ["deepseek3", "modern-bert"])
+def test_no_value_of_a_setting_raises_anything_else(copied, name):
+    folder = copied(name)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for key in config:
+        for value in (None, -1, 0, "x", [None], {"a": 1}, 1 << 60, float("nan")):
+            path.write_text(json.dumps({**config, key: value}))
+            with suppress(ModelError):
+                read_spec(Folder(folder))
+    path.write_text(json.dumps(config))
+    assert read_spec(Folder(folder)).n_layer

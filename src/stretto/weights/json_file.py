@@ -96,7 +96,7 @@ class Fields(Mapping[str, Any]):
     def number(self, name: str, default: float = _MISSING) -> float:
         """The number in a field."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e30:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= 1e30:
             raise self._wrong(name, "a number", value)
         return float(value)
 

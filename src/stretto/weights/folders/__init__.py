@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stretto.errors import UnsupportedModel
+from stretto.errors import ModelError, UnsupportedModel
 from stretto.weights.folders import (
     encoders,
     experts,
@@ -114,7 +114,10 @@ def convert(config: Fields, shards: list[Shard], folder: Path) -> Conversion:
             "hidden_act", f"{activation!r} is not supported, only {', '.join(kind.activations)}"
         )
     conversion = Conversion(kind.arch, config, Sources(shards, kind.prefixes), folder)
-    kind.convert(conversion)
+    try:
+        kind.convert(conversion)
+    except (ArithmeticError, ValueError) as error:  # of numbers that no model has
+        raise ModelError(f"its settings make no sense: {error}", path=config.path) from None
     conversion.finish()
     return conversion
 
