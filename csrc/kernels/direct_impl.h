@@ -42,9 +42,6 @@ ALWAYS void next_scales(const F& format, const uint8_t* (&p)[4], Scales4<Count>&
     for (const uint8_t*& at : p) at += F::kSize;
 }
 
-constexpr int kAhead = 512;  // bytes of a row that are asked for in advance
-constexpr size_t kShortRow = 2048;
-
 // Four rows; those that are not there are the last one again.
 struct FourRows {
     const uint8_t* p[4];
@@ -117,7 +114,10 @@ void multiply_rows(const F& format, const Matrix& w, size_t row, const Target& t
     const uint8_t* p[4] = {rows.p[0], rows.p[1], rows.p[2], rows.p[3]};
     Four total[C];
     each<C>([&](auto c) ALWAYS_LAMBDA { total[c] = splat4(0.0f); });
-    // What is asked for near the end of rows is the beginning of those that come next.
+    // Of short rows the next four are asked for, which lie behind these; of long ones what comes next in them, and near their
+    // end the beginning of those behind.
+    const bool is_short = row_bytes <= kShortUnits;
+    const uint8_t* behind = rows.p[0] + 4 * row_bytes;
     const size_t near_end = units > kAhead / F::kSize ? units - kAhead / F::kSize : 0;
     for (size_t unit = 0; unit < units; ++unit) {
         Scales4<F::kUnit * kGroups> scales;
@@ -154,7 +154,10 @@ void multiply_rows(const F& format, const Matrix& w, size_t row, const Target& t
         scaled_sums += F::kUnit * Lanes;
         block_sums += F::kUnit * Lanes * 2;
         for (const int32_t*& at : start) at += F::kUnit * kGroups;
-        if (F::kSize >= 64 || unit % 2 == 0) {
+        if (is_short) {
+            for (int line = 0; line < 4 * F::kSize; line += 64) __builtin_prefetch(behind + line);
+            behind += 4 * F::kSize;
+        } else if (F::kSize >= 64 || unit % 2 == 0) {
             const size_t ahead = kAhead + (unit < near_end ? 0 : 3 * row_bytes);
             each<4>([&](auto i) ALWAYS_LAMBDA {
                 for (int line = 0; line < F::kSize; line += 64) __builtin_prefetch(p[i] + ahead + line);
@@ -187,35 +190,48 @@ ALWAYS void multiply_plain_rows(const F& format, const Matrix& w, size_t row, co
         format.next(p, to.scales);
         each<4>([&](auto i) ALWAYS_LAMBDA { to.quants[i] = format.raw(p[i] - F::kSize); });
     };
-    const auto multiply = [&](const Ahead& now) ALWAYS_LAMBDA {
+    // Sums of a block's products, folded.
+    const auto products = [&](const Ahead& now) ALWAYS_LAMBDA {
         const Bytes32 x = load32(reinterpret_cast<const uint8_t*>(q));
         Sums<1> sums[4];
         each<4>([&](auto i) ALWAYS_LAMBDA {
             sums[i] = begin_sums<1>(start);
             add_products<F::kUnsigned>(sums[i], format.of_raw(now.quants[i]), x);
         });
+        q += kBlock;
+        ++start;
         FourInts folded[1];
         fold(sums, folded);
-        if constexpr (F::kMin && kMinimaFirst) total = fma4(now.scales.m[0], splat4(*scaled_sums), total);
-        total = fma4(scaled(folded[0], now.scales.d[0]), splat4(*scale), total);
-        if constexpr (F::kMin && !kMinimaFirst) total = fma4(now.scales.m[0], splat4(*scaled_sums), total);
-        q += kBlock;
+        return folded[0];
+    };
+    const auto add = [&](const Scales4<1>& scales, FourInts sum) ALWAYS_LAMBDA {
+        if constexpr (F::kMin && kMinimaFirst) total = fma4(scales.m[0], splat4(*scaled_sums), total);
+        total = fma4(scaled(sum, scales.d[0]), splat4(*scale), total);
+        if constexpr (F::kMin && !kMinimaFirst) total = fma4(scales.m[0], splat4(*scaled_sums), total);
         ++scale;
         ++scaled_sums;
-        ++start;
     };
+    const auto multiply = [&](const Ahead& now) ALWAYS_LAMBDA { add(now.scales, products(now)); };
     Ahead even, odd;
     load(even);
     size_t block = 0;
-    // Of short rows the next four are asked for, which lie behind these; of long ones what comes next in them.
-    const bool is_short = row_bytes <= kShortRow;
+    const bool is_short = row_bytes <= kShortRow;  // as above
     const uint8_t* behind = rows.p[0] + 4 * row_bytes;
     const size_t near_end = is_short ? 0 : blocks - kAhead / F::kSize;
     for (; block + 2 < blocks; block += 2) {
         load(odd);
-        multiply(even);
-        load(even);
-        multiply(odd);
+        if constexpr (kTwoAtOnce) {
+            const FourInts first = products(even);
+            const Scales4<1> of_first = even.scales;
+            load(even);
+            const FourInts second = products(odd);
+            add(of_first, first);
+            add(odd.scales, second);
+        } else {
+            multiply(even);
+            load(even);
+            multiply(odd);
+        }
         if (is_short) {
             each<(8 * F::kSize + 63) / 64>([&](auto line) ALWAYS_LAMBDA { __builtin_prefetch(behind + 64 * line); });
             behind += 8 * F::kSize;

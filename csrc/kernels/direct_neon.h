@@ -2,6 +2,10 @@
 #pragma once
 
 constexpr bool kMinimaFirst = true;  // as in impl_tiles.h
+constexpr bool kTwoAtOnce = true;  // blocks whose sums are scaled together
+constexpr int kAhead = 2048;  // bytes of a long row that are asked for in advance
+constexpr size_t kShortRow = 8192;  // bytes: of these the next four rows are asked for
+constexpr size_t kShortUnits = 8192;  // the same for formats with units of many blocks
 constexpr size_t kDirectLanes = 4;  // activations that stand together where there are several columns
 constexpr int32_t kSumStart = 0x4b400000;
 

@@ -3,6 +3,10 @@
 #pragma once
 
 constexpr bool kMinimaFirst = false;  // as in impl_matmul.h
+constexpr bool kTwoAtOnce = false;  // blocks whose sums are scaled together
+constexpr int kAhead = 512;  // bytes of a long row that are asked for in advance
+constexpr size_t kShortRow = 2048;  // bytes: of these the next four rows are asked for
+constexpr size_t kShortUnits = 0;  // the same for formats with units of many blocks
 constexpr size_t kDirectLanes = 1;  // activations that stand together where there are several columns
 constexpr int32_t kSumStart = 0x4b400000;
 

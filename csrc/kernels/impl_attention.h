@@ -29,6 +29,7 @@ inline void fetch(const uint8_t* head) {
 
 #ifdef STRETTO_HAS_TILES
 #include "kernels/impl_attention_tiles.h"
+#include "kernels/impl_gelu_tiles.h"
 #include "kernels/impl_attention_bytes.h"
 #else
 #ifndef STRETTO_HAS_SPLAT_HALF
@@ -348,6 +349,8 @@ void attend(const Attention& a, size_t first, size_t last, const Partial& out) {
 #endif
     if (a.head_size == 64) {
         attend_rows<4, Source::kFloats>(a, first, last, out);
+    } else if (a.head_size == 32) {
+        attend_rows<2, Source::kFloats>(a, first, last, out);
     } else if (a.head_size == 128) {
         attend_rows<8, Source::kFloats>(a, first, last, out);
     } else {

@@ -95,6 +95,7 @@ void gelu(float* gate, const float* up, size_t n) {
     });
 }
 
+#ifndef STRETTO_HAS_TILES
 // x Φ(x) = max(x, 0) − |x| Φ(−|x|), where Φ(−|x|) = t (c1 + t (c2 + …)) e^(−x²/2) / 2 to 8e-8 (Hastings, 1955). Two vectors
 // at once: of one alone the processor would wait for results.
 void gelu_erf(float* gate, const float* up, size_t n) {
@@ -125,6 +126,7 @@ void gelu_erf(float* gate, const float* up, size_t n) {
         }
     }
 }
+#endif
 
 void peaks(const float* x, size_t n, float* out) {
     for (size_t begin = 0; begin < n; begin += kPeak, x += kPeak, ++out) {

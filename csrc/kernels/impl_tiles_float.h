@@ -47,15 +47,21 @@ void float_columns(const float* w, size_t k, const float* x, size_t x_stride, si
         float_tile<decltype(count)::value>(w, k, x + c * x_stride, x_stride, first, out + c * stride, stride, rows);
         c += decltype(count)::value;
     };
-    while (c + kFloatColumns <= n) tile(std::integral_constant<int, kFloatColumns>{});
-    switch (n - c) {
-        case 1: return tile(std::integral_constant<int, 1>{});
-        case 2: return tile(std::integral_constant<int, 2>{});
-        case 3: return tile(std::integral_constant<int, 3>{});
-        case 4: return tile(std::integral_constant<int, 4>{});
-        case 5: return tile(std::integral_constant<int, 5>{});
-        default: return;
-    }
+    while (c + 2 * kFloatColumns <= n || c + kFloatColumns == n) tile(std::integral_constant<int, kFloatColumns>{});
+    // The last two tiles share what is left: one of a single column would be as slow as one of three.
+    const auto some = [&](size_t count) {
+        switch (count) {
+            case 1: return tile(std::integral_constant<int, 1>{});
+            case 2: return tile(std::integral_constant<int, 2>{});
+            case 3: return tile(std::integral_constant<int, 3>{});
+            case 4: return tile(std::integral_constant<int, 4>{});
+            case 5: return tile(std::integral_constant<int, 5>{});
+            case 6: return tile(std::integral_constant<int, 6>{});
+            default: return;
+        }
+    };
+    if (n - c > kFloatColumns) some((n - c + 1) / 2);
+    some(n - c);
 }
 
 // Panels [begin, end) × n columns. Every sum is over ascending columns of the panel, one fused addition each.
@@ -66,8 +72,8 @@ void multiply_float_panels(const Matrix& w, const float* x, size_t n, size_t beg
     const size_t together = kMade ? n : kFloatTogether;
     for (size_t first = 0; first < w.columns; first += kFloatPiece) {
         const size_t k = w.columns - first < kFloatPiece ? w.columns - first : kFloatPiece;
-        for (size_t column = 0; column < n; column += together) {
-            const size_t count = n - column < together ? n - column : together;
+        for (size_t column = 0, count; column < n; column += count) {
+            count = n - column < together + kFloatColumns ? n - column : together;  // a few more are no block of their own
             for (size_t panel = begin; panel < end; ++panel) {
                 const uint8_t* data = w.data + panel * w.panel_bytes;
                 const size_t left = w.rows - panel * kPanelRows, rows = left < kPanelRows ? left : kPanelRows;

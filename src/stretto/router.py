@@ -21,7 +21,7 @@ from stretto.hardware import cpu_name, free_memory, usable_cores
 from stretto.models import ModelSpec, read_spec
 from stretto.models.bare import bare_spec
 from stretto.routing.candidates import Candidate, gguf_candidates, onnx_candidates
-from stretto.routing.decide import Trial, open_best
+from stretto.routing.decide import Trial, open_best, unmeasured
 from stretto.routing.decide import survey as survey_candidates
 from stretto.routing.probe import TEXT, measure
 from stretto.routing.route import Option, Route
@@ -203,6 +203,8 @@ def survey(
         spec, problem = _read_spec(file, cells)
         candidates = gguf_candidates(file, spec, problem, serving(), options)
         _check_runnable(candidates, problem)
+        if spec.is_encoder:  # it decodes nothing that could be timed
+            return unmeasured(candidates)
         text: Future[tuple[Tokenizer, ChatTemplate | None]] = Future()
         text.set_result(_load_text(file, spec))
         return survey_candidates(candidates, _trial(file, text, options, refresh))
@@ -214,7 +216,7 @@ def usable(model: str | os.PathLike[str]) -> list[Option]:
     if _is_onnx(model, "auto"):
         candidates, _ = _onnx_trial(find_folder(Path(model).expanduser()), options)
     else:
-        with GGUF(hub.resolve(model)) as file:
+        with open_weights(hub.resolve(model)) as file:
             spec, problem = _read_spec(file, 1)
             candidates = gguf_candidates(file, spec, problem, serving(device="cpu"), options)
     return [

@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from stretto import _native
-from tiny_encoders import NAMES, TEXTS, answers, hidden_of, native, reference, spec_of, text_of
+from stretto.backends.batch import Batch
+from stretto.backends.native import NativeBackend
+from stretto.backends.reference import ReferenceBackend
+from stretto.cache.cells import Cells
+from tiny_encoders import NAMES, TEXTS, answers, file_of, hidden_of, native, reference, spec_of, text_of
 
 pytestmark = pytest.mark.golden
 
@@ -82,3 +86,22 @@ def test_a_decode_step_of_an_encoder_is_refused():
     one, view = [0], [np.zeros(1, np.int32)]
     with pytest.raises(ValueError, match="both directions"):
         decoder.decode(one, one, one, view, [1], np.zeros(128, np.int32))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", ["gemma-embedding", "jina-bert-v2", "modern-bert", "nomic-bert"])
+def test_long_texts_span_several_pieces_of_the_cache(name, threads):
+    """Windows on both sides, slopes and whole views, beyond what attention takes at a time."""
+    n = 530
+    tokens = np.random.default_rng(3).integers(1, 96, n).tolist()
+    backends = (
+        ReferenceBackend(file_of(name), spec_of(name), n),
+        NativeBackend(file_of(name), spec_of(name), n, threads, "f32"),
+    )
+    found = []
+    for backend in backends:
+        batch = Batch()
+        batch.add_text(tokens, 0)
+        batch.place(Cells(n))
+        found.append(backend.hidden(batch))
+    assert np.abs(found[0] - found[1]).max() < 2e-3

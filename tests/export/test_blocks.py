@@ -6,8 +6,10 @@ import pytest
 pytest.importorskip("onnx")
 
 from stretto.export.blocks import read_blocks, rounded
+from stretto.export.products import least_bits
 from stretto.weights import formats
 from stretto.weights.formats import Format
+from stretto.weights.tensor import Tensor
 
 HALVES = {  # where the half floats of a block are
     Format.Q4_0: [0],
@@ -62,3 +64,13 @@ def test_four_bits_are_packed_low_half_first():
     packed = blocks.packed()
     np.testing.assert_array_equal(packed & 15, blocks.q[..., 0::2])
     np.testing.assert_array_equal(packed >> 4, blocks.q[..., 1::2])
+
+
+def test_files_that_have_chosen_few_bits_are_not_rounded_to_four():
+    def tensor(name, fmt):
+        return Tensor(name, (2, 256), fmt, 0, np.zeros((2, fmt.row_bytes(256)), np.uint8))
+
+    assert least_bits([tensor("blk.0.attn_q.weight", Format.Q8_0)]) == 4
+    assert least_bits([tensor("token_embd.weight", Format.Q4_K)]) == 4
+    mixed = [tensor("blk.0.attn_v.weight", Format.Q8_0), tensor("blk.0.attn_q.weight", Format.Q4_K)]
+    assert least_bits(mixed) == 8

@@ -1,5 +1,7 @@
 """Candidates of real files: what can run them, and why not; nothing is opened to find out."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from strange_models import mamba, xverse
@@ -10,6 +12,7 @@ from stretto.models.spec import ModelSpec
 from stretto.router import usable
 from stretto.routing import candidates
 from stretto.routing.candidates import gguf_candidates
+from stretto.routing.decide import unmeasured
 from stretto.weights.gguf import GGUF
 from tiny_models import tiny_file, tiny_spec
 
@@ -43,6 +46,21 @@ def test_memory_that_is_too_small_for_one():
     )
     assert "of memory are free" in found["reference"]
     assert found["native"] == ""  # it says so itself, and can leave weights in the file
+
+
+def test_llama_cpp_takes_neither_encoders_nor_folders(tmp_path):
+    file, spec = tiny_file("llama"), tiny_spec("llama")
+    llamacpp = next(entry for entry, _ in serving() if entry.name == "llamacpp")
+    assert llamacpp.refuses(file, spec) == ""
+    assert "folder" in llamacpp.refuses(SimpleNamespace(path=tmp_path), spec)
+    assert "encoder" in llamacpp.refuses(file, SimpleNamespace(is_encoder=True))
+
+
+def test_a_route_by_tiers_alone_is_not_measured():
+    found = gguf_candidates(tiny_file("llama"), tiny_spec("llama"), None, serving(), OPTIONS)
+    route = unmeasured(found)
+    assert (route.backend, route.chosen.tokens_per_second) == ("native", None)
+    assert {each.backend for each in route.others} == {"reference", "llamacpp"}
 
 
 def test_a_backend_that_was_not_asked_for_is_listed_and_not_chosen():

@@ -18,7 +18,8 @@ from stretto.tasks.reading.geometry import (
     least_rectangle,
     order_corners,
 )
-from stretto.tasks.reading.order import levelled, reading_order
+from stretto.tasks.reading.order import levelled, page_order, reading_order
+from stretto.tasks.reading.ppocr import _prepared
 from stretto.tasks.reading.recognition import batches, decode, normalised, read_characters
 from stretto.tasks.reading.regions import find_lines, label_runs
 
@@ -174,8 +175,31 @@ def test_a_slanted_or_upside_down_page_is_read_as_a_level_one():
     assert reading_order(levelled(flipped, upside_down=True)) == [0, 1, 2]
 
 
+def test_lines_that_run_upwards_come_last_from_below():
+    quads = [
+        order_corners(np.asarray([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], np.float64))
+        for x0, y0, x1, y1 in ((0, 0, 10, 60), (0, 70, 10, 130), (20, 0, 120, 10), (20, 50, 120, 60))
+    ]
+    upright = [True, True, False, False]
+    assert page_order(quads, upright, [True, True, False, False]) == [2, 3, 1, 0]
+    assert page_order(quads, upright, [False] * 4) == [2, 3, 0, 1]
+    assert len(page_order(quads, [True] * 4, [False] * 4)) == 4
+
+
 def test_nothing_is_read_in_no_order():
     assert reading_order(levelled([])) == []
+
+
+@pytest.mark.parametrize(
+    "size", [(20, 4000), (4000, 20), (40, 700), (700, 40), (2, 1500), (30, 30), (1, 1), (3000, 3000)]
+)
+def test_images_of_any_shape_stay_within_bounds(size):
+    page = _prepared(np.zeros((*size, 3), np.uint8))
+    height, width = page.pixels.shape[:2]
+    assert max(height, width) <= 2016
+    assert max(height, width) <= 8.1 * min(height, width)
+    middle = (np.asarray((width, height)) / 2 - page.origin) * page.scale
+    assert middle.tolist() == pytest.approx([size[1] / 2, size[0] / 2])
 
 
 @pytest.mark.parametrize("name", ["notice.png", "scanned.png"])
@@ -195,6 +219,7 @@ def test_a_page_is_read_as_rapidocr_reads_it(name):
     texts = [line.text for line in reading]
     if name == "notice.png":
         assert texts.index("Nobody was hurt.") < texts.index("Prices: 12.50 EUR each,")
+        assert texts[-2:] == ["Evening", "edition"]  # they run upwards
     assert (reading.model, reading.license) == ("ppocr", "Apache-2.0")
     assert reading.draw(DATA / name).size == (reading.width, reading.height)
 

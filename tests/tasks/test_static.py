@@ -33,6 +33,7 @@ def test_a_text_is_the_mean_of_its_tokens(source):
         assert vectors.dtype == np.float32
         assert vectors.tolist() == [[3.5, 3.5], [3, 4], [0, 0]]
         np.testing.assert_allclose(model.embed(["cat", ""]), [[0.6, 0.8], [0, 0]], rtol=1e-6)
+        assert model.embed("car", dimensions=1).tolist() == [[-1.0]]
 
 
 def test_documents_are_sorted_by_cosine(source):
@@ -47,11 +48,13 @@ def test_wrong_inputs_are_refused(source):
     with pytest.raises(InvalidRequest, match="on the CPU"):
         open_task(source, "cuda", None)
     with open_task(source, "auto", None) as model:
-        for call in (lambda: model.embed("cat"), lambda: model.rerank("cat", [1])):
+        for call in (lambda: model.embed([7]), lambda: model.rerank("cat", [1])):
             with pytest.raises(InvalidRequest, match="must be a list of texts"):
                 call()
         with pytest.raises(InvalidRequest, match="top must be at least 1"):
             model.rerank("cat", ["dog"], top=0)
+        with pytest.raises(InvalidRequest, match="dimensions must be from 1 to 2, not 3"):
+            model.embed("cat", dimensions=3)
 
 
 def test_a_table_that_is_too_small_is_refused(source):

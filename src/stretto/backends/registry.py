@@ -67,6 +67,10 @@ def _nothing_missing(device: str) -> str:
     return ""
 
 
+def _refuses_nothing(file: GGUF, spec: ModelSpec) -> str:
+    return ""
+
+
 def _own_version() -> str:
     from stretto import __version__
 
@@ -92,6 +96,7 @@ class BackendEntry:
     version: Callable[[], str] = _own_version
     needs: Callable[[GGUF, BackendOptions], int] | None = None
     files: tuple[str, ...] = ("gguf",)
+    refuses: Callable[[GGUF, ModelSpec], str] = _refuses_nothing  # why it cannot run a model, "" if it can
 
 
 def _native(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
@@ -150,6 +155,12 @@ def _llamacpp(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
     )
 
 
+def _llamacpp_refuses(file: GGUF, spec: ModelSpec) -> str:
+    if file.path.is_dir():
+        return "it reads GGUF files, and this is a folder"
+    return "it runs decoders, and this is an encoder" if spec.is_encoder else ""
+
+
 def _llamacpp_missing(device: str) -> str:
     from stretto.backends.llama_package import missing
 
@@ -173,6 +184,7 @@ BUILT_IN = (
         any_architecture=True,
         missing=_llamacpp_missing,
         version=_llamacpp_version,
+        refuses=_llamacpp_refuses,
     ),
 )
 

@@ -19,7 +19,7 @@ from stretto.llm import LLM
 from stretto.models import ModelSpec
 from stretto.models.feed_forward import Experts
 from stretto.weights import hub
-from stretto.weights.gguf import GGUF
+from stretto.weights.folder import open_weights
 
 # The int8 instruction of each kernel set, as the probe names it.
 INSTRUCTIONS = {
@@ -97,7 +97,7 @@ def file_cost(model: str | os.PathLike[str], llm: LLM) -> Cost:
     matrices = {name: shape for name, shape in spec.tensors().items() if len(shape) in (2, 3)}
     if not spec.tied:
         del matrices["token_embd.weight"]  # only a row of it is read
-    with GGUF(hub.resolve(model)) as file:
+    with open_weights(hub.resolve(model)) as file:
         nbytes = {name: file.tensors[name].nbytes for name in matrices}
         quantised = {name for name in matrices if file.tensors[name].format.block > 1}
     # In high precision an activation is two integers; floats are multiplied once in any.

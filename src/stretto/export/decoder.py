@@ -15,7 +15,7 @@ from stretto.export.graph import DataFile, Graph
 from stretto.export.layers import Form, Parts, attention, dense
 from stretto.export.norms import Norms
 from stretto.export.past import GroupQueryForm, PlainForm
-from stretto.export.products import Products
+from stretto.export.products import Products, least_bits
 from stretto.export.rope import Ropes
 from stretto.export.weights import Weights
 from stretto.models.feed_forward import Dense
@@ -50,7 +50,7 @@ def build(
     kind = FORMS[form_name]
     ropes = Ropes(graph, spec.context_length, kind.plain)
     form: Form = kind(graph, ropes, precision == "f16")
-    products = Products(graph, precision, form.plain)
+    products = Products(graph, precision, form.plain, least_bits(file.tensors.values()))
     parts = Parts(graph, weights, products, Norms(graph, weights, form.plain), ropes, form)
     embedding = Embedding(graph, weights, products, spec)
     x, addend = embedding.embed(form.tokens), None

@@ -5,7 +5,10 @@
 | f32 | float32 |
 | f16 | half floats, and so are the products; sums between them are float32 |
 | int8 | its file's own blocks of at most 8 bits, or rounded to 8 |
-| int4 | its file's own blocks of at most 6 bits, or rounded to 4; embedding and output matrix: to 8 |
+| int4 | its file's own blocks, if any matrix of the file's layers has at most 6 bits; else rounded to 4 |
+
+With int4, embedding and output matrix have 8 bits. A file that has chosen few bits for some matrices has
+chosen more for those that need them, so nothing of it is rounded to four.
 
 A block with an offset (Q4_1, Q4_K, …) is never rounded again: besides the product with its whole numbers
 there is a thin one, of the offsets with the sums of the blocks' inputs.
@@ -13,7 +16,7 @@ there is a thin one, of the offsets with the sums of the blocks' inputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,33 +24,32 @@ from numpy.typing import NDArray
 from stretto.export.blocks import Blocks, concatenated, rounded
 from stretto.export.graph import MICROSOFT, Graph
 from stretto.export.weights import Matrix
+from stretto.weights.tensor import Tensor
 
 Floats = NDArray[np.float32]
 Encoded = Blocks | Floats
 
 BLOCK = 32
-KEPT_BITS = 7  # formats of fewer bits a number are not rounded to four
+FEW_BITS = 7  # fewer are what a file chooses that is quantised already
 ACCURACY_LEVEL = 4  # of MatMulNBits: activations in 8 bits, as the kernels are fast for
 
 
 class Products:
     """Adds products to a graph."""
 
-    def __init__(self, graph: Graph, precision: str, plain: bool) -> None:
+    def __init__(self, graph: Graph, precision: str, plain: bool, least_bits: int = 4) -> None:
         self._graph = graph
         self.precision = precision
         self._plain = plain
+        self._least_bits = least_bits
 
     def encode(self, matrix: Matrix, least_bits: int = 4) -> Encoded:
         """A matrix as the precision has it; blocks are not rounded to fewer than `least_bits`."""
         if self.precision in ("f32", "f16") or matrix.columns % BLOCK:
             return matrix.floats()
-        bits = max(least_bits, int(self.precision.removeprefix("int")))
-        own_bits = 8 * matrix.format.size / matrix.format.block
-        blocks = matrix.blocks() if bits == 8 or own_bits < KEPT_BITS else None
-        if blocks is not None:
-            return blocks
-        return rounded(matrix.floats(), 8 if own_bits < KEPT_BITS else bits)
+        bits = max(least_bits, self._least_bits, int(self.precision.removeprefix("int")))
+        blocks = matrix.blocks() if bits == 8 else None
+        return rounded(matrix.floats(), bits) if blocks is None else blocks
 
     def joined(self, x: str, matrices: Sequence[Matrix], bias: Floats | None = None) -> str:
         """x times several matrices, side by side: [batch, n, all rows]."""
@@ -119,6 +121,14 @@ class Products:
             block_size=size,
         )
         return graph.op("MatMul", [x, w])
+
+
+def least_bits(tensors: Iterable[Tensor]) -> int:
+    """The fewest bits that a file's matrices are rounded to: 8 where it has chosen few bits itself."""
+    formats = {
+        tensor.format for tensor in tensors if tensor.name.startswith("blk.") and len(tensor.shape) > 1
+    }
+    return 8 if any(8 * fmt.size / fmt.block < FEW_BITS for fmt in formats) else 4
 
 
 def _together(parts: Sequence[Encoded]) -> Encoded:

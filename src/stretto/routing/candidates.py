@@ -68,7 +68,8 @@ def gguf_candidates(
     def candidate(entry: BackendEntry, device: str, is_asked: bool) -> Candidate:
         mine = replace(options, device=device)
         refusal = "" if entry.any_architecture else _unreadable(problem, unreadable)
-        refusal = refusal or entry.missing(device) or _too_large(entry, file, mine)
+        refusal = refusal or entry.refuses(file, spec) or entry.missing(device)
+        refusal = refusal or _too_large(entry, file, mine)
         return Candidate(
             entry.name,
             device,

@@ -82,6 +82,14 @@ def survey(candidates: Sequence[Candidate], trial: Trial) -> Route:
     raise next(iter(failures.values()), _none_can(candidates))
 
 
+def unmeasured(candidates: Sequence[Candidate]) -> Route:
+    """The route by tiers alone, of a model that a probe cannot time."""
+    usable = [each for each in candidates if each.asked and not each.refusal]
+    if not usable:
+        raise _none_can(candidates)
+    return route(candidates, min(usable, key=lambda each: each.tier), [], {})
+
+
 def compare(group: Sequence[Candidate], trial: Trial, failures: dict[str, Exception]) -> list[Figures]:
     """Figures of candidates, remembered or measured one after the other; those that failed have none."""
     key = trial.full_key(group)

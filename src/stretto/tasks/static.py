@@ -6,6 +6,7 @@ stretto.load("wordllama").rerank("pets", ["a cat", "a car"])[0].text
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,25 +36,29 @@ class StaticEmbeddings(TaskModel):
         self._table = table  # float32[n_vocab, dimensions]
         self._tokenizer = tokenizer
 
-    def embed(self, texts: list[str], *, normalize: bool = True) -> Vectors:
-        """float32[n_texts, dimensions]: a vector for each text, L2-normalised unless told not to.
+    def embed(
+        self, texts: Sequence[str] | str, *, normalize: bool = True, dimensions: int | None = None
+    ) -> Vectors:
+        """float32[n, size]: a vector for each text; a single text is a list of one.
 
-        A text without tokens has the vector zero.
+        `dimensions` keeps the first numbers only, for which the table was trained. With `normalize` vectors
+        have length 1, so that their dot product is the cosine between them; a text without tokens has the
+        vector zero.
         """
-        checked = _checked(texts, "texts")
-        vectors = np.zeros((len(checked), self._table.shape[1]), np.float32)
+        checked = _checked([texts] if isinstance(texts, str) else texts, "texts")
+        table = self._table[:, : self._size(dimensions)]
+        vectors = np.zeros((len(checked), table.shape[1]), np.float32)
         for start in range(0, len(checked), _BATCH_TEXTS):
             batch = checked[start : start + _BATCH_TEXTS]
-            for number, encoding in enumerate(
-                self._tokenizer.encode_batch(batch, add_special_tokens=False), start
-            ):
-                vectors[number] = self._mean(encoding.ids)
+            encodings = self._tokenizer.encode_batch(batch, add_special_tokens=False)
+            for number, encoding in enumerate(encodings, start):
+                vectors[number] = _mean(table, encoding.ids)
         if normalize:
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
             vectors /= np.where(lengths > 0, lengths, 1)
         return vectors
 
-    def rerank(self, query: str, documents: list[str], *, top: int | None = None) -> Ranking:
+    def rerank(self, query: str, documents: Sequence[str], *, top: int | None = None) -> Ranking:
         """The documents by the cosine between their vectors and the query's, best first; at most `top`."""
         if not isinstance(query, str):
             raise InvalidRequest(f"query must be a text, not {type(query).__name__}", param="query")
@@ -65,11 +70,25 @@ class StaticEmbeddings(TaskModel):
         items = tuple(Ranked(int(i), float(scores[i]), checked[i]) for i in order)
         return Ranking(items, model=self.name, license=self.license)
 
-    def _mean(self, ids: list[int]) -> Vectors:
-        total = np.zeros(self._table.shape[1], np.float32)
-        for start in range(0, len(ids), _CHUNK_TOKENS):
-            total += self._table[ids[start : start + _CHUNK_TOKENS]].sum(axis=0, dtype=np.float32)
-        return total / np.float32(max(len(ids), 1))
+    def _size(self, dimensions: int | None) -> int:
+        most = int(self._table.shape[1])
+        if dimensions is None:
+            return most
+        if isinstance(dimensions, bool) or not isinstance(dimensions, int) or not 1 <= dimensions <= most:
+            raise InvalidRequest(
+                f"dimensions must be from 1 to {most}, not {dimensions!r}",
+                param="dimensions",
+                value=dimensions,
+            )
+        return dimensions
+
+
+def _mean(table: Vectors, ids: list[int]) -> Vectors:
+    """The mean of the rows of tokens."""
+    total = np.zeros(table.shape[1], np.float32)
+    for start in range(0, len(ids), _CHUNK_TOKENS):
+        total += table[ids[start : start + _CHUNK_TOKENS]].sum(axis=0, dtype=np.float32)
+    return total / np.float32(max(len(ids), 1))
 
 
 def open_task(source: Source, device: str, threads: int | None) -> StaticEmbeddings:

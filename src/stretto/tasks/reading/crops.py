@@ -15,7 +15,7 @@ Pixels = NDArray[np.uint8]
 Singles = NDArray[np.float32]
 
 _CUBIC = -0.75
-_TALL = 1.5  # a crop this many times taller than wide is a line that runs upwards or downwards
+_TALL = 1.5  # height : width
 
 
 def resize(pixels: Pixels, width: int, height: int) -> Pixels:
@@ -40,11 +40,21 @@ def _mixed(one: Singles, other: Pixels | Singles, share: Singles) -> Singles:
 
 
 def cut_line(pixels: Pixels, corners: Points) -> Pixels:
-    """The line within four corners of whole pixels, upright, uint8[height, width, 3]."""
+    """The line within four corners of whole pixels, level, uint8[height, width, 3]."""
+    width, height = _size(corners)
+    crop = _warp(pixels, corners, width, height)
+    return np.rot90(crop) if is_tall(corners) else crop
+
+
+def is_tall(corners: Points) -> bool:
+    """Whether a line runs upwards or downwards, by its shape."""
+    width, height = _size(corners)
+    return height >= _TALL * width
+
+
+def _size(corners: Points) -> tuple[int, int]:
     sides = np.hypot(*(np.roll(corners, -1, axis=0) - corners).T)
-    width, height = int(max(sides[0], sides[2])), int(max(sides[1], sides[3]))
-    crop = _warp(pixels, corners, max(width, 1), max(height, 1))
-    return np.rot90(crop) if crop.shape[0] >= _TALL * crop.shape[1] else crop
+    return max(int(max(sides[0], sides[2])), 1), max(int(max(sides[1], sides[3])), 1)
 
 
 def _warp(pixels: Pixels, corners: Points, width: int, height: int) -> Pixels:

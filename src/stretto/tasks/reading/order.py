@@ -2,7 +2,7 @@
 
 A page is cut into bands by empty rows. Adjacent bands that leave the same strip empty are two columns side by
 side, each of which is ordered on its own; a heading across both stays a band of its own. Narrow columns are
-those of a table or a form, and are read row by row.
+those of a table or a form, and are read row by row. Lines that run upwards or downwards come last.
 """
 
 from __future__ import annotations
@@ -17,6 +17,39 @@ from stretto.tasks.results import Box
 _MIN_GUTTER = 0.8  # the least width of the strip between columns, in heights of a line
 _MIN_COLUMN = 5.0  # the least width of a column, in heights of a line
 _SAME_LINE = 0.5  # boxes that overlap by this share of the lower one's height are on one line
+
+
+def page_order(quads: Sequence[Points], upright: Sequence[bool], turned: Sequence[bool]) -> list[int]:
+    """The numbers of lines in reading order.
+
+    `upright` says which lines run upwards or downwards, and `turned` which stand on their heads; an upright
+    line on its head runs upwards.
+    """
+    level = [n for n in range(len(quads)) if not upright[n]]
+    if 2 * len(level) < len(quads):  # a page on its side
+        level = list(range(len(quads)))
+    most_turned = 2 * sum(turned[n] for n in level) > len(level)
+    order = reading_order(levelled([quads[n] for n in level], most_turned))
+    aside = sorted(set(range(len(quads))) - set(level), key=lambda n: quads[n][:, 0].mean())
+    return [level[i] for i in order] + [
+        n for file in _files(aside, quads) for n in _along(file, quads, turned)
+    ]
+
+
+def _files(lines: list[int], quads: Sequence[Points]) -> list[list[int]]:
+    """Lines that run upwards or downwards, from left to right, those above each other together."""
+    files: list[list[int]] = []
+    for n in lines:
+        if files and quads[n][:, 0].mean() < quads[files[-1][-1]][:, 0].max():
+            files[-1].append(n)
+        else:
+            files.append([n])
+    return files
+
+
+def _along(file: list[int], quads: Sequence[Points], turned: Sequence[bool]) -> list[int]:
+    upwards = 2 * sum(turned[n] for n in file) > len(file)
+    return sorted(file, key=lambda n: float(quads[n][:, 1].mean()), reverse=upwards)
 
 
 def levelled(quads: Sequence[Points], upside_down: bool = False) -> list[Box]:

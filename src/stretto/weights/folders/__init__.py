@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stretto.errors import UnsupportedModel
 from stretto.weights.folders import (
@@ -20,11 +21,14 @@ from stretto.weights.folders import (
     norms,
 )
 from stretto.weights.folders.conversion import Conversion
+from stretto.weights.folders.defaults import GEMMA3, GEMMA3N, GEMMA4, QWEN35
 from stretto.weights.folders.stored import Sources
 from stretto.weights.json_file import Fields
 from stretto.weights.safetensors_file import Shard
 
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+SILU = ("silu", "swish")
+GELU = ("gelu", "gelu_new", "gelu_pytorch_tanh")  # all of these files mean the last
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,12 @@ class Kind:
     arch: str
     convert: Callable[[Conversion], None]
     prefixes: tuple[str, ...] = PREFIXES  # of tensors' names, that depend on the class they were saved from
+    activations: tuple[str, ...] = SILU  # of the feed-forward; empty where the converter checks it
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of settings that configurations leave out
 
 
 KINDS: dict[str, Kind] = {
-    "bert": Kind("bert", encoders.bert, encoders.PREFIXES),
+    "bert": Kind("bert", encoders.bert, encoders.PREFIXES, ()),
     "cohere": Kind("command-r", norms.cohere),
     "cohere2": Kind("cohere2", norms.cohere2),
     "deepseek_v2": Kind("deepseek2", latent.deepseek),
@@ -45,12 +51,12 @@ KINDS: dict[str, Kind] = {
     "ernie4_5": Kind("ernie4_5", llama.ernie),
     "exaone4": Kind("exaone4", norms.exaone4),
     "falcon_h1": Kind("falcon-h1", mambas.falcon),
-    "gemma": Kind("gemma", gemma.gemma),
-    "gemma2": Kind("gemma2", gemma.gemma2),
-    "gemma3": Kind("gemma3", gemma.gemma3),
-    "gemma3_text": Kind("gemma3", gemma.gemma3),
-    "gemma3n_text": Kind("gemma3n", gemma_more.gemma3n),
-    "gemma4_text": Kind("gemma4", gemma_more.gemma4),
+    "gemma": Kind("gemma", gemma.gemma, activations=GELU),
+    "gemma2": Kind("gemma2", gemma.gemma2, activations=GELU),
+    "gemma3": Kind("gemma3", gemma.gemma3, activations=GELU, defaults=GEMMA3),
+    "gemma3_text": Kind("gemma3", gemma.gemma3, activations=GELU, defaults=GEMMA3),
+    "gemma3n_text": Kind("gemma3n", gemma_more.gemma3n, activations=GELU, defaults=GEMMA3N),
+    "gemma4_text": Kind("gemma4", gemma_more.gemma4, activations=GELU, defaults=GEMMA4),
     "glm4": Kind("glm4", norms.glm4),
     "glm4_moe": Kind("glm4moe", experts.glm4moe),
     "glm4_moe_lite": Kind("deepseek2", latent.deepseek),
@@ -60,31 +66,32 @@ KINDS: dict[str, Kind] = {
     "granitemoehybrid": Kind("granitehybrid", mambas.granite),
     "granitemoeshared": Kind("granitemoe", experts.granitemoe),
     "hunyuan_v1_dense": Kind("hunyuan-dense", llama.hunyuan),
-    "jina_embeddings_v3": Kind("jina-bert-v3", encoders.rotary, encoders.PREFIXES),
+    "jina_embeddings_v3": Kind("jina-bert-v3", encoders.rotary, encoders.PREFIXES, ()),
     "lfm2": Kind("lfm2", hybrids.lfm2),
     "lfm2_moe": Kind("lfm2moe", hybrids.lfm2),
     "llama": Kind("llama", llama.llama),
     "ministral3": Kind("mistral3", llama.ministral3),
     "mistral": Kind("llama", llama.llama),
     "mixtral": Kind("llama", experts.mixtral),
-    "modernbert": Kind("modern-bert", encoders.modern_bert, encoders.PREFIXES),
-    "nemotron_h": Kind("nemotron_h", mambas.nemotron, ("backbone.", "model.")),
-    "nomic_bert": Kind("nomic-bert", encoders.rotary, encoders.PREFIXES),
+    "modernbert": Kind("modern-bert", encoders.modern_bert, encoders.PREFIXES, ()),
+    "nemotron_h": Kind("nemotron_h", mambas.nemotron, ("backbone.", "model."), ()),
+    "nomic_bert": Kind("nomic-bert", encoders.rotary, encoders.PREFIXES, ()),
     "olmo2": Kind("olmo2", norms.olmo),
     "olmo3": Kind("olmo2", norms.olmo),
     "phi3": Kind("phi3", llama.phi3),
     "qwen2": Kind("qwen2", llama.qwen),
     "qwen2_moe": Kind("qwen2moe", experts.qwen2moe),
     "qwen3": Kind("qwen3", llama.qwen),
-    "qwen3_5_moe_text": Kind("qwen35moe", hybrids.qwen35),
-    "qwen3_5_text": Kind("qwen35", hybrids.qwen35),
+    "qwen3_5_moe_text": Kind("qwen35moe", hybrids.qwen35, defaults=QWEN35),
+    "qwen3_5_text": Kind("qwen35", hybrids.qwen35, defaults=QWEN35),
     "qwen3_next": Kind("qwen3next", hybrids.qwen3next),
+    "qwen3_vl_text": Kind("qwen3vl", llama.qwen3vl),
     "qwen3_moe": Kind("qwen3moe", experts.qwen3moe),
-    "roberta": Kind("bert", encoders.roberta, encoders.PREFIXES),
+    "roberta": Kind("bert", encoders.roberta, encoders.PREFIXES, ()),
     "seed_oss": Kind("seed_oss", llama.seed_oss),
     "smollm3": Kind("smollm3", llama.smollm3),
-    "starcoder2": Kind("starcoder2", llama.starcoder2),
-    "xlm-roberta": Kind("bert", encoders.roberta, encoders.PREFIXES),
+    "starcoder2": Kind("starcoder2", llama.starcoder2, activations=GELU),
+    "xlm-roberta": Kind("bert", encoders.roberta, encoders.PREFIXES, ()),
 }
 
 
@@ -100,6 +107,12 @@ def convert(config: Fields, shards: list[Shard], folder: Path) -> Conversion:
             field="config.json model_type",
         )
     kind = KINDS[name]
+    config = Fields({**kind.defaults, **dict(config)}, config.path, config.prefix)
+    activation = config.get("hidden_activation", config.get("hidden_act", ""))
+    if kind.activations and activation not in (*kind.activations, ""):
+        raise config.error(
+            "hidden_act", f"{activation!r} is not supported, only {', '.join(kind.activations)}"
+        )
     conversion = Conversion(kind.arch, config, Sources(shards, kind.prefixes), folder)
     kind.convert(conversion)
     conversion.finish()
@@ -112,4 +125,7 @@ def _text_config(config: Fields) -> Fields:
     if not isinstance(inner, dict):
         return config
     outer = {name: config[name] for name in ("tie_word_embeddings", "model_type") if name in config}
+    vision = config.object("vision_config", {})
+    if "deepstack_visual_indexes" in vision:
+        outer["deepstack_visual_indexes"] = vision.list("deepstack_visual_indexes")
     return Fields({**outer, **inner}, config.path, "text_config.")

@@ -27,6 +27,17 @@ def qwen(conversion: Conversion) -> None:
     plain_decoder(conversion)
 
 
+def qwen3vl(conversion: Conversion) -> None:
+    """The language model of Qwen3-VL: positions in three dimensions, image features in its first layers."""
+    config, keys = conversion.config, conversion.keys
+    plain_decoder(conversion)
+    sections = rope_fields(config).list("mrope_section", [24, 20, 20])
+    if len(sections) != 3 or not all(type(one) is int and one >= 0 for one in sections):
+        raise config.error("mrope_section", "must be three counts")
+    keys["rope.dimension_sections"] = [*sections, 0]
+    keys["n_deepstack_layers"] = len(config.list("deepstack_visual_indexes", []))
+
+
 def ministral3(conversion: Conversion) -> None:
     """Ministral 3: queries scaled by the logarithm of their position."""
     plain_decoder(conversion, pairs="adjacent")
