@@ -32,8 +32,9 @@ class Everything(TaskModel):
 
     verbs = "rerank", "classify", "detect", "segment", "read", "transcribe"
 
-    def __init__(self):
+    def __init__(self, takes="text"):
         super().__init__(Source("everything", "MIT", {}))
+        self.takes = takes
         self.at_once = self.most = 0
         self.go = threading.Event()
         self.go.set()
@@ -82,8 +83,8 @@ def png(width=8, height=6):
 @pytest.fixture(scope="module")
 def web():
     model = Everything()
-    openers = {"all": lambda entry: model, "mock": mock()}
-    models = (f"all={TINY}", f"mock={TINY}")
+    openers = {"all": lambda entry: model, "files": lambda entry: Everything("bytes"), "mock": mock()}
+    models = (f"all={TINY}", f"files={TINY}", f"mock={TINY}")
     with visiting(lambda entry: openers[entry.name](entry), models=models) as (running, client):
         client.model, client.running = model, running
         yield client
@@ -111,6 +112,13 @@ def test_one_kind_of_input_is_asked_for(web):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "data")
     answer = web.post("/stretto/classify", json={"model": "all", "data": "!"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "data")
+
+
+def test_a_client_cannot_name_files_of_the_server(web):
+    answer = web.post("/stretto/classify", json={"model": "files", "input": __file__})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
+    assert "give data" in answer.json()["error"]["message"]
+    assert web.post("/stretto/classify", json={"model": "files", "data": "AAEC"}).status_code == 200
 
 
 def test_objects_are_detected(web):

@@ -18,6 +18,7 @@ from stretto.server.options import check_at_most, check_prompts
 from stretto.server.schemas import Body, Name, Number, Text
 from stretto.server.state import state_of
 from stretto.server.task_calls import call
+from stretto.tasks import TaskModel
 
 router = APIRouter(tags=["Tasks"])
 
@@ -158,12 +159,21 @@ async def _each(name: str, request: Request, verb: str, field: str, inputs: list
             return [await from_url(url, "image", settings) for url in inputs]
         if field == "data":
             return await asyncio.to_thread(lambda: [_bytes(text) for text in inputs])
+        _require_texts(generation)
         check_prompts(field, inputs, settings.limits)
         return list(inputs)
 
     results, timings = await call(request, name, verb, prepare, work, field)
     data = await asyncio.to_thread(lambda: [result.to_dict() for result in results])
     return Json({"model": name, "object": "list", "data": data, "timings": timings})
+
+
+def _require_texts(generation: Generation) -> None:
+    """Refuse texts for other models: to these a string is a path, and clients must not name files here."""
+    model: Any = generation.lease.llm
+    if isinstance(model, TaskModel) and model.takes != "text":
+        field = "image" if model.takes == "image" else "data"
+        raise ApiError(400, f"{model.name} takes no texts; give {field}", param="input", code="invalid_value")
 
 
 def _list(given: Any) -> list[str]:
