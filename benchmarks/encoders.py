@@ -85,6 +85,7 @@ def commands(args):
         found[f"stretto {kind}"] = [sys.executable, worker, "stretto", path, threads]
     if args.python:
         found["onnxruntime f32"] = [args.python, worker, "onnx", folder, threads]
+        found["onnxruntime 8 bits"] = [args.python, worker, "onnx8", folder, threads]
         found["sentence-transformers f32"] = [args.python, worker, "sentence", folder, threads]
     for kind, path in files.items() if args.peer else ():
         found[f"llama.cpp {kind}"] = [args.peer, worker, "llamacpp", path, threads]
@@ -100,7 +101,7 @@ def measure(args):
             versions[name] = process.ask({"do": "about"})["version"]
         for size in SIZES:
             for number in range(args.rounds + 1):  # the first warms up
-                texts = make_texts(size, 1000 + (number if size == 1 else 0))
+                texts = make_texts(size if number else min(size, 16), 1000 + (number if size == 1 else 0))
                 for name, process in processes.items():
                     note(f"{size} texts, round {number} of {args.rounds}, {name}")
                     repeat = 8 if size == 1 else 1

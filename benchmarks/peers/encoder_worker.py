@@ -1,6 +1,6 @@
 """Embeds texts with one library, when it is asked; `encoders.py` starts it in that library's environment.
 
-python encoder_worker.py stretto|onnx|sentence|llamacpp MODEL THREADS
+python encoder_worker.py stretto|onnx|onnx8|sentence|llamacpp MODEL THREADS
 
 MODEL is a GGUF file for Stretto and llama.cpp, a Hugging Face folder for the others. All take text, tokenize
 it, and return L2-normalised means. Where a library pads, texts are sorted by length and taken 8 at a time:
@@ -22,14 +22,19 @@ def stretto(model, threads):
     return load_encoder(model, threads=threads).embed
 
 
-def onnx(model, threads):
+def onnx8(model, threads):
+    return onnx(model, threads, is_quantized=True)
+
+
+def onnx(model, threads, is_quantized=False):
     import onnxruntime
     from minilm_onnx import build
     from tokenizers import Tokenizer
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 3
-    session = onnxruntime.InferenceSession(build(model), options, providers=["CPUExecutionProvider"])
+    graph = build(model, is_quantized)
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     tokenizer = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -127,6 +132,7 @@ quiet_holder = []
 VERSIONS = {
     "stretto": "stretto",
     "onnx": "onnxruntime",
+    "onnx8": "onnxruntime",
     "sentence": "sentence-transformers",
     "llamacpp": "llama_cpp_python",
 }

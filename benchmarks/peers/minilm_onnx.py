@@ -1,4 +1,4 @@
-"""A BERT folder as an ONNX graph of standard operators, float32, as exporters make it."""
+"""A BERT folder as an ONNX graph, float32 with standard operators, or matrices in blocks of 8 bits."""
 
 import json
 from pathlib import Path
@@ -7,18 +7,20 @@ import numpy as np
 from onnx import TensorProto, helper
 from safetensors.numpy import load_file
 
+KINDS = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "uint8": TensorProto.UINT8}
+BLOCK = 32
 INPUTS = "input_ids", "attention_mask", "token_type_ids"
 
 
 class Graph:
     """Nodes and constants; each method adds one and returns its name."""
 
-    def __init__(self, weights, eps):
-        self.weights, self.eps = weights, eps
+    def __init__(self, weights, eps, is_quantized):
+        self.weights, self.eps, self.is_quantized = weights, eps, is_quantized
         self.nodes, self.constants = [], []
 
     def constant(self, name, array):
-        kind = TensorProto.FLOAT if array.dtype == np.float32 else TensorProto.INT64
+        kind = KINDS[array.dtype.name]
         raw = np.ascontiguousarray(array).tobytes()
         self.constants.append(TensorProto(name=name, data_type=kind, dims=array.shape, raw_data=raw))
         return name
@@ -28,9 +30,20 @@ class Graph:
         return name
 
     def linear(self, x, name):
-        matrix = self.constant(f"{name}.matrix", self.weights[f"{name}.weight"].T)
         bias = self.constant(f"{name}.bias", self.weights[f"{name}.bias"])
-        return self.add("Add", [self.add("MatMul", [x, matrix], f"{name}.product"), bias], f"{name}.out")
+        return self.add("Add", [self.product(x, name), bias], f"{name}.out")
+
+    def product(self, x, name):
+        matrix, out = self.weights[f"{name}.weight"], f"{name}.product"
+        if not self.is_quantized:
+            return self.add("MatMul", [x, self.constant(f"{name}.matrix", matrix.T)], out)
+        rows, columns = matrix.shape
+        blocks = matrix.reshape(rows, -1, BLOCK)
+        scales = np.abs(blocks).max(-1) / 127
+        quants = (np.rint(blocks / np.maximum(scales, 1e-12)[..., None]) + 128).astype(np.uint8)
+        constants = self.constant(f"{name}.quants", quants), self.constant(f"{name}.scales", scales)
+        sizes = {"K": columns, "N": rows, "bits": 8, "block_size": BLOCK, "accuracy_level": 4}
+        return self.add("MatMulNBits", [x, *constants], out, domain="com.microsoft", **sizes)
 
     def norm(self, x, name, out):
         parts = [
@@ -42,12 +55,12 @@ class Graph:
         return self.constant(name, self.weights[f"embeddings.{name}_embeddings.weight"])
 
 
-def build(folder):
+def build(folder, is_quantized=False):
     """The graph, serialised: last_hidden_state of input_ids, attention_mask and token_type_ids."""
     config = json.loads((Path(folder) / "config.json").read_text())
     weights = load_file(Path(folder) / "model.safetensors")
     weights = {name.removeprefix("bert."): array.astype(np.float32) for name, array in weights.items()}
-    g = Graph(weights, config["layer_norm_eps"])
+    g = Graph(weights, config["layer_norm_eps"], is_quantized)
     zero, one, two = (g.constant(f"number{i}", np.array([i])) for i in range(3))
     g.add("Shape", ["input_ids"], "shape")
     length = g.add("Slice", ["shape", one, two], "length")
@@ -75,5 +88,6 @@ def build(folder):
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, sizes) for name in INPUTS]
     result = helper.make_tensor_value_info(x, TensorProto.FLOAT, [*sizes, config["hidden_size"]])
     graph = helper.make_graph(g.nodes, "bert", inputs, [result], g.constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    sets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=sets, ir_version=11)
     return model.SerializeToString()

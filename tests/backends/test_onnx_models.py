@@ -75,6 +75,19 @@ def test_a_batch_gives_what_each_prompt_gives_alone(llm):
     assert [result.tokens for result in llm.generate(prompts, max_tokens=12, **EXACT)] == alone
 
 
+@pytest.mark.parametrize("name", ["llama", GENAI])
+def test_requests_that_wait_for_cells_give_the_same_texts(name):
+    rng = np.random.default_rng(3)
+    shared = rng.integers(0, 256, 12).tolist()
+    prompts = [[*shared, *rng.integers(0, 256, n).tolist()] for n in (1, 9, 3, 14, 5, 11)]
+    with stretto.load(DATA / name, threads=1, cells=512) as llm:
+        alone = [llm.generate(prompt, max_tokens=14, **EXACT).tokens for prompt in prompts]
+    with stretto.load(DATA / name, threads=1, cells=64) as llm:
+        together = llm.generate(prompts * 2, max_tokens=14, **EXACT)
+        llm.cells.check()
+    assert [result.tokens for result in together] == alone * 2
+
+
 def test_prompts_that_begin_alike_share_their_cells(llm):
     llm.cache.clear()
     prompt = tokens(llm, 30, 5)

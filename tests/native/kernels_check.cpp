@@ -152,8 +152,10 @@ Weights weights_of(Random& random, Layout layout, size_t rows, size_t columns, b
                 std::memcpy(at + 4 * i, &scale, 4);
             }
         }
+        // Codes have signs where there are no minima; the others have six bits.
         for (size_t i = scales * size; i < shape.head_bytes(); ++i) {
-            at[i] = extreme ? (random.bits() & 1 ? 64 : 192) : static_cast<uint8_t>(random.bits());
+            const auto code = static_cast<uint8_t>(random.bits());
+            at[i] = extreme ? (shape.min || code & 1 ? 64 : 192) : shape.min ? code & 63 : code;
         }
         for (size_t i = shape.head_bytes(); i < shape.unit_bytes(); ++i) {
             at[i] = extreme ? ends[random.bits() % 6] : static_cast<uint8_t>(random.bits());

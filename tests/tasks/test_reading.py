@@ -19,6 +19,7 @@ from stretto.tasks.reading.geometry import (
     order_corners,
 )
 from stretto.tasks.reading.order import levelled, page_order, reading_order
+from stretto.tasks.reading.ppocr import _prepared
 from stretto.tasks.reading.recognition import batches, decode, normalised, read_characters
 from stretto.tasks.reading.regions import find_lines, label_runs
 
@@ -187,6 +188,18 @@ def test_lines_that_run_upwards_come_last_from_below():
 
 def test_nothing_is_read_in_no_order():
     assert reading_order(levelled([])) == []
+
+
+@pytest.mark.parametrize(
+    "size", [(20, 4000), (4000, 20), (40, 700), (700, 40), (2, 1500), (30, 30), (1, 1), (3000, 3000)]
+)
+def test_images_of_any_shape_stay_within_bounds(size):
+    page = _prepared(np.zeros((*size, 3), np.uint8))
+    height, width = page.pixels.shape[:2]
+    assert max(height, width) <= 2016
+    assert max(height, width) <= 8.1 * min(height, width)
+    middle = (np.asarray((width, height)) / 2 - page.origin) * page.scale
+    assert middle.tolist() == pytest.approx([size[1] / 2, size[0] / 2])
 
 
 @pytest.mark.parametrize("name", ["notice.png", "scanned.png"])

@@ -21,7 +21,7 @@ from stretto.routing.probe import Probe, Sample, distance, measure
 from stretto.routing.remembered import Figures, recall, remember
 from stretto.routing.route import Option, Route
 
-BAR = 0.1  # the greatest distance from the most exact candidate
+BAR = 0.09  # the greatest distance from the most exact candidate
 MARGIN = 1.1  # a later candidate must be so much faster than an earlier one
 SECONDS = 1.0  # of all probes together
 

@@ -71,7 +71,7 @@ class StaticEmbeddings(TaskModel):
         return Ranking(items, model=self.name, license=self.license)
 
     def _size(self, dimensions: int | None) -> int:
-        most = self._table.shape[1]
+        most = int(self._table.shape[1])
         if dimensions is None:
             return most
         if isinstance(dimensions, bool) or not isinstance(dimensions, int) or not 1 <= dimensions <= most:

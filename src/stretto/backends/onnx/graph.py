@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -233,8 +234,8 @@ def _shares(file: OnnxFile, planes: tuple[Plane, ...], nodes: list[Node]) -> boo
     pairs = {
         (_at(node.inputs, GQA_PAST[i]), _at(node.outputs, GQA_PRESENT[i])) for node in nodes for i in (0, 1)
     }
-    uses = [name for node in file.all_nodes() for name in node.inputs]
-    return all((each.past, each.present) in pairs and uses.count(each.past) == 1 for each in planes)
+    uses = Counter(name for node in file.all_nodes() for name in node.inputs)
+    return all((each.past, each.present) in pairs and uses[each.past] == 1 for each in planes)
 
 
 def _windows(nodes: list[Node], planes: tuple[Plane, ...]) -> Mapping[int, int | None] | None:

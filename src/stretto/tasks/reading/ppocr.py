@@ -29,7 +29,7 @@ DETECTION, RECOGNITION, DIRECTION = (
 _MAX_SIDE = 2000  # pixels; larger images are scaled down
 _MIN_SIDE = 30
 _DETECTION_SIDE = 736  # the shorter side has at least as many pixels when lines are looked for
-_WIDE = 8  # an image this many times wider than high gets a margin above and below
+_WIDE = 8  # an image this many times longer on one side than on the other gets a margin
 _STEP = 32  # sides are multiples of it
 _DIRECTION_HEIGHT, _DIRECTION_WIDTH = 48, 192
 _SURE_TURNED = 0.9
@@ -38,10 +38,10 @@ _WORD_CHARACTERS = 3  # fewer may be narrow without running upwards: 1, I, l
 
 @dataclass(frozen=True)
 class _Page:
-    """An image as the models get it, and the way back: original = (here - margin) × scale."""
+    """An image as the models get it, and the way back: original = (here - origin) × scale."""
 
     pixels: Pixels  # blue, green, red
-    top: int
+    origin: tuple[int, int]
     scale: tuple[float, float]
 
 
@@ -128,17 +128,26 @@ def open_task(source: Source, device: str, threads: int | None) -> PPOCR:
 def _prepared(pixels: Pixels) -> _Page:
     """The image within the models' bounds on its sides and on their ratio."""
     height, width = pixels.shape[:2]
-    factor = min(1.0, _MAX_SIDE / max(height, width))
-    if factor == 1 and min(height, width) < _MIN_SIDE:
-        factor = _MIN_SIDE / min(height, width)
+    factor = min(max(1.0, _MIN_SIDE / min(height, width)), _MAX_SIDE / max(height, width))
     if factor != 1:
         pixels = resize(np.ascontiguousarray(pixels), _to_step(width * factor), _to_step(height * factor))
     scale = width / pixels.shape[1], height / pixels.shape[0]
-    high, wide = pixels.shape[:2]
-    if high > _MIN_SIDE and wide <= _WIDE * high:
-        return _Page(np.ascontiguousarray(pixels), 0, scale)
-    margin = abs(2 * max(wide // _WIDE, _MIN_SIDE) - high) // 2
-    return _Page(np.pad(pixels, ((margin, margin), (0, 0), (0, 0))), margin, scale)
+    top, left = _margins(*pixels.shape[:2])
+    if top or left:
+        pixels = np.pad(pixels, ((top, top), (left, left), (0, 0)))
+    return _Page(np.ascontiguousarray(pixels), (left, top), scale)
+
+
+def _margins(height: int, width: int) -> tuple[int, int]:
+    """Rows to add above and below, and columns to add on both sides.
+
+    A strip would become much too long when its shorter side is made as long as the models want it.
+    """
+    if height <= _MIN_SIDE or width > _WIDE * height:
+        return abs(2 * max(width // _WIDE, _MIN_SIDE) - height) // 2, 0
+    if height > _WIDE * width:
+        return 0, abs(2 * (height // _WIDE) - width) // 2
+    return 0, 0
 
 
 def _to_step(length: float) -> int:
@@ -147,6 +156,6 @@ def _to_step(length: float) -> int:
 
 def _corners(quad: Points, page: _Page, image: Image) -> tuple[tuple[float, float], ...]:
     """Corners on the page as corners in the image that was given."""
-    points = (quad - (0, page.top)) * page.scale
+    points = (quad - page.origin) * page.scale
     bounded = np.clip(points, 0, (image.width, image.height))
     return tuple((float(x), float(y)) for x, y in bounded)

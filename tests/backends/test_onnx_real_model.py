@@ -1,0 +1,49 @@
+"""SmolLM2 as an ONNX folder, loaded by `stretto.load`, against exact answers of another implementation."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stretto
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+
+from stretto.export.folder import export_onnx
+
+ANSWERS = Path(__file__).parent.parent / "data" / "golden" / "smollm2-135m-instruct-q4_1.json"
+
+
+@pytest.fixture(scope="module", params=["gqa", "cells"])
+def llm(request, smollm2_path, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("smollm2") / "folder"
+    export_onnx(smollm2_path, folder, precision="f32", form=request.param, context=512)
+    with stretto.load(folder, cells=512) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def answers():
+    return json.loads(ANSWERS.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.golden
+def test_scores_and_greedy_texts_are_exact(llm, answers):
+    for answer in answers["score"].values():
+        assert np.abs(llm.score(answer["ids"]) - answer["logprobs"]).max() <= 1e-3
+        assert np.abs(llm.score(answer["ids"]) - answer["logprobs"]).mean() <= 1e-4
+    for answer in answers["greedy"].values():
+        n = len(answer["generated"])
+        result = llm.generate(answer["ids"], temperature=0, max_tokens=n, ignore_eos=True)
+        assert result.tokens == answer["generated"]
+    assert getattr(llm.backend, "presents", None) is None or llm.backend.presents.n_gathered == 0
+
+
+@pytest.mark.slow
+def test_the_tokenizer_is_that_of_the_file(llm, answers):
+    for case in answers["tokenize"]:
+        assert llm.tokenizer.encode(case["text"]) == case["ids"]
+        assert llm.tokenizer.encode(case["text"], special=True) == case["ids_special"]
