@@ -51,6 +51,7 @@ class Folder(GGUF):
         self._shards += dense_modules(self.path, found)
         self.metadata = make_metadata(values, self.path)
         self.tensors = found.tensors
+        self._kept = found.kept
         # Tensors that are used as a file has them lie in one of the files, the others in none.
         self._places = {
             name: next(s for s in self._shards if stored.name in s.stored)
@@ -94,6 +95,7 @@ class Folder(GGUF):
         for shard in self._shards:
             shard.close()
         self.tensors = {}
+        self._kept.clear()
 
     def __repr__(self) -> str:
         return f"<Folder {str(self.path)!r}: {len(self.tensors)} tensors in {len(self._shards)} files>"

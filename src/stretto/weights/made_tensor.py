@@ -7,7 +7,7 @@ A tensor of a GGUF file may be the rows of one in another order, several in one,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -66,9 +66,7 @@ class MadeTensor(Tensor):
     @property
     def data(self) -> NDArray[np.uint8]:
         """uint8[..., bytes of a row], made now unless it was the last to be read."""
-        if self._kept.name != self.name:
-            self._kept.name, self._kept.data = self.name, self._make()
-        return self._kept.data
+        return self._kept.get(self.name, self._make)
 
     @property
     def nbytes(self) -> int:
@@ -89,12 +87,22 @@ class MadeTensor(Tensor):
         return source.data.reshape(-1).view(word).reshape(source.shape)
 
 
-@dataclass
 class Kept:
     """The data of the made tensor that was read last: experts are read one by one from the same tensor."""
 
-    name: str = ""
-    data: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    def __init__(self) -> None:
+        self._last: tuple[str, NDArray[np.uint8]] = "", np.zeros(0, np.uint8)
+
+    def get(self, name: str, make: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8]:
+        """The data of a tensor, made unless it is kept. Threads may ask for different ones."""
+        last = self._last
+        if last[0] != name:
+            last = self._last = name, make()
+        return last[1]
+
+    def clear(self) -> None:
+        """Let go of the data."""
+        self._last = "", np.zeros(0, np.uint8)
 
 
 class ConstantTensor(Tensor):

@@ -14,7 +14,7 @@ from typing import Any
 from stretto.errors import ModelError
 from stretto.weights.folders.stored import Sources
 from stretto.weights.json_file import Fields
-from stretto.weights.made_tensor import ConstantTensor, MadeTensor, Op
+from stretto.weights.made_tensor import ConstantTensor, Kept, MadeTensor, Op
 from stretto.weights.safetensors_file import Stored
 from stretto.weights.tensor import Tensor
 
@@ -64,6 +64,11 @@ class Conversion:
     def used(self) -> Mapping[str, Stored]:
         """The tensors that are used as a file has them, by their names in the result."""
         return self._sources.used
+
+    @property
+    def kept(self) -> Kept:
+        """The data of the made tensor that was read last."""
+        return self._sources.kept
 
     def shape(self, source: str) -> tuple[int, ...]:
         """The shape of a tensor of the folder."""

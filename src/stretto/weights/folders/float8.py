@@ -69,9 +69,7 @@ class Float8Tensor(Tensor):
     @property
     def data(self) -> NDArray[np.uint8]:
         """uint8[..., bytes of a row], made now unless it was the last to be read."""
-        if self._kept.name != self.name:
-            self._kept.name, self._kept.data = self.name, self._make()
-        return self._kept.data
+        return self._kept.get(self.name, self._make)
 
     @property
     def nbytes(self) -> int:

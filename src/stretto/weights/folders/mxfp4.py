@@ -56,9 +56,7 @@ class MXFP4Tensor(Tensor):
     @property
     def data(self) -> NDArray[np.uint8]:
         """uint8[experts, rows, bytes of a row], made now unless it was the last to be read."""
-        if self._kept.name != self.name:
-            self._kept.name, self._kept.data = self.name, self._make()
-        return self._kept.data
+        return self._kept.get(self.name, self._make)
 
     @property
     def nbytes(self) -> int:
