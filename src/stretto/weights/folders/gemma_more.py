@@ -150,7 +150,7 @@ def gemma4(conversion: Conversion) -> None:
     if "final_logit_softcapping" in config:
         keys["final_logit_softcapping"] = config.number("final_logit_softcapping")
     if config.get("use_double_wide_mlp") is True:
-        shared, width = keys["attention.shared_kv_layers"], keys["feed_forward_length"]
+        shared, width = keys["attention.shared_kv_layers"], config.integer("intermediate_size", least=1)
         keys["feed_forward_length"] = [width] * (conversion.n_layer - shared) + [2 * width] * shared
     if config.get("enable_moe_block") is True:
         keys |= {

@@ -28,7 +28,7 @@ def gptoss(conversion: Conversion) -> None:
     if rope_fields(config).get("truncate", False) is not False:
         raise config.error("rope_parameters.truncate", "only false is supported")
     keys["attention.sliding_window"] = config.integer("sliding_window", least=1)
-    keys["expert_feed_forward_length"] = keys["feed_forward_length"]
+    keys["expert_feed_forward_length"] = config.integer("intermediate_size", least=1)
     expert_keys(conversion)
     for i in range(conversion.n_layer):
         conversion.take(f"blk.{i}.attn_sinks.weight", f"layers.{i}.self_attn.sinks")
