@@ -189,7 +189,10 @@ def test_transcripts_go_to_json(tasks):
 
 
 def test_stdin_is_bounded(monkeypatch):
-    monkeypatch.setattr(task_files, "MAX_TEXT_BYTES", 10)
+    monkeypatch.setattr(task_files, "MAX_STDIN_BYTES", 10)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"x" * 11)))
     with pytest.raises(InvalidRequest, match="more than 10 bytes"):
         task_files.texts_of([])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"x" * 11)))
+    with pytest.raises(InvalidRequest, match="more than 10 bytes"):
+        task_files.source_of("-")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stretto.cli import options as o
-from stretto.errors import ModelError
 
 if TYPE_CHECKING:
     from stretto.bench import Loop, Machine, Row
@@ -117,15 +115,10 @@ def _opened(
     repack: str = "auto",
 ) -> LLM:
     from stretto import llm
-    from stretto.cli.pull import pull
-    from stretto.weights import hub
+    from stretto.cli.pull import pull_missing
 
     note(f"loading {model}")
-    try:
-        hub.resolve(model, pull=False)
-    except ModelError:
-        with redirect_stdout(sys.stderr):
-            pull(model)
+    pull_missing(model)
     return llm.load(
         model,
         backend=backend,

@@ -7,14 +7,14 @@ import signal
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from stretto.cli.output import clean, console
-from stretto.errors import InvalidRequest, ModelError
+from stretto.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from stretto.llm import LLM
@@ -74,14 +74,9 @@ def open_llm(
     from rich.text import Text
 
     from stretto import llm
-    from stretto.cli.pull import pull
-    from stretto.weights import hub
+    from stretto.cli.pull import pull_missing
 
-    try:
-        hub.resolve(model, pull=False)
-    except ModelError:
-        with redirect_stdout(sys.stderr):  # download messages are no part of the answer
-            pull(model)
+    pull_missing(model)
     screen = console(stderr=True)
     with screen.status(Text(f"loading {clean(model)}")) if screen.is_terminal else nullcontext():
         return llm.load(

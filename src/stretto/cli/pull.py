@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from typing import Annotated
 
 import typer
+
+from stretto.errors import ModelError
 
 
 def pull(
@@ -51,3 +55,14 @@ def pull(
     lines += [f"Terms kept in {clean(str(notice))}" for notice in pulled.notices]
     for line in lines:
         console().print(line, soft_wrap=True)
+
+
+def pull_missing(model: str) -> None:
+    """Fetch a model that is not here. What is said about it goes to stderr: it is no part of an answer."""
+    from stretto.weights import hub
+
+    try:
+        hub.resolve(model, pull=False)
+    except ModelError:
+        with redirect_stdout(sys.stderr):
+            pull(model)

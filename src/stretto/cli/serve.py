@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from stretto.cli import options as o
-from stretto.errors import InvalidRequest, ModelError, StrettoError
+from stretto.cli.pull import pull_missing
+from stretto.errors import InvalidRequest, StrettoError
 
 if TYPE_CHECKING:
-    from stretto.server.settings import ModelEntry
+    pass
 
 _ACCESS = "Access"
 _MODELS = "Models and memory"
@@ -177,7 +177,7 @@ def serve(
         limits=RequestLimits(n=max_n, seconds=max_time, body=size("--max-body", max_body)),
     )
     for entry in entries:
-        _fetch(entry)
+        pull_missing(entry.source)
     names = ", ".join(entry.name for entry in entries)
     run(settings, lambda address: print(f"serving {names} on {address}", flush=True))
 
@@ -198,17 +198,3 @@ def size(name: str, text: str) -> int:
     if unit not in UNITS or not 0 < number < 1e15:
         raise InvalidRequest(f"{name} takes a size like 8GB or 512MiB, not {text!r}")
     return int(number * UNITS[unit])
-
-
-def _fetch(entry: ModelEntry) -> None:
-    """Download a model that is not here, with progress on stderr."""
-    from contextlib import redirect_stdout
-
-    from stretto.cli.pull import pull
-    from stretto.weights import hub
-
-    try:
-        hub.resolve(entry.source, pull=False)
-    except ModelError:
-        with redirect_stdout(sys.stderr):
-            pull(entry.source)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stretto.cli.output import clean, console
-from stretto.errors import InvalidRequest, ModelError, StrettoError
+from stretto.errors import InvalidRequest, StrettoError
 
 if TYPE_CHECKING:
     from stretto.llm import LLM
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 SOUNDS = (".wav",)
-MAX_TEXT_BYTES = 64 << 20  # of stdin
+MAX_STDIN_BYTES = 64 << 20
 
 Files = Annotated[list[str], typer.Argument(metavar="FILE…", help="Files or folders; - for stdin.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -36,14 +36,9 @@ def opened(model: str, device: str = "auto", threads: int | None = None) -> Iter
     from rich.text import Text
 
     from stretto import door
-    from stretto.cli.pull import pull
-    from stretto.weights import hub
+    from stretto.cli.pull import pull_missing
 
-    try:
-        hub.resolve(model, pull=False)
-    except ModelError:
-        with redirect_stdout(sys.stderr):  # download messages are no part of the answer
-            pull(model)
+    pull_missing(model)
     screen = console(stderr=True)
     with screen.status(Text(f"loading {clean(model)}")) if screen.is_terminal else nullcontext():
         made = door.load(model, device=device, threads=threads)
@@ -73,11 +68,8 @@ def texts_of(given: Sequence[str]) -> list[str]:
     """The texts that were given, or the lines of stdin."""
     if list(given) not in ([], ["-"]):
         return list(given)
-    data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
-    if len(data) > MAX_TEXT_BYTES:
-        raise InvalidRequest(f"stdin has more than {MAX_TEXT_BYTES:,} bytes, which is all that is read")
     try:
-        lines = [line for line in data.decode("utf-8").splitlines() if line.strip()]
+        lines = [line for line in _stdin().decode("utf-8").splitlines() if line.strip()]
     except UnicodeError as error:
         raise InvalidRequest(f"stdin is not UTF-8: {error}") from None
     if not lines:
@@ -87,7 +79,15 @@ def texts_of(given: Sequence[str]) -> list[str]:
 
 def source_of(name: str) -> Any:
     """What a verb gets: the path, or the bytes of stdin."""
-    return sys.stdin.buffer.read(MAX_TEXT_BYTES) if name == "-" else name
+    return _stdin() if name == "-" else name
+
+
+def _stdin() -> bytes:
+    """All of stdin; refused if it is more than is read."""
+    data = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
+    if len(data) > MAX_STDIN_BYTES:
+        raise InvalidRequest(f"stdin has more than {MAX_STDIN_BYTES:,} bytes, which is all that is read")
+    return data
 
 
 def run_all(names: Iterable[str], work: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
