@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import StrettoError
+from stretto.weights.files import atomic_write, read_records
 
 FILE = "hardware.json"
 REVISION = 2  # of the method: figures of another one are not comparable, and not used
@@ -79,7 +80,7 @@ def measure(native: Any, threads: int, cache_bytes: int, memory_free: int | None
 def recall(key: str, path: Path | None = None) -> Speed | None:
     """The stored speeds of this key; None if there are none, or the file is damaged."""
     try:
-        entry = _load(path or _default())[key]
+        entry = read_records(path or _default())[key]
         return Speed(_bandwidth(entry["bandwidth"]), _integer_peak(entry["integer_peak"]))
     except (OSError, StrettoError, KeyError, OverflowError, TypeError, ValueError):
         return None
@@ -87,12 +88,10 @@ def recall(key: str, path: Path | None = None) -> Speed | None:
 
 def remember(key: str, speed: Speed, path: Path | None = None) -> None:
     """Store speeds for `recall`, next to those of other machines; errors are ignored."""
-    from stretto.weights.files import atomic_write
-
     with suppress(OSError, StrettoError):
         path = path or _default()
         try:
-            known = _load(path)
+            known = read_records(path)
         except (OSError, ValueError):
             known = {}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,17 +103,6 @@ def _default() -> Path:
     from stretto.weights.hub import Store
 
     return Store.default().home / FILE
-
-
-def _load(path: Path) -> dict[str, Any]:
-    """The entries of the file; ValueError if it is not one of ours."""
-    try:
-        entries = json.loads(path.read_bytes())
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(entries, dict):
-        raise ValueError("no JSON object")
-    return entries
 
 
 def _bandwidth(entry: Any) -> Bandwidth | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import StrettoError
-from stretto.weights.files import atomic_write
+from stretto.weights.files import atomic_write, read_records
 
 FILE = "routes.json"
 MAX_ENTRIES = 256
@@ -40,7 +40,7 @@ class Figures:
 def recall(key: str, path: Path | None = None) -> list[Figures] | None:
     """The stored figures of this key; None if there are none, or the file is damaged."""
     try:
-        return [_figures(entry) for entry in _load(path or default_path())[key]]
+        return [_figures(entry) for entry in read_records(path or default_path(), MAX_BYTES)[key]]
     except (OSError, StrettoError, KeyError, OverflowError, TypeError, ValueError):
         return None
 
@@ -50,7 +50,7 @@ def remember(key: str, figures: list[Figures], path: Path | None = None) -> None
     with suppress(OSError, StrettoError):
         path = path or default_path()
         try:
-            known = _load(path)
+            known = read_records(path, MAX_BYTES)
         except (OSError, ValueError):
             known = {}
         known.pop(key, None)
@@ -66,19 +66,6 @@ def default_path() -> Path:
     from stretto.weights.hub import Store
 
     return Store.default().home / FILE
-
-
-def _load(path: Path) -> dict[str, Any]:
-    """The entries of the file; ValueError if it is not one of ours."""
-    if path.stat().st_size > MAX_BYTES:
-        raise ValueError("too large")
-    try:
-        entries = json.loads(path.read_bytes())
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(entries, dict):
-        raise ValueError("no JSON object")
-    return entries
 
 
 def _figures(entry: Any) -> Figures:

@@ -1,13 +1,14 @@
-"""Files that are written atomically."""
+"""Files that are written atomically, and files of small records that are read with care."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 @contextmanager
@@ -31,3 +32,16 @@ def atomic_write(path: str | os.PathLike[str], *, durable: bool = True) -> Itera
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def read_records(path: Path, most: int = 1 << 20) -> dict[str, Any]:
+    """The object in a JSON file of ours; `ValueError` if it is not one, or has more than `most` bytes."""
+    if path.stat().st_size > most:
+        raise ValueError("too large")
+    try:
+        records = json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(records, dict):
+        raise ValueError("no JSON object")
+    return records
