@@ -6,7 +6,7 @@ tensor, or several kinds of them in one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +38,7 @@ class Matrices:
 
     def __init__(self, file: GGUF, spec: ModelSpec) -> None:
         self._tensors = file.tensors
-        self._slices = {
-            f"blk.{i}.{name}": replace(at, tensor=f"blk.{i}.{at.tensor}")
-            for i, layer in enumerate(spec.layers)
-            for name, at in layer.slices().items()
-        }
+        self._slices = spec.slices()
         self._fused = {
             f"blk.{i}": layer.mixer
             for i, layer in enumerate(spec.layers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,11 +50,7 @@ class Weights:
 
     def __init__(self, file: GGUF, spec: ModelSpec) -> None:
         self._tensors = file.tensors
-        self._slices = {
-            f"blk.{i}.{name}": replace(at, tensor=f"blk.{i}.{at.tensor}")
-            for i, layer in enumerate(spec.layers)
-            for name, at in layer.slices().items()
-        }
+        self._slices = spec.slices()
 
     def matrix(self, name: str, order: Order | None = None) -> Matrix:
         """The matrix of that name, which ends in ".weight"."""

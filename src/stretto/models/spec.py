@@ -300,6 +300,14 @@ class ModelSpec:
             shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.tensors(self.n_embd).items()}
         return shapes
 
+    def slices(self) -> dict[str, Slice]:
+        """Tensors that are parts of others in the file, by the decoder's names."""
+        return {
+            f"blk.{i}.{name}": replace(at, tensor=f"blk.{i}.{at.tensor}")
+            for i, layer in enumerate(self.layers)
+            for name, at in layer.slices().items()
+        }
+
     def unused(self) -> set[str]:
         """The names of tensors that files have, and that nothing reads."""
         return {f"blk.{i}.{name}" for i, layer in enumerate(self.layers) for name in layer.unused}
