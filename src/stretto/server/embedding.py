@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from stretto.llm import LLM
 from stretto.server.errors import ApiError
 from stretto.server.generation import Generation
+from stretto.server.task_calls import in_turn
 from stretto.tasks import TaskModel
 
 BATCH_TEXTS = 16  # embedded at a time; then the time limit is checked
@@ -45,22 +45,21 @@ class Vectors:
 
 async def embedded(generation: Generation, texts: list[Any], how: Vectors) -> tuple[Floats, int]:
     """The vectors of texts, computed in batches, and their total number of tokens."""
-    slot, started = generation.lease.slot, time.monotonic()
-    try:
-        return await _embedded(generation, texts, how)
-    finally:
-        slot.done["embed"] += len(texts)
-        slot.seconds["embed"] += time.monotonic() - started
-
-
-async def _embedded(generation: Generation, texts: list[Any], how: Vectors) -> tuple[Floats, int]:
     model: Any = generation.lease.llm
     if isinstance(model, TaskModel):
         if how.pooling is not None:
             raise ApiError(400, f"{model.name} has no choice of pooling", param="pooling")
-        async with generation.lease.slot.turn:
-            made = await asyncio.to_thread(model.embed, texts, normalize=how.normalize)
+        made = await in_turn(
+            generation, "embed", texts, lambda model, texts: model.embed(texts, normalize=how.normalize)
+        )
         return how.cut(np.asarray(made, np.float32)), 0
+    with generation.lease.slot.counted("embed", len(texts)):
+        vectors, n_tokens = await _batches(generation, model, texts, how)
+    return how.cut(vectors), n_tokens
+
+
+async def _batches(generation: Generation, model: Any, texts: list[Any], how: Vectors) -> tuple[Floats, int]:
+    """The engine's vectors: it has a queue of its own, and works on several requests at once."""
     options = {} if how.pooling is None else {"pooling": how.pooling}
     vectors: list[Floats] = []
     ids = await asyncio.to_thread(lambda: [ids_of(model, text) for text in texts])
@@ -68,7 +67,7 @@ async def _embedded(generation: Generation, texts: list[Any], how: Vectors) -> t
         _ = generation.left  # raises if there is no time left
         batch = ids[start : start + BATCH_TEXTS]
         vectors.append(await model.aembed(batch, normalize=how.normalize, **options))
-    return how.cut(np.concatenate(vectors)), sum(map(len, ids))
+    return np.concatenate(vectors), sum(map(len, ids))
 
 
 def ids_of(llm: LLM, prompt: Any) -> list[int]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +54,16 @@ class Slot:
     def name(self) -> str:
         """Its name in requests."""
         return self.entry.name
+
+    @contextmanager
+    def counted(self, verb: str, n: int) -> Iterator[None]:
+        """Count `n` inputs of a verb and the seconds of the block."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.done[verb] += n
+            self.seconds[verb] += time.monotonic() - started
 
 
 def slot_of(entry: ModelEntry, settings: Settings, limit: int) -> Slot:

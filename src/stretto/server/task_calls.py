@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -37,7 +36,7 @@ async def call(
     generation = await begin(state, name, request, verb)
     try:
         inputs = await unless_gone(request, prepare(generation))
-        value = await unless_gone(request, _in_turn(generation, verb, inputs, work))
+        value = await unless_gone(request, in_turn(generation, verb, inputs, work))
         return value, generation.spent()
     except Exception as error:
         raise translate(error, field) from error
@@ -45,7 +44,7 @@ async def call(
         generation.close()
 
 
-async def _in_turn(
+async def in_turn(
     generation: Generation, verb: str, inputs: list[Any], work: Callable[[Any, Any], Value]
 ) -> Value:
     """Compute when the requests before it are done; a full queue is refused."""
@@ -62,12 +61,10 @@ async def _in_turn(
 
 async def _computed(slot: Slot, verb: str, n: int, work: Callable[[], Value]) -> Value:
     """Run in a thread to its end, also if the client is gone: the model is not used by two at once."""
-    started = time.monotonic()
     task = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(TASK_POOL, work))
-    try:
-        return await asyncio.shield(task)
-    finally:
-        if not task.done():
-            await asyncio.wait([task])
-        slot.done[verb] += n
-        slot.seconds[verb] += time.monotonic() - started
+    with slot.counted(verb, n):
+        try:
+            return await asyncio.shield(task)
+        finally:
+            if not task.done():
+                await asyncio.wait([task])
