@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from stretto.verbs import Verbs
@@ -34,17 +33,6 @@ class TaskModel(Verbs):
     def __init__(self, source: Source) -> None:
         self.name = source.name
         self.license = source.license
-
-    def close(self) -> None:
-        """Release what the model holds; it cannot be used afterwards."""
-
-    def __enter__(self) -> TaskModel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{self.name}: {', '.join(self.verbs)} ({self.license})>"

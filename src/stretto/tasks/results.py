@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ from stretto.tasks.drawing import cut_out, draw_boxes, draw_mask, draw_outlines
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
+
+Floats = NDArray[Any]  # of 32 or 64 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,12 @@ class Classification(Result):
 
     labels: tuple[Label, ...]
 
+    @classmethod
+    def of(cls, names: Sequence[str], scores: Floats, top: int, **about: str) -> Classification:
+        """The labels of the `top` greatest scores; `about` are the model and its licence."""
+        labels = tuple(Label(names[i], float(scores[i])) for i in greatest(scores, top))
+        return cls(labels, **about)
+
     @property
     def best(self) -> Label:
         """The most probable label."""
@@ -92,6 +100,12 @@ class Ranking(Result):
     """Documents by how well they answer a query, best first."""
 
     items: tuple[Ranked, ...]
+
+    @classmethod
+    def of(cls, documents: Sequence[str], scores: Floats, top: int | None, **about: str) -> Ranking:
+        """The documents by their scores, all or the `top` best; `about` are the model and its licence."""
+        items = tuple(Ranked(i, float(scores[i]), documents[i]) for i in greatest(scores, top))
+        return cls(items, **about)
 
     def __iter__(self) -> Iterator[Ranked]:
         return iter(self.items)
@@ -302,6 +316,12 @@ class Transcript(Result):
     def to_dict(self) -> dict[str, Any]:
         """The segments, and the text of all of them."""
         return {"text": self.text, **super().to_dict()}
+
+
+def greatest(scores: Floats, top: int | None) -> list[int]:
+    """The numbers of the greatest scores, greatest first, equal ones in their order."""
+    order: list[int] = np.argsort(-scores, kind="stable")[:top].tolist()
+    return order
 
 
 def _plain(value: Any) -> Any:

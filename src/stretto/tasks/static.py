@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stretto.errors import InvalidRequest, ModelError
 from stretto.tasks.model import Source, TaskModel
-from stretto.tasks.results import Ranked, Ranking
+from stretto.tasks.results import Ranking
 
 TABLE, TOKENIZER = "l2_supercat_256.safetensors", "l2_supercat_tokenizer_config.json"
 _TENSOR = "embedding.weight"
@@ -66,9 +66,7 @@ class StaticEmbeddings(TaskModel):
             raise InvalidRequest(f"top must be at least 1, not {top!r}", param="top", value=top)
         checked = _checked(documents, "documents")
         scores = self.embed(checked) @ self.embed([query])[0]
-        order = np.argsort(-scores, kind="stable")[:top]
-        items = tuple(Ranked(int(i), float(scores[i]), checked[i]) for i in order)
-        return Ranking(items, model=self.name, license=self.license)
+        return Ranking.of(checked, scores, top, model=self.name, license=self.license)
 
     def _size(self, dimensions: int | None) -> int:
         most = int(self._table.shape[1])

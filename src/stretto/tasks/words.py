@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.tasks.model import Source, TaskModel, each
-from stretto.tasks.results import Classification, Label
+from stretto.tasks.results import Classification
 from stretto.weights.onnx import read_onnx
 
 MODEL = "model.onnx"
@@ -75,9 +75,7 @@ class Words(TaskModel):
                 f"a text of at most {MAX_CHARACTERS:,} characters is expected", param="texts"
             )
         chances = self._linear.chances(text)
-        order = np.argsort(-chances, kind="stable")[:top]
-        labels = tuple(Label(LABELS[i], float(chances[i])) for i in order)
-        return Classification(labels, model=self.name, license=self.license)
+        return Classification.of(LABELS, chances, top, model=self.name, license=self.license)
 
 
 def open_task(source: Source, device: str, threads: int | None) -> Words:

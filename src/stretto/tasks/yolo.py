@@ -57,7 +57,7 @@ class Numbered(Sequence[str]):
     def __len__(self) -> int:
         return self._n
 
-    def __getitem__(self, number: int) -> str:  # type: ignore[override]
+    def __getitem__(self, number: int) -> str:  # type: ignore[override]  # slices are not needed
         if not 0 <= number < self._n:
             raise IndexError(number)
         return f"class {number}"

@@ -54,7 +54,7 @@ class Worker:
         return {"ids": output[:, width:].tolist(), "first": clock.first}
 
 
-class _Clock(transformers.StoppingCriteria):  # type: ignore[misc]
+class _Clock(transformers.StoppingCriteria):  # type: ignore[misc]  # the package may not be installed
     """Notes when the first token was there; never stops anything."""
 
     def __init__(self, count: int) -> None:

@@ -18,7 +18,7 @@ from stretto.errors import ModelError, Unsupported
 from stretto.tasks.images.boxes import Floats, Integers, check_count, check_share, detections, suppress
 from stretto.tasks.images.prepare import Preparation, prepare
 from stretto.tasks.model import Source, TaskModel, each
-from stretto.tasks.results import Classification, Detections, Label, Segmentation
+from stretto.tasks.results import Classification, Detections, Segmentation
 from stretto.vision.image import Image
 
 BATCH = 8  # images that go through a graph together, if it takes several
@@ -110,9 +110,7 @@ class Classifier(ImageModel):
         return [self._result(np.nan_to_num(row), top) for row in rows]
 
     def _result(self, scores: Floats, top: int) -> Classification:
-        best = np.argsort(-scores, kind="stable")[:top]
-        labels = tuple(Label(self.labels[number], float(scores[number])) for number in best)
-        return Classification(labels, model=self.name, license=self.license)
+        return Classification.of(self.labels, scores, top, model=self.name, license=self.license)
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ class Detector(ImageModel):
 
     def find(self, image: Image, threshold: float) -> Found:
         """All boxes with at least that score."""
-        raise NotImplementedError
+        raise NotImplementedError  # each model finds its boxes in another way
 
     def find_all(self, images: Iterable[Image], threshold: float) -> list[Found]:
         """The boxes of up to `BATCH` images; a subclass whose graph takes several may be faster here."""
@@ -209,7 +207,7 @@ class Segmenter(ImageModel):
 
     def alpha(self, image: Image) -> NDArray[np.float32]:
         """float32[height, width], from 0 to 1."""
-        raise NotImplementedError
+        raise NotImplementedError  # each model makes its mask in another way
 
     def segment(self, images: Any) -> Segmentation | list[Segmentation]:
         """The foreground of an image, or of each image of a list.
