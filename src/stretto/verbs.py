@@ -7,13 +7,19 @@ llm.detect("street.jpg")         # Unsupported: smollm2 cannot detect; it can ge
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
 
 from stretto.errors import Unsupported
 
+Self = TypeVar("Self", bound="Verbs")
+
 
 class Verbs:
-    """A base of all models. `verbs` are those of this one; each of the others raises `Unsupported`."""
+    """A base of all models. `verbs` are those of this one; each of the others raises `Unsupported`.
+
+    A model is closed by `close`, or at the end of a `with`.
+    """
 
     verbs: tuple[str, ...] = ()
 
@@ -60,6 +66,17 @@ class Verbs:
     def transcribe(self, *args: Any, **options: Any) -> Any:
         """Write down speech."""
         self._lacks("transcribe")
+
+    def close(self) -> None:
+        """Release what the model holds; it cannot be used afterwards."""
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def _lacks(self, verb: str) -> NoReturn:
         name = getattr(self, "name", "") or f"this {type(self).__name__}"

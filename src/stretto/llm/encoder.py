@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence as Seq
 from functools import partial
-from types import TracebackType
 from typing import Any, cast
 
 import numpy as np
@@ -21,17 +20,14 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Backend, Head, Pooling
 from stretto.engine import Engine, Limits, Request
-from stretto.engine.metrics import Metrics
 from stretto.engine.passes import complete, embed_request, embedding_head, normalized
-from stretto.engine.worker import Worker
 from stretto.errors import InvalidRequest, Unsupported
+from stretto.llm.base import EngineModel
 from stretto.llm.pairs import Pairs
-from stretto.models import ModelSpec
 from stretto.router import open_model
 from stretto.sampling.params import check_integer
-from stretto.tasks.results import Classification, Label, Ranked, Ranking
+from stretto.tasks.results import Classification, Ranking
 from stretto.text.tokenizer import Tokenizer
-from stretto.verbs import Verbs
 
 Floats = NDArray[np.float32]
 Ids = list[int]
@@ -40,7 +36,7 @@ Given = str | list[int]
 RELEVANT = ("yes", "relevant", "true", "1", "LABEL_1")  # labels of a document that answers a query
 
 
-class Encoder(Verbs):
+class Encoder(EngineModel):
     """A model for texts that generates nothing. Close it, or use it in a `with`."""
 
     def __init__(
@@ -53,35 +49,11 @@ class Encoder(Verbs):
         limits: Limits | None = None,
         rerank_template: str = "",
     ) -> None:
-        self._engine = Engine(backend, tokenizer, limits, prefix_cache=False)
-        self._worker = Worker(self._engine)  # steps for asynchronous callers
+        super().__init__(Engine(backend, tokenizer, limits, prefix_cache=False), tokenizer)
         self._pairs = Pairs(tokenizer, backend.spec, rerank_template)
-        self.tokenizer = tokenizer
         self.name, self.license = name, terms
         classes = () if self.spec.classifier is None else ("classify",)
         self.verbs = ("embed", "rerank", *classes)
-
-    @property
-    def spec(self) -> ModelSpec:
-        """The model's shape."""
-        return self._engine.runner.spec
-
-    @property
-    def backend(self) -> Backend:
-        """What runs the model."""
-        return self._engine.backend
-
-    @property
-    def metrics(self) -> Metrics:
-        """What the engine has done and is doing."""
-        metrics = self._engine.metrics
-        metrics.threads = self.backend.active_threads
-        return metrics
-
-    @property
-    def context_length(self) -> int:
-        """How many tokens a text can have."""
-        return self._engine.runner.context_length
 
     # -- vectors --
 
@@ -168,9 +140,7 @@ class Encoder(Verbs):
             most = self.context_length if truncate else None
             pairs = [self._pairs.two(query, text, most) for text in documents]
             scores = _relevance(head, self._scores([ids for ids, _ in pairs], [types for _, types in pairs]))
-        order = np.argsort(-scores, kind="stable")[:top].tolist()
-        items = tuple(Ranked(index, float(scores[index]), documents[index]) for index in order)
-        return Ranking(items, model=self.name, license=self.license)
+        return Ranking.of(documents, scores, top, model=self.name, license=self.license)
 
     def classify(self, texts: str | Seq[str], *, top: int = 5, truncate: bool = False) -> Any:
         """The best labels of a text with their probabilities, a `Classification`; of a list, a list of them.
@@ -188,9 +158,7 @@ class Encoder(Verbs):
 
     def _labels(self, head: Head, row: Floats, top: int) -> Classification:
         names = head.labels or tuple(f"LABEL_{i}" for i in range(len(row)))
-        order = np.argsort(-row, kind="stable")[:top].tolist()
-        labels = tuple(Label(names[i], float(row[i])) for i in order)
-        return Classification(labels, model=self.name, license=self.license)
+        return Classification.of(names, row, top, model=self.name, license=self.license)
 
     def _scores(self, ids: list[Ids], types: list[Ids] | None) -> Floats:
         """float32[n, n_labels]: what the class head says, before any softmax."""
@@ -198,26 +166,6 @@ class Encoder(Verbs):
         assert head is not None
         request = embed_request(self._engine, ids, head, False, types)
         return cast(Floats, complete(self._engine, request))
-
-    # -- the end --
-
-    def close(self) -> None:
-        """Cancel what runs and free everything."""
-        self._worker.close(wait=not self._engine.is_stepping_here)
-        self._engine.close()
-
-    def __enter__(self) -> Encoder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return (
-            f"<Encoder {self.spec.architecture}, {self.spec.n_layer} layers, backend {self.backend.name!r}>"
-        )
 
 
 def load_encoder(model: str | os.PathLike[str], *, kv: str = "f32", **options: Any) -> Encoder:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from stretto.backends.base import Backend, Batch
 from stretto.engine import Engine, Limits, Request, Sequence, Step
 from stretto.engine.events import StepEvents
-from stretto.engine.metrics import Metrics
 from stretto.engine.options import Options, combined
 from stretto.engine.params import sampling_params
 from stretto.engine.parked import ParkedSequences
@@ -29,12 +27,11 @@ from stretto.engine.passes import (
 )
 from stretto.engine.sequence import new_sequence, restored_sequence
 from stretto.engine.table import CellTable
-from stretto.engine.worker import Worker
 from stretto.errors import InvalidRequest
+from stretto.llm.base import EngineModel
 from stretto.llm.making import new_runs
 from stretto.llm.prompts import Prompt, prompt_ids
 from stretto.llm.texts import Texts, is_list
-from stretto.models import ModelSpec
 from stretto.parallel import ParallelStream, ParallelText, run_all
 from stretto.routing.route import Route
 from stretto.sampling.rng import RandomStream
@@ -42,7 +39,6 @@ from stretto.structured import Grammar, Guide, as_grammar
 from stretto.text.reasoning import find_reasoning
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
-from stretto.verbs import Verbs
 from stretto.vision.vision import Vision
 
 if TYPE_CHECKING:
@@ -58,7 +54,7 @@ Floats = NDArray[np.float32]
 ONE_STREAM = "a stream is of one run; make one for each prompt, and take steps in turns"
 
 
-class LLM(Texts, Verbs):
+class LLM(Texts, EngineModel):
     """A model, ready to generate. Make one with `stretto.load`; close it, or use it in a `with`."""
 
     verbs = "generate", "stream", "chat", "score", "embed", "parallel"
@@ -75,25 +71,13 @@ class LLM(Texts, Verbs):
         vision: Vision | None = None,
         route: Route | None = None,
     ) -> None:
-        self._engine = Engine(backend, tokenizer, limits, prefix_cache, fingerprint)
+        super().__init__(Engine(backend, tokenizer, limits, prefix_cache, fingerprint), tokenizer)
         self._engine.runner.images = self.vision = vision  # what encodes images, or None
         self._engine.reasoning = None if template is None else find_reasoning(template.source, tokenizer)
-        self._worker = Worker(self._engine)  # steps for asynchronous callers
         self._template = template
-        self.tokenizer = tokenizer
         self.route = route  # what runs the model, what else could, and why not; None if it was not loaded
         self.cells = CellTable(self._engine)  # copy, remove, keep, clear by `seq.id`
         self.cache = ParkedSequences(self._engine)  # parked sequences, the prefix cache
-
-    @property
-    def spec(self) -> ModelSpec:
-        """The model's shape."""
-        return self._engine.runner.spec
-
-    @property
-    def backend(self) -> Backend:
-        """What runs the model."""
-        return self._engine.backend
 
     @property
     def precision(self) -> str:
@@ -101,24 +85,9 @@ class LLM(Texts, Verbs):
         return self._engine.backend.precision
 
     @property
-    def metrics(self) -> Metrics:
-        """What the engine has done and is doing."""
-        metrics = self._engine.metrics
-        metrics.threads = self.backend.active_threads
-        if (slots := self._engine.runner.slots) is not None:
-            metrics.slots, metrics.slots_used = slots.n_slots, slots.n_used
-            metrics.slot_bytes = self.backend.slot_bytes
-        return metrics
-
-    @property
     def steps(self) -> StepEvents:
         """The last steps of the engine: tokens, requests, seconds. Reading them needs no lock."""
         return self._engine.events
-
-    @property
-    def context_length(self) -> int:
-        """How many tokens a sequence can have: the model's limit, or the cells if they are fewer."""
-        return self._engine.runner.context_length
 
     # -- passes --
 
@@ -294,21 +263,9 @@ class LLM(Texts, Verbs):
 
     def close(self) -> None:
         """Cancel what runs and free everything."""
-        self._worker.close(wait=not self._engine.is_stepping_here)
-        self._engine.close()
+        super().close()
         if self._engine.fingerprint is not None:
             self._engine.fingerprint = _closed  # the file's own would keep it mapped
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<LLM {self.spec.architecture}, {self.spec.n_layer} layers, backend {self.backend.name!r}>"
 
 
 def _closed() -> str:

@@ -1,0 +1,54 @@
+"""`EngineModel`: what models that run in the engine have in common."""
+
+from __future__ import annotations
+
+from stretto.backends.base import Backend
+from stretto.engine import Engine
+from stretto.engine.metrics import Metrics
+from stretto.engine.worker import Worker
+from stretto.models import ModelSpec
+from stretto.text.tokenizer import Tokenizer
+from stretto.verbs import Verbs
+
+
+class EngineModel(Verbs):
+    """A model with an engine, and a worker that steps it for asynchronous callers."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        self._engine = engine
+        self._worker = Worker(engine)
+        self.tokenizer = tokenizer
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's shape."""
+        return self._engine.runner.spec
+
+    @property
+    def backend(self) -> Backend:
+        """What runs the model."""
+        return self._engine.backend
+
+    @property
+    def metrics(self) -> Metrics:
+        """What the engine has done and is doing."""
+        metrics = self._engine.metrics
+        metrics.threads = self.backend.active_threads
+        if (slots := self._engine.runner.slots) is not None:
+            metrics.slots, metrics.slots_used = slots.n_slots, slots.n_used
+            metrics.slot_bytes = self.backend.slot_bytes
+        return metrics
+
+    @property
+    def context_length(self) -> int:
+        """How many tokens a text can have: the model's limit, or the cells if they are fewer."""
+        return self._engine.runner.context_length
+
+    def close(self) -> None:
+        """Cancel what runs and free everything."""
+        self._worker.close(wait=not self._engine.is_stepping_here)
+        self._engine.close()
+
+    def __repr__(self) -> str:
+        kind, spec = type(self).__name__, self.spec
+        return f"<{kind} {spec.architecture}, {spec.n_layer} layers, backend {self.backend.name!r}>"
