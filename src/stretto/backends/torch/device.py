@@ -1,0 +1,55 @@
+"""The device of a model, and whether our kernels run there."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+from stretto.errors import Unsupported
+
+Tensor = Any  # torch.Tensor: torch is an extra
+INSTALL = "pip install 'stretto[cuda]'"
+
+
+@lru_cache(maxsize=1)
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return find_spec("triton") is not None
+
+
+def is_interpreting() -> bool:
+    """Whether Triton's interpreter runs kernels on the CPU, as tests ask for."""
+    return os.environ.get("TRITON_INTERPRET", "") == "1" and has_triton()
+
+
+def uses_kernels(tensor: Tensor) -> bool:
+    """Whether operations on the tensor are our kernels; otherwise they are plain torch."""
+    return bool(tensor.is_cuda) or is_interpreting()
+
+
+def missing(device: str) -> str:
+    """What this machine lacks to run models on a device; "" if nothing."""
+    if find_spec("torch") is None:
+        return f"torch is not installed: {INSTALL}"
+    if device == "cpu":
+        return ""
+    if not has_triton():
+        return f"Triton is not installed: {INSTALL}"
+    import torch
+
+    if not torch.cuda.is_available():
+        built = getattr(torch.version, "cuda", None)
+        return "torch sees no CUDA device" if built else "this torch was built without CUDA"
+    major, minor = torch.cuda.get_device_capability()
+    return "" if major >= 8 else f"compute capability 8.0 is needed, and this GPU has {major}.{minor}"
+
+
+def open_device(name: str) -> Any:
+    """The torch device, or `Unsupported` with what is missing."""
+    if lack := missing(name):
+        raise Unsupported(f"device={name!r}: {lack}; device='cpu' works", param="device", value=name)
+    import torch
+
+    return torch.device(name)

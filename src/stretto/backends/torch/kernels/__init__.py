@@ -1,0 +1,1 @@
+"""Triton kernels. They are imported only where they can run: on CUDA, or in Triton's interpreter."""
