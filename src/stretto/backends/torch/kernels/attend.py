@@ -5,7 +5,7 @@ turns of BLOCK entries, with a new maximum each; sums over entries are products,
 depends on the number of warps; spans are joined in order. No multiplication and addition are fused but by
 `tl.fma`.
 
-Heads whose size is not a power of two are two pieces: the first 2ᵏ numbers and the padded rest (D2, E2; or 0).
+Heads whose size is not a power of two are two pieces: the first 2ᵏ numbers and the padded rest (D2, E2).
 """
 
 import triton
@@ -13,8 +13,10 @@ import triton.language as tl
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # before Triton 3.4; PDL is off then
-    gdc_launch_dependents = gdc_wait = None
+
+    HAS_PDL = True
+except ImportError:  # before Triton 3.4
+    HAS_PDL = False
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NEVER = tl.constexpr(float("-inf"))
@@ -41,59 +43,61 @@ def piece_of(
 
 
 @triton.jit
-def sweep(
+def take_turn(
+    top, total, mix1, mix2, turn, stop,
     q1, q2, keys, values, key_scales, value_scales, view, places,
-    firsts, lengths, latest, shortest, positions, slopes, h, start, stop, scale, cap,
+    firsts, lengths, latest, shortest, positions, slopes, h, scale, cap,
     KC: tl.constexpr, KH: tl.constexpr, VC: tl.constexpr, VH: tl.constexpr,
     KSC: tl.constexpr, KSH: tl.constexpr, VSC: tl.constexpr, VSH: tl.constexpr,
     D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, DV: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr,
-    MT: tl.constexpr, BLOCK: tl.constexpr, Q8: tl.constexpr, TIED: tl.constexpr, CAP: tl.constexpr,
-    ALIBI: tl.constexpr, TYPE: tl.constexpr,
+    BLOCK: tl.constexpr, Q8: tl.constexpr, TIED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
+    TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Rows' running maximum (of scores × log₂ e), sum and mix over entries start … stop of a view."""
+    """Rows' running maximum (of scores × log₂ e), sum and mix with BLOCK entries more, up to `stop`."""
+    i = turn + tl.arange(0, BLOCK)
+    # Entries beyond the last read its cell again, so that no loads of K and V need a mask.
+    entry = tl.minimum(i, stop - 1)
+    cell = tl.load(view + entry).to(tl.int64)
+    k_at = cell * KC + h * KH
+    k_scales_at = cell * KSC + h * KSH
+    k1 = piece_of(keys, key_scales, k_at, k_scales_at, 0, D1, D, Q8, TYPE)
+    s = tl.dot(q1, tl.trans(k1), input_precision="ieee")
+    if D2:
+        k2 = piece_of(keys, key_scales, k_at, k_scales_at, D1, D2, D, Q8, TYPE)
+        s = tl.dot(q2, tl.trans(k2), s, input_precision="ieee")
+    factor = scale * LOG2E
+    if CAP:  # tanh u = 2 / (1 + e^−2u) − 1
+        s = 2.0 / (1.0 + tl.exp2(s * (scale / cap * (-2.0 * LOG2E)))) - 1.0
+        factor = cap * LOG2E
+    if ALIBI:
+        distance = tl.abs(tl.load(places + entry)[None, :] - positions[:, None]).to(tl.float32)
+        s = tl.fma(s, factor, distance * slopes[:, None])
+        factor = 1.0
+    if (turn < latest) | (turn + BLOCK > tl.minimum(shortest, stop)):  # some row skips some entry
+        ends = tl.minimum(lengths, stop)
+        s = tl.where((i[None, :] >= firsts[:, None]) & (i[None, :] < ends[:, None]), s, NEVER)
+    most = tl.maximum(top, tl.max(s, 1) * factor)
+    safe = tl.where(most == NEVER, 0.0, most)
+    p = tl.exp2(tl.fma(s, factor, -safe[:, None])).to(TYPE)
+    fade = tl.exp2(top - safe)
+    sums = tl.max(tl.dot(p, tl.full([BLOCK, 16], 1.0, TYPE), input_precision="ieee"), 1)
+    total = tl.fma(total, fade, sums)
+    v_at = cell * VC + h * VH
+    v_scales_at = cell * VSC + h * VSH
+    v1 = k1 if TIED else piece_of(values, value_scales, v_at, v_scales_at, 0, E1, DV, Q8, TYPE)
+    mix1 = tl.dot(p, v1, mix1 * fade[:, None], input_precision="ieee")
+    if E2:
+        v2 = piece_of(values, value_scales, v_at, v_scales_at, E1, E2, DV, Q8, TYPE)
+        mix2 = tl.dot(p, v2, mix2 * fade[:, None], input_precision="ieee")
+    return most, total, mix1, mix2
+
+
+@triton.jit
+def nothing(MT: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr):
+    """The result of no entries."""
     top = tl.full([MT], NEVER, tl.float32)
-    total = tl.zeros([MT], tl.float32)
-    mix1 = tl.zeros([MT, E1], tl.float32)
     mix2 = tl.zeros([MT, E2 if E2 else 16], tl.float32)
-    ends = tl.minimum(lengths, stop)
-    open_until = tl.minimum(shortest, stop)
-    for turn in range(start, stop, BLOCK):
-        i = turn + tl.arange(0, BLOCK)
-        # Entries beyond the last read its cell again, so that no loads of K and V need a mask.
-        entry = tl.minimum(i, stop - 1)
-        cell = tl.load(view + entry).to(tl.int64)
-        k_at = cell * KC + h * KH
-        k_scales_at = cell * KSC + h * KSH
-        k1 = piece_of(keys, key_scales, k_at, k_scales_at, 0, D1, D, Q8, TYPE)
-        s = tl.dot(q1, tl.trans(k1), input_precision="ieee")
-        if D2:
-            k2 = piece_of(keys, key_scales, k_at, k_scales_at, D1, D2, D, Q8, TYPE)
-            s = tl.dot(q2, tl.trans(k2), s, input_precision="ieee")
-        factor = scale * LOG2E
-        if CAP:  # tanh u = 2 / (1 + e^−2u) − 1
-            s = 2.0 / (1.0 + tl.exp2(s * (scale / cap * (-2.0 * LOG2E)))) - 1.0
-            factor = cap * LOG2E
-        if ALIBI:
-            distance = tl.abs(tl.load(places + entry)[None, :] - positions[:, None]).to(tl.float32)
-            s = tl.fma(s, factor, distance * slopes[:, None])
-            factor = 1.0
-        if (turn < latest) | (turn + BLOCK > open_until):  # some row does not attend to all of them
-            s = tl.where((i[None, :] >= firsts[:, None]) & (i[None, :] < ends[:, None]), s, NEVER)
-        most = tl.maximum(top, tl.max(s, 1) * factor)
-        safe = tl.where(most == NEVER, 0.0, most)
-        p = tl.exp2(tl.fma(s, factor, -safe[:, None])).to(TYPE)
-        fade = tl.exp2(top - safe)
-        sums = tl.max(tl.dot(p, tl.full([BLOCK, 16], 1.0, TYPE), input_precision="ieee"), 1)
-        total = tl.fma(total, fade, sums)
-        v_at = cell * VC + h * VH
-        v_scales_at = cell * VSC + h * VSH
-        v1 = k1 if TIED else piece_of(values, value_scales, v_at, v_scales_at, 0, E1, DV, Q8, TYPE)
-        mix1 = tl.dot(p, v1, mix1 * fade[:, None], input_precision="ieee")
-        if E2:
-            v2 = piece_of(values, value_scales, v_at, v_scales_at, E1, E2, DV, Q8, TYPE)
-            mix2 = tl.dot(p, v2, mix2 * fade[:, None], input_precision="ieee")
-        top = most
-    return top, total, mix1, mix2
+    return top, tl.zeros([MT], tl.float32), tl.zeros([MT, E1], tl.float32), mix2
 
 
 @triton.jit
@@ -180,8 +184,8 @@ def attend(
 ):  # fmt: skip
     """Items of up to ROWS rows, each for a K/V head and a tile of GT of its heads.
 
-    WHOLE: an item is all that its rows attend to (prompt). Otherwise it gives partial results of one span, and
-    with JOIN (single) the last item of a row joins them all.
+    WHOLE: an item is all that its rows attend to (prompt). Otherwise it gives partial results of one span,
+    and with JOIN (single) the last item of a row joins them all.
     """
     if PDL:
         gdc_launch_dependents()
@@ -228,28 +232,28 @@ def attend(
             d = D1 + tl.arange(0, D2)
             q2 = tl.load(q_at + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0).to(TYPE)
         where = out + row.to(tl.int64) * ON + of * DV
+        top, total, mix1, mix2 = nothing(MT, E1, E2)
+        whole_top, whole_total, whole_mix1, whole_mix2 = nothing(MT, E1, E2)
+        for turn in range(start, stop, BLOCK):
+            if WHOLE:  # noqa: SIM102: one is known when the kernel is compiled
+                if turn % SPAN == 0:
+                    whole_top, whole_total, whole_mix1, whole_mix2 = join(
+                        whole_top, whole_total, whole_mix1, whole_mix2, top, total, mix1, mix2
+                    )
+                    top, total, mix1, mix2 = nothing(MT, E1, E2)
+            top, total, mix1, mix2 = take_turn(
+                top, total, mix1, mix2, turn, stop,
+                q1, q2, keys, values, key_scales, value_scales, views + offset, places + offset,
+                firsts, lengths, latest, shortest, positions, slopes, h, scale, cap,
+                KC, KH, VC, VH, KSC, KSH, VSC, VSH, D, D1, D2, DV, E1, E2,
+                BLOCK, Q8, TIED, CAP, ALIBI, TYPE,
+            )  # fmt: skip
         if WHOLE:
-            top = tl.full([MT], NEVER, tl.float32)
-            total = tl.zeros([MT], tl.float32)
-            mix1 = tl.zeros([MT, E1], tl.float32)
-            mix2 = tl.zeros([MT, E2 if E2 else 16], tl.float32)
-            for begin in range(start // SPAN * SPAN, stop, SPAN):
-                ms, ls, as1, as2 = sweep(
-                    q1, q2, keys, values, key_scales, value_scales, views + offset, places + offset,
-                    firsts, lengths, latest, shortest, positions, slopes,
-                    h, tl.maximum(begin, start), tl.minimum(begin + SPAN, stop), scale, cap,
-                    KC, KH, VC, VH, KSC, KSH, VSC, VSH, D, D1, D2, DV, E1, E2,
-                    MT, BLOCK, Q8, TIED, CAP, ALIBI, TYPE,
-                )  # fmt: skip
-                top, total, mix1, mix2 = join(top, total, mix1, mix2, ms, ls, as1, as2)
+            top, total, mix1, mix2 = join(
+                whole_top, whole_total, whole_mix1, whole_mix2, top, total, mix1, mix2
+            )
             finish(where, sinks, of, top, total, mix1, mix2, valid, DV, E1, E2, SINKS)
         else:
-            top, total, mix1, mix2 = sweep(
-                q1, q2, keys, values, key_scales, value_scales, views + offset, places + offset,
-                firsts, lengths, latest, shortest, positions, slopes, h, start, stop, scale, cap,
-                KC, KH, VC, VH, KSC, KSH, VSC, VSH, D, D1, D2, DV, E1, E2,
-                MT, BLOCK, Q8, TIED, CAP, ALIBI, TYPE,
-            )  # fmt: skip
             slot = (tl.load(slot0 + row) + span) * H + of
             put(mixes + slot.to(tl.int64) * DV, mix1, mix2, valid, DV, E1, E2)
             tl.store(sums + slot * 2, top, mask=valid)
@@ -261,10 +265,7 @@ def attend(
                 done = tl.atomic_add(counter, 1, sem="acq_rel")
                 if done == tl.load(wait + one) - 1:
                     tl.store(counter, 0)
-                    top = tl.full([MT], NEVER, tl.float32)
-                    total = tl.zeros([MT], tl.float32)
-                    mix1 = tl.zeros([MT, E1], tl.float32)
-                    mix2 = tl.zeros([MT, E2 if E2 else 16], tl.float32)
+                    top, total, mix1, mix2 = nothing(MT, E1, E2)
                     base = (tl.load(slot0 + one) + tl.load(row_firsts + one) // SPAN) * H + of
                     count = tl.load(spans + one)
                     for s in range(0, count, 4):  # four at a time, so that their loads overlap

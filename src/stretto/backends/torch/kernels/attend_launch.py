@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stretto.backends.torch.device import is_interpreting
-from stretto.backends.torch.kernels.attend import attend, gdc_wait
+from stretto.backends.torch.kernels.attend import HAS_PDL, attend
 from stretto.backends.torch.plan import HEAD, PROMPT_ROWS, SPAN, Items, Work
 from stretto.backends.torch.planes import BLOCK, Q8, Plane
 from stretto.backends.torch.scoring import Scoring
@@ -70,7 +70,7 @@ def _multiprocessors(device: Any) -> int:
 @lru_cache(maxsize=8)
 def _has_pdl(device: Any) -> bool:
     """Whether a kernel may be launched before the one before it has ended."""
-    if device.type != "cuda" or gdc_wait is None:
+    if device.type != "cuda" or not HAS_PDL:
         return False
     return bool(torch.cuda.get_device_capability(device) >= (9, 0))
 
