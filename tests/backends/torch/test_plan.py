@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 
 from attention_plans import N_VOCAB, Device, check, check_step, items_at, prefill, records
+from tiny_models import tiny_spec, with_mixers
 from stretto import _native
 from stretto.backends.batch import Batch, Decoding
 from stretto.backends.torch.plan import SPAN
+from stretto.backends.torch.planner import kinds_of
 from stretto.cache.cells import Cells
 
 ALL = ((None, True), (40, True), (512, True), (None, False), (300, False))
 CAUSAL = ALL[:3]
+
+
+def test_kinds_are_those_of_the_layers():
+    assert kinds_of(tiny_spec("gemma3")) == ((8, True), (None, True))
+    assert kinds_of(with_mixers(tiny_spec("gemma3"), causal=False)) == ((8, False), (None, False))
+    assert kinds_of(tiny_spec("deepseek2-lite")) == ((None, True),)
 
 
 def test_a_prompt_is_blocks_of_rows():

@@ -6,11 +6,10 @@ import pytest
 from attention_plans import attended, expected
 from stretto.backends.batch import Batch, Decoding
 from stretto.backends.torch.device import is_interpreting
-from stretto.backends.torch.planner import BUCKETS, Planner, bucket_of, kinds_of
+from stretto.backends.torch.planner import BUCKETS, Planner, bucket_of
 from stretto.backends.torch.views import append_cells
 from stretto.cache.cells import Cells
 from stretto.errors import InvalidRequest
-from tiny_models import tiny_spec
 
 torch = pytest.importorskip("torch")
 KINDS = ((None, True), (100, True))
@@ -142,9 +141,3 @@ def test_append_cells_is_the_same_in_a_kernel():
         entry = int(offsets[row] + lengths[row]) - 1
         assert (views[entry], places[entry]) == (cells[row], positions[row])
     assert views.count_nonzero() == places.count_nonzero() == n
-
-
-def test_kinds_are_those_of_the_layers():
-    assert kinds_of(tiny_spec("gemma3")) == ((8, True), (None, True))
-    assert kinds_of(tiny_spec("bert")) == ((None, False),)
-    assert kinds_of(tiny_spec("deepseek2")) == ((None, True),)
