@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from attention_plans import N_VOCAB, Device, check, check_step, items_at, prefill, records
-from tiny_models import tiny_spec, with_mixers
 from stretto import _native
 from stretto.backends.batch import Batch, Decoding
 from stretto.backends.torch.plan import SPAN
 from stretto.backends.torch.planner import kinds_of
 from stretto.cache.cells import Cells
+from tiny_models import tiny_spec, with_mixers
 
 ALL = ((None, True), (40, True), (512, True), (None, False), (300, False))
 CAUSAL = ALL[:3]
