@@ -14,6 +14,14 @@ size_t last_span(int32_t length) { return (static_cast<size_t>(length) - 1) / kV
 
 size_t aligned(size_t index) { return index / kAlign * kAlign; }
 
+void write_single(int32_t* to, size_t offset, size_t start, size_t stop, size_t span, int32_t row) {
+    to[0] = static_cast<int32_t>(offset);
+    to[1] = static_cast<int32_t>(start);
+    to[2] = static_cast<int32_t>(stop);
+    to[3] = static_cast<int32_t>(span);
+    to[4] = row;
+}
+
 }  // namespace
 
 void Sharing::find(const DeviceViews& views, const std::vector<const DeviceView*>& view_of,
@@ -80,9 +88,8 @@ void AttentionWork::clear(size_t n) {
 void AttentionWork::add_single(size_t offset, int32_t row, size_t span) {
     const size_t start = std::max(span * kViewSpan, aligned(firsts[row]));
     const size_t stop = std::min((span + 1) * kViewSpan, static_cast<size_t>(lengths[row]));
-    const int32_t record[] = {static_cast<int32_t>(offset), static_cast<int32_t>(start), static_cast<int32_t>(stop),
-                              static_cast<int32_t>(span), row};
-    single.insert(single.end(), std::begin(record), std::end(record));
+    single.resize(single.size() + kItemHead + 1);
+    write_single(single.data() + single.size() - kItemHead - 1, offset, start, stop, span, row);
     ++wait[row];
 }
 
@@ -94,9 +101,17 @@ void AttentionWork::add_spans(const std::vector<size_t>& offsets, const Sharing&
         slot0[row] = static_cast<int32_t>(n_slots) - static_cast<int32_t>(first);
         spans[row] = static_cast<int32_t>(last + 1 - first);
         n_slots += last + 1 - first;
-        for (size_t span = std::max(first, sharing.covered[row]); span <= last; ++span) {
-            add_single(offsets[row], static_cast<int32_t>(row), span);
+        // The spans that it shares with no row; they are most of the items, so they are written in one go.
+        const size_t own = std::max(first, sharing.covered[row]), size = kItemHead + 1;
+        single.resize(single.size() + (last + 1 - own) * size);
+        int32_t* to = single.data() + single.size() - (last + 1 - own) * size;
+        const size_t start = aligned(firsts[row]), stop = static_cast<size_t>(lengths[row]);
+        for (size_t span = own; span <= last; ++span, to += size) {
+            const size_t begin = span * kViewSpan;
+            write_single(to, offsets[row], std::max(begin, start), std::min(begin + kViewSpan, stop), span,
+                         static_cast<int32_t>(row));
         }
+        wait[row] += static_cast<int32_t>(last + 1 - own);
     }
     for (const SharedSpan& each : sharing.spans) {
         const size_t end = (each.span + 1) * kViewSpan;

@@ -36,8 +36,9 @@ class Views:
         if n:
             planner.copy_unsent(sender.take(3 * n))
             entries, cells, positions = sender.send(3 * n).view(3, n)
-            self.cells.index_put_((entries.long(),), cells)
-            self.positions.index_put_((entries.long(),), positions)
+            where = (entries.long(),)
+            self.cells.index_put_(where, cells)
+            self.positions.index_put_(where, positions)
 
 
 def append_cells(
