@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stretto.backends.torch.device import Tensor
+from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.runs import TILE, Runs
 from stretto.errors import Unsupported
 from stretto.models.mixers import Convolution, DeltaNet, Mamba2
@@ -64,6 +64,10 @@ def delta_net(
     dtype: Any,
 ) -> Tensor:
     """A matrix for each value head, corrected by each token: dtype[n, value heads × value_size]."""
+    if uses_kernels(qkv):
+        from stretto.backends.torch.kernels import recurrent as kernels
+
+        return kernels.delta_net(mixer, w, qkv, z, gates, states, runs, dtype)
     return _delta_net(mixer, w, qkv.float(), z.float(), gates.float(), states, runs).to(dtype)
 
 
@@ -76,6 +80,10 @@ def convolution(
     dtype: Any,
 ) -> Tensor:
     """c × convolution(b × x): dtype[n, width]."""
+    if uses_kernels(projected):
+        from stretto.backends.torch.kernels import recurrent as kernels
+
+        return kernels.convolution(mixer, w, projected, states, runs, dtype)
     b, c, x = projected.float().split(mixer.width, 1)
     return (c * _convolved(w, b * x, states, runs)).to(dtype)
 
@@ -89,6 +97,10 @@ def mamba2(
     dtype: Any,
 ) -> Tensor:
     """A matrix for each head, to which a token adds x times B and which it reads with C: dtype[n, inner]."""
+    if uses_kernels(projected):
+        from stretto.backends.torch.kernels import recurrent as kernels
+
+        return kernels.mamba2(mixer, w, projected, states, runs, dtype)
     return _mamba2(mixer, w, projected.float(), states, runs).to(dtype)
 
 
