@@ -28,6 +28,7 @@ class Tile:
     heads: int  # of one K/V head, for each row
     warps: int
     stages: int
+    registers: int | None = None  # at most, for each thread
 
 
 def power_of_two(n: int) -> int:
@@ -130,10 +131,10 @@ class Call:
         if programs or items.count is None:  # unused programs of a graph should be few
             units = min(units, (programs or PROGRAMS) * _multiprocessors(self.device))
         pdl = _has_pdl(self.device) if pdl is None else pdl
-        options = {} if is_interpreting() else {"enable_fp_fusion": False, "launch_pdl": pdl}
+        options: dict[str, Any] = {"maxnreg": tile.registers, "enable_fp_fusion": False, "launch_pdl": pdl}
         attend[(units,)](
             *self.tensors, items.data, items.head, *self.rest, **self.constants,
             GT=tile.heads, ROWS=items.block, MT=max(LEAST, items.block * tile.heads), BLOCK=tile.block,
             WHOLE=items.block == PROMPT_ROWS, JOIN=items.block == 1, PDL=pdl,
-            num_warps=tile.warps, num_stages=tile.stages, **options,
+            num_warps=tile.warps, num_stages=tile.stages, **({} if is_interpreting() else options),
         )  # fmt: skip
