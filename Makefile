@@ -9,6 +9,8 @@
 #   make check-arm                  the ARM kernels, run here or by qemu, and the cycles of their loops
 #   make check-compilers            the native core with every compiler there is, without warnings
 #   make check-wheel                a wheel, tried out where there is no compiler
+#   make check-triton               the kernels for GPUs, in Triton's interpreter; needs torch and triton
+#   make check-cuda [PART=2]        the suites of engine, cache and parallel tokens on a GPU
 #   make bench-kernels              what each kernel set's matrix products reach
 
 PYTHON ?= python3
@@ -21,7 +23,8 @@ unexport PROMPT MODEL
 chat: export STRETTO_PROMPT := $(value PROMPT)
 chat: export STRETTO_MODEL  := $(or $(value MODEL),smollm2)
 
-.PHONY: chat test check format bench asan check-threads check-arm check-compilers check-wheel bench-kernels clean
+.PHONY: chat test check format bench asan check-threads check-arm check-compilers check-wheel \
+        check-triton check-cuda bench-kernels clean
 
 chat: $(VENV)/.installed
 	@if [ -n "$$STRETTO_PROMPT" ]; \
@@ -83,6 +86,13 @@ check-compilers:
 check-wheel: $(BIN)/python
 	$(BIN)/python scripts/check_wheel.py --make
 
+# TRITON_INTERPRET runs kernels on the CPU, by NumPy; tests of models then take a few of each kind.
+check-triton: $(VENV)/.test
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest --quiet --durations=5 tests/backends/torch
+
+check-cuda: $(VENV)/.cuda
+	$(BIN)/python scripts/check_cuda.py $(addprefix --part ,$(PART))
+
 bench-kernels: $(VENV)/.installed
 	@mkdir -p build
 	$(CXX) -std=c++17 -O2 -Wall -Wextra -Icsrc benchmarks/kernels.cpp -o build/bench_kernels \
@@ -104,6 +114,10 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml $(NATIVE)
 $(VENV)/.test: $(BIN)/python pyproject.toml $(NATIVE)
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.cuda: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --editable '.[test,cuda]'
+	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[test,dev]'

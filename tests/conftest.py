@@ -18,6 +18,7 @@ from stretto.weights.hub import bundles, catalog
 
 sys.path.insert(0, str(Path(__file__).parent))  # for what several tests share
 import local_index
+import other_backend
 
 IN_CI = os.environ.get("CI") == "true"
 # Where models stay between runs; found before any test changes the environment.
@@ -60,6 +61,13 @@ def store_home(tmp_path, monkeypatch) -> Path:
 
 def pytest_configure(config):
     config.stash[golden] = Counter()
+    if other_backend.NAME:
+        other_backend.install()
+
+
+def pytest_collection_modifyitems(items):
+    if other_backend.NAME:
+        other_backend.skip_native_only(items)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,6 +4,7 @@ import numpy as np
 
 from stretto.backends.batch import Batch
 from stretto.cache.cells import Cells
+from stretto.engine.track import host_rows
 from stretto.llm import LLM
 from stretto.testing import byte_tokenizer
 
@@ -78,7 +79,7 @@ def with_cells(backend, rows, mask):
         seers = np.flatnonzero(mask[:, b]).tolist()
         batch.add(token, position, [b, *[a for a in seers if a != b]], logits=True)
     batch.place(Cells(backend.n_cells))
-    logits = backend.forward(batch)
+    logits = host_rows(backend.forward(batch))
     return logits, backend.read_cells(batch.placement.cells)
 
 

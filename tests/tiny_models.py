@@ -9,6 +9,7 @@ import numpy as np
 from stretto.backends.batch import Batch
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
+from stretto.engine.track import host_rows
 from stretto.models import read_spec
 from stretto.weights.gguf import GGUF
 
@@ -73,7 +74,7 @@ def text_logits(backend, tokens, position=0):
     if backend.spec.recurrent:
         backend.clear_slots(np.array([0], np.int32))
         in_slots(batch, [0] * len(tokens))
-    return backend.forward(batch)
+    return host_rows(backend.forward(batch))
 
 
 def in_slots(batch, slots):

@@ -68,7 +68,8 @@ class World:
                 seq.save(self.path)
             self.saved = not self.saved
         else:
-            options = self.random.choice(({}, {"draft": "lookup"}, {"loop": "fused"}))
+            fused = {"loop": "fused"} if self.llm.backend.capabilities.fused else {}
+            options = self.random.choice(({}, {"draft": "lookup"}, fused))
             self.llm.generate(seq, max_tokens=6, **options, **GREEDY)
 
     def check(self):

@@ -12,6 +12,7 @@ from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
 from stretto.cache.lags import reach
+from stretto.engine.track import host_rows
 from stretto.errors import InvalidRequest, ModelError
 from stretto.models import read_spec
 from tiny_models import tiny_file
@@ -58,7 +59,7 @@ def logits(runs, pieces=(1000,), found=None, vectors=None):
             at += 1
         waiting = waiting[n:]
         batch.place(cells)
-        parts.append(runs.forward(batch))
+        parts.append(host_rows(runs.forward(batch)))
         if found is not None:
             found.append(batch.placement.rotated)
     return np.concatenate(parts)

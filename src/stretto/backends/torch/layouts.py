@@ -1,0 +1,164 @@
+"""Packed weights as the device stores them, repacked from the file's blocks.
+
+A tile is 16 rows by one step of 64 columns (32 with 8 bits); K is cut into `PARTS` parts, whose products are
+summed in order. Within a tile the numbers stand as a tensor core's first operand wants them: lane l of 32
+has rows l // 4 and l // 4 + 8, columns 2 × (l % 4) and the next, and those 8 further, of each 16 columns. So
+one load of 16 bytes gives a thread what it multiplies, and no number moves between threads.
+
+    quants  int32[tiles, steps, PARTS, 32 lanes, 4 words]    words: (16 columns, 8 further, row + 8, pair)
+    high    int32[tiles, steps, PARTS, 32 lanes, 1 or 2]     the bits above the fourth of Q5_K and Q6_K
+    scales  [tiles, steps, PARTS, 8 rows, blocks × 2]        of each block, for a row and the one 8 below
+    minima  as scales: Q4_1's minima, or the 6-bit minima of Q4_K and Q5_K
+    supers  float16[tiles, spans of 256, PARTS, 8, 2]        d of the formats in blocks of 256
+    floors  as supers: their dmin
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from stretto.backends.torch.blocks import READERS
+from stretto.backends.torch.device import Tensor
+from stretto.weights.formats import Format
+
+PARTS = 4
+TILE_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a format is packed: bits of a number in `quants` and in `high`, columns of a step, of a scale."""
+
+    code: int  # of the kernels
+    low: int
+    high: int
+    step: int
+    group: int  # columns that share a scale
+    zero: int  # subtracted from each number
+
+    @property
+    def span(self) -> int:
+        """Columns of a part come in multiples of it."""
+        return 256 if self.code >= 4 else self.step
+
+
+LAYOUTS = {
+    Format.Q8_0: Layout(0, 8, 0, 32, 32, 128),
+    Format.Q4_0: Layout(1, 4, 0, 64, 32, 8),
+    Format.Q4_1: Layout(2, 4, 0, 64, 32, 0),
+    Format.MXFP4: Layout(3, 4, 0, 64, 32, 0),
+    Format.Q4_K: Layout(4, 4, 0, 64, 32, 0),
+    Format.Q5_K: Layout(5, 4, 1, 64, 32, 0),
+    Format.Q6_K: Layout(6, 4, 2, 64, 16, 32),
+}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Rows of a packed format on the device."""
+
+    format: Format
+    rows: int
+    columns: int
+    part: int  # columns of a part, padding included
+    quants: Tensor
+    high: Tensor | None
+    scales: Tensor
+    minima: Tensor | None
+    supers: Tensor | None
+    floors: Tensor | None
+
+    @property
+    def layout(self) -> Layout:
+        """How the format is packed."""
+        return LAYOUTS[self.format]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All there is on the device."""
+        kept = self.quants, self.high, self.scales, self.minima, self.supers, self.floors
+        return tuple(t for t in kept if t is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return sum(int(t.nbytes) for t in self.tensors)
+
+    def tiles(self, at: slice, rows: int) -> Packed:
+        """Some tiles, of which so many rows are meant."""
+        kept = self.quants, self.high, self.scales, self.minima, self.supers, self.floors
+        cut = [None if t is None else t[at] for t in kept]
+        return Packed(self.format, rows, self.columns, self.part, *cut)
+
+
+def part_columns(fmt: Format, columns: int) -> int:
+    """Columns of each part of K, padding included."""
+    span = LAYOUTS[fmt].span
+    return -(-columns // (PARTS * span)) * span
+
+
+def pack(data: Tensor, fmt: Format, columns: int) -> Packed:
+    """The file's bytes uint8[rows, bytes of a row], on the device, repacked."""
+    layout = LAYOUTS[fmt]
+    blocks = data.reshape(len(data), columns // fmt.block, fmt.size)
+    numbers, scales, minima, supers, floors = READERS[fmt](blocks)
+    part = part_columns(fmt, columns)
+    numbers = _lanes(numbers, part, layout)
+    high = None
+    if layout.high:
+        high = _words(numbers >> 4, layout.high)
+        numbers = numbers & 15
+
+    def of_groups(x: Tensor | None, group: int) -> Tensor | None:
+        return None if x is None else _of_rows(x, part // group, max(layout.step, group) // group)
+
+    return Packed(
+        fmt,
+        len(data),
+        columns,
+        part,
+        _words(numbers, layout.low),
+        high,
+        of_groups(scales, layout.group),
+        of_groups(minima, layout.group),
+        of_groups(supers, 256),
+        of_groups(floors, 256),
+    )
+
+
+def _pad(x: Tensor, rows: int, columns: int) -> Tensor:
+    if x.shape == (rows, columns):
+        return x
+    padded = x.new_zeros(rows, columns)
+    padded[: x.shape[0], : x.shape[1]] = x
+    return padded
+
+
+def _lanes(numbers: Tensor, part: int, layout: Layout) -> Tensor:
+    """uint8[rows, columns] → [tiles, steps, PARTS, 32 lanes, step / 2], in the order of the words."""
+    tiles = -(-len(numbers) // TILE_ROWS)
+    x = _pad(numbers, tiles * TILE_ROWS, PARTS * part)
+    x = x.reshape(tiles, 2, 8, PARTS, part // layout.step, layout.step // 16, 2, 4, 2)
+    x = x.permute(
+        0, 4, 3, 2, 7, 5, 6, 1, 8
+    )  # tile, step, part, row, lane's pair, 16, 8 further, row + 8, pair
+    return x.reshape(tiles, part // layout.step, PARTS, 32, layout.step // 2)
+
+
+def _words(numbers: Tensor, bits: int) -> Tensor:
+    """Numbers of so many bits along the last axis, packed in words of 32, the first one lowest."""
+    each = 8 // bits
+    octets = numbers if each == 1 else torch.zeros_like(numbers[..., ::each])
+    for i in range(each if each > 1 else 0):
+        octets |= numbers[..., i::each] << (bits * i)
+    return octets.contiguous().view(torch.int32)
+
+
+def _of_rows(x: Tensor, groups: int, each: int) -> Tensor:
+    """A number for each row and group of columns → [tiles, steps, PARTS, 8, each × 2]."""
+    tiles = -(-len(x) // TILE_ROWS)
+    x = _pad(x, tiles * TILE_ROWS, PARTS * groups)
+    x = x.reshape(tiles, 2, 8, PARTS, groups // each, each).permute(0, 4, 3, 2, 5, 1)
+    return x.reshape(tiles, groups // each, PARTS, 8, each * 2).contiguous()

@@ -1,0 +1,69 @@
+"""Runs the suites as they stand on another backend than the native one.
+
+    STRETTO_TEST_BACKEND=torch STRETTO_TEST_DEVICE=cuda pytest tests/engine tests/cache tests/parallel
+
+Models that are opened without a backend's name, and those that tests build as a `NativeBackend`, are the
+other one's then. Tests about the native backend itself are skipped, with the reasons in `NATIVE_ONLY`;
+those that name the native or the reference backend keep them.
+"""
+
+import functools
+import os
+
+import pytest
+
+from stretto.backends import native, registry
+from stretto.llm import encoder, loading
+
+NAME = os.environ.get("STRETTO_TEST_BACKEND", "")
+DEVICE = os.environ.get("STRETTO_TEST_DEVICE", "auto")
+
+FUSED = "its fused loop"
+# The beginnings of ids of tests, and why these are about the native backend alone.
+NATIVE_ONLY = {
+    "tests/engine/test_composition.py::test_a_sequence_is_continued[fused]": FUSED,
+    "tests/structured/test_guided.py::test_the_fused_loop_gives_the_same_tokens": FUSED,
+    "tests/structured/test_guided.py::test_every_cut_gives_a_beginning[fused]": FUSED,
+    "tests/structured/test_guided.py::test_what_stays_in_the_cache_is_true[fused]": FUSED,
+    "tests/structured/test_guided.py::test_when_cells_run_out_the_guide_goes_on[fused]": FUSED,
+    "tests/structured/test_guided.py::test_what_fails_within_the_fused_loop_ends_its_own_request": FUSED,
+    "tests/structured/test_guided.py::test_native_hooks_in_the_fused_loop": FUSED,
+    "tests/vision/test_grid_positions.py::test_many_ways_to_the_same_bits[fused": FUSED,
+    "tests/backends/test_prefix_bits.py::test_a_context_that_overflows": FUSED,
+    "tests/sampling/test_native_hook.py": FUSED,
+}
+
+
+def install() -> None:
+    """Put the other backend in the native one's place; before the files of tests are imported."""
+    entry, device = registry.choose(NAME, DEVICE)
+    if lack := entry.missing(device):
+        raise pytest.UsageError(f"STRETTO_TEST_BACKEND={NAME}: {lack}")
+
+    def opened(
+        file, spec, n_cells, threads=1, kv="f16", repack=True, precision="standard", n_slots=1, placement=None
+    ):
+        options = registry.BackendOptions(device, n_cells, threads, kv, precision, repack, n_slots, 0)
+        return entry.open(file, spec, options)
+
+    native.NativeBackend = opened
+    for module in (loading, encoder):
+        module.open_model = _with_backend(module.open_model)
+
+
+def _with_backend(open_model):
+    @functools.wraps(open_model)
+    def wrapped(model, *, backend="auto", device="auto", **options):
+        if (backend, device) == ("auto", "auto"):
+            backend, device = NAME, DEVICE
+        return open_model(model, backend=backend, device=device, **options)
+
+    return wrapped
+
+
+def skip_native_only(items) -> None:
+    """Mark the tests that are about the native backend."""
+    for item in items:
+        for name, reason in NATIVE_ONLY.items():
+            if item.nodeid.startswith(name):
+                item.add_marker(pytest.mark.skip(reason=f"about the native backend: {reason}"))

@@ -1,0 +1,73 @@
+"""Tiny models on the torch backend: where they run, how near they must be, and short ways to run them.
+
+STRETTO_TEST_DEVICE says where: "cuda", or "cpu", which is plain torch, or our kernels in Triton's interpreter
+if TRITON_INTERPRET=1. Without it tests run on the GPU if there is one.
+"""
+
+import os
+
+import numpy as np
+import pytest
+
+from stretto.backends.torch.device import is_interpreting, missing
+from stretto.cache.cells import Cells
+from stretto.engine.track import host_rows
+from tiny_models import ALL, in_slots, text_batch, tiny_file, tiny_spec
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'stretto[cuda]'")
+pytest.importorskip("stretto.backends.torch.backend", reason="the backend is not there yet")
+
+DEVICE = os.environ.get("STRETTO_TEST_DEVICE") or ("cpu" if missing("cuda") else "cuda")
+INTERPRETED = DEVICE == "cpu" and is_interpreting()
+# Kernels have one order of sums, whatever is in the batch; plain torch has not.
+SAME_BITS = DEVICE == "cuda" or INTERPRETED
+NEAR = 2e-4  # of logits with about unit variance, in float32
+
+# A kind of each part: in the interpreter a model takes a second or more.
+FEW = ("llama", "gemma3", "gpt-oss", "qwen2moe", "deepseek2-lite", "qwen35", "lfm2", "falcon-h1", "gemma3n")
+MODELS = [name for name in FEW if name in ALL] if INTERPRETED else ALL
+RECURRENT = [name for name in MODELS if tiny_spec(name).recurrent]
+
+
+def torch_backend(name, n_cells=64, kv="f32", precision="high", n_slots=3, spec=None, file=None):
+    """A tiny model in float32, unless told otherwise, with empty states."""
+    from stretto.backends.torch.backend import TorchBackend
+
+    file, spec = file or tiny_file(name), spec or tiny_spec(name)
+    backend = TorchBackend(file, spec, n_cells, DEVICE, kv, precision, n_slots)
+    backend.clear_slots(np.arange(backend.n_slots, dtype=np.int32))
+    return backend
+
+
+def run(backend, cells, batch, slots=None):
+    """float32[n_wanted, n_vocab] of a batch that is placed here; its rows advance the states in `slots`."""
+    batch.place(cells)
+    if backend.spec.recurrent:
+        in_slots(batch, [0] * len(batch) if slots is None else slots)
+    return host_rows(backend.forward(batch))
+
+
+def in_pieces(backend, tokens, sizes, cells=None, slot=1):
+    """float32[n, n_vocab] of a text, so many tokens at a time."""
+    cells, rows, at = cells or Cells(backend.n_cells), [], 0
+    for size in sizes:
+        part = tokens[at : at + size]
+        rows.append(run(backend, cells, text_batch(part, at), [slot] * len(part)))
+        at += size
+    return np.concatenate(rows)
+
+
+def same(found, expected, tolerance=NEAR):
+    """Assert the same bits where kernels run, and that numbers are near in plain torch."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape
+    if SAME_BITS:
+        np.testing.assert_array_equal(found, expected)
+    else:
+        near(found, expected, tolerance)
+
+
+def near(found, expected, tolerance=NEAR):
+    """Assert that logits differ by little, in terms of how much they vary."""
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * max(1.0, float(np.std(expected))))
