@@ -52,7 +52,10 @@ def tile_of(rows: int, group: int, width: int, bytes_each: int) -> Tile:
         most, block, warps, stages = 32, 32, 4 if rows == 1 else 8, 2
     else:
         block, stages = 64 if width <= 192 else 32, 2
-        most, warps = (128 if width <= 128 else 64, 8) if rows == PROMPT_ROWS else (64, 4)
+        most = 128 if rows == PROMPT_ROWS and width <= 128 else 64
+        warps = (
+            8 if rows == PROMPT_ROWS and rows * min(power_of_two(group), most // rows) * width > 8192 else 4
+        )
     heads = max(1, most // rows) if rows > 1 else LEAST
     return Tile(block, min(power_of_two(group), heads), warps, stages)
 
