@@ -39,6 +39,7 @@ from load.report import OUTSIDE, figures, line, table
 from load.soak import soak
 from peers.bench import Others, raw_file
 from stretto import hardware
+from stretto.server.settings import ModelEntry
 from stretto.weights import hub
 
 STORY = "You are a careful assistant who answers in plain words and never invents facts. "
@@ -104,9 +105,11 @@ def servers(given):
     most = str(max(64, *given.clients))
     options = ["--model", given.model, "--cells", str(given.cells), "--max-running", most]
     options += ["--threads", str(given.threads)] if given.threads else []
-    yield "stretto", lambda: ours(*options), True, given.model
+    options += ["--device", given.device] if given.device else []
+    entry = ModelEntry.parse(given.model)
+    yield "stretto", lambda: ours(*options), True, entry.name
     if given.peer:
-        command = given.peer.replace("{model}", str(hub.resolve(given.model)))
+        command = given.peer.replace("{model}", str(hub.resolve(entry.source)))
         port = re.search(r"--port[ =](\d+)", command)
         address = f"http://127.0.0.1:{port[1] if port else 8080}"
         yield "peer", lambda: peer(command, address), False, given.peer_model
@@ -171,6 +174,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cells", type=int, default=32768)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--device", help="that runs the model (default: by measurement)")
     parser.add_argument("--peer", metavar="COMMAND", help="another server: its command line, or its address")
     parser.add_argument("--peer-model", default="any", help="what it calls the model")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead of all that")

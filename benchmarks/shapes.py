@@ -2,6 +2,7 @@
 
     python benchmarks/shapes.py qwen3-30b-a3b model.gguf
     python benchmarks/shapes.py gpt-oss-20b model.gguf --layers 24
+    python benchmarks/shapes.py llama-3-8b model.gguf --format q4_k
 
 Layers and vocabulary are cut by the same factor, so that the output matrix has the share of the work that
 it has in the whole model. Tensors are those that the architecture's spec asks for. Blocks of quantised
@@ -38,6 +39,7 @@ class Shape:
     embedding: Format = Format.Q8_0
     tied: bool = False
     specials: tuple = ()
+    deviation: float = 1.0  # of the logits
 
     @property
     def n_vocab(self):
@@ -97,7 +99,48 @@ QWEN35 = {
     "ssm.time_step_rank": 16,
     "ssm.inner_size": 2048,
 }
+LLAMA_3_8B = {
+    "context_length": 8192,
+    "embedding_length": 4096,
+    "feed_forward_length": 14_336,
+    "attention.head_count": 32,
+    "attention.head_count_kv": 8,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 500_000.0,
+    "rope.dimension_count": 128,
+}
+QWEN3_600M = {
+    "context_length": 40_960,
+    "embedding_length": 1024,
+    "feed_forward_length": 3072,
+    "attention.head_count": 16,
+    "attention.head_count_kv": 8,
+    "attention.key_length": 128,
+    "attention.value_length": 128,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "rope.freq_base": 1e6,
+}
+SMOLLM2_135M = {
+    "context_length": 8192,
+    "embedding_length": 576,
+    "feed_forward_length": 1536,
+    "attention.head_count": 9,
+    "attention.head_count_kv": 3,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 1e5,
+    "rope.dimension_count": 64,
+}
 QWEN3_30B = 48, 151_936
+
+
+def dense(architecture, pretokenizer, keys, whole, tied=True):
+    """A whole model, all of whose matrices have one format, with logits about as sharp as real ones."""
+    fmt = Format.BF16
+    return Shape(
+        architecture, pretokenizer, keys, whole, whole[0], fmt, embedding=fmt, tied=tied, deviation=3.0
+    )
+
+
 SHAPES = {
     # As Q4_K_M is made.
     "qwen3-30b-a3b": Shape(
@@ -108,6 +151,11 @@ SHAPES = {
     "gpt-oss-20b-q4_0": Shape("gpt-oss", "gpt-4o", GPT_OSS, (24, 201_088), 4, Format.Q8_0, Format.Q4_0),
     "qwen3.5-0.8b": Shape("qwen35", "qwen35", QWEN35, (24, 248_320), 24, Format.Q4_0, tied=True),
 }
+DENSE = {
+    "llama-3-8b": dense("llama", "llama-bpe", LLAMA_3_8B, (32, 128_256), tied=False),
+    "qwen3-0.6b": dense("qwen3", "qwen2", QWEN3_600M, (28, 151_936)),
+    "smollm2-135m": dense("llama", "smollm", SMOLLM2_135M, (30, 49_152)),
+}
 
 # Where a block has its half floats, and how large they have to be for numbers of about unit variance.
 HALVES = {
@@ -117,6 +165,7 @@ HALVES = {
     Format.Q4_K: {0: 1 / 200, 2: 1 / 30},
     Format.Q6_K: {208: 1 / 1300},
 }
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 BETTER = re.compile(r"blk\.\d*[13579]\.(attn_v|ffn_down)")
 
 
@@ -129,18 +178,24 @@ def metadata(shape):
         **{f"{arch}.{key}": value for key, value in shape.keys.items()},
         f"{arch}.vocab_size": shape.n_vocab,
         **vocabulary(shape),
+        "tokenizer.chat_template": TEMPLATE,
     }
 
 
-def blocks(size, fmt, rng):
-    """Random rows of a quantised format, as bytes."""
+def blocks(size, fmt, rng, deviation=1.0):
+    """Random rows of a quantised format, as bytes; their products with unit vectors have that deviation."""
     columns = size[-1]
+    scale = deviation * columns**-0.5
     count = int(np.prod(size[:-1])) * (columns // fmt.block)
     made = rng.integers(0, 256, (count, fmt.size), dtype=np.uint8)
+    if fmt is Format.BF16:  # random sign and mantissa, and the exponent of one of four powers of two
+        bits = made.view(np.uint16)
+        bits &= 0x81FF
+        bits += (124 + round(np.log2(scale / 0.88))) << 7
     if fmt is Format.MXFP4:  # one byte, the exponent of a power of two
-        made[:, 0] = 127 + round(np.log2(columns**-0.5 / 2.9))
-    for at, scale in HALVES.get(fmt, {}).items():
-        made[:, at : at + 2] = np.array([scale * columns**-0.5], np.float16).view(np.uint8)
+        made[:, 0] = 127 + round(np.log2(scale / 2.9))
+    for at, half in HALVES.get(fmt, {}).items():
+        made[:, at : at + 2] = np.array([half * scale], np.float16).view(np.uint8)
     return made.reshape(*size[:-1], -1)
 
 
@@ -177,11 +232,13 @@ def sizes(shape):
 
 def make(path, shape, seed=0):
     rng, drawn, found = np.random.default_rng(seed), {}, {}
+    output = "token_embd.weight" if shape.tied else "output.weight"
     for name, size in sizes(shape).items():
         fmt = format_of(shape, name, size)
         key = name.split(".", 2)[-1], size, fmt
         if key not in drawn:
-            drawn[key] = numbers(name, size, rng) if fmt is Format.F32 else blocks(size, fmt, rng)
+            deviation = shape.deviation if name == output else 1.0
+            drawn[key] = numbers(name, size, rng) if fmt is Format.F32 else blocks(size, fmt, rng, deviation)
         found[name] = drawn[key] if fmt is Format.F32 else Tensor(name, size, fmt, 0, drawn[key])
     write_gguf(path, metadata(shape), found)
     return Path(path)
@@ -189,11 +246,14 @@ def make(path, shape, seed=0):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("shape", choices=[*SHAPES, *DENSE])
     parser.add_argument("path", type=Path)
     parser.add_argument("--layers", type=int, help="fewer or more than are usual here")
+    parser.add_argument("--format", type=str.upper, help="of all matrices")
     args = parser.parse_args()
-    shape = SHAPES[args.shape]
+    shape = (SHAPES | DENSE)[args.shape]
+    if args.format:
+        shape = replace(shape, matrices=Format[args.format], embedding=Format[args.format])
     make(args.path, replace(shape, n_layer=args.layers or shape.n_layer))
     print(f"{args.path}: {args.path.stat().st_size / 1e6:.1f} MB")
 

@@ -1,0 +1,1 @@
+"""What benchmarks/gpu.py measures, and what it is measured beside."""

@@ -1,0 +1,171 @@
+"""Device memory: what weights and cells take, how many cells fit, and errors that say so in numbers.
+
+    need = Need.of(file, spec, kv="f16")
+    cells = choose_cells("auto", need, free_bytes(device))
+
+Weights, states and working memory come first, and cells get what is left. Nothing here imports torch until a
+device is asked for its free memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from stretto.errors import CacheFull, ModelError
+from stretto.models.spec import ModelSpec
+from stretto.weights.formats import Format
+from stretto.weights.gguf import GGUF
+
+# Multiplied as they are in the file; others are widened to 16 bits.
+PACKED = frozenset(
+    Format[name] for name in ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "BF16", "F16")
+)
+NUMBER_BYTES = {"f16": 2.0, "bf16": 2.0, "f32": 4.0, "fp8": 1.0, "q8": 1.0 + 2 / 32}
+SMALLER = {"Q8_0": 8.5, "Q6_K": 6.5625, "Q5_K": 5.5, "Q4_K": 4.5}  # formats to suggest: bits of a number
+
+GRAPH_BYTES = 512 << 20  # of captured decode steps, and of the libraries' own context
+PASS_TOKENS = 4096  # of a prompt in one pass
+PASS_ROWS = 256  # of a decode step
+MIN_CELLS = 2048  # with fewer a model is of no use
+CONTEXTS = 64  # that "auto" has room for; more would only keep memory from others
+MAX_CELLS = 1 << 24
+AUTO_SHARE = 0.9  # of what is left, so that torch's allocator has room for fragments
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes on the device: of weights, a cell, all states of recurrent layers, and working memory."""
+
+    weights: int
+    cell: int
+    states: int
+    work: int
+    numbers: int = 0  # of all weights
+    context_length: int = 8192
+    path: Path | None = None
+
+    @classmethod
+    def of(
+        cls, file: GGUF, spec: ModelSpec, *, kv: str = "f16", wide: bool = False, n_slots: int = 0
+    ) -> Need:
+        """What a model takes, from the head of its file; `wide`: activations and float weights in float32."""
+        names = spec.tensors()
+        tensors = [file.tensors[name] for name in names if name in file.tensors]
+        matrices = [tensor for tensor in tensors if len(tensor.shape) > 1]
+        number = 4 if wide else 2
+
+        def nbytes(fmt: Format, count: int) -> int:
+            is_float = fmt in (Format.F32, Format.F16, Format.BF16)
+            return number * count if is_float or fmt not in PACKED else count // fmt.block * fmt.size
+
+        weights = sum(nbytes(tensor.format, prod(tensor.shape)) for tensor in matrices)
+        weights += sum(4 * prod(tensor.shape) for tensor in tensors if len(tensor.shape) == 1)
+        layers = [prod(tensor.shape) for tensor in matrices if tensor.name.startswith("blk.")]
+        return cls(
+            weights=weights,
+            cell=int(sum(heads * size for heads, size in spec.planes) * NUMBER_BYTES[kv]),
+            states=4 * spec.state_floats * n_slots,
+            work=work_bytes(spec, number, max(layers, default=0)),
+            numbers=sum(prod(tensor.shape) for tensor in tensors),
+            context_length=spec.context_length,
+            path=file.path,
+        )
+
+    @property
+    def fixed(self) -> int:
+        """All but the cells."""
+        return self.weights + self.states + self.work
+
+    def fitting(self, free: int) -> int:
+        """How many cells fit beside the rest."""
+        return max(0, free - self.fixed) // max(1, self.cell)
+
+
+def work_bytes(spec: ModelSpec, number: int, largest: int) -> int:
+    """Working memory: graphs, a prompt's activations, logits, and the largest matrix widened."""
+    inner = 2 * spec.n_ff + 4 * spec.n_embd + 3 * spec.n_head * spec.head_size
+    activations = PASS_TOKENS * (inner * number + 8 * spec.n_embd)
+    logits = 3 * 4 * PASS_ROWS * spec.n_vocab
+    return GRAPH_BYTES + activations + logits + number * largest
+
+
+def choose_cells(cells: int | str, need: Need, free: int) -> int:
+    """The number of cells: as given, if they fit; "auto": what is free, up to so many whole contexts.
+
+    Raises `ModelError` if weights leave no room for a cache, and `CacheFull` if that many cells do not fit.
+    """
+    fit = need.fitting(free)
+    least = MIN_CELLS if cells == "auto" else 1
+    if fit < min(least, need.context_length):
+        raise ModelError(_too_large(need, free), path=need.path)
+    if not isinstance(cells, str):
+        if cells > fit:
+            raise CacheFull(
+                f"{cells:,} cells take {_size(cells * need.cell)} on the device; {fit:,} fit into the "
+                f"{_size(free)} that are free, beside {_size(need.weights)} of weights and "
+                f"{_size(need.states + need.work)} to work with; ask for fewer, for cells='auto', or for "
+                "kv='fp8' or 'q8', which take half as much",
+                n_needed=cells,
+                n_free=fit,
+            )
+        return cells
+    wanted = max(MIN_CELLS, CONTEXTS * need.context_length)
+    roomy = int(AUTO_SHARE * (free - need.fixed)) // max(1, need.cell)
+    return min(wanted, max(roomy, min(fit, MIN_CELLS)), MAX_CELLS)
+
+
+def _too_large(need: Need, free: int) -> str:
+    message = (
+        f"its weights take {_size(need.weights)} on the device beside {_size(need.states + need.work)} to "
+        f"work with, and {_size(free)} are free"
+    )
+    room = free - need.states - need.work - MIN_CELLS * need.cell
+    for name, bits in SMALLER.items():
+        nbytes = int(need.numbers * bits / 8)
+        if 0 < nbytes <= room and nbytes < need.weights:
+            return f"{message}; in {name} they would take {_size(nbytes)} and fit; device='cpu' works too"
+    return (
+        f"{message}; at most {_size(max(0, room))} of weights would fit; device='cpu' runs them from memory"
+    )
+
+
+def free_bytes(device: object) -> int:
+    """The bytes that a model can have: free on the device, or held by torch and unused."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return 1 << 62
+    free, _ = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free + held)
+
+
+@contextmanager
+def device_memory(what: str, device: object) -> Iterator[None]:
+    """Raise `ModelError` with the numbers where torch runs out of device memory; `what` names the work."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ModelError(_ran_out(what, device)) from error
+
+
+def _ran_out(what: str, device: object) -> str:
+    import torch
+
+    message = f"the device's memory ran out while {what}"
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info(device)
+        mine = torch.cuda.memory_allocated(device)
+        message += f": {_size(mine)} of {_size(total)} are this process's, {_size(free)} are free"
+    return f"{message}; load it with fewer cells, kv='fp8' or 'q8', or smaller Limits"
+
+
+def _size(nbytes: int) -> str:
+    """As "1.4 GB", in powers of ten."""
+    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 10**8 else f"{nbytes / 1e6:,.1f} MB"
