@@ -218,7 +218,7 @@ def usable(model: str | os.PathLike[str]) -> list[Option]:
     else:
         with open_weights(hub.resolve(model)) as file:
             spec, problem = _read_spec(file, 1)
-            candidates = gguf_candidates(file, spec, problem, serving(device="cpu"), options)
+            candidates = gguf_candidates(file, spec, problem, serving(), options)
     return [
         Option(each.backend, each.device, "refused" if each.refusal else "possible", each.refusal)
         for each in candidates

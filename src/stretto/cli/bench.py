@@ -32,6 +32,7 @@ def speed(
     rounds: Rounds = 5,
     kv: Annotated[str, typer.Option(help="Type of the KV cache: f16 or q8.")] = "f16",
     backend: o.Backend = "auto",
+    device: o.Device = "auto",
     threads: o.Threads = None,
     precision: o.Precision = "standard",
     repack: o.Repack = "auto",
@@ -47,7 +48,10 @@ def speed(
     from stretto.cli.output import print_json
 
     plan = benchmarks.Plan(prompt, tokens, depth, sequences, rounds)
-    with notes() as note, _opened(note, model, plan.cells, backend, threads, kv, precision, repack) as llm:
+    with (
+        notes() as note,
+        _opened(note, model, plan.cells, backend, device, threads, kv, precision, repack) as llm,
+    ):
         cost = benchmarks.file_cost(model, llm)
         note("measuring the machine")
         machine = benchmarks.measure_machine(llm, threads, cost.weight_bytes)
@@ -56,7 +60,7 @@ def speed(
         if machine and again:  # before and after: other load can only have made it slower
             machine = machine.best(again)
             benchmarks.set_limits(rows, llm, cost, machine, kv)
-        setup = {"backend": llm.backend.name, "kv": kv, "precision": llm.precision}
+        setup = {"backend": llm.backend.name, "device": _device(llm), "kv": kv, "precision": llm.precision}
     if as_json:
         print_json(_document(model, setup, machine, cost.weight_bytes, rows))
     else:
@@ -69,6 +73,7 @@ def loops(
     tokens: Tokens = 128,
     rounds: Rounds = 5,
     backend: o.Backend = "auto",
+    device: o.Device = "auto",
     threads: o.Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -78,7 +83,7 @@ def loops(
 
     documents = []
     for model in models or ("smollm2", "gemma3-270m"):
-        with notes() as note, _opened(note, model, tokens + 16, backend, threads) as llm:
+        with notes() as note, _opened(note, model, tokens + 16, backend, device, threads) as llm:
             loops = benchmarks.loops(llm, tokens=tokens, rounds=rounds, note=note)
             n_vocab = llm.spec.n_vocab
         if as_json:
@@ -109,6 +114,7 @@ def _opened(
     model: str,
     cells: int,
     backend: str,
+    device: str,
     threads: int | None,
     kv: str = "f16",
     precision: str = "standard",
@@ -122,12 +128,17 @@ def _opened(
     return llm.load(
         model,
         backend=backend,
+        device=device,
         threads=threads,
         cells=cells,
         kv=kv,
         precision=precision,
         repack=o.REPACK[repack],
     )
+
+
+def _device(llm: LLM) -> str:
+    return llm.route.device if llm.route else "cpu"
 
 
 def _document(
@@ -155,7 +166,8 @@ def _print(model: str, setup: dict[str, str], machine: Machine | None, rows: lis
         listing.add_row(row.test, row.sampling, row.call, f"{row.median:.1f}", spread, *bound, share)
     screen = console()
     screen.print(
-        f"{clean(model)}, backend {setup['backend']}, K/V {setup['kv']}, {setup['precision']} precision"
+        f"{clean(model)}, backend {setup['backend']} on {setup['device']}, K/V {setup['kv']}, "
+        f"{setup['precision']} precision"
     )
     if machine:
         screen.print(
