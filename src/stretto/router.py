@@ -15,7 +15,15 @@ from pathlib import Path
 from stretto import kernels
 from stretto.backends.base import Backend
 from stretto.backends.onnx import open_onnx
-from stretto.backends.registry import BREADTH, ONNX, BackendEntry, BackendOptions, choose, serving
+from stretto.backends.registry import (
+    BREADTH,
+    BUILT_IN,
+    ONNX,
+    BackendEntry,
+    BackendOptions,
+    choose,
+    serving,
+)
 from stretto.errors import InvalidRequest, ModelError, Unsupported, UnsupportedModel
 from stretto.hardware import cpu_name, free_memory, usable_cores
 from stretto.models import ModelSpec, read_spec
@@ -224,6 +232,11 @@ def usable(model: str | os.PathLike[str]) -> list[Option]:
         for each in candidates
         if each.asked
     ]
+
+
+def missing_for(device: str) -> str:
+    """What is not installed that the first backend of a device needs; "" if nothing, or if there is none."""
+    return next((entry.missing(device) for entry in BUILT_IN if device in entry.devices), "")
 
 
 def open_tokenizer(model: str | os.PathLike[str]) -> Tokenizer:

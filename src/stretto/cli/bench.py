@@ -30,7 +30,9 @@ def speed(
     depth: Annotated[int, typer.Option(help="Also decode at this depth, in tokens; 0: do not.")] = 2048,
     sequences: Annotated[int, typer.Option(help="Also decode so many together; 0: do not.")] = 16,
     rounds: Rounds = 5,
-    kv: Annotated[str, typer.Option(help="Type of the KV cache: f16 or q8.")] = "f16",
+    kv: Annotated[
+        str, typer.Option(help="Type of the KV cache: f16 or q8; on a GPU also bf16 or fp8.")
+    ] = "f16",
     backend: o.Backend = "auto",
     device: o.Device = "auto",
     threads: o.Threads = None,
@@ -170,8 +172,9 @@ def _print(model: str, setup: dict[str, str], machine: Machine | None, rows: lis
         f"{setup['precision']} precision"
     )
     if machine:
+        threads = f"{machine.threads} threads, " if machine.threads else ""
         screen.print(
-            f"{clean(machine.cpu)}, {machine.threads} threads, kernels {machine.kernels}: "
+            f"{clean(machine.cpu)}, {threads}kernels {machine.kernels}: "
             f"{machine.bandwidth:.1f} GB/s from {size(machine.bandwidth_nbytes)}, "
             f"{machine.integer_peak:,.0f} GMAC/s by {machine.instruction}"
         )
