@@ -9,6 +9,7 @@
 #   make check-arm                  the ARM kernels, run here or by qemu, and the cycles of their loops
 #   make check-compilers            the native core with every compiler there is, without warnings
 #   make check-wheel                a wheel, tried out where there is no compiler
+#   make check-triton               the kernels for GPUs, in Triton's interpreter; needs torch and triton
 #   make check-cuda [PART=2]        the suites of engine, cache and parallel tokens on a GPU
 #   make bench-kernels              what each kernel set's matrix products reach
 
@@ -22,8 +23,8 @@ unexport PROMPT MODEL
 chat: export STRETTO_PROMPT := $(value PROMPT)
 chat: export STRETTO_MODEL  := $(or $(value MODEL),smollm2)
 
-.PHONY: chat test check format bench asan check-threads check-arm check-compilers check-wheel check-cuda \
-        bench-kernels clean
+.PHONY: chat test check format bench asan check-threads check-arm check-compilers check-wheel \
+        check-triton check-cuda bench-kernels clean
 
 chat: $(VENV)/.installed
 	@if [ -n "$$STRETTO_PROMPT" ]; \
@@ -84,6 +85,10 @@ check-compilers:
 
 check-wheel: $(BIN)/python
 	$(BIN)/python scripts/check_wheel.py --make
+
+# TRITON_INTERPRET runs kernels on the CPU, by NumPy; tests of models then take a few of each kind.
+check-triton: $(VENV)/.test
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest --quiet --durations=5 tests/backends/torch
 
 check-cuda: $(VENV)/.cuda
 	$(BIN)/python scripts/check_cuda.py $(addprefix --part ,$(PART))

@@ -13,4 +13,5 @@ NB_MODULE(_native, m) {
     stretto::bind_ops(m);
     stretto::bind_probe(m);
     stretto::bind_vision(m);
+    stretto::bind_device_plan(m);
 }

@@ -51,5 +51,6 @@ void bind_sampler(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_recurrent(nb::module_& ops);
 void bind_vision(nb::module_& m);
+void bind_device_plan(nb::module_& m);
 
 }  // namespace stretto

@@ -29,8 +29,8 @@ OWN = ("tests/backends/torch",)
 PARTS = {
     1: OWN,
     2: ("tests/engine", "tests/cache"),
-    3: ("tests/parallel",),
-    4: ("tests/sampling", "tests/structured/test_guided.py", "tests/vision", "tests/tools"),
+    3: ("tests/parallel", "tests/backends/test_prefix_bits.py", "tests/backends/test_batch_bits.py"),
+    4: ("tests/sampling", "tests/structured/test_guided.py", "tests/vision"),
 }
 # About encoders, files and kernels of the CPU, which no other backend changes.
 LEFT_OUT = ("vision/test_encoders.py", "vision/test_mmproj.py", "vision/test_commands.py")

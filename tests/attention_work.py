@@ -31,26 +31,21 @@ class Rows:
         places = np.zeros_like(cells) if self.table is None else np.asarray(self.table, np.int32)[cells]
         first_span = firsts // SPAN
         spans = (lengths - 1) // SPAN - first_span + 1 if kind == "single" else np.zeros(n, np.int64)
-        slot0 = np.cumsum(spans) - spans
+        slot0 = np.cumsum(spans) - spans - first_span
         items = {"single": [], "shared": [], "prompt": []}
         taken = {(row, span) for rows, span in shared for row in rows}
         for rows, span in shared:
             first = max(min(firsts[row] for row in rows) // ALIGN * ALIGN, span * SPAN)
             stop = min(max(lengths[row] for row in rows), (span + 1) * SPAN)
-            items["shared"].append(
-                (offsets[rows[0]], first, stop, span - first_span[rows[0]], rows, SHARED_ROWS)
-            )
+            items["shared"].append((offsets[rows[0]], first, stop, span, rows, SHARED_ROWS))
         wait = np.zeros(n, np.int32)
         for row in range(n if kind == "single" else 0):
-            for slot in range(spans[row]):
-                span = first_span[row] + slot
-                if (row, span) in taken:
-                    continue
-                first = max(firsts[row] // ALIGN * ALIGN, span * SPAN)
-                items["single"].append(
-                    (offsets[row], first, min(lengths[row], (span + 1) * SPAN), slot, [row], 1)
-                )
-                wait[row] += 1
+            for span in range(first_span[row], first_span[row] + spans[row]):
+                if (row, span) not in taken:
+                    first = max(firsts[row] // ALIGN * ALIGN, span * SPAN)
+                    stop = min(lengths[row], (span + 1) * SPAN)
+                    items["single"].append((offsets[row], first, stop, span, [row], 1))
+                    wait[row] += 1
         at = 0
         while kind == "prompt" and at < n:
             stop = at
@@ -60,7 +55,10 @@ class Rows:
             first = min(firsts[at:stop]) // ALIGN * ALIGN
             items["prompt"].append((offsets[at], first, max(lengths[at:stop]), 0, rows, PROMPT_ROWS))
             at = stop
-        t = lambda x: torch.tensor(np.asarray(x, np.int32), device=self.device)
+
+        def t(x):
+            return torch.tensor(np.asarray(x, np.int32), device=self.device)
+
         return Work(
             views=t(cells), places=t(places), positions=t(self.positions or [0] * n), offsets=t(offsets),
             firsts=t(firsts), lengths=t(lengths), slot0=t(slot0), spans=t(spans), wait=t(wait),

@@ -38,6 +38,55 @@ def call_hook(function: int, state: int, logits: NDArray[np.float32], tokens: ND
 def uniform(seed: int, index: int, draw: int) -> float: ...
 def check_spec(spec: dict[str, Any]) -> None: ...
 
+SPAN: int
+ALIGN: int
+SHARED_ROWS: int
+PROMPT_ROWS: int
+
+class DevicePlanner:
+    unsent: int
+    capacity: int
+
+    def __init__(
+        self, n_cells: int, n_vocab: int, n_slots: int, capacity: int, kinds: list[tuple[int, bool]], few: int
+    ) -> None: ...
+    def decode(
+        self,
+        tokens: list[int],
+        positions: list[int],
+        cells: list[int],
+        sequences: list[int],
+        edits: list[int],
+        counts: list[int],
+        stores: list[NDArray[np.int32]],
+        table: NDArray[np.int32],
+        slots: list[int],
+        rotated: NDArray[np.int32] | None,
+        bucket: int,
+        most_slots: int,
+        block: NDArray[np.int32],
+    ) -> tuple[int, bool]: ...
+    def plan(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        cells: NDArray[np.int32],
+        views: list[NDArray[np.int32]],
+        sequences: list[int],
+        edits: list[int],
+        view_of: NDArray[np.int32],
+        lengths: NDArray[np.int32],
+        causal: NDArray[np.int32] | None,
+        table: NDArray[np.int32],
+        slots: NDArray[np.int32] | None,
+        rotated: NDArray[np.int32] | None,
+        n_padded: int,
+    ) -> tuple[int, int, list[int]]: ...
+    def blank(self, bucket: int, block: NDArray[np.int32]) -> int: ...
+    def copy_block(self, block: NDArray[np.int32]) -> None: ...
+    def copy_unsent(self, block: NDArray[np.int32]) -> None: ...
+    def clear(self) -> None: ...
+
 class Decoder:
     kernels: str
     threads: int

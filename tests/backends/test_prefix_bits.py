@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import stretto
-from stretto import Batch, _native
+from stretto import Batch, _native, kernels
 from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.llm import LLM
@@ -186,7 +186,7 @@ def keys(llm, cells):
         return np.stack([keys[cells] for keys in backend.keys], axis=1)
     kind = backend.cell_layout.split()[1].rstrip(",")
     heads = backend.read_cells(cells).reshape(len(cells) * spec.n_layer * 2 * spec.n_kv_head, -1)
-    loaded = _native.ops.load_heads(heads, spec.head_size, kind, backend.kernels)
+    loaded = _native.ops.load_heads(heads, spec.head_size, kind, kernels.chosen())
     return loaded.reshape(len(cells), spec.n_layer, 2, spec.n_kv_head, spec.head_size)[:, :, 0]
 
 

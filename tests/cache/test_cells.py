@@ -232,10 +232,11 @@ def test_append_is_place_for_single_rows():
     one, other = Cells(20), Cells(20)
     for cells in (one, other):
         cells.place([1, 2, 3], [0, 1, 0], [(5,), (5,), (6,)])
-    taken, places, stores, counts = one.append([7, 8, 9], [5, 6, 7])
+    taken, places, stores, counts, edits = one.append([7, 8, 9], [5, 6, 7])
     assert places == [2, 1, 0]
     assert taken == other.place([7, 8, 9], [2, 1, 0], [(5,), (6,), (7,)]).tolist()
     assert counts == [3, 2, 1]
+    assert edits == [one.edits(sequence) for sequence in (5, 6, 7)]
     for sequence, store, n in zip((5, 6, 7), stores, counts, strict=True):
         assert store[:n].tolist() == one.view(sequence).tolist()
         assert one.view(sequence).tolist() == other.view(sequence).tolist()
@@ -244,3 +245,26 @@ def test_append_is_place_for_single_rows():
         one.append([1] * 15, list(range(10, 25)))
     assert one.n_free == 14
     one.check()
+
+
+def test_views_count_their_edits_but_not_what_is_appended():
+    cells = Cells(40)
+    cells.place([1, 2, 3], [0, 1, 2], [(5,)] * 3)
+    first = cells.edits(5)
+    cells.append([4], [5])
+    cells.place([5, 6], [4, 5], [(5,)] * 2)
+    assert cells.edits(5) == first > cells.edits(6) == 0
+    cells.copy(5, 6)
+    assert cells.edits(6) > first
+    seen = {first, cells.edits(6)}
+    for edit in (
+        lambda: cells.remove(5, 5),
+        lambda: cells.place([1], [2], [(5,)]),  # between the others
+        lambda: cells.unshare(5, 0, 2),
+        lambda: cells.shift(5, 0, 1, 10),
+        lambda: cells.remove(5, 1, 2),
+        lambda: (cells.remove(5), cells.place([1], [0], [(5,)])),
+    ):
+        edit()
+        assert cells.edits(5) not in seen
+        seen.add(cells.edits(5))

@@ -39,6 +39,8 @@ class Placement:
     rotated: Ints | None = None  # int32[n, 3] where they are not the positions (cache/lags.py)
     slots: Ints | None = None  # int32[n]; None: the model has no recurrent layers
     causal: Ints | None = None  # int32[n], the lengths if no row attended beyond its own position
+    sequences: list[int] | None = None  # whose views these are, for backends that keep views
+    edits: list[int] | None = None  # the number of each view's last edit (cache/views.py)
 
 
 class Batch:
@@ -271,7 +273,16 @@ class Batch:
             self.moves = cells.slots.advance(states.groups)
             slots = np.array(self.moves.slots, np.int32)[states.group_of]
         self._placement = Placement(
-            taken, views, np.array(view_of, np.int32), lengths, cells.positions, rotated, slots, causal
+            taken,
+            views,
+            np.array(view_of, np.int32),
+            lengths,
+            cells.positions,
+            rotated,
+            slots,
+            causal,
+            list(order),
+            [cells.edits(sequence) for sequence in order],
         )
 
     def unplace(self, cells: Cells) -> None:
@@ -292,8 +303,9 @@ class Decoding(Batch):
     """A decode batch: one token at the end of each sequence, all with logits, placed already.
 
     It is the step that is taken most, so a backend may read its lists as they are: row i is token `ids[i]` at
-    `places[i]`, writes cell `taken[i]` and attends to the first `counts[i]` entries of `stores[i]`. In
-    recurrent layers it advances the state in slot `slots[i]`; the list is empty if the model has none.
+    `places[i]`, writes cell `taken[i]` and attends to the first `counts[i]` entries of `stores[i]`, the view
+    of `sequences[i]`, to which cells were only appended since edit `edits[i]`. In recurrent layers it
+    advances the state in slot `slots[i]`; the list is empty if the model has none.
     """
 
     probes, received, watched, attention = NO_PROBES, None, [], []  # not in a decode step
@@ -304,7 +316,7 @@ class Decoding(Batch):
         slots = cells.slots
         if slots is not None and slots.n_free < len(sequences):
             slots.check_room([(sequence,) for sequence in sequences])
-        self.taken, self.places, self.stores, self.counts = cells.append(tokens, sequences)
+        self.taken, self.places, self.stores, self.counts, self.edits = cells.append(tokens, sequences)
         self.moves = NO_MOVES
         if slots is not None:
             self.moves = slots.advance_each(sequences, self.places)
@@ -357,6 +369,8 @@ class Decoding(Batch):
                 self.table,
                 self.rotated,
                 np.array(self.slots, np.int32) if self.slots else None,
+                sequences=self.sequences,
+                edits=self.edits,
             )
         return self._placement
 

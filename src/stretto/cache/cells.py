@@ -87,6 +87,11 @@ class Cells:
         """int32[n]: the positions of `view(sequence)`."""
         return self.positions[self.view(sequence)]
 
+    def edits(self, sequence: int) -> int:
+        """The number of the last edit of the sequence's view (cache/views.py), 0 for one without cells."""
+        view = self.views.get(check_id(sequence))
+        return 0 if view is None else view.edits
+
     def count(self, sequence: int) -> int:
         """How many cells the sequence has."""
         view = self.views.get(check_id(sequence))
@@ -174,15 +179,15 @@ class Cells:
 
     def append(
         self, tokens: list[int], sequences: list[int]
-    ) -> tuple[list[int], list[int], list[Ints], list[int]]:
+    ) -> tuple[list[int], list[int], list[Ints], list[int], list[int]]:
         """Append one cell to each sequence: a decode step, without checks.
 
-        As `place`, all or nothing; returns the cells, their positions, and of each sequence's view the array
-        and how many of its entries are valid.
+        As `place`, all or nothing; returns the cells, their positions, and of each sequence's view the array,
+        how many of its entries are valid, and the number of its last edit.
         """
         taken, log = self._take(len(tokens)), self.log
         log.version = version = log.version + 1
-        places, stores, counts = [], [], []
+        places, stores, counts, edits = [], [], [], []
         for cell, token, sequence in zip(taken, tokens, sequences, strict=True):
             view = self.views.get(sequence)
             if view is None:
@@ -195,7 +200,8 @@ class Cells:
             places.append(position)
             stores.append(view.store)
             counts.append(view.n)
-        return taken, places, stores, counts
+            edits.append(view.edits)
+        return taken, places, stores, counts, edits
 
     def reserve(self, sequence: int, n: int) -> Ints:
         """Append cells for tokens that are not known yet; `name` sets them. As `place`, all or nothing."""

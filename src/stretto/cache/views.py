@@ -7,6 +7,7 @@ Generating appends at the end, which costs a store into a growing array; only to
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +16,22 @@ Ints = NDArray[np.int32]
 
 NOTHING = (-1, -1)
 
+_edits = count(1)
+
 
 class View:
-    """A growing array of cells in order of (position, token)."""
+    """A growing array of cells in order of (position, token).
 
-    __slots__ = ("_shown", "last", "n", "store")
+    `edits` is the number of its last edit other than appending at the end, among those of all views: while
+    it stays, cells that were in the view are where they were. So a copy elsewhere can be kept up to date.
+    """
+
+    __slots__ = ("_shown", "edits", "last", "n", "store")
 
     def __init__(self) -> None:
         self.store = np.empty(16, np.int32)  # its first n entries are the cells
         self.n = 0  # how many cells
+        self.edits = next(_edits)
         self._shown: Ints | None = None
         self.last = NOTHING  # position and token of the last cell
 
@@ -84,6 +92,7 @@ class View:
             remaining = remaining[~np.isin(remaining, cells)]
             self.store[: len(remaining)] = remaining
         self.n = n
+        self.edits = next(_edits)
         self._shown = None
         self._find_last(positions, tokens)
 
@@ -91,6 +100,7 @@ class View:
         """Put the cells into order again."""
         cells = self.store[: self.n]
         cells[:] = cells[np.lexsort((tokens[cells], positions[cells]))]
+        self.edits = next(_edits)
         self._find_last(positions, tokens)
 
     def index(self, position: int, positions: Ints) -> int:

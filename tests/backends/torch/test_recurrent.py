@@ -25,12 +25,12 @@ NORM = Norm("ssm_norm", 1e-5)
 SLOTS = np.array([2, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 2], np.int32)  # 3 rows of slot 2, 11 of slot 0
 N_SLOTS = 5
 MIXERS = {
-    "delta net": DeltaNet(2, 4, 8, 8, 4, NORM),
-    "tiled delta net": DeltaNet(2, 6, 8, 16, 3, NORM, tiled=True),
-    "fused delta net": DeltaNet(3, 6, 21, 19, 4, NORM, fused=True),
+    "delta net": DeltaNet(1, 2, 16, 8, 4, NORM),
+    "tiled delta net": DeltaNet(2, 4, 8, 8, 3, NORM, tiled=True),
+    "fused delta net": DeltaNet(2, 4, 5, 6, 4, NORM, fused=True),
     "convolution": Convolution(24, 3),
     "Mamba-2": Mamba2(4, 8, 2, 16, 4, NORM),
-    "Mamba-2 without a norm": Mamba2(3, 20, 1, 17, 4, None, conv_bias=False),
+    "Mamba-2 without a norm": Mamba2(2, 10, 1, 7, 4, None, conv_bias=False),
 }
 
 every_mixer = pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS)
@@ -119,11 +119,11 @@ def test_a_pass_gives_the_rows_and_states_of_the_reference(mixer, version):
 
 @every_mixer
 def test_chunks_and_single_steps_give_the_same_bits(mixer, version):
-    x, before = example(mixer, TILE + 3)
+    x, before = example(mixer, TILE + 2)
     slots = np.zeros(len(x), np.int32)
     whole = torch.from_numpy(before.copy())
     expected = by_torch(mixer, x, slots, whole)
-    for sizes in [1, 1, 1, 2, TILE - 2], [TILE - 1, 4]:
+    for sizes in [1, 1, TILE], [TILE - 1, 3]:
         states, at, found = torch.from_numpy(before.copy()), 0, []
         for size in sizes:
             found.append(by_torch(mixer, x[at : at + size], slots[at : at + size], states))
@@ -138,7 +138,7 @@ def test_other_rows_and_padding_change_no_bits(mixer, version):
     states = torch.from_numpy(before.copy())
     together = by_torch(mixer, x, SLOTS, states, bucket=20)
     assert together.shape[0] == 20
-    for slot in (0, 2):
+    for slot in (2, 4):
         rows, alone = np.flatnonzero(slot == SLOTS), torch.from_numpy(before.copy())
         found = by_torch(mixer, x[rows], SLOTS[rows], alone)
         assert torch.equal(found, together[rows])

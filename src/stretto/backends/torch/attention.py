@@ -1,8 +1,8 @@
 """Attention over views: each row attends to a range of entries of its view, whose cells lie anywhere.
 
-`attend` is the kernel where kernels run (see `device.uses_kernels`) and `plain_attend` elsewhere, which says what
-it means. A row's result depends on its query, the cells it attends to and their order, on nothing else: not on other
-rows, and not on the items of `Work` that it is computed by.
+`attend` is the kernel where kernels run (see `device.uses_kernels`) and `plain_attend` elsewhere, which says
+what it means. A row's result depends on its query, the cells it attends to and their order, on nothing else:
+not on other rows, and not on the items of `Work` that it is computed by.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def attend(
 ) -> Tensor:
     """Attention of queries [n, heads, size] to the cells of `work`: [n, heads × size of values].
 
-    Each K/V head serves a group of heads. `values` may be `keys[..., :size]`; `Scoring` has the other arguments.
-    The result has the type of `out`, or that of `q`.
+    Each K/V head serves a group of heads. `values` may be `keys[..., :size]`; for the other arguments see
+    `Scoring`. The result has the type of `out`, or that of `q`.
     """
     n, heads, _ = q.shape
     if out is None:
@@ -98,7 +98,7 @@ def received(
     sinks: Tensor | None = None,
     alibi: Tensor | None = None,
 ) -> Tensor:
-    """The attention that cells int32[n_probes] get from each row, the mean of all heads: float32[n, n_probes]."""
+    """The attention that cells int32[n_probes] get from each row, mean of all heads: float32[n, n_probes]."""
     found = q.new_zeros(len(q), len(probes)).float()
     for rows, cells, shares in _shares(q, keys, work, range(len(q)), Scoring(scale, cap, sinks, alibi)):
         at = (cells[:, None] == probes[None, :]).float()  # [entries, n_probes]
@@ -124,7 +124,7 @@ def _shares(
 
 
 def _scores(q: Tensor, k: Tensor, scoring: Scoring) -> Tensor:
-    """float32[rows, heads, entries]: products of queries with keys [entries, K/V heads, size], scaled and capped."""
+    """float32[rows, heads, entries]: products with keys [entries, K/V heads, size], scaled and capped."""
     n, heads, size = q.shape
     group = heads // k.shape[1]
     grouped = q.to(k.dtype).float().view(n, k.shape[1], group, size).permute(1, 0, 2, 3).flatten(1, 2)

@@ -1,20 +1,20 @@
 """The work of attention: which rows attend to which cells, as the integers that its kernel takes.
 
 Row r attends to entries `firsts[r]` … `lengths[r]` (exclusive) of its view, which begins at
-`views[offsets[r]]`. That is all there is to masks: views are in position order, so a window is a range of view
-indices, as is attention in both directions and attention ahead. Plain attention needs nothing else.
+`views[offsets[r]]`. That is all there is to masks: views are in position order, so a window is a range of
+view indices, as is attention in both directions and attention ahead. Plain attention needs nothing else.
 
 The kernel takes items. All partial results are of a *span*: entries s × SPAN … (s + 1) × SPAN of a view, by
 view index, so that they do not depend on what else is in the batch; results of a row's spans are joined in
-order. An item masks each row by its own `firsts` and `lengths`; entries left out change no bit (their weight is
-0, and they are never the maximum), so that an item may start later than its span: at a multiple of ALIGN.
+order. An item masks each row by its own `firsts` and `lengths`; entries left out change no bit (their weight
+is 0, and they are never the maximum), so that an item may start later than its span: at a multiple of ALIGN.
 
-    single   one row, one span s: the partial result goes to slot `slot0[r] + s`. Of all single items of a row
-             (`wait[r]` of them) the last to finish joins the row's slots in order: those of spans
+    single   one row, one span s: the partial result goes to slot `slot0[r] + s`. Of all single items of a
+             row (`wait[r]` of them) the last to finish joins the row's slots in order: those of spans
              `firsts[r] // SPAN` … `firsts[r] // SPAN + spans[r]`.
-    shared   up to SHARED_ROWS rows, one span s whose cells are the same for all of them (forks of one prompt, a
-             few draft tokens): for each row a partial result in slot `slot0[row] + s`. Launched before
-             `single`; each of its rows has at least one single item, its last span, which joins them.
+    shared   up to SHARED_ROWS rows, one span s whose cells are the same for all of them (forks of one
+             prompt, a few draft tokens): for each row a partial result in slot `slot0[row] + s`. Launched
+             before `single`; each of its rows has at least one single item, its last span, which joins them.
     prompt   up to PROMPT_ROWS rows of one view, everything that they attend to: spans are joined inside the
              item, in order.
 
@@ -23,16 +23,19 @@ Each row has either exactly one prompt item, or slots.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-Tensor = Any  # torch.Tensor: torch is an extra
+from stretto import _native
+from stretto.backends.torch.device import Tensor
 
-SPAN = 256  # view entries whose partial result is one
-ALIGN = 64  # items start at multiples of it; the kernel's turns (BLOCK) must divide it
-SHARED_ROWS = 16  # of a shared item
-PROMPT_ROWS = 32  # of a prompt item
+SPAN = _native.SPAN  # view entries whose partial result is one
+ALIGN = _native.ALIGN  # items start at multiples of it; the kernel's turns (BLOCK) must divide it
+SHARED_ROWS = _native.SHARED_ROWS  # of a shared item
+PROMPT_ROWS = _native.PROMPT_ROWS  # of a prompt item
 HEAD = 4  # integers of an item before its rows
+
+Kind = tuple[int | None, bool]  # of layers that attend alike: their window, and whether they are causal
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class Items:
     3: the span s (0 for prompt items)
     4 … 4 + block: its rows; −1 where there are fewer
 
-    Item i is at `data[head[1] + i * (HEAD + block)]`, for i < `head[0]`. Both numbers are on the device, since
-    they change from step to step where the addresses must not.
+    Item i is at `data[head[1] + i * (HEAD + block)]`, for i < `head[0]`. Both numbers are on the device,
+    since they change from step to step where the addresses must not.
     """
 
     block: int  # rows of an item: 1, SHARED_ROWS or PROMPT_ROWS
@@ -73,3 +76,34 @@ class Work:
     single: Items | None  # None: there are none (and none in any step of this graph)
     shared: Items | None
     prompt: Items | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The integers of a pass on the device, and the work of each kind of layers.
+
+    A plan of decoding has fixed addresses for its `key`, so that a pass over it can be captured in a graph;
+    such a pass begins with `views.append_cells`. The views of other plans are complete.
+    """
+
+    n: int  # rows, padding included
+    tokens: Tensor  # int32[n]
+    positions: Tensor  # int32[n]
+    cells: Tensor  # int32[n]; of padding, the scratch cell after the last
+    rotated: Tensor  # int32[n, 3]: the positions that keys and queries are rotated by
+    slots: Tensor  # int32[n], of recurrent layers; 0 without them, and in rows of padding
+    works: Mapping[Kind, Work]
+    # Of decoding: int32[5 × n + 1], the runs of recurrent layers: rows [n], bounds [n + 1], slots [n],
+    # tiles [n, 2]; each row is a run, and rows of padding are in none.
+    runs: Tensor | None = None
+    # Of decoding: what a captured graph stays right for (bucket, shared items, the pool of views).
+    key: tuple[int, bool, int] | None = None
+
+    @property
+    def appends(self) -> bool:
+        """Whether the pass has to append the rows' cells to their views."""
+        return self.key is not None
+
+    def work(self, window: int | None, causal: bool = True) -> Work:
+        """The work of layers with that window."""
+        return self.works[window, causal]

@@ -1,7 +1,7 @@
 """K or V of all cells of a layer as the device holds them, and how rows are written there.
 
-A plane is a tensor [n_cells, heads, size] of float32, float16, bfloat16 or float8_e4m3fn, or `Q8`. The numbers
-are those of the native backend in the same order, so the bytes of saved cells are exchangeable.
+A plane is a tensor [n_cells, heads, size] of float32, float16, bfloat16 or float8_e4m3fn, or `Q8`. The
+numbers are those of the native backend in the same order, so the bytes of saved cells are exchangeable.
 """
 
 from __future__ import annotations

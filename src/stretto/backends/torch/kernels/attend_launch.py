@@ -1,16 +1,139 @@
-"""Launches of the attention kernel: which tiles it works in."""
+"""Launches of the attention kernel: the tiles it works in, and the memory of partial results."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from stretto.backends.torch.plan import Work
-from stretto.backends.torch.planes import Plane
+import torch
+
+from stretto.backends.torch.device import is_interpreting
+from stretto.backends.torch.kernels.attend import HAS_PDL, attend
+from stretto.backends.torch.plan import HEAD, PROMPT_ROWS, SPAN, Items, Work
+from stretto.backends.torch.planes import BLOCK, Q8, Plane
 from stretto.backends.torch.scoring import Scoring
 
-Tensor = Any  # torch.Tensor: torch is an extra
+Tensor = Any  # torch.Tensor
+LEAST = 16  # rows and columns of a product
+COUNTERS = 1 << 20  # by row, K/V head and tile of heads
+PROGRAMS = 8  # a multiprocessor, where items are more than that
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How an item is computed. Results depend on `block` alone, so it is the same for all kinds of items."""
+
+    block: int  # view entries a turn
+    heads: int  # of one K/V head, for each row
+    warps: int
+    stages: int
+
+
+def power_of_two(n: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def pieces(size: int, least: int = LEAST) -> tuple[int, int]:
+    """A head as one piece, or as two where this pads less: powers of two of at least `least`."""
+    whole = max(power_of_two(size), least)
+    half = whole // 2
+    rest = max(power_of_two(size - half), least)
+    return (half, rest) if least <= half < size and rest < half else (whole, 0)
+
+
+def tile_of(rows: int, group: int, width: int, bytes_each: int) -> Tile:
+    """The tile for items of `rows` rows: `group` heads a K/V head, heads padded to `width` numbers."""
+    if bytes_each == 4:
+        most, block, warps, stages = LEAST, 32 if width <= 128 else 16, 4 if rows == 1 else 8, 1
+    elif width > 256:
+        most, block, warps, stages = 32, 32, 4 if rows == 1 else 8, 2
+    else:
+        block, stages = 64 if width <= 192 else 32, 2
+        most, warps = (128 if width <= 128 else 64, 8) if rows == PROMPT_ROWS else (64, 4)
+    heads = max(1, most // rows) if rows > 1 else LEAST
+    return Tile(block, min(power_of_two(group), heads), warps, stages)
+
+
+@lru_cache(maxsize=8)
+def _counters(device: Any) -> Tensor:
+    """Counters of finished items, 0 between launches: the last item of each row resets its own."""
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+
+
+@lru_cache(maxsize=8)
+def _multiprocessors(device: Any) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+
+
+@lru_cache(maxsize=8)
+def _has_pdl(device: Any) -> bool:
+    """Whether a kernel may be launched before the one before it has ended."""
+    if device.type != "cuda" or not HAS_PDL:
+        return False
+    return bool(torch.cuda.get_device_capability(device) >= (9, 0))
 
 
 def launch_attend(q: Tensor, keys: Plane, values: Plane, work: Work, scoring: Scoring, out: Tensor) -> None:
-    """Attention into `out`."""
-    raise NotImplementedError
+    """Attention into `out`: shared items, then single ones, which join them; prompt items."""
+    call = Call(q, keys, values, work, scoring, out)
+    for items in (work.shared, work.single, work.prompt):
+        if items is not None and items.most and items.count != 0:
+            call.launch(items)
+
+
+class Call:
+    """A call of the kernel: the arguments that all kinds of items have in common."""
+
+    def __init__(
+        self, q: Tensor, keys: Plane, values: Plane, work: Work, scoring: Scoring, out: Tensor
+    ) -> None:
+        n, heads, size = q.shape
+        self.device, self.n_kv, value_size = q.device, keys.shape[1], values.shape[2]
+        self.group = heads // self.n_kv
+        is_q8 = isinstance(keys, Q8)
+        k, v = (plane.numbers if isinstance(plane, Q8) else plane for plane in (keys, values))
+        k_scales, v_scales = (plane.scales if isinstance(plane, Q8) else plane for plane in (keys, values))
+        d1, d2 = pieces(size, BLOCK if is_q8 else LEAST)
+        e1, e2 = pieces(value_size, BLOCK if is_q8 else LEAST)
+        self.width, self.bytes_each = d1 + d2, max(2, k.element_size())
+        tied = k.data_ptr() == v.data_ptr() and value_size == e1 == d1
+        slots = max(1, work.n_slots) * heads
+        mixes, sums = (q.new_empty(slots * each, dtype=torch.float32) for each in (value_size, 2))
+        counters = (
+            _counters(self.device) if n * heads <= COUNTERS else out.new_zeros(n * heads, dtype=torch.int32)
+        )
+        sinks, alibi = (q if given is None else given for given in (scoring.sinks, scoring.alibi))
+        self.tensors = q, k, v, k_scales, v_scales, out, sinks, alibi
+        self.rest = (
+            work.views, work.places, work.positions, work.firsts, work.lengths, work.slot0, work.spans,
+            work.wait, mixes, sums, counters, float(scoring.scale), float(scoring.cap),
+        )  # fmt: skip
+        self.constants = {
+            "QN": q.stride(0), "QH": q.stride(1), "ON": out.stride(0),
+            "KC": k.stride(0), "KH": k.stride(1), "VC": v.stride(0), "VH": v.stride(1),
+            "KSC": k_scales.stride(0), "KSH": k_scales.stride(1),
+            "VSC": v_scales.stride(0), "VSH": v_scales.stride(1),
+            "H": heads, "HK": self.n_kv, "D": size, "D1": d1, "D2": d2, "DV": value_size, "E1": e1, "E2": e2,
+            "SPAN": SPAN, "ITEM": HEAD, "Q8": is_q8, "TIED": tied, "CAP": scoring.cap != 0.0,
+            "SINKS": scoring.sinks is not None, "ALIBI": scoring.alibi is not None,
+        }  # fmt: skip
+
+    def launch(
+        self, items: Items, tile: Tile | None = None, pdl: bool | None = None, programs: int = 0
+    ) -> None:
+        """Compute items of one kind."""
+        tile = tile or tile_of(items.block, self.group, self.width, self.bytes_each)
+        count = items.most if items.count is None else items.count
+        units = count * self.n_kv * -(-self.group // tile.heads)
+        if programs or items.count is None:  # unused programs of a graph should be few
+            units = min(units, (programs or PROGRAMS) * _multiprocessors(self.device))
+        pdl = _has_pdl(self.device) if pdl is None else pdl
+        options = {} if is_interpreting() else {"enable_fp_fusion": False, "launch_pdl": pdl}
+        attend[(units,)](
+            *self.tensors, items.data, items.head, *self.rest, **self.constants,
+            GT=tile.heads, ROWS=items.block, MT=max(LEAST, items.block * tile.heads), BLOCK=tile.block,
+            WHOLE=items.block == PROMPT_ROWS, JOIN=items.block == 1, PDL=pdl,
+            num_warps=tile.warps, num_stages=tile.stages, **options,
+        )  # fmt: skip

@@ -65,7 +65,7 @@ def convolved(x, rows, history, taps, bias, stride, first, begin, end, c, has,
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "bounds", "slots", "tiles", "count"])
 def short(x, out, rows, bounds, slots, tiles, states, taps, count, stride, STATE: tl.constexpr,
           WIDTH: tl.constexpr, KERNEL: tl.constexpr, KEPT: tl.constexpr, T: tl.constexpr,
           BC: tl.constexpr):  # fmt: skip
@@ -90,6 +90,33 @@ def short(x, out, rows, bounds, slots, tiles, states, taps, count, stride, STATE
 
 
 @triton.jit
+def scalars(gates, numbers, overlap, rows, place, inside, key_head, a, step_bias, gate_stride,
+            HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, DELTA: tl.constexpr, TILED: tl.constexpr,
+            FUSED: tl.constexpr, BT: tl.constexpr, T: tl.constexpr):  # fmt: skip
+    """Write decay, gain and `overlap` of the heads that have one key, for a tile's rows."""
+    TIMES: tl.constexpr = HEADS // KEY_HEADS
+    j = tl.arange(0, BT)
+    head = key_head + j * KEY_HEADS if TILED else key_head * TIMES + j
+    ok = inside[:, None] & (j < TIMES)[None, :]
+    row = tl.load(rows + place, mask=inside, other=0).to(tl.int64)[:, None]
+    its = gates + row * gate_stride
+    slope = tl.load(a + head, mask=j < TIMES, other=0.0)[None, :]
+    shift = tl.load(step_bias + head, mask=j < TIMES, other=0.0)[None, :]
+    if DELTA:
+        beta_at = key_head * 2 * TIMES + j if FUSED else head
+        alpha_at = beta_at + TIMES if FUSED else HEADS + head
+        step = softplus(tl.load(its + alpha_at[None, :], mask=ok, other=0.0).to(tl.float32) + shift)
+        gain = sigmoid(tl.load(its + beta_at[None, :], mask=ok, other=0.0).to(tl.float32))
+    else:
+        step = softplus(tl.load(its + head[None, :], mask=ok, other=0.0).to(tl.float32) + shift)
+        gain = step
+    at = numbers + (place.to(tl.int64)[:, None] * HEADS + head[None, :]) * 4
+    tl.store(at, tl.exp(slope * step), mask=ok)
+    tl.store(at + 1, gain, mask=ok)
+    tl.store(at + 2, overlap[:, None] + tl.zeros([T, BT], tl.float32), mask=ok)
+
+
+@triton.jit(do_not_specialize=["rows", "bounds", "slots", "tiles", "count"])
 def mix(x, gates, mixed, numbers, rows, bounds, slots, tiles, states, taps, bias, a, step_bias,
         count, stride, gate_stride, STATE: tl.constexpr, CHANNELS: tl.constexpr, KERNEL: tl.constexpr,
         KEPT: tl.constexpr, BIAS: tl.constexpr, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr,
@@ -111,11 +138,10 @@ def mix(x, gates, mixed, numbers, rows, bounds, slots, tiles, states, taps, bias
         inside = place < end
         to = mixed + place.to(tl.int64)[:, None] * CHANNELS
         if part >= KEY_HEADS:
-            i = (part - KEY_HEADS) * BC + tl.arange(0, BC)
-            c, has = VALUES + i, i < INNER
-            v = convolved(x, rows, history, taps, bias, stride, first, begin, end, c, has,
+            c = (part - KEY_HEADS) * BC + tl.arange(0, BC)
+            v = convolved(x, rows, history, taps, bias, stride, first, begin, end, VALUES + c, c < INNER,
                           CHANNELS, KERNEL, KEPT, 0, BIAS, T)  # fmt: skip
-            tl.store(to + c[None, :], v * sigmoid(v), mask=inside[:, None] & has[None, :])
+            tl.store(to + VALUES + c[None, :], v * sigmoid(v), mask=inside[:, None] & (c < INNER)[None, :])
         else:
             i = tl.arange(0, BK)
             has = i < KEYS
@@ -131,26 +157,5 @@ def mix(x, gates, mixed, numbers, rows, bounds, slots, tiles, states, taps, bias
                 q = q / tl.sqrt(tl.sum(q * q, 1) + EPSILON)[:, None] * SCALE
             tl.store(to + key[None, :], k, mask=ok)
             tl.store(to + query[None, :], q, mask=ok)
-            overlap = tl.sum(k * q, 1)
-
-            TIMES: tl.constexpr = HEADS // KEY_HEADS  # heads that have this key
-            j = tl.arange(0, BT)
-            head = part + j * KEY_HEADS if TILED else part * TIMES + j
-            ok = inside[:, None] & (j < TIMES)[None, :]
-            row = tl.load(rows + place, mask=inside, other=0).to(tl.int64)[:, None]
-            its = gates + row * gate_stride
-            slope = tl.load(a + head, mask=j < TIMES, other=0.0)[None, :]
-            shift = tl.load(step_bias + head, mask=j < TIMES, other=0.0)[None, :]
-            if DELTA:
-                beta_at = part * 2 * TIMES + j if FUSED else head
-                alpha_at = beta_at + TIMES if FUSED else HEADS + head
-                alpha = tl.load(its + alpha_at[None, :], mask=ok, other=0.0).to(tl.float32)
-                step = softplus(alpha + shift)
-                gain = sigmoid(tl.load(its + beta_at[None, :], mask=ok, other=0.0).to(tl.float32))
-            else:
-                step = softplus(tl.load(its + head[None, :], mask=ok, other=0.0).to(tl.float32) + shift)
-                gain = step
-            at = numbers + (place.to(tl.int64)[:, None] * HEADS + head[None, :]) * 4
-            tl.store(at, tl.exp(slope * step), mask=ok)
-            tl.store(at + 1, gain, mask=ok)
-            tl.store(at + 2, overlap[:, None] + tl.zeros([T, BT], tl.float32), mask=ok)
+            scalars(gates, numbers, tl.sum(k * q, 1), rows, place, inside, part, a, step_bias, gate_stride,
+                    HEADS, KEY_HEADS, DELTA, TILED, FUSED, BT, T)  # fmt: skip

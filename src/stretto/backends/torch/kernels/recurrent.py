@@ -37,7 +37,8 @@ class Heads:
     is_delta: bool
     is_tiled: bool = False
     is_fused: bool = False
-    value_block: int = 8  # value columns of a program of `scan`, of one warp
+    value_block: int = 8  # value columns of a program of `scan`
+    warps: int = 1  # of that program
     ahead: int = 3  # rows in flight
 
     @property
@@ -119,7 +120,8 @@ def advance(heads: Heads, w: Any, inputs: Any, gates: Any, states: Any, runs: An
     scan[(triton.cdiv(heads.value_size, block), heads.n, runs.count)](
         mixed, numbers, out, runs.bounds, runs.slots, states, w.a if w.skip is None else w.skip, state_floats,
         (kernel - 1) * channels, channels, heads.n, heads.n_key, heads.key_size, heads.value_size, *at,
-        *heads.strides, heads.is_delta, heads.is_tiled, keys, block, heads.ahead, num_warps=1,
+        *heads.strides, heads.is_delta, heads.is_tiled, keys, block, heads.ahead,
+        num_warps=heads.warps,
     )  # fmt: skip
     return out
 

@@ -13,6 +13,12 @@ from stretto.backends.torch.kernels.convolve import sigmoid
 
 
 @triton.jit
+def loaded(pointers, ok, ALL: tl.constexpr):
+    """Numbers, 0 where there is none; no mask where ALL are there."""
+    return tl.load(pointers) if ALL else tl.load(pointers, mask=ok, other=0.0)
+
+
+@triton.jit(do_not_specialize=["bounds", "slots"])
 def scan(mixed, numbers, out, bounds, slots, states, skip, STATE: tl.constexpr, HISTORY: tl.constexpr,
          CHANNELS: tl.constexpr, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr,
          SIZE: tl.constexpr, WRITE: tl.constexpr, READ: tl.constexpr, VALUES: tl.constexpr,
@@ -32,19 +38,19 @@ def scan(mixed, numbers, out, bounds, slots, states, skip, STATE: tl.constexpr, 
         state = states + tl.load(slots + run).to(tl.int64) * STATE + HISTORY + head * KEYS * SIZE
         at = state + i[:, None] * KEY_STRIDE + j[None, :] * VALUE_STRIDE
         ok = (i < KEYS)[:, None] & (j < SIZE)[None, :]
-        matrix = tl.load(at, mask=ok, other=0.0)
+        matrix = loaded(at, ok, (KEYS == BK) & (SIZE % BV == 0))
         if not DELTA:
             its_skip = tl.load(skip + head)
-        mixed += begin.to(tl.int64) * CHANNELS
-        keys, queries = mixed + WRITE + key_head * KEYS + i, mixed + READ + key_head * KEYS + i
-        values = mixed + VALUES + head * SIZE + j
-        numbers += (begin.to(tl.int64) * HEADS + head) * 4
-        out += (begin.to(tl.int64) * HEADS + head) * SIZE + j
+        first = mixed + begin.to(tl.int64) * CHANNELS
+        keys, queries = first + WRITE + key_head * KEYS + i, first + READ + key_head * KEYS + i
+        values = first + VALUES + head * SIZE + j
+        scalars = numbers + (begin.to(tl.int64) * HEADS + head) * 4
+        results = out + (begin.to(tl.int64) * HEADS + head) * SIZE + j
         for t in tl.range(0, end - begin, num_stages=AHEAD):
-            key = tl.load(keys + t * CHANNELS, mask=i < KEYS, other=0.0)
-            query = tl.load(queries + t * CHANNELS, mask=i < KEYS, other=0.0)
-            value = tl.load(values + t * CHANNELS, mask=j < SIZE, other=0.0)
-            its = numbers + t * (HEADS * 4)
+            key = loaded(keys + t * CHANNELS, i < KEYS, KEYS == BK)
+            query = loaded(queries + t * CHANNELS, i < KEYS, KEYS == BK)
+            value = loaded(values + t * CHANNELS, j < SIZE, SIZE % BV == 0)
+            its = scalars + t * (HEADS * 4)
             decay, gain, overlap = tl.load(its), tl.load(its + 1), tl.load(its + 2)
             read = tl.sum(matrix * query[:, None], 0)
             if DELTA:
@@ -55,11 +61,11 @@ def scan(mixed, numbers, out, bounds, slots, states, skip, STATE: tl.constexpr, 
                 change = gain * value
                 result = decay * read + overlap * change + its_skip * value
             matrix = matrix * decay + key[:, None] * change[None, :]
-            tl.store(out + t * (HEADS * SIZE), result, mask=j < SIZE)
+            tl.store(results + t * (HEADS * SIZE), result, mask=j < SIZE)
         tl.store(at, matrix, mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "bounds", "count"])
 def gate(x, z, out, weight, rows, bounds, count, stride, eps, GROUPS: tl.constexpr, SIZE: tl.constexpr,
          FIRST: tl.constexpr, NORM: tl.constexpr, SHARED: tl.constexpr, BG: tl.constexpr,
          BLOCK: tl.constexpr):  # fmt: skip
