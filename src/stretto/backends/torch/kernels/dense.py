@@ -46,10 +46,10 @@ def few(
     wp = w + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + k[None, :]
     xp = x + source.to(tl.int64)[None, :] * K + k[:, None]
     y = tl.zeros([BN, BM], tl.float32)
-    for p in tl.static_range(PARTS):
+    for begin in range(0, PARTS * part, part):
         acc = tl.zeros([BN, BM], tl.float32)
-        end = tl.minimum((p + 1) * part, K) if PARTS > 1 else K
-        for at in range(p * part, end, BK):
+        end = tl.minimum(begin + part, K)
+        for at in range(begin, end, BK):
             if EVEN:
                 wt = tl.load(wp + at, eviction_policy="evict_first")
                 xt = tl.load(xp + at, mask=is_row[None, :], other=0.0)
@@ -58,7 +58,7 @@ def few(
                 wt = tl.load(wp + at, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
                 xt = tl.load(xp + at, mask=is_row[None, :] & inside[:, None], other=0.0)
             acc = tl.dot(wt, xt, acc, input_precision=PRECISION)
-        y = acc if p == 0 else y + acc
+        y += acc
     finish(y, out, bias, n, first, row, N, stride, is_row, limit, alpha, BN, BM, ACT, GATED, BIAS)
 
 
@@ -76,14 +76,13 @@ def wide(
     tm = first + (pid % (GROUP * tiles_n)) % size
     tn = (pid % (GROUP * tiles_n)) // size
     y = tl.zeros([BM, BN], tl.float32)
-    for p in tl.static_range(PARTS):
+    for begin in range(0, PARTS * part, part):
         acc = tl.zeros([BM, BN], tl.float32)
-        end = tl.minimum((p + 1) * part, K) if PARTS > 1 else K
-        for at in range(p * part, end, BK):
+        for at in range(begin, tl.minimum(begin + part, K), BK):
             xt = x.load([tm * BM, at])
             wt = w.load([tn * BN, at])
             acc = tl.dot(xt, wt.T, acc)
-        y = acc if p == 0 else y + acc
+        y += acc
     m = tm * BM + tl.arange(0, BM)
     n = tn * BN + tl.arange(0, BN)
     if BIAS:
@@ -93,9 +92,7 @@ def wide(
         y = gate(g, u, 0.0, 0.0, ACT)
         half = tn * (BN // 2) + tl.arange(0, BN // 2)
         inside = (m < M)[:, None] & (half < N // 2)[None, :]
-        tl.store(
-            out + m.to(tl.int64)[:, None] * stride + half[None, :], y.to(out.dtype.element_ty), mask=inside
-        )
+        at = out + m.to(tl.int64)[:, None] * stride + half[None, :]
     else:
         y = activate(y, ACT)
         inside = (m < M)[:, None] & (n < N)[None, :]
