@@ -70,8 +70,6 @@ class Penalties:
     ) -> Entries | None:
         """What changes a row; None if nothing does. Raises what the host's sampler would."""
         biased, bias = bias_arrays(params, n_vocab)
-        if not params.penalizes and biased is None:
-            return None
         used = np.empty(0, np.int32)
         counts = np.empty(0, np.float64)
         places: dict[int, int] = {}
@@ -86,7 +84,7 @@ class Penalties:
         minus = np.where(counts > 0, float(presence) + float(frequency) * counts, 0.0).astype(np.float32)
         plus = np.zeros(len(used), np.float32)
         if biased is None or bias is None:
-            return Entries(used, repetition, minus, plus)
+            return Entries(used, repetition, minus, plus) if len(used) else None
         at = np.array([places.get(token, -1) for token in biased.tolist()], np.int64)
         plus[at[at >= 0]] = bias[at >= 0]
         new = biased[at < 0]
