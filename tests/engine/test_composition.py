@@ -11,8 +11,10 @@ import pytest
 import stretto
 from stretto.engine.combinations import PARALLEL, REFUSALS, as_markdown
 from stretto.errors import ContextOverflow, InvalidRequest
+from stretto.sampling.measure import measure
+from stretto.sampling.sampler import choose
 from stretto.sampling.transforms import log_softmax
-from stretto.testing import mock_llm
+from stretto.testing import MockBackend, byte_tokenizer, mock_llm
 
 PERSON = {
     "type": "object",
@@ -420,7 +422,8 @@ class DeviceRows:
     """Makes the rows of a mock backend ones that are elsewhere, and counts who looks at them."""
 
     def __init__(self, llm):
-        self.n_fetched = self.n_sampled = 0
+        self.n_fetched = self.n_sampled = self.n_measured = 0
+        self.draws = None  # those of a step, where the backend prepares them
         forward, counts = llm.backend.forward, self
 
         class Row:
@@ -433,7 +436,17 @@ class DeviceRows:
 
             def sample(self, params, tokens, n_prompt, uniform, mask):
                 counts.n_sampled += 1
-                return int(self._row.argmax())
+                assert counts.draws is None or counts.draws.pop(0).is_for(
+                    params, tokens, n_prompt, uniform, mask
+                )
+                return choose(self._row, params, tokens, n_prompt, uniform, mask)
+
+            def measure(self, token, n_top, mask):
+                counts.n_measured += 1
+                return measure(self._row, token, n_top)
+
+            def copy(self):
+                return Row(self._row.copy())
 
         llm.backend.forward = lambda batch: [Row(row) for row in forward(batch)]
 
@@ -453,6 +466,39 @@ def test_rows_come_to_the_host_only_when_somebody_looks():
     assert llm.generate("a", temperature=0, draft="lookup").text == "Hello world"
     assert llm.generate("a", beams=2).text == "Hello world"
     assert llm.score("aH").shape == (1,)
+
+
+def test_rows_of_a_step_are_sampled_together(monkeypatch):
+    steps = []
+
+    def prepare(backend, draws):
+        assert not rows.draws, "all that was prepared has been asked for"
+        rows.draws = list(draws)
+        steps.append(len(draws))
+
+    def flat(seen):
+        logits = np.zeros(byte_tokenizer().n_vocab, np.float32)
+        logits[ord("a") : ord("z")] = 5.0
+        return logits
+
+    options = {"max_tokens": 9, "seed": 5, "temperature": 1.5, "logprobs": 2}
+    several = {**options, "n": 3, "frequency_penalty": 0.5}
+    expected = mock_llm(flat)
+    monkeypatch.setattr(MockBackend, "prepare", prepare, raising=False)
+    llm = mock_llm(flat)
+    rows = DeviceRows(llm)
+    for ask in (options, several, {**options, "draft": "lookup", "logprobs": 0}):
+        steps.clear()
+        ours, theirs = llm.generate(["p", "q"], **ask), expected.generate(["p", "q"], **ask)
+        assert [r.tokens for r in _flat(ours)] == [r.tokens for r in _flat(theirs)]
+        assert [r.logprob for r in _flat(ours)] == [r.logprob for r in _flat(theirs)]
+        assert max(steps) >= 2 * ask.get("n", 1)
+    assert rows.n_fetched == 0
+    assert rows.n_measured
+
+
+def _flat(results):
+    return [one for each in results for one in (each if isinstance(each, list) else [each])]
 
 
 def test_the_documents_print_the_table():

@@ -24,12 +24,14 @@ __all__ = [
     "Capabilities",
     "Decoding",
     "DeviceRow",
+    "Draw",
     "Follow",
     "FusedRun",
     "Head",
     "Mask",
     "NoSlots",
     "Pooling",
+    "Prepares",
     "Projects",
 ]
 
@@ -58,6 +60,43 @@ class DeviceRow(Protocol):
     ) -> int:
         """The token that the host's sampler would sample from the same logits."""
         ...
+
+    def measure(self, token: int, n_top: int, mask: Mask | None) -> tuple[float, list[tuple[int, float]]]:
+        """The log-probability of a token, and those of the `n_top` best ones with their ids.
+
+        With a mask they are of the distribution over the tokens it allows.
+        """
+        ...
+
+    def copy(self) -> DeviceRow:
+        """Another row with the same numbers; they need not be copied until one of the two is changed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A call of `DeviceRow.sample` that is about to come, and one of `measure` after it."""
+
+    row: DeviceRow
+    params: SamplingParams
+    tokens: Sequence[int]
+    n_prompt: int
+    uniform: float
+    mask: Mask | None
+    n_top: int | None = None  # the best tokens whose log-probabilities are wanted; None: not even the token's
+
+    def is_for(
+        self,
+        params: SamplingParams,
+        tokens: Sequence[int],
+        n_prompt: int,
+        uniform: float,
+        mask: Mask | None,
+    ) -> bool:
+        """Whether a call has these arguments: then the token is the same."""
+        if params is not self.params or uniform != self.uniform or mask is not self.mask:
+            return False
+        return not params.penalizes or (len(tokens), n_prompt) == (len(self.tokens), self.n_prompt)
 
 
 @dataclass(frozen=True)
@@ -188,6 +227,18 @@ class Projects(Protocol):
         """float32[n, rows of the matrix] of pooled hidden states float32[n, its columns].
 
         Each row's result has the same bits whatever the others are.
+        """
+        ...
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """The part of a backend that samples rows of different requests together."""
+
+    def prepare(self, draws: Sequence[Draw]) -> None:
+        """Sample rows that will be asked for; `DeviceRow.sample` and `measure` then answer at once.
+
+        Never raises for what is wrong with one draw: its row's `sample` does.
         """
         ...
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stretto.backends.base import Backend
+from stretto.backends.base import Backend, Draw, Prepares
 from stretto.cache.cells import Cells
 from stretto.engine.arrivals import Arrivals
 from stretto.engine.decoders.fused import Ahead
@@ -65,6 +65,7 @@ class Engine:
         self.events = StepEvents()
         self._ahead = Ahead(self.runner, self.arrivals.interrupt)
         self.running_ahead = False  # tokens are made one by one in the backend's loop
+        self._device = backend if isinstance(backend, Prepares) else None  # samples many rows at once
         self._in_step = False
         self._n_steps = self._n_waiting = 0
         self._stepped = threading.Condition()  # notified after every step
@@ -159,6 +160,8 @@ class Engine:
         """Run the hooks of requests whose logits are there, and let each take its tokens."""
         if hooked:
             run_hooks(hooked)
+        if self._device is not None:
+            self._prepare(self._device, ready)
         n_running = len(self.scheduler.running)
         for request in ready:
             if request.finished:  # a hook or a callback has ended it
@@ -167,6 +170,17 @@ class Engine:
                 request.finish("timeout")
             else:
                 request.advance(request.decoder.advance, n_running)
+
+    def _prepare(self, device: Prepares, ready: list[AnyRequest]) -> None:
+        """Have rows that are on a device sampled there together, before each request asks for its own."""
+        begun = time.perf_counter()
+        draws: list[Draw] = []
+        for request in ready:
+            if isinstance(request.decoder, PlainDecoder) and not request.finished:
+                request.advance(request.decoder.add_draws, draws)
+        if draws:
+            device.prepare(draws)
+            self.metrics.sampling += time.perf_counter() - begun
 
     def _run_ahead(self, request: AnyRequest) -> bool:
         """Let the only request run in the backend's own loop, if it asked for that and there is room."""

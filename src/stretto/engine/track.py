@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Batch, DeviceRow, Mask
+from stretto.backends.base import Batch, DeviceRow, Draw, Mask
 from stretto.cache.cells import Cells
 from stretto.cache.items import ImageToken, bare
 from stretto.cache.prefix import CacheKey
@@ -258,6 +258,18 @@ class Track:
             return choose(row, params, *self.text_tokens, uniform, mask)
         return choose(row, params, self.tokens, self.n_prompt, uniform, mask)
 
+    def draw(
+        self,
+        row: DeviceRow,
+        params: SamplingParams,
+        mask: Mask | None = None,
+        n_top: int | None = None,
+        n_before: int = 0,
+    ) -> Draw:
+        """What `sample` will ask of a row, when `n_before` others have been sampled."""
+        uniform = 0.0 if params.temperature == 0 else self.random.peek(n_before)
+        return Draw(row, params, *self.text_tokens, uniform, mask, n_top)
+
     def whole_images(self, index: int) -> int:
         """`index`, or the end of the image that a cut there would go through."""
         return images.uncut(self.tokens, index) if self.has_images else index
@@ -269,7 +281,7 @@ class Track:
         self.has_images = other.has_images
         self.adapter = other.adapter
         self.resume = other.resume
-        self.logits = None if other.logits is None else other.host_logits().copy()
+        self.logits = None if other.logits is None else other.logits.copy()
         self.n_prompt = other.n_prompt
         self.exact = other.exact
 

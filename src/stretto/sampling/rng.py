@@ -31,13 +31,25 @@ class RandomStream:
         self.index = index
         self.draws = draws  # how many numbers have been taken
         self._generator: np.random.Generator | None = None  # made when a number is asked for
+        self._peeked: list[float] = []  # numbers made and not taken yet
 
     def uniform(self) -> float:
         """The next number, from 0 up to but not including 1."""
+        if self._peeked:
+            self.draws += 1
+            return self._peeked.pop(0)
         if self._generator is None:
             self._generator = self._after(self.draws)
         self.draws += 1
         return self._generator.random()
+
+    def peek(self, n: int = 0) -> float:
+        """The number that comes after the next n; none is taken."""
+        if self._generator is None:
+            self._generator = self._after(self.draws)
+        while len(self._peeked) <= n:
+            self._peeked.append(self._generator.random())
+        return self._peeked[n]
 
     def _after(self, draws: int) -> np.random.Generator:
         philox = np.random.Philox(key=np.array([self.seed, self.index], np.uint64))
@@ -51,6 +63,7 @@ class RandomStream:
         """Skip numbers that the native loop has taken."""
         if draws != self.draws:
             self.draws, self._generator = draws, None
+            self._peeked.clear()
 
     def fork(self) -> RandomStream:
         """A copy that continues with the same numbers."""

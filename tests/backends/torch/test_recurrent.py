@@ -18,8 +18,6 @@ from stretto.models.parts import Norm
 torch = pytest.importorskip("torch", reason="torch is an extra")
 recurrent = pytest.importorskip("stretto.backends.torch.recurrent")
 
-# Triton's interpreter makes numbers of arrays of one, as NumPy no longer likes.
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
 NORM = Norm("ssm_norm", 1e-5)
 SLOTS = np.array([2, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 2], np.int32)  # 3 rows of slot 2, 11 of slot 0

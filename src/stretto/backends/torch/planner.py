@@ -11,8 +11,9 @@ from typing import Any
 
 from stretto import _native
 from stretto.backends.batch import Batch, Decoding, Placement
-from stretto.backends.torch.layout import items_at, lay_out
 from stretto.backends.torch.plan import HEAD, SHARED_ROWS, SPAN, Kind, Plan
+from stretto.backends.torch.plan_block import items_at, lay_out
+from stretto.backends.torch.runs import Runs, run_numbers
 from stretto.backends.torch.sending import Fixed, Sender
 from stretto.backends.torch.views import Views
 from stretto.errors import InvalidRequest
@@ -60,7 +61,8 @@ class Planner:
         self._windowed_images = windowed_images
         self._spans = -(-min(context_length, n_cells) // SPAN)
         self._most_slots = most_slots
-        size = max(1 << 16, 4 * n_cells) if capacity is None else capacity
+        self._n_slots = n_slots
+        size = max(1 << 18, min(8 * n_cells, 1 << 28)) if capacity is None else capacity
         codes = [(window or 0, causal) for window, causal in self.kinds]
         self._native = _native.DevicePlanner(n_cells, n_vocab, n_slots, size, codes, FEW_ROWS)
         self.views = Views(device, self._native.capacity)
@@ -71,45 +73,53 @@ class Planner:
     def plan(self, batch: Batch, placement: Placement) -> Plan:
         """The plan of any placed batch."""
         n, k = len(batch), len(placement.views)
-        size, n_slots, counts = self._native.plan(
-            batch.tokens,
-            batch.positions,
-            placement.cells,
-            placement.views,
-            # Views that nobody names are compared with what the device has.
-            [-1 - i for i in range(k)] if placement.sequences is None else placement.sequences,
-            [0] * k if placement.edits is None else placement.edits,
-            placement.view_of,
-            placement.lengths,
-            placement.causal if self._windowed_images else None,
-            placement.table,
-            placement.slots,
-            placement.rotated,
-            n,
-        )
+        try:
+            size, n_slots, counts = self._native.plan(
+                batch.tokens,
+                batch.positions,
+                placement.cells,
+                placement.views,
+                # Views that nobody names are compared with what the device has.
+                [-1 - i for i in range(k)] if placement.sequences is None else placement.sequences,
+                [0] * k if placement.edits is None else placement.edits,
+                placement.view_of,
+                placement.lengths,
+                placement.causal if self._windowed_images else None,
+                placement.table,
+                placement.slots,
+                placement.rotated,
+                n,
+            )
+        except Exception:
+            self.forget()
+            raise
         self.views.update(self._native, self._sender)
         self._native.copy_block(self._sender.take(size))
-        block, views = self._sender.send(size), self.views
-        return lay_out(block, self.kinds, n, n_slots, views.cells, views.positions, counts=counts)
+        block, views, runs = self._sender.send(size), self.views, self._runs(placement)
+        return lay_out(block, self.kinds, n, n_slots, views.cells, views.positions, counts=counts, runs=runs)
 
     def decode(self, decoding: Decoding, bucket: int) -> Plan | None:
         """The plan of a decode step, padded to `bucket` rows; None if it is too large: take `plan` then."""
         fixed = self._buckets.get(bucket) or self._open(bucket)
-        size, shares = self._native.decode(
-            decoding.ids,
-            decoding.places,
-            decoding.taken,
-            decoding.sequences,
-            decoding.edits,
-            decoding.counts,
-            decoding.stores,
-            decoding.table,
-            decoding.slots,
-            decoding.rotated,
-            bucket,
-            fixed.n_slots,
-            fixed.block.take(),
-        )
+        try:
+            size, shares = self._native.decode(
+                decoding.ids,
+                decoding.places,
+                decoding.taken,
+                decoding.sequences,
+                decoding.edits,
+                decoding.counts,
+                decoding.stores,
+                decoding.table,
+                decoding.slots,
+                decoding.rotated,
+                bucket,
+                fixed.n_slots,
+                fixed.block.take(),
+            )
+        except Exception:
+            self.forget()  # views whose cells no pass will append
+            raise
         if self._native.unsent:
             self.views.update(self._native, self._sender)
         if not size:
@@ -127,6 +137,15 @@ class Planner:
     def forget(self) -> None:
         """Send all views again: after a pass that failed the device may lack cells."""
         self._native.clear()
+
+    def _runs(self, placement: Placement) -> Runs | None:
+        """The rows of recurrent layers by slot."""
+        if placement.slots is None or not self._n_slots:
+            return None
+        found = run_numbers(placement.slots)
+        n = len(found.numbers)
+        self._sender.take(n)[:n] = found.numbers
+        return found.within(self._sender.send(n))
 
     def _open(self, bucket: int) -> _Bucket:
         """The fixed block of a bucket."""

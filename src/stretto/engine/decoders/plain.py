@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from stretto.backends.base import DeviceRow
+from stretto.backends.base import DeviceRow, Draw
 from stretto.engine.decoders.base import OneTrack, call_hook
 from stretto.engine.decoders.drafted import Speculation
 from stretto.engine.editing import drop_oldest_half
@@ -21,7 +21,7 @@ from stretto.engine.runner import Runner
 from stretto.engine.track import Row, Rows, Track, host_row
 from stretto.engine.types import Logprob, Result, Usage
 from stretto.errors import CacheFull
-from stretto.sampling.transforms import log_softmax
+from stretto.sampling.measure import measure
 from stretto.structured import Constraint
 
 MAX_FORCED = 8  # forced tokens that still count as a decoding step; more are paced like a prompt
@@ -159,20 +159,32 @@ class PlainDecoder(OneTrack):
         self._runner.metrics.sampling += time.perf_counter() - begun
         self.output.n_sampled += 1
         if params.logprobs or params.scored:
-            return token, *self._measure(token, host_row(row))
+            return token, *self._measure(token, row)
         return token, None, ()
 
-    def _measure(self, token: int, row: Row) -> tuple[float | None, tuple[Logprob, ...]]:
+    def _measure(self, token: int, row: Row | DeviceRow) -> tuple[float | None, tuple[Logprob, ...]]:
         """Log-probabilities in the model's own distribution; with a grammar among the allowed tokens."""
-        logs = log_softmax(row if self.guide is None else self.guide.masked(row))
-        self.output.score += float(logs[token])
-        if not self.params.logprobs:
-            return None, ()
-        n = min(self.params.logprobs, len(logs))
-        best = np.argpartition(-logs, n - 1)[:n]
-        best = best[np.lexsort((best, -logs[best]))]
-        top = tuple(Logprob(int(i), float(logs[i])) for i in best if logs[i] > -np.inf)
-        return float(logs[token]), top
+        n, guide = self.params.logprobs, self.guide
+        if isinstance(row, np.ndarray):
+            logprob, best = measure(row if guide is None else guide.masked(row), token, n)
+        else:
+            logprob, best = row.measure(token, n, None if guide is None else guide.mask)
+        self.output.score += logprob
+        return (logprob, tuple(Logprob(*one) for one in best)) if n else (None, ())
+
+    def add_draws(self, draws: list[Draw]) -> None:
+        """Add what `advance` will sample from rows on a device, as far as that is known."""
+        track, params, row = self.track, self.params, self.track.logits
+        if row is None or isinstance(row, np.ndarray) or self._opening or self._owed:
+            return
+        mask = None if self.guide is None else self.guide.mask
+        n_top = params.logprobs if params.logprobs or params.scored else None
+        draws.append(track.draw(row, params.sampling, mask, n_top))
+        if track.draft_rows is None or self.guide or self.hooks or params.sampling.penalizes:
+            return  # or else rows of a draft depend on the tokens before them by the random numbers only
+        for i, one in enumerate(track.draft_rows[1:], 1):
+            if not isinstance(one, np.ndarray):
+                draws.append(track.draw(one, params.sampling, None, n_top, i))
 
     # -- accepting tokens --
 

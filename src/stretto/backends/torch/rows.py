@@ -1,0 +1,186 @@
+"""Rows of logits that stay on the device: sampled there, moved to the host only where Python looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.base import Draw, Mask
+from stretto.backends.torch.device import Tensor, uses_kernels
+from stretto.backends.torch.penalties import Penalties
+from stretto.backends.torch.sampler import ALIGNMENT, Ask, Measured, Sampler
+from stretto.errors import InvalidRequest
+from stretto.sampling.measure import allow, measure
+from stretto.sampling.params import SamplingParams
+from stretto.sampling.sampler import WRONG, choose
+
+Floats = NDArray[np.float32]
+
+
+class RowSampler:
+    """Samples rows of one model: many at once (`prepare`), or one that nothing was prepared for."""
+
+    def __init__(self, device: object, n_vocab: int, capacity: int = 256) -> None:
+        self.n_vocab = n_vocab
+        self.buffers = Sampler(device, n_vocab, capacity)
+        self.penalties = Penalties()
+
+    def rows(self, logits: Tensor) -> list[TorchRow]:
+        """The rows of float32[n, at least n_vocab] on the device.
+
+        Who writes to the tensor again while rows are in use calls `Logits.preserve` before.
+        """
+        shared = Logits(self, logits)
+        return [TorchRow(shared, i) for i in range(len(logits))]
+
+    def prepare(self, draws: Sequence[Draw]) -> None:
+        """Sample all rows that will be asked for, together; rows that are on the host are left out.
+
+        Where something is wrong with a draw it is left to `TorchRow.sample`, which says what.
+        """
+        waiting = [
+            (draw, row) for draw in draws if isinstance(row := draw.row, TorchRow) and row.is_on_device
+        ]
+        while waiting:
+            waiting = self._prepare_some(waiting)
+
+    def _prepare_some(self, waiting: list[tuple[Draw, TorchRow]]) -> list[tuple[Draw, TorchRow]]:
+        """Sample what can be sampled together; returns the rest.
+
+        Penalties change a row in place for a moment: two draws from such a row go one after the other.
+        """
+        together: list[tuple[Draw, TorchRow, Ask]] = []
+        later: list[tuple[Draw, TorchRow]] = []
+        taken: dict[int, bool] = {}  # rows by address, and whether they are changed
+        for draw, row in waiting:
+            try:
+                ask = row.ask(draw.params, draw.tokens, draw.n_prompt, draw.uniform, draw.mask)
+            except InvalidRequest:
+                continue
+            address, changes = ask.logits.data_ptr(), ask.entries is not None
+            if address in taken and (changes or taken[address]):
+                later.append((draw, row))
+            else:
+                taken[address] = changes
+                together.append((draw, row, ask))
+        if together:
+            tokens = self.buffers.sample([ask for _, _, ask in together])
+            for (draw, row, _), token in zip(together, tokens, strict=True):
+                row.prepared = (draw, token)
+            self._measure(
+                [(row, draw, token) for (draw, row, _), token in zip(together, tokens, strict=True)]
+            )
+        return later
+
+    def _measure(self, sampled: list[tuple[TorchRow, Draw, int]]) -> None:
+        wanted = [(row, draw, token) for row, draw, token in sampled if draw.n_top is not None and token >= 0]
+        if wanted:
+            asks = [row.measuring(draw.n_top or 0, draw.mask) for row, draw, _ in wanted]
+            found = self.buffers.measure(asks, [token for _, _, token in wanted])
+            for (row, draw, token), measured in zip(wanted, found, strict=True):
+                row.measured = (draw, token, measured)
+
+
+class Logits:
+    """A tensor of rows, while any of them is in use."""
+
+    __slots__ = ("__weakref__", "sampler", "tensor")
+
+    def __init__(self, sampler: RowSampler, tensor: Tensor) -> None:
+        self.sampler = sampler
+        self.tensor = tensor if _is_aligned(tensor) or not uses_kernels(tensor) else _aligned(tensor)
+
+    def preserve(self) -> None:
+        """Copy the rows: the memory they were in is about to be written to."""
+        self.tensor = _aligned(self.tensor)
+
+
+class TorchRow:
+    """One row of logits on the device (`base.DeviceRow`)."""
+
+    __slots__ = ("_host", "_index", "_shared", "measured", "prepared")
+
+    def __init__(self, shared: Logits, index: int, host: Floats | None = None) -> None:
+        self._shared, self._index = shared, index
+        self._host = host  # the row on the host, once it was looked at: from then on this is the row
+        self.prepared: tuple[Draw, int] | None = None  # a token that has been sampled ahead
+        self.measured: tuple[Draw, int, Measured | None] | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """float32[n_vocab] on the device."""
+        return self._shared.tensor[self._index, : self._shared.sampler.n_vocab]
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether it is sampled there: nothing has looked at it, and there are kernels."""
+        return self._host is None and uses_kernels(self._shared.tensor)
+
+    def numpy(self) -> Floats:
+        """float32[n_vocab] on the host, writable; later calls of `sample` use that copy."""
+        if self._host is None:
+            self._host = np.array(self.logits.cpu().numpy(), np.float32)
+        return self._host
+
+    def copy(self) -> TorchRow:
+        """Another row with the same numbers; on the device they share them."""
+        return TorchRow(self._shared, self._index, None if self._host is None else self._host.copy())
+
+    def sample(
+        self, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float, mask: Mask | None
+    ) -> int:
+        """The token that the host's sampler would sample from the same logits."""
+        if not self.is_on_device:
+            return choose(self.numpy(), params, tokens, n_prompt, uniform, mask)
+        if self.prepared is not None and self.prepared[0].is_for(params, tokens, n_prompt, uniform, mask):
+            token = self.prepared[1]
+        else:
+            ask = self.ask(params, tokens, n_prompt, uniform, mask)
+            (token,) = self._shared.sampler.buffers.sample([ask])
+        if token < 0:
+            raise InvalidRequest(WRONG[token])
+        return token
+
+    def measure(self, token: int, n_top: int, mask: Mask | None) -> Measured:
+        """Log-probabilities of a token and of the `n_top` best ones, among those that the mask allows."""
+        if self.is_on_device:
+            found, ahead = None, self.measured
+            if ahead is not None and (ahead[1], ahead[0].n_top) == (token, n_top) and ahead[0].mask is mask:
+                found = ahead[2]
+            else:
+                (found,) = self._shared.sampler.buffers.measure([self.measuring(n_top, mask)], [token])
+            if found is not None:
+                return found[0], found[1][:n_top]
+        row = self.logits.cpu().numpy() if self._host is None else self._host
+        return measure(row if mask is None else allow(row, mask), token, n_top)
+
+    def ask(
+        self, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float, mask: Mask | None
+    ) -> Ask:
+        """What the buffers take."""
+        sampler = self._shared.sampler
+        entries = sampler.penalties.entries(params, tokens, n_prompt, sampler.n_vocab)
+        return Ask(self.logits, params, uniform, mask, entries)
+
+    def measuring(self, n_top: int, mask: Mask | None) -> Ask:
+        """What the buffers take for log-probabilities."""
+        n = min(max(n_top, 1), self._shared.sampler.n_vocab)
+        return Ask(self.logits, SamplingParams(top_k=n), 0.0, mask)
+
+
+def _is_aligned(tensor: Tensor) -> bool:
+    """Whether every row begins where vectors can be read."""
+    starts = (tensor.data_ptr(), 4 * tensor.stride(0))
+    return tensor.stride(1) == 1 and all(start % ALIGNMENT == 0 for start in starts)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """A copy whose rows are."""
+    import torch
+
+    n, width = tensor.shape
+    padded = torch.empty((n, -(-width // 4) * 4), dtype=torch.float32, device=tensor.device)
+    padded[:, :width] = tensor
+    return padded[:, :width]

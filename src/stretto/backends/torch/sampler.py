@@ -1,0 +1,319 @@
+"""Sampling on the device: parameters of many rows in one block, a few launches, tokens back.
+
+All buffers are static, and no launch depends on the numbers in them: `launch` can be captured in a CUDA
+graph, also together with the pass that makes the logits, where `following` is the input of the next pass. A
+row's random number comes with it, or is made on the device from its stream (`RandomStream`), `steps`
+numbers ahead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.backends.torch.device import Tensor
+from stretto.backends.torch.penalties import Entries
+from stretto.sampling.params import SamplingParams
+from stretto.sampling.rng import RandomStream
+
+Mask = NDArray[np.uint32]
+
+# Of one row: its distance from `peaks` in floats (0: no row), uniform, top-p, seed, index, draw (−1:
+# `uniform` is given), temperature, the logarithm of min-p, top-k, the slot of its mask (−1: none).
+ROW = Struct("<qddQQqffii")
+STRETCH = 128  # logits that have one peak, as in the native sampler
+CANDIDATES = 1024  # that one program can hold
+TILE = 32  # stretches of a program that reads a whole row
+ALIGNMENT = 16  # bytes, of rows: they are read in vectors
+ENTRY_WORDS = 5
+SELECT_WARPS = 8
+WIDE_WARPS = 16
+WIDE = -9  # a row that `select` leaves to `sample_wide`
+MAX_TOP_K = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What one row is sampled with."""
+
+    logits: Tensor  # float32[n_vocab], aligned
+    params: SamplingParams
+    uniform: float = 0.0
+    mask: Mask | None = None
+    entries: Entries | None = None  # penalties and bias
+    stream: RandomStream | None = None  # makes its numbers on the device, from its next one on
+
+
+class Sampler:
+    """The buffers of a device, and the launches that use them."""
+
+    def __init__(self, device: Any, n_vocab: int, capacity: int = 256) -> None:
+        import torch
+
+        self._torch = torch
+        self.device = torch.device(device)
+        self.n_vocab, self.capacity = n_vocab, capacity
+        self.n_peaks = -(-n_vocab // STRETCH)
+        self._n_parts = -(-self.n_peaks // TILE)
+        self._n_words = -(-n_vocab // 32)
+        self._on_cuda = self.device.type == "cuda"
+        self._host_block = self._pinned((capacity, ROW.size // 8), torch.int64)
+        self._block = self._empty((capacity, ROW.size // 8), torch.int64)
+        self._bytes = memoryview(self._host_block.numpy()).cast("B")
+        self._peaks = self._empty((capacity, self.n_peaks), torch.float32)
+        self._stretches = self._empty((capacity, self.n_peaks), torch.int32)
+        self._weights = self._empty((capacity, self.n_peaks), torch.float32)
+        self._values = self._empty((capacity, CANDIDATES), torch.float32)
+        self._ids = self._empty((capacity, CANDIDATES), torch.int32)
+        self._shares = self._empty((capacity, CANDIDATES), torch.float64)
+        self._lows = self._empty((capacity,), torch.float32)
+        self._masks = self._empty((1, self._n_words), torch.int32)  # as many as are used at a time
+        self._host_masks = self._pinned((1, self._n_words), torch.int32)
+        self.tokens = self._empty((capacity,), torch.int32)
+        self._host_tokens = self._pinned((capacity,), torch.int32)
+        self._following = self._empty((capacity,), torch.int32)
+        self.steps = self._empty((1,), torch.int64)
+        self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        return self._torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def _pinned(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        return self._torch.zeros(shape, dtype=dtype, pin_memory=self._on_cuda)
+
+    # -- one step --
+
+    def sample(self, asks: Sequence[Ask]) -> list[int]:
+        """A token of each row, or a code of `sampler.WRONG`; waits for the device."""
+        tokens: list[int] = []
+        for start in range(0, len(asks), self.capacity):
+            some = asks[start : start + self.capacity]
+            bucket = 1 << (len(some) - 1).bit_length()
+            is_whole = self.write(some, min(bucket, self.capacity))
+            entries = self._change(some)
+            tokens += self._run(min(bucket, self.capacity), is_whole)[: len(some)]
+            if entries is not None:
+                self._restore(*entries)
+        return tokens
+
+    def write(self, asks: Sequence[Ask], bucket: int) -> bool:
+        """Put parameters into the host's block, masks onto the device; return whether `launch` needs `whole`.
+
+        Rows beyond those up to `bucket` are none.
+        """
+        base, is_whole = self._peaks.data_ptr(), False
+        slots = self._upload_masks([ask.mask for ask in asks if ask.mask is not None])
+        for i, ask in enumerate(asks):
+            params, stream = ask.params, ask.stream
+            few = 0 < params.top_k < self.n_vocab
+            is_whole |= not few and (params.top_p < 1.0 or params.min_p <= 0.0)
+            ROW.pack_into(
+                self._bytes,
+                i * ROW.size,
+                (ask.logits.data_ptr() - base) // 4,
+                ask.uniform,
+                params.top_p,
+                0 if stream is None else stream.seed,
+                0 if stream is None else stream.index,
+                -1 if stream is None else stream.draws,
+                params.temperature,
+                math.log(params.min_p) if params.min_p > 0 else -math.inf,
+                min(params.top_k, MAX_TOP_K),
+                -1 if ask.mask is None else next(slots),
+            )
+        self._host_block[len(asks) : bucket].zero_()
+        return is_whole
+
+    def _upload_masks(self, masks: list[Mask]) -> Any:
+        """Send the masks to the device; return an iterator over their slots."""
+        if len(masks) > len(self._masks):
+            n = 1 << (len(masks) - 1).bit_length()
+            self._masks = self._empty((n, self._n_words), self._torch.int32)
+            self._host_masks = self._pinned((n, self._n_words), self._torch.int32)
+            self._graphs.clear()  # they have the address of the old ones
+        words = self._host_masks.numpy()
+        for i, mask in enumerate(masks):
+            words[i] = mask[: self._n_words].view(np.int32)
+        if masks:
+            self._masks[: len(masks)].copy_(self._host_masks[: len(masks)], non_blocking=True)
+        return iter(range(len(masks)))
+
+    def upload(self, bucket: int) -> None:
+        """Send the block to the device."""
+        self._block[:bucket].copy_(self._host_block[:bucket], non_blocking=True)
+
+    def launch(self, bucket: int, *, whole: bool, following: Tensor | None = None) -> None:
+        """Sample the rows of the block into `tokens`, and into int32 `following`, where errors are 0.
+
+        Without `whole` rows with a great many candidates get `WIDE`; rows that are drawn from whole need it.
+        """
+        from stretto.backends.torch.kernels import sample, sample_wide
+
+        following = self._following if following is None else following
+        sizes = (self.n_vocab, self.n_peaks, self._n_words)
+        n_peaks = 1 << (self.n_peaks - 1).bit_length()
+        self._launch_peaks(bucket)
+        if whole:
+            sample_wide.weigh[(self._n_parts, bucket)](
+                self._block,
+                self._peaks,
+                self._masks,
+                self._weights,
+                *sizes,
+                PEAKS=n_peaks,
+                TILE=TILE,
+                **EXACT,
+            )
+        sample.select[(bucket,)](
+            self._block, self._peaks, self._masks, self._stretches, self._weights, self._values, self._ids,
+            self._shares, self._lows, self.tokens, following, self.steps, *sizes, PEAKS=n_peaks, LIST=False,
+            num_warps=SELECT_WARPS, **EXACT,
+        )  # fmt: skip
+        if whole:
+            self._launch_wide(bucket, following)
+
+    def _launch_wide(self, bucket: int, following: Tensor) -> None:
+        """Sample the rows that have too many candidates for `select`."""
+        from stretto.backends.torch.kernels import sample_wide
+
+        sample_wide.sample_wide[(bucket,)](
+            self._block, self._peaks, self._masks, self._stretches, self._weights, self._lows, self.tokens,
+            following, self.steps, self.n_vocab, self.n_peaks, self._n_words,
+            PEAKS=1 << (self.n_peaks - 1).bit_length(), num_warps=WIDE_WARPS, **EXACT,
+        )  # fmt: skip
+
+    def _launch_peaks(self, bucket: int) -> None:
+        from stretto.backends.torch.kernels import sample
+
+        sample.find_peaks[(self._n_parts, bucket)](
+            self._block,
+            self._peaks,
+            self._masks,
+            self.n_vocab,
+            self.n_peaks,
+            self._n_words,
+            TILE=TILE,
+            **EXACT,
+        )
+
+    def _run(self, bucket: int, whole: bool) -> list[int]:
+        """Sample the rows of the host's block and wait for the tokens."""
+        if self._on_cuda:
+            self._replay(bucket, whole)
+        else:
+            self._pass(bucket, whole)
+        tokens = self._fetch(bucket)
+        if WIDE in tokens:
+            self._launch_wide(bucket, self._following)
+            self._host_tokens[:bucket].copy_(self.tokens[:bucket], non_blocking=True)
+            tokens = self._fetch(bucket)
+        return tokens
+
+    def _fetch(self, bucket: int) -> list[int]:
+        if self._on_cuda:
+            self._torch.cuda.current_stream().synchronize()
+        tokens: list[int] = self._host_tokens[:bucket].tolist()
+        return tokens
+
+    def _replay(self, bucket: int, whole: bool) -> None:
+        """`_pass` by a graph, which is captured on first use."""
+        replay = self._graphs.get((bucket, whole))
+        if replay is None:
+            self._pass(bucket, whole)  # compiles
+            graph = self._torch.cuda.CUDAGraph()
+            with self._torch.cuda.graph(graph):
+                self._pass(bucket, whole)
+            replay = self._graphs[bucket, whole] = graph.replay
+        replay()
+
+    def _pass(self, bucket: int, whole: bool) -> None:
+        self.upload(bucket)
+        self.launch(bucket, whole=whole)
+        self._host_tokens[:bucket].copy_(self.tokens[:bucket], non_blocking=True)
+
+    # -- penalties and bias --
+
+    def _change(self, asks: Sequence[Ask]) -> tuple[Tensor, Tensor] | None:
+        """Change single logits in place; returns what `_restore` puts back."""
+        if all(ask.entries is None for ask in asks):
+            return None
+        parts = [ask.entries.words(ask.logits.data_ptr()) for ask in asks if ask.entries is not None]
+        words = self._torch.from_numpy(np.concatenate(parts)).to(self.device)
+        saved = self._empty((len(words),), self._torch.float32)
+        self._launch_change(words, saved, restore=False)
+        return words, saved
+
+    def _restore(self, words: Tensor, saved: Tensor) -> None:
+        self._launch_change(words, saved, restore=True)
+
+    def _launch_change(self, words: Tensor, saved: Tensor, restore: bool) -> None:
+        from stretto.backends.torch.kernels import adjust
+
+        block = 128
+        adjust.change[(-(-len(words) // block),)](
+            words, saved, len(words), RESTORE=restore, BLOCK=block, **EXACT
+        )
+
+    # -- log-probabilities --
+
+    def measure(self, asks: Sequence[Ask], tokens: Sequence[int]) -> list[Measured | None]:
+        """Log-probabilities of tokens and of the `top_k` best of each row; None: too many for the device."""
+        found: list[Measured | None] = []
+        for start in range(0, len(asks), self.capacity):
+            some = asks[start : start + self.capacity]
+            found += self._measure(some, tokens[start : start + len(some)])
+        return found
+
+    def _measure(self, asks: Sequence[Ask], tokens: Sequence[int]) -> list[Measured | None]:
+        from stretto.backends.torch.kernels import adjust, sample
+
+        n, n_peaks = len(asks), 1 << (self.n_peaks - 1).bit_length()
+        self.write(asks, n)
+        self._host_block[:n, 5] = self._torch.tensor(
+            tokens, dtype=self._torch.int64
+        )  # in the place of the draw
+        self.upload(n)
+        self._launch_peaks(n)
+        sizes = (self.n_vocab, self.n_peaks, self._n_words)
+        sums = self._empty((n, self._n_parts + 1), self._torch.float64)
+        adjust.sum_exponentials[(self._n_parts, n)](
+            self._block,
+            self._peaks,
+            self._masks,
+            sums,
+            *sizes,
+            self._n_parts,
+            PEAKS=n_peaks,
+            TILE=TILE,
+            **EXACT,
+        )
+        sample.select[(n,)](
+            self._block, self._peaks, self._masks, self._stretches, self._weights, self._values, self._ids,
+            self._shares, self._lows, self.tokens, self._following, self.steps, *sizes,
+            PEAKS=n_peaks, LIST=True, num_warps=SELECT_WARPS, **EXACT,
+        )  # fmt: skip
+        counts, values, ids = (x[:n].cpu().numpy() for x in (self.tokens, self._values, self._ids))
+        everything = zip(counts.tolist(), values, ids, sums.cpu().numpy(), asks, strict=True)
+        return [_measured(n, some, of, parts, ask.params.top_k) for n, some, of, parts, ask in everything]
+
+
+Measured = tuple[float, list[tuple[int, float]]]  # of the token, and of the best ones with their ids
+EXACT = {"enable_fp_fusion": False}  # no contraction, as on the host
+
+
+def _measured(
+    count: int, values: NDArray[np.float32], ids: NDArray[np.int32], sums: NDArray[np.float64], n_top: int
+) -> Measured | None:
+    """Log-probabilities from what the device has found."""
+    if not 0 < count <= CANDIDATES:
+        return None
+    values, ids = values[:count], ids[:count]
+    norm = float(values.max()) + math.log(math.fsum(sums[:-1]))
+    order = np.lexsort((ids, -values))[:n_top]
+    return float(sums[-1]) - norm, [(int(ids[i]), float(values[i]) - norm) for i in order]
