@@ -135,16 +135,16 @@ def multiply(x, w, out, bias, act, gated, parts=1, part=0, tile=None, run=None):
     m, k = x.shape
     part = part or k
     if run is None:
-        run = run_wide if m > FEW_ROWS and has_descriptors(x, w, part) else run_few
+        run = run_wide if m > FEW_ROWS and has_descriptors(x, w, parts, part) else run_few
     run(x, w, out, bias, act, gated, parts, part, tile)
 
 
-def has_descriptors(x, w, part):
+def has_descriptors(x, w, parts, part):
     """Whether tiles can be loaded by tensor descriptors: rows are multiples of 16 bytes, and the GPU can."""
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and x.shape[1] % 8 == 0
-        and part % 64 == 0
+        and (parts == 1 or part % 64 == 0)
         and x.data_ptr() % 16 == 0
         and w.data_ptr() % 16 == 0
         and not is_interpreting()

@@ -40,12 +40,12 @@ def product(x, stack, assignment, out, bias, act, clamp):
     biased = out if bias is None else bias
     part, n, k = stack.part, stack.rows, stack.columns
     if isinstance(part, Packed) and x.dtype != torch.float32:
-        nt, two = 2, packed.has_pairs(part, x.dtype)
+        nt, fast = 2, packed.fastest(part, x.dtype)
         packed.fused[(triton.cdiv(n, 16 * nt), len(experts))](
             x, *packed.arguments(part), biased, out, experts, places,
             pairs, n, k, part.part, out.stride(0), each, limit, alpha,
             **packed.constants(part), NT=nt, BM=size, EVEN=k == PARTS * part.part, ACT=act, GATED=gated,
-            BIAS=bias is not None, GROUPED=True, PAIRS=two, num_warps=4, num_stages=4,
+            BIAS=bias is not None, GROUPED=True, FAST=fast, num_warps=4, num_stages=4,
         )  # fmt: skip
         return
     parts, columns = 1, k
