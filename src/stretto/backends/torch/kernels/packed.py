@@ -28,7 +28,7 @@ def fused(
     EVEN: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
     GROUPED: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """out[M, N] = x[M, K] wᵀ. GROUPED: blocks of pairs of one expert, which begins at a tile of its own."""
+    """out[M, N] = x[M, K] wᵀ. GROUPED as in `dense.few`; an expert begins at a tile of its own."""
     BN: tl.constexpr = NT * 16
     tiles = tl.cdiv(N, 16)
     first = tl.program_id(0) * BN
@@ -37,7 +37,8 @@ def fused(
         expert = tl.load(experts + tl.program_id(1))
         if expert < 0:
             return
-        row = tl.load(pairs + tl.program_id(1) * BM + tl.arange(0, BM))
+        row = tl.program_id(1) * BM + tl.arange(0, BM)
+        row = tl.load(pairs + row) if GROUPED == 1 else tl.where(row % BM == 0, row // BM, -1)
         is_row = row >= 0
         row = tl.maximum(row, 0)
         tile += expert * tiles
@@ -117,7 +118,7 @@ def run_fused(x, part, out, bias, act, gated, tile=None, fast=None):
         x, *arguments(part), out if bias is None else bias, out, out, out,
         m, part.rows, k, part.part, out.stride(0), 1, 0.0, 0.0,
         **constants(part), NT=nt, BM=bm, EVEN=k == PARTS * part.part, ACT=act, GATED=gated,
-        BIAS=bias is not None, GROUPED=False, FAST=fast, num_warps=4, num_stages=stages,
+        BIAS=bias is not None, GROUPED=0, FAST=fast, num_warps=4, num_stages=stages,
     )  # fmt: skip
 
 
