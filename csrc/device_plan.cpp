@@ -10,9 +10,14 @@ namespace stretto {
 namespace {
 
 constexpr size_t kHeads = 6;        // of a kind: (number, place) of three sorts of items
-constexpr size_t kRowSections = 8;  // tokens, positions, cells, offsets, slots, rotated (3)
+constexpr size_t kRowSections = 7;  // tokens, positions, cells, offsets, rotated (3)
 constexpr size_t kKindSections = 5;
-constexpr size_t kSingleInts = kItemHead + 1, kSharedInts = kItemHead + kSharedRows, kPromptInts = kItemHead + kPromptRows;
+constexpr size_t kSingleInts = kItemHead + 1, kSharedInts = kItemHead + kSharedRows;
+constexpr size_t kPromptInts = kItemHead + kPromptRows;
+
+// More rows than a few attend span by span too, where one program would walk many spans of theirs: so many times as many
+// rows, at least so many spans, slots in all.
+constexpr size_t kFewTimes = 4, kManySpans = 8, kMostSplit = 4096;
 
 size_t padded(size_t n) { return (n + 3) / 4 * 4; }
 
@@ -60,12 +65,16 @@ void DevicePlan::find_prompts(const AttentionWork& work) {
         prompts_[at->second].second.push_back(static_cast<int32_t>(i));
     }
     const auto is_prompt = [&](const std::vector<int32_t>& group) {
-        if (group.size() > few_) return true;
-        const auto is_short = [&](int32_t row) { return work.lengths[row] <= static_cast<int32_t>(kViewSpan); };
-        return group.size() > 1 && std::all_of(group.begin(), group.end(), is_short);
+        if (group.size() < 2) return false;
+        size_t most = 0;  // spans of a row
+        for (const int32_t row : group) {
+            most = std::max(most, (work.lengths[row] - 1) / kViewSpan + 1 - work.firsts[row] / kViewSpan);
+        }
+        if (group.size() <= few_) return most == 1;
+        return group.size() > kFewTimes * few_ || most < kManySpans || group.size() * most > kMostSplit;
     };
-    prompts_.erase(std::remove_if(prompts_.begin(), prompts_.end(), [&](auto& each) { return !is_prompt(each.second); }),
-                   prompts_.end());
+    const auto rest = std::remove_if(prompts_.begin(), prompts_.end(), [&](auto& p) { return !is_prompt(p.second); });
+    prompts_.erase(rest, prompts_.end());
     for (const auto& each : prompts_) {
         for (const int32_t row : each.second) in_prompt_[row] = 1;
     }
@@ -148,9 +157,6 @@ int32_t* DevicePlan::write_rows(int32_t* to, size_t n) const {
     to = put(to, rows.cells, n, static_cast<int32_t>(views.n_cells()));
     std::fill(std::copy(offsets_.begin(), offsets_.end(), to), to + padded(n), 0);
     to += padded(n);
-    std::fill(to, to + padded(n), 0);
-    if (rows.slots) std::copy(rows.slots, rows.slots + m, to);
-    to += padded(n);
     std::fill(to, to + 3 * padded(n), 0);
     for (size_t i = 0; i < 3 * m; ++i) to[i] = rows.rotated ? rows.rotated[i] : rows.positions[i / 3];
     to += 3 * padded(n);
@@ -194,7 +200,9 @@ void DevicePlan::write(int32_t* block, size_t n) const {
         start(work.single.size() / kSingleInts + n - m);
         to = std::copy(work.single.begin(), work.single.end(), to);
         for (size_t row = m; row < n; ++row) {
-            for (const size_t number : {size_t{0}, size_t{0}, size_t{1}, size_t{0}, row}) *to++ = static_cast<int32_t>(number);
+            for (const size_t number : {size_t{0}, size_t{0}, size_t{1}, size_t{0}, row}) {
+                *to++ = static_cast<int32_t>(number);
+            }
         }
         start(work.shared.size() / kSharedInts);
         to = std::copy(work.shared.begin(), work.shared.end(), to);

@@ -27,9 +27,9 @@ struct DeviceRows {
 
 // Sections of the block, with n rows (padding included) each `stride` long, so that all are aligned to 16 bytes:
 //   heads: for each kind the number and the place of its items, single, shared, prompt
-//   tokens, positions, cells, offsets, slots, rotated [n][3]
+//   tokens, positions, cells, offsets, rotated [n][3]
 //   for each kind: firsts, lengths, slot0, spans, wait
-//   runs: for decode steps, the rows of recurrent layers by slot (each row is a run)
+//   runs: of recurrent layers, where each row has a slot of its own
 //   items
 class DevicePlan {
 public:
@@ -57,7 +57,7 @@ private:
 
     std::vector<AttentionKind> kinds_;
     std::vector<AttentionWork> works_;
-    size_t few_;  // rows of one view that attend span by span; more of them are a prompt
+    size_t few_;  // rows of one view that attend span by span; many more of them are a prompt
     std::vector<size_t> offsets_;
     std::vector<char> in_prompt_;
     std::vector<std::pair<const DeviceView*, std::vector<int32_t>>> prompts_;

@@ -31,9 +31,10 @@ DeviceViews::DeviceViews(size_t n_cells, size_t capacity) : n_cells_(n_cells) { 
 
 void DeviceViews::clear(size_t capacity) {
     views_.clear();
-    cells_.assign(std::max(capacity, kLeastRoom), 0);
-    positions_.assign(cells_.size(), 0);
+    cells_.resize(std::max(capacity, kLeastRoom));
+    positions_.resize(cells_.size());
     cells_[0] = static_cast<int32_t>(n_cells_);
+    positions_[0] = 0;
     unsent_.assign(1, {0, 1});
     used_ = kLeastRoom;
     ++changes_;
@@ -94,10 +95,9 @@ void DeviceViews::hash(DeviceView& view) {
 size_t index_of(const int32_t* positions, size_t n, int64_t position) {
     // Where positions have no gaps the place is known.
     const int64_t guess = position - (n ? positions[n - 1] - static_cast<int64_t>(n - 1) : 0);
-    if (guess <= 0 || static_cast<size_t>(guess) >= n || positions[guess] < position || positions[guess - 1] >= position) {
-        return static_cast<size_t>(std::lower_bound(positions, positions + n, position) - positions);
-    }
-    return static_cast<size_t>(guess);
+    const bool is_inside = guess > 0 && static_cast<size_t>(guess) < n;
+    if (is_inside && positions[guess] >= position && positions[guess - 1] < position) return static_cast<size_t>(guess);
+    return static_cast<size_t>(std::lower_bound(positions, positions + n, position) - positions);
 }
 
 }  // namespace stretto

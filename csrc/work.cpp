@@ -57,9 +57,12 @@ void Sharing::refine(const DeviceViews& views, const std::vector<const DeviceVie
         spans.push_back({span, rows});
         for (const int32_t row : rows) covered[row] = span + 1;
         ++span;
-        rows.erase(std::remove_if(rows.begin(), rows.end(), [&](int32_t row) { return last_span(lengths[row]) <= span; }),
-                   rows.end());
+        const auto ends = [&](int32_t row) { return last_span(lengths[row]) <= span; };
+        rows.erase(std::remove_if(rows.begin(), rows.end(), ends), rows.end());
         const auto prefix = [&](int32_t row) { return view_of[row]->prefixes[span]; };
+        if (rows.size() < 2) return;
+        const uint64_t all = prefix(rows[0]);
+        if (std::all_of(rows.begin(), rows.end(), [&](int32_t row) { return prefix(row) == all; })) continue;
         std::stable_sort(rows.begin(), rows.end(), [&](int32_t a, int32_t b) { return prefix(a) < prefix(b); });
         // Where they part, each branch with more than one row goes on by itself; the last one here.
         size_t at = 0;

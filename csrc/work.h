@@ -27,11 +27,12 @@ struct Sharing {
     std::vector<SharedSpan> spans;
     std::vector<size_t> covered;
 
-    void find(const DeviceViews& views, const std::vector<const DeviceView*>& view_of, const std::vector<int32_t>& lengths);
+    void find(const DeviceViews& views, const std::vector<const DeviceView*>& view_of,
+              const std::vector<int32_t>& lengths);
 
 private:
-    void refine(const DeviceViews& views, const std::vector<const DeviceView*>& view_of, const std::vector<int32_t>& lengths,
-                std::vector<int32_t> rows, size_t span);
+    void refine(const DeviceViews& views, const std::vector<const DeviceView*>& view_of,
+                const std::vector<int32_t>& lengths, std::vector<int32_t> rows, size_t span);
 };
 
 // The items of layers with one window, and where each row's partial results are.

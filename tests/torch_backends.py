@@ -23,9 +23,14 @@ INTERPRETED = DEVICE == "cpu" and is_interpreting()
 SAME_BITS = DEVICE == "cuda" or INTERPRETED
 NEAR = 2e-4  # of logits with about unit variance, in float32
 
-# A kind of each part: in the interpreter a model takes a second or more.
-FEW = ("llama", "gemma3", "gpt-oss", "qwen2moe", "deepseek2-lite", "qwen35", "lfm2", "falcon-h1", "gemma3n")
-MODELS = [name for name in FEW if name in ALL] if INTERPRETED else ALL
+# Models with each kind of part: for most tests without a GPU, and fewer in the interpreter, which is slow.
+SOME = (
+    *("llama", "gemma3", "phi3-window", "command-r", "hunyuan-dense", "gpt-oss", "qwen2moe", "deepseek3"),
+    *("gemma3n", "gemma4-e", "qwen35", "lfm2", "nemotron_h", "falcon-h1"),
+)
+FEW = ("llama", "gpt-oss", "deepseek3", "gemma3n", "qwen35", "lfm2", "falcon-h1")
+EVERY = FEW if INTERPRETED else ALL
+MODELS = FEW if INTERPRETED else ALL if DEVICE == "cuda" else SOME
 RECURRENT = [name for name in MODELS if tiny_spec(name).recurrent]
 
 

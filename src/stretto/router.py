@@ -15,7 +15,15 @@ from pathlib import Path
 from stretto import kernels
 from stretto.backends.base import Backend
 from stretto.backends.onnx import open_onnx
-from stretto.backends.registry import BREADTH, ONNX, BackendEntry, BackendOptions, choose, serving
+from stretto.backends.registry import (
+    BREADTH,
+    BUILT_IN,
+    ONNX,
+    BackendEntry,
+    BackendOptions,
+    choose,
+    serving,
+)
 from stretto.errors import InvalidRequest, ModelError, Unsupported, UnsupportedModel
 from stretto.hardware import cpu_name, free_memory, usable_cores
 from stretto.models import ModelSpec, read_spec
@@ -218,12 +226,17 @@ def usable(model: str | os.PathLike[str]) -> list[Option]:
     else:
         with open_weights(hub.resolve(model)) as file:
             spec, problem = _read_spec(file, 1)
-            candidates = gguf_candidates(file, spec, problem, serving(device="cpu"), options)
+            candidates = gguf_candidates(file, spec, problem, serving(), options)
     return [
         Option(each.backend, each.device, "refused" if each.refusal else "possible", each.refusal)
         for each in candidates
         if each.asked
     ]
+
+
+def missing_for(device: str) -> str:
+    """What is not installed that the first backend of a device needs; "" if nothing, or if there is none."""
+    return next((entry.missing(device) for entry in BUILT_IN if device in entry.devices), "")
 
 
 def open_tokenizer(model: str | os.PathLike[str]) -> Tokenizer:

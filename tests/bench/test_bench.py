@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import stretto
 from stretto import bench
-from stretto.bench.limits import INSTRUCTIONS, Cost, Machine, cache_bytes, limit
+from stretto.bench.limits import INSTRUCTIONS, Cost, Machine, cache_bytes, limit, measure_gpu
 from stretto.errors import InvalidRequest
 from stretto.models import read_spec
 from stretto.testing import mock_llm
@@ -24,6 +25,23 @@ PLAN = bench.Plan(prompt=8, tokens=4, depth=16, sequences=3, rounds=2)
 MACHINE = Machine(
     "cpu", 2, "avx2", bandwidth=10.0, bandwidth_nbytes=1, instruction="avx2", integer_peak=100.0
 )
+
+
+class FakeTorch:
+    """As much of torch as a measurement calls, on a GPU with 4 MiB of free memory."""
+
+    int64, bfloat16 = np.int64, np.float32
+    cuda = SimpleNamespace(
+        mem_get_info=lambda device: (4 << 20, 8 << 20),
+        synchronize=lambda: None,
+        get_device_name=lambda: "a GPU",
+    )
+
+    def zeros(self, n, dtype, device):
+        return np.zeros(n, dtype)
+
+    def ones(self, rows, columns, dtype, device):
+        return np.ones((8, 8), dtype)
 
 
 @pytest.fixture
@@ -137,6 +155,19 @@ def test_bytes_of_the_cache(tiny):
     with stretto.load(tiny, cells=16) as llm:
         assert cache_bytes(llm, "f16", 10) == 10 * 2 * 2 * 32 * 2  # tokens, layers, K and V, numbers, bytes
         assert cache_bytes(llm, "q8", 10) == 10 * 2 * 2 * 34
+        assert (
+            cache_bytes(llm, "fp8", 10)
+            == cache_bytes(llm, "f16", 10) // 2
+            == cache_bytes(llm, "f32", 10) // 4
+        )
+
+
+def test_limits_of_a_gpu_are_those_of_its_memory_and_products():
+    machine = measure_gpu(FakeTorch(), 1 << 20, 0.01)
+    assert (machine.cpu, machine.threads, machine.instruction) == ("a GPU", 0, "bf16")
+    assert machine.bandwidth_nbytes == 1 << 20  # a quarter of what is free
+    assert machine.bandwidth > 0
+    assert machine.integer_peak > 0
 
 
 def test_the_better_figures_of_two_measurements():

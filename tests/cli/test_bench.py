@@ -34,7 +34,7 @@ def test_the_table(run, tiny):
     code, output, errors = run("--model", tiny, *SMALL)
     assert (code, errors) == (0, "")
     for words in (
-        "backend native, K/V f16, standard precision",
+        "backend native on cpu, K/V f16, standard precision",
         "1 threads, kernels",
         "GMAC/s by",
         "limit",

@@ -78,6 +78,14 @@ def test_the_table(devices):
         assert words in output
 
 
+def test_a_gpu_that_cannot_be_used_says_what_is_missing(devices, monkeypatch):
+    monkeypatch.setattr(router, "missing_for", lambda device: f"torch is not installed for {device}")
+    output = " ".join(devices(FOUND).split())
+    assert "cuda not usable here: torch is not installed for cuda" in output
+    monkeypatch.setattr(router, "missing_for", lambda device: "")
+    assert "not usable" not in devices(FOUND)
+
+
 def test_a_machine_that_tells_nothing(devices):
     output = " ".join(devices(NOTHING).split())
     for words in (

@@ -1,10 +1,12 @@
 """Probes of real backends: they leave nothing behind, and see a coarser kernel."""
 
+import time
+
 import numpy as np
 import pytest
 
 from stretto.routing.decide import BAR
-from stretto.routing.probe import distance, measure
+from stretto.routing.probe import DEVICE_WARM_STEPS, distance, measure
 from stretto.testing import MockBackend
 from tiny_models import tiny_backend
 
@@ -40,3 +42,37 @@ def test_distances_are_of_probabilities():
     assert 0.01 < distance(logits, logits + 0.1 * noise) < BAR < distance(logits, logits + noise)
     assert distance(logits, np.full_like(logits, np.nan)) == np.inf
     assert distance(logits, logits[:2]) == np.inf
+
+
+class DeviceLike(MockBackend):
+    """Gives rows that stay on a device; its first decode steps are slow, as if kernels were compiled."""
+
+    def forward(self, batch):
+        rows = [Row(row) for row in super().forward(batch)]
+        if 1 < len(self.batches) <= 1 + DEVICE_WARM_STEPS:
+            time.sleep(0.05)
+        return rows
+
+
+class Row:
+    host_copies = 0
+
+    def __init__(self, logits):
+        self.logits = logits
+
+    def numpy(self):
+        Row.host_copies += 1
+        return self.logits
+
+    def sample(self, params, tokens, n_prompt, uniform, mask):
+        assert params.temperature == 0
+        return int(self.logits.argmax())
+
+
+def test_rows_of_a_device_are_sampled_there_and_compiling_is_not_timed():
+    Row.host_copies = 0
+    backend = DeviceLike(lambda tokens: 1, 8, n_cells=64)
+    sample = measure(backend, [1, 2, 3], 0.02)
+    assert sample.tokens_per_second > 1 / 0.05
+    assert Row.host_copies == 3  # of the text's rows, which are compared; none of a step
+    assert len(backend.batches) > 1 + DEVICE_WARM_STEPS

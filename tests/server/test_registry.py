@@ -6,6 +6,8 @@ import pytest
 
 from serving import TINY, endless, visiting
 from stretto.errors import InvalidRequest, ModelError
+from stretto.hardware.cuda import CudaDevice
+from stretto.server import registry as registry_module
 from stretto.server.errors import ApiError
 from stretto.server.registry import Registry
 from stretto.server.settings import ModelEntry, Settings
@@ -105,6 +107,13 @@ def test_who_waits_too_long_is_told_the_numbers():
 def test_a_model_that_can_never_fit_is_refused_at_the_start():
     with pytest.raises(InvalidRequest, match=r"a cannot fit: it needs 67 MB .* models may take 1 MB"):
         Registry(Settings((ModelEntry("a", str(TINY)),), memory=10**6, cells=64))
+
+
+def test_models_on_a_gpu_share_its_memory(monkeypatch):
+    gpu = CudaDevice("A10", 24 * 10**9, (8, 6))
+    monkeypatch.setattr(registry_module, "cuda_devices", lambda: (gpu,))
+    made = Registry(Settings((ModelEntry("a", str(TINY)),), cells=64, device="cuda"), lambda entry: None)
+    assert made.limit == int(0.8 * 24 * 10**9)
 
 
 def test_a_file_that_is_not_there_is_refused_at_the_start(tmp_path):

@@ -12,9 +12,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 from stretto import _native, hardware
+from stretto.bench.gpu_limits import multiplies, read_gigabytes
 from stretto.llm import LLM
 from stretto.models import ModelSpec
 from stretto.models.feed_forward import Experts
@@ -30,6 +31,7 @@ INSTRUCTIONS = {
     "neon": "dotprod",
     "portable": "portable",
 }
+NUMBER_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "fp8": 1}  # types of the KV cache without scales
 _MIN_BUFFER_BYTES = 2**20  # of each thread; smaller ones cannot be measured
 _SECONDS = 0.2
 
@@ -54,10 +56,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Machine:
-    """Measured limits, with as many threads as the model has. GB/s and GMAC/s."""
+    """Measured limits, with as many threads as the model has. GB/s and GMAC/s.
+
+    Of a GPU it has the name, no threads, and the peak of products of bfloat16.
+    """
 
     cpu: str
-    threads: int
+    threads: int  # 0: a GPU
     kernels: str
     bandwidth: float
     bandwidth_nbytes: int  # of the buffer that was read
@@ -132,13 +137,17 @@ def cache_bytes(llm: LLM, kv: str, depth: int) -> int:
     """The bytes of K and V that a token reads with `depth` tokens before it."""
     total = 0
     for heads, size, window in llm.spec.kv_reads:
-        head = 2 * size if kv == "f16" else -(-size // 32) * 34
+        head = NUMBER_BYTES[kv] * size if kv in NUMBER_BYTES else -(-size // 32) * 34
         total += heads * head * min(depth, window or depth)
     return total
 
 
 def measure_machine(llm: LLM, threads: int | None, nbytes: int, seconds: float = _SECONDS) -> Machine | None:
     """Measure for a model of `nbytes`; None if it does not run on our kernels, whose limits these are."""
+    if llm.backend.name == "torch" and llm.route is not None and llm.route.device == "cuda":
+        import torch  # it is there: the model runs on it
+
+        return measure_gpu(torch, nbytes, seconds)
     if llm.backend.name != "native":
         return None
     machine = hardware.probe(measure=False)
@@ -152,6 +161,13 @@ def measure_machine(llm: LLM, threads: int | None, nbytes: int, seconds: float =
     (bandwidth,) = _native.read_bandwidth(size, [n], seconds)
     peak = _native.integer_peak(instruction, n, seconds)
     return Machine(machine.cpu, n, kernels, bandwidth, size, instruction, peak)
+
+
+def measure_gpu(torch: Any, nbytes: int, seconds: float = _SECONDS) -> Machine:
+    """The limits of the GPU that this process uses."""
+    bandwidth, size = read_gigabytes(torch, "cuda", nbytes, seconds)
+    peak = multiplies(torch, "cuda", seconds)
+    return Machine(torch.cuda.get_device_name(), 0, "triton", bandwidth, size, "bf16", peak)
 
 
 def limit(cost: Cost, machine: Machine, *, tokens: int, wanted: int, seen_bytes: int) -> Limit:

@@ -30,8 +30,11 @@ def speed(
     depth: Annotated[int, typer.Option(help="Also decode at this depth, in tokens; 0: do not.")] = 2048,
     sequences: Annotated[int, typer.Option(help="Also decode so many together; 0: do not.")] = 16,
     rounds: Rounds = 5,
-    kv: Annotated[str, typer.Option(help="Type of the KV cache: f16 or q8.")] = "f16",
+    kv: Annotated[
+        str, typer.Option(help="Type of the KV cache: f16 or q8; on a GPU also bf16 or fp8.")
+    ] = "f16",
     backend: o.Backend = "auto",
+    device: o.Device = "auto",
     threads: o.Threads = None,
     precision: o.Precision = "standard",
     repack: o.Repack = "auto",
@@ -47,7 +50,10 @@ def speed(
     from stretto.cli.output import print_json
 
     plan = benchmarks.Plan(prompt, tokens, depth, sequences, rounds)
-    with notes() as note, _opened(note, model, plan.cells, backend, threads, kv, precision, repack) as llm:
+    with (
+        notes() as note,
+        _opened(note, model, plan.cells, backend, device, threads, kv, precision, repack) as llm,
+    ):
         cost = benchmarks.file_cost(model, llm)
         note("measuring the machine")
         machine = benchmarks.measure_machine(llm, threads, cost.weight_bytes)
@@ -56,7 +62,7 @@ def speed(
         if machine and again:  # before and after: other load can only have made it slower
             machine = machine.best(again)
             benchmarks.set_limits(rows, llm, cost, machine, kv)
-        setup = {"backend": llm.backend.name, "kv": kv, "precision": llm.precision}
+        setup = {"backend": llm.backend.name, "device": _device(llm), "kv": kv, "precision": llm.precision}
     if as_json:
         print_json(_document(model, setup, machine, cost.weight_bytes, rows))
     else:
@@ -69,6 +75,7 @@ def loops(
     tokens: Tokens = 128,
     rounds: Rounds = 5,
     backend: o.Backend = "auto",
+    device: o.Device = "auto",
     threads: o.Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -78,7 +85,7 @@ def loops(
 
     documents = []
     for model in models or ("smollm2", "gemma3-270m"):
-        with notes() as note, _opened(note, model, tokens + 16, backend, threads) as llm:
+        with notes() as note, _opened(note, model, tokens + 16, backend, device, threads) as llm:
             loops = benchmarks.loops(llm, tokens=tokens, rounds=rounds, note=note)
             n_vocab = llm.spec.n_vocab
         if as_json:
@@ -109,6 +116,7 @@ def _opened(
     model: str,
     cells: int,
     backend: str,
+    device: str,
     threads: int | None,
     kv: str = "f16",
     precision: str = "standard",
@@ -122,12 +130,17 @@ def _opened(
     return llm.load(
         model,
         backend=backend,
+        device=device,
         threads=threads,
         cells=cells,
         kv=kv,
         precision=precision,
         repack=o.REPACK[repack],
     )
+
+
+def _device(llm: LLM) -> str:
+    return llm.route.device if llm.route else "cpu"
 
 
 def _document(
@@ -155,11 +168,13 @@ def _print(model: str, setup: dict[str, str], machine: Machine | None, rows: lis
         listing.add_row(row.test, row.sampling, row.call, f"{row.median:.1f}", spread, *bound, share)
     screen = console()
     screen.print(
-        f"{clean(model)}, backend {setup['backend']}, K/V {setup['kv']}, {setup['precision']} precision"
+        f"{clean(model)}, backend {setup['backend']} on {setup['device']}, K/V {setup['kv']}, "
+        f"{setup['precision']} precision"
     )
     if machine:
+        threads = f"{machine.threads} threads, " if machine.threads else ""
         screen.print(
-            f"{clean(machine.cpu)}, {machine.threads} threads, kernels {machine.kernels}: "
+            f"{clean(machine.cpu)}, {threads}kernels {machine.kernels}: "
             f"{machine.bandwidth:.1f} GB/s from {size(machine.bandwidth_nbytes)}, "
             f"{machine.integer_peak:,.0f} GMAC/s by {machine.instruction}"
         )

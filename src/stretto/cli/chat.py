@@ -52,6 +52,7 @@ def chat(
     timeout: o.Timeout = None,
     cells: o.Cells = 8192,
     backend: o.Backend = "auto",
+    device: o.Device = "auto",
     threads: o.Threads = None,
     precision: o.Precision = "standard",
     repack: o.Repack = "auto",
@@ -82,6 +83,7 @@ def chat(
     with open_llm(
         model,
         backend=backend,
+        device=device,
         threads=threads,
         cells=cells,
         precision=precision,

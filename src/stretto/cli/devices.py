@@ -64,6 +64,8 @@ def _options(route: Route) -> Table:
 
 
 def _rows(machine: Hardware) -> Iterator[tuple[str, str]]:
+    from stretto import router
+
     yield "cpu", f"{machine.cpu} ({machine.architecture})"
     yield "cores", _cores(machine)
     yield "instruction sets", ", ".join(machine.instruction_sets) or "none beyond the basic ones"
@@ -84,6 +86,8 @@ def _rows(machine: Hardware) -> Iterator[tuple[str, str]]:
         yield "gpu", _gpu(gpu)
     if not machine.gpus:
         yield "gpu", "none found"
+    elif reason := router.missing_for("cuda"):
+        yield "cuda", f"not usable here: {reason}"
 
 
 def _kernels(machine: Hardware) -> str:

@@ -64,6 +64,7 @@ def open_llm(
     model: str,
     *,
     backend: str,
+    device: str = "auto",
     threads: int | None,
     cells: int,
     precision: str,
@@ -82,6 +83,7 @@ def open_llm(
         return llm.load(
             model,
             backend=backend,
+            device=device,
             threads=threads,
             cells=cells,
             precision=precision,

@@ -77,6 +77,10 @@ Timeout = Annotated[
 
 Cells = Annotated[int, typer.Option(help="The size of the cache in tokens.", rich_help_panel=_MACHINE)]
 Backend = Annotated[str, typer.Option(help="What runs the model.", rich_help_panel=_MACHINE)]
+Device = Annotated[
+    str,
+    typer.Option(help="The device: cpu, cuda … (default: by measurement).", rich_help_panel=_MACHINE),
+]
 Threads = Annotated[
     int | None,
     typer.Option(help="How many threads (default: as suits the machine).", rich_help_panel=_MACHINE),

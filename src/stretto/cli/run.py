@@ -41,6 +41,7 @@ def run(
     timeout: o.Timeout = None,
     cells: o.Cells = 8192,
     backend: o.Backend = "auto",
+    device: o.Device = "auto",
     threads: o.Threads = None,
     precision: o.Precision = "standard",
     repack: o.Repack = "auto",
@@ -72,6 +73,7 @@ def run(
     with open_llm(
         model,
         backend=backend,
+        device=device,
         threads=threads,
         cells=cells,
         precision=precision,

@@ -72,6 +72,7 @@ def serve(
     repack: o.Repack = "auto",
     threads: o.Threads = None,
     backend: o.Backend = "auto",
+    device: o.Device = "auto",
     host: Annotated[
         str, typer.Option(help="The address to listen on.", rich_help_panel=_ACCESS)
     ] = "127.0.0.1",
@@ -169,6 +170,7 @@ def serve(
         precision=precision,
         repack=o.REPACK[repack],
         backend=backend,
+        device=device,
         threads=threads,
         max_running=max_running,
         max_queue=max_queue,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from stretto import Limits, hardware, load
+from stretto.hardware.cuda import cuda_devices
 from stretto.llm import LLM
 from stretto.server.errors import ApiError
 from stretto.server.settings import ModelEntry, Settings
@@ -181,6 +182,7 @@ class Registry:
         return load(
             self.slots[entry.name].path,
             backend=settings.backend,
+            device=settings.device,
             threads=settings.threads,
             cells=settings.cells,
             kv=settings.kv,
@@ -198,5 +200,7 @@ class Registry:
 def _memory_limit(settings: Settings) -> int:
     if settings.memory is not None:
         return settings.memory
+    if settings.device == "cuda" and (devices := cuda_devices()):
+        return int(MEMORY_FRACTION * devices[0].memory_total)
     free = hardware.probe(measure=False).memory_free
     return int(MEMORY_FRACTION * free) if free is not None else 1 << 62

@@ -106,6 +106,7 @@ class Settings:
     precision: Literal["standard", "high"] = "standard"
     repack: bool | str = "auto"
     backend: str = "auto"
+    device: str = "auto"
     threads: int | None = None
     checkpoint_bytes: int = 512 << 20  # of a model with recurrent layers
     max_running: int = 64

@@ -122,7 +122,7 @@ def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
     facts["vision"] = entry.vision is not None
     repack = settings.repack
     need = needs.packed_bytes + encoder_bytes + cache + WORKING_BYTES
-    if repack is False or (repack == "auto" and need > limit):
+    if repack is False or (repack == "auto" and need > limit and settings.device != "cuda"):
         repack = False
         need -= needs.packed_bytes
     if need > limit:

@@ -9,11 +9,13 @@ from stretto.backends.batch import Batch, Decoding
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
 from stretto.engine.track import host_rows
+from stretto.models.feed_forward import Experts
 from tiny_models import answer, text_batch, text_logits, tiny_file, tiny_spec, with_mixers
-from torch_backends import MODELS, in_pieces, near, run, same, torch_backend
+from torch_backends import EVERY, INTERPRETED, MODELS, in_pieces, near, run, same, torch_backend
 
-# Of activations in bfloat16, which have 8 bits, beside logits with about unit variance.
-STANDARD = 0.03
+# Of activations in bfloat16, which have 8 bits, beside logits with about unit variance; rounding grows with
+# the layers, and a token that gets another expert is far away.
+STANDARD, WITH_EXPERTS = 0.04, 0.12
 
 
 @pytest.fixture(params=MODELS)
@@ -29,23 +31,27 @@ def reference(name, spec=None):
     return ReferenceBackend(tiny_file(name), spec or tiny_spec(name), 64)
 
 
+@pytest.mark.parametrize("name", EVERY)
 def test_logits_in_float32(name):
     tokens = tokens_of(name)
     near(text_logits(torch_backend(name), tokens), text_logits(reference(name), tokens))
 
 
 @pytest.mark.parametrize("kv", ["f16", "q8"])
+@pytest.mark.parametrize("name", EVERY)
 def test_logits_in_standard_precision(name, kv):
-    tokens = tokens_of(name, n=24)
+    if INTERPRETED:
+        pytest.skip("Triton's interpreter has no bfloat16")
+    tokens, spec = tokens_of(name, n=24), tiny_spec(name)
     exact = text_logits(reference(name), tokens)
     found = text_logits(torch_backend(name, kv=kv, precision="standard"), tokens)
     assert np.isfinite(found).all()
     distance = np.abs(found - exact).mean(axis=1) / max(1.0, exact.std())
-    # The median of the tokens: one that gets another expert may be far away.
-    assert np.median(distance) < STANDARD * max(1.0, tiny_spec(name).n_layer / 10)
+    routed = any(isinstance(layer.ffn, Experts) for layer in spec.layers)
+    assert np.median(distance) < (WITH_EXPERTS if routed else STANDARD) * max(1.0, spec.n_layer / 10)
 
 
-@pytest.mark.parametrize("precision", ["high", "standard"])
+@pytest.mark.parametrize("precision", ["high"] if INTERPRETED else ["high", "standard"])
 def test_a_text_in_pieces(name, precision):
     kv = "f32" if precision == "high" else "f16"
     tokens, tolerance = tokens_of(name, n=30), {} if precision == "high" else {"tolerance": 0.25}

@@ -15,7 +15,7 @@ if not has_triton() or not (is_interpreting() or torch.cuda.is_available()):
 
 from attention_work import Rows  # noqa: E402
 from stretto.backends.torch.attention import attend, plain_attend, store  # noqa: E402
-from stretto.backends.torch.planes import new_plane  # noqa: E402
+from stretto.backends.torch.planes import new_plane, to_bytes, write  # noqa: E402
 from stretto.backends.torch.scoring import Scoring  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
@@ -131,6 +131,20 @@ def test_rows_alone_have_the_same_bits():
     for row in (2, 4, 5):
         alone = Rows(VIEWS, [VIEW_OF[row]], [LENGTHS[row]], [FIRSTS[row]], device=DEVICE).work()
         assert torch.equal(attend(q[row : row + 1], keys, values, alone, scale=0.3)[0], whole[row])
+
+
+@pytest.mark.parametrize("size", [64, 40])
+@pytest.mark.parametrize("kind", ["f16", "fp8", "q8"])
+def test_the_kernel_stores_what_plain_torch_stores(kind, size):
+    if kind == "fp8" and is_interpreting():
+        pytest.skip("Triton's interpreter does not round to the nearest number of this format")
+    x = random(3, 2, size, seed=6) * 5
+    x[1, 1], x[0, 0, 7] = 0, 1e3
+    cells = torch.tensor([5, 0, 9], dtype=torch.int32, device=DEVICE)
+    plane, other = (new_plane(kind, 12, 2, size, DEVICE) for _ in range(2))
+    store(x, None, plane, None, cells)
+    write(x, other, cells)
+    assert torch.equal(to_bytes(plane), to_bytes(other))
 
 
 def test_queries_may_be_a_part_of_a_larger_tensor():

@@ -84,12 +84,13 @@ def test_a_cleared_state_is_that_of_no_tokens(name, backend, tokens):
     same(in_pieces(backend, tokens[:8], [8], slot=1), in_pieces(torch_backend(name), tokens[:8], [8]))
 
 
-def test_states_are_exchanged_with_the_native_backend(name, backend, tokens, whole):
+def test_states_are_exchanged_with_the_native_backend_or_refused_by_name(name, backend, tokens, whole):
     native = NativeBackend(tiny_file(name), tiny_spec(name), 64, 1, "f32", n_slots=2, precision="high")
     native.clear_slots(slots(0, 1))
-    theirs = begun(native, tokens, 0)
-    cells = begun(backend, [1] * N, 1)
-    assert native.slot_layout == backend.slot_layout
+    if native.slot_layout != backend.slot_layout:
+        assert native.slot_bytes != backend.slot_bytes
+        return
+    theirs, cells = begun(native, tokens, 0), begun(backend, [1] * N, 1)
     backend.write_slots(slots(1), native.read_slots(slots(0)))
     backend.write_cells(cells.view(0), native.read_cells(theirs.view(0)))
     near(continued(backend, cells, tokens, 1), whole, 0.02)

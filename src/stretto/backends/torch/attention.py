@@ -51,9 +51,15 @@ def attend(
 
 def store(k: Tensor, v: Tensor | None, keys: Plane, values: Plane | None, cells: Tensor) -> None:
     """Write K and V [n, K/V heads, size] to cells int32[n]; `v` is None where values are part of keys."""
-    write(k, keys, cells)
-    if v is not None and values is not None:
-        write(v, values, cells)
+    for x, plane in ((k, keys), (v, values)):
+        if x is None or plane is None:
+            continue
+        if uses_kernels(x):
+            from stretto.backends.torch.kernels.store import launch_store
+
+            launch_store(x, plane, cells)
+        else:
+            write(x, plane, cells)
 
 
 def plain_attend(q: Tensor, keys: Plane, values: Plane, work: Work, scoring: Scoring, out: Tensor) -> None:

@@ -89,7 +89,8 @@ def expert_product(
     if uses_kernels(x):
         from stretto.backends.torch.kernels import grouped
 
-        grouped.product(x, stack, assignment, out, bias, activations.code(activation), clamp)
+        run: Any = grouped.product
+        run(x, stack, assignment, out, bias, activations.code(activation), clamp)
         return out
     each = 1 if len(x) == pairs else assignment.used
     experts = assignment.chosen.flatten().tolist()
@@ -110,7 +111,8 @@ def mixture(y: Tensor, weights: Tensor) -> Tensor:
     if uses_kernels(y):
         from stretto.backends.torch.kernels import grouped
 
-        return grouped.mixture(y, weights)
+        mix: Any = grouped.mixture
+        return mix(y, weights)
     n, used = weights.shape
     y = y.reshape(n, used, -1).float()
     out = weights[:, :1] * y[:, 0]

@@ -106,7 +106,8 @@ class Matrix:
         if uses_kernels(part.quants):
             from stretto.backends.torch.kernels import widen
 
-            return widen.rows(part, at, self.dtype)
+            rows: Any = widen.rows
+            return rows(part, at, self.dtype)
         return unpacking.unpack_rows(part, at.long()).to(self.dtype)
 
 
@@ -193,7 +194,7 @@ def _of_halves(x: Tensor, m: Matrix, bias: Tensor | None, activation: str, out: 
     both = []
     for i, part in enumerate(m.parts):
         y = torch.empty(len(x), part.rows, dtype=torch.float32, device=x.device)
-        multiply(x, part, y, None if bias is None else bias[i::2], "", False)
+        multiply(x, part, y, None if bias is None else bias[i::2].contiguous(), "", False)
         both.append(y)
     return out.copy_(activations.gate(activation, *both) if activation else interleaved(*both))
 

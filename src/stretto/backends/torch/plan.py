@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 from stretto import _native
 from stretto.backends.torch.device import Tensor
+from stretto.backends.torch.runs import Runs
 
 SPAN = _native.SPAN  # view entries whose partial result is one
 ALIGN = _native.ALIGN  # items start at multiples of it; the kernel's turns (BLOCK) must divide it
@@ -91,11 +92,8 @@ class Plan:
     positions: Tensor  # int32[n]
     cells: Tensor  # int32[n]; of padding, the scratch cell after the last
     rotated: Tensor  # int32[n, 3]: the positions that keys and queries are rotated by
-    slots: Tensor  # int32[n], of recurrent layers; 0 without them, and in rows of padding
     works: Mapping[Kind, Work]
-    # Of decoding: int32[5 × n + 1], the runs of recurrent layers: rows [n], bounds [n + 1], slots [n],
-    # tiles [n, 2]; each row is a run, and rows of padding are in none.
-    runs: Tensor | None = None
+    runs: Runs | None = None  # of recurrent layers, if the model has any; of decoding, each row is one
     # Of decoding: what a captured graph stays right for (bucket, shared items, the pool of views).
     key: tuple[int, bool, int] | None = None
 

@@ -7,12 +7,14 @@ step costs one native call and one asynchronous copy. If a pass that was planned
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from stretto import _native
 from stretto.backends.batch import Batch, Decoding, Placement
-from stretto.backends.torch.layout import items_at, lay_out
 from stretto.backends.torch.plan import HEAD, SHARED_ROWS, SPAN, Kind, Plan
+from stretto.backends.torch.plan_block import items_at, lay_out
+from stretto.backends.torch.runs import Ints, Runs, run_numbers
 from stretto.backends.torch.sending import Fixed, Sender
 from stretto.backends.torch.views import Views
 from stretto.errors import InvalidRequest
@@ -60,7 +62,8 @@ class Planner:
         self._windowed_images = windowed_images
         self._spans = -(-min(context_length, n_cells) // SPAN)
         self._most_slots = most_slots
-        size = max(1 << 16, 4 * n_cells) if capacity is None else capacity
+        self._n_slots = n_slots
+        size = max(1 << 18, min(8 * n_cells, 1 << 28)) if capacity is None else capacity
         codes = [(window or 0, causal) for window, causal in self.kinds]
         self._native = _native.DevicePlanner(n_cells, n_vocab, n_slots, size, codes, FEW_ROWS)
         self.views = Views(device, self._native.capacity)
@@ -70,6 +73,13 @@ class Planner:
 
     def plan(self, batch: Batch, placement: Placement) -> Plan:
         """The plan of any placed batch."""
+        try:
+            return self._plan(batch, placement)
+        except BaseException:
+            self.forget()
+            raise
+
+    def _plan(self, batch: Batch, placement: Placement) -> Plan:
         n, k = len(batch), len(placement.views)
         size, n_slots, counts = self._native.plan(
             batch.tokens,
@@ -87,34 +97,40 @@ class Planner:
             placement.rotated,
             n,
         )
-        self.views.update(self._native, self._sender)
+        views = self.views
+        views.update(self._native, self._sender)
         self._native.copy_block(self._sender.take(size))
-        block, views = self._sender.send(size), self.views
-        return lay_out(block, self.kinds, n, n_slots, views.cells, views.positions, counts=counts)
+        block = self._sender.send(size)
+        plan = lay_out(block, self.kinds, n, n_slots, views.cells, views.positions, counts=counts)
+        return plan if placement.slots is None else replace(plan, runs=self._runs(placement.slots))
 
     def decode(self, decoding: Decoding, bucket: int) -> Plan | None:
         """The plan of a decode step, padded to `bucket` rows; None if it is too large: take `plan` then."""
         fixed = self._buckets.get(bucket) or self._open(bucket)
-        size, shares = self._native.decode(
-            decoding.ids,
-            decoding.places,
-            decoding.taken,
-            decoding.sequences,
-            decoding.edits,
-            decoding.counts,
-            decoding.stores,
-            decoding.table,
-            decoding.slots,
-            decoding.rotated,
-            bucket,
-            fixed.n_slots,
-            fixed.block.take(),
-        )
-        if self._native.unsent:
-            self.views.update(self._native, self._sender)
-        if not size:
-            return None
-        fixed.block.send(size)
+        try:
+            size, shares = self._native.decode(
+                decoding.ids,
+                decoding.places,
+                decoding.taken,
+                decoding.sequences,
+                decoding.edits,
+                decoding.counts,
+                decoding.stores,
+                decoding.table,
+                decoding.slots,
+                decoding.rotated,
+                bucket,
+                fixed.n_slots,
+                fixed.block.take(),
+            )
+            if self._native.unsent:
+                self.views.update(self._native, self._sender)
+            if not size:
+                return None
+            fixed.block.send(size)
+        except BaseException:
+            self.forget()  # there are views whose last cells no pass will append
+            raise
         return self._plans(fixed)[shares]
 
     def blank(self, bucket: int, shares: bool = False) -> Plan:
@@ -127,6 +143,15 @@ class Planner:
     def forget(self) -> None:
         """Send all views again: after a pass that failed the device may lack cells."""
         self._native.clear()
+
+    def _runs(self, slots: Ints) -> Runs | None:
+        """The rows of recurrent layers by slot."""
+        if not self._n_slots:
+            return None
+        found = run_numbers(slots)
+        n = len(found.numbers)
+        self._sender.take(n)[:n] = found.numbers
+        return found.within(self._sender.send(n))
 
     def _open(self, bucket: int) -> _Bucket:
         """The fixed block of a bucket."""
@@ -155,6 +180,7 @@ class Planner:
                     self.views.cells,
                     self.views.positions,
                     key=(fixed.rows, shares, generation),
+                    has_runs=self._n_slots > 0,
                 )
                 for shares in (False, True)
             ]

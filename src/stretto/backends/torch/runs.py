@@ -58,7 +58,7 @@ class RunNumbers:
         rows, bounds, slots, tiles = (
             block[first:last] for first, last in zip([0, *ends[:-1]], ends, strict=True)
         )
-        return Runs(rows, bounds, slots, tiles.view(-1, 2))
+        return Runs(rows, bounds, slots, tiles.reshape(-1, 2))
 
 
 def run_numbers(slots: Ints, bucket: int | None = None) -> RunNumbers:

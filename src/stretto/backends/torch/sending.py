@@ -11,6 +11,7 @@ from stretto.backends.torch.device import Tensor
 
 Ints = NDArray[np.int32]
 LEAST_INTEGERS = 1 << 14
+BUFFERS = 6  # of a sender: a pass takes up to three, and the next one must not wait for its copies
 PIECE = 1024  # integers that copies are rounded up to, so that slices of tensors can be kept
 
 
@@ -40,22 +41,23 @@ class Sender:
 
     def __init__(self, device: Any) -> None:
         self._device = device
-        self._hosts = [Host(LEAST_INTEGERS, device.type == "cuda") for _ in range(2)]
+        self._hosts = [Host(LEAST_INTEGERS, device.type == "cuda") for _ in range(BUFFERS)]
+        self._current = 0
 
     def take(self, size: int) -> Ints:
         """int32[at least `size`] to write to."""
-        self._hosts.reverse()
-        host = self._hosts[0]
+        self._current = (self._current + 1) % BUFFERS
+        host = self._hosts[self._current]
         host.wait()
         if size > len(host.array):
-            host = self._hosts[0] = Host(2 * size, self._device.type == "cuda")
+            host = self._hosts[self._current] = Host(2 * size, self._device.type == "cuda")
         return host.array
 
     def send(self, size: int) -> Tensor:
         """The first `size` integers of the buffer taken last, on the device."""
         import torch
 
-        host = self._hosts[0]
+        host = self._hosts[self._current]
         found = torch.empty(size, dtype=torch.int32, device=self._device)
         found.copy_(host.tensor[:size], non_blocking=True)
         host.mark()

@@ -88,5 +88,5 @@ def _stacked(parts: Sequence[Part]) -> Part:
         tiles * TILE_ROWS * len(packed),
         first.columns,
         first.part,
-        *(join(name) for name in ("quants", "high", "scales", "minima", "supers", "floors")),
+        *(join(name) for name in ("quants", "high", "scales", "minima", "supers")),
     )

@@ -113,11 +113,11 @@ def _own(path: str, wanted: list[str]) -> tuple[list[Contestant], list[Skipped]]
     for each in usable:
         if each.backend not in wanted if wanted else each.backend == "reference":
             continue
-        name = f"stretto {each.backend}"
+        name = f"stretto {each.backend}" + (f" on {each.device}" if each.device != "cpu" else "")
         if each.state == "refused":
             skipped.append(Skipped(name, each.reason))
         else:
-            options = {"backend": each.backend}
+            options = {"backend": each.backend, "device": each.device}
             contestants.append(Contestant(name, sys.executable, "worker_stretto", path, options))
     return contestants, skipped
 

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import stretto
+from stretto.hardware.cuda import cuda_devices
 
 
 class Worker:
@@ -15,11 +16,18 @@ class Worker:
         """The version."""
         return {"version": f"stretto {stretto.__version__}"}
 
-    def load(self, model: str, threads: int, cells: int, backend: str) -> dict[str, Any]:
+    def load(
+        self, model: str, threads: int, cells: int, backend: str, device: str = "auto"
+    ) -> dict[str, Any]:
         """Load it; prompts are not kept, as each is to be computed."""
-        self.llm = stretto.load(model, backend=backend, threads=threads, cells=cells, prefix_cache=False)
+        self.llm = stretto.load(
+            model, backend=backend, device=device, threads=threads, cells=cells, prefix_cache=False
+        )
         kernels = getattr(self.llm.backend, "kernels", "")
-        return {"notes": f"kernels {kernels}" if kernels else ""}
+        notes = [f"kernels {kernels}"] if kernels else []
+        if device == "cuda":  # the memory of the process says nothing about the device's
+            notes += [cuda_devices()[0].name] if cuda_devices() else []
+        return {"notes": ", ".join(notes)}
 
     def generate(self, prompts: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
         """Greedy tokens, through `llm.stream` for one prompt and `llm.generate` for several."""

@@ -235,7 +235,8 @@ def attend(
         top, total, mix1, mix2 = nothing(MT, E1, E2)
         whole_top, whole_total, whole_mix1, whole_mix2 = nothing(MT, E1, E2)
         for turn in range(start, stop, BLOCK):
-            if WHOLE:  # noqa: SIM102: one is known when the kernel is compiled
+            # One is known when the kernel is compiled.
+            if WHOLE:  # noqa: SIM102
                 if turn % SPAN == 0:
                     whole_top, whole_total, whole_mix1, whole_mix2 = join(
                         whole_top, whole_total, whole_mix1, whole_mix2, top, total, mix1, mix2

@@ -28,6 +28,7 @@ class Tile:
     heads: int  # of one K/V head, for each row
     warps: int
     stages: int
+    registers: int | None = None  # at most, for each thread
 
 
 def power_of_two(n: int) -> int:
@@ -51,7 +52,10 @@ def tile_of(rows: int, group: int, width: int, bytes_each: int) -> Tile:
         most, block, warps, stages = 32, 32, 4 if rows == 1 else 8, 2
     else:
         block, stages = 64 if width <= 192 else 32, 2
-        most, warps = (128 if width <= 128 else 64, 8) if rows == PROMPT_ROWS else (64, 4)
+        most = 128 if rows == PROMPT_ROWS and width <= 128 else 64
+        warps = (
+            8 if rows == PROMPT_ROWS and rows * min(power_of_two(group), most // rows) * width > 8192 else 4
+        )
     heads = max(1, most // rows) if rows > 1 else LEAST
     return Tile(block, min(power_of_two(group), heads), warps, stages)
 
@@ -130,10 +134,10 @@ class Call:
         if programs or items.count is None:  # unused programs of a graph should be few
             units = min(units, (programs or PROGRAMS) * _multiprocessors(self.device))
         pdl = _has_pdl(self.device) if pdl is None else pdl
-        options = {} if is_interpreting() else {"enable_fp_fusion": False, "launch_pdl": pdl}
+        options: dict[str, Any] = {"maxnreg": tile.registers, "enable_fp_fusion": False, "launch_pdl": pdl}
         attend[(units,)](
             *self.tensors, items.data, items.head, *self.rest, **self.constants,
             GT=tile.heads, ROWS=items.block, MT=max(LEAST, items.block * tile.heads), BLOCK=tile.block,
             WHOLE=items.block == PROMPT_ROWS, JOIN=items.block == 1, PDL=pdl,
-            num_warps=tile.warps, num_stages=tile.stages, **options,
+            num_warps=tile.warps, num_stages=tile.stages, **({} if is_interpreting() else options),
         )  # fmt: skip

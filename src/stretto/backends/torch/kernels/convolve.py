@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from stretto.backends.torch.kernels.early import await_inputs
+
 
 @triton.jit
 def sigmoid(x):
@@ -68,8 +70,9 @@ def convolved(x, rows, history, taps, bias, stride, first, begin, end, c, has,
 @triton.jit(do_not_specialize=["rows", "bounds", "slots", "tiles", "count"])
 def short(x, out, rows, bounds, slots, tiles, states, taps, count, stride, STATE: tl.constexpr,
           WIDTH: tl.constexpr, KERNEL: tl.constexpr, KEPT: tl.constexpr, T: tl.constexpr,
-          BC: tl.constexpr):  # fmt: skip
+          BC: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """c × convolution(b × x) of a tile; x has b, c and x side by side. Rows of padding become 0."""
+    await_inputs(EARLY)
     tile = tl.program_id(0)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     has = c < WIDTH
@@ -123,12 +126,13 @@ def mix(x, gates, mixed, numbers, rows, bounds, slots, tiles, states, taps, bias
         KEYS: tl.constexpr, INNER: tl.constexpr, WRITE: tl.constexpr, READ: tl.constexpr,
         VALUES: tl.constexpr, DELTA: tl.constexpr, TILED: tl.constexpr, FUSED: tl.constexpr,
         EPSILON: tl.constexpr, SCALE: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr, BT: tl.constexpr,
-        T: tl.constexpr):  # fmt: skip
+        T: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """What the heads of a tile's rows are given, in the order of runs.
 
     `mixed` float32[n, channels]: keys (WRITE), queries (READ) and values, convolved; those of a delta net
     have length 1, queries × SCALE. `numbers` float32[n, HEADS, 4]: decay, gain, key × query.
     """
+    await_inputs(EARLY)
     tile, part = tl.program_id(0), tl.program_id(1)
     run, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
     if first < tl.load(bounds + count):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-FEW_ROWS = 32  # up to here a tile has 16 rows, above 64: weights are then read less often
+# Tiles by the most rows that they are for: with larger ones weights and rows are read less often.
+TILES: tuple[tuple[float, dict[str, int]], ...] = (
+    (32, {"BM": 16, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3}),
+    (256, {"BM": 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3}),
+    (inf, {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}),
+)
+EXACT = {"BM": 32, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 2}  # of float32, where registers are few
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -34,12 +41,12 @@ def product_of_heads(
     tl.store(out_at, sums.to(out.dtype.element_ty), mask=(rows < n)[:, None] & (columns < R)[None, :])
 
 
-def head_product(x: Any, w: Any) -> Any:
+def head_product(x: Any, w: Any, tile: dict[str, int] | None = None) -> Any:
     """As `stretto.backends.torch.heads.head_product` says."""
     n, (heads, r, d) = x.shape[0], w.shape
     out = torch.empty((n, heads, r), dtype=x.dtype, device=x.device)
-    few = n <= FEW_ROWS
-    tile = {"BM": 16 if few else 64, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3}
+    if tile is None:
+        tile = EXACT if x.dtype == torch.float32 else next(tile for most, tile in TILES if n <= most)
     grid = (triton.cdiv(r, tile["BN"]), heads, triton.cdiv(n, tile["BM"]))
     if n:
         product_of_heads[grid](

@@ -13,12 +13,14 @@ import torch
 import triton
 
 from stretto.backends.torch.kernels.convolve import mix, short
+from stretto.backends.torch.kernels.early import early_options
 from stretto.backends.torch.kernels.scan import gate, scan
 from stretto.backends.torch.runs import TILE
 from stretto.models.mixers import Convolution, DeltaNet, Mamba2
 
 CHANNELS = 128  # that a program convolves
 LENGTH_EPSILON = 1e-6
+MATRIX_NUMBERS = 2048  # of a head, that a program of `scan` has in registers at most
 GATED_NUMBERS = 1024  # of a row, that a program normalises; one group at least
 
 
@@ -91,7 +93,7 @@ def convolution(mixer: Convolution, w: Any, projected: Any, states: Any, runs: A
     short[grid](
         projected, out, runs.rows, runs.bounds, runs.slots, runs.tiles, states, w.taps, runs.count,
         projected.stride(0), states.stride(0), mixer.width, mixer.kernel, _kept(w), TILE, CHANNELS,
-        num_warps=4,
+        num_warps=4, **early_options(states.device),
     )  # fmt: skip
     return out
 
@@ -114,14 +116,14 @@ def advance(heads: Heads, w: Any, inputs: Any, gates: Any, states: Any, runs: An
         state_floats, channels, kernel, _kept(w), w.bias is not None, heads.n, heads.n_key, heads.key_size,
         heads.inner, *at, heads.is_delta, heads.is_tiled, heads.is_fused, LENGTH_EPSILON,
         heads.key_size**-0.5, keys, CHANNELS, triton.next_power_of_2(heads.n // heads.n_key), TILE,
-        num_warps=4,
+        num_warps=4 if keys <= 128 else 8, **early_options(states.device),
     )  # fmt: skip
-    block = min(heads.value_block, triton.next_power_of_2(heads.value_size))
+    block = min(heads.value_block, triton.next_power_of_2(heads.value_size), max(1, MATRIX_NUMBERS // keys))
     scan[(triton.cdiv(heads.value_size, block), heads.n, runs.count)](
         mixed, numbers, out, runs.bounds, runs.slots, states, w.a if w.skip is None else w.skip, state_floats,
         (kernel - 1) * channels, channels, heads.n, heads.n_key, heads.key_size, heads.value_size, *at,
         *heads.strides, heads.is_delta, heads.is_tiled, keys, block, heads.ahead,
-        num_warps=heads.warps,
+        num_warps=heads.warps, **early_options(states.device),
     )  # fmt: skip
     return out
 
@@ -140,6 +142,7 @@ def gated(
     gate[(n, triton.cdiv(groups, together))](
         x, z, out, x if weight is None else weight, runs.rows, runs.bounds, runs.count, z.stride(0), eps,
         groups, size, first, weight is not None, shared, together, block, num_warps=4 if block <= 2048 else 8,
+        **early_options(x.device),
     )  # fmt: skip
     return out
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from stretto.backends.torch.kernels.convolve import sigmoid
+from stretto.backends.torch.kernels.early import await_inputs
 
 
 @triton.jit
@@ -23,19 +24,22 @@ def scan(mixed, numbers, out, bounds, slots, states, skip, STATE: tl.constexpr, 
          CHANNELS: tl.constexpr, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr,
          SIZE: tl.constexpr, WRITE: tl.constexpr, READ: tl.constexpr, VALUES: tl.constexpr,
          KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr, DELTA: tl.constexpr, TILED: tl.constexpr,
-         BK: tl.constexpr, BV: tl.constexpr, AHEAD: tl.constexpr):  # fmt: skip
+         BK: tl.constexpr, BV: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """out float32[n, HEADS × SIZE] in the order of runs: what each row reads of its head's matrix.
 
     The matrix S becomes decay × S + key × change, and is read with the query. Both are products with the
     matrix before: S' query = decay × S query + (key query) × change, so one round waits for one sum only.
     """
+    await_inputs(EARLY)
     run, head = tl.program_id(2), tl.program_id(1)
     begin, end = tl.load(bounds + run), tl.load(bounds + run + 1)
     if begin < end:
         key_head = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
         i = tl.arange(0, BK)
         j = tl.program_id(0) * BV + tl.arange(0, BV)
-        state = states + tl.load(slots + run).to(tl.int64) * STATE + HISTORY + head * KEYS * SIZE
+        state = (
+            states + tl.load(slots + run).to(tl.int64) * STATE + HISTORY + head.to(tl.int64) * (KEYS * SIZE)
+        )
         at = state + i[:, None] * KEY_STRIDE + j[None, :] * VALUE_STRIDE
         ok = (i < KEYS)[:, None] & (j < SIZE)[None, :]
         matrix = loaded(at, ok, (KEYS == BK) & (SIZE % BV == 0))
@@ -68,11 +72,12 @@ def scan(mixed, numbers, out, bounds, slots, states, skip, STATE: tl.constexpr, 
 @triton.jit(do_not_specialize=["rows", "bounds", "count"])
 def gate(x, z, out, weight, rows, bounds, count, stride, eps, GROUPS: tl.constexpr, SIZE: tl.constexpr,
          FIRST: tl.constexpr, NORM: tl.constexpr, SHARED: tl.constexpr, BG: tl.constexpr,
-         BLOCK: tl.constexpr):  # fmt: skip
+         BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """out = norm(x) × silu(z), or norm(x × silu(z)) with FIRST, over each of GROUPS groups of a row.
 
     x is in the order of runs. SHARED: all groups have the same weights. Rows of padding become 0.
     """
+    await_inputs(EARLY)
     place = tl.program_id(0)
     g, i = tl.program_id(1) * BG + tl.arange(0, BG), tl.arange(0, BLOCK)
     c = g[:, None] * SIZE + i[None, :]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from stretto.backends.torch.device import Tensor
 from stretto.backends.torch.plan import PROMPT_ROWS, SHARED_ROWS, Items, Kind, Plan, Work
+from stretto.backends.torch.runs import RunNumbers
 
 BLOCKS = (1, SHARED_ROWS, PROMPT_ROWS)  # rows of single, shared and prompt items
 HEADS = 2 * len(BLOCKS)  # integers of a kind at the beginning
-ROW_SECTIONS, KIND_SECTIONS = 8, 5
+ROW_SECTIONS, KIND_SECTIONS = 7, 5
+NO_NUMBERS = np.empty(0, np.int32)
 
 
 def items_at(n: int, n_kinds: int) -> int:
@@ -27,16 +31,17 @@ def lay_out(
     *,
     counts: Sequence[int] = (),
     key: tuple[int, bool, int] | None = None,
+    has_runs: bool = False,
 ) -> Plan:
     """The plan whose integers are in a block (a tensor, or an array in tests).
 
     `counts`: of items, as the planner gives them. With a `key` it is a plan of decoding, whose counts change
-    from step to step.
+    from step to step. `has_runs`: the model has recurrent layers, and each row has a slot of its own.
     """
     at = _padded(HEADS * len(kinds))
     sections = _sections(block, at, n)
-    tokens, positions, cells, offsets, slots = (next(sections) for _ in range(5))
-    at += 5 * _padded(n)
+    tokens, positions, cells, offsets = (next(sections) for _ in range(4))
+    at += 4 * _padded(n)
     rotated = block[at : at + 3 * n].reshape(n, 3)
     sections = _sections(block, at + 3 * _padded(n), n)
     works = {}
@@ -63,9 +68,10 @@ def lay_out(
             shared,
             prompt,
         )
-    at = _runs_at(n, len(kinds))
-    runs = None if key is None else block[at : at + 5 * n + 1]
-    return Plan(n, tokens, positions, cells, rotated, slots, works, runs, key)
+    at, runs = _runs_at(n, len(kinds)), None
+    if has_runs:  # each row is a run, and a tile
+        runs = RunNumbers(NO_NUMBERS, n, n, n).within(block[at : at + 5 * n + 1])
+    return Plan(n, tokens, positions, cells, rotated, works, runs, key)
 
 
 def _items(block: Tensor, at: int, rows: int, n_slots: int, count: int | None) -> Items | None:

@@ -1,0 +1,37 @@
+"""Kernels that are launched before the one before them has ended, and wait for its results."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from stretto.backends.torch.device import is_interpreting
+
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+    HAS_PDL = True
+except ImportError:  # before Triton 3.4
+    HAS_PDL = False
+
+
+@triton.jit
+def await_inputs(EARLY: tl.constexpr):
+    """Let the next kernel be launched, and wait until the one before has ended."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@lru_cache(maxsize=8)
+def early_options(device: Any) -> dict[str, bool]:
+    """Options of a launch: EARLY, and Triton's own where the device can launch kernels early."""
+    if device.type != "cuda" or not HAS_PDL or is_interpreting():
+        return {"EARLY": False}
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        return {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": True}
