@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from stretto.backends.base import DeviceRow
+from stretto.backends.base import DeviceRow, Draw
 from stretto.engine import editing
 from stretto.engine.engine import Engine
 from stretto.engine.params import sampling_params
@@ -157,6 +157,13 @@ class Sequence:
     def step(self, **options: Unpack[SamplingOptions]) -> Step:
         """Sample a token and append it. An end token is returned and not appended."""
         return self.step_with(sampling_params(options))
+
+    def draw(self, params: SamplingParams) -> Draw | None:
+        """What `step_with` will ask of a row on the backend's device; None if it is on the host."""
+        row = self._track.logits
+        if row is None or isinstance(row, np.ndarray):
+            return None
+        return self._track.draw(row, params, n_top=0)
 
     def _draw(self, params: SamplingParams) -> tuple[int, float]:
         """A token and its log-probability: on the device, unless the logits have been looked at."""
