@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from stretto.backends.torch.device import is_interpreting
 from stretto.backends.torch.kernels.attend import HAS_PDL, attend
@@ -47,17 +48,26 @@ def pieces(size: int, least: int = LEAST) -> tuple[int, int]:
 def tile_of(rows: int, group: int, width: int, bytes_each: int) -> Tile:
     """The tile for items of `rows` rows: `group` heads a K/V head, heads padded to `width` numbers."""
     if bytes_each == 4:
-        most, block, warps, stages = LEAST, 32 if width <= 128 else 16, 4 if rows == 1 else 8, 1
+        most, block, stages = LEAST, 32 if width <= 128 else 16, 1
     elif width > 256:
-        most, block, warps, stages = 32, 32, 4 if rows == 1 else 8, 2
+        most, block, stages = 32, 32, 2
     else:
-        block, stages = 64 if width <= 192 else 32, 2
-        most = 128 if rows == PROMPT_ROWS and width <= 128 else 64
-        warps = (
-            8 if rows == PROMPT_ROWS and rows * min(power_of_two(group), most // rows) * width > 8192 else 4
-        )
-    heads = max(1, most // rows) if rows > 1 else LEAST
-    return Tile(block, min(power_of_two(group), heads), warps, stages)
+        most, block, stages = 128 if width <= 128 else 64, 64 if width <= 192 else 32, 2
+    if rows < PROMPT_ROWS:
+        most = min(most, 64)
+    heads = min(power_of_two(group), max(1, most // rows) if rows > 1 else LEAST)
+    wide = rows * heads >= 128 or rows * heads * width > 8192 or bytes_each == 4
+    return Tile(block, heads, 8 if wide and rows > 1 else 4, stages)
+
+
+def smaller(tile: Tile) -> Tile | None:
+    """A tile that takes less shared memory, with the same results; None: there is none."""
+    if tile.heads > 1:
+        return replace(tile, heads=tile.heads // 2)
+    return replace(tile, stages=1) if tile.stages > 1 else None
+
+
+_FITTING: dict[tuple[Any, ...], Tile] = {}  # tiles that replace others, on devices with little shared memory
 
 
 @lru_cache(maxsize=8)
@@ -129,11 +139,22 @@ class Call:
     ) -> None:
         """Compute items of one kind."""
         tile = tile or tile_of(items.block, self.group, self.width, self.bytes_each)
+        kind = items.block, self.width, self.bytes_each, self.device, tile
+        tile = _FITTING.get(kind, tile)
+        while True:
+            try:
+                return self._launch(items, tile, _has_pdl(self.device) if pdl is None else pdl, programs)
+            except OutOfResources:
+                less = smaller(tile)
+                if less is None:
+                    raise
+                _FITTING[kind] = tile = less
+
+    def _launch(self, items: Items, tile: Tile, pdl: bool, programs: int) -> None:
         count = items.most if items.count is None else items.count
         units = count * self.n_kv * -(-self.group // tile.heads)
         if programs or items.count is None:  # unused programs of a graph should be few
             units = min(units, (programs or PROGRAMS) * _multiprocessors(self.device))
-        pdl = _has_pdl(self.device) if pdl is None else pdl
         options: dict[str, Any] = {"maxnreg": tile.registers, "enable_fp_fusion": False, "launch_pdl": pdl}
         attend[(units,)](
             *self.tensors, items.data, items.head, *self.rest, **self.constants,
