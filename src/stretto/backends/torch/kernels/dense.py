@@ -167,7 +167,7 @@ def run_few(x, w, out, bias, act, gated, parts, part, tile):
     (m, k), n = x.shape, len(w)
     bm, bn, bk, warps, stages = tile or few_tile(m, n, k)
     if x.dtype == torch.float32:
-        bm, bn, bk, warps, stages = 16, 32, 32, 4, 2
+        bm, bn, bk, warps, stages = (16, 32, 32, 4, 2) if m <= 64 else (64, 64, 32, 8, 2)
     few[(triton.cdiv(n, bn), triton.cdiv(m, bm))](
         x, w, out if bias is None else bias, out, out, out, m, n, k, part, out.stride(0), 1, 0.0, 0.0,
         BM=bm, BN=bn, BK=bk, PARTS=parts, EVEN=k % bk == 0 and part % bk == 0, ACT=act, GATED=gated,
