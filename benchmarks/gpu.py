@@ -54,6 +54,8 @@ def machine():
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - begun)
         found["read_tb_s"] = block.nbytes / min(seconds) / 1e12
+        del block
+        torch.cuda.empty_cache()
     return found
 
 

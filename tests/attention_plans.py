@@ -16,6 +16,7 @@ class Device:
     """The part of `Planner` that needs no torch, and the views as kernels would see them."""
 
     def __init__(self, n_cells, kinds=((None, True),), n_slots=0, capacity=1 << 16, few=16):
+        self.n_slots = n_slots
         codes = [(window or 0, causal) for window, causal in kinds]
         self.kinds, self.n_cells = kinds, n_cells
         self.native = _native.DevicePlanner(n_cells, N_VOCAB, n_slots, capacity, codes, few)
@@ -73,6 +74,7 @@ class Device:
             self.views,
             self.places,
             key=(bucket, shares, 0),
+            has_runs=self.n_slots > 0,
         )
         offsets = plan.works[self.kinds[0]].offsets
         entries = offsets + plan.works[self.kinds[0]].lengths - 1

@@ -97,7 +97,7 @@ class Compiled:
             torch.compile(model, mode="reduce-overhead", fullgraph=True) if device == "cuda" else model
         )
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def decode(self):
         """Tokens a second."""
         tokens = torch.ones(self.rows, 1, dtype=torch.int64, device=self.device)
@@ -105,6 +105,7 @@ class Compiled:
         synchronize()
         begun = time.perf_counter()
         for _ in range(self.tokens):
+            torch.compiler.cudagraph_mark_step_begin()
             tokens = self.step(tokens, at).clone()
             at = at + 1
         synchronize()

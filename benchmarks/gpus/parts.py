@@ -49,16 +49,19 @@ class Run:
 
 
 class Contest:
-    """Contestants that are opened where it can be done; a failure to open is a figure without samples."""
+    """Contestants of one test after the other; those with a key stay open until all tests are done.
+
+    A failure to open one is a figure without samples.
+    """
 
     def __init__(self, run, part):
         self.run, self.part = run, part
-        self.opened, self.figures, self.failed = [], {}, []
+        self.kept, self.opened, self.figures, self.failed = {}, [], {}, []
 
-    def add(self, make, *tests):
+    def add(self, key, make, *tests):
         """Open a contestant; each test is (test, who, goal, function of it that gives a sample)."""
         try:
-            model = make()
+            model = self.kept.get(key) or make()
         except Exception as error:
             text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             self.run.say(f"{tests[0][1]} could not be opened: {text}")
@@ -66,15 +69,24 @@ class Contest:
                 Figure(self.part, test, who, "tok/s", goal, error=text) for test, who, goal, _ in tests
             ]
             return
-        self.opened.append(model)
+        if key is None:
+            self.opened.append(model)
+        else:
+            self.kept[key] = model
         for test, who, goal, sample in tests:
             figure = Figure(self.part, test, who, "tok/s", goal)
             self.figures[figure] = lambda model=model, sample=sample: sample(model)
 
     def results(self):
-        found = turns(self.figures, self.run.rounds, self.run.say)
+        """Figures of the tests so far; the next ones may be added."""
+        found = turns(self.figures, self.run.rounds, self.run.say) + self.failed
         close(self.opened)
-        return found + self.failed
+        self.figures, self.failed = {}, []
+        return found
+
+    def close(self):
+        close(list(self.kept.values()))
+        self.kept = {}
 
 
 def close(models):
@@ -87,24 +99,27 @@ def close(models):
 
 
 def both(contest, path, cells, test, goal, rows, depth, way=EXACT, forks=False):
-    """Stretto's two figures of a test: bare steps, and the public API with both samplers."""
+    """Stretto's figures of a test: bare steps, and the public API with both samplers."""
     run = contest.run
-    decode = {"rows": rows, "depth": depth, "tokens": run.tokens, "forks": forks}
+    sizes = {"rows": rows, "depth": depth, "tokens": run.tokens, "forks": forks}
     public = None if goal is None else PUBLIC_SHARE * goal
     contest.add(
+        ("bare", way),
         lambda: run.open(Bare, path, cells, way),
-        (test, f"bare steps, {way}", goal, lambda model: model.decode(**decode)),
+        (test, f"bare steps, {way}", goal, lambda model: model.decode(**sizes)),
     )
     contest.add(
+        ("public", way),
         lambda: run.open(Public, path, cells, way),
-        (test, f"llm.generate greedy, {way}", public, lambda model: model.decode(**decode)),
-        (
-            test,
-            f"llm.generate default sampler, {way}",
-            public,
-            lambda m: m.decode(sampling="default sampler", **decode),
+        *(
+            (test, f"llm.generate {name}, {way}", public, sampled(sizes, name))
+            for name in ("greedy", "default sampler")
         ),
     )
+
+
+def sampled(sizes, sampling):
+    return lambda model: model.decode(sampling=sampling, **sizes)
 
 
 def peers(contest, name, test, rows, depth):
@@ -112,10 +127,12 @@ def peers(contest, name, test, rows, depth):
     if not run.peers:
         return
     contest.add(
+        None,
         lambda: Compiled(run.shape(name), rows, depth, run.tokens, run.device),
         (test, "gpt-fast's design, torch.compile", None, lambda model: model.decode()),
     )
     contest.add(
+        "transformers",
         lambda: Hugging(run.shape(name), run.device),
         (test, "transformers", None, lambda model: model.decode(rows, depth, min(PEER_TOKENS, run.tokens))),
     )
@@ -123,13 +140,14 @@ def peers(contest, name, test, rows, depth):
 
 def decode(run):
     """One row of Llama-3-8B in bf16."""
-    figures, path = [], run.file("llama-3-8b")
+    figures, path, contest = [], run.file("llama-3-8b"), Contest(run, "decode")
     for depth, goals in ((512, {EXACT: 230, FAST: 250}), (4096, {EXACT: None, FAST: 235})):
-        contest, test = Contest(run, "decode"), f"8B bf16, depth {depth:,}"
+        test = f"8B bf16, depth {depth:,}"
         for way, goal in goals.items():
-            both(contest, path, depth + 2 * run.tokens + 64, test, goal, 1, depth, way)
+            both(contest, path, 4096 + 4 * run.tokens + 64, test, goal, 1, depth, way)
         peers(contest, "llama-3-8b", test, 1, depth)
         figures += contest.results()
+    contest.close()
     return figures
 
 
@@ -139,39 +157,44 @@ def quant(run):
     for fmt, goal in (("Q4_0", 550), ("Q8_0", 380), ("Q4_K", 450)):
         contest, path = Contest(run, "quant"), run.file("llama-3-8b", fmt)
         for way in OPTIONS:
-            both(contest, path, 512 + 2 * run.tokens + 64, f"8B {fmt}, depth 512", goal, 1, 512, way)
+            both(contest, path, 512 + 4 * run.tokens + 64, f"8B {fmt}, depth 512", goal, 1, 512, way)
         figures += contest.results()
-        path.unlink()  # each is read once, and memory may hold them all
+        contest.close()
+        path.unlink()  # each is read once, and memory may not hold them all
     return figures
 
 
 def rows(run):
     """Many rows of Llama-3-8B, and forks that share their prompt."""
-    figures, path = [], run.file("llama-3-8b")
-    few = replace(run, tokens=min(run.tokens, 64))
+    run = replace(run, tokens=min(run.tokens, 64))
+    figures, path, contest = [], run.file("llama-3-8b"), Contest(run, "rows")
+    cells = 256 * (512 + 2 * run.tokens + 64)
     for count, depth, forks, goal in (
         (16, 512, False, 3200),
         (64, 512, False, 10_000),
         (256, 512, False, 20_000),
         (64, 2000, True, 10_000),
     ):
-        contest = Contest(few, "rows")
         test = f"8B bf16, {count} forks of {depth:,}" if forks else f"8B bf16, {count} rows, depth {depth:,}"
-        cells = (1 if forks else count) * (depth + 64) + 2 * count * (few.tokens + 1)
         both(contest, path, cells, test, goal, count, depth, forks=forks)
         if count == 64 and not forks:
             peers(contest, "llama-3-8b", test, count, depth)
         figures += contest.results()
+    contest.close()
     return figures
 
 
 def prefill(run):
     """Prompts of Llama-3-8B: tokens a second, and the first token."""
-    path, length, part = run.file("llama-3-8b"), 2048, "prefill"
-    contest, test = Contest(run, part), f"8B bf16, prompt of {length:,}"
-    speed = lambda model: length / model.prompt_seconds(length)  # noqa: E731
-    contest.add(lambda: run.open(Bare, path, 4096), (test, "bare pass, same bits", 40_000, speed))
+    path, length, contest = run.file("llama-3-8b"), 2048, Contest(run, "prefill")
+    test = f"8B bf16, prompt of {length:,}"
+
+    def speed(model):
+        return length / model.prompt_seconds(length)
+
+    contest.add("bare", lambda: run.open(Bare, path, 4096), (test, "bare pass, same bits", 40_000, speed))
     contest.add(
+        "public",
         lambda: run.open(Public, path, 65_536),
         (test, "llm.generate, same bits", PUBLIC_SHARE * 40_000, speed),
         *(
@@ -180,11 +203,14 @@ def prefill(run):
         ),
     )
     if run.peers:
-        contest.add(lambda: Hugging(run.shape("llama-3-8b"), run.device), (test, "transformers", None, speed))
+        shape = run.shape("llama-3-8b")
+        contest.add("transformers", lambda: Hugging(shape, run.device), (test, "transformers", None, speed))
     for figure in contest.figures:
         if "first token" in figure.test:
             figure.unit = "ms"
-    return contest.results()
+    figures = contest.results()
+    contest.close()
+    return figures
 
 
 def first_token(length):
@@ -197,9 +223,10 @@ def small(run):
     for name, goal in (("qwen3-0.6b", 1300), ("smollm2-135m", 2000)):
         contest, path, test = Contest(run, "small"), run.file(name), f"{name} bf16, depth 512"
         for way in OPTIONS:
-            both(contest, path, 512 + 2 * run.tokens + 64, test, goal, 1, 512, way)
+            both(contest, path, 512 + 4 * run.tokens + 64, test, goal, 1, 512, way)
         peers(contest, name, test, 1, 512)
         figures += contest.results()
+        contest.close()
     return figures
 
 

@@ -120,9 +120,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("stretto")
+        try:
+            return version("stretto")
+        except PackageNotFoundError:  # run from a source tree
+            return "0+source"
     if name in _MODULES:
         return import_module(f"stretto.{name}")
     if name not in _HOME:

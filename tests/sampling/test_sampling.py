@@ -255,3 +255,16 @@ def test_params_are_hashable_data():
 def test_numbers_that_floats_cannot_divide_by_are_refused(name, value):
     with pytest.raises(InvalidRequest, match=f"{name} must be"):
         SamplingParams(**{name: value})
+
+
+def test_numbers_that_were_peeked_at_are_not_taken():
+    stream, plain = RandomStream(7, 1), RandomStream(7, 1)
+    numbers = [plain.uniform() for _ in range(6)]
+    assert stream.peek() == numbers[0]
+    assert stream.peek(2) == numbers[2]
+    assert stream.draws == 0
+    assert [stream.uniform() for _ in range(4)] == numbers[:4]
+    assert stream.fork().uniform() == stream.peek() == numbers[4]
+    stream.peek(3)
+    stream.skip_to(5)
+    assert stream.uniform() == numbers[5]

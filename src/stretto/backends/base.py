@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,8 +73,7 @@ class DeviceRow(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """A call of `DeviceRow.sample` that is about to come, and one of `measure` after it."""
 
     row: DeviceRow

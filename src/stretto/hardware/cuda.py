@@ -1,18 +1,20 @@
-"""The GPUs that CUDA programs of this process see, asked of the driver itself: torch takes seconds to import.
+"""The GPUs that CUDA programs of this process see, asked of NVIDIA's management library: torch takes seconds.
 
-`CUDA_VISIBLE_DEVICES` counts, as it does for the programs. A machine without a driver has none.
+Asking it starts nothing: a process that did may fork, and its children use CUDA. `CUDA_VISIBLE_DEVICES`
+counts, as it does for the programs. A machine without the library, or without a driver, has none.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-_NAME_BYTES = 256
-_MAJOR, _MINOR = 75, 76  # attributes of a device: its compute capability
+_TEXT_BYTES = 96
+_LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 
 
 @dataclass(frozen=True)
@@ -24,44 +26,64 @@ class CudaDevice:
     capability: tuple[int, int]
 
 
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
 @lru_cache(maxsize=1)
 def cuda_devices() -> tuple[CudaDevice, ...]:
-    """The visible devices, in CUDA's order.
+    """The visible devices, in order.
 
     >>> cuda_devices()
-    (CudaDevice(name='NVIDIA H200', memory_total=150110011392, capability=(9, 0)),)
+    (CudaDevice(name='NVIDIA H200', memory_total=150754820096, capability=(9, 0)),)
     """
     try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        library = ctypes.CDLL(_LIBRARY)
     except OSError:
         return ()
-    return ask(driver)
+    return ask(library, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def ask(driver: Any) -> tuple[CudaDevice, ...]:
-    """What a driver says; nothing if it fails."""
-    count = ctypes.c_int()
+def ask(library: Any, visible: str | None = None) -> tuple[CudaDevice, ...]:
+    """The devices by the library; `visible` is a list of numbers or UUIDs, None for all of them."""
+    count = ctypes.c_uint()
     try:
-        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
             return ()
-        found = (_device(driver, index) for index in range(count.value))
-        return tuple(device for device in found if device is not None)
+        found = [_device(library, index) for index in range(count.value)]
     except AttributeError:  # a library of that name that is another one
         return ()
+    known = [each for each in found if each is not None]
+    return tuple(device for _, device in (known if visible is None else _chosen(known, visible)))
 
 
-def _device(driver: Any, index: int) -> CudaDevice | None:
-    handle, total = ctypes.c_int(), ctypes.c_size_t()
-    name = ctypes.create_string_buffer(_NAME_BYTES)
-    numbers = ctypes.c_int(), ctypes.c_int()
+def _device(library: Any, index: int) -> tuple[str, CudaDevice] | None:
+    """A device with its UUID; None if it does not answer."""
+    handle, memory = ctypes.c_void_p(), _Memory()
+    name, uuid = (ctypes.create_string_buffer(_TEXT_BYTES) for _ in range(2))
+    major, minor = ctypes.c_int(), ctypes.c_int()
     failed = (
-        driver.cuDeviceGet(ctypes.byref(handle), index)
-        or driver.cuDeviceGetName(name, _NAME_BYTES, handle)
-        or driver.cuDeviceTotalMem_v2(ctypes.byref(total), handle)
-        or driver.cuDeviceGetAttribute(ctypes.byref(numbers[0]), _MAJOR, handle)
-        or driver.cuDeviceGetAttribute(ctypes.byref(numbers[1]), _MINOR, handle)
+        library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+        or library.nvmlDeviceGetName(handle, name, _TEXT_BYTES)
+        or library.nvmlDeviceGetUUID(handle, uuid, _TEXT_BYTES)
+        or library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+        or library.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
     )
     if failed:
         return None
     words = name.value.decode("utf-8", "replace")
-    return CudaDevice(words, total.value, (numbers[0].value, numbers[1].value))
+    return uuid.value.decode("utf-8", "replace"), CudaDevice(words, memory.total, (major.value, minor.value))
+
+
+def _chosen(known: list[tuple[str, CudaDevice]], visible: str) -> list[tuple[str, CudaDevice]]:
+    """Those that the variable names; from the first one on that is none, CUDA sees no more."""
+    chosen = []
+    for word in visible.split(","):
+        word = word.strip()
+        if word.isdecimal() and int(word) < len(known):
+            chosen.append(known[int(word)])
+        elif word.startswith("GPU-") and (named := [each for each in known if each[0].startswith(word)]):
+            chosen.append(named[0])
+        else:
+            break
+    return chosen

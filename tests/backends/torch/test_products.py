@@ -14,10 +14,15 @@ from stretto.weights.formats import WRITABLE, Format
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from stretto.backends.torch import layouts, unpacking  # noqa: E402
+from stretto.backends.torch.device import is_interpreting  # noqa: E402
 from stretto.backends.torch.experts import assign, expert_product, mixture, route  # noqa: E402
 from stretto.backends.torch.matrix import Matrix, interleaved, product  # noqa: E402
 from stretto.backends.torch.stack import Stack  # noqa: E402
 
+pytestmark = [  # NumPy's, where the interpreter computes
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
+]
 PACKED = [Format.Q8_0, Format.Q4_0, Format.Q4_1, Format.MXFP4, Format.Q4_K, Format.Q5_K, Format.Q6_K]
 RNG = np.random.default_rng(7)
 
@@ -155,3 +160,38 @@ def test_experts_are_routed_as_the_reference_does(routing: Routing) -> None:
     expected = feed_forward.route(routing, scores, correction)
     assert np.array_equal(chosen.numpy(), expected[0])
     np.testing.assert_allclose(weights.numpy(), expected[1], rtol=1e-5)
+
+
+@pytest.mark.skipif(not is_interpreting(), reason="kernels run on a GPU, or with TRITON_INTERPRET=1")
+@pytest.mark.parametrize("fmt", [*PACKED, Format.F16], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("n", [1, 9, 40])
+def test_kernels_multiply_what_the_weights_mean(fmt: Format, n: int) -> None:
+    rows = rows_of(fmt, 40, 512)
+    rows = Rows(None, fmt, rows.data)
+    m = Matrix.load([rows], 512, "cpu", torch.float16)
+    x = torch.from_numpy(floats(n, 512)).half()
+    meant = torch.from_numpy(exact(rows)).half().double().numpy()
+    expected = x.double().numpy() @ meant.T
+    found = product(x, m, out_dtype=torch.float32).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
+@pytest.mark.skipif(not is_interpreting(), reason="kernels run on a GPU, or with TRITON_INTERPRET=1")
+@pytest.mark.parametrize("fmt", PACKED, ids=lambda fmt: fmt.name)
+def test_widened_weights_are_the_exact_ones(fmt: Format) -> None:
+    from stretto.backends.torch.kernels import widen
+
+    rows = rows_of(fmt, 37, 768)
+    part = layouts.pack(torch.from_numpy(rows.data), fmt, 768)
+    assert np.array_equal(widen.some(part, 0, 37, torch.float32).numpy(), exact(rows))
+
+
+@pytest.mark.skipif(not is_interpreting(), reason="kernels run on a GPU, or with TRITON_INTERPRET=1")
+def test_many_pairs_are_sorted_by_expert() -> None:
+    stack = Stack.load([[rows_of(Format.F32, 32, 64)] for _ in range(4)], 64, "cpu", torch.float32)
+    x = torch.from_numpy(floats(70, 64))
+    chosen = torch.from_numpy(RNG.integers(0, 4, (70, 1)).astype(np.int32))
+    found = expert_product(x, stack, assign(chosen, 4))
+    matrices = [stack.expert(e, torch.float32).numpy() for e in range(4)]
+    expected = np.stack([matrices[int(e)] @ row for e, row in zip(chosen, x.numpy(), strict=True)])
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4)

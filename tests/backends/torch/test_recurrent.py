@@ -87,7 +87,8 @@ def by_torch(mixer, x, slots, states, bucket=None, dtype=torch.float32):
     """Rows of one pass; states change in place."""
     named = tensors_of(mixer)
     w = recurrent.weights_of(mixer, lambda name: torch.from_numpy(named[name]) if name in named else None)
-    x = np.concatenate((x, normal(0 if bucket is None else bucket - len(x), x.shape[1], seed=9)))
+    if bucket is not None:
+        x = np.concatenate((x, normal(bucket - len(x), x.shape[1], seed=9)))
     found, x = runs(slots, bucket, "cpu"), torch.from_numpy(x)
     if isinstance(mixer, DeltaNet):
         inner = mixer.n_value_head * mixer.value_size
@@ -142,6 +143,17 @@ def test_other_rows_and_padding_change_no_bits(mixer, version):
         assert torch.equal(found, together[rows])
         assert torch.equal(alone[slot], states[slot])
     assert not together[len(x) :].any()
+
+
+@pytest.mark.parametrize("name", ["delta net", "convolution", "Mamba-2"])
+def test_projections_may_be_half_precision(name, version):
+    mixer, slots = MIXERS[name], np.zeros(3, np.int32)
+    x, before = example(mixer, 3)
+    x = x.astype(np.float16)
+    expected, _ = by_oracle(mixer, x.astype(np.float32), slots, before)
+    found = by_torch(mixer, x, slots, torch.from_numpy(before.copy()), dtype=torch.float16)
+    assert found.dtype == torch.float16
+    assert np.abs(found.float().numpy() - expected).max() < 2e-3 * max(1.0, np.abs(expected).max())
 
 
 def test_runs_are_the_rows_of_each_slot_in_order():

@@ -182,13 +182,13 @@ def test_log_probabilities_are_those_of_the_host(masked):
 
 def test_random_numbers_are_made_on_the_device():
     logits = some_logits(10, 1)
-    row = torch.from_numpy(logits)[0]
+    row = torch.from_numpy(logits)
     params = SamplingParams(top_k=20, temperature=2.0, top_p=1.0, min_p=0.0)
     sampler = RowSampler("cpu", N).buffers
     following = torch.zeros(1, dtype=torch.int32)
     for seed, index, draws in ((7, 0, 0), ((1 << 64) - 1, 3, 5), (123456789, 1, 1 << 40)):
         stream = RandomStream(seed, index, draws)
-        sampler.write([Ask(row, params, stream=stream)], 1)
+        sampler.write([Ask(row.data_ptr(), params, stream=stream)], 1)
         sampler.upload(1)
         for step in range(5):
             sampler.steps.fill_(step)

@@ -90,7 +90,7 @@ def test_states_are_exchanged_with_the_native_backend_or_refused_by_name(name, b
     native = NativeBackend(tiny_file(name), tiny_spec(name), 64, 1, "f32", n_slots=2, precision="high")
     native.clear_slots(slots(0, 1))
     if native.slot_layout != backend.slot_layout:
-        assert native.slot_bytes != backend.slot_bytes
+        assert backend.slot_layout.startswith("torch")  # so that a saved sequence says whose it is
         return
     theirs, cells = begun(native, tokens, 0), begun(backend, [1] * N, 1)
     backend.write_slots(slots(1), native.read_slots(slots(0)))

@@ -121,6 +121,18 @@ def test_a_step_with_too_many_slots_is_planned_as_any_batch():
     check(device.plan(step, step.placement), step, 2000)
 
 
+def test_a_model_without_attention_has_tokens_and_runs():
+    device, cells = Planner(torch.device("cpu"), 50, 100, (), context_length=50, n_slots=3), Cells(50)
+    step = Decoding(cells, [5, 6], [0, 1])
+    step.slots = [2, 1]
+    plan = device.decode(step, 4)
+    assert plan.tokens.tolist() == [5, 6, 0, 0]
+    assert plan.runs.slots.tolist() == [2, 1, 0, 0]
+    plan = device.plan(step, step.placement)
+    assert plan.runs.rows.tolist() == [1, 0]
+    assert plan.works == {}
+
+
 def test_buckets_are_powers_of_two():
     assert [bucket_of(n) for n in (1, 3, 256, 257)] == [1, 4, 256, None]
     with pytest.raises(InvalidRequest, match="bucket must be one of"):

@@ -1,7 +1,7 @@
 """The blocks of packed formats, as files have them, read by torch on the device.
 
-A reader takes uint8[rows, blocks, bytes of a block] and gives numbers uint8[rows, columns], scales and minima
-of each group of columns, and the scales (d) and minima (dmin) of those.
+A reader takes uint8[rows, blocks, bytes of a block] and gives numbers uint8[rows, columns]; what 32 columns
+have as their scale, in 16 bits; their minima (Q4_1); and d and dmin of formats in blocks of 256.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ def _nibbles(x: Tensor) -> Tensor:
 
 
 def _read_q4(blocks: Tensor) -> Any:
-    return _nibbles(blocks[..., 2:]).flatten(1), _half(blocks, 0), None, None, None
+    return _nibbles(blocks[..., 2:]).flatten(1), _half(blocks, 0), None, None
 
 
 def _read_q4_1(blocks: Tensor) -> Any:
-    return _nibbles(blocks[..., 4:]).flatten(1), _half(blocks, 0), _half(blocks, 2), None, None
+    return _nibbles(blocks[..., 4:]).flatten(1), _half(blocks, 0), _half(blocks, 2), None
 
 
 def _read_q8(blocks: Tensor) -> Any:
-    return (blocks[..., 2:] ^ 128).flatten(1), _half(blocks, 0), None, None, None
+    return (blocks[..., 2:] ^ 128).flatten(1), _half(blocks, 0), None, None
 
 
 def _read_mxfp4(blocks: Tensor) -> Any:
-    return _nibbles(blocks[..., 1:]).flatten(1), blocks[..., 0].contiguous(), None, None, None
+    return _nibbles(blocks[..., 1:]).flatten(1), blocks[..., 0].short(), None, None
 
 
 def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,7 +50,8 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
 def _read_q4_k(blocks: Tensor, at: int = 16) -> Any:
     scales, minima = _six_bits(blocks[..., 4:16])
     numbers = _nibbles(blocks[..., at:].unflatten(-1, (4, 32))).flatten(1)
-    return numbers, scales.flatten(1), minima.flatten(1), _half(blocks, 0), _half(blocks, 2)
+    both = scales.short() | minima.short() << 8
+    return numbers, both.flatten(1), None, (_half(blocks, 0), _half(blocks, 2))
 
 
 def _read_q5_k(blocks: Tensor) -> Any:
@@ -63,8 +64,9 @@ def _read_q6_k(blocks: Tensor) -> Any:
     low = _nibbles(blocks[..., :128].unflatten(-1, (2, 64))).flatten(1)
     quarters = blocks[..., 128:192].unflatten(-1, (2, 32))
     high = torch.stack([quarters >> 2 * i & 3 for i in range(4)], -2).flatten(1)
-    scales = blocks[..., 192:208].contiguous().view(torch.int8).flatten(1)
-    return low | high << 4, scales, None, _half(blocks, 208), None
+    scales = (blocks[..., 192:208] ^ 128).contiguous()  # from 0 to 255 for −128 to 127
+    d = _half(blocks, 208)
+    return low | high << 4, scales.view(torch.int16).flatten(1), None, (d, d)
 
 
 READERS = {

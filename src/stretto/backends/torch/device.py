@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from stretto.errors import Unsupported
+from stretto.hardware.cuda import cuda_devices
 
 Tensor = Any  # torch.Tensor: torch is an extra
 INSTALL = "pip install 'stretto[cuda]'"
@@ -30,26 +31,41 @@ def uses_kernels(tensor: Tensor) -> bool:
 
 
 def missing(device: str) -> str:
-    """What this machine lacks to run models on a device; "" if nothing."""
+    """What this machine lacks to run models on a device; "" if nothing. It never imports torch."""
     if find_spec("torch") is None:
         return f"torch is not installed: {INSTALL}"
     if device == "cpu":
         return ""
     if not has_triton():
         return f"Triton is not installed: {INSTALL}"
-    import torch
-
-    if not torch.cuda.is_available():
-        built = getattr(torch.version, "cuda", None)
-        return "torch sees no CUDA device" if built else "this torch was built without CUDA"
-    major, minor = torch.cuda.get_device_capability()
+    if not (devices := cuda_devices()):
+        return "no CUDA device is visible here"
+    major, minor = devices[0].capability
     return "" if major >= 8 else f"compute capability 8.0 is needed, and this GPU has {major}.{minor}"
 
 
 def open_device(name: str) -> Any:
     """The torch device, or `Unsupported` with what is missing."""
-    if lack := missing(name):
-        raise Unsupported(f"device={name!r}: {lack}; device='cpu' works", param="device", value=name)
-    import torch
+    lack = missing(name)
+    if not lack:
+        import torch
 
-    return torch.device(name)
+        if name == "cpu" or torch.cuda.is_available():
+            return torch.device(name)
+        built = getattr(torch.version, "cuda", None)
+        lack = "torch finds no CUDA device" if built else "this torch was built without CUDA"
+    raise Unsupported(f"device={name!r}: {lack}; device='cpu' works", param="device", value=name)
+
+
+def version() -> str:
+    """The libraries that compute, and the GPU: figures of others are not theirs."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
+
+    found = []
+    for name in ("torch", "triton"):
+        try:
+            found.append(f"{name} {version_of(name)}")
+        except PackageNotFoundError:
+            continue
+    return " ".join(found + [device.name for device in cuda_devices()[:1]])

@@ -3,14 +3,18 @@
 A tile is 16 rows by one step of 64 columns (32 with 8 bits); K is cut into `PARTS` parts, whose products are
 summed in order. Within a tile the numbers stand as a tensor core's first operand wants them: lane l of 32
 has rows l // 4 and l // 4 + 8, columns 2 × (l % 4) and the next, and those 8 further, of each 16 columns. So
-one load of 16 bytes gives a thread what it multiplies, and no number moves between threads.
+one load of 16 bytes gives a thread what it multiplies, and no number moves between threads. The order of a
+lane's numbers is: 32 columns, row + 8, next column, 16 columns, 8 further; a word of 4-bit numbers has one
+scale, and the two columns of a pair stand 16 bits apart in it.
 
-    quants  int32[tiles, steps, PARTS, 32 lanes, 4 words]    words: (16 columns, 8 further, row + 8, pair)
+    quants  int32[tiles, steps, PARTS, 32 lanes, 4 words]
     high    int32[tiles, steps, PARTS, 32 lanes, 1 or 2]     the bits above the fourth of Q5_K and Q6_K
-    scales  [tiles, steps, PARTS, 8 rows, blocks × 2]        of each block, for a row and the one 8 below
-    minima  as scales: Q4_1's minima, or the 6-bit minima of Q4_K and Q5_K
-    supers  float16[tiles, spans of 256, PARTS, 8, 2]        d of the formats in blocks of 256
-    floors  as supers: their dmin
+    scales  16 bits[tiles, steps, PARTS, 8 rows, 4]          32 columns, row + 8 (each twice with 8 bits)
+    minima  as scales: those of Q4_1
+    supers  float16[tiles, spans of 256, PARTS, 8 rows, 4]   row + 8, (d, dmin) of formats in blocks of 256
+
+Scales are float16; of MXFP4 exponents; of Q4_K and Q5_K bytes, a scale and a minimum; of Q6_K bytes, those of
+two groups of 16 columns, 128 more than they are.
 """
 
 from __future__ import annotations
@@ -29,13 +33,12 @@ TILE_ROWS = 16
 
 @dataclass(frozen=True)
 class Layout:
-    """How a format is packed: bits of a number in `quants` and in `high`, columns of a step, of a scale."""
+    """How a format is packed: bits of a number in `quants` and in `high`, columns of a step."""
 
     code: int  # of the kernels
     low: int
     high: int
     step: int
-    group: int  # columns that share a scale
     zero: int  # subtracted from each number
 
     @property
@@ -45,13 +48,13 @@ class Layout:
 
 
 LAYOUTS = {
-    Format.Q8_0: Layout(0, 8, 0, 32, 32, 128),
-    Format.Q4_0: Layout(1, 4, 0, 64, 32, 8),
-    Format.Q4_1: Layout(2, 4, 0, 64, 32, 0),
-    Format.MXFP4: Layout(3, 4, 0, 64, 32, 0),
-    Format.Q4_K: Layout(4, 4, 0, 64, 32, 0),
-    Format.Q5_K: Layout(5, 4, 1, 64, 32, 0),
-    Format.Q6_K: Layout(6, 4, 2, 64, 16, 32),
+    Format.Q8_0: Layout(0, 8, 0, 32, 128),
+    Format.Q4_0: Layout(1, 4, 0, 64, 8),
+    Format.Q4_1: Layout(2, 4, 0, 64, 0),
+    Format.MXFP4: Layout(3, 4, 0, 64, 0),
+    Format.Q4_K: Layout(4, 4, 0, 64, 0),
+    Format.Q5_K: Layout(5, 4, 1, 64, 0),
+    Format.Q6_K: Layout(6, 4, 2, 64, 32),
 }
 
 
@@ -68,7 +71,6 @@ class Packed:
     scales: Tensor
     minima: Tensor | None
     supers: Tensor | None
-    floors: Tensor | None
 
     @property
     def layout(self) -> Layout:
@@ -78,7 +80,7 @@ class Packed:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All there is on the device."""
-        kept = self.quants, self.high, self.scales, self.minima, self.supers, self.floors
+        kept = self.quants, self.high, self.scales, self.minima, self.supers
         return tuple(t for t in kept if t is not None)
 
     @property
@@ -88,7 +90,7 @@ class Packed:
 
     def tiles(self, at: slice, rows: int) -> Packed:
         """Some tiles, of which so many rows are meant."""
-        kept = self.quants, self.high, self.scales, self.minima, self.supers, self.floors
+        kept = self.quants, self.high, self.scales, self.minima, self.supers
         cut = [None if t is None else t[at] for t in kept]
         return Packed(self.format, rows, self.columns, self.part, *cut)
 
@@ -103,17 +105,13 @@ def pack(data: Tensor, fmt: Format, columns: int) -> Packed:
     """The file's bytes uint8[rows, bytes of a row], on the device, repacked."""
     layout = LAYOUTS[fmt]
     blocks = data.reshape(len(data), columns // fmt.block, fmt.size)
-    numbers, scales, minima, supers, floors = READERS[fmt](blocks)
+    numbers, scales, minima, supers = READERS[fmt](blocks)
     part = part_columns(fmt, columns)
     numbers = _lanes(numbers, part, layout)
     high = None
     if layout.high:
         high = _words(numbers >> 4, layout.high)
         numbers = numbers & 15
-
-    def of_groups(x: Tensor | None, group: int) -> Tensor | None:
-        return None if x is None else _of_rows(x, part // group, max(layout.step, group) // group)
-
     return Packed(
         fmt,
         len(data),
@@ -121,11 +119,16 @@ def pack(data: Tensor, fmt: Format, columns: int) -> Packed:
         part,
         _words(numbers, layout.low),
         high,
-        of_groups(scales, layout.group),
-        of_groups(minima, layout.group),
-        of_groups(supers, 256),
-        of_groups(floors, 256),
+        _of_rows(scales, part, layout.step, 32),
+        None if minima is None else _of_rows(minima, part, layout.step, 32),
+        None
+        if supers is None
+        else torch.stack([_of_rows(x, part, 256, 256) for x in supers], -1).flatten(-2),
     )
+
+
+def _both(d: Tensor, least: Tensor) -> Tensor:
+    return torch.stack((d, least), -1).flatten(-2)
 
 
 def _pad(x: Tensor, rows: int, columns: int) -> Tensor:
@@ -140,10 +143,8 @@ def _lanes(numbers: Tensor, part: int, layout: Layout) -> Tensor:
     """uint8[rows, columns] → [tiles, steps, PARTS, 32 lanes, step / 2], in the order of the words."""
     tiles = -(-len(numbers) // TILE_ROWS)
     x = _pad(numbers, tiles * TILE_ROWS, PARTS * part)
-    x = x.reshape(tiles, 2, 8, PARTS, part // layout.step, layout.step // 16, 2, 4, 2)
-    x = x.permute(
-        0, 4, 3, 2, 7, 5, 6, 1, 8
-    )  # tile, step, part, row, lane's pair, 16, 8 further, row + 8, pair
+    x = x.reshape(tiles, 2, 8, PARTS, part // layout.step, layout.step // 32, 2, 2, 4, 2)
+    x = x.permute(0, 4, 3, 2, 8, 5, 1, 9, 6, 7)
     return x.reshape(tiles, part // layout.step, PARTS, 32, layout.step // 2)
 
 
@@ -156,9 +157,10 @@ def _words(numbers: Tensor, bits: int) -> Tensor:
     return octets.contiguous().view(torch.int32)
 
 
-def _of_rows(x: Tensor, groups: int, each: int) -> Tensor:
-    """A number for each row and group of columns → [tiles, steps, PARTS, 8, each × 2]."""
+def _of_rows(x: Tensor, part: int, step: int, group: int) -> Tensor:
+    """A number for each row and group of columns → [tiles, steps, PARTS, 8, groups of a step × 2]."""
     tiles = -(-len(x) // TILE_ROWS)
-    x = _pad(x, tiles * TILE_ROWS, PARTS * groups)
-    x = x.reshape(tiles, 2, 8, PARTS, groups // each, each).permute(0, 4, 3, 2, 5, 1)
-    return x.reshape(tiles, groups // each, PARTS, 8, each * 2).contiguous()
+    x = _pad(x, tiles * TILE_ROWS, PARTS * part // group)
+    x = x.reshape(tiles, 2, 8, PARTS, part // step, step // group)
+    x = x.permute(0, 4, 3, 2, 5, 1).reshape(tiles, part // step, PARTS, 8, -1)
+    return x.repeat_interleave(2, -1) if step == 32 else x.contiguous()

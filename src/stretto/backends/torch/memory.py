@@ -27,6 +27,7 @@ PACKED = frozenset(
 NUMBER_BYTES = {"f16": 2.0, "bf16": 2.0, "f32": 4.0, "fp8": 1.0, "q8": 1.0 + 2 / 32}
 SMALLER = {"Q8_0": 8.5, "Q6_K": 6.5625, "Q5_K": 5.5, "Q4_K": 4.5}  # formats to suggest: bits of a number
 
+VIEW_BYTES = 4 * 8  # of a cell in the pool of views, which holds four times as many as there are cells
 GRAPH_BYTES = 512 << 20  # of captured decode steps, and of the libraries' own context
 PASS_TOKENS = 4096  # of a prompt in one pass
 PASS_ROWS = 256  # of a decode step
@@ -67,7 +68,7 @@ class Need:
         layers = [prod(tensor.shape) for tensor in matrices if tensor.name.startswith("blk.")]
         return cls(
             weights=weights,
-            cell=int(sum(heads * size for heads, size in spec.planes) * NUMBER_BYTES[kv]),
+            cell=VIEW_BYTES + int(spec.kv_floats * NUMBER_BYTES[kv]),
             states=4 * spec.state_floats * n_slots,
             work=work_bytes(spec, number, max(layers, default=0)),
             numbers=sum(prod(tensor.shape) for tensor in tensors),

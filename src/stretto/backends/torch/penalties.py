@@ -47,15 +47,32 @@ class _History:
         self.n_prompt = n_prompt
         self.seen: list[int] = []
         self.places: dict[int, int] = {}
-        self.counts: list[int] = []
+        self._tokens = np.empty(64, np.int32)
+        self._counts = np.zeros(64, np.float64)
+
+    @property
+    def tokens(self) -> Ints:
+        """int32[n], each once."""
+        return self._tokens[: len(self.places)]
+
+    @property
+    def counts(self) -> NDArray[np.float64]:
+        """float64[n]."""
+        return self._counts[: len(self.places)]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Count more tokens."""
+        places = self.places
         for token in tokens:
-            place = self.places.setdefault(token, len(self.counts))
-            if place == len(self.counts):
-                self.counts.append(0)
-            self.counts[place] += len(self.seen) >= self.n_prompt
+            place = places.get(token)
+            if place is None:
+                place = places[token] = len(places)
+                if place == len(self._tokens):
+                    self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
+                    self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+                self._tokens[place] = token
+            if len(self.seen) >= self.n_prompt:
+                self._counts[place] += 1
             self.seen.append(token)
 
 
@@ -70,23 +87,19 @@ class Penalties:
     ) -> Entries | None:
         """What changes a row; None if nothing does. Raises what the host's sampler would."""
         biased, bias = bias_arrays(params, n_vocab)
-        if not params.penalizes and biased is None:
-            return None
         used = np.empty(0, np.int32)
         counts = np.empty(0, np.float64)
         places: dict[int, int] = {}
         if params.penalizes and len(tokens):
             history = self._history(tokens, n_prompt)
-            places = history.places
-            used = np.fromiter(places, np.int32, len(places))
-            counts = np.array(history.counts, np.float64)
+            used, counts, places = history.tokens, history.counts, history.places
         repetition = np.full(len(used), params.repetition_penalty, np.float32)
         presence, frequency = np.float32(params.presence_penalty), np.float32(params.frequency_penalty)
         # As in native code: the numbers are float32, and what is subtracted is made of them in float64.
         minus = np.where(counts > 0, float(presence) + float(frequency) * counts, 0.0).astype(np.float32)
         plus = np.zeros(len(used), np.float32)
         if biased is None or bias is None:
-            return Entries(used, repetition, minus, plus)
+            return Entries(used, repetition, minus, plus) if len(used) else None
         at = np.array([places.get(token, -1) for token in biased.tolist()], np.int64)
         plus[at[at >= 0]] = bias[at >= 0]
         new = biased[at < 0]

@@ -8,7 +8,7 @@ import numpy as np
 
 from stretto.backends.torch.device import Tensor
 from stretto.backends.torch.plan import PROMPT_ROWS, SHARED_ROWS, Items, Kind, Plan, Work
-from stretto.backends.torch.runs import RunNumbers, Runs
+from stretto.backends.torch.runs import RunNumbers
 
 BLOCKS = (1, SHARED_ROWS, PROMPT_ROWS)  # rows of single, shared and prompt items
 HEADS = 2 * len(BLOCKS)  # integers of a kind at the beginning
@@ -31,12 +31,12 @@ def lay_out(
     *,
     counts: Sequence[int] = (),
     key: tuple[int, bool, int] | None = None,
-    runs: Runs | None = None,
+    has_runs: bool = False,
 ) -> Plan:
     """The plan whose integers are in a block (a tensor, or an array in tests).
 
     `counts`: of items, as the planner gives them. With a `key` it is a plan of decoding, whose counts change
-    from step to step, and whose runs are in the block.
+    from step to step. `has_runs`: the model has recurrent layers, and each row has a slot of its own.
     """
     at = _padded(HEADS * len(kinds))
     sections = _sections(block, at, n)
@@ -68,8 +68,8 @@ def lay_out(
             shared,
             prompt,
         )
-    if key is not None:  # each row is a run, and a tile
-        at = _runs_at(n, len(kinds))
+    at, runs = _runs_at(n, len(kinds)), None
+    if has_runs:  # each row is a run, and a tile
         runs = RunNumbers(NO_NUMBERS, n, n, n).within(block[at : at + 5 * n + 1])
     return Plan(n, tokens, positions, cells, rotated, works, runs, key)
 

@@ -7,13 +7,14 @@ step costs one native call and one asynchronous copy. If a pass that was planned
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from stretto import _native
 from stretto.backends.batch import Batch, Decoding, Placement
 from stretto.backends.torch.plan import HEAD, SHARED_ROWS, SPAN, Kind, Plan
 from stretto.backends.torch.plan_block import items_at, lay_out
-from stretto.backends.torch.runs import Runs, run_numbers
+from stretto.backends.torch.runs import Ints, Runs, run_numbers
 from stretto.backends.torch.sending import Fixed, Sender
 from stretto.backends.torch.views import Views
 from stretto.errors import InvalidRequest
@@ -72,31 +73,36 @@ class Planner:
 
     def plan(self, batch: Batch, placement: Placement) -> Plan:
         """The plan of any placed batch."""
-        n, k = len(batch), len(placement.views)
         try:
-            size, n_slots, counts = self._native.plan(
-                batch.tokens,
-                batch.positions,
-                placement.cells,
-                placement.views,
-                # Views that nobody names are compared with what the device has.
-                [-1 - i for i in range(k)] if placement.sequences is None else placement.sequences,
-                [0] * k if placement.edits is None else placement.edits,
-                placement.view_of,
-                placement.lengths,
-                placement.causal if self._windowed_images else None,
-                placement.table,
-                placement.slots,
-                placement.rotated,
-                n,
-            )
-        except Exception:
+            return self._plan(batch, placement)
+        except BaseException:
             self.forget()
             raise
-        self.views.update(self._native, self._sender)
+
+    def _plan(self, batch: Batch, placement: Placement) -> Plan:
+        n, k = len(batch), len(placement.views)
+        size, n_slots, counts = self._native.plan(
+            batch.tokens,
+            batch.positions,
+            placement.cells,
+            placement.views,
+            # Views that nobody names are compared with what the device has.
+            [-1 - i for i in range(k)] if placement.sequences is None else placement.sequences,
+            [0] * k if placement.edits is None else placement.edits,
+            placement.view_of,
+            placement.lengths,
+            placement.causal if self._windowed_images else None,
+            placement.table,
+            placement.slots,
+            placement.rotated,
+            n,
+        )
+        views = self.views
+        views.update(self._native, self._sender)
         self._native.copy_block(self._sender.take(size))
-        block, views, runs = self._sender.send(size), self.views, self._runs(placement)
-        return lay_out(block, self.kinds, n, n_slots, views.cells, views.positions, counts=counts, runs=runs)
+        block = self._sender.send(size)
+        plan = lay_out(block, self.kinds, n, n_slots, views.cells, views.positions, counts=counts)
+        return plan if placement.slots is None else replace(plan, runs=self._runs(placement.slots))
 
     def decode(self, decoding: Decoding, bucket: int) -> Plan | None:
         """The plan of a decode step, padded to `bucket` rows; None if it is too large: take `plan` then."""
@@ -117,14 +123,14 @@ class Planner:
                 fixed.n_slots,
                 fixed.block.take(),
             )
-        except Exception:
-            self.forget()  # views whose cells no pass will append
+            if self._native.unsent:
+                self.views.update(self._native, self._sender)
+            if not size:
+                return None
+            fixed.block.send(size)
+        except BaseException:
+            self.forget()  # there are views whose last cells no pass will append
             raise
-        if self._native.unsent:
-            self.views.update(self._native, self._sender)
-        if not size:
-            return None
-        fixed.block.send(size)
         return self._plans(fixed)[shares]
 
     def blank(self, bucket: int, shares: bool = False) -> Plan:
@@ -138,11 +144,11 @@ class Planner:
         """Send all views again: after a pass that failed the device may lack cells."""
         self._native.clear()
 
-    def _runs(self, placement: Placement) -> Runs | None:
+    def _runs(self, slots: Ints) -> Runs | None:
         """The rows of recurrent layers by slot."""
-        if placement.slots is None or not self._n_slots:
+        if not self._n_slots:
             return None
-        found = run_numbers(placement.slots)
+        found = run_numbers(slots)
         n = len(found.numbers)
         self._sender.take(n)[:n] = found.numbers
         return found.within(self._sender.send(n))
@@ -174,6 +180,7 @@ class Planner:
                     self.views.cells,
                     self.views.positions,
                     key=(fixed.rows, shares, generation),
+                    has_runs=self._n_slots > 0,
                 )
                 for shares in (False, True)
             ]

@@ -59,7 +59,7 @@ class RowSampler:
                 ask = row.ask(draw.params, draw.tokens, draw.n_prompt, draw.uniform, draw.mask)
             except InvalidRequest:
                 continue
-            address, changes = ask.logits.data_ptr(), ask.entries is not None
+            address, changes = ask.address, ask.entries is not None
             if address in taken and (changes or taken[address]):
                 later.append((draw, row))
             else:
@@ -86,24 +86,30 @@ class RowSampler:
 class Logits:
     """A tensor of rows, while any of them is in use."""
 
-    __slots__ = ("__weakref__", "sampler", "tensor")
+    __slots__ = ("__weakref__", "address", "has_kernels", "sampler", "stride", "tensor")
 
     def __init__(self, sampler: RowSampler, tensor: Tensor) -> None:
         self.sampler = sampler
-        self.tensor = tensor if _is_aligned(tensor) or not uses_kernels(tensor) else _aligned(tensor)
+        self.has_kernels = uses_kernels(tensor)
+        self._set(_aligned(tensor) if self.has_kernels and not _is_aligned(tensor) else tensor)
+
+    def _set(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.address: int = tensor.data_ptr()
+        self.stride: int = 4 * tensor.stride(0)  # in bytes
 
     def preserve(self) -> None:
         """Copy the rows: the memory they were in is about to be written to."""
-        self.tensor = _aligned(self.tensor)
+        self._set(_aligned(self.tensor))
 
 
 class TorchRow:
     """One row of logits on the device (`base.DeviceRow`)."""
 
-    __slots__ = ("_host", "_index", "_shared", "measured", "prepared")
+    __slots__ = ("_host", "_index", "measured", "prepared", "shared")
 
     def __init__(self, shared: Logits, index: int, host: Floats | None = None) -> None:
-        self._shared, self._index = shared, index
+        self.shared, self._index = shared, index
         self._host = host  # the row on the host, once it was looked at: from then on this is the row
         self.prepared: tuple[Draw, int] | None = None  # a token that has been sampled ahead
         self.measured: tuple[Draw, int, Measured | None] | None = None
@@ -111,12 +117,17 @@ class TorchRow:
     @property
     def logits(self) -> Tensor:
         """float32[n_vocab] on the device."""
-        return self._shared.tensor[self._index, : self._shared.sampler.n_vocab]
+        return self.shared.tensor[self._index, : self.shared.sampler.n_vocab]
+
+    @property
+    def address(self) -> int:
+        """Where it begins on the device."""
+        return self.shared.address + self._index * self.shared.stride
 
     @property
     def is_on_device(self) -> bool:
         """Whether it is sampled there: nothing has looked at it, and there are kernels."""
-        return self._host is None and uses_kernels(self._shared.tensor)
+        return self._host is None and self.shared.has_kernels
 
     def numpy(self) -> Floats:
         """float32[n_vocab] on the host, writable; later calls of `sample` use that copy."""
@@ -126,7 +137,7 @@ class TorchRow:
 
     def copy(self) -> TorchRow:
         """Another row with the same numbers; on the device they share them."""
-        return TorchRow(self._shared, self._index, None if self._host is None else self._host.copy())
+        return TorchRow(self.shared, self._index, None if self._host is None else self._host.copy())
 
     def sample(
         self, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float, mask: Mask | None
@@ -138,7 +149,7 @@ class TorchRow:
             token = self.prepared[1]
         else:
             ask = self.ask(params, tokens, n_prompt, uniform, mask)
-            (token,) = self._shared.sampler.buffers.sample([ask])
+            (token,) = self.shared.sampler.buffers.sample([ask])
         if token < 0:
             raise InvalidRequest(WRONG[token])
         return token
@@ -150,7 +161,7 @@ class TorchRow:
             if ahead is not None and (ahead[1], ahead[0].n_top) == (token, n_top) and ahead[0].mask is mask:
                 found = ahead[2]
             else:
-                (found,) = self._shared.sampler.buffers.measure([self.measuring(n_top, mask)], [token])
+                (found,) = self.shared.sampler.buffers.measure([self.measuring(n_top, mask)], [token])
             if found is not None:
                 return found[0], found[1][:n_top]
         row = self.logits.cpu().numpy() if self._host is None else self._host
@@ -160,14 +171,15 @@ class TorchRow:
         self, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float, mask: Mask | None
     ) -> Ask:
         """What the buffers take."""
-        sampler = self._shared.sampler
-        entries = sampler.penalties.entries(params, tokens, n_prompt, sampler.n_vocab)
-        return Ask(self.logits, params, uniform, mask, entries)
+        sampler, entries = self.shared.sampler, None
+        if params.penalizes or params.logit_bias:
+            entries = sampler.penalties.entries(params, tokens, n_prompt, sampler.n_vocab)
+        return Ask(self.address, params, uniform, mask, entries)
 
     def measuring(self, n_top: int, mask: Mask | None) -> Ask:
         """What the buffers take for log-probabilities."""
-        n = min(max(n_top, 1), self._shared.sampler.n_vocab)
-        return Ask(self.logits, SamplingParams(top_k=n), 0.0, mask)
+        n = min(max(n_top, 1), self.shared.sampler.n_vocab)
+        return Ask(self.address, SamplingParams(top_k=n), 0.0, mask)
 
 
 def _is_aligned(tensor: Tensor) -> bool:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +37,10 @@ WIDE = -9  # a row that `select` leaves to `sample_wide`
 MAX_TOP_K = (1 << 31) - 1
 
 
-@dataclass(frozen=True)
-class Ask:
+class Ask(NamedTuple):
     """What one row is sampled with."""
 
-    logits: Tensor  # float32[n_vocab], aligned
+    address: int  # of float32[n_vocab] on the device, a multiple of `ALIGNMENT`
     params: SamplingParams
     uniform: float = 0.0
     mask: Mask | None = None
@@ -73,8 +71,8 @@ class Sampler:
         self._ids = self._empty((capacity, CANDIDATES), torch.int32)
         self._shares = self._empty((capacity, CANDIDATES), torch.float64)
         self._lows = self._empty((capacity,), torch.float32)
-        self._masks = self._empty((1, self._n_words), torch.int32)  # as many as are used at a time
-        self._host_masks = self._pinned((1, self._n_words), torch.int32)
+        self._masks = self._empty((capacity, self._n_words), torch.int32)
+        self._host_masks = self._pinned((capacity, self._n_words), torch.int32)
         self.tokens = self._empty((capacity,), torch.int32)
         self._host_tokens = self._pinned((capacity,), torch.int32)
         self._following = self._empty((capacity,), torch.int32)
@@ -116,7 +114,7 @@ class Sampler:
             ROW.pack_into(
                 self._bytes,
                 i * ROW.size,
-                (ask.logits.data_ptr() - base) // 4,
+                (ask.address - base) // 4,
                 ask.uniform,
                 params.top_p,
                 0 if stream is None else stream.seed,
@@ -132,11 +130,6 @@ class Sampler:
 
     def _upload_masks(self, masks: list[Mask]) -> Any:
         """Send the masks to the device; return an iterator over their slots."""
-        if len(masks) > len(self._masks):
-            n = 1 << (len(masks) - 1).bit_length()
-            self._masks = self._empty((n, self._n_words), self._torch.int32)
-            self._host_masks = self._pinned((n, self._n_words), self._torch.int32)
-            self._graphs.clear()  # they have the address of the old ones
         words = self._host_masks.numpy()
         for i, mask in enumerate(masks):
             words[i] = mask[: self._n_words].view(np.int32)
@@ -227,7 +220,7 @@ class Sampler:
         if replay is None:
             self._pass(bucket, whole)  # compiles
             graph = self._torch.cuda.CUDAGraph()
-            with self._torch.cuda.graph(graph):
+            with self._torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._pass(bucket, whole)
             replay = self._graphs[bucket, whole] = graph.replay
         replay()
@@ -243,7 +236,7 @@ class Sampler:
         """Change single logits in place; returns what `_restore` puts back."""
         if all(ask.entries is None for ask in asks):
             return None
-        parts = [ask.entries.words(ask.logits.data_ptr()) for ask in asks if ask.entries is not None]
+        parts = [ask.entries.words(ask.address) for ask in asks if ask.entries is not None]
         words = self._torch.from_numpy(np.concatenate(parts)).to(self.device)
         saved = self._empty((len(words),), self._torch.float32)
         self._launch_change(words, saved, restore=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from stretto.backends.torch.device import Tensor
@@ -19,33 +17,29 @@ def unpack(packed: Packed) -> Tensor:
 
 
 def unpack_rows(packed: Packed, at: Tensor) -> Tensor:
-    """The exact numbers of some rows: float32[n, columns]; `at` int[n]."""
+    """The exact numbers of some rows: float32[n, columns]; `at` int64[n]."""
     tile, row, below = at // TILE_ROWS, at % 8, at // 8 % 2
+    index = torch.arange(len(at), device=at.device)
     numbers = _numbers(packed, packed.quants[tile], None if packed.high is None else packed.high[tile])
-    numbers = _pick(numbers.unflatten(3, (8, 4)), row, below)  # [n, steps, PARTS, 4, 16s, 2, 2]
-    steps = numbers.permute(0, 2, 1, 4, 5, 3, 6).flatten(1)[:, : packed.columns]
+    numbers = numbers[index, :, :, row, :, :, below]  # [n, steps, PARTS, 4, 32s, 2, 2, 2]
+    numbers = numbers.permute(0, 2, 1, 4, 6, 7, 3, 5).flatten(1)[:, : packed.columns]
 
     def of(t: Tensor | None) -> Tensor | None:
-        if t is None:
-            return None
-        x = t[tile].unflatten(-1, (-1, 2))  # [n, steps, PARTS, 8, each, 2]
-        index = _index(len(at), x.device)
-        return x[index, :, :, row, :, below].transpose(1, 2).flatten(1)
+        return None if t is None else t[tile][index, :, :, row, :, below].transpose(1, 2).flatten(1)
 
-    return values(packed, steps, *(of(t) for t in _fields(packed)))
-
-
-def _index(n: int, device: Any) -> Tensor:
-    return torch.arange(n, device=device)
-
-
-def _pick(numbers: Tensor, row: Tensor, below: Tensor) -> Tensor:
-    index = _index(len(row), numbers.device)
-    return numbers[index, :, :, row, :, :, :, below]
+    return values(packed, numbers, *(of(t) for t in _fields(packed)))
 
 
 def _fields(packed: Packed) -> tuple[Tensor | None, ...]:
-    return packed.scales, packed.minima, packed.supers, packed.floors
+    """Scales, minima, d and dmin: [tiles, steps, PARTS, 8 rows, groups, row + 8]."""
+    twice = packed.layout.step == 32
+    scales, minima = (
+        None if t is None else t[..., None, ::2] if twice else t.unflatten(-1, (2, 2))
+        for t in (packed.scales, packed.minima)
+    )
+    if packed.supers is None:
+        return scales, minima, None, None
+    return scales, minima, packed.supers[..., None, ::2], packed.supers[..., None, 1::2]
 
 
 def _expand(words: Tensor, bits: int) -> Tensor:
@@ -56,26 +50,23 @@ def _expand(words: Tensor, bits: int) -> Tensor:
 
 
 def _numbers(packed: Packed, quants: Tensor, high: Tensor | None) -> Tensor:
-    """uint8[n, steps, PARTS, 32, 16s of columns, 8 further, row + 8, pair]."""
+    """uint8[n, steps, PARTS, 8 rows, 4 pairs, 32s of columns, row + 8, next, 16 further, 8 further]."""
     layout = packed.layout
     numbers = _expand(quants, layout.low)
     if high is not None:
         numbers = numbers | _expand(high, layout.high) << 4
-    return numbers.unflatten(-1, (layout.step // 16, 2, 2, 2))
+    return numbers.unflatten(-1, (layout.step // 32, 2, 2, 2, 2)).unflatten(3, (8, 4))
 
 
 def _numbers_of(packed: Packed) -> Tensor:
-    x = _numbers(packed, packed.quants, packed.high).unflatten(3, (8, 4))
-    x = x.permute(
-        0, 7, 3, 2, 1, 5, 6, 4, 8
-    )  # tile, row + 8, row, part, step, 16, 8 further, lane's pair, pair
+    x = _numbers(packed, packed.quants, packed.high).permute(0, 6, 3, 2, 1, 5, 8, 9, 4, 7)
     return x.reshape(-1, PARTS * packed.part)[: packed.rows, : packed.columns]
 
 
 def _groups_of(packed: Packed, x: Tensor | None) -> Tensor | None:
     if x is None:
         return None
-    x = x.unflatten(-1, (-1, 2)).permute(0, 5, 3, 2, 1, 4)
+    x = x.permute(0, 5, 3, 2, 1, 4)
     return x.reshape(x.shape[0] * TILE_ROWS, -1)[: packed.rows]
 
 
@@ -88,20 +79,20 @@ def values(
     floors: Tensor | None,
 ) -> Tensor:
     """float32[n, columns]: every step is exact, except at most one rounding at the end."""
-    layout, columns = packed.layout, packed.columns
+    columns, fmt = packed.columns, packed.format
 
     def wide(x: Tensor, group: int) -> Tensor:
         return x.float().repeat_interleave(group, 1)[:, :columns]
 
-    if packed.format is Format.MXFP4:
+    if fmt is Format.MXFP4:
         halves = torch.tensor(HALVES_E2M1 + tuple(-x for x in HALVES_E2M1), device=numbers.device)
-        exponents = wide(scales, 32) - 128
-        return torch.ldexp(halves.float()[numbers.long()], exponents)
-    scale = wide(scales, layout.group)
-    if supers is not None:
-        scale = scale * wide(supers, 256)
-    x = (numbers.float() - layout.zero) * scale
-    if minima is None:
-        return x
-    least = wide(minima, layout.group)
-    return x + least if floors is None else x - least * wide(floors, 256)
+        return torch.ldexp(halves.float()[numbers.long()], wide(scales, 32) - 128)
+    x = numbers.float() - packed.layout.zero
+    if supers is None:
+        x = x * wide(scales, 32)
+        return x if minima is None else x + wide(minima, 32)
+    if fmt is Format.Q6_K:
+        octets = scales.contiguous().view(torch.uint8)
+        return x * ((wide(octets, 16) - 128) * wide(supers, 256))
+    least = wide(scales >> 8, 32) * wide(floors, 256)
+    return x * (wide(scales & 255, 32) * wide(supers, 256)) - least

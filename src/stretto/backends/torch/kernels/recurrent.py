@@ -20,6 +20,7 @@ from stretto.models.mixers import Convolution, DeltaNet, Mamba2
 
 CHANNELS = 128  # that a program convolves
 LENGTH_EPSILON = 1e-6
+MATRIX_NUMBERS = 2048  # of a head, that a program of `scan` has in registers at most
 GATED_NUMBERS = 1024  # of a row, that a program normalises; one group at least
 
 
@@ -115,9 +116,9 @@ def advance(heads: Heads, w: Any, inputs: Any, gates: Any, states: Any, runs: An
         state_floats, channels, kernel, _kept(w), w.bias is not None, heads.n, heads.n_key, heads.key_size,
         heads.inner, *at, heads.is_delta, heads.is_tiled, heads.is_fused, LENGTH_EPSILON,
         heads.key_size**-0.5, keys, CHANNELS, triton.next_power_of_2(heads.n // heads.n_key), TILE,
-        num_warps=4, **early_options(states.device),
+        num_warps=4 if keys <= 128 else 8, **early_options(states.device),
     )  # fmt: skip
-    block = min(heads.value_block, triton.next_power_of_2(heads.value_size))
+    block = min(heads.value_block, triton.next_power_of_2(heads.value_size), max(1, MATRIX_NUMBERS // keys))
     scan[(triton.cdiv(heads.value_size, block), heads.n, runs.count)](
         mixed, numbers, out, runs.bounds, runs.slots, states, w.a if w.skip is None else w.skip, state_floats,
         (kernel - 1) * channels, channels, heads.n, heads.n_key, heads.key_size, heads.value_size, *at,

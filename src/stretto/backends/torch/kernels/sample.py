@@ -60,14 +60,12 @@ def uniform_of(block, row, step):
         key0 = tl.load(block + row * WORDS + 3).to(tl.uint64, bitcast=True)
         key1 = tl.load(block + row * WORDS + 4).to(tl.uint64, bitcast=True)
         c0 = (draw // 4 + 1).to(tl.uint64)
-        c1 = c0 ^ c0
+        c1 = tl.full((), 0, tl.uint64)
         c2 = c1
         c3 = c1
+        m0 = tl.full((), 0xD2E7470EE14C6C93, tl.uint64)
+        m1 = tl.full((), 0xCA5A826395121157, tl.uint64)
         for _ in range(10):
-            m0 = c1 + 0xD2E7470EE14C6C93
-            m1 = c1 + 0xCA5A826395121157
-            m0 = m0 - c1
-            m1 = m1 - c1
             high0 = tl.umulhi(m0, c0)
             high1 = tl.umulhi(m1, c2)
             low0 = m0 * c0

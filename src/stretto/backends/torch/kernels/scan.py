@@ -37,7 +37,9 @@ def scan(mixed, numbers, out, bounds, slots, states, skip, STATE: tl.constexpr, 
         key_head = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
         i = tl.arange(0, BK)
         j = tl.program_id(0) * BV + tl.arange(0, BV)
-        state = states + tl.load(slots + run).to(tl.int64) * STATE + HISTORY + head * KEYS * SIZE
+        state = (
+            states + tl.load(slots + run).to(tl.int64) * STATE + HISTORY + head.to(tl.int64) * (KEYS * SIZE)
+        )
         at = state + i[:, None] * KEY_STRIDE + j[None, :] * VALUE_STRIDE
         ok = (i < KEYS)[:, None] & (j < SIZE)[None, :]
         matrix = loaded(at, ok, (KEYS == BK) & (SIZE % BV == 0))
