@@ -35,7 +35,7 @@ def name(request):
 
 def tokens_of(name, text=0, n=None):
     """A text, or its beginning; a short one in the interpreter."""
-    return answer(name, f"tokens.{text}").tolist()[: 9 if INTERPRETED else n]
+    return answer(name, f"tokens.{text}").tolist()[: min(9, n or 9) if INTERPRETED else n]
 
 
 def reference(name, spec=None):
