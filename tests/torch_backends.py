@@ -15,7 +15,6 @@ from stretto.engine.track import host_rows
 from tiny_models import ALL, in_slots, text_batch, tiny_file, tiny_spec
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'stretto[cuda]'")
-pytest.importorskip("stretto.backends.torch.backend", reason="the backend is not there yet")
 
 DEVICE = os.environ.get("STRETTO_TEST_DEVICE") or ("cpu" if missing("cuda") else "cuda")
 INTERPRETED = DEVICE == "cpu" and is_interpreting()
@@ -28,9 +27,10 @@ SOME = (
     *("llama", "gemma3", "phi3-window", "command-r", "hunyuan-dense", "gpt-oss", "qwen2moe", "deepseek3"),
     *("gemma3n", "gemma4-e", "qwen35", "lfm2", "nemotron_h", "falcon-h1"),
 )
-FEW = ("llama", "gpt-oss", "deepseek3", "gemma3n", "qwen35", "lfm2", "falcon-h1")
+FEW = ("llama", "gpt-oss", "deepseek3", "qwen35", "falcon-h1")
 EVERY = FEW if INTERPRETED else ALL
-MODELS = FEW if INTERPRETED else ALL if DEVICE == "cuda" else SOME
+MODELS = FEW[:1] if INTERPRETED else ALL if DEVICE == "cuda" else SOME
+not_interpreted = pytest.mark.skipif(INTERPRETED, reason="takes too long in Triton's interpreter")
 RECURRENT = [name for name in MODELS if tiny_spec(name).recurrent]
 
 

@@ -8,7 +8,9 @@ from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
 from stretto.engine.track import host_rows
 from tiny_models import answer, tiny_file, tiny_spec
-from torch_backends import MODELS, near, same, torch_backend
+from torch_backends import MODELS, near, not_interpreted, same, torch_backend
+
+pytestmark = not_interpreted
 
 ATTENDING = [name for name in MODELS if not tiny_spec(name).recurrent]
 PROBES = [3, 11, 0, 60]

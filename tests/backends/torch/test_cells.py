@@ -7,7 +7,9 @@ from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
 from tiny_models import answer, text_batch, text_logits, tiny_file, tiny_spec
-from torch_backends import MODELS, near, run, same, torch_backend
+from torch_backends import MODELS, near, not_interpreted, run, same, torch_backend
+
+pytestmark = not_interpreted
 
 ATTENDING = [name for name in MODELS if not tiny_spec(name).recurrent]
 # Norms after the rope have weights for each number of a pair, and queries are scaled by their positions.

@@ -7,7 +7,9 @@ from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend
 from stretto.cache.cells import Cells
 from tiny_models import answer, text_batch, tiny_file, tiny_spec
-from torch_backends import RECURRENT, in_pieces, near, run, same, torch_backend
+from torch_backends import RECURRENT, in_pieces, near, not_interpreted, run, same, torch_backend
+
+pytestmark = not_interpreted
 
 N = 20
 
