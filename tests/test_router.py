@@ -174,3 +174,11 @@ def test_a_closed_model_says_so(smollm2_path):
         with pytest.raises(InvalidRequest, match="the model is closed; load it again"):
             call()
     assert [token.finish_reason for token in stream][-1:] in ([], ["cancelled"])
+
+
+def test_auto_cells_are_those_of_a_cpu_here(smollm2_path):
+    with stretto.load(smollm2_path, cells="auto", backend="native") as llm:
+        assert llm.backend.n_cells == 8192
+    with pytest.raises(InvalidRequest, match="'auto' or an integer") as caught:
+        stretto.load(smollm2_path, cells="many")
+    assert caught.value.param == "cells"

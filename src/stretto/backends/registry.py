@@ -50,6 +50,7 @@ class BackendOptions:
     sequences: int = 80  # of a model with recurrent layers, that have a state at the same time
     checkpoint_bytes: int = 512 << 20  # of states beside those
     memory: int | None = field(default=None, compare=False)  # bytes that are free, where that is known
+    auto_cells: bool = False  # a GPU has as many cells as fit, and others `cells`
 
     def n_slots(self, slot_bytes: int) -> int:
         """How many slots a model with recurrent layers gets, whose states take so many bytes each.
