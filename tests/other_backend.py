@@ -32,6 +32,13 @@ NATIVE_ONLY = {
     "tests/backends/test_prefix_bits.py::test_a_context_that_overflows": FUSED,
     "tests/sampling/test_native_hook.py": FUSED,
 }
+# Tests that compare with numbers in float32, to more digits than bfloat16 has.
+IN_FLOAT32 = (
+    "tests/engine/test_encoder.py",
+    "tests/engine/test_minilm.py",
+    "tests/parallel/test_native.py::test_attention_of_an_f32_file",
+    "tests/parallel/test_native.py::test_attention_of_runs_on_an_f32_file",
+)
 
 
 def install() -> None:
@@ -43,6 +50,7 @@ def install() -> None:
     def opened(
         file, spec, n_cells, threads=1, kv="f16", repack=True, precision="standard", n_slots=1, placement=None
     ):
+        precision = _precision(precision)
         options = registry.BackendOptions(device, n_cells, threads, kv, precision, repack, n_slots, 0)
         return entry.open(file, spec, options)
 
@@ -56,9 +64,15 @@ def _with_backend(open_model):
     def wrapped(model, *, backend="auto", device="auto", **options):
         if (backend, device) == ("auto", "auto"):
             backend, device = NAME, DEVICE
+        options["precision"] = _precision(options.get("precision", "standard"))
         return open_model(model, backend=backend, device=device, **options)
 
     return wrapped
+
+
+def _precision(asked: str) -> str:
+    """That of the test which runs now, or sets up what it shares with its file."""
+    return "high" if os.environ.get("PYTEST_CURRENT_TEST", "").startswith(IN_FLOAT32) else asked
 
 
 def skip_native_only(items) -> None:

@@ -57,7 +57,8 @@ from stretto.weights.onnx.fingerprint import fingerprint
 from stretto.weights.onnx.folder import OnnxFolder, find_folder, has_other_weights, is_onnx_folder
 
 BUNDLED_ENCODERS = {"sketch": Path(__file__).parent / "vision" / "sketch.gguf"}
-CACHE_TYPES = ("f16", "q8", "f32")
+CACHE_TYPES = ("f16", "q8", "f32", "bf16", "fp8")
+GPU_CACHE_TYPES = ("bf16", "fp8")  # that only GPUs have
 DEFAULT_CELLS = 8192
 PRECISIONS = ("standard", "high")  # activations in 8 bits, in 16
 
@@ -85,6 +86,7 @@ def open_model(
     kv: str = "f16",
     precision: str = "standard",
     repack: bool | str = "auto",
+    exact: bool = True,
     vision: str | os.PathLike[str] | None = None,
     image_cache: bool | str | os.PathLike[str] | ImageCache = True,
     sequences: int = 80,
@@ -94,7 +96,11 @@ def open_model(
     is_onnx = _is_onnx(model, backend)
     pairs = [_onnx_pair(backend, device)] if is_onnx else serving(backend, device)
     _check_choice("kv", kv, CACHE_TYPES)
+    if kv in GPU_CACHE_TYPES and all(on == "cpu" for _, on in pairs):
+        raise Unsupported(f"kv={kv!r} needs device='cuda'; a CPU has f16, q8 and f32", param="kv", value=kv)
     _check_choice("precision", precision, PRECISIONS)
+    if not isinstance(exact, bool):
+        raise InvalidRequest(f"exact must be True or False, not {exact!r}", param="exact", value=exact)
     if not isinstance(repack, bool) and repack != "auto":
         raise InvalidRequest(
             f"repack must be 'auto', True or False, not {repack!r}", param="repack", value=repack
@@ -112,6 +118,7 @@ def open_model(
         repack,
         sequences,
         checkpoint_bytes,
+        exact,
         memory=free_memory(),
         auto_cells=cells == "auto",
     )
@@ -278,6 +285,7 @@ def _trial(
 
     def key() -> str:
         setup = f"{options.threads} threads, kv {options.kv}, {options.precision}, repack {options.repack}"
+        setup += "" if options.exact else ", not exact"
         return f"{file.fingerprint()()} | {cpu_name()}, {setup}"
 
     return Trial(lambda: text.result()[0].encode(TEXT, special=True), key, measure, refresh)

@@ -493,6 +493,9 @@ def test_rows_of_a_step_are_sampled_together(monkeypatch):
         assert [r.tokens for r in _flat(ours)] == [r.tokens for r in _flat(theirs)]
         assert [r.logprob for r in _flat(ours)] == [r.logprob for r in _flat(theirs)]
         assert max(steps) >= 2 * ask.get("n", 1)
+    with llm.sequence("p") as one, llm.sequence("q") as two:
+        steps.clear()
+        assert len(llm.step([one, two], temperature=0.5)) == steps[0] == 2
     assert rows.n_fetched == 0
     assert rows.n_measured
 

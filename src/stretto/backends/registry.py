@@ -49,6 +49,7 @@ class BackendOptions:
     repack: bool | str = "auto"  # whether weights are packed in memory; "auto": if there is enough of it
     sequences: int = 80  # of a model with recurrent layers, that have a state at the same time
     checkpoint_bytes: int = 512 << 20  # of states beside those
+    exact: bool = True  # same bits whatever the batch; False: the fastest kernels of a GPU
     memory: int | None = field(default=None, compare=False)  # bytes that are free, where that is known
     auto_cells: bool = False  # a GPU has as many cells as fit, and others `cells`
 
@@ -98,6 +99,11 @@ class BackendEntry:
     needs: Callable[[GGUF, BackendOptions], int] | None = None
     files: tuple[str, ...] = ("gguf",)
     refuses: Callable[[GGUF, ModelSpec], str] = _refuses_nothing  # why it cannot run a model, "" if it can
+    by_name: tuple[str, ...] = ()  # devices that it serves only where `backend=` names it
+
+    def serves(self, device: str, named: bool) -> bool:
+        """Whether it serves a device, named by the caller or chosen among all."""
+        return device in self.devices and (named or device not in self.by_name)
 
 
 def _native(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
@@ -174,6 +180,24 @@ def _llamacpp_version() -> str:
     return version()
 
 
+def _torch(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
+    from stretto.backends.torch import open_torch
+
+    return open_torch(file, spec, options)
+
+
+def _torch_missing(device: str) -> str:
+    from stretto.backends.torch.device import missing
+
+    return missing(device)
+
+
+def _torch_version() -> str:
+    from stretto.backends.torch.device import version
+
+    return f"{_own_version()} {version()}"
+
+
 BUILT_IN = (
     BackendEntry("native", ("cpu",), _native, version=_native_version),
     BackendEntry("reference", ("cpu",), _reference, tier=ORACLE, needs=_reference_bytes),
@@ -186,6 +210,14 @@ BUILT_IN = (
         missing=_llamacpp_missing,
         version=_llamacpp_version,
         refuses=_llamacpp_refuses,
+    ),
+    BackendEntry(
+        "torch",
+        ("cuda", "cpu"),
+        _torch,
+        missing=_torch_missing,
+        version=_torch_version,
+        by_name=("cpu",),
     ),
 )
 
@@ -223,7 +255,7 @@ def names() -> tuple[str, ...]:
     """The names of all backends, those of other packages last.
 
     >>> names()
-    ('native', 'reference', 'llamacpp', 'onnx')
+    ('native', 'reference', 'llamacpp', 'torch', 'onnx')
     """
     return tuple(dict.fromkeys((*_entries, *(point.name for point in _points()))))
 
@@ -239,7 +271,7 @@ def serving(backend: str = "auto", device: str = "auto") -> list[tuple[BackendEn
         (entry, each)
         for entry in entries
         for each in (entry.devices if device == "auto" else (device,))
-        if each in entry.devices
+        if entry.serves(each, backend != "auto")
     ]
 
 
@@ -251,7 +283,7 @@ def choose(backend: str = "auto", device: str = "auto") -> tuple[BackendEntry, s
     candidates = _all() if backend == "auto" else iter([_find(backend)])
     devices: list[str] = []
     for entry in candidates:
-        if device == "auto" or device in entry.devices:
+        if device == "auto" or entry.serves(device, backend != "auto"):
             return entry, entry.devices[0] if device == "auto" else device
         devices += entry.devices
     if backend != "auto":

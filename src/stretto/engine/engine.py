@@ -161,7 +161,7 @@ class Engine:
         if hooked:
             run_hooks(hooked)
         if self._device is not None:
-            self._prepare(self._device, ready)
+            self._prepare(ready)
         n_running = len(self.scheduler.running)
         for request in ready:
             if request.finished:  # a hook or a callback has ended it
@@ -171,15 +171,19 @@ class Engine:
             else:
                 request.advance(request.decoder.advance, n_running)
 
-    def _prepare(self, device: Prepares, ready: list[AnyRequest]) -> None:
-        """Have rows that are on a device sampled there together, before each request asks for its own."""
-        begun = time.perf_counter()
+    def _prepare(self, ready: list[AnyRequest]) -> None:
+        """Have rows that are on a device sampled together, before each request asks for its own."""
         draws: list[Draw] = []
         for request in ready:
             if isinstance(request.decoder, PlainDecoder) and not request.finished:
                 request.advance(request.decoder.add_draws, draws)
-        if draws:
-            device.prepare(draws)
+        self.sample_ahead(draws)
+
+    def sample_ahead(self, draws: list[Draw]) -> None:
+        """Sample rows on the backend's device together, if it can: whoever asks for one has it then."""
+        if self._device is not None and draws:
+            begun = time.perf_counter()
+            self._device.prepare(draws)
             self.metrics.sampling += time.perf_counter() - begun
 
     def _run_ahead(self, request: AnyRequest) -> bool:

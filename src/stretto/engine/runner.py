@@ -197,6 +197,8 @@ class Runner:
         tokens, ids = [track.tokens[-1] for track in tracks], [track.id for track in tracks]
         if self.states is not None and len(ids) > self.states.slots.n_free:
             self.states.make_room([(number,) for number in ids])
+        for track in tracks:
+            track.logits = None  # of the token before: a device may write the new ones there
         batch = Decoding(self.cells, tokens, ids)
         rows = self._compute(batch)
         for i, source in enumerate(sources):  # iterating over the rows takes longer

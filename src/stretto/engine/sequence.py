@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
+from stretto.backends.base import DeviceRow, Draw
 from stretto.engine import editing
 from stretto.engine.engine import Engine
 from stretto.engine.params import sampling_params
@@ -124,17 +125,22 @@ class Sequence:
     @property
     def logits(self) -> Row:
         """float32[n_vocab] for the next token: writable, and valid until this sequence moves on."""
-        track = self._track
-        row = track.logits
+        row, track = self._track.logits, self._track
         if isinstance(row, np.ndarray) and not (track.closed or self._runner.closed or track.n_pending):
             return row
         with self._engine.lock:
-            self.prepare()
-            self._engine.compute([track])
-            self.check_open()
-            if track.logits is None:
-                raise InvalidRequest(f"sequence {self.id} was changed while its logits were computed")
+            self._compute_row()
             return track.host_logits()
+
+    def _compute_row(self) -> Row | DeviceRow:
+        """The logits for the next token, where the backend has them; under the engine's lock."""
+        track = self._track
+        self.prepare()
+        self._engine.compute([track])
+        self.check_open()
+        if track.logits is None:
+            raise InvalidRequest(f"sequence {self.id} was changed while its logits were computed")
+        return track.logits
 
     def sample(self, logits: ArrayLike | None = None, **options: Unpack[SamplingOptions]) -> int:
         """A token drawn from the logits as they are now, or from yours. Nothing is appended."""
@@ -152,11 +158,29 @@ class Sequence:
         """Sample a token and append it. An end token is returned and not appended."""
         return self.step_with(sampling_params(options))
 
+    def draw(self, params: SamplingParams) -> Draw | None:
+        """What `step_with` will ask of a row on the backend's device; None if it is on the host."""
+        row = self._track.logits
+        if row is None or isinstance(row, np.ndarray):
+            return None
+        return self._track.draw(row, params, n_top=0)
+
+    def _draw(self, params: SamplingParams) -> tuple[int, float]:
+        """A token and its log-probability: on the device, unless the logits have been looked at."""
+        if not isinstance(self._track.logits, np.ndarray):
+            with self._engine.lock:  # a device samples for one thread at a time
+                row = self._compute_row()
+                if not isinstance(row, np.ndarray):
+                    token = self._track.sample(row, params)
+                    return token, row.measure(token, 0, None)[0]
+        row = self.logits
+        token = self._track.sample(row, params)
+        return token, log_probability(row, token)
+
     def step_with(self, params: SamplingParams) -> Step:
         """`step`, with options that have been checked."""
-        row, track = self.logits, self._track
-        token = track.sample(row, params)
-        logprob = log_probability(row, token)
+        token, logprob = self._draw(params)
+        track = self._track
         if token in self._engine.tokenizer.end_ids:
             return Step(token, "", True, logprob)
         with self._engine.lock:

@@ -22,6 +22,7 @@ def load(
     kv: str = "f16",
     precision: str = "standard",
     repack: bool | str = "auto",
+    exact: bool = True,
     prefix_cache: bool = True,
     limits: Limits | None = None,
     vision: str | os.PathLike[str] | None = None,
@@ -38,6 +39,8 @@ def load(
     `repack=False` leaves the weights in the file, for one larger than memory: a little slower, the same
     results. "auto" does so if they do not fit into free memory beside the cache; `llm.backend.placement` says
     what was chosen and why.
+    `exact=False` lets a GPU use its fastest kernels, whose last bits depend on what else is in the batch; a
+    CPU is exact either way.
     With `prefix_cache=False` nothing is kept for later prompts that begin alike. `limits` (`stretto.Limits`)
     says how many requests may run and wait, how long a step may take, and how many bytes the checkpoints of a
     model with recurrent layers may take (docs/cache.md). `vision` is the `mmproj` file that
@@ -58,6 +61,7 @@ def load(
         kv=kv,
         precision=precision,
         repack=repack,
+        exact=exact,
         vision=vision,
         image_cache=image_cache,
         sequences=limits.max_states,

@@ -242,6 +242,7 @@ class LLM(Texts, EngineModel):
         several = list(sequences)
         with self._engine.lock:
             compute_all(self._engine, several)
+            self._engine.sample_ahead([draw for one in several if (draw := one.draw(params)) is not None])
             return [sequence.step_with(params) for sequence in several]
 
     def logits(self, sequences: Iterable[Sequence]) -> Floats:

@@ -55,3 +55,17 @@ def open_device(name: str) -> Any:
         built = getattr(torch.version, "cuda", None)
         lack = "torch finds no CUDA device" if built else "this torch was built without CUDA"
     raise Unsupported(f"device={name!r}: {lack}; device='cpu' works", param="device", value=name)
+
+
+def version() -> str:
+    """The libraries that compute, and the GPU: figures of others are not theirs."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
+
+    found = []
+    for name in ("torch", "triton"):
+        try:
+            found.append(f"{name} {version_of(name)}")
+        except PackageNotFoundError:
+            continue
+    return " ".join(found + [device.name for device in cuda_devices()[:1]])

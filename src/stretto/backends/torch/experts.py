@@ -8,7 +8,7 @@ out = mixture(y, weights)                                                  # [n,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +29,7 @@ class Assignment:
 
     chosen: Tensor
     n_expert: int
+    _blocks: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def used(self) -> int:
@@ -47,6 +48,11 @@ class Assignment:
 
         The number of blocks is the most there can be; blocks and places without a pair have −1.
         """
+        if size not in self._blocks:
+            self._blocks[size] = self._divide(size)
+        return self._blocks[size]
+
+    def _divide(self, size: int) -> tuple[Tensor, Tensor]:
         pairs = self.chosen.numel()
         most = min(pairs, -(-pairs // size) + self.n_expert)
         order, starts = self.order

@@ -118,16 +118,19 @@ def is_widened(fmt: Format) -> bool:
 
 def load_part(pieces: Sequence[Rows], columns: int, device: Any, dtype: Any, *, interleave: bool) -> Part:
     """Pieces of one format, on the device."""
-    fmt = pieces[0].format
-    if is_widened(fmt):
+    data = load_data(pieces, device, dtype, interleave=interleave)
+    return of_data(data, pieces[0].format, columns, dtype)
+
+
+def load_data(pieces: Sequence[Rows], device: Any, dtype: Any, *, interleave: bool) -> Tensor:
+    """The file's bytes of pieces of one format on the device, or numbers if the format is widened."""
+    if is_widened(pieces[0].format):
         loaded = [_dequantized(piece, device, dtype) for piece in pieces]
     else:
         loaded = [upload(piece.data, device) for piece in pieces]
     if interleave:
-        data = torch.stack(loaded, 1).flatten(0, 1)
-    else:
-        data = torch.cat(loaded) if len(loaded) > 1 else loaded[0]
-    return of_data(data, fmt, columns, dtype)
+        return torch.stack(loaded, 1).flatten(0, 1)
+    return torch.cat(loaded) if len(loaded) > 1 else loaded[0]
 
 
 def of_data(data: Tensor, fmt: Format, columns: int, dtype: Any) -> Part:

@@ -131,3 +131,25 @@ def from_bytes(data: Tensor, like: Plane) -> Plane:
     blocks = data.contiguous().view(torch.int8).view(n, heads, -1, BLOCK + 2)
     scales = blocks[..., :2].contiguous().view(torch.float16)[..., 0]
     return Q8(blocks[..., 2:].reshape(n, heads, -1)[..., : like.shape[2]].contiguous(), scales)
+
+
+def is_plain(plane: Plane) -> bool:
+    """Whether rows are written there as they are, in another type at most."""
+    import torch
+
+    return not isinstance(plane, Q8) and plane.dtype != torch.float8_e4m3fn
+
+
+def tensors(plane: Plane) -> tuple[Tensor, ...]:
+    """The tensors a plane is made of, cell by cell; of 8-bit floats as bytes, which can be indexed."""
+    import torch
+
+    if isinstance(plane, Q8):
+        return plane.numbers, plane.scales
+    return (plane if is_plain(plane) else plane.view(torch.uint8),)
+
+
+def select(plane: Plane, cells: Tensor) -> Plane:
+    """Rows of a plane, as a plane."""
+    parts = [part[cells] for part in tensors(plane)]
+    return Q8(*parts) if isinstance(plane, Q8) else parts[0].view(plane.dtype)

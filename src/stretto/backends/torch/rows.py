@@ -106,10 +106,10 @@ class Logits:
 class TorchRow:
     """One row of logits on the device (`base.DeviceRow`)."""
 
-    __slots__ = ("_host", "_index", "_shared", "measured", "prepared")
+    __slots__ = ("_host", "_index", "measured", "prepared", "shared")
 
     def __init__(self, shared: Logits, index: int, host: Floats | None = None) -> None:
-        self._shared, self._index = shared, index
+        self.shared, self._index = shared, index
         self._host = host  # the row on the host, once it was looked at: from then on this is the row
         self.prepared: tuple[Draw, int] | None = None  # a token that has been sampled ahead
         self.measured: tuple[Draw, int, Measured | None] | None = None
@@ -117,17 +117,17 @@ class TorchRow:
     @property
     def logits(self) -> Tensor:
         """float32[n_vocab] on the device."""
-        return self._shared.tensor[self._index, : self._shared.sampler.n_vocab]
+        return self.shared.tensor[self._index, : self.shared.sampler.n_vocab]
 
     @property
     def address(self) -> int:
         """Where it begins on the device."""
-        return self._shared.address + self._index * self._shared.stride
+        return self.shared.address + self._index * self.shared.stride
 
     @property
     def is_on_device(self) -> bool:
         """Whether it is sampled there: nothing has looked at it, and there are kernels."""
-        return self._host is None and self._shared.has_kernels
+        return self._host is None and self.shared.has_kernels
 
     def numpy(self) -> Floats:
         """float32[n_vocab] on the host, writable; later calls of `sample` use that copy."""
@@ -137,7 +137,7 @@ class TorchRow:
 
     def copy(self) -> TorchRow:
         """Another row with the same numbers; on the device they share them."""
-        return TorchRow(self._shared, self._index, None if self._host is None else self._host.copy())
+        return TorchRow(self.shared, self._index, None if self._host is None else self._host.copy())
 
     def sample(
         self, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float, mask: Mask | None
@@ -149,7 +149,7 @@ class TorchRow:
             token = self.prepared[1]
         else:
             ask = self.ask(params, tokens, n_prompt, uniform, mask)
-            (token,) = self._shared.sampler.buffers.sample([ask])
+            (token,) = self.shared.sampler.buffers.sample([ask])
         if token < 0:
             raise InvalidRequest(WRONG[token])
         return token
@@ -161,7 +161,7 @@ class TorchRow:
             if ahead is not None and (ahead[1], ahead[0].n_top) == (token, n_top) and ahead[0].mask is mask:
                 found = ahead[2]
             else:
-                (found,) = self._shared.sampler.buffers.measure([self.measuring(n_top, mask)], [token])
+                (found,) = self.shared.sampler.buffers.measure([self.measuring(n_top, mask)], [token])
             if found is not None:
                 return found[0], found[1][:n_top]
         row = self.logits.cpu().numpy() if self._host is None else self._host
@@ -171,14 +171,14 @@ class TorchRow:
         self, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float, mask: Mask | None
     ) -> Ask:
         """What the buffers take."""
-        sampler, entries = self._shared.sampler, None
+        sampler, entries = self.shared.sampler, None
         if params.penalizes or params.logit_bias:
             entries = sampler.penalties.entries(params, tokens, n_prompt, sampler.n_vocab)
         return Ask(self.address, params, uniform, mask, entries)
 
     def measuring(self, n_top: int, mask: Mask | None) -> Ask:
         """What the buffers take for log-probabilities."""
-        n = min(max(n_top, 1), self._shared.sampler.n_vocab)
+        n = min(max(n_top, 1), self.shared.sampler.n_vocab)
         return Ask(self.address, SamplingParams(top_k=n), 0.0, mask)
 
 

@@ -12,9 +12,11 @@ from stretto.backends.matrices import Rows
 from stretto.backends.torch import unpacking
 from stretto.backends.torch.device import Tensor
 from stretto.backends.torch.layouts import LAYOUTS, TILE_ROWS, Packed
-from stretto.backends.torch.matrix import Dense, Part, is_widened, load_part
+from stretto.backends.torch.matrix import Dense, Part, is_widened, load_data, of_data
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.weights.formats import Format
+
+PACKED_WEIGHTS = 1 << 28  # repacked at a time: a byte each, and copies
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,12 @@ class Stack:
         rows = sum(len(piece.data) for piece in experts[0])
         if any(sum(len(piece.data) for piece in pieces) != rows for pieces in experts):
             raise InvalidRequest("all experts must have the same number of rows", param="experts")
-        parts = [load_part(pieces, columns, device, dtype, interleave=interleave) for pieces in experts]
+        parts = []
+        each = max(1, PACKED_WEIGHTS // (rows * columns)) if rows % TILE_ROWS == 0 else 1
+        for first in range(0, len(experts), each):
+            some = experts[first : first + each]
+            data = [load_data(pieces, device, dtype, interleave=interleave) for pieces in some]
+            parts.append(of_data(torch.cat(data), fmt, columns, dtype))
         part = _stacked(parts)
         widened = {fmt.name: part.nbytes} if is_widened(fmt) else {}
         return cls(len(experts), rows, columns, part, fmt, interleave, widened)
@@ -82,10 +89,10 @@ def _stacked(parts: Sequence[Part]) -> Part:
         tensors = [getattr(part, name) for part in packed]
         return None if tensors[0] is None else torch.cat(tensors)
 
-    tiles = -(-first.rows // TILE_ROWS)
+    tiles = sum(int(part.quants.shape[0]) for part in packed)
     return Packed(
         first.format,
-        tiles * TILE_ROWS * len(packed),
+        tiles * TILE_ROWS,
         first.columns,
         first.part,
         *(join(name) for name in ("quants", "high", "scales", "minima", "supers")),

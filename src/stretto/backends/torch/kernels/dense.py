@@ -25,14 +25,18 @@ def few(
     ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, GROUPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out[M, N] = x[M, K] w[N, K]ᵀ. GROUPED: blocks of pairs of one expert; experts are N rows apart."""
+    """out[M, N] = x[M, K] w[N, K]ᵀ. GROUPED: blocks of pairs of one expert; experts are N rows apart.
+
+    GROUPED = 1: the pairs are given; 2: each pair is a block.
+    """
     first = tl.program_id(0) * BN
     n = first + tl.arange(0, BN)
     if GROUPED:
         expert = tl.load(experts + tl.program_id(1))
         if expert < 0:
             return
-        row = tl.load(pairs + tl.program_id(1) * BM + tl.arange(0, BM))
+        row = tl.program_id(1) * BM + tl.arange(0, BM)
+        row = tl.load(pairs + row) if GROUPED == 1 else tl.where(row % BM == 0, row // BM, -1)
         is_row = row >= 0
         row = tl.maximum(row, 0)
         w += expert.to(tl.int64) * N * K
@@ -135,16 +139,16 @@ def multiply(x, w, out, bias, act, gated, parts=1, part=0, tile=None, run=None):
     m, k = x.shape
     part = part or k
     if run is None:
-        run = run_wide if m > FEW_ROWS and has_descriptors(x, w, part) else run_few
+        run = run_wide if m > FEW_ROWS and has_descriptors(x, w, parts, part) else run_few
     run(x, w, out, bias, act, gated, parts, part, tile)
 
 
-def has_descriptors(x, w, part):
+def has_descriptors(x, w, parts, part):
     """Whether tiles can be loaded by tensor descriptors: rows are multiples of 16 bytes, and the GPU can."""
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and x.shape[1] % 8 == 0
-        and part % 64 == 0
+        and (parts == 1 or part % 64 == 0)
         and x.data_ptr() % 16 == 0
         and w.data_ptr() % 16 == 0
         and not is_interpreting()
@@ -167,7 +171,7 @@ def run_few(x, w, out, bias, act, gated, parts, part, tile):
     few[(triton.cdiv(n, bn), triton.cdiv(m, bm))](
         x, w, out if bias is None else bias, out, out, out, m, n, k, part, out.stride(0), 1, 0.0, 0.0,
         BM=bm, BN=bn, BK=bk, PARTS=parts, EVEN=k % bk == 0 and part % bk == 0, ACT=act, GATED=gated,
-        BIAS=bias is not None, GROUPED=False, PRECISION="ieee", num_warps=warps, num_stages=stages,
+        BIAS=bias is not None, GROUPED=0, PRECISION="ieee", num_warps=warps, num_stages=stages,
     )  # fmt: skip
 
 

@@ -17,16 +17,6 @@ def block_rows(pairs, n_expert):
     return 16 if mean <= 16 else 32 if mean <= 64 else 64
 
 
-def blocks(assignment, size):
-    """The experts int32[blocks] and pairs int32[blocks, size] of an assignment."""
-    pairs = assignment.chosen.numel()
-    if pairs > ALONE:
-        return assignment.blocks(size)
-    places = torch.full((pairs, size), -1, dtype=torch.int32, device=assignment.chosen.device)
-    places[:, 0] = torch.arange(pairs, dtype=torch.int32, device=places.device)
-    return assignment.chosen.reshape(-1), places
-
-
 def product(x, stack, assignment, out, bias, act, clamp):
     """Each row times its experts' matrices, written into `out`."""
     x = x.contiguous()
@@ -35,17 +25,21 @@ def product(x, stack, assignment, out, bias, act, clamp):
     limit, alpha = clamp or (0.0, 0.0)
     act = CLAMPED if clamp else act
     each = 1 if len(x) == pairs else assignment.used
-    size = block_rows(pairs, stack.n_expert) if pairs > ALONE else 16
-    experts, places = blocks(assignment, size)
+    if pairs > ALONE:
+        mode, size = 1, block_rows(pairs, stack.n_expert)
+        experts, places = assignment.blocks(size)
+    else:
+        mode, size = 2, 8 if isinstance(stack.part, Packed) and x.dtype != torch.float32 else 16
+        experts = places = assignment.chosen.reshape(-1)
     biased = out if bias is None else bias
     part, n, k = stack.part, stack.rows, stack.columns
     if isinstance(part, Packed) and x.dtype != torch.float32:
-        nt, two = 2, packed.has_pairs(part, x.dtype)
+        nt, fast = 2, packed.fastest(part, x.dtype)
         packed.fused[(triton.cdiv(n, 16 * nt), len(experts))](
             x, *packed.arguments(part), biased, out, experts, places,
             pairs, n, k, part.part, out.stride(0), each, limit, alpha,
             **packed.constants(part), NT=nt, BM=size, EVEN=k == PARTS * part.part, ACT=act, GATED=gated,
-            BIAS=bias is not None, GROUPED=True, PAIRS=two, num_warps=4, num_stages=4,
+            BIAS=bias is not None, GROUPED=mode, FAST=fast, num_warps=4, num_stages=4,
         )  # fmt: skip
         return
     parts, columns = 1, k
@@ -58,7 +52,7 @@ def product(x, stack, assignment, out, bias, act, clamp):
     dense.few[(triton.cdiv(n, bn), len(experts))](
         x, w, biased, out, experts, places, pairs, n, k, columns, out.stride(0), each, limit, alpha,
         BM=size, BN=bn, BK=bk, PARTS=parts, EVEN=k % bk == 0 and columns % bk == 0, ACT=act, GATED=gated,
-        BIAS=bias is not None, GROUPED=True, PRECISION="ieee", num_warps=4, num_stages=stages,
+        BIAS=bias is not None, GROUPED=mode, PRECISION="ieee", num_warps=4, num_stages=stages,
     )  # fmt: skip
 
 

@@ -26,9 +26,9 @@ def fused(
     M, N, K, part, stride, each, limit, alpha,
     FORMAT: tl.constexpr, NT: tl.constexpr, BM: tl.constexpr, STEP: tl.constexpr, HIGH: tl.constexpr,
     EVEN: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
-    GROUPED: tl.constexpr, PAIRS: tl.constexpr,
+    GROUPED: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """out[M, N] = x[M, K] wᵀ. GROUPED: blocks of pairs of one expert, which begins at a tile of its own."""
+    """out[M, N] = x[M, K] wᵀ. GROUPED as in `dense.few`; an expert begins at a tile of its own."""
     BN: tl.constexpr = NT * 16
     tiles = tl.cdiv(N, 16)
     first = tl.program_id(0) * BN
@@ -37,7 +37,8 @@ def fused(
         expert = tl.load(experts + tl.program_id(1))
         if expert < 0:
             return
-        row = tl.load(pairs + tl.program_id(1) * BM + tl.arange(0, BM))
+        row = tl.program_id(1) * BM + tl.arange(0, BM)
+        row = tl.load(pairs + row) if GROUPED == 1 else tl.where(row % BM == 0, row // BM, -1)
         is_row = row >= 0
         row = tl.maximum(row, 0)
         tile += expert * tiles
@@ -59,7 +60,7 @@ def fused(
     xp = x + source.to(tl.int64)[None, None, :] * K + column[:, :, None]
     acc = tl.zeros([4, BN, BM], tl.float32)
     for s in range(steps):
-        w = weights(qp, hp, sp, mp, dp, s, FORMAT, NT, STEP, HIGH, PAIRS).to(x.dtype.element_ty)
+        w = weights(qp, hp, sp, mp, dp, s, FORMAT, NT, STEP, HIGH, FAST).to(x.dtype.element_ty)
         inside = is_row[None, None, :]
         if not EVEN:
             inside = inside & (column + s * STEP < K)[:, :, None]
@@ -73,9 +74,11 @@ def fused(
     finish(y, out, bias, n, first, row, N, stride, is_row, limit, alpha, BN, BM, ACT, GATED, BIAS)
 
 
-def has_pairs(part, dtype):
-    """Whether numbers become bfloat16 two at a time."""
-    return part.format is Format.Q4_0 and dtype == torch.bfloat16 and not is_interpreting()
+def fastest(part, dtype):
+    """How numbers become bfloat16: 0 as the interpreter can, 1 by PTX of ours, 2 two at a time (Q4_0)."""
+    if is_interpreting():
+        return 0
+    return 2 if part.format is Format.Q4_0 and dtype == torch.bfloat16 else 1
 
 
 def arguments(part):
@@ -93,7 +96,7 @@ def constants(part):
 def fused_tile(rows, n):
     """(NT, BM, stages) of `fused`: a block multiplies 16 × NT rows of the matrix, by four warps."""
     bm = 8 if rows <= 8 else 16 if rows <= 16 else 32
-    return (1 if n <= 8192 else 2), bm, 6
+    return (1 if n <= 8192 and bm <= 16 else 2), bm, 6 if bm <= 16 else 4
 
 
 def product(x, part, out, bias, act, gated):
@@ -104,18 +107,18 @@ def product(x, part, out, bias, act, gated):
         widened(x, part, out, bias, act, gated)
 
 
-def run_fused(x, part, out, bias, act, gated, tile=None, pairs=None):
+def run_fused(x, part, out, bias, act, gated, tile=None, fast=None):
     """Launch `fused` for rows of one matrix."""
     x = x.contiguous()
     m, k = x.shape
     nt, bm, stages = tile or fused_tile(m, part.rows)
-    if pairs is None:
-        pairs = has_pairs(part, x.dtype)
+    if fast is None:
+        fast = fastest(part, x.dtype)
     fused[(triton.cdiv(part.rows, 16 * nt), triton.cdiv(m, bm))](
         x, *arguments(part), out if bias is None else bias, out, out, out,
         m, part.rows, k, part.part, out.stride(0), 1, 0.0, 0.0,
         **constants(part), NT=nt, BM=bm, EVEN=k == PARTS * part.part, ACT=act, GATED=gated,
-        BIAS=bias is not None, GROUPED=False, PAIRS=pairs, num_warps=4, num_stages=stages,
+        BIAS=bias is not None, GROUPED=0, FAST=fast, num_warps=4, num_stages=stages,
     )  # fmt: skip
 
 

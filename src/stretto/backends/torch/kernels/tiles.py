@@ -122,6 +122,117 @@ def select(a, b, k, FROM: tl.constexpr, NT: tl.constexpr):
 
 
 @triton.jit
+def fast_numbers(low, high, FORMAT: tl.constexpr, NT: tl.constexpr):
+    """2^23 + number as float32, by fewer instructions than `numbers`: [32, 4, NT, 4 words, 8 or 4].
+
+    `high` has the upper bits of each word's numbers, the first one lowest.
+    """
+    if FORMAT == 0:
+        a, b, c, d = tl.inline_asm_elementwise(
+            """
+            prmt.b32 $0, $4, 0x4B000000, 0x7440;
+            prmt.b32 $1, $4, 0x4B000000, 0x7441;
+            prmt.b32 $2, $4, 0x4B000000, 0x7442;
+            prmt.b32 $3, $4, 0x4B000000, 0x7443;
+            """,
+            "=&r,=&r,=&r,=&r,r",
+            [low],
+            dtype=(tl.int32,) * 4,
+            is_pure=True,
+            pack=1,
+        )
+        k = tl.arange(0, 4)[None, None, None, None, :]
+        t = select(select(a, b, k, 1, NT), select(c, d, k, 3, NT), k, 2, NT)
+    else:
+        a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 t, u;
+            and.b32 t, $8, 0x0F0F0F0F;
+            shr.b32 u, $8, 4;
+            and.b32 u, u, 0x0F0F0F0F;
+            prmt.b32 $0, t, 0x4B000000, 0x7440;
+            prmt.b32 $1, u, 0x4B000000, 0x7440;
+            prmt.b32 $2, t, 0x4B000000, 0x7441;
+            prmt.b32 $3, u, 0x4B000000, 0x7441;
+            prmt.b32 $4, t, 0x4B000000, 0x7442;
+            prmt.b32 $5, u, 0x4B000000, 0x7442;
+            prmt.b32 $6, t, 0x4B000000, 0x7443;
+            prmt.b32 $7, u, 0x4B000000, 0x7443;
+            }
+            """,
+            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r",
+            [low],
+            dtype=(tl.int32,) * 8,
+            is_pure=True,
+            pack=1,
+        )
+        if FORMAT == 5:
+            a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
+                """
+                {
+                .reg .b32 t;
+                shl.b32 t, $16, 4;
+                lop3.b32 $0, t, 0x10, $8, 0xEA;
+                shl.b32 t, $16, 3;
+                lop3.b32 $1, t, 0x10, $9, 0xEA;
+                shl.b32 t, $16, 2;
+                lop3.b32 $2, t, 0x10, $10, 0xEA;
+                shl.b32 t, $16, 1;
+                lop3.b32 $3, t, 0x10, $11, 0xEA;
+                mov.b32 t, $16;
+                lop3.b32 $4, t, 0x10, $12, 0xEA;
+                shr.b32 t, $16, 1;
+                lop3.b32 $5, t, 0x10, $13, 0xEA;
+                shr.b32 t, $16, 2;
+                lop3.b32 $6, t, 0x10, $14, 0xEA;
+                shr.b32 t, $16, 3;
+                lop3.b32 $7, t, 0x10, $15, 0xEA;
+                }
+                """,
+                "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r",
+                [a, b, c, d, e, f, g, h, high],
+                dtype=(tl.int32,) * 8,
+                is_pure=True,
+                pack=1,
+            )
+        elif FORMAT == 6:
+            a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
+                """
+                {
+                .reg .b32 t;
+                shl.b32 t, $16, 4;
+                lop3.b32 $0, t, 0x30, $8, 0xEA;
+                shl.b32 t, $16, 2;
+                lop3.b32 $1, t, 0x30, $9, 0xEA;
+                mov.b32 t, $16;
+                lop3.b32 $2, t, 0x30, $10, 0xEA;
+                shr.b32 t, $16, 2;
+                lop3.b32 $3, t, 0x30, $11, 0xEA;
+                shr.b32 t, $16, 4;
+                lop3.b32 $4, t, 0x30, $12, 0xEA;
+                shr.b32 t, $16, 6;
+                lop3.b32 $5, t, 0x30, $13, 0xEA;
+                shr.b32 t, $16, 8;
+                lop3.b32 $6, t, 0x30, $14, 0xEA;
+                shr.b32 t, $16, 10;
+                lop3.b32 $7, t, 0x30, $15, 0xEA;
+                }
+                """,
+                "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r,r",
+                [a, b, c, d, e, f, g, h, high],
+                dtype=(tl.int32,) * 8,
+                is_pure=True,
+                pack=1,
+            )
+        k = tl.arange(0, 8)[None, None, None, None, :]
+        first = select(select(a, b, k, 1, NT), select(c, d, k, 3, NT), k, 2, NT)
+        second = select(select(e, f, k, 5, NT), select(g, h, k, 7, NT), k, 6, NT)
+        t = select(first, second, k, 4, NT)
+    return t.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def small(octet):
     """float32 of a number below 2^23."""
     return (octet | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
@@ -141,9 +252,14 @@ def e8m0(exponent):
 
 
 @triton.jit
-def values(t, scale, least, FORMAT: tl.constexpr):
-    """The exact numbers (one rounding where there are minima), from 1 + number / 2^bits."""
-    if FORMAT == 0:
+def values(t, scale, least, FORMAT: tl.constexpr, FAST: tl.constexpr):
+    """The exact numbers (rounded once in blocks of 256), from 1 + number / 2^bits, or 2^23 + number."""
+    if FAST and FORMAT != 3:
+        ZERO: tl.constexpr = 128 if FORMAT == 0 else 8 if FORMAT == 1 else 32 if FORMAT == 6 else 0
+        v = (t - (8388608.0 + ZERO)) * scale
+        if FORMAT == 2 or FORMAT == 4 or FORMAT == 5:
+            v -= least
+    elif FORMAT == 0:
         v = tl.fma(t, scale * 256, scale * -384)
     elif FORMAT == 1:
         v = tl.fma(t, scale * 16, scale * -24)
@@ -176,8 +292,9 @@ def words(base, tile, count, EACH: tl.constexpr):
 
 @triton.jit
 def of_words(
-    low, scale, hp, mp, dp, s, FORMAT: tl.constexpr, NT: tl.constexpr, STEP: tl.constexpr, HIGH: tl.constexpr
-):
+    low, scale, hp, mp, dp, s,
+    FORMAT: tl.constexpr, NT: tl.constexpr, STEP: tl.constexpr, HIGH: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
     """The numbers of a lane's words, float32: 32 columns, row + 8, next, 16 further, 8 further.
 
     Scales are given new axes by `reshape`: the compiler carries the layout of a load through it.
@@ -185,7 +302,15 @@ def of_words(
     high = low
     if HIGH > 0:
         high = tl.load(hp + s * (128 * HIGH), eviction_policy="evict_first")
-    t = numbers(low, high, FORMAT, NT)
+    if FAST and FORMAT != 3:
+        if FORMAT == 5:  # 8 bits for each word, then 16
+            high = high.reshape(32, 4, NT, 1) >> (tl.arange(0, 4) * 8)[None, None, None, :]
+        elif FORMAT == 6:
+            high = high.reshape(32, 4, NT, 2, 1) >> (tl.arange(0, 2) * 16)[None, None, None, None, :]
+            high = high.reshape(32, 4, NT, 4)
+        t = fast_numbers(low, high, FORMAT, NT)
+    else:
+        t = numbers(low, high, FORMAT, NT)
     least = scale
     if FORMAT == 0:
         t = t.reshape(32, 4, NT, 4, 4)  # row + 8, next; 16 and 8 further
@@ -214,25 +339,25 @@ def of_words(
     if FORMAT != 6:
         scale = scale.reshape(32, 4, NT, 4, 1)
         least = least.reshape(32, 4, NT, 4, 1)
-    return values(t, scale, least, FORMAT)
+    return values(t, scale, least, FORMAT, FAST)
 
 
 @triton.jit
 def weights(
     qp, hp, sp, mp, dp, s,
-    FORMAT: tl.constexpr, NT: tl.constexpr, STEP: tl.constexpr, HIGH: tl.constexpr, PAIRS: tl.constexpr,
+    FORMAT: tl.constexpr, NT: tl.constexpr, STEP: tl.constexpr, HIGH: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """The numbers of one step of all parts: [4, 16 × NT, STEP], float32, or bfloat16 with PAIRS.
+    """The numbers of one step of all parts: [4, 16 × NT, STEP], float32, or bfloat16 with FAST = 2.
 
     Loads have one shape, so that the compiler lays them out alike, and at least 16 bits, from which it
     concludes the usual order of columns in a product.
     """
     low = tl.load(qp + s * 512, eviction_policy="evict_first")
     scale = tl.load(sp + s * 128)
-    if PAIRS:
+    if FAST == 2:
         v = four_bits(low, scale.to(tl.float32), NT)  # 32 columns, next; row + 8, 16 further, 8 further
         v = v.reshape(8, 4, 4, NT, 2, 2, 2, 2, 2).permute(2, 3, 6, 0, 4, 7, 8, 1, 5)
     else:
-        v = of_words(low, scale, hp, mp, dp, s, FORMAT, NT, STEP, HIGH)
+        v = of_words(low, scale, hp, mp, dp, s, FORMAT, NT, STEP, HIGH, FAST)
         v = v.reshape(8, 4, 4, NT, STEP // 32, 2, 2, 2, 2).permute(2, 3, 5, 0, 4, 7, 8, 1, 6)
     return v.reshape(4, NT * 16, STEP)

@@ -31,7 +31,7 @@ def tiles(
     to = out + n.to(tl.int64)[None, :, None] * K + column[:, None, :]
     begin = tl.program_id(1) * STEPS
     for s in range(begin, tl.minimum(begin + STEPS, steps)):
-        w = weights(qp, hp, sp, mp, dp, s, FORMAT, 1, STEP, HIGH, False)
+        w = weights(qp, hp, sp, mp, dp, s, FORMAT, 1, STEP, HIGH, 0)
         inside = (n < rows)[None, :, None] & (column + s * STEP < K)[:, None, :]
         tl.store(to + s * STEP, w.to(out.dtype.element_ty), mask=inside)
 
@@ -87,7 +87,7 @@ def lookup(
         else:
             scale = (both & 255).to(tl.float32) * d
             least = (both >> 8).to(tl.float32) * tl.load(supers + span + 1).to(tl.float32)
-    v = values(t, scale, least, FORMAT)
+    v = values(t, scale, least, FORMAT, 0)
     tl.store(out + tl.program_id(0).to(tl.int64) * K + k, v.to(out.dtype.element_ty), mask=inside)
 
 

@@ -1,0 +1,178 @@
+"""The attention of a layer: projections, norms and rotations, K and V into cells, and what comes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stretto.backends.torch import attention, planes
+from stretto.backends.torch.device import Tensor, uses_kernels
+from stretto.backends.torch.matrix import product
+from stretto.backends.torch.passes import Pass
+from stretto.backends.torch.plan import Work
+from stretto.backends.torch.rowwise import NormWeights, power_of_two
+from stretto.backends.torch.rowwise import norm as normalize
+from stretto.backends.torch.weights import LayerWeights
+from stretto.models.mixers import Attention
+from stretto.models.parts import Norm
+
+
+class AttentionLayer:
+    """Attention over the cells of each row's view."""
+
+    def __init__(self, mixer: Attention, w: LayerWeights, index: int, n_embd: int) -> None:
+        self.mixer, self.index, self.dtype = mixer, index, w.dtype
+        size, heads, kv_heads = mixer.head_size, mixer.n_head, mixer.n_kv_head
+        rows = {"attn_q": heads * size * (2 if mixer.gate else 1)}
+        self.at_k = self.at_v = rows["attn_q"]
+        if mixer.shared is None:
+            rows["attn_k"] = kv_heads * size
+            if not mixer.values_are_keys:
+                self.at_v = self.at_k + rows["attn_k"]
+                rows["attn_v"] = kv_heads * size
+        self.projection = w.matrix(rows, n_embd)
+        self.bias = w.biases(rows)
+        self.output = w.matrix({"attn_output": n_embd}, heads * size)
+        self.output_bias = w.biases({"attn_output": n_embd})
+        shared = mixer.shared is not None
+        self.q_norm = _head_norm(w, mixer.q_norm, heads, size)
+        self.k_norm = None if shared else _head_norm(w, mixer.k_norm, kv_heads, size)
+        self.v_norm = None if shared else _head_norm(w, mixer.v_norm, kv_heads, size)
+        self.sinks = w.vector("attn_sinks.weight", heads) if mixer.sinks else None
+        self.alibi = torch.tensor(mixer.alibi, device=w.device) if mixer.alibi else None
+        self.rope = w.weights.rope(mixer.rope) if mixer.rope is not None else None
+
+    def __call__(self, x: Tensor, run: Pass) -> Tensor:
+        """dtype[n, n_embd]: what the layer adds, from normalised rows."""
+        projected = product(x, self.projection, bias=self.bias)
+        return product(self.attend(projected, run), self.output, bias=self.output_bias)
+
+    def attend(self, projected: Tensor, run: Pass) -> Tensor:
+        """dtype[n, heads × size]: the attention of rows to their cells, from their projections."""
+        mixer, source = self.mixer, self.index if self.mixer.shared is None else self.mixer.shared
+        keys, values = run.memory.keys[source], run.memory.values[source]
+        assert keys is not None
+        assert values is not None
+        turn = self._turn_kernel if uses_kernels(projected) else self._turn
+        q = turn(projected, keys, values, run)
+        work = run.plan.work(mixer.window, mixer.causal)
+        scores: dict[str, Any] = {
+            "scale": mixer.scale,
+            "cap": mixer.cap,
+            "sinks": self.sinks,
+            "alibi": self.alibi,
+        }
+        watch(run, q, keys, work, scores)
+        mixed = torch.empty(len(q), mixer.n_head * mixer.head_size, dtype=self.dtype, device=q.device)
+        attention.attend(q, keys, values, work, out=mixed, **scores)
+        if mixer.gate:
+            gate = projected[:, : self.at_k].view(len(q), mixer.n_head, -1)[..., mixer.head_size :]
+            mixed = mixed.float() * torch.sigmoid(gate.float()).reshape(mixed.shape)
+            mixed = mixed.to(self.dtype)
+        return mixed
+
+    # -- queries and keys --
+
+    def _turn(self, projected: Tensor, keys: Tensor, values: Tensor, run: Pass) -> Tensor:
+        """Queries; K and V are stored. In plain torch."""
+        mixer, n = self.mixer, len(projected)
+        q = projected[:, : self.at_k].view(n, mixer.n_head, -1)[..., : mixer.head_size]
+        q = self._turned(q, self.q_norm, run)
+        if (t := mixer.temperature) is not None:
+            steps = torch.floor((run.positions + t.offset) / t.length)
+            q = q * (1 + t.slope * torch.log1p(steps))[:, None, None]
+        if mixer.shared is None:
+            width = mixer.n_kv_head * mixer.head_size
+            k, v = (
+                projected[:, at : at + width].view(n, mixer.n_kv_head, -1) for at in (self.at_k, self.at_v)
+            )
+            v = v if self.v_norm is None else normalize(v, self.v_norm, torch.float32)
+            attention.store(self._turned(k, self.k_norm, run), v, keys, values, run.cells)
+        return q.to(planes.operand(keys))
+
+    def _turned(self, x: Tensor, norm: NormWeights | None, run: Pass) -> Tensor:
+        after = self.mixer.norm_after_rope
+        x = x.float() if after else _normed(x, norm)
+        if self.rope is not None:
+            x = self.rope.rotate(x, *self.rope.at(run.turns))
+        return _normed(x, norm) if after else x
+
+    def _turn_kernel(self, projected: Tensor, keys: Tensor, values: Tensor, run: Pass) -> Tensor:
+        """The same in one kernel."""
+        from stretto.backends.torch.kernels import rowwise as kernels
+
+        mixer, n, table = self.mixer, len(projected), self.rope
+        heads, kv_heads, size = mixer.n_head, mixer.n_kv_head, mixer.head_size
+        q = torch.empty(n, heads, size, dtype=planes.operand(keys), device=projected.device)
+        placed = planes.is_plain(keys)
+        k, v = keys, values
+        if not placed:  # they are quantised on the way into their cells
+            k, v = (torch.empty(n, kv_heads, size, device=projected.device) for _ in range(2))
+        warm, none = mixer.temperature, projected
+        kernels.queries_and_keys[(n,)](
+            projected, q, k, v,
+            *(none if each is None or each.weight is None else each.weight
+              for each in (self.q_norm, self.k_norm, self.v_norm)),
+            none if table is None else table.cos, none if table is None else table.sin,
+            run.turns, none if table is None else table.axes, run.positions, run.cells,
+            *(0.0 if each is None else each.part.eps for each in (self.q_norm, self.k_norm, self.v_norm)),
+            *((warm.slope, float(warm.length), warm.offset) if warm is not None else (0.0, 1.0, 0.0)),
+            projected.stride(0), self.at_k, self.at_v,
+            H=heads, HK=kv_heads, HP=power_of_two(heads), KP=power_of_two(kv_heads), D=size,
+            DP=power_of_two(size), QSTRIDE=size * (2 if mixer.gate else 1),
+            PAIRS=0 if table is None else table.pairs,
+            ADJACENT=table is not None and table.rope.pairs == "adjacent", AXES=run.turns.ndim == 2,
+            Q_NORM=_extent(self.q_norm), Q_LAYER=_is_layer(self.q_norm), Q_GAIN=_gain(self.q_norm),
+            K_NORM=_extent(self.k_norm), K_LAYER=_is_layer(self.k_norm), K_GAIN=_gain(self.k_norm),
+            V_NORM=_extent(self.v_norm), V_GAIN=_gain(self.v_norm),
+            AFTER=mixer.norm_after_rope, WARM=warm is not None, KEYS=mixer.shared is None, PLACED=placed,
+            num_warps=4,
+        )  # fmt: skip
+        if not placed and mixer.shared is None:
+            attention.store(k, v, keys, values, run.cells)
+        return q
+
+
+def watch(run: Pass, q: Tensor, keys: planes.Plane, work: Work, scores: dict[str, Any]) -> None:
+    """Note the attention that is asked for."""
+    if run.probes is not None:
+        run.received.append(attention.received(q, keys, work, run.probes, **scores))
+    if run.watched:
+        run.weights.append(attention.weights(q, keys, work, run.watched, **scores))
+
+
+def _head_norm(w: LayerWeights, norm: Norm | None, heads: int, size: int) -> NormWeights | None:
+    """A norm of heads; weights of several heads are [heads, size]."""
+    if norm is None:
+        return None
+    shape = norm.shape(heads, size)
+    n = shape[0] if len(shape) == 1 else shape[0] * shape[1]
+    found = w.norm(norm, n)
+    if found is None or found.weight is None or norm.over == "head":
+        return found
+    return NormWeights(norm, found.weight.view(heads, size), found.bias)
+
+
+def _normed(x: Tensor, norm: NormWeights | None) -> Tensor:
+    """x [n, heads, size] float32, normalised over what the norm says."""
+    if norm is None:
+        return x.float()
+    if norm.part.over != "all":
+        return normalize(x, norm, torch.float32)
+    flat = NormWeights(norm.part, None if norm.weight is None else norm.weight.reshape(-1), norm.bias)
+    return normalize(x.reshape(len(x), -1), flat, torch.float32).view(x.shape)
+
+
+def _extent(norm: NormWeights | None) -> int:
+    return 0 if norm is None else 2 if norm.part.over == "all" else 1
+
+
+def _is_layer(norm: NormWeights | None) -> bool:
+    return norm is not None and norm.part.kind == "layer"
+
+
+def _gain(norm: NormWeights | None) -> int:
+    if norm is None or norm.weight is None:
+        return 0
+    return 1 if norm.part.over == "head" else 2

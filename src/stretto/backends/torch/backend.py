@@ -1,0 +1,203 @@
+"""The torch backend: a decoder on a GPU, driven with one flat batch a step.
+
+Logits stay on the device as rows that are sampled there (rows.py) until somebody looks at them. On a CPU it
+runs in plain torch: slow, for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from stretto.backends.base import Batch, Capabilities, Decoding, DeviceRow, Draw, FusedRun
+from stretto.backends.torch.cells import DeviceCells
+from stretto.backends.torch.decoder import Decoder
+from stretto.backends.torch.device import Tensor, open_device
+from stretto.backends.torch.passes import Pass
+from stretto.backends.torch.planner import Planner, bucket_of, kinds_of
+from stretto.backends.torch.rows import RowSampler
+from stretto.backends.torch.steps import Steps
+from stretto.backends.torch.weights import Weights
+from stretto.errors import InvalidRequest, Unsupported
+from stretto.models.spec import ModelSpec
+from stretto.weights.gguf import GGUF
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+Bytes = NDArray[np.uint8]
+
+DTYPES = {"standard": torch.bfloat16, "high": torch.float32}
+
+
+class TorchBackend:
+    """Runs a model on a GPU."""
+
+    name = "torch"
+    capabilities = Capabilities(attention=True)
+    active_threads = 1
+
+    def __init__(
+        self,
+        file: GGUF,
+        spec: ModelSpec,
+        n_cells: int,
+        device: str = "cuda",
+        kv: str = "f16",
+        precision: str = "standard",
+        n_slots: int = 1,
+        exact: bool = True,
+    ) -> None:
+        self.spec, self.n_cells, self.precision, self.exact = spec, n_cells, precision, exact
+        self.device = open_device(device)
+        self.n_slots = n_slots if spec.recurrent else 0
+        weights = Weights(file, spec, self.device, DTYPES[precision], n_positions=n_cells)
+        self.memory = DeviceCells(spec, n_cells, self.n_slots, kv, self.device)
+        self._decoder: Decoder | None = Decoder(weights, self.memory)
+        self.weight_bytes = weights.nbytes
+        self.planner = Planner(
+            self.device,
+            n_cells,
+            spec.n_vocab,
+            kinds_of(spec),
+            context_length=min(spec.context_length, n_cells),
+            n_slots=self.n_slots,
+            windowed_images=spec.windowed_images,
+        )
+        self.sampler = RowSampler(self.device, spec.n_vocab)
+        self.steps = Steps(self._decoder, self.sampler, self.device, exact)
+        self.cell_bytes, self.slot_bytes = self.memory.cell_bytes, self.memory.slot_bytes
+        # Numbers lie as in the native backend, so that saved sequences can be exchanged.
+        self.cell_layout = f"native {kv}, {spec.kv_layout}"
+        self.slot_layout = f"torch f32, {spec.state_layout}"  # states lie in another order there
+
+    def forward(self, batch: Batch) -> list[DeviceRow]:
+        """The logits of n_wanted rows, on the device."""
+        decoder = self._open
+        try:
+            if isinstance(batch, Decoding) and (bucket := bucket_of(len(batch))) is not None:
+                plan = self.planner.decode(batch, bucket)
+                if plan is not None:
+                    return self.steps.run(plan, len(batch))
+            return list(self.sampler.rows(decoder.logits(self._run(batch))))
+        except BaseException:
+            self.planner.forget()
+            raise
+
+    def prepare(self, draws: Sequence[Draw]) -> None:
+        """Sample rows that will be asked for, all together."""
+        self.sampler.prepare(draws)
+
+    def hidden(self, batch: Batch) -> Floats:
+        """float32[n_wanted, n_embd]."""
+        return _host(self._run(batch))
+
+    def project(self, name: str, rows: Floats) -> Floats:
+        """float32[n, rows of the matrix]: what a projection makes of pooled hidden states."""
+        return _host(self._open.project(name, self._tensor(np.asarray(rows, np.float32))))
+
+    def _run(self, batch: Batch) -> Tensor:
+        """Final hidden states of the wanted rows."""
+        run = self._pass(batch)
+        hidden = self._open.run(run)
+        if run.probes is not None:
+            batch.received = _host(torch.stack(run.received).mean(dim=0))
+        if run.watched:
+            batch.attention = [self._watched(run, i, batch) for i in range(len(run.watched))]
+        wanted = batch.wanted
+        return hidden if len(wanted) == len(batch) else hidden[self._tensor(wanted).long()]
+
+    def _pass(self, batch: Batch) -> Pass:
+        placement = batch.placement
+        if placement is None:
+            raise InvalidRequest("the batch has no cells yet; call batch.place(cells) first")
+        vectors = None
+        if batch.vectors:
+            rows = self._tensor(np.array(list(batch.vectors), np.int64))
+            vectors = rows, self._tensor(np.stack(list(batch.vectors.values())))
+        if self.spec.recurrent and placement.slots is None:
+            raise InvalidRequest("the model has recurrent layers, but the batch has no state slots")
+        return Pass(
+            self.planner.plan(batch, placement),
+            self.memory,
+            self.spec.has_grid_positions,
+            vectors,
+            self._tensor(batch.types) if batch.has_types else None,
+            self._tensor(batch.probes) if len(batch.probes) else None,
+            list(batch.watched),
+        )
+
+    def _watched(self, run: Pass, i: int, batch: Batch) -> Floats:
+        """float32[layers that attend, n_head, length of the view]: a watched row's attention."""
+        assert batch.placement is not None
+        length = int(batch.placement.lengths[run.watched[i]])
+        found = np.zeros((len(run.weights), self.spec.n_head, length), np.float32)
+        for layer, rows in enumerate(run.weights):
+            heads, n = rows[i].shape
+            found[layer, :heads, :n] = _host(rows[i])
+        return found
+
+    def _tensor(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+    def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
+        """Not there yet: the engine's own loop samples on the device."""
+        raise Unsupported(f"the {self.name} backend has no fused loop; backend='native' has")
+
+    # -- cells and states --
+
+    def copy_cells(self, source: Ints, target: Ints) -> None:
+        """Copy K and V of cells `source` to cells `target`."""
+        self._memory.copy(source, target)
+
+    def rotate_cells(self, cells: Ints, delta: int) -> None:
+        """Re-apply RoPE to the keys of `cells`, `delta` positions further."""
+        self._memory.rotate(cells, delta)
+
+    def read_cells(self, cells: Ints) -> Bytes:
+        """uint8[n, cell_bytes], in the order [n][layer][K, V][head]."""
+        return self._memory.read(cells)
+
+    def write_cells(self, cells: Ints, data: Bytes) -> None:
+        """Write K and V of `cells`, in the format of `read_cells`."""
+        self._memory.write(cells, data)
+
+    def copy_slots(self, source: Ints, target: Ints) -> None:
+        """Copy the states of slots `source` to slots `target`."""
+        self._memory.copy_slots(source, target)
+
+    def clear_slots(self, slots: Ints) -> None:
+        """Set the states of `slots` to that of no tokens."""
+        self._memory.clear_slots(slots)
+
+    def read_slots(self, slots: Ints) -> Bytes:
+        """uint8[n, slot_bytes], layer by layer."""
+        return self._memory.read_slots(slots)
+
+    def write_slots(self, slots: Ints, data: Bytes) -> None:
+        """Write the states of `slots`, in the format of `read_slots`."""
+        self._memory.write_slots(slots, data)
+
+    def close(self) -> None:
+        """Free weights and cache."""
+        self._decoder = None
+        del self.memory, self.planner, self.steps
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @property
+    def _open(self) -> Decoder:
+        if self._decoder is None:
+            raise InvalidRequest("the model is closed; load it again")
+        return self._decoder
+
+    @property
+    def _memory(self) -> DeviceCells:
+        return self._open.memory
+
+
+def _host(tensor: Tensor) -> Floats:
+    found: Floats = tensor.float().cpu().numpy()
+    return found

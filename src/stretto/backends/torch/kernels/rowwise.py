@@ -1,0 +1,171 @@
+"""Norms, sums, rotations: one program for each row, so that a row's bits are its own.
+
+The number of warps depends on the width alone, because the order of a row's sum depends on it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def normalized(v, ok, gain, shift, at, eps, WIDTH: tl.constexpr, LAYER: tl.constexpr, GAIN: tl.constexpr):
+    """v [B] divided by its root mean square, after its mean is taken off if LAYER; times gain, plus shift.
+
+    GAIN 0: neither; 1: a gain; 2: gain and shift.
+    """
+    if LAYER:
+        v = tl.where(ok, v - tl.sum(v, 0) / WIDTH, 0.0)
+    v = v / tl.sqrt(tl.sum(v * v, 0) / WIDTH + eps)
+    if GAIN > 0:
+        v = v * tl.load(gain + at, mask=ok, other=0.0)
+    if GAIN > 1:
+        v = v + tl.load(shift + at, mask=ok, other=0.0)
+    return v
+
+
+@triton.jit
+def add_norm(
+    x, y, out, post_gain, post_shift, gain, shift, scale, post_eps, eps, groups, stride_y,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, POST: tl.constexpr, POST_LAYER: tl.constexpr,
+    POST_GAIN: tl.constexpr, NORM: tl.constexpr, LAYER: tl.constexpr, GAIN: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    """Row by row: x += scale × [norm] y, if ADD; out = norm(x), if NORM; with KEEP x becomes that too.
+
+    Row i's gain is that of group i mod `groups`.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, BLOCK)
+    ok = e < WIDTH
+    v = tl.load(x + row * WIDTH + e, mask=ok, other=0.0).to(tl.float32)
+    if ADD:
+        w = tl.load(y + row * stride_y + e, mask=ok, other=0.0).to(tl.float32)
+        if POST:
+            w = normalized(w, ok, post_gain, post_shift, e, post_eps, WIDTH, POST_LAYER, POST_GAIN)
+        v += w * scale
+        if not KEEP:
+            tl.store(x + row * WIDTH + e, v, mask=ok)
+    if NORM:
+        v = normalized(v, ok, gain, shift, (row % groups) * WIDTH + e, eps, WIDTH, LAYER, GAIN)
+        tl.store(out + row * WIDTH + e, v.to(out.dtype.element_ty), mask=ok)
+        if KEEP:
+            tl.store(x + row * WIDTH + e, v.to(x.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def turned(
+    source, ok, head, d, gain, cos, sin, positions, axes, row, eps, stride, n_rotated,
+    D: tl.constexpr, H: tl.constexpr, PAIRS: tl.constexpr, ADJACENT: tl.constexpr, AXES: tl.constexpr,
+    NORM: tl.constexpr, LAYER: tl.constexpr, GAIN: tl.constexpr, AFTER: tl.constexpr,
+):  # fmt: skip
+    """The heads of a row [HP, DP], normalised and rotated.
+
+    NORM 0: no norm; 1: each head; 2: the whole row. GAIN 0: none; 1: one for all heads; 2: each head its own.
+    AFTER: the rotation comes first. Each number is computed from itself and the other of its pair.
+    """
+    rotated = d < 2 * PAIRS
+    if ADJACENT:
+        pair, other = d // 2, d ^ 1
+        second = d % 2 == 1
+    else:
+        pair = tl.where(d < PAIRS, d, d - PAIRS)
+        other = tl.where(d < PAIRS, d + PAIRS, d - PAIRS)
+        second = d >= PAIRS
+    other = tl.where(rotated, other, d)
+    pair = tl.where(rotated, pair, 0)
+    a = tl.load(source + head[:, None] * stride + d[None, :], mask=ok, other=0.0).to(tl.float32)
+    b = a
+    if PAIRS > 0:
+        b = tl.load(source + head[:, None] * stride + other[None, :], mask=ok, other=0.0).to(tl.float32)
+    if NORM > 0 and not AFTER:
+        if LAYER:
+            mean = tl.sum(a, 1)[:, None] / D
+            a, b = tl.where(ok, a - mean, 0.0), tl.where(ok, b - mean, 0.0)
+        squares = tl.sum(a * a, 1)
+        if NORM == 2:
+            root = tl.sqrt(tl.sum(squares, 0) / (H * D) + eps)
+        else:
+            root = tl.sqrt(squares / D + eps)[:, None]
+        a, b = a / root, b / root
+        if GAIN > 0:
+            at = head[:, None] * D if GAIN == 2 else head[:, None] * 0
+            a = a * tl.load(gain + at + d[None, :], mask=ok, other=0.0)
+            b = b * tl.load(gain + at + other[None, :], mask=ok, other=0.0)
+    if PAIRS > 0:
+        if AXES:
+            position = tl.load(positions + row * 3 + tl.load(axes + pair))
+        else:
+            position = tl.load(positions + row) + pair * 0
+        at = position.to(tl.int64) * PAIRS + pair
+        c = tl.where(rotated, tl.load(cos + at), 1.0)
+        s = tl.where(rotated, tl.load(sin + at), 0.0)
+        s = tl.where(second, s, -s)
+        a = a * c[None, :] + b * s[None, :]
+    if NORM > 0 and AFTER:
+        squares = tl.sum(tl.where(ok, a * a, 0.0), 1)
+        if NORM == 2:
+            root = tl.sqrt(tl.sum(squares, 0) / (H * D) + eps)
+        else:
+            root = tl.sqrt(squares / D + eps)[:, None]
+        a = a / root
+        if GAIN > 0:
+            at = head[:, None] * D if GAIN == 2 else head[:, None] * 0
+            a = a * tl.load(gain + at + d[None, :], mask=ok, other=0.0)
+    return a
+
+
+@triton.jit
+def queries_and_keys(
+    qkv, q, k, v, q_gain, k_gain, v_gain, cos, sin, rotated, axes, positions, cells,
+    q_eps, k_eps, v_eps, slope, length, offset, stride_row, at_k, at_v,
+    H: tl.constexpr, HK: tl.constexpr, HP: tl.constexpr, KP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    QSTRIDE: tl.constexpr, PAIRS: tl.constexpr, ADJACENT: tl.constexpr, AXES: tl.constexpr,
+    Q_NORM: tl.constexpr, Q_LAYER: tl.constexpr, Q_GAIN: tl.constexpr,
+    K_NORM: tl.constexpr, K_LAYER: tl.constexpr, K_GAIN: tl.constexpr,
+    V_NORM: tl.constexpr, V_GAIN: tl.constexpr,
+    AFTER: tl.constexpr, WARM: tl.constexpr, KEYS: tl.constexpr, PLACED: tl.constexpr,
+):  # fmt: skip
+    """A row's queries go to `q`, rotated; its K and V to its cell (PLACED), or to its row of `k` and `v`."""
+    row = tl.program_id(0).to(tl.int64)
+    source = qkv + row * stride_row
+    d = tl.arange(0, DP)
+    head = tl.arange(0, HP)
+    ok = (head < H)[:, None] & (d < D)[None, :]
+    a = turned(
+        source, ok, head, d, q_gain, cos, sin, rotated, axes, row, q_eps, QSTRIDE, 0,
+        D, H, PAIRS, ADJACENT, AXES, Q_NORM, Q_LAYER, Q_GAIN, AFTER,
+    )  # fmt: skip
+    if WARM:
+        steps = tl.floor((tl.load(positions + row).to(tl.float32) + offset) / length)
+        a = a * (1.0 + slope * tl.log(1.0 + steps))
+    tl.store(q + row * (H * D) + head[:, None] * D + d[None, :], a.to(q.dtype.element_ty), mask=ok)
+    if KEYS:
+        to = row
+        if PLACED:
+            to = tl.load(cells + row).to(tl.int64)
+        head = tl.arange(0, KP)
+        ok = (head < HK)[:, None] & (d < D)[None, :]
+        a = turned(
+            source + at_k, ok, head, d, k_gain, cos, sin, rotated, axes, row, k_eps, D, 0,
+            D, HK, PAIRS, ADJACENT, AXES, K_NORM, K_LAYER, K_GAIN, AFTER,
+        )  # fmt: skip
+        at = to * (HK * D) + head[:, None] * D + d[None, :]
+        tl.store(k + at, a.to(k.dtype.element_ty), mask=ok)
+        a = turned(
+            source + at_v, ok, head, d, v_gain, cos, sin, rotated, axes, row, v_eps, D, 0,
+            D, HK, 0, False, False, V_NORM, False, V_GAIN, False,
+        )  # fmt: skip
+        tl.store(v + at, a.to(v.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def cut_off(x, out, times, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """What is above a row's mean by more than `times` its standard deviation, and by how much."""
+    row = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, BLOCK)
+    ok = e < WIDTH
+    v = tl.load(x + row * stride + e, mask=ok, other=0.0)
+    v = tl.where(ok, v - tl.sum(v, 0) / WIDTH, 0.0)
+    v = v - times * tl.sqrt(tl.sum(v * v, 0) / WIDTH)
+    tl.store(out + row * WIDTH + e, tl.maximum(v, 0.0), mask=ok)
