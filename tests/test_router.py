@@ -12,7 +12,7 @@ from stretto.backends.reference import ReferenceBackend
 from stretto.backends.registry import BackendEntry
 from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.hardware import usable_cores
-from stretto.router import CACHE_TYPES, open_model, survey
+from stretto.router import CACHE_TYPES, GPU_CACHE_TYPES, open_model, survey
 from stretto.routing.decide import BAR
 from tiny_models import FOLDER
 
@@ -116,7 +116,7 @@ def test_a_survey_measures_what_can_run(smollm2_path):
     assert next(each for each in route.others if each.backend == "reference").tokens_per_second is None
 
 
-@pytest.mark.parametrize("kv", CACHE_TYPES)
+@pytest.mark.parametrize("kv", [kv for kv in CACHE_TYPES if kv not in GPU_CACHE_TYPES])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_what_is_asked_for_is_what_runs(smollm2_path, kv, threads):
     opened = open_model(
@@ -174,3 +174,11 @@ def test_a_closed_model_says_so(smollm2_path):
         with pytest.raises(InvalidRequest, match="the model is closed; load it again"):
             call()
     assert [token.finish_reason for token in stream][-1:] in ([], ["cancelled"])
+
+
+def test_auto_cells_are_those_of_a_cpu_here(smollm2_path):
+    with stretto.load(smollm2_path, cells="auto", backend="native") as llm:
+        assert llm.backend.n_cells == 8192
+    with pytest.raises(InvalidRequest, match="'auto' or an integer") as caught:
+        stretto.load(smollm2_path, cells="many")
+    assert caught.value.param == "cells"

@@ -25,7 +25,7 @@ def load(
     backend: str = "auto",
     device: str = "auto",
     threads: int | None = None,
-    cells: int = 8192,
+    cells: int | str = 8192,
     kv: str = "f16",
     precision: str = "standard",
     repack: bool | str = "auto",

@@ -59,6 +59,7 @@ from stretto.weights.onnx.folder import OnnxFolder, find_folder, has_other_weigh
 BUNDLED_ENCODERS = {"sketch": Path(__file__).parent / "vision" / "sketch.gguf"}
 CACHE_TYPES = ("f16", "q8", "f32", "bf16", "fp8")
 GPU_CACHE_TYPES = ("bf16", "fp8")  # that only GPUs have
+DEFAULT_CELLS = 8192
 PRECISIONS = ("standard", "high")  # activations in 8 bits, in 16
 
 
@@ -81,7 +82,7 @@ def open_model(
     backend: str = "auto",
     device: str = "auto",
     threads: int | None = None,
-    cells: int = 8192,
+    cells: int | str = DEFAULT_CELLS,
     kv: str = "f16",
     precision: str = "standard",
     repack: bool | str = "auto",
@@ -106,11 +107,11 @@ def open_model(
         )
     if threads is not None:
         check_integer("threads", threads, 1, 1024)
-    check_integer("cells", cells, 1, 1 << 24)
+    n_cells = _check_cells(cells)
     cache = ImageCache.of(image_cache)
     options = BackendOptions(
         pairs[0][1],
-        cells,
+        n_cells,
         threads or usable_cores(),
         kv,
         precision,
@@ -119,11 +120,12 @@ def open_model(
         checkpoint_bytes,
         exact,
         memory=free_memory(),
+        auto_cells=cells == "auto",
     )
     if is_onnx:
         return _open_onnx(Path(model).expanduser(), options, vision)
     with open_weights(hub.resolve(model)) as file:
-        spec, problem = _read_spec(file, cells)
+        spec, problem = _read_spec(file, n_cells)
         if spec.is_encoder:
             options = replace(options, kv="f32")  # K and V stay for one pass: nothing would be saved
         candidates = gguf_candidates(file, spec, problem, pairs, options)
@@ -283,6 +285,7 @@ def _trial(
 
     def key() -> str:
         setup = f"{options.threads} threads, kv {options.kv}, {options.precision}, repack {options.repack}"
+        setup += "" if options.exact else ", not exact"
         return f"{file.fingerprint()()} | {cpu_name()}, {setup}"
 
     return Trial(lambda: text.result()[0].encode(TEXT, special=True), key, measure, refresh)
@@ -344,6 +347,20 @@ def _check_vocabulary(tokenizer: Tokenizer, spec: ModelSpec, path: Path, field: 
         raise ModelError(
             f"{tokenizer.n_vocab} tokens, but embeddings for {spec.n_vocab}", path=path, field=field
         )
+
+
+def _check_cells(cells: int | str) -> int:
+    """The number of cells; with "auto" that of a CPU, and a GPU takes what is free."""
+    if isinstance(cells, str):
+        if cells != "auto":
+            raise InvalidRequest(
+                f"cells must be 'auto' or an integer from 1 to {1 << 24}, not {cells!r}",
+                param="cells",
+                value=cells,
+            )
+        return DEFAULT_CELLS
+    check_integer("cells", cells, 1, 1 << 24)
+    return cells
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -56,7 +56,7 @@ def test_the_native_backend_comes_first(installed):
 
 def test_a_backend_of_another_package(installed, smollm2_path):
     installed("abacus", "ABACUS")
-    assert names() == ("native", "reference", "llamacpp", "onnx", "abacus")
+    assert names() == ("native", "reference", "llamacpp", "torch", "onnx", "abacus")
     assert choose("abacus") == (ABACUS, "beads")
     assert choose("abacus", "cpu") == (ABACUS, "cpu")
     assert choose(device="beads") == (ABACUS, "beads")
@@ -68,14 +68,14 @@ def test_a_backend_of_another_package(installed, smollm2_path):
 
 def test_a_device_is_refused_with_those_that_exist(installed):
     with pytest.raises(
-        InvalidRequest, match=r"^device must be one of 'auto', 'cpu', not 'beads'$"
+        InvalidRequest, match=r"^device must be one of 'auto', 'cpu', 'cuda', not 'beads'$"
     ) as refused:
         choose("auto", "beads")
     assert (refused.value.param, refused.value.value) == ("device", "beads")
     installed("abacus", "ABACUS")
     with pytest.raises(Unsupported, match=r"'beads' is not served by backend='native', but by .*'abacus'"):
         choose("native", "beads")
-    with pytest.raises(InvalidRequest, match="device must be one of 'auto', 'cpu', 'beads', not 'gpu'"):
+    with pytest.raises(InvalidRequest, match="must be one of 'auto', 'cpu', 'cuda', 'beads', not 'gpu'"):
         choose("auto", "gpu")
     with pytest.raises(InvalidRequest, match="device must be one of 'auto', 'cpu', not 'gpu'"):
         choose("native", "gpu")

@@ -26,7 +26,7 @@ def with_package(monkeypatch):
 
 def refusals(file, spec, problem=None, pairs=None, options=OPTIONS):
     found = gguf_candidates(file, spec, problem, pairs or serving(), options)
-    return {each.backend: each.refusal for each in found if each.asked}
+    return {each.backend: each.refusal for each in found if each.asked and each.device == "cpu"}
 
 
 def test_all_backends_can_run_a_model_that_is_supported():
@@ -60,7 +60,7 @@ def test_a_route_by_tiers_alone_is_not_measured():
     found = gguf_candidates(tiny_file("llama"), tiny_spec("llama"), None, serving(), OPTIONS)
     route = unmeasured(found)
     assert (route.backend, route.chosen.tokens_per_second) == ("native", None)
-    assert {each.backend for each in route.others} == {"reference", "llamacpp"}
+    assert {each.name for each in route.others} == {"reference on cpu", "llamacpp on cpu", "torch on cuda"}
 
 
 def test_a_backend_that_was_not_asked_for_is_listed_and_not_chosen():
@@ -69,6 +69,7 @@ def test_a_backend_that_was_not_asked_for_is_listed_and_not_chosen():
         ("reference", True),
         ("native", False),
         ("llamacpp", False),
+        ("torch", False),
     ]
 
 
@@ -83,6 +84,7 @@ def test_an_architecture_of_others_has_a_bare_spec(make, tmp_path):
         "native": "refused",
         "reference": "refused",
         "llamacpp": "possible",
+        "torch": "refused",
     }
     reason = usable(path)[0].reason
     assert reason.startswith(f"the architecture '{make.__name__}' is not supported yet: it would need")

@@ -17,12 +17,13 @@ and `routing` use this module; the engine does not know it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
 from stretto.backends.base import Backend
 from stretto.backends.onnx_session import PROVIDERS
+from stretto.backends.options import BackendOptions as BackendOptions
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.models.spec import ModelSpec
 from stretto.models.summary import model_memory
@@ -35,30 +36,6 @@ if TYPE_CHECKING:
 
 GROUP = "stretto.backends"
 ONNX_DEVICES = tuple(PROVIDERS)
-
-
-@dataclass(frozen=True)
-class BackendOptions:
-    """The checked options of `stretto.load`; a factory raises `Unsupported` for those it lacks."""
-
-    device: str  # one of those that the backend serves
-    cells: int
-    threads: int
-    kv: str = "f16"
-    precision: str = "standard"
-    repack: bool | str = "auto"  # whether weights are packed in memory; "auto": if there is enough of it
-    sequences: int = 80  # of a model with recurrent layers, that have a state at the same time
-    checkpoint_bytes: int = 512 << 20  # of states beside those
-    exact: bool = True  # same bits whatever the batch; False: the fastest kernels of a GPU
-    memory: int | None = field(default=None, compare=False)  # bytes that are free, where that is known
-
-    def n_slots(self, slot_bytes: int) -> int:
-        """How many slots a model with recurrent layers gets, whose states take so many bytes each.
-
-        >>> BackendOptions("cpu", 8192, 2).n_slots(19 << 20)
-        106
-        """
-        return self.sequences + self.checkpoint_bytes // slot_bytes if slot_bytes else 0
 
 
 FIRST, BREADTH, ORACLE = 0, 1, 2  # tiers: "auto" takes a backend of the lowest tier that can run the model

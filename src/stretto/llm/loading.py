@@ -18,7 +18,7 @@ def load(
     backend: str = "auto",
     device: str = "auto",
     threads: int | None = None,
-    cells: int = 8192,
+    cells: int | str = 8192,
     kv: str = "f16",
     precision: str = "standard",
     repack: bool | str = "auto",
@@ -32,8 +32,8 @@ def load(
 
     `backend="auto"` and `device="auto"` take what can run the file and is fastest here (docs/routing.md);
     `llm.route` says what was chosen, what else was possible, and why not.
-    `cells` is the size of the cache in tokens, shared by all sequences; `kv="q8"` halves what it
-    takes, "f32" doubles it and rounds nothing.
+    `cells` is the size of the cache in tokens, shared by all sequences; "auto" takes what is free on a GPU
+    (docs/cuda.md), and 8,192 on a CPU. `kv="q8"` halves what it takes, "f32" doubles it and rounds nothing.
     `precision="high"` computes with activations of 16 bits instead of 8: nearer to what the weights say, and
     slower (docs/precision.md).
     `repack=False` leaves the weights in the file, for one larger than memory: a little slower, the same

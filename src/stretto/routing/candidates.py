@@ -61,7 +61,7 @@ def gguf_candidates(
         (entry, device)
         for entry in registry.BUILT_IN
         for device in entry.devices
-        if (entry.name, device) not in known
+        if (entry.name, device) not in known and entry.serves(device, named=False)
     ]
     unreadable = sorted({tensor.format.name for tensor in file.tensors.values()} - _READABLE_NAMES)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from stretto.backends.torch import memory
 from stretto.backends.torch.memory import (
     CONTEXTS,
     MAX_CELLS,
@@ -13,6 +14,7 @@ from stretto.backends.torch.memory import (
     Need,
     choose_cells,
     device_memory,
+    fit_cells,
 )
 from stretto.errors import CacheFull, ModelError
 from tiny_models import tiny_file, tiny_spec
@@ -76,6 +78,16 @@ def test_a_model_needs_its_weights_and_cells(kv):
 def test_states_of_recurrent_layers_count():
     need = Need.of(tiny_file("lfm2"), tiny_spec("lfm2"), n_slots=10)
     assert need.states == 40 * tiny_spec("lfm2").state_floats > 0
+
+
+@pytest.mark.parametrize("cells", [48, "auto"])
+def test_the_cells_of_a_model_that_is_opened(cells, monkeypatch):
+    asked = []
+    monkeypatch.setattr(memory, "free_bytes", lambda device: asked.append(device) or 10 * GB)
+    spec = tiny_spec("llama")
+    fit = fit_cells(tiny_file("llama"), spec, cells, "cuda", kv="f16", wide=False, n_slots=0)
+    assert fit == (cells if cells == 48 else max(MIN_CELLS, CONTEXTS * spec.context_length))
+    assert asked == ["cuda"]
 
 
 def test_torch_running_out_becomes_an_error_with_a_remedy():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from stretto.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from stretto.backends.registry import BackendOptions
+    from stretto.backends.options import BackendOptions
     from stretto.backends.torch.backend import TorchBackend
     from stretto.models.spec import ModelSpec
     from stretto.weights.gguf import GGUF
@@ -17,6 +17,7 @@ def open_torch(file: GGUF, spec: ModelSpec, options: BackendOptions) -> TorchBac
     """A model on a GPU, or for tests on the CPU; imports torch."""
     from stretto.backends.torch.device import open_device
     from stretto.backends.torch.planes import KINDS
+    from stretto.models import read_spec
 
     open_device(options.device)
     if options.kv not in KINDS:
@@ -24,14 +25,16 @@ def open_torch(file: GGUF, spec: ModelSpec, options: BackendOptions) -> TorchBac
             f"kv must be one of {', '.join(KINDS)}, not {options.kv!r}", param="kv", value=options.kv
         )
     from stretto.backends.torch.backend import TorchBackend
+    from stretto.backends.torch.memory import device_memory, fit_cells
 
-    return TorchBackend(
-        file,
-        spec,
-        options.cells,
-        options.device,
-        options.kv,
-        options.precision,
-        options.n_slots(4 * spec.state_floats),
-        options.exact,
-    )
+    cells, n_slots = options.cells, options.n_slots(4 * spec.state_floats)
+    if options.device != "cpu":
+        asked = "auto" if options.auto_cells else cells
+        is_wide = options.precision == "high"
+        cells = fit_cells(file, spec, asked, options.device, kv=options.kv, wide=is_wide, n_slots=n_slots)
+    if options.auto_cells:  # some models scale positions by the length that there is room for
+        spec = read_spec(file, cells)
+    with device_memory(f"loading {file.path.name} with {cells:,} cells", options.device):
+        return TorchBackend(
+            file, spec, cells, options.device, options.kv, options.precision, n_slots, options.exact
+        )
