@@ -7,9 +7,9 @@ them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from stretto.routing.decide import survey as survey_candidates
 from stretto.routing.probe import TEXT, measure
 from stretto.routing.route import Option, Route
 from stretto.sampling.params import check_integer
+from stretto.text.generation_config import read_generation_config
 from stretto.text.loading import (
     load_template_folder,
     load_template_of,
@@ -75,6 +76,7 @@ class Opened:
     vision: Vision | None = None
     route: Route | None = None  # what was chosen to run it, and why
     rerank_template: str = ""  # of a decoder that is used as a cross-encoder
+    defaults: Mapping[str, float | int] = field(default_factory=dict)  # options that its authors recommend
 
 
 def open_model(
@@ -148,8 +150,20 @@ def open_model(
             raise
         rerank_template = file.metadata.text("tokenizer.chat_template.rerank", "")
         return Opened(
-            model_backend, tokenizer, template, file.fingerprint(), model_vision, route, rerank_template
+            model_backend,
+            tokenizer,
+            template,
+            file.fingerprint(),
+            model_vision,
+            route,
+            rerank_template,
+            _defaults(file.path),
         )
+
+
+def _defaults(path: Path) -> Mapping[str, float | int]:
+    """The options that a folder recommends; none if it is a file."""
+    return read_generation_config(path).options if path.is_dir() else {}
 
 
 def _is_onnx(model: str | os.PathLike[str], backend: str) -> bool:
@@ -186,7 +200,12 @@ def _open_onnx(path: Path, options: BackendOptions, vision: object) -> Opened:
         model_backend.close()
         raise
     return Opened(
-        model_backend, tokenizer, template, lambda: fingerprint(read_onnx(folder.model)), route=route
+        model_backend,
+        tokenizer,
+        template,
+        lambda: fingerprint(read_onnx(folder.model)),
+        route=route,
+        defaults=_defaults(folder.path),
     )
 
 

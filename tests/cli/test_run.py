@@ -162,7 +162,7 @@ def test_a_prompt_behind_two_dashes_may_look_like_an_option(ask):
 
 def test_options_of_loading(ask):
     ask("Hi", "--cells", 512, "--backend", "reference", "--threads", 2, "--precision", "high")
-    machine = {"backend": "reference", "threads": 2, "cells": 512, "precision": "high"}
+    machine = {"backend": "reference", "device": "auto", "threads": 2, "cells": 512, "precision": "high"}
     assert ask.loaded() == [("mock.gguf", {**machine, "repack": "auto", "vision": None})]
 
 

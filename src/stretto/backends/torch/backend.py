@@ -38,6 +38,7 @@ class TorchBackend:
     name = "torch"
     capabilities = Capabilities(attention=True)
     active_threads = 1
+    pass_tokens = 2048  # of prompts, that keep a GPU busy
 
     def __init__(
         self,

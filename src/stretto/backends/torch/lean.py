@@ -13,7 +13,7 @@ import torch
 from stretto.backends.torch import activations
 from stretto.backends.torch.attention_layer import AttentionLayer
 from stretto.backends.torch.decoder import Decoder, DecoderLayer
-from stretto.backends.torch.device import Tensor, is_interpreting
+from stretto.backends.torch.device import Tensor
 from stretto.backends.torch.feed_layer import DenseLayer
 from stretto.backends.torch.matrix import Dense, Matrix
 from stretto.backends.torch.passes import Pass
@@ -86,6 +86,7 @@ def gemv(
 ) -> Tensor:
     """One row times a matrix: into a new tensor, or added to `out`."""
     from stretto.backends.torch.kernels import lean as kernels
+    from stretto.backends.torch.kernels.early import early_options
 
     part = matrix.parts[0]
     assert isinstance(part, Dense)
@@ -93,14 +94,12 @@ def gemv(
     if out is None:
         out = torch.empty(1, n // 2 if activation else n, dtype=dtype, device=x.device)
     rows, columns, warps = tile(n, k)
-    early = not is_interpreting()
     kernels.gemv[(-(-n // rows),)](
         x, x if norm is None else norm.weight, part.weight, x if bias is None else bias, out, n,
         0.0 if norm is None else norm.part.eps,
         K=k, BN=rows, BK=columns, EVEN=k % columns == 0, NORM=norm is not None, BIAS=bias is not None,
         THEN=kernels.GATE if activation else kernels.ADD if adds else kernels.WRITE,
-        ACT=activations.code(activation), EARLY=early, num_warps=warps,
-        **({"launch_pdl": True} if early else {}),
+        ACT=activations.code(activation), num_warps=warps, **early_options(x.device),
     )  # fmt: skip
     return out
 

@@ -15,7 +15,7 @@ import torch
 from stretto.backends.base import DeviceRow
 from stretto.backends.torch import lean
 from stretto.backends.torch.decoder import Decoder
-from stretto.backends.torch.device import Tensor
+from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.plan import Plan
 from stretto.backends.torch.rows import Logits, RowSampler
@@ -38,7 +38,7 @@ class Steps:
 
     def __init__(self, decoder: Decoder, sampler: RowSampler, device: torch.device, exact: bool) -> None:
         self._decoder, self._sampler, self._device = decoder, sampler, device
-        self._is_lean = not exact and device.type == "cuda" and lean.is_plain(decoder)
+        self._is_lean = not exact and uses_kernels(torch.empty(0, device=device)) and lean.is_plain(decoder)
         self._graphs: dict[tuple[int, bool, int], Captured] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
@@ -74,7 +74,7 @@ class Steps:
             each[slots] = old
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._step(plan)
         self._graphs[key] = Captured(graph, logits)
         return self._graphs[key]

@@ -13,9 +13,11 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stretto.backends.torch.device import is_interpreting
+from stretto.backends.torch.kernels.early import await_inputs, early_options
 from stretto.backends.torch.kernels.epilogue import activate, finish, gate
 
 FEW_ROWS = 32
+EARLY_ROWS = 0  # rows up to which products are launched before the kernel before them has ended
 
 
 @triton.jit(do_not_specialize=["M", "each"])
@@ -23,12 +25,13 @@ def few(
     x, w, bias, out, experts, pairs, M, N, K, part, stride, each, limit, alpha,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, GROUPED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """out[M, N] = x[M, K] w[N, K]ᵀ. GROUPED: blocks of pairs of one expert; experts are N rows apart.
 
     GROUPED = 1: the pairs are given; 2: each pair is a block.
     """
+    await_inputs(EARLY)
     first = tl.program_id(0) * BN
     n = first + tl.arange(0, BN)
     if GROUPED:
@@ -172,6 +175,7 @@ def run_few(x, w, out, bias, act, gated, parts, part, tile):
         x, w, out if bias is None else bias, out, out, out, m, n, k, part, out.stride(0), 1, 0.0, 0.0,
         BM=bm, BN=bn, BK=bk, PARTS=parts, EVEN=k % bk == 0 and part % bk == 0, ACT=act, GATED=gated,
         BIAS=bias is not None, GROUPED=0, PRECISION="ieee", num_warps=warps, num_stages=stages,
+        **(early_options(x.device) if m <= EARLY_ROWS else {}),
     )  # fmt: skip
 
 
