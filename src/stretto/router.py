@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from stretto import kernels
@@ -142,9 +143,7 @@ def open_model(
                 raise
         try:
             model_vision = (
-                None
-                if vision is None
-                else _load_vision(vision, spec, tokenizer, route.backend, options, cache)
+                None if vision is None else _load_vision(vision, spec, tokenizer, route, options, cache)
             )
         except BaseException:
             model_backend.close()
@@ -314,7 +313,7 @@ def _load_vision(
     path: str | os.PathLike[str],
     spec: ModelSpec,
     tokenizer: Tokenizer,
-    backend: str,
+    route: Route,
     options: BackendOptions,
     cache: ImageCache,
 ) -> Vision:
@@ -324,11 +323,21 @@ def _load_vision(
         if spec.windowed_images:
             vision_spec = replace(vision_spec, bidirectional=True)
         encoder: Encoder
-        if backend == "reference":
+        if route.backend == "reference":
             encoder = ReferenceEncoder(file, vision_spec)
+        elif route.backend == "torch":
+            encoder = _torch_encoder(file, vision_spec, route.device, options.precision)
         else:
             encoder = NativeEncoder(file, vision_spec, options.threads, kernels.chosen(), options.precision)
         return Vision(encoder, tokenizer, file.fingerprint(), cache)
+
+
+def _torch_encoder(file: GGUF, spec: VisionSpec, device: str, precision: str) -> Encoder:
+    """An encoder beside the language model on its device."""
+    from stretto.backends.torch.memory import device_memory
+    from stretto.vision.torch import TorchEncoder
+
+    return TorchEncoder(file, spec, device, precision, partial(device_memory, device=device))
 
 
 def _check_pair(vision: VisionSpec, spec: ModelSpec, path: Path) -> None:
