@@ -105,7 +105,7 @@ def turned(
         c = tl.where(rotated, tl.load(cos + at), 1.0)
         s = tl.where(rotated, tl.load(sin + at), 0.0)
         s = tl.where(second, s, -s)
-        a = a * c[None, :] + b * s[None, :]
+        a = tl.fma(a, c[None, :], b * s[None, :])  # one way to fuse, in every kernel
     if NORM > 0 and AFTER:
         squares = tl.sum(tl.where(ok, a * a, 0.0), 1)
         if NORM == 2:
