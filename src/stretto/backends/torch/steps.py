@@ -39,6 +39,8 @@ class Steps:
     def __init__(self, decoder: Decoder, sampler: RowSampler, device: torch.device, exact: bool) -> None:
         self._decoder, self._sampler, self._device = decoder, sampler, device
         self._is_lean = not exact and uses_kernels(torch.empty(0, device=device)) and lean.is_plain(decoder)
+        if self._is_lean:
+            lean.prepare(decoder)
         self._graphs: dict[tuple[int, bool, int], Captured] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
