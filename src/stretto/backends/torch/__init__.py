@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 def open_torch(file: GGUF, spec: ModelSpec, options: BackendOptions) -> TorchBackend:
     """A model on a GPU, or for tests on the CPU; imports torch."""
-    from stretto.backends.torch.device import open_device
+    from stretto.backends.torch.device import check_cache_type, open_device
     from stretto.backends.torch.planes import KINDS
     from stretto.models import read_spec
 
-    open_device(options.device)
+    device = open_device(options.device)
     if options.kv not in KINDS:
         raise InvalidRequest(
             f"kv must be one of {', '.join(KINDS)}, not {options.kv!r}", param="kv", value=options.kv
         )
+    check_cache_type(options.kv, device)
     from stretto.backends.torch.backend import TorchBackend
     from stretto.backends.torch.memory import device_memory, fit_cells
 
