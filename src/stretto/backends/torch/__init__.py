@@ -34,7 +34,16 @@ def open_torch(file: GGUF, spec: ModelSpec, options: BackendOptions) -> TorchBac
     if options.device != "cpu":
         asked = "auto" if options.auto_cells else cells
         is_wide = options.precision == "high"
-        cells = fit_cells(file, spec, asked, options.device, kv=kv, wide=is_wide, n_slots=n_slots)
+        cells = fit_cells(
+            file,
+            spec,
+            asked,
+            options.device,
+            kv=kv,
+            wide=is_wide,
+            n_slots=n_slots,
+            beside=options.beside,
+        )
     if options.auto_cells:  # some models scale positions by the length that there is room for
         spec = read_spec(file, cells)
     with device_memory(f"loading {file.path.name} with {cells:,} cells", options.device):
