@@ -166,6 +166,21 @@ def test_options_of_loading(ask):
     assert ask.loaded() == [("mock.gguf", {**machine, "repack": "auto", "vision": None})]
 
 
+def test_cells_may_be_what_is_free(ask):
+    ask("Hi", "--cells", "auto")
+    assert ask.loaded()[0][1]["cells"] == "auto"
+    ask("Hi")
+    assert ask.loaded()[-1][1]["cells"] == 8192
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "parallel", "bench", "serve"])
+def test_cells_that_are_neither_a_number_nor_auto(cli, command):
+    code, output, errors = cli(command, "--cells", "many")
+    assert (code, output) == (2, "")
+    assert "--cells" in errors
+    assert "auto" in errors
+
+
 @pytest.mark.parametrize("command", ["run", "chat", "parallel", "bench", "serve"])
 def test_a_precision_that_there_is_not(cli, command):
     code, output, errors = cli(command, "--precision", "exact")

@@ -92,7 +92,30 @@ Timeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="End after so long.", rich_help_panel=_LIMITS)
 ]
 
-Cells = Annotated[int, typer.Option(help="The size of the cache in tokens.", rich_help_panel=_MACHINE)]
+
+def read_cells(text: str | int) -> int | str:
+    """A number of cells, or "auto".
+
+    >>> read_cells("8192"), read_cells("auto")
+    (8192, 'auto')
+    """
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number of tokens nor 'auto'") from None
+
+
+Cells = Annotated[
+    Any,  # int | str
+    typer.Option(
+        parser=read_cells,
+        metavar="N|auto",
+        help="The size of the cache in tokens; auto: what is free on a GPU.",
+        rich_help_panel=_MACHINE,
+    ),
+]
 Backend = Annotated[str, typer.Option(help="What runs the model.", rich_help_panel=_MACHINE)]
 Device = Annotated[
     str,
