@@ -51,7 +51,9 @@ class Ask(NamedTuple):
 class Sampler:
     """The buffers of a device, and the launches that use them."""
 
-    def __init__(self, device: Any, n_vocab: int, capacity: int = 256) -> None:
+    def __init__(
+        self, device: Any, n_vocab: int, capacity: int = 256, following: Tensor | None = None
+    ) -> None:
         import torch
 
         self._torch = torch
@@ -75,9 +77,11 @@ class Sampler:
         self._host_masks = self._pinned((capacity, self._n_words), torch.int32)
         self.tokens = self._empty((capacity,), torch.int32)
         self._host_tokens = self._pinned((capacity,), torch.int32)
-        self._following = self._empty((capacity,), torch.int32)
+        # Gets the tokens too, where errors are 0: it may be the input of the next pass.
+        self._following = self._empty((capacity,), torch.int32) if following is None else following
         self.steps = self._empty((1,), torch.int64)
         self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._sampled = torch.cuda.Event() if self._on_cuda else None
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
         return self._torch.zeros(shape, dtype=dtype, device=self.device)
@@ -99,6 +103,25 @@ class Sampler:
             if entries is not None:
                 self._restore(*entries)
         return tokens
+
+    def queue(self, ask: Ask) -> None:
+        """Have one row sampled without waiting; `take` waits for the token. One at a time."""
+        is_whole = self.write([ask], 1)
+        entries = self._change([ask])
+        if self._on_cuda:
+            self._replay(1, is_whole)
+        else:
+            self._pass(1, is_whole)
+        if entries is not None:
+            self._restore(*entries)
+        if self._sampled is not None:
+            self._sampled.record()
+
+    def take(self) -> int:
+        """The token of the row that was queued, a code of `sampler.WRONG`, or `WIDE`: sample it otherwise."""
+        if self._sampled is not None:
+            self._sampled.synchronize()
+        return int(self._host_tokens[0])
 
     def write(self, asks: Sequence[Ask], bucket: int) -> bool:
         """Put parameters into the host's block, masks onto the device; return whether `launch` needs `whole`.
@@ -237,7 +260,9 @@ class Sampler:
         if all(ask.entries is None for ask in asks):
             return None
         parts = [ask.entries.words(ask.address) for ask in asks if ask.entries is not None]
-        words = self._torch.from_numpy(np.concatenate(parts)).to(self.device)
+        words = self._torch.from_numpy(np.concatenate(parts))
+        if self._on_cuda:  # or else the copy would wait for all that is queued
+            words = words.pin_memory().to(self.device, non_blocking=True)
         saved = self._empty((len(words),), self._torch.float32)
         self._launch_change(words, saved, restore=False)
         return words, saved
