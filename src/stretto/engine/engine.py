@@ -65,6 +65,7 @@ class Engine:
         self.events = StepEvents()
         self._ahead = Ahead(self.runner, self.arrivals.interrupt)
         self.running_ahead = False  # tokens are made one by one in the backend's loop
+        self._gains_ahead = backend.capabilities.ahead
         self._device = backend if isinstance(backend, Prepares) else None  # samples many rows at once
         self._in_step = False
         self._n_steps = self._n_waiting = 0
@@ -187,9 +188,15 @@ class Engine:
             self.metrics.sampling += time.perf_counter() - begun
 
     def _run_ahead(self, request: AnyRequest) -> bool:
-        """Let the only request run in the backend's own loop, if it asked for that and there is room."""
+        """Let the only request run in the backend's own loop, if it asked for that and there is room.
+
+        Or unasked, where the backend gains by it: but not if its reader takes one token after the other.
+        """
         decoder = request.decoder
-        if not isinstance(decoder, PlainDecoder) or not decoder.params.fused or request.is_expired:
+        if not isinstance(decoder, PlainDecoder) or request.is_expired:
+            return False
+        gains = self._gains_ahead and decoder.gains_ahead and not request.single_steps
+        if not (decoder.params.fused or gains):
             return False
         self.running_ahead = True
         try:

@@ -17,13 +17,14 @@ from stretto.backends.torch.cells import DeviceCells
 from stretto.backends.torch.decoder import Decoder
 from stretto.backends.torch.device import Tensor, open_device
 from stretto.backends.torch.faults import Faults
+from stretto.backends.torch.loop import Loop
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.planner import Planner, bucket_of, kinds_of
 from stretto.backends.torch.rows import RowSampler
 from stretto.backends.torch.steps import Steps
 from stretto.backends.torch.upload import release
 from stretto.backends.torch.weights import Weights
-from stretto.errors import InvalidRequest, Unsupported
+from stretto.errors import InvalidRequest
 from stretto.models.spec import ModelSpec
 from stretto.weights.gguf import GGUF
 
@@ -38,7 +39,6 @@ class TorchBackend:
     """Runs a model on a GPU."""
 
     name = "torch"
-    capabilities = Capabilities(attention=True)
     active_threads = 1
     pass_tokens = 2048  # of prompts, that keep a GPU busy
 
@@ -55,6 +55,7 @@ class TorchBackend:
     ) -> None:
         self.spec, self.n_cells, self.precision, self.exact = spec, n_cells, precision, exact
         self.device = open_device(device)
+        self.capabilities = Capabilities(attention=True, fused=True, ahead=self.device.type == "cuda")
         self.n_slots = n_slots if spec.recurrent else 0
         weights = Weights(file, spec, self.device, DTYPES[precision], n_positions=n_cells)
         self.memory = DeviceCells(spec, n_cells, self.n_slots, kv, self.device)
@@ -74,6 +75,9 @@ class TorchBackend:
         self.sampler = RowSampler(self.device, spec.n_vocab)
         self.steps = Steps(self._decoder, self.sampler, self.device, exact)
         self._faults = Faults(self.device, self._recover)
+        self._loop = Loop(
+            self.planner, self.steps, self.sampler, self.device, self.forward, has_states=self.n_slots > 0
+        )
         self.cell_bytes, self.slot_bytes = self.memory.cell_bytes, self.memory.slot_bytes
         # Numbers lie as in the native backend, so that saved sequences can be exchanged.
         self.cell_layout = f"native {kv}, {spec.kv_layout}"
@@ -167,9 +171,13 @@ class TorchBackend:
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
-    def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
-        """Not there yet: the engine's own loop samples on the device."""
-        raise Unsupported(f"the {self.name} backend has no fused loop; backend='native' has")
+    def loop(self, run: FusedRun) -> tuple[list[int], Floats | DeviceRow]:
+        """Several tokens of one sequence; the host accepts each while the device computes it."""
+        try:
+            return self._loop.run(run)
+        except BaseException:
+            self.planner.forget()
+            raise
 
     # -- cells and states --
 
@@ -215,7 +223,7 @@ class TorchBackend:
     def close(self) -> None:
         """Free weights and cache."""
         self._decoder = None
-        del self.memory, self.planner, self.steps
+        del self.memory, self.planner, self.steps, self._loop
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -120,6 +120,15 @@ class TorchRow:
         return self.shared.tensor[self._index, : self.shared.sampler.n_vocab]
 
     @property
+    def current(self) -> Tensor:
+        """float32[1, n_vocab], on the host if it was looked at there."""
+        if self._host is None:
+            return self.shared.tensor[self._index : self._index + 1, : self.shared.sampler.n_vocab]
+        import torch
+
+        return torch.from_numpy(self._host)[None]
+
+    @property
     def address(self) -> int:
         """Where it begins on the device."""
         return self.shared.address + self._index * self.shared.stride

@@ -19,7 +19,7 @@ from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.memory import free_again, has_room, is_out_of_memory
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.plan import Plan
-from stretto.backends.torch.rows import Logits, RowSampler
+from stretto.backends.torch.rows import Logits, RowSampler, TorchRow
 from stretto.backends.torch.views import append_cells
 
 MOST_GRAPHS = 24  # the oldest goes when there are more
@@ -29,13 +29,26 @@ STEPS_UNCAPTURED = 1000  # until it is tried again
 Key = tuple[int, bool, int]  # of a plan: rows of its bucket, whether views share cells, where views are
 
 
+class Eager:
+    """A step that is computed anew where there are no graphs."""
+
+    def __init__(self, replay: Callable[[], object]) -> None:
+        self.replay = replay
+
+
 @dataclass
 class Captured:
     """A graph, the memory that it writes logits to, and rows of an earlier step that are still there."""
 
-    graph: torch.cuda.CUDAGraph
+    graph: torch.cuda.CUDAGraph | Eager
     logits: Tensor  # float32[rows of the bucket, n_vocab]
     rows: Callable[[], Logits | None] = lambda: None
+
+    def replay(self) -> None:
+        """Take the step."""
+        if (old := self.rows()) is not None:  # somebody still has logits of an earlier step
+            old.preserve()
+        self.graph.replay()
 
 
 class Steps:
@@ -55,15 +68,28 @@ class Steps:
         assert plan.key is not None
         if self._device.type != "cuda":
             return list(self._sampler.rows(self._step(plan)[:n]))
-        found = self._graphs.get(plan.key) or self._capture(plan.key, plan)
-        if found is None:
-            return list(self._sampler.rows(self._step(plan)[:n]))
-        if (old := found.rows()) is not None:  # somebody still has logits of an earlier step
-            old.preserve()
-        found.graph.replay()
+        found = self.captured(plan)
+        found.replay()
+        return list(self.rows(found, n))
+
+    def captured(self, plan: Plan) -> Captured:
+        """The graph of a plan's kind of step; without graphs, or memory for one, the step itself."""
+        assert plan.key is not None
+        found = None
+        if self._device.type == "cuda":
+            found = self._graphs.get(plan.key) or self._capture(plan.key, plan)
+        return found or self._eager(plan)
+
+    def _eager(self, plan: Plan) -> Captured:
+        shape = plan.n, self._sampler.n_vocab
+        logits = torch.empty(shape, dtype=torch.float32, device=self._device)
+        return Captured(Eager(lambda: logits.copy_(self._step(plan)[:, : shape[1]])), logits)
+
+    def rows(self, found: Captured, n: int) -> list[TorchRow]:
+        """The logits of the first n rows of the step that was replayed last."""
         rows = self._sampler.rows(found.logits[:n])
         found.rows = ref(rows[0].shared)
-        return list(rows)
+        return rows
 
     def clear(self) -> None:
         """Free all graphs; steps that had no room for one may try again."""

@@ -227,6 +227,11 @@ class PlainDecoder(OneTrack):
         output.emit(token, text, logprob, top, ending)
 
     @property
+    def gains_ahead(self) -> bool:
+        """Whether the backend's loop does all of it, so that it may be used unasked."""
+        return self._is_plain and not self.hooks and self.params.may_run_ahead
+
+    @property
     def is_sampling(self) -> bool:
         """Whether nothing forced stands before the next sampled token, and no draft was computed."""
         return not (self._opening or self._owed or self.track.draft)
