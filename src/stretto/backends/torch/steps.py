@@ -12,13 +12,12 @@ from weakref import ref
 
 import torch
 
-from stretto.backends.base import DeviceRow
 from stretto.backends.torch import lean
 from stretto.backends.torch.decoder import Decoder
 from stretto.backends.torch.device import Tensor
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.plan import Plan
-from stretto.backends.torch.rows import Logits, RowSampler
+from stretto.backends.torch.rows import Logits, RowSampler, TorchRows
 from stretto.backends.torch.views import append_cells
 
 MOST_GRAPHS = 24  # the oldest goes when there are more
@@ -42,18 +41,18 @@ class Steps:
         self._graphs: dict[tuple[int, bool, int], Captured] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
-    def run(self, plan: Plan, n: int) -> list[DeviceRow]:
+    def run(self, plan: Plan, n: int) -> TorchRows:
         """The logits of the first n rows, on the device."""
         assert plan.key is not None
         if self._device.type != "cuda":
-            return list(self._sampler.rows(self._step(plan)[:n]))
+            return self._sampler.rows(self._step(plan)[:n])
         found = self._graphs.get(plan.key) or self._capture(plan.key, plan)
         if (old := found.rows()) is not None:  # somebody still has logits of an earlier step
             old.preserve()
         found.graph.replay()
         rows = self._sampler.rows(found.logits[:n])
-        found.rows = ref(rows[0].shared)
-        return list(rows)
+        found.rows = ref(rows.shared)
+        return rows
 
     def clear(self) -> None:
         """Free all graphs."""
