@@ -33,6 +33,7 @@ __all__ = [
     "Pooling",
     "Prepares",
     "Projects",
+    "SamplesRows",
 ]
 
 Ints = NDArray[np.int32]
@@ -165,7 +166,7 @@ class Backend(Protocol):
         """Number of threads in use; may change from batch to batch."""
         ...
 
-    def forward(self, batch: Batch) -> Floats | list[DeviceRow]:
+    def forward(self, batch: Batch) -> Floats | Sequence[DeviceRow]:
         """Compute all tokens of a placed batch, write their K and V into their cells.
 
         Returns float32[n_wanted, n_vocab], or a list of n_wanted `DeviceRow`s. They belong to the caller: the
@@ -241,6 +242,25 @@ class Prepares(Protocol):
         """Sample rows that will be asked for; `DeviceRow.sample` and `measure` then answer at once.
 
         Never raises for what is wrong with one draw: its row's `sample` does.
+        """
+        ...
+
+
+@runtime_checkable
+class SamplesRows(Protocol):
+    """The part of a backend that samples all rows of a pass at once, with nothing but their parameters."""
+
+    @property
+    def samples_rows(self) -> bool:
+        """Whether it can, on its device."""
+        ...
+
+    def sample_rows(
+        self, rows: Sequence[DeviceRow] | Floats, params: list[SamplingParams], uniforms: list[float]
+    ) -> list[int]:
+        """A token of each row without penalties, bias and mask, or a code of `sampling.sampler.WRONG`.
+
+        While `params` is the same list as in the last call, its parameters are.
         """
         ...
 

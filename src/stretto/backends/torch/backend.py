@@ -15,17 +15,18 @@ from numpy.typing import NDArray
 from stretto.backends.base import Batch, Capabilities, Decoding, DeviceRow, Draw, FusedRun
 from stretto.backends.torch.cells import DeviceCells
 from stretto.backends.torch.decoder import Decoder
-from stretto.backends.torch.device import Tensor, open_device
+from stretto.backends.torch.device import Tensor, open_device, uses_kernels
 from stretto.backends.torch.faults import Faults
 from stretto.backends.torch.loop import Loop
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.planner import Planner, bucket_of, kinds_of
-from stretto.backends.torch.rows import RowSampler
+from stretto.backends.torch.rows import RowSampler, TorchRows
 from stretto.backends.torch.steps import Steps
 from stretto.backends.torch.upload import release
 from stretto.backends.torch.weights import Weights
 from stretto.errors import InvalidRequest
 from stretto.models.spec import ModelSpec
+from stretto.sampling.params import SamplingParams
 from stretto.weights.gguf import GGUF
 
 Floats = NDArray[np.float32]
@@ -83,7 +84,7 @@ class TorchBackend:
         self.cell_layout = f"native {kv}, {spec.kv_layout}"
         self.slot_layout = f"torch f32, {spec.state_layout}"  # states lie in another order there
 
-    def forward(self, batch: Batch) -> list[DeviceRow]:
+    def forward(self, batch: Batch) -> TorchRows:
         """The logits of n_wanted rows, on the device."""
         decoder = self._open
         try:
@@ -91,7 +92,7 @@ class TorchBackend:
                 plan = self.planner.decode(batch, bucket)
                 if plan is not None:
                     return self.steps.run(plan, len(batch))
-            return list(self.sampler.rows(decoder.logits(self._run(batch))))
+            return self.sampler.rows(decoder.logits(self._run(batch)))
         except BaseException as error:
             self._undo(batch, error)
             raise
@@ -103,6 +104,18 @@ class TorchBackend:
         except Exception as error:
             self._faults.explain(error, f"sampling {len(draws):,} tokens")
             raise
+
+    @property
+    def samples_rows(self) -> bool:
+        """Whether rows are sampled on the device."""
+        return uses_kernels(self.planner.views.cells)
+
+    def sample_rows(
+        self, rows: Sequence[DeviceRow] | Floats, params: list[SamplingParams], uniforms: list[float]
+    ) -> list[int]:
+        """A token of each row of a pass, or a code of `sampler.WRONG`."""
+        assert isinstance(rows, TorchRows)
+        return self.sampler.sample(rows, params, uniforms)
 
     def hidden(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_embd]."""

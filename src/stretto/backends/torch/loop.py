@@ -11,7 +11,7 @@ Hooks look at logits on the host, and plain torch samples there: then all that i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import ref
 
@@ -40,7 +40,7 @@ class Loop:
         steps: Steps,
         rows: RowSampler,
         device: Any,
-        forward: Callable[[Batch], list[DeviceRow]],
+        forward: Callable[[Batch], Sequence[DeviceRow]],
         *,
         has_states: bool,
     ) -> None:

@@ -12,14 +12,13 @@ from weakref import ref
 
 import torch
 
-from stretto.backends.base import DeviceRow
 from stretto.backends.torch import lean
 from stretto.backends.torch.decoder import Decoder
 from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.memory import free_again, has_room, is_out_of_memory
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.plan import Plan
-from stretto.backends.torch.rows import Logits, RowSampler, TorchRow
+from stretto.backends.torch.rows import Logits, RowSampler, TorchRows
 from stretto.backends.torch.views import append_cells
 
 MOST_GRAPHS = 24  # the oldest goes when there are more
@@ -63,14 +62,14 @@ class Steps:
         self._uncaptured: dict[Key, int] = {}  # steps that there was no memory for: how many will not try
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
-    def run(self, plan: Plan, n: int) -> list[DeviceRow]:
+    def run(self, plan: Plan, n: int) -> TorchRows:
         """The logits of the first n rows, on the device."""
         assert plan.key is not None
         if self._device.type != "cuda":
-            return list(self._sampler.rows(self._step(plan)[:n]))
+            return self._sampler.rows(self._step(plan)[:n])
         found = self.captured(plan)
         found.replay()
-        return list(self.rows(found, n))
+        return self.rows(found, n)
 
     def captured(self, plan: Plan) -> Captured:
         """The graph of a plan's kind of step; without graphs, or memory for one, the step itself."""
@@ -85,10 +84,10 @@ class Steps:
         logits = torch.empty(shape, dtype=torch.float32, device=self._device)
         return Captured(Eager(lambda: logits.copy_(self._step(plan)[:, : shape[1]])), logits)
 
-    def rows(self, found: Captured, n: int) -> list[TorchRow]:
+    def rows(self, found: Captured, n: int) -> TorchRows:
         """The logits of the first n rows of the step that was replayed last."""
         rows = self._sampler.rows(found.logits[:n])
-        found.rows = ref(rows[0].shared)
+        found.rows = ref(rows.shared)
         return rows
 
     def clear(self) -> None:
