@@ -81,7 +81,7 @@ class Steps:
 
     def _eager(self, plan: Plan) -> Captured:
         shape = plan.n, self._sampler.n_vocab
-        logits = torch.empty(shape, dtype=torch.float32, device=self._device)
+        logits = torch.empty(shape, dtype=torch.float32, device=plan.tokens.device)
         return Captured(Eager(lambda: logits.copy_(self._step(plan)[:, : shape[1]])), logits)
 
     def rows(self, found: Captured, n: int) -> TorchRows:
