@@ -51,8 +51,8 @@ class Engine:
         prefix_cache: bool = True,
         fingerprint: Callable[[], str] | None = None,
     ) -> None:
-        limits = limits or Limits()
-        self.runner = Runner(backend, prefix_cache, limits.max_tokens_per_step, limits.checkpoint_bytes)
+        limits = (limits or Limits()).on(backend)
+        self.runner = Runner(backend, prefix_cache, limits.tokens_per_step, limits.checkpoint_bytes)
         self.lock = self.runner.lock
         self.metrics: Metrics = self.runner.metrics
         self.tokenizer = tokenizer

@@ -199,7 +199,7 @@ class Scheduler:
                 else:
                     prompts.append((source, n))
         plan.blocked = not n_sources
-        room = self.limits.max_tokens_per_step - n_tokens
+        room = self.limits.tokens_per_step - n_tokens
         if room < 0:
             plan.work = self._turns(decoding)
         else:
@@ -209,7 +209,7 @@ class Scheduler:
                     room = min(room, self.pace.tokens_in(self.limits.max_step_ms))
                 plan.work += self._cut(prompts, room, shared)
             if plan.hidden:
-                room = self.limits.max_tokens_per_step
+                room = self.limits.tokens_per_step
                 if decoding:
                     room = min(room, self.pace.tokens_in(self.limits.max_step_ms))
                 if self._runner.spec.causal:
@@ -286,7 +286,7 @@ class Scheduler:
         """Those that decode in a pass without room for all: the ones left out come first in the next."""
         first = self._turn % len(decoding)
         chosen: list[Work] = []
-        room = self.limits.max_tokens_per_step
+        room = self.limits.tokens_per_step
         for work in decoding[first:] + decoding[:first]:
             if work[1] > room and chosen:
                 break

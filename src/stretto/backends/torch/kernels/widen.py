@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stretto.backends.torch.kernels.packed import arguments, constants
+from stretto.backends.torch.kernels.parts import arguments, constants
 from stretto.backends.torch.kernels.tiles import e2m1, e8m0, pointers, values, weights, words
 from stretto.backends.torch.layouts import TILE_ROWS
 
