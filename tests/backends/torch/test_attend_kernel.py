@@ -167,7 +167,7 @@ def test_smaller_tiles_replace_those_that_a_device_has_no_room_for(monkeypatch):
     for _ in range(2):
         found = attend(q, keys, values, work, scale=0.3)
         assert (found.float() - expected.float()).abs().max() <= (2e-3 if is_interpreting() else 0)
-    assert [tile.heads for tile in tiles] == [4, 2, 1, 1]
+    assert [(tile.heads, tile.stages) for tile in tiles] == [(4, 5), (4, 2), (2, 2), (1, 2), (1, 2)]
 
 
 def test_queries_may_be_a_part_of_a_larger_tensor():
