@@ -23,7 +23,7 @@ SOURCES = Path(__file__).parent / "kernels"
 HEADERS = ("ptx.cuh", "batches.cuh")
 PROGRAMMATIC_SERIALIZATION = 6  # of CUlaunchAttributeID: start before the kernel before has ended
 MAX_DYNAMIC_SHARED = 8  # of CUfunction_attribute
-STATIC_SHARED_BYTES = 48 << 10  # a kernel gets without asking
+FREE_SHARED_BYTES = 16 << 10  # a kernel gets without asking, beside those of its own arrays
 
 
 class _Attribute(ctypes.Structure):
@@ -52,7 +52,7 @@ class Kernel:
     def __init__(self, cubin: bytes, name: str, device: Any) -> None:
         self._device, self._early = device, torch.cuda.get_device_capability(device) >= (9, 0)
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        self._shared_bytes = STATIC_SHARED_BYTES
+        self._shared_bytes = FREE_SHARED_BYTES
         with torch.cuda.device(device):
             torch.cuda.current_stream().synchronize()  # the device's context is the current one
             _check(_driver().cuModuleLoadData(ctypes.byref(self._module), cubin), "cuModuleLoadData")

@@ -1,4 +1,4 @@
-"""A few rows times packed weights by a CUDA C++ kernel (kernels/few.cu), with the bits of all other products."""
+"""A few rows times packed weights by a CUDA C++ kernel (kernels/few.cu): the bits of all other products."""
 
 from __future__ import annotations
 

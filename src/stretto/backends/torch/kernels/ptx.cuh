@@ -30,8 +30,8 @@ __device__ __forceinline__ u32 stream1(const void* p, bool wanted) {
       : "l"(p), "r"((u32)wanted));
   return v;
 }
-// Reads of memory stay behind it.
-__device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
+// What stands behind it stays behind it: loads are not moved down into the work that they overlap with.
+__device__ __forceinline__ void keep_order() { __syncwarp(); }
 
 // Four numbers without a sign times four with one, added to c.
 __device__ __forceinline__ int dot4(u32 a, u32 b, int c) {
