@@ -14,7 +14,7 @@ import torch
 from stretto.backends.torch import activations, nvrtc, packed_gemv
 from stretto.backends.torch.attention_layer import AttentionLayer
 from stretto.backends.torch.decoder import Decoder, DecoderLayer
-from stretto.backends.torch.device import Tensor, is_interpreting
+from stretto.backends.torch.device import Tensor
 from stretto.backends.torch.feed_layer import DenseLayer
 from stretto.backends.torch.layouts import Packed
 from stretto.backends.torch.matrix import Dense, Matrix
@@ -143,17 +143,16 @@ def _dense_gemv(
     adds: bool,
 ) -> None:
     from stretto.backends.torch.kernels import lean as kernels
+    from stretto.backends.torch.kernels.early import early_options
 
     n, k = part.weight.shape
     rows, columns, warps = tile(n, k)
-    early = not is_interpreting()
     kernels.gemv[(-(-n // rows),)](
         x, x if norm is None else norm.weight, part.weight, x if bias is None else bias, out, n,
         0.0 if norm is None else norm.part.eps,
         K=k, BN=rows, BK=columns, EVEN=k % columns == 0, NORM=norm is not None, BIAS=bias is not None,
         THEN=kernels.GATE if activation else kernels.ADD if adds else kernels.WRITE,
-        ACT=activations.code(activation), EARLY=early, num_warps=warps,
-        **({"launch_pdl": True} if early else {}),
+        ACT=activations.code(activation), num_warps=warps, **early_options(x.device),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from stretto.backends.torch.layouts import TILE_ROWS
 STEPS = 4  # of a program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "rows"])
 def tiles(
     quants, high, scales, minima, supers, out, first, rows, K, part,
     FORMAT: tl.constexpr, STEP: tl.constexpr, HIGH: tl.constexpr, STEPS: tl.constexpr,
