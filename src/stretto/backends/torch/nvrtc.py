@@ -20,10 +20,10 @@ import torch
 from stretto.errors import StrettoError, Unsupported
 
 SOURCES = Path(__file__).parent / "kernels"
-HEADER = "ptx.cuh"
+HEADERS = ("ptx.cuh", "batches.cuh")
 PROGRAMMATIC_SERIALIZATION = 6  # of CUlaunchAttributeID: start before the kernel before has ended
 MAX_DYNAMIC_SHARED = 8  # of CUfunction_attribute
-STATIC_SHARED_BYTES = 48 << 10  # a kernel gets without asking
+FREE_SHARED_BYTES = 16 << 10  # a kernel gets without asking, beside those of its own arrays
 
 
 class _Attribute(ctypes.Structure):
@@ -52,7 +52,7 @@ class Kernel:
     def __init__(self, cubin: bytes, name: str, device: Any) -> None:
         self._device, self._early = device, torch.cuda.get_device_capability(device) >= (9, 0)
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
-        self._shared_bytes = STATIC_SHARED_BYTES
+        self._shared_bytes = FREE_SHARED_BYTES
         with torch.cuda.device(device):
             torch.cuda.current_stream().synchronize()  # the device's context is the current one
             _check(_driver().cuModuleLoadData(ctypes.byref(self._module), cubin), "cuModuleLoadData")
@@ -85,6 +85,11 @@ class Kernel:
         self._shared_bytes = shared_bytes
 
 
+def is_available() -> bool:
+    """Whether kernels can be compiled here."""
+    return _library() is not None
+
+
 def require() -> Any:
     """NVRTC, or `Unsupported` if it is missing."""
     if (lib := _library()) is None:
@@ -106,7 +111,7 @@ def load(source: str, name: str, constants: Mapping[str, int], device: Any) -> K
 def _load(source: str, name: str, constants: tuple[tuple[str, int], ...], device: Any) -> Kernel:
     major, minor = torch.cuda.get_device_capability(device)
     options = (f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *(f"-D{k}={v}" for k, v in constants))
-    text = (SOURCES / HEADER).read_text() + (SOURCES / source).read_text()
+    text = "".join((SOURCES / each).read_text() for each in (*HEADERS, source))
     digest = hashlib.sha256("\n".join((str(torch.version.cuda), *options, text)).encode()).hexdigest()
     kept = cache_folder() / f"{name}-{digest[:32]}.cubin"
     try:

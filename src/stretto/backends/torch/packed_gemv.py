@@ -44,14 +44,12 @@ def gemv(
         "AHEAD": int(ahead),
     }  # fmt: skip
     kernel = nvrtc.load("gemv.cu", "gemv", constants, x.device)
-    tiles = -(-part.rows // TILE_ROWS)
-    tensors = (part.quants, part.high, part.scales, part.minima, part.supers)
-    weights = (c_void_p * len(tensors))(*(_address(each) for each in tensors))
     arguments = (
-        c_void_p(_address(x)), c_void_p(_address(gain)), weights, c_void_p(_address(bias)),
-        c_void_p(_address(out)), c_float(eps),
+        c_void_p(address(x)), c_void_p(address(gain)), weights_of(part), c_void_p(address(bias)),
+        c_void_p(address(out)), c_float(eps),
     )  # fmt: skip
-    blocks = min(tiles, resident * _multiprocessors(x.device))
+    tiles, processors = tiles_and_processors(part, x.device)
+    blocks = min(tiles, resident * processors)
     kernel.launch(blocks, 32 * PARTS * slices, 2 * PARTS * part.part, arguments, early=early)
 
 
@@ -62,10 +60,22 @@ def best_shape(part: Packed) -> Shape:
     return slices, 4, 4 // slices
 
 
+def weights_of(part: Packed) -> Any:
+    """The addresses of a part's tensors, as kernels take them."""
+    tensors = (part.quants, part.high, part.scales, part.minima, part.supers)
+    return (c_void_p * len(tensors))(*(address(each) for each in tensors))
+
+
+def tiles_and_processors(part: Packed, device: Any) -> tuple[int, int]:
+    """How many tiles of rows there are, and multiprocessors to walk them."""
+    return -(-part.rows // TILE_ROWS), _multiprocessors(device)
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where a tensor is; 0 if there is none."""
+    return 0 if tensor is None else int(tensor.data_ptr())
+
+
 @lru_cache(maxsize=8)
 def _multiprocessors(device: Any) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else int(tensor.data_ptr())

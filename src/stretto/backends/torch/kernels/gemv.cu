@@ -5,51 +5,12 @@
 // the columns of all of them, so that a block meets only to add up and write sums. Loads of the next batch are on
 // their way while a batch is multiplied, the first ones before the kernel that makes x has ended.
 //
-// Constants are given by -D: FORMAT (code of the layout), K columns, N rows, STEPS of a part, SLICES of a part, U
-// steps in a batch, RESIDENT blocks of a multiprocessor, X and OUT (0 float32, 1 bfloat16, 2 float16), NORM, BIAS,
-// THEN (0 write, 1 add, 2 gate), ACT, AHEAD (loads before waiting for x).
-constexpr bool OCTETS = FORMAT == 0, FOURS = FORMAT != 0 && FORMAT != 3, SUPER = FORMAT >= 4;
-constexpr bool LEAST = FORMAT == 2 || FORMAT == 4 || FORMAT == 5;  // formats with minima
-constexpr int GROUPS = OCTETS ? 1 : 2;                             // of 32 columns in a step
-constexpr int ZERO = OCTETS ? 128 : FORMAT == 1 ? 8 : FORMAT == 6 ? 32 : 0;
-constexpr int WARPS = 4 * SLICES, THREADS = 32 * WARPS;
-constexpr int SPAN = SUPER ? 4 : 1;  // steps that share d and dmin
-constexpr int PER = (STEPS + SLICES * SPAN - 1) / (SLICES * SPAN) * SPAN;  // steps of a slice
-constexpr int BATCHES = (PER + U - 1) / U;                                 // of a tile
-constexpr bool EVEN = PER * SLICES == STEPS && BATCHES * U == PER;
-constexpr int TILES = (N + 15) / 16, BLOCKS32 = 4 * STEPS * GROUPS;  // blocks of 32 columns, with padding
-constexpr int CHUNK = 8;                                             // tiles between two meetings
+// Constants beside those of batches.cuh: X (type of x, as OUT), NORM, THEN (0 write, 1 add, 2 gate).
+constexpr bool FOURS = FORMAT != 0 && FORMAT != 3;
+constexpr int CHUNK = 8;           // tiles between two meetings
 constexpr int MAGIC = 0x4B400000;  // float 1.5 × 2^23: whole numbers added to its bits are added to it
-static_assert(U % SPAN == 0 && (CHUNK * 16 <= THREADS), "");
+static_assert(CHUNK * 16 <= THREADS, "");
 
-struct Batch {
-  uint4 numbers[U];
-  uint2 scales[U], minima[FORMAT == 2 ? U : 1], high[FORMAT >= 5 ? U : 1], supers[SUPER ? U / SPAN : 1];
-};
-
-struct Weights {
-  const char *quants, *high, *scales, *minima, *supers;
-};
-
-__device__ __forceinline__ void load(
-    Batch& to, const Weights& w, int tile, int first, int last, int part, int lane, bool wanted) {
-#pragma unroll
-  for (int j = 0; j < U; j++) {
-    const bool ok = wanted && (EVEN || first + j < last);
-    const long unit = ((long)tile * STEPS + first + j) * 4 + part;
-    to.numbers[j] = stream4(w.quants + (unit * 32 + lane) * 16, ok);
-    to.scales[j] = stream2(w.scales + (unit * 8 + lane / 4) * 8, ok);
-    if (FORMAT == 2) to.minima[j] = stream2(w.minima + (unit * 8 + lane / 4) * 8, ok);
-    if (FORMAT == 5) to.high[j].x = stream1(w.high + (unit * 32 + lane) * 4, ok);
-    if (FORMAT == 6) to.high[j] = stream2(w.high + (unit * 32 + lane) * 8, ok);
-    if (SUPER && j % SPAN == 0) {
-      const long span = ((long)tile * (STEPS / SPAN) + (first + j) / SPAN) * 4 + part;
-      to.supers[j / SPAN] = stream2(w.supers + (span * 8 + lane / 4) * 8, ok);
-    }
-  }
-}
-
-__device__ __forceinline__ u32 half_of(const uint2& v, int i) { return (i < 2 ? v.x : v.y) >> (i % 2 * 16) & 0xffff; }
 __device__ __forceinline__ float number_of(int sum) { return __int_as_float(sum) - __int_as_float(MAGIC); }
 
 // A word of 4-bit numbers, by even and odd ones; `more` has the bits above.
@@ -196,15 +157,6 @@ __device__ __forceinline__ float activate(float x) {
   return ACT == 5 ? tanh_of(x) : x;
 }
 
-__device__ __forceinline__ void write(void* out, int at, float y) {
-  if (OUT == 0) {
-    float* to = (float*)out + at;
-    *to = THEN == 1 ? *to + y : y;
-  } else {
-    ((unsigned short*)out)[at] = OUT == 1 ? to_bfloat(y) : to_half(y);
-  }
-}
-
 // The sums of some tiles from those of the warps, and what follows them.
 __device__ __forceinline__ void finish(
     const float (*parts)[WARPS][16], int first, int count, float factor, const float* bias, void* out, int thread) {
@@ -220,7 +172,7 @@ __device__ __forceinline__ void finish(
     y[e] *= factor;
     if (BIAS) y[e] += bias[row + e];
   }
-  write(out, row / EACH, THEN == 2 ? activate(y[0]) * y[EACH - 1] : activate(y[0]));
+  write(out, row / EACH, THEN == 2 ? activate(y[0]) * y[EACH - 1] : activate(y[0]), THEN == 1);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemv(

@@ -9,12 +9,14 @@ import torch
 import triton
 import triton.language as tl
 
+from stretto.backends.torch import packed_few
 from stretto.backends.torch.kernels import dense, widen
 from stretto.backends.torch.kernels.epilogue import finish
 from stretto.backends.torch.kernels.parts import arguments, constants, fastest
 from stretto.backends.torch.kernels.tiles import pointers, weights, words
 from stretto.backends.torch.layouts import PARTS
 
+FEW_ROWS = 0  # by few.cu
 FUSED_ROWS = 32
 WIDENED_BYTES = 256 << 20  # of weights at a time
 
@@ -81,7 +83,9 @@ def fused_tile(rows, n):
 
 def product(x, part, out, bias, act, gated):
     """The product with a packed part of a matrix, written into `out`."""
-    if len(x) <= FUSED_ROWS and x.dtype != torch.float32:
+    if len(x) <= FEW_ROWS and packed_few.fits(x, part, act):
+        packed_few.few(x, part, out, bias, act, gated)
+    elif len(x) <= FUSED_ROWS and x.dtype != torch.float32:
         run_fused(x, part, out, bias, act, gated)
     else:
         widened(x, part, out, bias, act, gated)

@@ -1,4 +1,4 @@
-// The instructions that have no name in C++, for gemv.cu: no headers are needed to compile it.
+// The instructions that have no name in C++, for gemv.cu and few.cu: no headers are needed to compile it.
 typedef unsigned int u32;
 
 // Weights are read once: they bypass L1. Loads are predicated, not branched around: behind a branch the compiler
@@ -30,8 +30,8 @@ __device__ __forceinline__ u32 stream1(const void* p, bool wanted) {
       : "l"(p), "r"((u32)wanted));
   return v;
 }
-// Reads of memory stay behind it.
-__device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
+// What stands behind it stays behind it: loads are not moved down into the work that they overlap with.
+__device__ __forceinline__ void keep_order() { __syncwarp(); }
 
 // Four numbers without a sign times four with one, added to c.
 __device__ __forceinline__ int dot4(u32 a, u32 b, int c) {
@@ -55,6 +55,36 @@ __device__ __forceinline__ unsigned short to_bfloat(float f) {
   unsigned short h;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
   return h;
+}
+
+// Two numbers in bfloat16; a tile's product of 16 rows by 16 columns with 8 columns of x.
+__device__ __forceinline__ void mma(float acc[4], const u32 a[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ u32 pair(float low, float high) {
+  u32 v;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+  return v;
+}
+__device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
+  u32 v;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c));
+  return v;
+}
+
+__device__ __forceinline__ float exp2_of(float x) {
+  float y;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float divide(float a, float b) {
+  float y;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
 }
 
 // The next kernel may be launched; what the kernel before has written can be read behind `await_inputs`.

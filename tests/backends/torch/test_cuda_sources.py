@@ -1,0 +1,160 @@
+"""The CUDA C++ kernels, run on a CPU: the sources mean what the packed weights mean."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stretto.errors import Unsupported
+from stretto.weights.formats import Format
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from stretto.backends.torch import layouts, nvrtc, packed_gemv, unpacking  # noqa: E402
+
+HERE = Path(__file__).parent
+PACKED = [Format.Q8_0, Format.Q4_0, Format.Q4_1, Format.MXFP4, Format.Q4_K, Format.Q5_K, Format.Q6_K]
+TYPES = {torch.float32: 0, torch.bfloat16: 1}
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None or platform.system() != "Linux", reason="sources are compiled by g++ on Linux"
+)
+CALLS = {
+    "gemv": "gemv(x, gain, w, bias, out, 1e-5f)",
+    "few": "few((const unsigned short*)x, rows, w, bias, out, stride)",
+}
+HARNESS = """
+static const void* x; static const float *gain, *bias; static void* out; static Weights w;
+static int rows; static long stride;
+static void body() { %s; ended[current] = true; swapcontext(&fibers[current], &scheduler); }
+extern "C" void run(int blocks, void** p, int n, long s) {
+  x = p[0], gain = (float*)p[1], bias = (float*)p[2], out = p[3], rows = n, stride = s;
+  w = {(char*)p[4], (char*)p[5], (char*)p[6], (char*)p[7], (char*)p[8]};
+  run_blocks(blocks, THREADS, body);
+}
+"""
+
+
+def packed(fmt, rows, columns):
+    """Random blocks with tame scales."""
+    generator = torch.Generator().manual_seed(rows)
+    data = torch.randint(
+        0, 256, (rows, columns // fmt.block, fmt.size), dtype=torch.uint8, generator=generator
+    )
+    if fmt is Format.MXFP4:
+        data[..., 0] = 118 + data[..., 0] % 6
+    else:
+        for at in {Format.Q6_K: (208,), Format.Q4_0: (0,), Format.Q8_0: (0,)}.get(fmt, (0, 2)):
+            scales = (torch.rand(data.shape[:2], generator=generator) * 2e-3 + 1e-4).half()
+            data[..., at : at + 2] = scales[..., None].view(torch.uint8)
+    return layouts.pack(data.reshape(rows, -1), fmt, columns)
+
+
+def run(folder, name, part, x, out, *, blocks, gain=None, bias=None, **constants):
+    """A kernel of these constants, compiled for this CPU."""
+    source = "".join((nvrtc.SOURCES / each).read_text() for each in ("batches.cuh", f"{name}.cu"))
+    for kind in ("int4", "uint4"):
+        source = source.replace(f"extern __shared__ {kind} xs[];", f"{kind}* xs = ({kind}*)dynamic_shared;")
+    source = source.replace('extern "C" __global__', "")
+    (folder / "kernel.cpp").write_text('#include "cuda_on_cpu.h"\n' + source + HARNESS % CALLS[name])
+    steps = part.part // part.layout.step
+    constants |= {"FORMAT": part.layout.code, "K": part.columns, "N": part.rows, "STEPS": steps, "U": 4}
+    constants |= {"RESIDENT": 1, "OUT": TYPES[out.dtype], "BIAS": int(bias is not None), "AHEAD": 1}
+    defined = [f"-D{key}={value}" for key, value in constants.items()]
+    command = ["g++", "-O0", "-std=c++17", "-w", "-shared", "-fPIC", f"-I{HERE}", *defined]
+    subprocess.run([*command, "-o", folder / "kernel.so", folder / "kernel.cpp"], check=True)
+    tensors = (x, gain, bias, out, part.quants, part.high, part.scales, part.minima, part.supers)
+    addresses = (ctypes.c_void_p * len(tensors))(*(0 if t is None else t.data_ptr() for t in tensors))
+    ctypes.CDLL(folder / "kernel.so").run(blocks, addresses, len(x), ctypes.c_long(out.stride(0)))
+
+
+def in_octets(x):
+    """x as the kernel rounds it: 8 bits for each 32 columns."""
+    blocks = x.double().reshape(-1, 32)
+    most = blocks.abs().amax(1, keepdim=True)
+    return ((blocks * (127 / most)).round() * most / 127).reshape(x.shape)
+
+
+def error(y, expected):
+    return ((y.double() - expected).abs().max() / expected.abs().max()).item()
+
+
+@needs_compiler
+@pytest.mark.parametrize("fmt", PACKED, ids=lambda fmt: fmt.name)
+def test_one_row_is_normalised_rounded_multiplied_and_gated(fmt, tmp_path):
+    part, x, gain = packed(fmt, 328, 768), torch.randn(1, 768), torch.rand(768) + 0.5
+    out = torch.zeros(1, 164)
+    run(
+        tmp_path,
+        "gemv",
+        part,
+        x,
+        out,
+        blocks=2,
+        gain=gain,
+        SLICES=1,
+        X=0,
+        NORM=1,
+        THEN=packed_gemv.GATE,
+        ACT=1,
+    )
+    y = in_octets(x * gain) @ unpacking.unpack(part).double().T * torch.rsqrt(x.pow(2).mean() + 1e-5)
+    assert error(out, torch.nn.functional.silu(y[:, ::2]) * y[:, 1::2]) < 1e-5
+
+
+@needs_compiler
+def test_slices_of_columns_are_summed_and_added_to_what_is_there(tmp_path):
+    part, x, bias = packed(Format.Q4_0, 72, 576), torch.randn(1, 576).bfloat16(), torch.randn(72)
+    out = torch.ones(1, 72)
+    run(
+        tmp_path,
+        "gemv",
+        part,
+        x,
+        out,
+        blocks=3,
+        bias=bias,
+        SLICES=2,
+        X=1,
+        NORM=0,
+        THEN=packed_gemv.ADD,
+        ACT=0,
+    )
+    assert error(out, in_octets(x) @ unpacking.unpack(part).double().T + bias + 1) < 1e-5
+
+
+@needs_compiler
+@pytest.mark.parametrize("fmt", PACKED, ids=lambda fmt: fmt.name)
+def test_a_few_rows_are_multiplied_with_weights_rounded_to_bfloat16(fmt, tmp_path):
+    part, x, bias = packed(fmt, 88, 768), torch.randn(3, 768).bfloat16(), torch.randn(88)
+    out = torch.zeros(3, 44)
+    run(tmp_path, "few", part, x, out, blocks=2, bias=bias, SLICES=1, ROWS=4, GATED=1, ACT=1)
+    y = x.double() @ unpacking.unpack(part).bfloat16().double().T + bias
+    assert error(out, torch.nn.functional.silu(y[:, ::2]) * y[:, 1::2]) < 1e-5
+
+
+def test_without_nvrtc_the_error_names_the_remedy(monkeypatch):
+    monkeypatch.setattr(nvrtc, "_library", lambda: None)
+    with pytest.raises(Unsupported, match="nvidia-cuda-nvrtc, or use exact=True"):
+        nvrtc.require()
+
+
+def test_compiled_kernels_are_kept_in_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.delenv("STRETTO_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert nvrtc.cache_folder() == tmp_path / "stretto" / "kernels"
+    monkeypatch.setenv("STRETTO_HOME", str(tmp_path / "home"))
+    assert nvrtc.cache_folder() == tmp_path / "home" / "kernels"
+
+
+@pytest.mark.parametrize("columns", [256, 576, 2048, 4096, 14336])
+def test_every_slice_of_a_shape_has_steps(columns):
+    part = packed(Format.Q8_0, 16, columns)
+    slices, batch, resident = packed_gemv.best_shape(part)
+    steps = part.part // part.layout.step
+    assert slices == 1 or steps // slices >= batch
+    assert resident * slices <= 4
