@@ -422,7 +422,7 @@ class DeviceRows:
     """Makes the rows of a mock backend ones that are elsewhere, and counts who looks at them."""
 
     def __init__(self, llm):
-        self.n_fetched = self.n_sampled = self.n_measured = 0
+        self.n_fetched = self.n_sampled = self.n_measured = self.n_together = 0
         self.draws = None  # those of a step, where the backend prepares them
         forward, counts = llm.backend.forward, self
 
@@ -433,6 +433,9 @@ class DeviceRows:
             def numpy(self):
                 counts.n_fetched += 1
                 return self._row
+
+            def fetch(self, others):
+                counts.n_together += 1
 
             def sample(self, params, tokens, n_prompt, uniform, mask):
                 counts.n_sampled += 1

@@ -56,6 +56,10 @@ class DeviceRow(Protocol):
         """float32[n_vocab] on the host, writable; later calls of `sample` use that copy."""
         ...
 
+    def fetch(self, others: Sequence[DeviceRow]) -> None:
+        """Move this row and others to the host, in one copy if they lie together; `numpy` has them then."""
+        ...
+
     def sample(
         self, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float, mask: Mask | None
     ) -> int:

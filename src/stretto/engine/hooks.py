@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stretto.engine.request import Request
-from stretto.engine.track import Row
+from stretto.engine.track import Row, fetch_rows
 from stretto.sampling.hooks import HookRow
 
 Call = tuple[Request[Any], Row, list[int]]  # a request, a row of logits, the tokens before it
@@ -21,6 +21,7 @@ Call = tuple[Request[Any], Row, list[int]]  # a request, a row of logits, the to
 
 def run_hooks(requests: Sequence[Request[Any]]) -> None:
     """Run the hooks of all requests whose logits have come."""
+    fetch_rows(source.track.logits for request in requests for source in request.decoder.sources)
     try:
         for turn in range(max(len(request.decoder.hooks) for request in requests)):
             _run_turn([request for request in requests if turn < len(request.decoder.hooks)], turn)

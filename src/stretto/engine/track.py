@@ -6,7 +6,7 @@ track (or whatever stands for one, see `Source`) for the rows of the next batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -384,4 +384,14 @@ def host_row(row: Row | DeviceRow) -> Row:
 
 def host_rows(rows: Rows) -> NDArray[np.float32]:
     """float32[n, n_vocab] on the host."""
-    return rows if isinstance(rows, np.ndarray) else np.stack([row.numpy() for row in rows])
+    if isinstance(rows, np.ndarray):
+        return rows
+    fetch_rows(rows)
+    return np.stack([row.numpy() for row in rows])
+
+
+def fetch_rows(rows: Iterable[Row | DeviceRow | None]) -> None:
+    """Move rows that are on a device to the host together: all will be looked at there."""
+    there = [row for row in rows if row is not None and not isinstance(row, np.ndarray)]
+    if len(there) > 1:
+        there[0].fetch(there[1:])

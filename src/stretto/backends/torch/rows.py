@@ -8,7 +8,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Draw, Mask
+from stretto.backends.base import DeviceRow, Draw, Mask
 from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.penalties import Penalties
 from stretto.backends.torch.sampler import ALIGNMENT, Ask, Measured, Sampler
@@ -189,6 +189,19 @@ class TorchRow:
         if self._host is None:
             self._host = np.array(self.logits.cpu().numpy(), np.float32)
         return self._host
+
+    def fetch(self, others: Sequence[DeviceRow]) -> None:
+        """Move this row and others to the host, in one copy for those of one tensor."""
+        together: dict[int, dict[int, TorchRow]] = {}
+        for row in (self, *others):
+            if isinstance(row, TorchRow) and row._host is None:
+                together.setdefault(id(row.shared), {})[id(row)] = row
+        for group in together.values():
+            rows = list(group.values())
+            shared = rows[0].shared
+            tensor = shared.tensor[[row._index for row in rows], : shared.sampler.n_vocab]
+            for row, host in zip(rows, tensor.float().cpu().numpy(), strict=True):
+                row._host = host
 
     def copy(self) -> TorchRow:
         """Another row with the same numbers; on the device they share them."""

@@ -16,7 +16,7 @@ from stretto.engine.output import Ending, TextOutput
 from stretto.engine.params import RequestParams
 from stretto.engine.runner import Runner
 from stretto.engine.thoughts import Thoughts
-from stretto.engine.track import Row, Source, Track
+from stretto.engine.track import Row, Source, Track, fetch_rows
 from stretto.engine.types import Result, Usage
 from stretto.errors import InvalidRequest
 from stretto.sampling.transforms import add_bias, log_softmax
@@ -174,6 +174,7 @@ class BeamDecoder:
         """The best continuations of all hypotheses."""
         wanted = 2 * self._width + len(self._end_ids)  # so that enough are left when some of them end
         found: list[Candidate] = []
+        fetch_rows(one.track.logits for one in self._open)
         for index, one in enumerate(self._open):
             if len(one.tokens) >= self._most:
                 continue
