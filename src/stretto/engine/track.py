@@ -381,6 +381,8 @@ def host_row(row: Row | DeviceRow) -> Row:
     return row if isinstance(row, np.ndarray) else row.numpy()
 
 
-def host_rows(rows: Rows) -> NDArray[np.float32]:
-    """float32[n, n_vocab] on the host."""
-    return rows if isinstance(rows, np.ndarray) else np.stack([row.numpy() for row in rows])
+def host_rows(rows: Rows, n_vocab: int = 0) -> NDArray[np.float32]:
+    """float32[n, n_vocab] on the host; `n_vocab` counts where there are no rows on a device to tell it."""
+    if isinstance(rows, np.ndarray):
+        return rows
+    return np.stack([row.numpy() for row in rows]) if rows else np.empty((0, n_vocab), np.float32)
