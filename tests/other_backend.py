@@ -48,6 +48,7 @@ SAME_BITS = (
 IN_FLOAT32 = (
     "tests/engine/test_encoder.py",
     "tests/engine/test_minilm.py",
+    "tests/backends/test_prefix_bits.py::test_turned_keys",
     "tests/parallel/test_native.py::test_attention_of_an_f32_file",
     "tests/parallel/test_native.py::test_attention_of_runs_on_an_f32_file",
 )
