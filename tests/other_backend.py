@@ -18,19 +18,8 @@ from stretto.llm import encoder, loading
 NAME = os.environ.get("STRETTO_TEST_BACKEND", "")
 DEVICE = os.environ.get("STRETTO_TEST_DEVICE", "auto")
 
-FUSED = "its fused loop"
 # The beginnings of ids of tests, and why these are about the native backend alone.
 NATIVE_ONLY = {
-    "tests/engine/test_composition.py::test_a_sequence_is_continued[fused]": FUSED,
-    "tests/structured/test_guided.py::test_the_fused_loop_gives_the_same_tokens": FUSED,
-    "tests/structured/test_guided.py::test_every_cut_gives_a_beginning[fused]": FUSED,
-    "tests/structured/test_guided.py::test_what_stays_in_the_cache_is_true[fused]": FUSED,
-    "tests/structured/test_guided.py::test_when_cells_run_out_the_guide_goes_on[fused]": FUSED,
-    "tests/structured/test_guided.py::test_what_fails_within_the_fused_loop_ends_its_own_request": FUSED,
-    "tests/structured/test_guided.py::test_native_hooks_in_the_fused_loop": FUSED,
-    "tests/vision/test_grid_positions.py::test_many_ways_to_the_same_bits[fused": FUSED,
-    "tests/backends/test_prefix_bits.py::test_a_context_that_overflows": FUSED,
-    "tests/sampling/test_native_hook.py": FUSED,
 }
 # Tests of the same bits, which kernels have and plain torch has not: its sums depend on the shape of a batch.
 SAME_BITS = (

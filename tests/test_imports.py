@@ -28,7 +28,7 @@ ALLOWED = {
     "engine": {"backends.base", "cache", "drafts", "sampling", "structured", "text"},
     "parallel": {"backends.base", "engine", "sampling", "structured", "text"},
     "router": {"backends", "hardware", "models", "routing", "sampling", "text", "vision", "weights"},
-    "routing": {"backends", "cache", "models", "sampling.params", "weights"},
+    "routing": {"backends", "cache", "models", "sampling.params", "text", "vision", "weights"},
     "llm": {
         "backends.base",
         "cache",

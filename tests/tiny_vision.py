@@ -114,6 +114,13 @@ def seeing_llm(name, backend="native", *, text=None, template=TEMPLATE, cells=25
     if backend == "native":
         runs = NativeBackend(file, spec, cells, 2, options.pop("kv", "f16"), n_slots=16)
         encoder = NativeEncoder(vision_file(name), sees, 2)
+    elif backend == "torch":  # in float32, as the reference
+        from stretto.backends.torch.backend import TorchBackend
+        from stretto.vision.torch import TorchEncoder
+
+        device = options.pop("device", "cpu")
+        runs = TorchBackend(file, spec, cells, device, "f32", "high", 16)
+        encoder = TorchEncoder(vision_file(name), sees, device, "high")
     else:
         runs = ReferenceBackend(file, spec, cells, n_slots=16)
         encoder = ReferenceEncoder(vision_file(name), sees)

@@ -7,12 +7,11 @@ them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stretto import kernels
 from stretto.backends.base import Backend
 from stretto.backends.onnx import open_onnx
 from stretto.backends.registry import (
@@ -31,9 +30,11 @@ from stretto.models.bare import bare_spec
 from stretto.routing.candidates import Candidate, gguf_candidates, onnx_candidates
 from stretto.routing.decide import Trial, open_best, unmeasured
 from stretto.routing.decide import survey as survey_candidates
+from stretto.routing.images import encoder_bytes, find_encoder, load_vision
 from stretto.routing.probe import TEXT, measure
 from stretto.routing.route import Option, Route
 from stretto.sampling.params import check_integer
+from stretto.text.generation_config import read_generation_config
 from stretto.text.loading import (
     load_template_folder,
     load_template_of,
@@ -43,11 +44,6 @@ from stretto.text.loading import (
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.vision.cache import ImageCache
-from stretto.vision.encoder import Encoder
-from stretto.vision.native import NativeEncoder
-from stretto.vision.reading import read_vision_spec
-from stretto.vision.reference import ReferenceEncoder
-from stretto.vision.spec import VisionSpec
 from stretto.vision.vision import Vision
 from stretto.weights import hub
 from stretto.weights.folder import open_weights
@@ -56,7 +52,6 @@ from stretto.weights.onnx import read_onnx
 from stretto.weights.onnx.fingerprint import fingerprint
 from stretto.weights.onnx.folder import OnnxFolder, find_folder, has_other_weights, is_onnx_folder
 
-BUNDLED_ENCODERS = {"sketch": Path(__file__).parent / "vision" / "sketch.gguf"}
 CACHE_TYPES = ("f16", "q8", "f32", "bf16", "fp8")
 GPU_CACHE_TYPES = ("bf16", "fp8")  # that only GPUs have
 DEFAULT_CELLS = 8192
@@ -74,6 +69,7 @@ class Opened:
     vision: Vision | None = None
     route: Route | None = None  # what was chosen to run it, and why
     rerank_template: str = ""  # of a decoder that is used as a cross-encoder
+    defaults: Mapping[str, float | int] = field(default_factory=dict)  # options that its authors recommend
 
 
 def open_model(
@@ -124,6 +120,9 @@ def open_model(
     )
     if is_onnx:
         return _open_onnx(Path(model).expanduser(), options, vision)
+    mmproj = None if vision is None else find_encoder(vision)
+    if mmproj is not None:
+        options = replace(options, beside=encoder_bytes(mmproj, precision))
     with open_weights(hub.resolve(model)) as file:
         spec, problem = _read_spec(file, n_cells)
         if spec.is_encoder:
@@ -140,17 +139,27 @@ def open_model(
                 raise
         try:
             model_vision = (
-                None
-                if vision is None
-                else _load_vision(vision, spec, tokenizer, route.backend, options, cache)
+                None if mmproj is None else load_vision(mmproj, spec, tokenizer, route, options, cache)
             )
         except BaseException:
             model_backend.close()
             raise
         rerank_template = file.metadata.text("tokenizer.chat_template.rerank", "")
         return Opened(
-            model_backend, tokenizer, template, file.fingerprint(), model_vision, route, rerank_template
+            model_backend,
+            tokenizer,
+            template,
+            file.fingerprint(),
+            model_vision,
+            route,
+            rerank_template,
+            _defaults(file.path),
         )
+
+
+def _defaults(path: Path) -> Mapping[str, float | int]:
+    """The options that a folder recommends; none if it is a file."""
+    return read_generation_config(path).options if path.is_dir() else {}
 
 
 def _is_onnx(model: str | os.PathLike[str], backend: str) -> bool:
@@ -187,7 +196,12 @@ def _open_onnx(path: Path, options: BackendOptions, vision: object) -> Opened:
         model_backend.close()
         raise
     return Opened(
-        model_backend, tokenizer, template, lambda: fingerprint(read_onnx(folder.model)), route=route
+        model_backend,
+        tokenizer,
+        template,
+        lambda: fingerprint(read_onnx(folder.model)),
+        route=route,
+        defaults=_defaults(folder.path),
     )
 
 
@@ -289,49 +303,6 @@ def _trial(
         return f"{file.fingerprint()()} | {cpu_name()}, {setup}"
 
     return Trial(lambda: text.result()[0].encode(TEXT, special=True), key, measure, refresh)
-
-
-def _load_vision(
-    path: str | os.PathLike[str],
-    spec: ModelSpec,
-    tokenizer: Tokenizer,
-    backend: str,
-    options: BackendOptions,
-    cache: ImageCache,
-) -> Vision:
-    with GGUF(BUNDLED_ENCODERS.get(str(path)) or hub.resolve(path)) as file:
-        vision_spec = read_vision_spec(file)
-        _check_pair(vision_spec, spec, file.path)
-        if spec.windowed_images:
-            vision_spec = replace(vision_spec, bidirectional=True)
-        encoder: Encoder
-        if backend == "reference":
-            encoder = ReferenceEncoder(file, vision_spec)
-        else:
-            encoder = NativeEncoder(file, vision_spec, options.threads, kernels.chosen(), options.precision)
-        return Vision(encoder, tokenizer, file.fingerprint(), cache)
-
-
-def _check_pair(vision: VisionSpec, spec: ModelSpec, path: Path) -> None:
-    """Raise unless an encoder's vectors are what a language model takes."""
-    remedy = "give the mmproj file that belongs to it"
-    if vision.n_out != spec.n_embd:
-        raise ModelError(
-            f"it makes vectors of {vision.n_out} numbers, and the language model takes {spec.n_embd}; "
-            f"{remedy}",
-            path=path,
-        )
-    if vision.grid_positions and not spec.has_grid_positions:
-        raise ModelError(
-            f"its images have rows and columns as positions, and {spec.architecture} has none; {remedy}",
-            path=path,
-        )
-    if len(vision.deepstack) != spec.deepstack:
-        raise ModelError(
-            f"it has features for {len(vision.deepstack)} early layers (deepstack), and the language model "
-            f"takes them in {spec.deepstack}; {remedy}",
-            path=path,
-        )
 
 
 def _load_text(file: GGUF, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate | None]:

@@ -162,8 +162,23 @@ def test_a_prompt_behind_two_dashes_may_look_like_an_option(ask):
 
 def test_options_of_loading(ask):
     ask("Hi", "--cells", 512, "--backend", "reference", "--threads", 2, "--precision", "high")
-    machine = {"backend": "reference", "threads": 2, "cells": 512, "precision": "high"}
+    machine = {"backend": "reference", "device": "auto", "threads": 2, "cells": 512, "precision": "high"}
     assert ask.loaded() == [("mock.gguf", {**machine, "repack": "auto", "vision": None})]
+
+
+def test_cells_may_be_what_is_free(ask):
+    ask("Hi", "--cells", "auto")
+    assert ask.loaded()[0][1]["cells"] == "auto"
+    ask("Hi")
+    assert ask.loaded()[-1][1]["cells"] == 8192
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "parallel", "bench", "serve"])
+def test_cells_that_are_neither_a_number_nor_auto(cli, command):
+    code, output, errors = cli(command, "--cells", "many")
+    assert (code, output) == (2, "")
+    assert "--cells" in errors
+    assert "auto" in errors
 
 
 @pytest.mark.parametrize("command", ["run", "chat", "parallel", "bench", "serve"])

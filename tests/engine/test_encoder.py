@@ -12,31 +12,20 @@ from stretto.models import read_spec
 from stretto.testing import byte_tokenizer
 from stretto.weights.gguf import GGUF
 from stretto.weights.writer import write_gguf
-from tiny_encoders import FOLDER, answers, file_of, hidden_of, native, reference, text_of
+from tiny_encoders import (
+    CLS,
+    FOLDER,
+    SEP,
+    answers,
+    hidden_of,
+    ids,
+    native,
+    reference,
+    text_of,
+    with_words,
+)
 from tiny_models import FOLDER as DECODERS
 from tiny_models import answer
-
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-WORDS = ("cat", "dog", "bird", "runs", "sleeps", "the", "a", "fast")
-CLS, SEP = 2, 3
-
-
-def with_words(name, target, n_vocab=96, **changes):
-    """A tiny encoder's file with a vocabulary of a few words."""
-    file = file_of(name)
-    words = [*SPECIAL, *(f"▁{word}" for word in WORDS)]
-    words += [f"x{i}" for i in range(n_vocab - len(words))]
-    vocabulary = {
-        "tokenizer.ggml.model": "bert",
-        "tokenizer.ggml.tokens": words,
-        "tokenizer.ggml.token_type": [3] * len(SPECIAL) + [1] * (n_vocab - len(SPECIAL)),
-        "tokenizer.ggml.unknown_token_id": 1,
-        "tokenizer.ggml.cls_token_id": CLS,
-        "tokenizer.ggml.seperator_token_id": SEP,
-        "tokenizer.ggml.padding_token_id": 0,
-    }
-    write_gguf(target, dict(file.metadata) | vocabulary | changes, file.tensors)
-    return target
 
 
 @pytest.fixture(scope="module", params=["native", "reference"])
@@ -44,10 +33,6 @@ def bert(request, tmp_path_factory):
     path = with_words("bert", tmp_path_factory.mktemp("bert") / "bert.gguf")
     with load_encoder(path, backend=request.param, threads=2, cells=128) as encoder:
         yield encoder
-
-
-def ids(*words):
-    return [CLS, *(len(SPECIAL) + WORDS.index(word) for word in words), SEP]
 
 
 def test_a_vector_is_the_pooled_and_normalised_hidden_state(bert):

@@ -272,14 +272,14 @@ def test_closing_the_hole_of_an_image():
 
 
 def test_files_that_do_not_belong_together(tmp_path):
-    from stretto.router import _check_pair
+    from stretto.routing.images import check_pair
 
     spec = text_spec()
-    _check_pair(vision_spec("qwen3vl"), spec, tmp_path)
+    check_pair(vision_spec("qwen3vl"), spec, tmp_path)
     with pytest.raises(ModelError, match="features for 0 early layers"):
-        _check_pair(vision_spec("qwen35"), spec, tmp_path)
+        check_pair(vision_spec("qwen35"), spec, tmp_path)
     plain = replace(changed_rope(axes=None), deepstack=2)
     with pytest.raises(ModelError, match="rows and columns as positions"):
-        _check_pair(vision_spec("qwen3vl"), plain, tmp_path)
+        check_pair(vision_spec("qwen3vl"), plain, tmp_path)
     with pytest.raises(ModelError, match="vectors of 32 numbers"):
-        _check_pair(vision_spec("qwen3vl"), replace(spec, n_embd=64), tmp_path)
+        check_pair(vision_spec("qwen3vl"), replace(spec, n_embd=64), tmp_path)

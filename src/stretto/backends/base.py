@@ -33,6 +33,7 @@ __all__ = [
     "Pooling",
     "Prepares",
     "Projects",
+    "SamplesRows",
 ]
 
 Ints = NDArray[np.int32]
@@ -108,7 +109,8 @@ class Capabilities:
     embeddings: bool = True  # batches may hold vectors instead of tokens
     hidden: bool = True  # final hidden states
     attention: bool = False  # attention weights (Batch.probe, Batch.watch)
-    fused: bool = False  # several tokens without going back to Python
+    fused: bool = False  # several tokens without going back to the engine (`loop`)
+    ahead: bool = False  # that is faster, so that a lone request does it unless it says otherwise
 
     def require(self, name: str, backend: str) -> None:
         """Raise `Unsupported` unless the backend has the capability."""
@@ -123,7 +125,7 @@ class Capabilities:
 class FusedRun:
     """The input of the fused loop: up to len(cells) tokens of one sequence, starting from `logits`."""
 
-    logits: Floats  # float32[n_vocab], of the last token
+    logits: Floats | DeviceRow  # float32[n_vocab], of the last token; on the device if it makes such rows
     cells: Ints  # reserved for the new tokens
     position: int  # of the first of them
     view: Ints  # starts with the sequence's cells, those of `cells` last
@@ -139,6 +141,8 @@ class FusedRun:
     follow: Follow | None = None  # called after each token; changes `mask` in place
     interrupt: NDArray[np.uint8] | None = None  # uint8[1]; not 0: the loop ends after the current token
     slot: int = -1  # with recurrent layers: the slot whose state its tokens advance, in place
+    sequence: int = -1  # whose view it is, for backends that keep views
+    edits: int = 0  # the number of the view's last edit (cache/views.py); 0: not known
     n_run: int = 0  # output: how many of its tokens have K and V in their cells, and are in the state
     sampling: float = 0.0  # output: seconds of sampling
 
@@ -162,7 +166,7 @@ class Backend(Protocol):
         """Number of threads in use; may change from batch to batch."""
         ...
 
-    def forward(self, batch: Batch) -> Floats | list[DeviceRow]:
+    def forward(self, batch: Batch) -> Floats | Sequence[DeviceRow]:
         """Compute all tokens of a placed batch, write their K and V into their cells.
 
         Returns float32[n_wanted, n_vocab], or a list of n_wanted `DeviceRow`s. They belong to the caller: the
@@ -174,7 +178,7 @@ class Backend(Protocol):
         """As `forward`, but the final hidden states, after the last norm: float32[n_wanted, n_embd]."""
         ...
 
-    def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
+    def loop(self, run: FusedRun) -> tuple[list[int], Floats | DeviceRow]:
         """Sample and run tokens until one ends it or the cells are used up; return them and the next logits.
 
         With the capability "fused" only. Draws the same numbers from `run.random` as the Python loop.
@@ -238,6 +242,25 @@ class Prepares(Protocol):
         """Sample rows that will be asked for; `DeviceRow.sample` and `measure` then answer at once.
 
         Never raises for what is wrong with one draw: its row's `sample` does.
+        """
+        ...
+
+
+@runtime_checkable
+class SamplesRows(Protocol):
+    """The part of a backend that samples all rows of a pass at once, with nothing but their parameters."""
+
+    @property
+    def samples_rows(self) -> bool:
+        """Whether it can, on its device."""
+        ...
+
+    def sample_rows(
+        self, rows: Sequence[DeviceRow] | Floats, params: list[SamplingParams], uniforms: list[float]
+    ) -> list[int]:
+        """A token of each row without penalties, bias and mask, or a code of `sampling.sampler.WRONG`.
+
+        While `params` is the same list as in the last call, its parameters are.
         """
         ...
 

@@ -165,6 +165,10 @@ class Batch:
         self.watched.append(int(row))
         return len(self.watched) - 1
 
+    def placed(self, placement: Placement) -> None:
+        """Take cells that somebody else has found for its tokens."""
+        self._placement = placement
+
     @property
     def placement(self) -> Placement | None:
         """The cells of its tokens, once they have been placed."""

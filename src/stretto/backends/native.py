@@ -138,6 +138,7 @@ class NativeBackend:
     def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
         """Generate several tokens of one sequence in native code."""
         biased, bias = bias_arrays(run.params, self.spec.n_vocab)
+        assert isinstance(run.logits, np.ndarray)
         tokens, logits, error, run.n_run, draws, run.sampling = self._open.loop(
             run.logits,
             run.cells,

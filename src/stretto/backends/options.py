@@ -20,6 +20,7 @@ class BackendOptions:
     exact: bool = True  # same bits whatever the batch; False: the fastest kernels of a GPU
     memory: int | None = field(default=None, compare=False)  # bytes that are free, where that is known
     auto_cells: bool = False  # a GPU has as many cells as fit, and others `cells`
+    beside: int = 0  # bytes that an image encoder will take on the same GPU
 
     def n_slots(self, slot_bytes: int) -> int:
         """How many slots a model with recurrent layers gets, whose states take so many bytes each.

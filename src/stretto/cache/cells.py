@@ -185,22 +185,30 @@ class Cells:
         As `place`, all or nothing; returns the cells, their positions, and of each sequence's view the array,
         how many of its entries are valid, and the number of its last edit.
         """
-        taken, log = self._take(len(tokens)), self.log
+        taken, log, views = self._take(len(tokens)), self.log, self.views
         log.version = version = log.version + 1
         places, stores, counts, edits = [], [], [], []
         for cell, token, sequence in zip(taken, tokens, sequences, strict=True):
-            view = self.views.get(sequence)
+            view = views.get(sequence)
             if view is None:
-                view = self.views[sequence] = View()
-            position = view.follow_up(cell, token)
-            self.positions[cell] = position
-            self.tokens[cell] = token
-            self.shares[cell] = 1
-            log.cells[cell] = log.sequences[sequence] = version
-            places.append(position)
+                view = views[sequence] = View()
+            places.append(view.follow_up(cell, token))
             stores.append(view.store)
             counts.append(view.n)
             edits.append(view.edits)
+        if len(taken) <= FEW_CELLS:
+            for cell, position, token in zip(taken, places, tokens, strict=True):
+                self.positions[cell] = position
+                self.tokens[cell] = token
+                self.shares[cell] = 1
+                log.cells[cell] = version
+        else:
+            chosen = np.array(taken)
+            self.positions[chosen] = places
+            self.tokens[chosen] = tokens
+            self.shares[chosen] = 1
+            log.cells[chosen] = version
+        log.sequences.update(dict.fromkeys(sequences, version))
         return taken, places, stores, counts, edits
 
     def reserve(self, sequence: int, n: int) -> Ints:

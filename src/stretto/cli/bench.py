@@ -30,6 +30,14 @@ def speed(
     depth: Annotated[int, typer.Option(help="Also decode at this depth, in tokens; 0: do not.")] = 2048,
     sequences: Annotated[int, typer.Option(help="Also decode so many together; 0: do not.")] = 16,
     rounds: Rounds = 5,
+    cells: Annotated[
+        Any,  # int | str
+        typer.Option(
+            parser=o.read_cells,
+            metavar="N|auto",
+            help="The size of the cache in tokens; auto: what is free on a GPU (default: what is measured).",
+        ),
+    ] = None,
     kv: Annotated[
         str, typer.Option(help="Type of the KV cache: f16 or q8; on a GPU also bf16 or fp8.")
     ] = "f16",
@@ -52,7 +60,7 @@ def speed(
     plan = benchmarks.Plan(prompt, tokens, depth, sequences, rounds)
     with (
         notes() as note,
-        _opened(note, model, plan.cells, backend, device, threads, kv, precision, repack) as llm,
+        _opened(note, model, cells or plan.cells, backend, device, threads, kv, precision, repack) as llm,
     ):
         cost = benchmarks.file_cost(model, llm)
         note("measuring the machine")
@@ -114,7 +122,7 @@ def notes() -> Iterator[Callable[[str], None]]:
 def _opened(
     note: Callable[[str], None],
     model: str,
-    cells: int,
+    cells: int | str,
     backend: str,
     device: str,
     threads: int | None,

@@ -42,10 +42,10 @@ def chat(
     template_arg: o.TemplateArg = None,
     reasoning: o.Reasoning = None,
     stats: o.Stats = None,
-    temperature: o.Temperature = 0.8,
-    top_k: o.TopK = 40,
-    top_p: o.TopP = 0.95,
-    min_p: o.MinP = 0.05,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
     seed: o.Seed = None,
     max_tokens: o.MaxTokens = None,
     stop: o.Stop = None,
@@ -69,10 +69,7 @@ def chat(
     if system is not None:
         conversation.system = system
     settings: dict[str, Any] = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
+        **o.named(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p),
         "seed": seed,
         "max_tokens": max_tokens,
         "stop": stop or (),

@@ -66,7 +66,7 @@ def open_llm(
     backend: str,
     device: str = "auto",
     threads: int | None,
-    cells: int,
+    cells: int | str,
     precision: str,
     repack: bool | str = "auto",
     vision: str | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -41,17 +41,34 @@ Stats = Annotated[
     typer.Option("--stats/--no-stats", help="Tell the speed on stderr (default: in a terminal)."),
 ]
 
+_OWN = "; the model's own, if it has one"
 Temperature = Annotated[
-    float, typer.Option(help="0 always takes the most probable token.", rich_help_panel=_SAMPLING)
+    float | None,
+    typer.Option(
+        help="0 always takes the most probable token.", show_default=f"0.8{_OWN}", rich_help_panel=_SAMPLING
+    ),
 ]
-TopK = Annotated[int, typer.Option(help="Only the k most probable; 0 for all.", rich_help_panel=_SAMPLING)]
+TopK = Annotated[
+    int | None,
+    typer.Option(
+        help="Only the k most probable; 0 for all.", show_default=f"40{_OWN}", rich_help_panel=_SAMPLING
+    ),
+]
 TopP = Annotated[
-    float,
-    typer.Option(help="Only the fewest that reach this probability together.", rich_help_panel=_SAMPLING),
+    float | None,
+    typer.Option(
+        help="Only the fewest that reach this probability together.",
+        show_default=f"0.95{_OWN}",
+        rich_help_panel=_SAMPLING,
+    ),
 ]
 MinP = Annotated[
-    float,
-    typer.Option(help="Only those with this share of the best one's probability.", rich_help_panel=_SAMPLING),
+    float | None,
+    typer.Option(
+        help="Only those with this share of the best one's probability.",
+        show_default=f"0.05{_OWN}",
+        rich_help_panel=_SAMPLING,
+    ),
 ]
 Seed = Annotated[
     int | None,
@@ -75,7 +92,30 @@ Timeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="End after so long.", rich_help_panel=_LIMITS)
 ]
 
-Cells = Annotated[int, typer.Option(help="The size of the cache in tokens.", rich_help_panel=_MACHINE)]
+
+def read_cells(text: str | int) -> int | str:
+    """A number of cells, or "auto".
+
+    >>> read_cells("8192"), read_cells("auto")
+    (8192, 'auto')
+    """
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number of tokens nor 'auto'") from None
+
+
+Cells = Annotated[
+    Any,  # int | str
+    typer.Option(
+        parser=read_cells,
+        metavar="N|auto",
+        help="The size of the cache in tokens; auto: what is free on a GPU.",
+        rich_help_panel=_MACHINE,
+    ),
+]
 Backend = Annotated[str, typer.Option(help="What runs the model.", rich_help_panel=_MACHINE)]
 Device = Annotated[
     str,
@@ -97,3 +137,8 @@ Precision = Annotated[
     Literal["standard", "high"],
     typer.Option(help="Activations in 8 bits, or in 16: slower, exacter.", rich_help_panel=_MACHINE),
 ]
+
+
+def named(**options: float | None) -> dict[str, Any]:
+    """The options that were given; others are the model's own, or the usual ones."""
+    return {name: value for name, value in options.items() if value is not None}

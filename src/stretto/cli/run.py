@@ -31,10 +31,10 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object, at the end.")] = False,
     stats: o.Stats = None,
-    temperature: o.Temperature = 0.8,
-    top_k: o.TopK = 40,
-    top_p: o.TopP = 0.95,
-    min_p: o.MinP = 0.05,
+    temperature: o.Temperature = None,
+    top_k: o.TopK = None,
+    top_p: o.TopP = None,
+    min_p: o.MinP = None,
     seed: o.Seed = None,
     max_tokens: o.MaxTokens = None,
     stop: o.Stop = None,
@@ -60,10 +60,7 @@ def run(
     images = open_images(image or [], vision)
     text = prompt_text(prompt)
     settings: dict[str, Any] = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
+        **o.named(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p),
         "seed": seed,
         "max_tokens": max_tokens,
         "stop": stop or (),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -51,7 +51,13 @@ def serve(
         ),
     ] = None,
     cells: Annotated[
-        int, typer.Option(help="The cache of each model, in tokens.", rich_help_panel=_MODELS)
+        Any,  # int | str
+        typer.Option(
+            parser=o.read_cells,
+            metavar="N|auto",
+            help="The cache of each model, in tokens; auto: what is free on a GPU, for one model.",
+            rich_help_panel=_MODELS,
+        ),
     ] = 8192,
     checkpoints: Annotated[
         str,
@@ -62,8 +68,11 @@ def serve(
         ),
     ] = "512MiB",
     kv: Annotated[
-        Literal["f16", "q8"],
-        typer.Option(help="Type of the KV cache; q8 takes half the memory.", rich_help_panel=_MODELS),
+        Literal["f16", "q8", "bf16", "fp8"],
+        typer.Option(
+            help="Type of the KV cache; q8 takes half the memory. GPUs also have bf16 and fp8.",
+            rich_help_panel=_MODELS,
+        ),
     ] = "f16",
     precision: Annotated[
         Literal["standard", "high"],

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stretto.backends.base import Backend, Draw, Prepares
+from stretto.backends.base import Backend, Draw, Prepares, SamplesRows
 from stretto.cache.cells import Cells
 from stretto.engine.arrivals import Arrivals
 from stretto.engine.decoders.fused import Ahead
@@ -24,6 +24,7 @@ from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.encoding import Encoding
 from stretto.engine.events import StepEvents
 from stretto.engine.hooks import run_hooks
+from stretto.engine.lane import Lane
 from stretto.engine.limits import Limits
 from stretto.engine.metrics import Metrics
 from stretto.engine.request import Request
@@ -51,8 +52,8 @@ class Engine:
         prefix_cache: bool = True,
         fingerprint: Callable[[], str] | None = None,
     ) -> None:
-        limits = limits or Limits()
-        self.runner = Runner(backend, prefix_cache, limits.max_tokens_per_step, limits.checkpoint_bytes)
+        limits = (limits or Limits()).on(backend)
+        self.runner = Runner(backend, prefix_cache, limits.tokens_per_step, limits.checkpoint_bytes)
         self.lock = self.runner.lock
         self.metrics: Metrics = self.runner.metrics
         self.tokenizer = tokenizer
@@ -65,7 +66,10 @@ class Engine:
         self.events = StepEvents()
         self._ahead = Ahead(self.runner, self.arrivals.interrupt)
         self.running_ahead = False  # tokens are made one by one in the backend's loop
+        self._gains_ahead = backend.capabilities.ahead
         self._device = backend if isinstance(backend, Prepares) else None  # samples many rows at once
+        self._samples = backend if isinstance(backend, SamplesRows) and backend.samples_rows else None
+        self._lane: Lane | None = None  # the running requests, while all of them just sample on a device
         self._in_step = False
         self._n_steps = self._n_waiting = 0
         self._stepped = threading.Condition()  # notified after every step
@@ -109,17 +113,19 @@ class Engine:
             scheduler.sweep()
         else:
             scheduler.check_deadlines()
-        plan = scheduler.plan()
-        if plan.missing_cells or plan.missing_slots:
-            self._relieve(plan)
-            return
-        n_tokens = self._run(plan)
-        ready, hooked = scheduler.ready()
-        alone = len(ready) == 1 and len(scheduler.running) == 1
-        if not (alone and self._run_ahead(ready[0])):
-            self._take(ready, hooked)
-        if plan.waiting_for_images or self.encoding.is_busy:
-            self._encode(plan)
+        n_tokens = 0 if self._samples is None else self._run_lane(self._samples)
+        if not n_tokens:
+            plan = scheduler.plan()
+            if plan.missing_cells or plan.missing_slots:
+                self._relieve(plan)
+                return
+            n_tokens = self._run(plan)
+            ready, hooked = scheduler.ready()
+            alone = len(ready) == 1 and len(scheduler.running) == 1
+            if not (alone and self._run_ahead(ready[0])):
+                self._take(ready, hooked)
+            if plan.waiting_for_images or self.encoding.is_busy:
+                self._encode(plan)
         if scheduler.changes.pending:
             scheduler.sweep()
         metrics.steps += 1
@@ -156,6 +162,25 @@ class Engine:
             metrics.width.add(n_tokens)
         return n_tokens
 
+    def _run_lane(self, device: SamplesRows) -> int:
+        """Run and take a step of requests that just sample; 0 if it needs a plan."""
+        scheduler, lane = self.scheduler, self._lane
+        running, states = scheduler.running, self.runner.states
+        room = min(scheduler.limits.tokens_per_step, self.cells.n_free)
+        if states is not None:
+            room = min(room, states.slots.n_free)
+        is_same = lane is not None and lane.running is running and lane.n == len(running) and not lane.is_over
+        if not is_same or scheduler.waiting or self.encoding.is_busy or len(running) > room:
+            if lane is not None:
+                lane.catch_up()
+            can_be = not scheduler.waiting and not self.encoding.is_busy
+            self._lane = lane = Lane.of(running, room) if can_be else None
+        if lane is None:
+            return 0
+        lane.step(self.runner, device)
+        self.metrics.width.add(lane.n)
+        return lane.n
+
     def _take(self, ready: list[AnyRequest], hooked: list[AnyRequest]) -> None:
         """Run the hooks of requests whose logits are there, and let each take its tokens."""
         if hooked:
@@ -187,9 +212,15 @@ class Engine:
             self.metrics.sampling += time.perf_counter() - begun
 
     def _run_ahead(self, request: AnyRequest) -> bool:
-        """Let the only request run in the backend's own loop, if it asked for that and there is room."""
+        """Let the only request run in the backend's own loop, if it asked for that and there is room.
+
+        Or unasked, where the backend gains by it: but not if its reader takes one token after the other.
+        """
         decoder = request.decoder
-        if not isinstance(decoder, PlainDecoder) or not decoder.params.fused or request.is_expired:
+        if not isinstance(decoder, PlainDecoder) or request.is_expired:
+            return False
+        gains = self._gains_ahead and decoder.gains_ahead and not request.single_steps
+        if not (decoder.params.fused or gains):
             return False
         self.running_ahead = True
         try:
@@ -281,6 +312,8 @@ class Engine:
         try:
             if self.is_stepping_here:
                 self.check_may_step()
+            for request in requests:
+                request.output.is_read_at_end = True
             self.add(*(first for first, *_ in groups))
             self.step_until(done)
         finally:

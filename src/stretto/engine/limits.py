@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stretto.sampling.params import check_integer, check_number
 
+PASS_TOKENS = 512  # in a forward pass, where a backend does not say how many it wants
 HELD_SEQUENCES = 16  # of callers, siblings and beams, beyond the running requests
 
 
@@ -16,14 +17,14 @@ class Limits:
 
     - `max_running`: requests in one forward pass
     - `max_queue`: requests that wait; a call that finds so many is refused with `QueueFull`
-    - `max_tokens_per_step`: tokens in a forward pass, at most
+    - `max_tokens_per_step`: tokens in a forward pass, at most; None: as many as the backend does well with
     - `max_step_ms`: how long a pass may take while requests decode, about; prompts are cut to fit
     - `checkpoint_bytes`: of states of recurrent layers that are kept to be continued from again
     """
 
     max_running: int = 64
     max_queue: int = 1024
-    max_tokens_per_step: int = 512
+    max_tokens_per_step: int | None = None
     max_step_ms: float = 45.0
     checkpoint_bytes: int = 512 << 20
     max_ahead_ms: float | None = None  # without effect: every token is given out when it is made
@@ -31,7 +32,8 @@ class Limits:
     def __post_init__(self) -> None:
         check_integer("max_running", self.max_running, 1, 1 << 16)
         check_integer("max_queue", self.max_queue, 0, 1 << 24)
-        check_integer("max_tokens_per_step", self.max_tokens_per_step, 1, 1 << 16)
+        if self.max_tokens_per_step is not None:
+            check_integer("max_tokens_per_step", self.max_tokens_per_step, 1, 1 << 16)
         check_number("max_step_ms", self.max_step_ms, 0.0, 1e9, open_low=True)
         check_integer("checkpoint_bytes", self.checkpoint_bytes, 0, 1 << 50)
         if self.max_ahead_ms is not None:
@@ -40,6 +42,17 @@ class Limits:
                 DeprecationWarning,
                 stacklevel=3,
             )
+
+    def on(self, backend: object) -> Limits:
+        """The limits of an engine with that backend."""
+        if self.max_tokens_per_step is not None:
+            return self
+        return replace(self, max_tokens_per_step=getattr(backend, "pass_tokens", PASS_TOKENS))
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in a forward pass, at most."""
+        return self.max_tokens_per_step or PASS_TOKENS
 
     @property
     def max_states(self) -> int:

@@ -31,6 +31,7 @@ class Output(Generic[Event]):
         self.events: deque[Event] = deque()
         self.ending: Ending | None = None
         self.notify: Callable[[], None] | None = None  # called for every event, and at the end
+        self.is_read_at_end = False  # nobody looks at its events before
         self._metrics = metrics
         self._started = time.monotonic()
         self._first: float | None = None
@@ -83,6 +84,11 @@ class TextOutput(Output[Token]):
         self.has_stops = bool(params.stop or params.stop_functions)
         self._params = params
         self._texts: list[str] = []
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether tokens may be given out later: nobody looks, and their text decides nothing."""
+        return self.is_read_at_end and not self.has_stops and self._params.callback is None
 
     @property
     def text(self) -> str:

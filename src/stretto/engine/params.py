@@ -80,7 +80,8 @@ class RequestParams:
     - `grammar`: what the text has to look like: a JSON schema, or made by `stretto.Grammar`
       (docs/structured.md); the engine wants it compiled
     - `callback`: gets each `Token`; returning False ends the generation
-    - `fused`: several tokens at a time in native code, the same ones (`loop="fused"`)
+    - `fused`: several tokens at a time in the backend's own loop, the same ones (`loop="fused"`)
+    - `may_run_ahead`: that is done unasked where the backend gains by it (`loop="auto"`)
     - `priority`: requests with a higher one go first in the queue
     - `overflow`: at the end of the context the generation ends ("error": never silently); "shift" forgets
       the older half of the tokens behind the first `keep` and goes on
@@ -104,6 +105,7 @@ class RequestParams:
     grammar: Grammar | Compiled | None = None
     callback: Callback | None = None
     fused: bool = False
+    may_run_ahead: bool = True
     priority: int = 0
     overflow: Literal["error", "shift"] = "error"
     keep: int = 0
@@ -157,7 +159,7 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
         raise InvalidRequest(
             f"loop must be 'auto', 'python' or 'fused', not {loop!r}", param="loop", value=loop
         )
-    rest["fused"] = loop == "fused"
+    rest["fused"], rest["may_run_ahead"] = loop == "fused", loop != "python"
     if rest.get("max_tokens") is not None:
         check_integer("max_tokens", rest["max_tokens"], 1, 1 << 31)
     if rest.get("timeout") is not None:

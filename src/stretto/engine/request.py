@@ -52,6 +52,7 @@ class Request(Generic[D]):
         self.finished = False  # nothing more will come
         self.abandoned = False  # cancelled from elsewhere; the next step ends it
         self.queued = False  # the engine has taken it on
+        self.single_steps = False  # its reader steps the engine, and waits for each token
         self.changes = Changes()  # the scheduler's, once it is queued
         self.siblings: list[Request[Any]] = []
         self.start_sibling: Callable[[Request[Any], Request[Any]], None] | None = None

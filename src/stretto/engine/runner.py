@@ -191,23 +191,29 @@ class Runner:
 
     def decode(self, sources: list[Source] | list[Track]) -> None:
         """`run` for the most frequent pass: the last token of each source, behind its last cell."""
-        if self.orphans or len(sources) > self.cells.n_free:
-            self.make_room(len(sources))
         tracks = [source.track for source in sources]
-        tokens, ids = [track.tokens[-1] for track in tracks], [track.id for track in tracks]
-        if self.states is not None and len(ids) > self.states.slots.n_free:
-            self.states.make_room([(number,) for number in ids])
         for track in tracks:
             track.logits = None  # of the token before: a device may write the new ones there
-        batch = Decoding(self.cells, tokens, ids)
-        rows = self._compute(batch)
+        rows = self.decode_rows(
+            tracks, [track.tokens[-1] for track in tracks], [track.id for track in tracks]
+        )
         for i, source in enumerate(sources):  # iterating over the rows takes longer
             source.take_row(rows[i])
+
+    def decode_rows(self, tracks: list[Track], tokens: list[int], ids: list[int]) -> Rows:
+        """The rows of `decode`, of tracks with these last tokens and ids, for a caller that takes them."""
+        n = len(ids)
+        if self.orphans or n > self.cells.n_free:
+            self.make_room(n)
+        if self.states is not None and n > self.states.slots.n_free:
+            self.states.make_room([(number,) for number in ids])
+        rows = self._compute(Decoding(self.cells, tokens, ids))
         if self.states is not None:
             for track in tracks:
                 if track.checkpoints is not None:
                     track.checkpoints.mark(len(track), len(track))
-        self.metrics.decoded_tokens += len(sources)
+        self.metrics.decoded_tokens += n
+        return rows
 
     def _place(self, batch: Batch) -> None:
         """Take cells for a batch, and slots where states have to be copied."""

@@ -199,7 +199,7 @@ class Scheduler:
                 else:
                     prompts.append((source, n))
         plan.blocked = not n_sources
-        room = self.limits.max_tokens_per_step - n_tokens
+        room = self.limits.tokens_per_step - n_tokens
         if room < 0:
             plan.work = self._turns(decoding)
         else:
@@ -209,7 +209,7 @@ class Scheduler:
                     room = min(room, self.pace.tokens_in(self.limits.max_step_ms))
                 plan.work += self._cut(prompts, room, shared)
             if plan.hidden:
-                room = self.limits.max_tokens_per_step
+                room = self.limits.tokens_per_step
                 if decoding:
                     room = min(room, self.pace.tokens_in(self.limits.max_step_ms))
                 if self._runner.spec.causal:
@@ -286,7 +286,7 @@ class Scheduler:
         """Those that decode in a pass without room for all: the ones left out come first in the next."""
         first = self._turn % len(decoding)
         chosen: list[Work] = []
-        room = self.limits.max_tokens_per_step
+        room = self.limits.tokens_per_step
         for work in decoding[first:] + decoding[:first]:
             if work[1] > room and chosen:
                 break
@@ -328,19 +328,26 @@ class Scheduler:
 
     def _plan_admissions(self, plan: Plan, shared: dict[int, int]) -> None:
         n_running = sum([not request.urgent for request in self.running])
+        if n_running >= self.limits.max_running and not any(request.urgent for request in self.waiting):
+            return
+        n_pending = sum([request.n_pending for request in self.running])  # less what is shared
+        computing = [found for request in self.running for found in self._computing(request, shared)]
         for request in self.waiting[: 2 * self.limits.max_running]:  # however long the queue is
             if n_running >= self.limits.max_running and not request.urgent:
                 return
-            if self._could_share_soon(plan, request, shared):
+            if self._could_share_soon(request, computing):
                 continue  # those behind it need not wait with it
             matches = self._matches(request)
-            if not self._fits(plan, request, matches, shared):
+            wanted = n_pending + request.n_pending - sum(match.n for _, match in matches)
+            if not self._fits(plan, request, matches, wanted):
                 return
             plan.admitted.append((request, matches))
+            n_pending = wanted
             n_running += not request.urgent
             for track, match in matches:
                 if match.n:
                     shared[track.id] = match.n
+            computing += self._computing(request, shared)
 
     def _matches(self, request: AnyRequest) -> list[tuple[Track, Match]]:
         """The prefixes that the tracks of a request can share."""
@@ -349,41 +356,38 @@ class Scheduler:
         tracks = [source.track for source in request.sources]
         return [(track, self._runner.lookup(track)) for track in tracks if not track.n_placed]
 
-    def _fits(
-        self, plan: Plan, request: AnyRequest, matches: list[tuple[Track, Match]], shared: dict[int, int]
-    ) -> bool:
-        """Whether the cells suffice for a request in addition to those that run."""
+    def _fits(self, plan: Plan, request: AnyRequest, matches: list[tuple[Track, Match]], wanted: int) -> bool:
+        """Whether the cells suffice for a request in addition to those that run, `wanted` for all of them."""
         if not self.running and not plan.admitted:
             return True  # it will never be better: if it does not fit now, that is an error
         runner = self._runner
         cells = runner.cells
-        others = [*self.running, *(other for other, _ in plan.admitted)]
         if runner.states is not None:
+            others = [*self.running, *(other for other, _ in plan.admitted)]
             tracks = [source.track for one in (*others, request) for source in one.sources]
             if runner.states.n_missing([(track.id,) for track in tracks]):
                 return False
-        growth = min(GROWTH_CELLS, len(cells) // 64) * (len(others) + 1)
-        wanted = growth + request.n_pending + sum([other.n_pending for other in others])
-        wanted -= sum(match.n for _, match in matches) + sum(shared.values())
+        n_others = len(self.running) + len(plan.admitted)
+        wanted += min(GROWTH_CELLS, len(cells) // 64) * (n_others + 1)
         if wanted <= cells.n_free:
             return True
         claimed = [match for _, several in plan.admitted for _, match in several]
         return wanted <= runner.n_available([*claimed, *(match for _, match in matches)])
 
-    def _could_share_soon(self, plan: Plan, request: AnyRequest, shared: dict[int, int]) -> bool:
+    def _computing(self, request: AnyRequest, shared: dict[int, int]) -> list[tuple[Track, int]]:
+        """The track of a running request whose prefix others could share soon, and its pending tokens."""
+        if not request.decoder.reuses_prefix or not request.sources:
+            return []
+        track = request.sources[0].track
+        if self._runner.slots is not None and track.checkpoints is None:
+            return []  # it leaves no state to go on from
+        n = track.n_pending - shared.get(track.id, 0)
+        return [(track, n)] if n > MIN_SHARED_TOKENS else []
+
+    def _could_share_soon(self, request: AnyRequest, computing: list[tuple[Track, int]]) -> bool:
         """Whether a prefix that the request could share is being computed right now."""
         if not self._runner.prefix_cache or not request.decoder.reuses_prefix:
             return False
-        running = [*self.running, *(other for other, _ in plan.admitted)]
-        computing = []
-        for other in running:
-            if other.decoder.reuses_prefix and other.sources:
-                track = other.sources[0].track
-                if self._runner.slots is not None and track.checkpoints is None:
-                    continue  # it leaves no state to go on from
-                n = track.n_pending - shared.get(track.id, 0)
-                if n > MIN_SHARED_TOKENS:
-                    computing.append((track, n))
         if not computing or not request.sources:
             return False
         mine = request.sources[0].track.tokens[:-1]

@@ -25,6 +25,7 @@ class EventStream(Generic[Event]):
         self._engine = engine
         self._request = request
         self._events = events  # not taken yet
+        request.single_steps = True
         try:
             engine.add(request)
         except BaseException:

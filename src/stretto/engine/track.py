@@ -6,6 +6,7 @@ track (or whatever stands for one, see `Source`) for the rows of the next batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ from stretto.sampling.rng import RandomStream
 from stretto.sampling.sampler import choose
 
 Row = NDArray[np.float32]  # float32[n_vocab]
-Rows = NDArray[np.float32] | list[DeviceRow]  # float32[n, n_vocab], or rows that are on a device
+Rows = NDArray[np.float32] | Sequence[DeviceRow]  # float32[n, n_vocab], or rows that are on a device
 
 
 class Source(Protocol):

@@ -85,4 +85,5 @@ def load(
         limits=limits,
         vision=opened.vision,
         route=opened.route,
+        defaults=opened.defaults,
     )

@@ -70,11 +70,13 @@ class LLM(Texts, EngineModel):
         limits: Limits | None = None,
         vision: Vision | None = None,
         route: Route | None = None,
+        defaults: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(Engine(backend, tokenizer, limits, prefix_cache, fingerprint), tokenizer)
         self._engine.runner.images = self.vision = vision  # what encodes images, or None
         self._engine.reasoning = None if template is None else find_reasoning(template.source, tokenizer)
         self._template = template
+        self.defaults = Options(**(defaults or {}))  # for options that a call does not name
         self.route = route  # what runs the model, what else could, and why not; None if it was not loaded
         self.cells = CellTable(self._engine)  # copy, remove, keep, clear by `seq.id`
         self.cache = ParkedSequences(self._engine)  # parked sequences, the prefix cache

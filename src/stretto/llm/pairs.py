@@ -5,10 +5,13 @@ Nothing in a text can become a special token.
 
 from __future__ import annotations
 
+import re
+
 from stretto.models import ModelSpec
 from stretto.text.tokenizer import Tokenizer
 
 DOUBLED = ("unigram", "roberta")  # kinds and names of tokenizers that put two separators between texts
+PLACES = re.compile(r"(\{query\}|\{document\})")  # of a template
 
 
 class Pairs:
@@ -18,6 +21,9 @@ class Pairs:
         self._tokenizer = tokenizer
         self._has_types = spec.token_types > 1
         self._template = template
+        known = sorted(map(re.escape, tokenizer.specials), key=len, reverse=True)
+        # Texts, and the special tokens between them.
+        self._pieces = re.split(f"({'|'.join(known)})", template) if known else [template]
         self._start = list(tokenizer.prefix_ids) if tokenizer.add_bos else []
         self._end = list(tokenizer.suffix_ids) if tokenizer.add_eos else []
         doubled = tokenizer.kind in DOUBLED or tokenizer.name.startswith(DOUBLED)
@@ -42,13 +48,28 @@ class Pairs:
         return first + second, [0] * len(first) + [int(self._has_types)] * len(second)
 
     def _filled(self, query: str, document: str, most: int | None) -> tuple[list[int], list[int]]:
-        """A template with `{query}` and `{document}`; only its own text may have special tokens."""
-        encode = self._tokenizer.encode
-        before, _, after = self._template.partition("{document}")
-        head, _, tail = before.partition("{query}")
-        first = encode(head, special=True, bos=False) + encode(query) + encode(tail, special=True, bos=False)
-        last, ids = encode(after, special=True, bos=False), encode(document)
-        if most is not None:
-            ids = ids[: max(1, most - len(first) - len(last))]
-        whole = [*first, *ids, *last]
-        return whole, [0] * len(whole)
+        """A template with `{query}` and `{document}`; a document is cut beyond `most`."""
+        ids = self._fill(query, document)
+        if most is not None and len(ids) > most:
+            kept = self._tokenizer.encode(document)
+            while len(ids) > most and kept:
+                del kept[min(len(kept) - 1, max(0, len(kept) - (len(ids) - most))) :]
+                ids = self._fill(query, self._tokenizer.decode(kept).rstrip("\ufffd"))
+        return ids, [0] * len(ids)
+
+    def _fill(self, query: str, document: str) -> list[int]:
+        """The tokens of a filled template. Only its own text may have special tokens.
+
+        Text between two of them is encoded as a whole, as in training: a word of the query may share a token
+        with the template's space before it.
+        """
+        ids: list[int] = []
+        specials = self._tokenizer.specials
+        for i, piece in enumerate(self._pieces):
+            if i % 2:
+                ids.append(specials[piece])
+            elif piece:
+                texts = {"{query}": query, "{document}": document}
+                parts = PLACES.split(piece)
+                ids += self._tokenizer.encode("".join(texts.get(part, part) for part in parts))
+        return ids

@@ -39,6 +39,7 @@ class Texts:
     _worker: Worker  # steps for asynchronous callers
     _template: ChatTemplate | None
     tokenizer: Tokenizer
+    defaults: Options
 
     @overload
     def generate(
@@ -78,7 +79,7 @@ class Texts:
 
         >>> llm.generate("The capital of France is", max_tokens=8, temperature=0).text
         """
-        chosen = combined(options, keywords)
+        chosen = self._chosen(options, keywords)
         if is_list(prompt):
             several = new_batch(self._engine, cast(list[Prompt], prompt), chosen)
             return self._run(several)  # type: ignore[return-value]  # as many with `n` as the overloads say
@@ -88,7 +89,7 @@ class Texts:
         self, prompt: Prompt | Sequence, options: Options | None = None, **keywords: Unpack[Keywords]
     ) -> TextStream:
         """Generate token by token: iterate the stream, then read its `result`."""
-        return TextStream(self._engine, new_text(self._engine, prompt, combined(options, keywords)))
+        return TextStream(self._engine, new_text(self._engine, prompt, self._chosen(options, keywords)))
 
     def astream(
         self, prompt: Prompt | Sequence, options: Options | None = None, **keywords: Unpack[Keywords]
@@ -96,7 +97,7 @@ class Texts:
         """As `stream`, for `async for`; leaving the loop cancels it and frees its cells."""
         from stretto.engine.aio import AsyncStream  # so that only its users import asyncio
 
-        chosen = combined(options, keywords)
+        chosen = self._chosen(options, keywords)
         return AsyncStream(self._worker, lambda: new_text(self._engine, prompt, chosen))
 
     @overload
@@ -132,7 +133,7 @@ class Texts:
         from stretto.engine.aio import finished
 
         several: list[Branches] = []
-        whole, chosen = is_list(prompt), combined(options, keywords)
+        whole, chosen = is_list(prompt), self._chosen(options, keywords)
 
         def make() -> list[list[Request[Any]]]:
             prompts = cast(list[Prompt], prompt) if whole else [cast(Prompt, prompt)]
@@ -157,8 +158,12 @@ class Texts:
         """
         from stretto.engine.many import AsyncTexts
 
-        chosen = {**combined(options, keywords), "n": n}
+        chosen = {**self._chosen(options, keywords), "n": n}
         return AsyncTexts(self._worker, lambda ready: new_batch(self._engine, ready, chosen), list(prompts))
+
+    def _chosen(self, options: Options | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a call: keywords, under them a value, under that what the model's authors say."""
+        return {**self.defaults, **combined(options, keywords)}
 
     def chat_prompt(
         self, messages: Seq[Message], *, template: Mapping[str, Any] | None = None, **variables: Any
@@ -234,7 +239,7 @@ class Texts:
 
         >>> llm.chat([{"role": "user", "content": "Hi"}], template={"enable_thinking": False}).text
         """
-        arguments, chosen = _chat_options(combined(options, keywords), template)
+        arguments, chosen = _chat_options(self._chosen(options, keywords), template)
         plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
         prompt = self._conversation(messages, plan, arguments)
         chosen = plan.options(chosen)
@@ -256,7 +261,7 @@ class Texts:
         """As `chat`, to await."""
         from asyncio import to_thread
 
-        arguments, chosen = _chat_options(combined(options, keywords), template)
+        arguments, chosen = _chat_options(self._chosen(options, keywords), template)
         plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
         prompt = await to_thread(self._conversation, messages, plan, arguments)
         chosen = plan.options(chosen)

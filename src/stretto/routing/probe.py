@@ -59,8 +59,8 @@ def measure(backend: Backend, tokens: Sequence[int], seconds: float) -> Sample:
         batch.add(token, position, (0,), logits=True)
     batch.place(cells)
     rows = _forward(backend, batch)
-    on_device = isinstance(rows, list)
-    logits = np.stack([row.numpy() for row in rows]) if isinstance(rows, list) else rows
+    on_device = not isinstance(rows, np.ndarray)
+    logits = rows if isinstance(rows, np.ndarray) else np.stack([row.numpy() for row in rows])
     best, token = 0.0, int(logits[-1].argmax())
     warm, room = DEVICE_WARM_STEPS if on_device else WARM_STEPS, limit - len(text)
     end = 0.0
@@ -88,7 +88,7 @@ def distance(exact: Floats, other: Floats) -> float:
     return float((np.exp(right) * np.abs(right - _log_softmax(other))).sum(axis=1).mean())
 
 
-def _forward(backend: Backend, batch: Batch) -> Floats | list[DeviceRow]:
+def _forward(backend: Backend, batch: Batch) -> Floats | Sequence[DeviceRow]:
     _apply(backend, batch.moves)
     return backend.forward(batch)
 

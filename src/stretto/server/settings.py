@@ -101,8 +101,8 @@ class Settings:
     hosts: tuple[str, ...] = ()  # names of this server, where it has no keys
     remote_images: bool = False
     memory: int | None = None
-    cells: int = 8192
-    kv: Literal["f16", "q8"] = "f16"
+    cells: int | str = 8192  # "auto": what is free on a GPU
+    kv: Literal["f16", "q8", "bf16", "fp8"] = "f16"
     precision: Literal["standard", "high"] = "standard"
     repack: bool | str = "auto"
     backend: str = "auto"

@@ -24,6 +24,8 @@ from stretto.weights.gguf import GGUF
 from stretto.weights.hub.bundles import BUNDLES
 from stretto.weights.memory import memory
 
+AUTO_CELLS = 8192  # that "auto" is on a CPU
+SAME_SIZE = {"bf16": "f16", "fp8": "q8"}  # types of GPUs, and others that take about as much
 WORKING_BYTES = 64 << 20  # besides weights and cache: vocabulary, activations
 TASK_FACTOR = 2  # an ONNX file is in memory once as it is and once as its runtime wants it
 
@@ -102,7 +104,9 @@ def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
     with open_weights(path) as file:
         spec = read_spec(file)
         needs = model_memory(file, spec)
-        cache = needs.cache_bytes("f32" if spec.is_encoder else settings.kv, settings.cells)
+        cells = AUTO_CELLS if isinstance(settings.cells, str) else settings.cells
+        kind = SAME_SIZE.get(settings.kv, settings.kv)
+        cache = needs.cache_bytes("f32" if spec.is_encoder else kind, cells)
         facts = {
             "architecture": str(file.metadata.get("general.architecture", "")),
             "parameters": sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
@@ -129,7 +133,7 @@ def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
         raise InvalidRequest(
             f"{entry.name} cannot fit: it needs {megabytes(need)} "
             f"({megabytes(need - cache - WORKING_BYTES)} of weights, "
-            f"{megabytes(cache)} for {settings.cells:,} cells, {megabytes(WORKING_BYTES)} to work with), "
+            f"{megabytes(cache)} for {cells:,} cells, {megabytes(WORKING_BYTES)} to work with), "
             f"and models may take {megabytes(limit)}; give fewer --cells, or more --memory"
         )
     return Slot(entry, path, need, facts, repack)

@@ -28,7 +28,7 @@ def read_generation_config(folder: Path) -> GenerationConfig:
     fields = read_optional(folder / "generation_config.json")
     options: dict[str, float | int] = {name: fields.number(name) for name in _NUMBERS if name in fields}
     if "top_k" in fields:
-        options["top_k"] = fields.integer("top_k", least=-1)
+        options["top_k"] = max(0, fields.integer("top_k", least=-1))  # −1 is 0: all
     if fields.get("do_sample") is False:
         options = {"temperature": 0.0}
     return GenerationConfig(read_end_ids(folder), dict(sorted(options.items())))

@@ -7,6 +7,8 @@ for i in range(spec.n_layer):
     if i in spec.deepstack:
         taps.append(deepstack(encoder, i, x, grid))
 vectors = encoder.project(x, grid, taps)  # float32[n, tokens, n_vector]
+
+What lies between patches and vectors may be on a GPU: arrays that only the encoder computes with.
 """
 
 from __future__ import annotations
@@ -35,6 +37,10 @@ class Encoder(Operations, Protocol):
 
     def embed(self, patches: Floats, grid: Grid) -> Floats:
         """float32[n, patches, patch_numbers] → [n, positions, n_embd]: the first block's input."""
+        ...
+
+    def join(self, parts: Sequence[Floats]) -> Floats:
+        """Images or tiles that were embedded apart, as one batch."""
         ...
 
     def block(self, index: int, x: Floats, grid: Grid, rows: Callable[[], int]) -> Iterator[None]:

@@ -89,6 +89,10 @@ class NativeEncoder:
             x += position_rows(self._kept["v.position_embd.weight"], self.spec, grid)
         return self.norm(x, "v.pre_ln") if self.spec.pre_norm else x
 
+    def join(self, parts: Sequence[Floats]) -> Floats:
+        """Images that were embedded apart, as one batch."""
+        return np.concatenate(parts)
+
     def block(self, index: int, x: Floats, grid: Grid, rows: Callable[[], int]) -> Iterator[None]:
         """One block over all positions of each image, in place, in slices of `rows()` rows."""
         name, n = f"v.blk.{index}.", x.shape[0] * x.shape[1]

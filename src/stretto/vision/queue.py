@@ -89,10 +89,12 @@ class _Batch:
     def slices(self) -> Iterator[None]:
         """Encode the tiles; yields between two slices."""
         encoder, spec, grid = self._encoder, self._encoder.spec, self._grid
-        x = np.empty((len(self._tiles), spec.positions_of(grid), spec.n_embd), np.float32)
-        for i, tile in enumerate(self._tiles):
-            x[i] = encoder.embed(normalise(tile[None], spec), grid)[0]
+        embedded = []
+        for tile in self._tiles:
+            embedded.append(encoder.embed(normalise(tile[None], spec), grid))
             yield
+        x = encoder.join(embedded)
+        del embedded
         for index in range(spec.n_layer):
             x = self._without_cancelled(x)
             yield from encoder.block(index, x, grid, lambda: self.rows)
@@ -110,7 +112,7 @@ class _Batch:
         remaining = [i for i, job in enumerate(self.jobs) if not job.cancelled]
         self.jobs = [self.jobs[i] for i in remaining]
         self._taps = [tap[remaining] for tap in self._taps]
-        return np.ascontiguousarray(x[remaining])
+        return x[remaining]
 
 
 class EncodingQueue:

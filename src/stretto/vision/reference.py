@@ -43,6 +43,10 @@ class ReferenceEncoder:
             x = x + position_rows(self.weights["v.position_embd.weight"], self.spec, grid)
         return self.norm(x, "v.pre_ln") if self.spec.pre_norm else x
 
+    def join(self, parts: Sequence[Floats]) -> Floats:
+        """Images that were embedded apart, as one batch."""
+        return np.concatenate(parts)
+
     def block(self, index: int, x: Floats, grid: Grid, rows: Callable[[], int]) -> Iterator[None]:
         """x += attention, x += feed-forward: two slices, however many rows are asked for."""
         name = f"v.blk.{index}."

@@ -90,6 +90,16 @@ def test_the_cells_of_a_model_that_is_opened(cells, monkeypatch):
     assert asked == ["cuda"]
 
 
+def test_an_image_encoder_has_its_share(monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 10 * GB)
+    file, spec = tiny_file("llama"), replace(tiny_spec("llama"), context_length=1 << 20)
+    cells = [
+        fit_cells(file, spec, "auto", "cuda", kv="f16", wide=False, n_slots=0, beside=beside)
+        for beside in (0, 5 * GB)
+    ]
+    assert MIN_CELLS < cells[1] < 0.6 * cells[0]
+
+
 def test_torch_running_out_becomes_an_error_with_a_remedy():
     torch = pytest.importorskip("torch")
     with (

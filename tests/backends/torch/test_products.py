@@ -17,6 +17,7 @@ from stretto.backends.torch import layouts, unpacking  # noqa: E402
 from stretto.backends.torch.device import is_interpreting  # noqa: E402
 from stretto.backends.torch.experts import assign, expert_product, mixture, route  # noqa: E402
 from stretto.backends.torch.matrix import Matrix, interleaved, product  # noqa: E402
+from stretto.backends.torch.routing import plain_route  # noqa: E402
 from stretto.backends.torch.stack import Stack  # noqa: E402
 
 pytestmark = [  # NumPy's, where the interpreter computes
@@ -184,6 +185,27 @@ def test_widened_weights_are_the_exact_ones(fmt: Format) -> None:
     rows = rows_of(fmt, 37, 768)
     part = layouts.pack(torch.from_numpy(rows.data), fmt, 768)
     assert np.array_equal(widen.some(part, 0, 37, torch.float32).numpy(), exact(rows))
+
+
+@pytest.mark.skipif(not is_interpreting(), reason="kernels run on a GPU, or with TRITON_INTERPRET=1")
+@pytest.mark.parametrize("n", [1, 40, 1300])
+def test_kernels_divide_pairs_as_plain_torch_does(n: int) -> None:
+    chosen = torch.from_numpy(RNG.integers(0, 5, (n, 2)).astype(np.int32))
+    chosen[chosen == 3] = 4  # no row has expert 3
+    assignment = assign(chosen, 6)
+    found = assignment.blocks(16)
+    expected = assignment.plain_blocks(16, len(found[0]))
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
+@pytest.mark.skipif(not is_interpreting(), reason="kernels run on a GPU, or with TRITON_INTERPRET=1")
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid", "chosen"])
+def test_the_lower_one_of_equal_experts_is_chosen(kind) -> None:
+    scores = torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 0.0]])
+    chosen, weights = route(Routing(4, kind), scores, None)
+    assert chosen.tolist() == [[1, 3, 2, 4]]
+    torch.testing.assert_close(weights, plain_route(Routing(4, kind), scores, None)[1])
 
 
 @pytest.mark.skipif(not is_interpreting(), reason="kernels run on a GPU, or with TRITON_INTERPRET=1")

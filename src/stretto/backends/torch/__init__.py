@@ -15,15 +15,18 @@ if TYPE_CHECKING:
 
 def open_torch(file: GGUF, spec: ModelSpec, options: BackendOptions) -> TorchBackend:
     """A model on a GPU, or for tests on the CPU; imports torch."""
-    from stretto.backends.torch.device import open_device
+    from stretto.backends.torch.device import check_cache_type, open_device
     from stretto.backends.torch.planes import KINDS
     from stretto.models import read_spec
 
-    open_device(options.device)
+    device = open_device(options.device)
     if options.kv not in KINDS:
         raise InvalidRequest(
             f"kv must be one of {', '.join(KINDS)}, not {options.kv!r}", param="kv", value=options.kv
         )
+    check_cache_type(options.kv, device)
+    # Cells of encoders stay for one pass: float32 would save nothing, and its products are slow.
+    kv = "f16" if spec.is_encoder and options.precision == "standard" else options.kv
     from stretto.backends.torch.backend import TorchBackend
     from stretto.backends.torch.memory import device_memory, fit_cells
 
@@ -31,10 +34,17 @@ def open_torch(file: GGUF, spec: ModelSpec, options: BackendOptions) -> TorchBac
     if options.device != "cpu":
         asked = "auto" if options.auto_cells else cells
         is_wide = options.precision == "high"
-        cells = fit_cells(file, spec, asked, options.device, kv=options.kv, wide=is_wide, n_slots=n_slots)
+        cells = fit_cells(
+            file,
+            spec,
+            asked,
+            options.device,
+            kv=kv,
+            wide=is_wide,
+            n_slots=n_slots,
+            beside=options.beside,
+        )
     if options.auto_cells:  # some models scale positions by the length that there is room for
         spec = read_spec(file, cells)
     with device_memory(f"loading {file.path.name} with {cells:,} cells", options.device):
-        return TorchBackend(
-            file, spec, cells, options.device, options.kv, options.precision, n_slots, options.exact
-        )
+        return TorchBackend(file, spec, cells, options.device, kv, options.precision, n_slots, options.exact)

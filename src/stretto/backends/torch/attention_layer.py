@@ -101,6 +101,7 @@ class AttentionLayer:
     def _turn_kernel(self, projected: Tensor, keys: Tensor, values: Tensor, run: Pass) -> Tensor:
         """The same in one kernel."""
         from stretto.backends.torch.kernels import rowwise as kernels
+        from stretto.backends.torch.kernels.early import early_options
 
         mixer, n, table = self.mixer, len(projected), self.rope
         heads, kv_heads, size = mixer.n_head, mixer.n_kv_head, mixer.head_size
@@ -127,7 +128,7 @@ class AttentionLayer:
             K_NORM=_extent(self.k_norm), K_LAYER=_is_layer(self.k_norm), K_GAIN=_gain(self.k_norm),
             V_NORM=_extent(self.v_norm), V_GAIN=_gain(self.v_norm),
             AFTER=mixer.norm_after_rope, WARM=warm is not None, KEYS=mixer.shared is None, PLACED=placed,
-            num_warps=4,
+            num_warps=4, **early_options(q.device),
         )  # fmt: skip
         if not placed and mixer.shared is None:
             attention.store(k, v, keys, values, run.cells)

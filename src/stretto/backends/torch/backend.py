@@ -15,14 +15,18 @@ from numpy.typing import NDArray
 from stretto.backends.base import Batch, Capabilities, Decoding, DeviceRow, Draw, FusedRun
 from stretto.backends.torch.cells import DeviceCells
 from stretto.backends.torch.decoder import Decoder
-from stretto.backends.torch.device import Tensor, open_device
+from stretto.backends.torch.device import Tensor, open_device, uses_kernels
+from stretto.backends.torch.faults import Faults
+from stretto.backends.torch.loop import Loop
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.planner import Planner, bucket_of, kinds_of
-from stretto.backends.torch.rows import RowSampler
+from stretto.backends.torch.rows import RowSampler, TorchRows
 from stretto.backends.torch.steps import Steps
+from stretto.backends.torch.upload import release
 from stretto.backends.torch.weights import Weights
-from stretto.errors import InvalidRequest, Unsupported
+from stretto.errors import InvalidRequest
 from stretto.models.spec import ModelSpec
+from stretto.sampling.params import SamplingParams
 from stretto.weights.gguf import GGUF
 
 Floats = NDArray[np.float32]
@@ -36,8 +40,8 @@ class TorchBackend:
     """Runs a model on a GPU."""
 
     name = "torch"
-    capabilities = Capabilities(attention=True)
     active_threads = 1
+    pass_tokens = 2048  # of prompts, that keep a GPU busy
 
     def __init__(
         self,
@@ -52,11 +56,14 @@ class TorchBackend:
     ) -> None:
         self.spec, self.n_cells, self.precision, self.exact = spec, n_cells, precision, exact
         self.device = open_device(device)
+        self.capabilities = Capabilities(attention=True, fused=True, ahead=self.device.type == "cuda")
         self.n_slots = n_slots if spec.recurrent else 0
         weights = Weights(file, spec, self.device, DTYPES[precision], n_positions=n_cells)
         self.memory = DeviceCells(spec, n_cells, self.n_slots, kv, self.device)
         self._decoder: Decoder | None = Decoder(weights, self.memory)
         self.weight_bytes = weights.nbytes
+        release()
+        weights.warn_of_widened()
         self.planner = Planner(
             self.device,
             n_cells,
@@ -68,13 +75,17 @@ class TorchBackend:
         )
         self.sampler = RowSampler(self.device, spec.n_vocab)
         self.steps = Steps(self._decoder, self.sampler, self.device, exact)
+        self._faults = Faults(self.device, self._recover)
+        self._loop = Loop(
+            self.planner, self.steps, self.sampler, self.device, self.forward, has_states=self.n_slots > 0
+        )
         self.cell_bytes, self.slot_bytes = self.memory.cell_bytes, self.memory.slot_bytes
         # Numbers lie as in the native backend, so that saved sequences can be exchanged.
         kind = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
         self.cell_layout = f"{kind}, {spec.kv_layout}"
         self.slot_layout = f"torch f32, {spec.state_layout}"  # states lie in another order there
 
-    def forward(self, batch: Batch) -> list[DeviceRow]:
+    def forward(self, batch: Batch) -> TorchRows:
         """The logits of n_wanted rows, on the device."""
         decoder = self._open
         try:
@@ -82,22 +93,53 @@ class TorchBackend:
                 plan = self.planner.decode(batch, bucket)
                 if plan is not None:
                     return self.steps.run(plan, len(batch))
-            return list(self.sampler.rows(decoder.logits(self._run(batch))))
-        except BaseException:
-            self.planner.forget()
+            return self.sampler.rows(decoder.logits(self._run(batch)))
+        except BaseException as error:
+            self._undo(batch, error)
             raise
 
     def prepare(self, draws: Sequence[Draw]) -> None:
         """Sample rows that will be asked for, all together."""
-        self.sampler.prepare(draws)
+        try:
+            self.sampler.prepare(draws)
+        except Exception as error:
+            self._faults.explain(error, f"sampling {len(draws):,} tokens")
+            raise
+
+    @property
+    def samples_rows(self) -> bool:
+        """Whether rows are sampled on the device."""
+        return uses_kernels(self.planner.views.cells)
+
+    def sample_rows(
+        self, rows: Sequence[DeviceRow] | Floats, params: list[SamplingParams], uniforms: list[float]
+    ) -> list[int]:
+        """A token of each row of a pass, or a code of `sampler.WRONG`."""
+        assert isinstance(rows, TorchRows)
+        return self.sampler.sample(rows, params, uniforms)
 
     def hidden(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_embd]."""
-        return _host(self._run(batch))
+        try:
+            return _host(self._run(batch))
+        except BaseException as error:
+            self._undo(batch, error)
+            raise
 
     def project(self, name: str, rows: Floats) -> Floats:
         """float32[n, rows of the matrix]: what a projection makes of pooled hidden states."""
-        return _host(self._open.project(name, self._tensor(np.asarray(rows, np.float32))))
+        with self._faults.during(f"projecting {len(rows):,} rows"):
+            return _host(self._open.project(name, self._tensor(np.asarray(rows, np.float32))))
+
+    def _undo(self, batch: Batch, error: BaseException) -> None:
+        """Forget a pass that failed, and raise what its error means."""
+        self.planner.forget()
+        self._faults.explain(error, f"running {len(batch):,} tokens")
+
+    def _recover(self) -> None:
+        """Drop what can be made again, and whatever a failed pass has left."""
+        self.planner.forget()
+        self.steps.clear()
 
     def _run(self, batch: Batch) -> Tensor:
         """Final hidden states of the wanted rows."""
@@ -143,31 +185,40 @@ class TorchBackend:
     def _tensor(self, array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
-    def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
-        """Not there yet: the engine's own loop samples on the device."""
-        raise Unsupported(f"the {self.name} backend has no fused loop; backend='native' has")
+    def loop(self, run: FusedRun) -> tuple[list[int], Floats | DeviceRow]:
+        """Several tokens of one sequence; the host accepts each while the device computes it."""
+        try:
+            return self._loop.run(run)
+        except BaseException:
+            self.planner.forget()
+            raise
 
     # -- cells and states --
 
     def copy_cells(self, source: Ints, target: Ints) -> None:
         """Copy K and V of cells `source` to cells `target`."""
-        self._memory.copy(source, target)
+        with self._faults.during("copying cells"):
+            self._memory.copy(source, target)
 
     def rotate_cells(self, cells: Ints, delta: int) -> None:
         """Re-apply RoPE to the keys of `cells`, `delta` positions further."""
-        self._memory.rotate(cells, delta)
+        with self._faults.during("moving cells"):
+            self._memory.rotate(cells, delta)
 
     def read_cells(self, cells: Ints) -> Bytes:
         """uint8[n, cell_bytes], in the order [n][layer][K, V][head]."""
-        return self._memory.read(cells)
+        with self._faults.during("saving cells"):
+            return self._memory.read(cells)
 
     def write_cells(self, cells: Ints, data: Bytes) -> None:
         """Write K and V of `cells`, in the format of `read_cells`."""
-        self._memory.write(cells, data)
+        with self._faults.during("restoring cells"):
+            self._memory.write(cells, data)
 
     def copy_slots(self, source: Ints, target: Ints) -> None:
         """Copy the states of slots `source` to slots `target`."""
-        self._memory.copy_slots(source, target)
+        with self._faults.during("copying states"):
+            self._memory.copy_slots(source, target)
 
     def clear_slots(self, slots: Ints) -> None:
         """Set the states of `slots` to that of no tokens."""
@@ -175,16 +226,18 @@ class TorchBackend:
 
     def read_slots(self, slots: Ints) -> Bytes:
         """uint8[n, slot_bytes], layer by layer."""
-        return self._memory.read_slots(slots)
+        with self._faults.during("saving states"):
+            return self._memory.read_slots(slots)
 
     def write_slots(self, slots: Ints, data: Bytes) -> None:
         """Write the states of `slots`, in the format of `read_slots`."""
-        self._memory.write_slots(slots, data)
+        with self._faults.during("restoring states"):
+            self._memory.write_slots(slots, data)
 
     def close(self) -> None:
         """Free weights and cache."""
         self._decoder = None
-        del self.memory, self.planner, self.steps
+        del self.memory, self.planner, self.steps, self._loop
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -192,6 +245,7 @@ class TorchBackend:
     def _open(self) -> Decoder:
         if self._decoder is None:
             raise InvalidRequest("the model is closed; load it again")
+        self._faults.check()
         return self._decoder
 
     @property

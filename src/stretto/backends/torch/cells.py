@@ -16,18 +16,21 @@ from stretto.backends.torch import planes
 from stretto.backends.torch.device import Tensor
 from stretto.backends.torch.planes import Plane
 from stretto.backends.torch.weights import rotate
+from stretto.errors import InvalidRequest
 from stretto.models.parts import Rope
 from stretto.models.spec import ModelSpec
 
 Ints = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
 
+PIECE_BYTES = 256 << 20  # of cells that are read or written at a time
+
 
 class DeviceCells:
     """The planes of each layer: keys and values [n_cells + 1, heads, size], states [n_slots + 1, numbers]."""
 
     def __init__(self, spec: ModelSpec, n_cells: int, n_slots: int, kv: str, device: torch.device) -> None:
-        self.spec, self.device, self.n_slots = spec, device, n_slots
+        self.spec, self.device, self.n_cells, self.n_slots = spec, device, n_cells, n_slots
 
         def new(shapes: list[tuple[int, int] | None]) -> list[Plane | None]:
             return [
@@ -60,12 +63,25 @@ class DeviceCells:
 
     def read(self, cells: Ints) -> Bytes:
         """uint8[n, cell_bytes], in the order [n][layer][K, V][head]."""
-        n, where = len(cells), self._indices(cells)
-        rows = [planes.to_bytes(planes.select(plane, where)).reshape(n, -1) for plane in self._planes()]
-        return _to_host(rows, n, self.cell_bytes)
+        found = np.empty((len(cells), self.cell_bytes), np.uint8)
+        for at in self._pieces(len(cells)):
+            n, where = len(found[at]), self._indices(cells[at])
+            rows = [planes.to_bytes(planes.select(plane, where)).reshape(n, -1) for plane in self._planes()]
+            found[at] = _to_host(rows, n, self.cell_bytes)
+        return found
 
     def write(self, cells: Ints, data: Bytes) -> None:
         """Write K and V of `cells`, in the format of `read`."""
+        _check("cells", cells, self.n_cells, data, self.cell_bytes)
+        for at in self._pieces(len(cells)):
+            self._write(cells[at], data[at])
+
+    def _pieces(self, n: int) -> list[slice]:
+        """Some cells at a time: all of a long sequence would be a second cache on the device."""
+        step = max(1, PIECE_BYTES // max(1, self.cell_bytes))
+        return [slice(first, first + step) for first in range(0, n, step)]
+
+    def _write(self, cells: Ints, data: Bytes) -> None:
         where, at = self._indices(cells), 0
         rows = torch.from_numpy(np.ascontiguousarray(data)).to(self.device)
         for plane in self._planes():
@@ -119,6 +135,7 @@ class DeviceCells:
 
     def write_slots(self, slots: Ints, data: Bytes) -> None:
         """Write the states of `slots`, in the format of `read_slots`."""
+        _check("slots", slots, self.n_slots, data, self.slot_bytes)
         where, at = self._indices(slots), 0
         rows = torch.from_numpy(np.ascontiguousarray(data).view(np.float32)).to(self.device)
         for states in self._states():
@@ -130,6 +147,21 @@ class DeviceCells:
 
     def _indices(self, numbers: Ints) -> Tensor:
         return torch.from_numpy(np.array(numbers, np.int64)).to(self.device)
+
+
+def _check(name: str, numbers: Ints, n: int, data: Bytes, size: int) -> None:
+    """Raise unless there are so many bytes for each cell or slot, and all of these exist.
+
+    A kernel that writes elsewhere would end the process's use of the device.
+    """
+    if data.dtype != np.uint8 or data.shape != (len(numbers), size):
+        raise InvalidRequest(
+            f"data must be uint8[{len(numbers)}, {size}] for so many {name}, not {data.dtype}"
+            f"{list(data.shape)}",
+            param="data",
+        )
+    if len(numbers) and (int(np.min(numbers)) < 0 or int(np.max(numbers)) >= n):
+        raise InvalidRequest(f"{name} must be from 0 to {n - 1}", param=name)
 
 
 def _to_host(rows: list[Tensor], n: int, nbytes: int) -> Bytes:

@@ -57,6 +57,21 @@ def open_device(name: str) -> Any:
     raise Unsupported(f"device={name!r}: {lack}; device='cpu' works", param="device", value=name)
 
 
+def check_cache_type(kv: str, device: Any) -> None:
+    """Raise `Unsupported` for a type of K and V that the GPU cannot convert."""
+    import torch
+
+    if kv == "fp8" and device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) < (8, 9):
+            raise Unsupported(
+                f"kv='fp8' needs compute capability 8.9, and this GPU has {major}.{minor}; kv='q8' takes as "
+                "little memory, here and with device='cpu'",
+                param="kv",
+                value=kv,
+            )
+
+
 def version() -> str:
     """The libraries that compute, and the GPU: figures of others are not theirs."""
     from importlib.metadata import PackageNotFoundError

@@ -49,12 +49,21 @@ class Assignment:
         The number of blocks is the most there can be; blocks and places without a pair have −1.
         """
         if size not in self._blocks:
-            self._blocks[size] = self._divide(size)
+            pairs = self.chosen.numel()
+            most = min(pairs, -(-pairs // size) + self.n_expert)
+            self._blocks[size] = self._divide(size, most)
         return self._blocks[size]
 
-    def _divide(self, size: int) -> tuple[Tensor, Tensor]:
+    def _divide(self, size: int, most: int) -> tuple[Tensor, Tensor]:
+        if uses_kernels(self.chosen):
+            from stretto.backends.torch.kernels import choose
+
+            return choose.blocks(self.chosen, self.n_expert, size, most)
+        return self.plain_blocks(size, most)
+
+    def plain_blocks(self, size: int, most: int) -> tuple[Tensor, Tensor]:
+        """`blocks` in plain torch."""
         pairs = self.chosen.numel()
-        most = min(pairs, -(-pairs // size) + self.n_expert)
         order, starts = self.order
         ends = torch.cumsum((starts[1:] - starts[:-1] + size - 1) // size, 0)  # of integers: exact
         block = torch.arange(most, device=order.device)

@@ -113,10 +113,12 @@ def cut_off(gate: Tensor, times: float) -> Tensor:
         deviation = gate.std(dim=1, keepdim=True, unbiased=False)
         return torch.relu(gate - gate.mean(dim=1, keepdim=True) - times * deviation)
     from stretto.backends.torch.kernels import rowwise as kernels
+    from stretto.backends.torch.kernels.early import early_options
 
     n, width = gate.shape
     out = torch.empty(n, width, device=gate.device)
     kernels.cut_off[(n,)](
-        gate, out, times, gate.stride(0), WIDTH=width, BLOCK=power_of_two(width), num_warps=warps(width)
-    )
+        gate, out, times, gate.stride(0), WIDTH=width, BLOCK=power_of_two(width), num_warps=warps(width),
+        **early_options(gate.device),
+    )  # fmt: skip
     return out

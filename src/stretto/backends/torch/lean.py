@@ -1,20 +1,22 @@
 """One row through plain layers with fewer kernels: for `exact=False`, where bits may depend on the batch.
 
-Layers are plain if they are attention and a gated feed-forward with RMS norms before them, in weights that
-are not packed: most models people run in bfloat16. Others go the usual way.
+Layers are plain if they are attention and a gated feed-forward with RMS norms before them: most models people
+run. Others go the usual way. Rows are rounded to 8 bits before they are multiplied with packed weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from stretto.backends.torch import activations
+from stretto.backends.torch import activations, nvrtc, packed_gemv
 from stretto.backends.torch.attention_layer import AttentionLayer
 from stretto.backends.torch.decoder import Decoder, DecoderLayer
-from stretto.backends.torch.device import Tensor, is_interpreting
+from stretto.backends.torch.device import Tensor
 from stretto.backends.torch.feed_layer import DenseLayer
+from stretto.backends.torch.layouts import Packed
 from stretto.backends.torch.matrix import Dense, Matrix
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.rowwise import NormWeights
@@ -26,9 +28,24 @@ def is_plain(decoder: Decoder) -> bool:
         decoder.streams is None
         and decoder.per_layer is None
         and _is_rms(decoder.output_norm)
-        and _is_dense(decoder.output)
         and all(_is_plain_layer(layer) for layer in decoder.layers)
+        and all(_is_lean(matrix, decoder.dtype) for matrix in _matrices(decoder))
     )
+
+
+def prepare(decoder: Decoder) -> None:
+    """Check what packed weights need: `Unsupported` if kernels cannot be compiled here."""
+    if any(isinstance(part, Packed) for matrix in _matrices(decoder) for part in matrix.parts):
+        nvrtc.require()
+
+
+def _matrices(decoder: Decoder) -> Iterator[Matrix]:
+    for layer in decoder.layers:
+        mixer, ffn = layer.mixer, layer.ffn
+        assert isinstance(mixer, AttentionLayer)
+        assert isinstance(ffn, DenseLayer)
+        yield from (mixer.projection, mixer.output, ffn.inner, ffn.output)
+    yield decoder.output
 
 
 def _is_plain_layer(made: DecoderLayer) -> bool:
@@ -46,7 +63,6 @@ def _is_plain_layer(made: DecoderLayer) -> bool:
         and ffn.paired
         and _is_rms(made.norm)
         and _is_rms(made.ffn_norm)
-        and all(map(_is_dense, (mixer.projection, mixer.output, ffn.inner, ffn.output)))
     )
 
 
@@ -54,8 +70,9 @@ def _is_rms(norm: NormWeights | None) -> bool:
     return norm is not None and norm.part.kind == "rms" and norm.gain == 1
 
 
-def _is_dense(matrix: Matrix) -> bool:
-    return len(matrix.parts) == 1 and isinstance(matrix.parts[0], Dense)
+def _is_lean(matrix: Matrix, dtype: Any) -> bool:
+    """Gate and up in one format; no packed weights for activations of full precision."""
+    return not matrix.halves and (dtype != torch.float32 or all(isinstance(x, Dense) for x in matrix.parts))
 
 
 def run(decoder: Decoder, x: Tensor, row: Pass) -> Tensor:
@@ -85,24 +102,58 @@ def gemv(
     adds: bool = False,
 ) -> Tensor:
     """One row times a matrix: into a new tensor, or added to `out`."""
-    from stretto.backends.torch.kernels import lean as kernels
-
-    part = matrix.parts[0]
-    assert isinstance(part, Dense)
-    n, k = part.weight.shape
     if out is None:
-        out = torch.empty(1, n // 2 if activation else n, dtype=dtype, device=x.device)
+        width = matrix.rows // 2 if activation else matrix.rows
+        out = torch.empty(1, width, dtype=dtype, device=x.device)
+    first = 0
+    for part in matrix.parts:
+        last = first + part.rows
+        to = out[:, first // 2 : last // 2] if activation else out[:, first:last]
+        some = None if bias is None else bias[first:last]
+        run_part = _dense_gemv if isinstance(part, Dense) else _packed_gemv
+        run_part(x, part, norm, some, activation, to, adds)
+        first = last
+    return out
+
+
+def _packed_gemv(
+    x: Tensor,
+    part: Any,
+    norm: NormWeights | None,
+    bias: Tensor | None,
+    activation: str,
+    out: Tensor,
+    adds: bool,
+) -> None:
+    packed_gemv.gemv(
+        x, part, out,
+        gain=None if norm is None else norm.weight, eps=0.0 if norm is None else norm.part.eps, bias=bias,
+        then=packed_gemv.GATE if activation else packed_gemv.ADD if adds else packed_gemv.WRITE,
+        act=activations.code(activation),
+    )  # fmt: skip
+
+
+def _dense_gemv(
+    x: Tensor,
+    part: Any,
+    norm: NormWeights | None,
+    bias: Tensor | None,
+    activation: str,
+    out: Tensor,
+    adds: bool,
+) -> None:
+    from stretto.backends.torch.kernels import lean as kernels
+    from stretto.backends.torch.kernels.early import early_options
+
+    n, k = part.weight.shape
     rows, columns, warps = tile(n, k)
-    early = not is_interpreting()
     kernels.gemv[(-(-n // rows),)](
         x, x if norm is None else norm.weight, part.weight, x if bias is None else bias, out, n,
         0.0 if norm is None else norm.part.eps,
         K=k, BN=rows, BK=columns, EVEN=k % columns == 0, NORM=norm is not None, BIAS=bias is not None,
         THEN=kernels.GATE if activation else kernels.ADD if adds else kernels.WRITE,
-        ACT=activations.code(activation), EARLY=early, num_warps=warps,
-        **({"launch_pdl": True} if early else {}),
+        ACT=activations.code(activation), num_warps=warps, **early_options(x.device),
     )  # fmt: skip
-    return out
 
 
 def tile(n: int, k: int) -> tuple[int, int, int]:

@@ -9,11 +9,13 @@ device is asked for its free memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from traceback import clear_frames
 
 from stretto.errors import CacheFull, ModelError
 from stretto.models.spec import ModelSpec
@@ -135,14 +137,23 @@ def _too_large(need: Need, free: int) -> str:
 
 
 def fit_cells(
-    file: GGUF, spec: ModelSpec, cells: int | str, device: str, *, kv: str, wide: bool, n_slots: int
+    file: GGUF,
+    spec: ModelSpec,
+    cells: int | str,
+    device: str,
+    *,
+    kv: str,
+    wide: bool,
+    n_slots: int,
+    beside: int = 0,
 ) -> int:
     """The cells of a model that is about to be opened on a device; raises where it does not fit.
 
+    `beside` are bytes that something else, an image encoder, will take there.
     With "auto" the spec must be read again for that many: some models scale positions by length.
     """
     need = Need.of(file, spec, kv=kv, wide=wide, n_slots=n_slots)
-    return choose_cells(cells, need, free_bytes(device))
+    return choose_cells(cells, need, free_bytes(device) - beside)
 
 
 def free_bytes(device: object) -> int:
@@ -156,26 +167,63 @@ def free_bytes(device: object) -> int:
     return int(free + held)
 
 
+def has_room(device: object, nbytes: int) -> bool:
+    """Whether so much is free for CUDA itself, once torch has given back what it holds and does not use."""
+    import torch
+
+    if torch.cuda.mem_get_info(device)[0] < nbytes <= free_bytes(device):
+        torch.cuda.empty_cache()
+    return bool(torch.cuda.mem_get_info(device)[0] >= nbytes)
+
+
 @contextmanager
 def device_memory(what: str, device: object) -> Iterator[None]:
     """Raise `ModelError` with the numbers where torch runs out of device memory; `what` names the work."""
-    import torch
-
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise ModelError(_ran_out(what, device)) from error
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        message = ran_out(what, device, error)
+        free_again(error)
+        raise ModelError(message) from None
 
 
-def _ran_out(what: str, device: object) -> str:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device had no memory left, for torch or for a library that it calls."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    words = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory", "[CUDA]: out of memory")
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
+
+
+def free_again(error: BaseException, recover: Callable[[], None] = lambda: None) -> None:
+    """Free what a failed pass or load had made: the error's own frames hold it until then."""
+    import torch
+
+    clear_frames(error.__traceback__)
+    recover()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def ran_out(what: str, device: object, error: BaseException) -> str:
+    """The message: what was needed and what there is."""
     import torch
 
     message = f"the device's memory ran out while {what}"
-    if torch.cuda.is_available():
+    if asked := re.search(r"Tried to allocate ([\d.]+ \w+)", str(error)):
+        message += f", which needs {asked[1]} more"
+    if torch.cuda.is_available() and torch.device(device).type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         mine = torch.cuda.memory_allocated(device)
         message += f": {_size(mine)} of {_size(total)} are this process's, {_size(free)} are free"
-    return f"{message}; load it with fewer cells, kv='fp8' or 'q8', or smaller Limits"
+    return (
+        f"{message}; load the model with fewer cells, with kv='fp8' or 'q8', or in a smaller format, or set "
+        "a smaller Limits(max_tokens_per_step=…)"
+    )
 
 
 def _size(nbytes: int) -> str:

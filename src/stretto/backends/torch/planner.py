@@ -7,7 +7,7 @@ step costs one native call and one asynchronous copy. If a pass that was planned
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stretto import _native
@@ -40,6 +40,22 @@ def kinds_of(spec: ModelSpec) -> tuple[Kind, ...]:
         elif isinstance(layer.mixer, Latent):
             found[None, True] = None
     return tuple(found)
+
+
+@dataclass
+class OneRow:
+    """A decode step of one sequence, as the lists of `Decoding`; the device alone may know its token."""
+
+    taken: list[int]  # the cell
+    places: list[int]  # the position
+    counts: list[int]  # entries of the view, the cell included
+    stores: list[Ints]  # the view
+    table: Ints
+    sequences: list[int]
+    edits: list[int]
+    slots: list[int]
+    ids: list[int] = field(default_factory=lambda: [0])
+    rotated: Ints | None = None
 
 
 class Planner:
@@ -104,7 +120,7 @@ class Planner:
         plan = lay_out(block, self.kinds, n, n_slots, views.cells, views.positions, counts=counts)
         return plan if placement.slots is None else replace(plan, runs=self._runs(placement.slots))
 
-    def decode(self, decoding: Decoding, bucket: int) -> Plan | None:
+    def decode(self, decoding: Decoding | OneRow, bucket: int) -> Plan | None:
         """The plan of a decode step, padded to `bucket` rows; None if it is too large: take `plan` then."""
         fixed = self._buckets.get(bucket) or self._open(bucket)
         try:

@@ -1,18 +1,28 @@
 """The choice of experts on the device: scores of the router → experts and weights, no host in between.
 
-Plain torch on any device: sums are written out one by one, so that a row's weights have one order of sums.
+`route` is a kernel where kernels run. Elsewhere it is plain torch, with sums written out one by one, so that
+a row's weights have one order of sums.
 """
 
 from __future__ import annotations
 
 import torch
 
-from stretto.backends.torch.device import Tensor
+from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.models.feed_forward import Routing
 
 
 def route(routing: Routing, scores: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
     """The experts of each row int32[n, used], best first, and their weights float32[n, used]."""
+    if uses_kernels(scores):
+        from stretto.backends.torch.kernels import choose
+
+        return choose.route(routing, scores, correction)
+    return plain_route(routing, scores, correction)
+
+
+def plain_route(routing: Routing, scores: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`route` in plain torch."""
     scores = scores.float()
     if routing.weights == "softmax":
         probabilities = _softmax(scores)

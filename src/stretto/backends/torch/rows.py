@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +28,25 @@ class RowSampler:
         self.buffers = Sampler(device, n_vocab, capacity)
         self.penalties = Penalties()
 
-    def rows(self, logits: Tensor) -> list[TorchRow]:
+    def rows(self, logits: Tensor) -> TorchRows:
         """The rows of float32[n, at least n_vocab] on the device.
 
         Who writes to the tensor again while rows are in use calls `Logits.preserve` before.
         """
-        shared = Logits(self, logits)
-        return [TorchRow(shared, i) for i in range(len(logits))]
+        return TorchRows(Logits(self, logits), range(len(logits)))
+
+    def sample(self, rows: TorchRows, params: list[SamplingParams], uniforms: list[float]) -> list[int]:
+        """A token of each row, or a code of `sampler.WRONG`; parameters are those of the last call while
+        the list is the same."""
+        shared = rows.shared
+        if len(uniforms) <= self.buffers.capacity and shared.has_kernels and rows.is_whole:
+            return self.buffers.sample_again(shared.address, shared.stride, params, uniforms)
+        return self.buffers.sample(
+            [
+                Ask(row.address, each, uniform)
+                for row, each, uniform in zip(rows, params, uniforms, strict=True)
+            ]
+        )
 
     def prepare(self, draws: Sequence[Draw]) -> None:
         """Sample all rows that will be asked for, together; rows that are on the host are left out.
@@ -103,6 +116,39 @@ class Logits:
         self._set(_aligned(self.tensor))
 
 
+class TorchRows(Sequence["TorchRow"]):
+    """Rows of a tensor, made when they are asked for: most are only sampled, all at once."""
+
+    __slots__ = ("_made", "_which", "shared")
+
+    def __init__(self, shared: Logits, which: range) -> None:
+        self.shared, self._which = shared, which
+        self._made: dict[int, TorchRow] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are the first rows of the tensor, all as they were computed."""
+        return not self._which.start and not self._made
+
+    def __len__(self) -> int:
+        return len(self._which)
+
+    @overload
+    def __getitem__(self, at: int) -> TorchRow: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[TorchRow]: ...
+
+    def __getitem__(self, at: int | slice) -> TorchRow | list[TorchRow]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(len(self))[at]]
+        index = self._which[at]
+        row = self._made.get(index)
+        if row is None:
+            row = self._made[index] = TorchRow(self.shared, index)
+        return row
+
+
 class TorchRow:
     """One row of logits on the device (`base.DeviceRow`)."""
 
@@ -118,6 +164,15 @@ class TorchRow:
     def logits(self) -> Tensor:
         """float32[n_vocab] on the device."""
         return self.shared.tensor[self._index, : self.shared.sampler.n_vocab]
+
+    @property
+    def current(self) -> Tensor:
+        """float32[1, n_vocab], on the host if it was looked at there."""
+        if self._host is None:
+            return self.shared.tensor[self._index : self._index + 1, : self.shared.sampler.n_vocab]
+        import torch
+
+        return torch.from_numpy(self._host)[None]
 
     @property
     def address(self) -> int:

@@ -103,6 +103,7 @@ def _launch(
     keep: bool,
 ) -> None:
     from stretto.backends.torch.kernels import rowwise as kernels
+    from stretto.backends.torch.kernels.early import early_options
 
     n, width = x.shape
     given, after = weights or post, post or weights
@@ -121,7 +122,7 @@ def _launch(
         POST=post is not None, POST_LAYER=post is not None and post.part.kind == "layer",
         POST_GAIN=post.gain if post else 0, NORM=weights is not None,
         LAYER=weights is not None and weights.part.kind == "layer", GAIN=weights.gain if weights else 0,
-        KEEP=keep, num_warps=warps(width),
+        KEEP=keep, num_warps=warps(width), **early_options(x.device),
     )  # fmt: skip
 
 

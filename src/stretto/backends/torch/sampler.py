@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.torch.device import Tensor
 from stretto.backends.torch.penalties import Entries
+from stretto.backends.torch.wide import EXACT, STRETCH, TILE, Buffers, WideRows
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
 
@@ -26,14 +27,11 @@ Mask = NDArray[np.uint32]
 # Of one row: its distance from `peaks` in floats (0: no row), uniform, top-p, seed, index, draw (−1:
 # `uniform` is given), temperature, the logarithm of min-p, top-k, the slot of its mask (−1: none).
 ROW = Struct("<qddQQqffii")
-STRETCH = 128  # logits that have one peak, as in the native sampler
 CANDIDATES = 1024  # that one program can hold
-TILE = 32  # stretches of a program that reads a whole row
 ALIGNMENT = 16  # bytes, of rows: they are read in vectors
 ENTRY_WORDS = 5
 SELECT_WARPS = 8
-WIDE_WARPS = 16
-WIDE = -9  # a row that `select` leaves to `sample_wide`
+WIDE = -9  # a row that `select` leaves to others
 MAX_TOP_K = (1 << 31) - 1
 
 
@@ -51,7 +49,9 @@ class Ask(NamedTuple):
 class Sampler:
     """The buffers of a device, and the launches that use them."""
 
-    def __init__(self, device: Any, n_vocab: int, capacity: int = 256) -> None:
+    def __init__(
+        self, device: Any, n_vocab: int, capacity: int = 256, following: Tensor | None = None
+    ) -> None:
         import torch
 
         self._torch = torch
@@ -63,7 +63,10 @@ class Sampler:
         self._on_cuda = self.device.type == "cuda"
         self._host_block = self._pinned((capacity, ROW.size // 8), torch.int64)
         self._block = self._empty((capacity, ROW.size // 8), torch.int64)
-        self._bytes = memoryview(self._host_block.numpy()).cast("B")
+        numbers = self._host_block.numpy()
+        self._bytes = memoryview(numbers).cast("B")
+        self._uniforms = numbers.view(np.float64)[:, 1]
+        self._written: tuple[list[SamplingParams], int, int, bool] | None = None  # by `sample_again`
         self._peaks = self._empty((capacity, self.n_peaks), torch.float32)
         self._stretches = self._empty((capacity, self.n_peaks), torch.int32)
         self._weights = self._empty((capacity, self.n_peaks), torch.float32)
@@ -75,9 +78,21 @@ class Sampler:
         self._host_masks = self._pinned((capacity, self._n_words), torch.int32)
         self.tokens = self._empty((capacity,), torch.int32)
         self._host_tokens = self._pinned((capacity,), torch.int32)
-        self._following = self._empty((capacity,), torch.int32)
+        # Gets the tokens too, where errors are 0: it may be the input of the next pass.
+        self._following = self._empty((capacity,), torch.int32) if following is None else following
         self.steps = self._empty((1,), torch.int64)
         self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
+        rows = (
+            self._block,
+            self._peaks,
+            self._masks,
+            self._weights,
+            self.tokens,
+            self._following,
+            self.steps,
+        )
+        self._wide = WideRows(Buffers(*rows), n_vocab)
+        self._sampled = torch.cuda.Event() if self._on_cuda else None
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
         return self._torch.zeros(shape, dtype=dtype, device=self.device)
@@ -100,11 +115,48 @@ class Sampler:
                 self._restore(*entries)
         return tokens
 
+    def queue(self, ask: Ask) -> None:
+        """Have one row sampled without waiting; `take` waits for the token. One at a time."""
+        is_whole = self.write([ask], 1)
+        entries = self._change([ask])
+        if self._on_cuda:
+            self._replay(1, is_whole)
+        else:
+            self._pass(1, is_whole)
+        if entries is not None:
+            self._restore(*entries)
+        if self._sampled is not None:
+            self._sampled.record()
+
+    def take(self) -> int:
+        """The token of the row that was queued, a code of `sampler.WRONG`, or `WIDE`: sample it otherwise."""
+        if self._sampled is not None:
+            self._sampled.synchronize()
+        return int(self._host_tokens[0])
+
+    def sample_again(
+        self, address: int, stride: int, params: list[SamplingParams], uniforms: list[float]
+    ) -> list[int]:
+        """`sample` of rows one behind the other; what is written already is not written again.
+
+        The list of parameters must be the one of the last call only if none of them has changed.
+        """
+        n = len(params)
+        bucket = min(1 << (n - 1).bit_length(), self.capacity)
+        written = self._written
+        if written is None or written[0] is not params or written[1:3] != (address, stride):
+            asks = [Ask(address + i * stride, each) for i, each in enumerate(params)]
+            is_whole = self.write(asks, bucket)
+            self._written = written = params, address, stride, is_whole
+        self._uniforms[:n] = uniforms
+        return self._run(bucket, written[3])[:n]
+
     def write(self, asks: Sequence[Ask], bucket: int) -> bool:
         """Put parameters into the host's block, masks onto the device; return whether `launch` needs `whole`.
 
         Rows beyond those up to `bucket` are none.
         """
+        self._written = None
         base, is_whole = self._peaks.data_ptr(), False
         slots = self._upload_masks([ask.mask for ask in asks if ask.mask is not None])
         for i, ask in enumerate(asks):
@@ -144,7 +196,7 @@ class Sampler:
     def launch(self, bucket: int, *, whole: bool, following: Tensor | None = None) -> None:
         """Sample the rows of the block into `tokens`, and into int32 `following`, where errors are 0.
 
-        Without `whole` rows with a great many candidates get `WIDE`; rows that are drawn from whole need it.
+        Rows with a great many candidates get `WIDE`; rows that are drawn from whole need `whole`.
         """
         from stretto.backends.torch.kernels import sample, sample_wide
 
@@ -169,16 +221,16 @@ class Sampler:
             num_warps=SELECT_WARPS, **EXACT,
         )  # fmt: skip
         if whole:
-            self._launch_wide(bucket, following)
+            self._launch_whole(bucket, following)
 
-    def _launch_wide(self, bucket: int, following: Tensor) -> None:
-        """Sample the rows that have too many candidates for `select`."""
+    def _launch_whole(self, bucket: int, following: Tensor) -> None:
+        """Sample the rows that are drawn from whole."""
         from stretto.backends.torch.kernels import sample_wide
 
-        sample_wide.sample_wide[(bucket,)](
-            self._block, self._peaks, self._masks, self._stretches, self._weights, self._lows, self.tokens,
-            following, self.steps, self.n_vocab, self.n_peaks, self._n_words,
-            PEAKS=1 << (self.n_peaks - 1).bit_length(), num_warps=WIDE_WARPS, **EXACT,
+        sample_wide.draw_whole[(bucket,)](
+            self._block, self._peaks, self._masks, self._weights, self.tokens, following, self.steps,
+            self.n_vocab, self.n_peaks, self._n_words, PEAKS=1 << (self.n_peaks - 1).bit_length(),
+            num_warps=SELECT_WARPS, **EXACT,
         )  # fmt: skip
 
     def _launch_peaks(self, bucket: int) -> None:
@@ -203,7 +255,7 @@ class Sampler:
             self._pass(bucket, whole)
         tokens = self._fetch(bucket)
         if WIDE in tokens:
-            self._launch_wide(bucket, self._following)
+            self._wide.run(bucket)
             self._host_tokens[:bucket].copy_(self.tokens[:bucket], non_blocking=True)
             tokens = self._fetch(bucket)
         return tokens
@@ -237,7 +289,9 @@ class Sampler:
         if all(ask.entries is None for ask in asks):
             return None
         parts = [ask.entries.words(ask.address) for ask in asks if ask.entries is not None]
-        words = self._torch.from_numpy(np.concatenate(parts)).to(self.device)
+        words = self._torch.from_numpy(np.concatenate(parts))
+        if self._on_cuda:  # or else the copy would wait for all that is queued
+            words = words.pin_memory().to(self.device, non_blocking=True)
         saved = self._empty((len(words),), self._torch.float32)
         self._launch_change(words, saved, restore=False)
         return words, saved
@@ -297,7 +351,6 @@ class Sampler:
 
 
 Measured = tuple[float, list[tuple[int, float]]]  # of the token, and of the best ones with their ids
-EXACT = {"enable_fp_fusion": False}  # no contraction, as on the host
 
 
 def _measured(

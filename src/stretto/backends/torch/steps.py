@@ -12,25 +12,42 @@ from weakref import ref
 
 import torch
 
-from stretto.backends.base import DeviceRow
 from stretto.backends.torch import lean
 from stretto.backends.torch.decoder import Decoder
-from stretto.backends.torch.device import Tensor
+from stretto.backends.torch.device import Tensor, uses_kernels
+from stretto.backends.torch.memory import free_again, has_room, is_out_of_memory
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.plan import Plan
-from stretto.backends.torch.rows import Logits, RowSampler
+from stretto.backends.torch.rows import Logits, RowSampler, TorchRows
 from stretto.backends.torch.views import append_cells
 
 MOST_GRAPHS = 24  # the oldest goes when there are more
+SPARE_BYTES = 256 << 20  # that must be free before another one is captured
+STEPS_UNCAPTURED = 1000  # until it is tried again
+
+Key = tuple[int, bool, int]  # of a plan: rows of its bucket, whether views share cells, where views are
+
+
+class Eager:
+    """A step that is computed anew where there are no graphs."""
+
+    def __init__(self, replay: Callable[[], object]) -> None:
+        self.replay = replay
 
 
 @dataclass
 class Captured:
     """A graph, the memory that it writes logits to, and rows of an earlier step that are still there."""
 
-    graph: torch.cuda.CUDAGraph
+    graph: torch.cuda.CUDAGraph | Eager
     logits: Tensor  # float32[rows of the bucket, n_vocab]
     rows: Callable[[], Logits | None] = lambda: None
+
+    def replay(self) -> None:
+        """Take the step."""
+        if (old := self.rows()) is not None:  # somebody still has logits of an earlier step
+            old.preserve()
+        self.graph.replay()
 
 
 class Steps:
@@ -38,28 +55,51 @@ class Steps:
 
     def __init__(self, decoder: Decoder, sampler: RowSampler, device: torch.device, exact: bool) -> None:
         self._decoder, self._sampler, self._device = decoder, sampler, device
-        self._is_lean = not exact and device.type == "cuda" and lean.is_plain(decoder)
-        self._graphs: dict[tuple[int, bool, int], Captured] = {}
+        self._is_lean = not exact and uses_kernels(torch.empty(0, device=device)) and lean.is_plain(decoder)
+        if self._is_lean:
+            lean.prepare(decoder)
+        self._graphs: dict[Key, Captured] = {}
+        self._uncaptured: dict[Key, int] = {}  # steps that there was no memory for: how many will not try
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
-    def run(self, plan: Plan, n: int) -> list[DeviceRow]:
+    def run(self, plan: Plan, n: int) -> TorchRows:
         """The logits of the first n rows, on the device."""
         assert plan.key is not None
         if self._device.type != "cuda":
-            return list(self._sampler.rows(self._step(plan)[:n]))
-        found = self._graphs.get(plan.key) or self._capture(plan.key, plan)
-        if (old := found.rows()) is not None:  # somebody still has logits of an earlier step
-            old.preserve()
-        found.graph.replay()
+            return self._sampler.rows(self._step(plan)[:n])
+        found = self.captured(plan)
+        found.replay()
+        return self.rows(found, n)
+
+    def captured(self, plan: Plan) -> Captured:
+        """The graph of a plan's kind of step; without graphs, or memory for one, the step itself."""
+        assert plan.key is not None
+        found = None
+        if self._device.type == "cuda":
+            found = self._graphs.get(plan.key) or self._capture(plan.key, plan)
+        return found or self._eager(plan)
+
+    def _eager(self, plan: Plan) -> Captured:
+        shape = plan.n, self._sampler.n_vocab
+        logits = torch.empty(shape, dtype=torch.float32, device=self._device)
+        return Captured(Eager(lambda: logits.copy_(self._step(plan)[:, : shape[1]])), logits)
+
+    def rows(self, found: Captured, n: int) -> TorchRows:
+        """The logits of the first n rows of the step that was replayed last."""
         rows = self._sampler.rows(found.logits[:n])
-        found.rows = ref(rows[0].shared)
-        return list(rows)
+        found.rows = ref(rows.shared)
+        return rows
 
     def clear(self) -> None:
-        """Free all graphs."""
+        """Free all graphs; steps that had no room for one may try again."""
         self._graphs.clear()
+        self._uncaptured.clear()
 
-    def _capture(self, key: tuple[int, bool, int], plan: Plan) -> Captured:
+    def _capture(self, key: Key, plan: Plan) -> Captured | None:
+        """The graph of a step; None while memory is short: the step runs without one, slower."""
+        if self._uncaptured.get(key, 0):
+            self._uncaptured[key] -= 1
+            return None
         if len(self._graphs) >= MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         for old in [each for each in self._graphs if each[2] != key[2]]:  # the views are elsewhere now
@@ -72,12 +112,26 @@ class Steps:
         self._step(plan)
         for each, old in zip(states, before, strict=True):
             each[slots] = old
+        found = None
+        if has_room(self._device, SPARE_BYTES):
+            try:
+                found = self._record(plan)
+            except Exception as error:  # ending a capture that ran out of memory may raise another one
+                if not any(each and is_out_of_memory(each) for each in (error, error.__context__)):
+                    raise
+                free_again(error, self._graphs.clear)
+        if found is None:
+            self._uncaptured[key] = STEPS_UNCAPTURED
+        else:
+            self._graphs[key] = found
+        return found
+
+    def _record(self, plan: Plan) -> Captured:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._step(plan)
-        self._graphs[key] = Captured(graph, logits)
-        return self._graphs[key]
+        return Captured(graph, logits)
 
     def _step(self, plan: Plan) -> Tensor:
         decoder = self._decoder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -32,6 +33,7 @@ class Weights:
         self._shapes, self._slices = spec.tensors(), spec.slices()
         self._tables: dict[Rope, RopeTable] = {}
         self.nbytes = 0  # of all that was loaded
+        self.widened: dict[str, int] = {}  # formats that are not multiplied packed: bytes on the device
         self.probe = torch.empty(0, device=device)
 
     def layer(self, i: int) -> LayerWeights:
@@ -67,7 +69,7 @@ class Weights:
         for piece in pieces:
             if not piece.is_copy:
                 self.file.forget(piece.tensor)
-        self.nbytes += matrix.nbytes
+        self._count(matrix)
         return matrix if uses_kernels(self.probe) else _widened(matrix)
 
     def stack(self, names: Sequence[str], n: int, rows: int, columns: int) -> Stack:
@@ -76,8 +78,25 @@ class Weights:
         stack = Stack.load(pieces, columns, self.device, self.dtype, interleave=len(names) == 2)
         for tensor in {piece.tensor.name: piece.tensor for each in pieces for piece in each}.values():
             self.file.forget(tensor)
-        self.nbytes += stack.nbytes
+        self._count(stack)
         return stack
+
+    def _count(self, loaded: Matrix | Stack) -> None:
+        self.nbytes += loaded.nbytes
+        for name, nbytes in loaded.widened.items():
+            self.widened[name] = self.widened.get(name, 0) + nbytes
+
+    def warn_of_widened(self) -> None:
+        """Say which formats take more memory here than in the file."""
+        if self.widened:
+            sizes = ", ".join(f"{name} ({n / 1e6:,.1f} MB)" for name, n in sorted(self.widened.items()))
+            number = 8 * self.dtype.itemsize
+            warnings.warn(
+                f"{self.file.path.name}: weights in {sizes} are widened to {number} bits on a GPU; formats "
+                "that stay packed there: Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, MXFP4",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def heads(self, name: str, n: int, rows: int, columns: int) -> Tensor:
         """The matrices of n heads: dtype[n, rows, columns]."""

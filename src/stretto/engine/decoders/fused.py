@@ -11,7 +11,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import FusedRun
+from stretto.backends.base import DeviceRow, FusedRun
 from stretto.cache.lags import lag_before
 from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.output import Ending
@@ -54,7 +54,8 @@ class Ahead:
             finally:
                 python += time.perf_counter() - begun
 
-        row, start = track.host_logits(), track.position
+        row, start = track.logits, track.position
+        assert row is not None
         runner.make_room(n)
         slot = -1 if runner.states is None else runner.states.own(track.id, start + n)
         cells, placed = runner.cells, runner.cells.reserve(track.id, n)
@@ -77,6 +78,8 @@ class Ahead:
             follow=follow,
             interrupt=self._interrupt,
             slot=slot,
+            sequence=track.id,
+            edits=view.edits,
         )
         metrics, begun, cpu = runner.metrics, time.perf_counter(), time.thread_time()
         try:
@@ -96,7 +99,13 @@ class Ahead:
         return True
 
     def _settle(
-        self, track: Track, placed: NDArray[np.int32], tokens: list[int], n_run: int, start: int, row: Row
+        self,
+        track: Track,
+        placed: NDArray[np.int32],
+        tokens: list[int],
+        n_run: int,
+        start: int,
+        row: Row | DeviceRow,
     ) -> None:
         """Keep the cells of the tokens that were computed; the others are pending, or ended the text."""
         cells = self._runner.cells

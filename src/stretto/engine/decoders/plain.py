@@ -8,6 +8,7 @@ the first sampled token are computed with the prompt, those behind a sampled one
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -52,6 +53,11 @@ class PlainDecoder(OneTrack):
         self._keep_track = keep_track  # it belongs to a caller, who gets it back with the text
         self.n_prompt = len(track)
         self._is_plain = not (guide or speculation or params.logprobs or params.scored)
+        sampling = params.sampling
+        self.is_sampled_only = self._is_plain and not (
+            params.hooks or sampling.penalizes or sampling.logit_bias
+        )
+        self.before_end: Callable[[], None] | None = None  # gives out tokens that wait
         self._left_out: list[int] = []  # the last token of the text, which is not in the track
         self._check_at = 0  # tokens after which the limits have to be looked at again
         self._opening: list[int] = []  # forced tokens that are computed with the prompt
@@ -226,6 +232,37 @@ class PlainDecoder(OneTrack):
             self._left_out = [token]
         output.emit(token, text, logprob, top, ending)
 
+    # -- steps of a lane --
+
+    @property
+    def n_unchecked(self) -> int:
+        """How many tokens can be accepted before something but an end token may end the text."""
+        output = self.output
+        return self._check_at - len(output.tokens)
+
+    def accept_sampled(self, token: int) -> None:
+        """Accept a token that was sampled without `advance`."""
+        self.output.n_sampled += 1
+        self.accept(token)
+
+    def give_out(self, token: int) -> None:
+        """Give out a token that is in the track already, and ends nothing."""
+        output = self.output
+        output.n_sampled += 1
+        output.note_token()
+        output.tokens.append(token)
+        thoughts = output.thoughts
+        if thoughts is None:
+            text = output.detokenizer.push(token)
+        else:
+            text = thoughts.push(token, output.detokenizer)
+        output.emit(token, text)
+
+    @property
+    def gains_ahead(self) -> bool:
+        """Whether the backend's loop does all of it, so that it may be used unasked."""
+        return self._is_plain and not self.hooks and self.params.may_run_ahead
+
     @property
     def is_sampling(self) -> bool:
         """Whether nothing forced stands before the next sampled token, and no draft was computed."""
@@ -327,6 +364,8 @@ class PlainDecoder(OneTrack):
 
     def end_early(self, ending: Ending) -> None:
         """End from outside; the text so far stays."""
+        if self.before_end is not None:
+            self.before_end()
         self.output.end_early(ending)
 
     def preempt(self) -> None:

@@ -1,6 +1,7 @@
 """What a family of models has of its own: keys and tensors of files, sizes of images, projector, markers.
 
-A projector is written once, in terms of `Operations`, which each encoder offers with its own arithmetic.
+A projector is written once, in terms of `Operations`, which each encoder offers with its own arithmetic,
+and of what NumPy's arrays and torch's tensors have in common: they are the latter on a GPU.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ def squares(x: Floats, grid: Grid, merge: int) -> Floats:
     """[n, patches, n_embd] → [n, tokens, merge², n_embd]: the patches of each square, row by row."""
     n, _, width = x.shape
     rows, columns = grid[0] // merge, grid[1] // merge
-    parts = x.reshape(n, rows, merge, columns, merge, width).transpose(0, 1, 3, 2, 4, 5)
-    return np.ascontiguousarray(parts).reshape(n, rows * columns, merge * merge, width)
+    parts = x.reshape(n, rows, merge, columns, merge, width).swapaxes(2, 3)
+    return parts.reshape(n, rows * columns, merge * merge, width)
 
 
 def side_by_side(x: Floats, grid: Grid, merge: int) -> Floats:

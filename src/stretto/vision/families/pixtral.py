@@ -9,8 +9,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
-
 from stretto.vision.decode import Pixels
 from stretto.vision.families.base import (
     Family,
@@ -80,7 +78,7 @@ class Pixtral(Family):
         """Squares are merged channel by channel."""
         if run.spec.merge > 1 or any(name == MERGER for name, _ in run.spec.projector_tensors):
             parts = squares(run.norm(x, "mm.input_norm"), grid, run.spec.merge).swapaxes(2, 3)
-            x = run.multiply(np.ascontiguousarray(parts).reshape(*parts.shape[:2], -1), "mm.patch_merger")
+            x = run.multiply(parts.reshape(*parts.shape[:2], -1), "mm.patch_merger")
         return run.multiply(run.multiply(x, "mm.1", "exact_gelu"), "mm.2")
 
     def parts(self, prepared: Prepared, spec: VisionSpec, grid: Grid) -> Iterable[Part]:

@@ -10,7 +10,7 @@ import triton.language as tl
 BLOCK = 128  # rows of a program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["views", "places", "offsets", "lengths", "cells", "positions", "n"])
 def append(views, places, offsets, lengths, cells, positions, n, BLOCK: tl.constexpr):
     """Entry lengths − 1 of each row's view becomes the row's cell."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -6,10 +6,14 @@ depends on the number of warps; spans are joined in order. No multiplication and
 `tl.fma`.
 
 Heads whose size is not a power of two are two pieces: the first 2ᵏ numbers and the padded rest (D2, E2).
+PAIRED heads, of 8 bits, are even and odd numbers apart (see `operands`): D1 and D2 count pairs, E1 = E2 are
+the even and the odd ones.
 """
 
 import triton
 import triton.language as tl
+
+from stretto.backends.torch.kernels.operands import pairs_of, piece_of, query
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -20,51 +24,41 @@ except ImportError:  # before Triton 3.4
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NEVER = tl.constexpr(float("-inf"))
-Q8_BLOCK = tl.constexpr(32)
-
-
-@triton.jit
-def piece_of(
-    plane, scales, at, scales_at,
-    FIRST: tl.constexpr, SIZE: tl.constexpr, REAL: tl.constexpr, Q8: tl.constexpr, TYPE: tl.constexpr,
-):  # fmt: skip
-    """Numbers FIRST … FIRST + SIZE of heads [entries, SIZE] in TYPE; beyond REAL they are 0."""
-    d = FIRST + tl.arange(0, SIZE)
-    where = plane + at[:, None] + d[None, :]
-    found = tl.load(where, mask=(d < REAL)[None, :], other=0.0) if FIRST + SIZE > REAL else tl.load(where)
-    if Q8:
-        COUNT: tl.constexpr = SIZE // Q8_BLOCK
-        b = FIRST // Q8_BLOCK + tl.arange(0, COUNT)
-        there = (b * Q8_BLOCK < REAL)[None, :]
-        factor = tl.load(scales + scales_at[:, None] + b[None, :], mask=there, other=0.0)
-        wide = found.to(TYPE).reshape(found.shape[0], COUNT, Q8_BLOCK) * factor[:, :, None]
-        return wide.reshape(found.shape[0], SIZE)
-    return found.to(TYPE)
 
 
 @triton.jit
 def take_turn(
     top, total, mix1, mix2, turn, stop,
-    q1, q2, keys, values, key_scales, value_scales, view, places,
+    q1, q2, q3, q4, keys, values, key_scales, value_scales, view, places,
     firsts, lengths, latest, shortest, positions, slopes, h, scale, cap,
     KC: tl.constexpr, KH: tl.constexpr, VC: tl.constexpr, VH: tl.constexpr,
     KSC: tl.constexpr, KSH: tl.constexpr, VSC: tl.constexpr, VSH: tl.constexpr,
     D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, DV: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr,
-    BLOCK: tl.constexpr, Q8: tl.constexpr, TIED: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
-    TYPE: tl.constexpr,
+    BLOCK: tl.constexpr, PAIRED: tl.constexpr, Q8: tl.constexpr, FAST: tl.constexpr, TIED: tl.constexpr,
+    CAP: tl.constexpr, ALIBI: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Rows' running maximum (of scores × log₂ e), sum and mix with BLOCK entries more, up to `stop`."""
     i = turn + tl.arange(0, BLOCK)
     # Entries beyond the last read its cell again, so that no loads of K and V need a mask.
     entry = tl.minimum(i, stop - 1)
     cell = tl.load(view + entry).to(tl.int64)
-    k_at = cell * KC + h * KH
-    k_scales_at = cell * KSC + h * KSH
-    k1 = piece_of(keys, key_scales, k_at, k_scales_at, 0, D1, D, Q8, TYPE)
-    s = tl.dot(q1, tl.trans(k1), input_precision="ieee")
-    if D2:
-        k2 = piece_of(keys, key_scales, k_at, k_scales_at, D1, D2, D, Q8, TYPE)
-        s = tl.dot(q2, tl.trans(k2), s, input_precision="ieee")
+    if PAIRED:
+        k_at = cell * (KC // 2) + h * (KH // 2)
+        k_scales_at = cell * KSC + h * KSH
+        k1, k2 = pairs_of(keys, key_scales, k_at, k_scales_at, 0, D1, D // 2, Q8, FAST)
+        s = tl.dot(q1, tl.trans(k1))
+        s = tl.dot(q2, tl.trans(k2), s)
+        if D2:
+            k3, k4 = pairs_of(keys, key_scales, k_at, k_scales_at, D1, D2, D // 2, Q8, FAST)
+            s = tl.dot(q3, tl.trans(k3), s)
+            s = tl.dot(q4, tl.trans(k4), s)
+    else:
+        k_at = cell * KC + h * KH
+        k1 = piece_of(keys, k_at, 0, D1, D)
+        k2 = k1
+        s = tl.dot(q1, tl.trans(k1), input_precision="ieee")
+        if D2:
+            s = tl.dot(q3, tl.trans(piece_of(keys, k_at, D1, D2, D)), s, input_precision="ieee")
     factor = scale * LOG2E
     if CAP:  # tanh u = 2 / (1 + e^−2u) − 1
         s = 2.0 / (1.0 + tl.exp2(s * (scale / cap * (-2.0 * LOG2E)))) - 1.0
@@ -82,13 +76,21 @@ def take_turn(
     fade = tl.exp2(top - safe)
     sums = tl.max(tl.dot(p, tl.full([BLOCK, 16], 1.0, TYPE), input_precision="ieee"), 1)
     total = tl.fma(total, fade, sums)
-    v_at = cell * VC + h * VH
-    v_scales_at = cell * VSC + h * VSH
-    v1 = k1 if TIED else piece_of(values, value_scales, v_at, v_scales_at, 0, E1, DV, Q8, TYPE)
-    mix1 = tl.dot(p, v1, mix1 * fade[:, None], input_precision="ieee")
-    if E2:
-        v2 = piece_of(values, value_scales, v_at, v_scales_at, E1, E2, DV, Q8, TYPE)
-        mix2 = tl.dot(p, v2, mix2 * fade[:, None], input_precision="ieee")
+    if PAIRED:
+        v1, v2 = k1, k2
+        if not TIED:
+            v_at = cell * (VC // 2) + h * (VH // 2)
+            v_scales_at = cell * VSC + h * VSH
+            v1, v2 = pairs_of(values, value_scales, v_at, v_scales_at, 0, E1, DV // 2, Q8, FAST)
+        mix1 = tl.dot(p, v1, mix1 * fade[:, None])
+        mix2 = tl.dot(p, v2, mix2 * fade[:, None])
+    else:
+        v_at = cell * VC + h * VH
+        v1 = k1 if TIED else piece_of(values, v_at, 0, E1, DV)
+        mix1 = tl.dot(p, v1, mix1 * fade[:, None], input_precision="ieee")
+        if E2:
+            v2 = piece_of(values, v_at, E1, E2, DV)
+            mix2 = tl.dot(p, v2, mix2 * fade[:, None], input_precision="ieee")
     return most, total, mix1, mix2
 
 
@@ -113,42 +115,57 @@ def join(top, total, mix1, mix2, m, l, a1, a2):
 
 
 @triton.jit
-def fetch(sums, mixes, slot, valid, DV: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr):
+def columns(
+    at,
+    valid,
+    SECOND: tl.constexpr,
+    DV: tl.constexpr,
+    E1: tl.constexpr,
+    E2: tl.constexpr,
+    PAIRED: tl.constexpr,
+):
+    """Where the first or the SECOND piece of heads at `at` is [rows, E1 or E2], and which of it there is."""
+    if SECOND:
+        d = 1 + tl.arange(0, E2) * 2 if PAIRED else E1 + tl.arange(0, E2)
+    else:
+        d = tl.arange(0, E1) * (2 if PAIRED else 1)
+    there = valid[:, None]
+    if SECOND or E1 * (2 if PAIRED else 1) > DV:
+        there = there & (d < DV)[None, :]
+    return at[:, None] + d[None, :], there
+
+
+@triton.jit
+def fetch(
+    sums, mixes, slot, valid, DV: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, PAIRED: tl.constexpr
+):
     """A partial result, or one that changes nothing."""
     m = tl.load(sums + slot * 2, mask=valid, other=NEVER, cache_modifier=".cg")
     l = tl.load(sums + slot * 2 + 1, mask=valid, other=0.0, cache_modifier=".cg")
-    d = tl.arange(0, E1)
-    at = mixes + slot.to(tl.int64)[:, None] * DV
-    there = valid[:, None]
-    if E1 > DV:
-        there = there & (d < DV)[None, :]
-    a1 = tl.load(at + d[None, :], mask=there, other=0.0, cache_modifier=".cg")
+    at = mixes + slot.to(tl.int64) * DV
+    where, there = columns(at, valid, False, DV, E1, E2, PAIRED)
+    a1 = tl.load(where, mask=there, other=0.0, cache_modifier=".cg")
     a2 = tl.zeros([valid.shape[0], E2 if E2 else 16], tl.float32)
     if E2:
-        e = E1 + tl.arange(0, E2)
-        there = valid[:, None] & (e < DV)[None, :]
-        a2 = tl.load(at + e[None, :], mask=there, other=0.0, cache_modifier=".cg")
+        where, there = columns(at, valid, True, DV, E1, E2, PAIRED)
+        a2 = tl.load(where, mask=there, other=0.0, cache_modifier=".cg")
     return m, l, a1, a2
 
 
 @triton.jit
-def put(where, mix1, mix2, valid, DV: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr):
-    """Store the pieces of heads at where[rows]."""
-    d = tl.arange(0, E1)
-    there = valid[:, None]
-    if E1 > DV:
-        there = there & (d < DV)[None, :]
-    tl.store(where[:, None] + d[None, :], mix1.to(where.dtype.element_ty), mask=there)
+def put(at, mix1, mix2, valid, DV: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, PAIRED: tl.constexpr):
+    """Store the pieces of heads at at[rows]."""
+    where, there = columns(at, valid, False, DV, E1, E2, PAIRED)
+    tl.store(where, mix1.to(at.dtype.element_ty), mask=there)
     if E2:
-        e = E1 + tl.arange(0, E2)
-        there = valid[:, None] & (e < DV)[None, :]
-        tl.store(where[:, None] + e[None, :], mix2.to(where.dtype.element_ty), mask=there)
+        where, there = columns(at, valid, True, DV, E1, E2, PAIRED)
+        tl.store(where, mix2.to(at.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def finish(
     where, sinks, head, top, total, mix1, mix2, valid,
-    DV: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, SINKS: tl.constexpr,
+    DV: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr, PAIRED: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Store rows whose entries have all been summed."""
     if SINKS:
@@ -159,7 +176,7 @@ def finish(
         mix1 = mix1 * fade[:, None]
         mix2 = mix2 * fade[:, None]
     total = tl.where(valid, total, 1.0)
-    put(where, mix1 / total[:, None], mix2 / total[:, None], valid, DV, E1, E2)
+    put(where, mix1 / total[:, None], mix2 / total[:, None], valid, DV, E1, E2, PAIRED)
 
 
 # The arrays of a step may lie anywhere in one block: their alignment must not make another kernel.
@@ -179,8 +196,8 @@ def attend(
     H: tl.constexpr, HK: tl.constexpr, GT: tl.constexpr, ROWS: tl.constexpr, MT: tl.constexpr,
     D: tl.constexpr, D1: tl.constexpr, D2: tl.constexpr, DV: tl.constexpr, E1: tl.constexpr, E2: tl.constexpr,
     BLOCK: tl.constexpr, SPAN: tl.constexpr, ITEM: tl.constexpr, WHOLE: tl.constexpr, JOIN: tl.constexpr,
-    Q8: tl.constexpr, TIED: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
-    PDL: tl.constexpr,
+    Q8: tl.constexpr, FAST: tl.constexpr, TIED: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
+    ALIBI: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Items of up to ROWS rows, each for a K/V head and a tile of GT of its heads.
 
@@ -191,7 +208,8 @@ def attend(
         gdc_launch_dependents()
         gdc_wait()
     STORED: tl.constexpr = keys.dtype.element_ty
-    TYPE: tl.constexpr = tl.float16 if STORED.primitive_bitwidth == 8 else STORED
+    PAIRED: tl.constexpr = STORED.primitive_bitwidth == 8
+    TYPE: tl.constexpr = tl.float16 if PAIRED else STORED
     G: tl.constexpr = H // HK
     TILES: tl.constexpr = (G + GT - 1) // GT
     m = tl.arange(0, MT)
@@ -221,16 +239,16 @@ def attend(
         if ALIBI:
             positions = tl.load(row_positions + row, mask=valid, other=0)
             slopes = tl.load(alibi + of, mask=valid, other=0.0) * -LOG2E
-        q_at = q + row.to(tl.int64)[:, None] * QN + of[:, None] * QH
-        d = tl.arange(0, D1)
-        there = valid[:, None]
-        if D1 > D:
-            there = there & (d < D)[None, :]
-        q1 = tl.load(q_at + d[None, :], mask=there, other=0.0).to(TYPE)
-        q2 = q1
+        q_at = q + row.to(tl.int64) * QN + of * QH
+        STEP: tl.constexpr = 2 if PAIRED else 1
+        q1 = query(q_at, valid, 0, D1, STEP, D, TYPE)
+        q2, q3, q4 = q1, q1, q1
+        if PAIRED:
+            q2 = query(q_at, valid, 1, D1, STEP, D, TYPE)
         if D2:
-            d = D1 + tl.arange(0, D2)
-            q2 = tl.load(q_at + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0).to(TYPE)
+            q3 = query(q_at, valid, D1 * STEP, D2, STEP, D, TYPE)
+            if PAIRED:
+                q4 = query(q_at, valid, D1 * STEP + 1, D2, STEP, D, TYPE)
         where = out + row.to(tl.int64) * ON + of * DV
         top, total, mix1, mix2 = nothing(MT, E1, E2)
         whole_top, whole_total, whole_mix1, whole_mix2 = nothing(MT, E1, E2)
@@ -244,19 +262,19 @@ def attend(
                     top, total, mix1, mix2 = nothing(MT, E1, E2)
             top, total, mix1, mix2 = take_turn(
                 top, total, mix1, mix2, turn, stop,
-                q1, q2, keys, values, key_scales, value_scales, views + offset, places + offset,
+                q1, q2, q3, q4, keys, values, key_scales, value_scales, views + offset, places + offset,
                 firsts, lengths, latest, shortest, positions, slopes, h, scale, cap,
                 KC, KH, VC, VH, KSC, KSH, VSC, VSH, D, D1, D2, DV, E1, E2,
-                BLOCK, Q8, TIED, CAP, ALIBI, TYPE,
+                BLOCK, PAIRED, Q8, FAST, TIED, CAP, ALIBI, TYPE,
             )  # fmt: skip
         if WHOLE:
             top, total, mix1, mix2 = join(
                 whole_top, whole_total, whole_mix1, whole_mix2, top, total, mix1, mix2
             )
-            finish(where, sinks, of, top, total, mix1, mix2, valid, DV, E1, E2, SINKS)
+            finish(where, sinks, of, top, total, mix1, mix2, valid, DV, E1, E2, PAIRED, SINKS)
         else:
             slot = (tl.load(slot0 + row) + span) * H + of
-            put(mixes + slot.to(tl.int64) * DV, mix1, mix2, valid, DV, E1, E2)
+            put(mixes + slot.to(tl.int64) * DV, mix1, mix2, valid, DV, E1, E2, PAIRED)
             tl.store(sums + slot * 2, top, mask=valid)
             tl.store(sums + slot * 2 + 1, total, mask=valid)
             if JOIN:
@@ -271,12 +289,18 @@ def attend(
                     count = tl.load(spans + one)
                     for s in range(0, count, 4):  # four at a time, so that their loads overlap
                         at = base + s * H
-                        m0, l0, a0, b0 = fetch(sums, mixes, at, valid, DV, E1, E2)
-                        m1, l1, a1, b1 = fetch(sums, mixes, at + H, valid & (s + 1 < count), DV, E1, E2)
-                        m2, l2, a2, b2 = fetch(sums, mixes, at + 2 * H, valid & (s + 2 < count), DV, E1, E2)
-                        m3, l3, a3, b3 = fetch(sums, mixes, at + 3 * H, valid & (s + 3 < count), DV, E1, E2)
+                        m0, l0, a0, b0 = fetch(sums, mixes, at, valid, DV, E1, E2, PAIRED)
+                        m1, l1, a1, b1 = fetch(
+                            sums, mixes, at + H, valid & (s + 1 < count), DV, E1, E2, PAIRED
+                        )
+                        m2, l2, a2, b2 = fetch(
+                            sums, mixes, at + 2 * H, valid & (s + 2 < count), DV, E1, E2, PAIRED
+                        )
+                        m3, l3, a3, b3 = fetch(
+                            sums, mixes, at + 3 * H, valid & (s + 3 < count), DV, E1, E2, PAIRED
+                        )
                         top, total, mix1, mix2 = join(top, total, mix1, mix2, m0, l0, a0, b0)
                         top, total, mix1, mix2 = join(top, total, mix1, mix2, m1, l1, a1, b1)
                         top, total, mix1, mix2 = join(top, total, mix1, mix2, m2, l2, a2, b2)
                         top, total, mix1, mix2 = join(top, total, mix1, mix2, m3, l3, a3, b3)
-                    finish(where, sinks, of, top, total, mix1, mix2, valid, DV, E1, E2, SINKS)
+                    finish(where, sinks, of, top, total, mix1, mix2, valid, DV, E1, E2, PAIRED, SINKS)

@@ -11,11 +11,12 @@ from triton.runtime.errors import OutOfResources
 
 from stretto.backends.torch.device import is_interpreting
 from stretto.backends.torch.kernels.attend import HAS_PDL, attend
-from stretto.backends.torch.plan import HEAD, PROMPT_ROWS, SPAN, Items, Work
-from stretto.backends.torch.planes import BLOCK, Q8, Plane
+from stretto.backends.torch.plan import HEAD, PROMPT_ROWS, SHARED_ROWS, SPAN, Items, Work
+from stretto.backends.torch.planes import Q8, Plane
 from stretto.backends.torch.scoring import Scoring
 
 Tensor = Any  # torch.Tensor
+FEW_ROWS = 16  # of a pass, whose items are too few for all multiprocessors
 LEAST = 16  # rows and columns of a product
 COUNTERS = 1 << 20  # by row, K/V head and tile of heads
 PROGRAMS = 8  # a multiprocessor, where items are more than that
@@ -45,23 +46,38 @@ def pieces(size: int, least: int = LEAST) -> tuple[int, int]:
     return (half, rest) if least <= half < size and rest < half else (whole, 0)
 
 
-def tile_of(rows: int, group: int, width: int, bytes_each: int) -> Tile:
-    """The tile for items of `rows` rows: `group` heads a K/V head, heads padded to `width` numbers."""
-    if bytes_each == 4:
-        most, block, stages = LEAST, 32 if width <= 128 else 16, 1
+def tile_of(rows: int, group: int, width: int, stored: int, n: int = 1) -> Tile:
+    """The tile for items of `rows` rows: `group` heads a K/V head, heads padded to `width` numbers.
+
+    K and V have `stored` bytes a number. Few rows `n` of a pass leave multiprocessors idle: their items have
+    more warps. Warps and stages were measured on an H200.
+    """
+    if stored == 4:
+        most, block = LEAST, 32 if width <= 128 else 16
     elif width > 256:
-        most, block, stages = 32, 32, 2
+        most, block = 32, 32
     else:
-        most, block, stages = 128 if width <= 128 else 64, 64 if width <= 192 else 32, 2
+        most, block = 128 if width <= 128 else 64, 64 if width <= 192 else 32
     if rows < PROMPT_ROWS:
         most = min(most, 64)
     heads = min(power_of_two(group), max(1, most // rows) if rows > 1 else LEAST)
-    wide = rows * heads >= 128 or rows * heads * width > 8192 or bytes_each == 4
-    return Tile(block, heads, 8 if wide and rows > 1 else 4, stages)
+    wide = rows * heads >= 128 or rows * heads * width > 8192 or stored == 4
+    warps, stages = 8 if wide and rows > 1 else 4, 1 if stored == 4 else 2
+    if stored == 4 or rows == SHARED_ROWS:
+        return Tile(block, heads, warps, stages)
+    if rows == 1 and width > 256:
+        warps, stages = 8, 3
+    elif rows == 1 and stored == 2:
+        warps, stages = (2, 3) if width <= 128 and n > FEW_ROWS else (4, 2)
+    elif width <= 256:
+        stages = 5 if stored == 2 and wide and width <= 128 else 3
+    return Tile(block, heads, warps, stages)
 
 
 def smaller(tile: Tile) -> Tile | None:
     """A tile that takes less shared memory, with the same results; None: there is none."""
+    if tile.stages > 2:
+        return replace(tile, stages=2)
     if tile.heads > 1:
         return replace(tile, heads=tile.heads // 2)
     return replace(tile, stages=1) if tile.stages > 1 else None
@@ -103,20 +119,27 @@ class Call:
     def __init__(
         self, q: Tensor, keys: Plane, values: Plane, work: Work, scoring: Scoring, out: Tensor
     ) -> None:
-        n, heads, size = q.shape
+        self.n, heads, size = q.shape
         self.device, self.n_kv, value_size = q.device, keys.shape[1], values.shape[2]
         self.group = heads // self.n_kv
         is_q8 = isinstance(keys, Q8)
         k, v = (plane.numbers if isinstance(plane, Q8) else plane for plane in (keys, values))
         k_scales, v_scales = (plane.scales if isinstance(plane, Q8) else plane for plane in (keys, values))
-        d1, d2 = pieces(size, BLOCK if is_q8 else LEAST)
-        e1, e2 = pieces(value_size, BLOCK if is_q8 else LEAST)
-        self.width, self.bytes_each = d1 + d2, max(2, k.element_size())
-        tied = k.data_ptr() == v.data_ptr() and value_size == e1 == d1
+        self.stored = k.element_size()
+        if self.stored == 1:  # pairs of numbers
+            d1, d2 = pieces(size // 2)
+            e1 = e2 = max(power_of_two(value_size // 2), LEAST)
+            self.width = 2 * (d1 + d2)
+        else:
+            (d1, d2), (e1, e2) = pieces(size), pieces(value_size)
+            self.width = d1 + d2
+        tied = k.data_ptr() == v.data_ptr() and d1 == e1 and value_size == e1 * (2 if self.stored == 1 else 1)
         slots = max(1, work.n_slots) * heads
         mixes, sums = (q.new_empty(slots * each, dtype=torch.float32) for each in (value_size, 2))
         counters = (
-            _counters(self.device) if n * heads <= COUNTERS else out.new_zeros(n * heads, dtype=torch.int32)
+            _counters(self.device)
+            if self.n * heads <= COUNTERS
+            else out.new_zeros(self.n * heads, dtype=torch.int32)
         )
         sinks, alibi = (q if given is None else given for given in (scoring.sinks, scoring.alibi))
         self.tensors = q, k, v, k_scales, v_scales, out, sinks, alibi
@@ -130,16 +153,16 @@ class Call:
             "KSC": k_scales.stride(0), "KSH": k_scales.stride(1),
             "VSC": v_scales.stride(0), "VSH": v_scales.stride(1),
             "H": heads, "HK": self.n_kv, "D": size, "D1": d1, "D2": d2, "DV": value_size, "E1": e1, "E2": e2,
-            "SPAN": SPAN, "ITEM": HEAD, "Q8": is_q8, "TIED": tied, "CAP": scoring.cap != 0.0,
-            "SINKS": scoring.sinks is not None, "ALIBI": scoring.alibi is not None,
+            "SPAN": SPAN, "ITEM": HEAD, "Q8": is_q8, "FAST": not is_interpreting(), "TIED": tied,
+            "CAP": scoring.cap != 0.0, "SINKS": scoring.sinks is not None, "ALIBI": scoring.alibi is not None,
         }  # fmt: skip
 
     def launch(
         self, items: Items, tile: Tile | None = None, pdl: bool | None = None, programs: int = 0
     ) -> None:
         """Compute items of one kind."""
-        tile = tile or tile_of(items.block, self.group, self.width, self.bytes_each)
-        kind = items.block, self.width, self.bytes_each, self.device, tile
+        tile = tile or tile_of(items.block, self.group, self.width, self.stored, self.n)
+        kind = items.block, self.width, self.stored, self.device, tile
         tile = _FITTING.get(kind, tile)
         while True:
             try:

@@ -13,9 +13,12 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from stretto.backends.torch.device import is_interpreting
+from stretto.backends.torch.kernels.early import await_inputs, early_options
 from stretto.backends.torch.kernels.epilogue import activate, finish, gate
 
 FEW_ROWS = 32
+EARLY_ROWS = 0  # rows up to which products are launched before the kernel before them has ended
+EARLY_WIDE_ROWS = 0  # the same of wide tiles
 
 
 @triton.jit(do_not_specialize=["M", "each"])
@@ -23,12 +26,13 @@ def few(
     x, w, bias, out, experts, pairs, M, N, K, part, stride, each, limit, alpha,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, EVEN: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, GROUPED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """out[M, N] = x[M, K] w[N, K]ᵀ. GROUPED: blocks of pairs of one expert; experts are N rows apart.
 
     GROUPED = 1: the pairs are given; 2: each pair is a block.
     """
+    await_inputs(EARLY)
     first = tl.program_id(0) * BN
     n = first + tl.arange(0, BN)
     if GROUPED:
@@ -70,9 +74,10 @@ def few(
 def wide(
     x, w, bias, out, M, N, K, part, stride,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,
-    ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
+    ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """The same numbers with the rows first; x and w are tensor descriptors, `part` is a multiple of BK."""
+    await_inputs(EARLY)
     tiles_m, tiles_n = tl.cdiv(M, BM), tl.cdiv(N, BN)
     pid = tl.program_id(0)
     first = pid // (GROUP * tiles_n) * GROUP
@@ -172,6 +177,7 @@ def run_few(x, w, out, bias, act, gated, parts, part, tile):
         x, w, out if bias is None else bias, out, out, out, m, n, k, part, out.stride(0), 1, 0.0, 0.0,
         BM=bm, BN=bn, BK=bk, PARTS=parts, EVEN=k % bk == 0 and part % bk == 0, ACT=act, GATED=gated,
         BIAS=bias is not None, GROUPED=0, PRECISION="ieee", num_warps=warps, num_stages=stages,
+        **(early_options(x.device) if m <= EARLY_ROWS else {}),
     )  # fmt: skip
 
 
@@ -184,5 +190,5 @@ def run_wide(x, w, out, bias, act, gated, parts, part, tile):
         TensorDescriptor.from_tensor(x, [bm, bk]), TensorDescriptor.from_tensor(w, [bn, bk]),
         out if bias is None else bias, out, m, n, k, part, out.stride(0),
         BM=bm, BN=bn, BK=bk, PARTS=parts, GROUP=8, ACT=act, GATED=gated, BIAS=bias is not None,
-        num_warps=warps, num_stages=stages,
+        num_warps=warps, num_stages=stages, **(early_options(x.device) if m <= EARLY_WIDE_ROWS else {}),
     )  # fmt: skip

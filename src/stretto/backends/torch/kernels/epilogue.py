@@ -16,7 +16,7 @@ def activate(x, ACT: tl.constexpr):
     if ACT == 1:
         x = x / (1 + tl.exp(-x))
     elif ACT == 2:
-        x = 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+        x = 0.5 * x * (1 + tanh(0.7978845608028654 * tl.fma(0.044715 * x * x, x, x)))
     elif ACT == 3:
         x = tl.maximum(x, 0.0)
         x = x * x

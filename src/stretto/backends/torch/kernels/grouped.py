@@ -4,7 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from stretto.backends.torch.kernels import dense, packed
+from stretto.backends.torch.kernels import dense, packed, widen
+from stretto.backends.torch.kernels.parts import arguments, constants, fastest
 from stretto.backends.torch.layouts import PARTS, Packed
 
 ALONE = 64  # up to so many pairs each is a block: no sorting, and a matrix is rarely read twice
@@ -34,11 +35,11 @@ def product(x, stack, assignment, out, bias, act, clamp):
     biased = out if bias is None else bias
     part, n, k = stack.part, stack.rows, stack.columns
     if isinstance(part, Packed) and x.dtype != torch.float32:
-        nt, fast = 2, packed.fastest(part, x.dtype)
+        nt, fast = 2, fastest(part, x.dtype)
         packed.fused[(triton.cdiv(n, 16 * nt), len(experts))](
-            x, *packed.arguments(part), biased, out, experts, places,
+            x, *arguments(part), biased, out, experts, places,
             pairs, n, k, part.part, out.stride(0), each, limit, alpha,
-            **packed.constants(part), NT=nt, BM=size, EVEN=k == PARTS * part.part, ACT=act, GATED=gated,
+            **constants(part), NT=nt, BM=size, EVEN=k == PARTS * part.part, ACT=act, GATED=gated,
             BIAS=bias is not None, GROUPED=mode, FAST=fast, num_warps=4, num_stages=4,
         )  # fmt: skip
         return
@@ -58,8 +59,6 @@ def product(x, stack, assignment, out, bias, act, clamp):
 
 def _widened(stack, dtype):
     """All experts' weights in a wide type: for precision="high", where memory is no concern."""
-    from stretto.backends.torch.kernels import widen
-
     w = widen.some(stack.part, 0, stack.part.rows, dtype)
     return w.view(stack.n_expert, stack.stride, -1)[:, : stack.rows].contiguous()
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from stretto.backends.torch.kernels.early import await_inputs
 from stretto.backends.torch.kernels.epilogue import gate
 
 WRITE, ADD, GATE = 0, 1, 2  # what happens with the product
@@ -26,9 +26,7 @@ def gemv(
     inside = rows < N
     cols = tl.arange(0, BK)
     wp = w + tl.minimum(rows, N - 1).to(tl.int64)[:, None] * K + cols[None, :]
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(EARLY)
     acc = tl.zeros([BN, BK], tl.float32)
     squares = tl.zeros([BK], tl.float32)
     for k in range(0, K, BK):

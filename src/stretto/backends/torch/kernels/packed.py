@@ -9,12 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from stretto.backends.torch.device import is_interpreting
-from stretto.backends.torch.kernels import dense
+from stretto.backends.torch.kernels import dense, widen
 from stretto.backends.torch.kernels.epilogue import finish
+from stretto.backends.torch.kernels.parts import arguments, constants, fastest
 from stretto.backends.torch.kernels.tiles import pointers, weights, words
 from stretto.backends.torch.layouts import PARTS
-from stretto.weights.formats import Format
 
 FUSED_ROWS = 32
 WIDENED_BYTES = 256 << 20  # of weights at a time
@@ -74,29 +73,10 @@ def fused(
     finish(y, out, bias, n, first, row, N, stride, is_row, limit, alpha, BN, BM, ACT, GATED, BIAS)
 
 
-def fastest(part, dtype):
-    """How numbers become bfloat16: 0 as the interpreter can, 1 by PTX of ours, 2 two at a time (Q4_0)."""
-    if is_interpreting():
-        return 0
-    return 2 if part.format is Format.Q4_0 and dtype == torch.bfloat16 else 1
-
-
-def arguments(part):
-    """The tensors of a packed part as kernels take them; what a format lacks is never read."""
-    others = (part.high, part.scales, part.minima, part.supers)
-    return (part.quants, *(part.quants if t is None else t for t in others))
-
-
-def constants(part):
-    """The constants of kernels for a packed part."""
-    high = 0 if part.high is None else int(part.high.shape[-1])
-    return {"FORMAT": part.layout.code, "STEP": part.layout.step, "HIGH": high}
-
-
 def fused_tile(rows, n):
     """(NT, BM, stages) of `fused`: a block multiplies 16 × NT rows of the matrix, by four warps."""
     bm = 8 if rows <= 8 else 16 if rows <= 16 else 32
-    return (1 if n <= 8192 and bm <= 16 else 2), bm, 6 if bm <= 16 else 4
+    return (1 if bm == 8 or (n <= 8192 and bm <= 16) else 2), bm, 6 if bm == 16 else 4
 
 
 def product(x, part, out, bias, act, gated):
@@ -124,8 +104,6 @@ def run_fused(x, part, out, bias, act, gated, tile=None, fast=None):
 
 def widened(x, part, out, bias, act, gated):
     """The product with weights widened to the type of x, some rows of the matrix at a time."""
-    from stretto.backends.torch.kernels import widen
-
     each = max(256, WIDENED_BYTES // (part.columns * x.element_size()) // 256 * 256)
     for first in range(0, part.rows, each):
         last = min(first + each, part.rows)

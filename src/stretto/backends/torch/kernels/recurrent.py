@@ -1,7 +1,8 @@
 """Launches of the kernels of recurrent mixers.
 
 Tiles and warps depend on a mixer's sizes alone, never on the rows of a pass, so one compiled kernel computes
-prompts and single steps.
+prompts and single steps. Where a multiplication and an addition are fused must not be left to the compiler:
+it may fuse otherwise for another row of a tile, so these kernels are compiled without fusion (`EXACT`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import triton
 
+from stretto.backends.torch.device import is_interpreting
 from stretto.backends.torch.kernels.convolve import mix, short
 from stretto.backends.torch.kernels.early import early_options
 from stretto.backends.torch.kernels.scan import gate, scan
@@ -22,6 +24,9 @@ CHANNELS = 128  # that a program convolves
 LENGTH_EPSILON = 1e-6
 MATRIX_NUMBERS = 2048  # of a head, that a program of `scan` has in registers at most
 GATED_NUMBERS = 1024  # of a row, that a program normalises; one group at least
+
+
+EXACT: dict[str, bool] = {} if is_interpreting() else {"enable_fp_fusion": False}
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Heads:
     value_block: int = 8  # value columns of a program of `scan`
     warps: int = 1  # of that program
     ahead: int = 3  # rows in flight
+    is_spread: bool = False  # columns over threads
 
     @property
     def inner(self) -> int:
@@ -93,7 +99,7 @@ def convolution(mixer: Convolution, w: Any, projected: Any, states: Any, runs: A
     short[grid](
         projected, out, runs.rows, runs.bounds, runs.slots, runs.tiles, states, w.taps, runs.count,
         projected.stride(0), states.stride(0), mixer.width, mixer.kernel, _kept(w), TILE, CHANNELS,
-        num_warps=4, **early_options(states.device),
+        num_warps=4, **EXACT, **early_options(states.device),
     )  # fmt: skip
     return out
 
@@ -116,14 +122,15 @@ def advance(heads: Heads, w: Any, inputs: Any, gates: Any, states: Any, runs: An
         state_floats, channels, kernel, _kept(w), w.bias is not None, heads.n, heads.n_key, heads.key_size,
         heads.inner, *at, heads.is_delta, heads.is_tiled, heads.is_fused, LENGTH_EPSILON,
         heads.key_size**-0.5, keys, CHANNELS, triton.next_power_of_2(heads.n // heads.n_key), TILE,
-        num_warps=4 if keys <= 128 else 8, **early_options(states.device),
+        num_warps=4 if keys <= 128 else 8, **EXACT, **early_options(states.device),
     )  # fmt: skip
+    # Not launched early: the kernel behind it would come so early that it slows a prompt's scan 3.5 times.
     block = min(heads.value_block, triton.next_power_of_2(heads.value_size), max(1, MATRIX_NUMBERS // keys))
     scan[(triton.cdiv(heads.value_size, block), heads.n, runs.count)](
-        mixed, numbers, out, runs.bounds, runs.slots, states, w.a if w.skip is None else w.skip, state_floats,
-        (kernel - 1) * channels, channels, heads.n, heads.n_key, heads.key_size, heads.value_size, *at,
-        *heads.strides, heads.is_delta, heads.is_tiled, keys, block, heads.ahead,
-        num_warps=heads.warps, **early_options(states.device),
+        mixed, numbers, out, runs.bounds, runs.slots, states, w.a if w.skip is None else w.skip, 1,
+        state_floats, (kernel - 1) * channels, channels, heads.n, heads.n_key, heads.key_size,
+        heads.value_size, *at, *heads.strides, heads.is_delta, heads.is_tiled, keys, block, heads.ahead,
+        heads.is_spread, num_warps=heads.warps,
     )  # fmt: skip
     return out
 
@@ -142,7 +149,7 @@ def gated(
     gate[(n, triton.cdiv(groups, together))](
         x, z, out, x if weight is None else weight, runs.rows, runs.bounds, runs.count, z.stride(0), eps,
         groups, size, first, weight is not None, shared, together, block, num_warps=4 if block <= 2048 else 8,
-        **early_options(x.device),
+        **EXACT, **early_options(x.device),
     )  # fmt: skip
     return out
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from stretto.backends.torch.kernels.early import await_inputs
+
 
 @triton.jit
 def normalized(v, ok, gain, shift, at, eps, WIDTH: tl.constexpr, LAYER: tl.constexpr, GAIN: tl.constexpr):
@@ -30,11 +32,13 @@ def add_norm(
     x, y, out, post_gain, post_shift, gain, shift, scale, post_eps, eps, groups, stride_y,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, POST: tl.constexpr, POST_LAYER: tl.constexpr,
     POST_GAIN: tl.constexpr, NORM: tl.constexpr, LAYER: tl.constexpr, GAIN: tl.constexpr, KEEP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Row by row: x += scale × [norm] y, if ADD; out = norm(x), if NORM; with KEEP x becomes that too.
 
     Row i's gain is that of group i mod `groups`.
     """
+    await_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, BLOCK)
     ok = e < WIDTH
@@ -101,7 +105,7 @@ def turned(
         c = tl.where(rotated, tl.load(cos + at), 1.0)
         s = tl.where(rotated, tl.load(sin + at), 0.0)
         s = tl.where(second, s, -s)
-        a = a * c[None, :] + b * s[None, :]
+        a = tl.fma(a, c[None, :], b * s[None, :])  # one way to fuse, in every kernel
     if NORM > 0 and AFTER:
         squares = tl.sum(tl.where(ok, a * a, 0.0), 1)
         if NORM == 2:
@@ -124,9 +128,10 @@ def queries_and_keys(
     Q_NORM: tl.constexpr, Q_LAYER: tl.constexpr, Q_GAIN: tl.constexpr,
     K_NORM: tl.constexpr, K_LAYER: tl.constexpr, K_GAIN: tl.constexpr,
     V_NORM: tl.constexpr, V_GAIN: tl.constexpr,
-    AFTER: tl.constexpr, WARM: tl.constexpr, KEYS: tl.constexpr, PLACED: tl.constexpr,
+    AFTER: tl.constexpr, WARM: tl.constexpr, KEYS: tl.constexpr, PLACED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A row's queries go to `q`, rotated; its K and V to its cell (PLACED), or to its row of `k` and `v`."""
+    await_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     source = qkv + row * stride_row
     d = tl.arange(0, DP)
@@ -160,8 +165,9 @@ def queries_and_keys(
 
 
 @triton.jit
-def cut_off(x, out, times, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def cut_off(x, out, times, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """What is above a row's mean by more than `times` its standard deviation, and by how much."""
+    await_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, BLOCK)
     ok = e < WIDTH

@@ -19,18 +19,20 @@ def loaded(pointers, ok, ALL: tl.constexpr):
     return tl.load(pointers) if ALL else tl.load(pointers, mask=ok, other=0.0)
 
 
-@triton.jit(do_not_specialize=["bounds", "slots"])
-def scan(mixed, numbers, out, bounds, slots, states, skip, STATE: tl.constexpr, HISTORY: tl.constexpr,
+@triton.jit(do_not_specialize=["bounds", "slots", "one"])
+def scan(mixed, numbers, out, bounds, slots, states, skip, one, STATE: tl.constexpr, HISTORY: tl.constexpr,
          CHANNELS: tl.constexpr, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr,
          SIZE: tl.constexpr, WRITE: tl.constexpr, READ: tl.constexpr, VALUES: tl.constexpr,
          KEY_STRIDE: tl.constexpr, VALUE_STRIDE: tl.constexpr, DELTA: tl.constexpr, TILED: tl.constexpr,
-         BK: tl.constexpr, BV: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+         BK: tl.constexpr, BV: tl.constexpr, AHEAD: tl.constexpr, SPREAD: tl.constexpr):  # fmt: skip
     """out float32[n, HEADS × SIZE] in the order of runs: what each row reads of its head's matrix.
 
     The matrix S becomes decay × S + key × change, and is read with the query. Both are products with the
     matrix before: S' query = decay × S query + (key query) × change, so one round waits for one sum only.
+
+    SPREAD: a thread has keys of one column, so that sums pass through fewer threads; `one` is 1, which the
+    compiler must not know, or it gives threads as many columns as one load can have.
     """
-    await_inputs(EARLY)
     run, head = tl.program_id(2), tl.program_id(1)
     begin, end = tl.load(bounds + run), tl.load(bounds + run + 1)
     if begin < end:
@@ -40,8 +42,11 @@ def scan(mixed, numbers, out, bounds, slots, states, skip, STATE: tl.constexpr, 
         state = (
             states + tl.load(slots + run).to(tl.int64) * STATE + HISTORY + head.to(tl.int64) * (KEYS * SIZE)
         )
-        at = state + i[:, None] * KEY_STRIDE + j[None, :] * VALUE_STRIDE
-        ok = (i < KEYS)[:, None] & (j < SIZE)[None, :]
+        offset = j[:, None] * VALUE_STRIDE + i[None, :] * KEY_STRIDE
+        if SPREAD:
+            offset *= one
+        at = state + offset
+        ok = (j < SIZE)[:, None] & (i < KEYS)[None, :]
         matrix = loaded(at, ok, (KEYS == BK) & (SIZE % BV == 0))
         if not DELTA:
             its_skip = tl.load(skip + head)
@@ -56,15 +61,15 @@ def scan(mixed, numbers, out, bounds, slots, states, skip, STATE: tl.constexpr, 
             value = loaded(values + t * CHANNELS, j < SIZE, SIZE % BV == 0)
             its = scalars + t * (HEADS * 4)
             decay, gain, overlap = tl.load(its), tl.load(its + 1), tl.load(its + 2)
-            read = tl.sum(matrix * query[:, None], 0)
+            read = tl.sum(matrix * query[None, :], 1)
             if DELTA:
-                told = tl.sum(matrix * key[:, None], 0)
-                change = gain * (value - decay * told)
-                result = decay * read + overlap * change
+                told = tl.sum(matrix * key[None, :], 1)
+                change = gain * tl.fma(-decay, told, value)
+                result = tl.fma(decay, read, overlap * change)
             else:
                 change = gain * value
-                result = decay * read + overlap * change + its_skip * value
-            matrix = matrix * decay + key[:, None] * change[None, :]
+                result = tl.fma(its_skip, value, tl.fma(decay, read, overlap * change))
+            matrix = tl.fma(change[:, None], key[None, :], matrix * decay)
             tl.store(results + t * (HEADS * SIZE), result, mask=j < SIZE)
         tl.store(at, matrix, mask=ok)
 

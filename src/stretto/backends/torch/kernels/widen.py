@@ -4,14 +4,14 @@ import torch
 import triton
 import triton.language as tl
 
-from stretto.backends.torch.kernels.packed import arguments, constants
+from stretto.backends.torch.kernels.parts import arguments, constants
 from stretto.backends.torch.kernels.tiles import e2m1, e8m0, pointers, values, weights, words
 from stretto.backends.torch.layouts import TILE_ROWS
 
 STEPS = 4  # of a program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "rows"])
 def tiles(
     quants, high, scales, minima, supers, out, first, rows, K, part,
     FORMAT: tl.constexpr, STEP: tl.constexpr, HIGH: tl.constexpr, STEPS: tl.constexpr,

@@ -1,0 +1,234 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+"""Kernels for rows with so many candidates, after top-k or top-p too, that one program cannot hold them.
+
+The cut is searched: a number such that those above it stay, and some of those that equal it. Each turn is a
+launch with many programs a row, which count and weigh what reaches `WAYS` keys between two bounds; the next
+turn goes on between the two keys that the cut is between. All sums are in float64, in one order. First the
+cut of top-k is searched, then that of top-p; then `tally` weighs what stays, part by part, and `pick` draws.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from stretto.backends.torch.kernels.sample import (
+    NONE,
+    STRETCH,
+    WIDE,
+    allowed,
+    params_of,
+    row_of,
+    uniform_of,
+    weight_of,
+    wrong,
+)
+
+WAYS = tl.constexpr(32)  # keys that are tried in one turn
+STATE = tl.constexpr(4)  # integers: the lower bound, the upper one, how many equals stay, the phase
+BY_COUNT = tl.constexpr(0)  # phases: top-k's cut is searched,
+BY_WEIGHT = tl.constexpr(1)  # top-p's,
+FOUND = tl.constexpr(2)  # none any more
+
+
+@triton.jit
+def key_of(x):
+    """An integer for each number, in the same order; −0 and 0 are equals."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def value_of(key):
+    """The number of a key."""
+    return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def as_key(x):
+    """The key of one number, as int64."""
+    return tl.sum(key_of(tl.zeros([1], tl.float32) + x).to(tl.int64), 0)
+
+
+@triton.jit
+def load_tempered(logits, slot, masks, n_words, n_vocab, temperature, stretch):
+    """The tempered logits of a stretch (−inf: none), and their ids."""
+    ids = stretch * STRETCH + tl.arange(0, STRETCH)
+    x = tl.load(logits + ids, mask=ids < n_vocab, other=float("-inf"))
+    x = allowed(x, ids, ids < n_vocab, masks, slot, n_words)
+    return tl.div_rn(x, temperature), ids
+
+
+@triton.jit
+def top_of(peaks, row, n_peaks, temperature, PEAKS: tl.constexpr):
+    """The highest tempered logit."""
+    at = tl.arange(0, PEAKS)
+    peak = tl.load(peaks + row * n_peaks + at, mask=at < n_peaks, other=float("-inf"))
+    return tl.div_rn(wrong(peak)[1], temperature)
+
+
+@triton.jit
+def step_of(low, high):
+    """The distance of the keys that are tried between two bounds."""
+    return tl.maximum((high - low + WAYS) // (WAYS + 1), 1)
+
+
+@triton.jit
+def narrow(low, high, ties, phase, enough, n, weight, top_k, top_p, top):
+    """The state after a turn in which `n` numbers reached the keys, and weighed so much."""
+    each = weight_of(value_of(low.to(tl.int32)), top)
+    above = tl.max(weight, 0)  # of the lowest key: where the cut is found, what is above it
+    if low == high:
+        if phase == BY_COUNT:
+            ties = top_k - tl.max(n, 0).to(tl.int64)
+            enough = top_p * (above + each * ties)
+            high = as_key(top)
+            phase = tl.where(top_p < 1.0, BY_WEIGHT, FOUND).to(tl.int64)
+        else:
+            needed = tl.maximum(tl.ceil((enough - above) / tl.maximum(each, 1e-300)), 1.0)
+            needed = tl.minimum(needed, 2147483647.0).to(tl.int64)
+            ties = tl.where(each > 0.0, tl.minimum(ties, needed), ties)
+            phase = phase * 0 + FOUND
+    else:
+        step = step_of(low, high)
+        by_weight = phase == BY_WEIGHT
+        reached = (by_weight & (weight >= enough)) | ((by_weight == 0) & (n >= top_k))
+        n_reached = tl.sum(reached.to(tl.int64), 0)
+        ties = tl.where(n_reached > 0, NONE, ties)  # the cut is another one now
+        low += step * n_reached
+        high = tl.minimum(high, low + step - 1)
+    return low, high, ties, phase, enough
+
+
+@triton.jit(do_not_specialize=["n_vocab", "n_peaks", "n_words", "n_parts", "turn", "n_rows"])
+def search(
+    block, peaks, masks, weights, tokens, states, sums, counts, heavies, n_vocab, n_peaks, n_words, n_parts,
+    turn, n_rows, PEAKS: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """One turn: from the last one's counts and weights to those of new keys.
+
+    `states` int64[turns, rows, STATE] and `sums` float64[turns, rows], what top-p has to reach, are of all
+    turns; `counts` int32 and `heavies` float64[2, rows, parts, WAYS] of the last two.
+    """
+    part, row = tl.program_id(0), tl.program_id(1)
+    if tl.load(tokens + row) == WIDE:
+        logits, slot = row_of(peaks, block, row)
+        temperature, _, top_k, top_p = params_of(block, row)
+        top = top_of(peaks, row, n_peaks, temperature, PEAKS)
+        way = tl.arange(0, WAYS)
+        if turn == 0:
+            few = (top_k > 0) & (top_k < n_vocab)
+            every = tl.arange(0, PEAKS)
+            share = tl.load(weights + row * n_peaks + every, mask=every < n_peaks, other=0.0)
+            enough = tl.where(few, 0.0, top_p * tl.sum(share.to(tl.float64), 0))
+            low = as_key(float("-inf"))
+            high = as_key(top)
+            ties = low * 0 + NONE
+            phase = low * 0 + tl.where(few, BY_COUNT, tl.where(top_p < 1.0, BY_WEIGHT, FOUND))
+        else:
+            state = states + ((turn - 1) * n_rows + row) * STATE
+            low = tl.load(state)
+            high = tl.load(state + 1)
+            ties = tl.load(state + 2)
+            phase = tl.load(state + 3)
+            enough = tl.load(sums + (turn - 1) * n_rows + row)
+            if phase != FOUND:
+                each = tl.arange(0, PARTS)
+                at = (((turn - 1) % 2 * n_rows + row) * n_parts + each[:, None]) * WAYS + way[None, :]
+                inside = (each < n_parts)[:, None]
+                n = tl.sum(tl.load(counts + at, mask=inside, other=0), 0)
+                weight = tl.sum(tl.load(heavies + at, mask=inside, other=0.0), 0)
+                low, high, ties, phase, enough = narrow(
+                    low, high, ties, phase, enough, n, weight, top_k, top_p, top
+                )
+        if part == 0:
+            state = states + (turn * n_rows + row) * STATE
+            tl.store(state, low)
+            tl.store(state + 1, high)
+            tl.store(state + 2, ties)
+            tl.store(state + 3, phase)
+            tl.store(sums + turn * n_rows + row, enough)
+        if phase != FOUND:
+            keys = low + step_of(low, high) * (1 + way)
+            n = tl.zeros([STRETCH, WAYS], tl.int32)
+            weight = tl.zeros([STRETCH, WAYS], tl.float64)
+            for i in range(TILE):
+                x = load_tempered(logits, slot, masks, n_words, n_vocab, temperature, part * TILE + i)[0]
+                reaches = (key_of(x)[:, None] >= keys[None, :]) & (x > float("-inf"))[:, None]
+                n += reaches.to(tl.int32)
+                weight += tl.where(reaches, weight_of(x, top)[:, None], 0.0)
+            at = ((turn % 2 * n_rows + row) * n_parts + part) * WAYS + way
+            tl.store(counts + at, tl.sum(n, 0))
+            tl.store(heavies + at, tl.sum(weight, 0))
+
+
+@triton.jit(do_not_specialize=["n_vocab", "n_peaks", "n_words", "n_parts"])
+def tally(
+    block, peaks, masks, tokens, states, counts, heavies, n_vocab, n_peaks, n_words, n_parts,
+    PEAKS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Of each part, how many numbers equal the cut, and what those above it weigh. `states`: the last."""
+    part, row = tl.program_id(0), tl.program_id(1)
+    if tl.load(tokens + row) == WIDE:
+        logits, slot = row_of(peaks, block, row)
+        temperature, log_min_p, _, _ = params_of(block, row)
+        top = top_of(peaks, row, n_peaks, temperature, PEAKS)
+        cut = tl.load(states + row * STATE)
+        n = tl.zeros([STRETCH], tl.int32)
+        weight = tl.zeros([STRETCH], tl.float64)
+        for i in range(TILE):
+            x = load_tempered(logits, slot, masks, n_words, n_vocab, temperature, part * TILE + i)[0]
+            key = key_of(x)
+            stays = (x >= top + log_min_p) & (x > float("-inf"))
+            n += (stays & (key == cut)).to(tl.int32)
+            weight += tl.where(stays & (key > cut), weight_of(x, top), 0.0)
+        at = (row * n_parts + part) * WAYS
+        tl.store(counts + at, tl.sum(n, 0))
+        tl.store(heavies + at, tl.sum(weight, 0))
+
+
+@triton.jit(do_not_specialize=["n_vocab", "n_peaks", "n_words", "n_parts"])
+def pick(
+    block, peaks, masks, tokens, following, steps, states, counts, heavies, n_vocab, n_peaks, n_words,
+    n_parts, PEAKS: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The token at the random number on the line of what stays, in order of ids: first its part."""
+    row = tl.program_id(0)
+    if tl.load(tokens + row) == WIDE:
+        logits, slot = row_of(peaks, block, row)
+        temperature, log_min_p, _, _ = params_of(block, row)
+        top = top_of(peaks, row, n_peaks, temperature, PEAKS)
+        uniform = uniform_of(block, row, tl.load(steps))
+        cut = tl.load(states + row * STATE)
+        ties = tl.load(states + row * STATE + 2)
+        each = weight_of(value_of(cut.to(tl.int32)), top)
+        parts = tl.arange(0, PARTS)
+        at = (row * n_parts + parts) * WAYS
+        tied = tl.load(counts + at, mask=parts < n_parts, other=0).to(tl.int64)
+        before = tl.cumsum(tied, 0) - tied
+        kept = tl.maximum(tl.minimum(ties - before, tied), 0)
+        share = tl.load(heavies + at, mask=parts < n_parts, other=0.0)
+        share += tl.where(kept > 0, each * kept, 0.0)
+        line = tl.cumsum(share, 0)
+        target = uniform * tl.max(line, 0)
+        part = tl.min(tl.where((share > 0.0) & (line > target), parts, NONE), 0)
+        part = tl.where(part == NONE, tl.max(tl.where(share > 0.0, parts, 0), 0), part)
+        total = tl.max(tl.where((parts < part) & (share > 0.0), line, 0.0), 0)
+        n_tied = tl.sum(tl.where(parts == part, before, 0), 0)
+        found = NONE + 0
+        last = -1
+        for i in range(TILE):
+            x, ids = load_tempered(logits, slot, masks, n_words, n_vocab, temperature, part * TILE + i)
+            key = key_of(x)
+            stays = (x >= top + log_min_p) & (x > float("-inf"))
+            equal = stays & (key == cut)
+            order = n_tied + tl.cumsum(equal.to(tl.int64), 0)
+            stays = stays & ((key > cut) | (equal & (order <= ties)))
+            inner = total + tl.cumsum(tl.where(stays, weight_of(x, top), 0.0), 0)
+            found = tl.minimum(found, tl.min(tl.where(stays & (inner > target), ids, NONE), 0))
+            last = tl.maximum(last, tl.max(tl.where(stays, ids, -1), 0))
+            n_tied += tl.sum(equal.to(tl.int64), 0)
+            total = tl.max(inner, 0)
+        token = tl.where(found == NONE, last, found)
+        tl.store(tokens + row, token)
+        tl.store(following + row, tl.maximum(token, 0))

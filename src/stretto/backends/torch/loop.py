@@ -1,0 +1,201 @@
+"""The fused loop: several tokens of one sequence, each sampled on the device straight into its own pass.
+
+A step is queued as a whole before the host has seen its token: the integers of the pass, which are all known
+but the token; the sampling from the last logits, which writes the token where the pass reads it; the pass. So
+the host accepts a token, and queues the step of the next one, while the device computes it. If the token
+ends the text that pass was in vain: its cell is free again, and the logits before it are kept beside. States
+of recurrent layers cannot be taken back, so there the pass is queued when its token has been accepted.
+
+Hooks look at logits on the host, and plain torch samples there: then all that is done one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import ref
+
+import numpy as np
+
+from stretto.backends.base import DeviceRow, FusedRun
+from stretto.backends.batch import Batch, Placement
+from stretto.backends.torch.device import Tensor, uses_kernels
+from stretto.backends.torch.plan import Plan
+from stretto.backends.torch.planner import OneRow, Planner
+from stretto.backends.torch.rows import Logits, RowSampler, TorchRow
+from stretto.backends.torch.sampler import WIDE, Sampler
+from stretto.backends.torch.steps import Steps
+from stretto.errors import InvalidRequest
+from stretto.sampling.sampler import WRONG
+
+Taken = tuple[list[int], DeviceRow]
+
+
+class Loop:
+    """Runs single sequences of one model."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        steps: Steps,
+        rows: RowSampler,
+        device: Any,
+        forward: Callable[[Batch], Sequence[DeviceRow]],
+        *,
+        has_states: bool,
+    ) -> None:
+        self._forward = forward  # a pass over any batch
+        self._planner, self._steps, self._rows, self._device = planner, steps, rows, device
+        self._has_states = has_states
+        self._kept: Tensor | None = None  # float32[1, n_vocab]: the logits that the last token is of
+        self._kept_rows: Callable[[], Logits | None] = lambda: None  # that somebody still has
+        self._sampler: Sampler | None = None
+
+    def run(self, run: FusedRun) -> Taken:
+        """The tokens, and the logits after those of them that were computed."""
+        row = self._row(run)
+        if run.hooks or not uses_kernels(row.logits):
+            return self._one_by_one(run, row)
+        return self._ahead(run, row)
+
+    def _row(self, run: FusedRun) -> TorchRow:
+        """The logits that the first token is sampled from."""
+        if isinstance(run.logits, TorchRow):
+            return run.logits
+        import torch
+
+        host = run.logits if isinstance(run.logits, np.ndarray) else run.logits.numpy()
+        (row,) = self._rows.rows(torch.from_numpy(host)[None].to(self._device))
+        return row
+
+    # -- one after the other --
+
+    def _one_by_one(self, run: FusedRun, row: DeviceRow) -> Taken:
+        found: list[int] = []
+        while len(found) < len(run.cells):
+            if run.hooks:
+                logits = row.numpy()
+                for hook in run.hooks:
+                    hook(logits, run.tokens)
+            found.append(row.sample(run.params, run.tokens, run.n_prompt, _uniform(run), run.mask))
+            if not _goes_on(run, found):
+                break
+            new = found[run.n_run :]
+            row = self._several(run, new) if len(new) > 1 else self._steps.run(self._plan(run, *new), 1)[0]
+            run.n_run = len(found)
+            if _is_interrupted(run):
+                break
+        return found, row
+
+    # -- ahead of the host --
+
+    def _ahead(self, run: FusedRun, row: TorchRow) -> Taken:
+        if (old := self._kept_rows()) is not None:
+            old.preserve()
+        logits, found = row.current, list[int]()
+        last: TorchRow | None = None
+        while len(found) < len(run.cells):
+            plan = self._plan(run)
+            step = self._steps.captured(plan)
+            kept, sampler = self._open(plan)
+            kept.copy_(logits)
+            (sampled,) = self._rows.rows(kept)
+            uniform = _uniform(run)
+            sampler.queue(sampled.ask(run.params, run.tokens, run.n_prompt, uniform, run.mask))
+            if not self._has_states:
+                step.replay()
+            token, is_queued = sampler.take(), not self._has_states
+            if token == WIDE:
+                token = sampled.sample(run.params, run.tokens, run.n_prompt, uniform, run.mask)
+                plan.tokens.fill_(token)
+                is_queued = False
+            if token < 0:
+                raise InvalidRequest(WRONG[token])
+            found.append(token)
+            if not _goes_on(run, found):
+                self._kept_rows = ref(sampled.shared)
+                return found, sampled
+            if len(found) > run.n_run + 1:  # forced tokens follow: all of them together, as elsewhere
+                last = self._several(run, found[run.n_run :])
+                logits = last.current
+            else:
+                if not is_queued:
+                    step.replay()
+                last, logits = None, step.logits[:, : self._rows.n_vocab]
+            run.n_run = len(found)
+            if _is_interrupted(run):
+                break
+        return found, self._steps.rows(step, 1)[0] if last is None else last
+
+    def _open(self, plan: Plan) -> tuple[Tensor, Sampler]:
+        """The buffers, made on first use."""
+        import torch
+
+        if self._kept is None or self._sampler is None:
+            n = self._rows.n_vocab
+            padded = torch.empty((1, -(-n // 4) * 4), dtype=torch.float32, device=self._device)
+            self._kept = padded[:, :n]
+            self._sampler = Sampler(self._device, n, 1, following=plan.tokens)
+        return self._kept, self._sampler
+
+    def _several(self, run: FusedRun, tokens: list[int]) -> TorchRow:
+        """Compute several tokens in one pass; the logits after them."""
+        n, at = len(tokens), run.n_run
+        length = run.n_view - len(run.cells) + at
+        batch = Batch()
+        batch.extend(tokens, run.position + at, [max(run.sequence, 0)], logits=True)
+        batch.placed(
+            Placement(
+                run.cells[at : at + n],
+                [run.view[: length + n]],
+                np.zeros(n, np.int32),
+                np.arange(length + 1, length + n + 1, dtype=np.int32),
+                run.table,
+                slots=np.full(n, run.slot, np.int32) if self._has_states else None,
+                sequences=[run.sequence],
+                edits=[run.edits],
+            )
+        )
+        (row,) = self._forward(batch)
+        assert isinstance(row, TorchRow)
+        return row
+
+    def _plan(self, run: FusedRun, token: int = 0) -> Plan:
+        """The plan of the next step; without a token that is written on the device."""
+        at = run.n_run
+        row = OneRow(
+            taken=[int(run.cells[at])],
+            places=[run.position + at],
+            counts=[run.n_view - len(run.cells) + at + 1],
+            stores=[run.view],
+            table=run.table,
+            sequences=[run.sequence],
+            edits=[run.edits],
+            slots=[run.slot] if self._has_states else [],
+            ids=[token],
+        )
+        plan = self._planner.decode(row, 1)
+        assert plan is not None  # there are slots for one row of any length
+        return plan
+
+
+def _uniform(run: FusedRun) -> float:
+    """The random number of the next token; greedy sampling takes none."""
+    return 0.0 if run.params.temperature == 0 else run.random.uniform()
+
+
+def _goes_on(run: FusedRun, found: list[int]) -> bool:
+    """Have the last token accepted; adds the forced ones that follow it."""
+    token = found[-1]
+    if token in run.ends:
+        return False
+    forced, goes_on = list[int](), True
+    if run.follow is not None:
+        forced, goes_on = run.follow(token, len(run.cells) - len(found))
+    found += forced
+    run.tokens += [token, *forced]
+    return goes_on
+
+
+def _is_interrupted(run: FusedRun) -> bool:
+    return run.interrupt is not None and bool(run.interrupt[0])

@@ -1,0 +1,186 @@
+"""Kernels in CUDA C++: compiled by NVRTC, which comes with torch, kept on disk, launched on torch's stream.
+
+kernel = load("gemv.cu", "gemv", {"K": 4096, …}, device)
+kernel.launch(blocks, threads, shared_bytes, [c_void_p(x.data_ptr()), …])
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import site
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stretto.errors import StrettoError, Unsupported
+
+SOURCES = Path(__file__).parent / "kernels"
+HEADER = "ptx.cuh"
+PROGRAMMATIC_SERIALIZATION = 6  # of CUlaunchAttributeID: start before the kernel before has ended
+MAX_DYNAMIC_SHARED = 8  # of CUfunction_attribute
+STATIC_SHARED_BYTES = 48 << 10  # a kernel gets without asking
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_int),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_int * 15),
+    )
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("n_attributes", ctypes.c_uint),
+    )
+
+
+class Kernel:
+    """A kernel on one device."""
+
+    def __init__(self, cubin: bytes, name: str, device: Any) -> None:
+        self._device, self._early = device, torch.cuda.get_device_capability(device) >= (9, 0)
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._shared_bytes = STATIC_SHARED_BYTES
+        with torch.cuda.device(device):
+            torch.cuda.current_stream().synchronize()  # the device's context is the current one
+            _check(_driver().cuModuleLoadData(ctypes.byref(self._module), cubin), "cuModuleLoadData")
+        found = _driver().cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode())
+        _check(found, "cuModuleGetFunction")
+
+    def launch(
+        self, blocks: int, threads: int, shared_bytes: int, arguments: Sequence[Any], *, early: bool = True
+    ) -> None:
+        """Launch on torch's current stream; `early`: before the kernel before it has ended."""
+        if shared_bytes > self._shared_bytes:
+            self._allow(shared_bytes)
+        attribute = _Attribute(PROGRAMMATIC_SERIALIZATION, 0, 1)
+        config = _Config(
+            (blocks, 1, 1),
+            (threads, 1, 1),
+            shared_bytes,
+            torch.cuda.current_stream(self._device).cuda_stream,
+            ctypes.pointer(attribute),
+            1 if early and self._early else 0,
+        )
+        values = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(each) for each in arguments))
+        _check(
+            _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, values, None), "cuLaunchKernelEx"
+        )
+
+    def _allow(self, shared_bytes: int) -> None:
+        set_attribute = _driver().cuFuncSetAttribute
+        _check(set_attribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes), "cuFuncSetAttribute")
+        self._shared_bytes = shared_bytes
+
+
+def require() -> Any:
+    """NVRTC, or `Unsupported` if it is missing."""
+    if (lib := _library()) is None:
+        raise Unsupported(
+            "exact=False compiles kernels with NVRTC (libnvrtc), which is not installed; "
+            "pip install nvidia-cuda-nvrtc, or use exact=True",
+            param="exact",
+            value=False,
+        )
+    return lib
+
+
+def load(source: str, name: str, constants: Mapping[str, int], device: Any) -> Kernel:
+    """The kernel of a source file with these constants, compiled or from the cache on disk."""
+    return _load(source, name, tuple(sorted(constants.items())), torch.device(device))
+
+
+@lru_cache(maxsize=256)
+def _load(source: str, name: str, constants: tuple[tuple[str, int], ...], device: Any) -> Kernel:
+    major, minor = torch.cuda.get_device_capability(device)
+    options = (f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *(f"-D{k}={v}" for k, v in constants))
+    text = (SOURCES / HEADER).read_text() + (SOURCES / source).read_text()
+    digest = hashlib.sha256("\n".join((str(torch.version.cuda), *options, text)).encode()).hexdigest()
+    kept = cache_folder() / f"{name}-{digest[:32]}.cubin"
+    try:
+        return Kernel(kept.read_bytes(), name, device)
+    except (OSError, StrettoError):  # not there, or damaged
+        cubin = compile_source(text, source, options)
+        _keep(kept, cubin)
+        return Kernel(cubin, name, device)
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: `kernels` in $STRETTO_HOME, or in the user's cache."""
+    if home := os.environ.get("STRETTO_HOME"):
+        return Path(home) / "kernels"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    base = cache if cache.is_absolute() else Path.home() / ".cache"
+    return base / "stretto" / "kernels"
+
+
+def _keep(path: Path, cubin: bytes) -> None:
+    """Write a file whole or not at all; a folder that cannot be written costs time only."""
+    partial = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(cubin)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+
+
+def compile_source(text: str, name: str, options: Sequence[str]) -> bytes:
+    """Machine code of a source, or `Unsupported` if NVRTC is missing."""
+    lib = require()
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    made = lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None)
+    _check(made, "nvrtcCreateProgram")
+    encoded = (ctypes.c_char_p * len(options))(*(each.encode() for each in options))
+    failed = lib.nvrtcCompileProgram(program, len(options), encoded)
+    if failed:
+        _check(lib.nvrtcGetProgramLogSize(program, ctypes.byref(size)), "nvrtcGetProgramLogSize")
+        log = ctypes.create_string_buffer(size.value)
+        _check(lib.nvrtcGetProgramLog(program, log), "nvrtcGetProgramLog")
+        raise StrettoError(
+            f"NVRTC cannot compile {name} with {' '.join(options)}: {log.value.decode()[:2000]}"
+        )
+    _check(lib.nvrtcGetCUBINSize(program, ctypes.byref(size)), "nvrtcGetCUBINSize")
+    cubin = ctypes.create_string_buffer(size.value)
+    _check(lib.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
+    lib.nvrtcDestroyProgram(ctypes.byref(program))
+    return cubin.raw
+
+
+def _check(code: int, call: str) -> None:
+    if code:
+        raise StrettoError(f"{call} failed with code {code}")
+
+
+@lru_cache(maxsize=1)
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@lru_cache(maxsize=1)
+def _library() -> Any:
+    """NVRTC of the CUDA version that torch was built for: of the system, or of the packages torch brings."""
+    version = getattr(torch.version, "cuda", None)
+    if version is None:
+        return None
+    name = f"libnvrtc.so.{version.split('.')[0]}"
+    folders = [*map(Path, site.getsitepackages()), Path(torch.__file__).parent.parent]
+    found = [path for folder in folders for path in folder.glob(f"nvidia/*/lib/{name}")]
+    for each in (name, *map(str, found)):
+        try:
+            return ctypes.CDLL(each)
+        except OSError:
+            continue
+    return None

@@ -1,0 +1,94 @@
+"""The image encoder of a model: beside its backend, on the same device."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from math import prod
+from pathlib import Path
+
+from stretto import kernels, vision
+from stretto.backends.options import BackendOptions
+from stretto.errors import ModelError
+from stretto.models.spec import ModelSpec
+from stretto.routing.route import Route
+from stretto.text.tokenizer import Tokenizer
+from stretto.vision.cache import ImageCache
+from stretto.vision.encoder import Encoder
+from stretto.vision.native import NativeEncoder
+from stretto.vision.reading import read_vision_spec
+from stretto.vision.reference import ReferenceEncoder
+from stretto.vision.spec import VisionSpec
+from stretto.vision.vision import Vision
+from stretto.weights import hub
+from stretto.weights.gguf import GGUF
+
+BUNDLED_ENCODERS = {"sketch": Path(vision.__path__[0]) / "sketch.gguf"}
+
+
+def find_encoder(name: str | os.PathLike[str]) -> Path:
+    """The `mmproj` file of an encoder, downloaded if necessary."""
+    return BUNDLED_ENCODERS.get(str(name)) or hub.resolve(name)
+
+
+def encoder_bytes(path: Path, precision: str) -> int:
+    """The bytes that an encoder takes on a GPU: its weights, and the largest image while it is encoded."""
+    with GGUF(path) as file:
+        spec = read_vision_spec(file)
+        numbers = sum(prod(shape) for shape in spec.tensors().values())
+    rows = spec.max_patches * (2 * spec.n_ff + 8 * spec.n_embd)
+    return (4 if precision == "high" else 2) * numbers + 4 * rows
+
+
+def load_vision(
+    path: Path,
+    spec: ModelSpec,
+    tokenizer: Tokenizer,
+    route: Route,
+    options: BackendOptions,
+    cache: ImageCache,
+) -> Vision:
+    """Open an encoder for a language model; `ModelError` if they do not belong together."""
+    with GGUF(path) as file:
+        vision_spec = read_vision_spec(file)
+        check_pair(vision_spec, spec, file.path)
+        if spec.windowed_images:
+            vision_spec = replace(vision_spec, bidirectional=True)
+        encoder: Encoder
+        if route.backend == "reference":
+            encoder = ReferenceEncoder(file, vision_spec)
+        elif route.backend == "torch":
+            encoder = _torch_encoder(file, vision_spec, route.device, options.precision)
+        else:
+            encoder = NativeEncoder(file, vision_spec, options.threads, kernels.chosen(), options.precision)
+        return Vision(encoder, tokenizer, file.fingerprint(), cache)
+
+
+def _torch_encoder(file: GGUF, spec: VisionSpec, device: str, precision: str) -> Encoder:
+    from stretto.backends.torch.memory import device_memory
+    from stretto.vision.torch import TorchEncoder
+
+    return TorchEncoder(file, spec, device, precision, partial(device_memory, device=device))
+
+
+def check_pair(vision: VisionSpec, spec: ModelSpec, path: Path) -> None:
+    """Raise unless an encoder's vectors are what a language model takes."""
+    remedy = "give the mmproj file that belongs to it"
+    if vision.n_out != spec.n_embd:
+        raise ModelError(
+            f"it makes vectors of {vision.n_out} numbers, and the language model takes {spec.n_embd}; "
+            f"{remedy}",
+            path=path,
+        )
+    if vision.grid_positions and not spec.has_grid_positions:
+        raise ModelError(
+            f"its images have rows and columns as positions, and {spec.architecture} has none; {remedy}",
+            path=path,
+        )
+    if len(vision.deepstack) != spec.deepstack:
+        raise ModelError(
+            f"it has features for {len(vision.deepstack)} early layers (deepstack), and the language model "
+            f"takes them in {spec.deepstack}; {remedy}",
+            path=path,
+        )

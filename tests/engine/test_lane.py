@@ -1,0 +1,184 @@
+"""Requests that just sample on a device take the short way through a step, with the same results."""
+
+import numpy as np
+import pytest
+
+import stretto
+from stretto.engine.branch import Branching, new_branches
+from stretto.engine.lane import Lane
+from stretto.engine.params import RequestParams
+from stretto.errors import InvalidRequest
+from stretto.sampling.params import SamplingParams
+from stretto.sampling.sampler import choose
+from stretto.testing import MockBackend, byte_tokenizer, mock_llm
+
+
+def flat(seen):
+    logits = np.zeros(byte_tokenizer().n_vocab, np.float32)
+    logits[ord("a") : ord("z")] = 5.0 + np.arange(25) % (2 + len(seen) % 7)
+    return logits
+
+
+def sample_rows(backend, rows, params, uniforms):
+    backend.sampled.append(len(params))
+    if backend.fails:
+        raise backend.fails.pop()
+    asked = zip(rows, params, uniforms, strict=True)
+    return [choose(row, each, [], 0, uniform, None) for row, each, uniform in asked]
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """A model whose backend samples rows, and one whose backend does not."""
+    plain = mock_llm(flat)
+    monkeypatch.setattr(MockBackend, "samples_rows", True, raising=False)
+    monkeypatch.setattr(MockBackend, "sample_rows", sample_rows, raising=False)
+    llm = mock_llm(flat)
+    llm.backend.sampled, llm.backend.fails = [], []
+    return llm, plain
+
+
+PARAMS = RequestParams(SamplingParams(), max_tokens=12)
+OPTIONS = {"temperature": 1.0, "seed": 3, "max_tokens": 12}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"temperature": 0},
+        {"stop": ["cd", "f"]},
+        {"stop_tokens": [ord("e"), ord("k")]},
+        {"callback": lambda token: token.text != "h"},
+        {"n": 3},
+        {"max_tokens": 1},
+        {"min_p": 0.4, "top_k": 3},
+    ],
+    ids=str,
+)
+def test_texts_are_those_of_any_other_step(both, more):
+    llm, plain = both
+    prompts, options = ["p", "quo", "r" * 9], OPTIONS | more
+    ours, theirs = (
+        [one for each in model.generate(prompts, **options) for one in (each if "n" in more else [each])]
+        for model in both
+    )
+    assert [(r.text, r.tokens, r.finish_reason, r.usage) for r in ours] == [
+        (r.text, r.tokens, r.finish_reason, r.usage) for r in theirs
+    ]
+    assert bool(llm.backend.sampled) == (more.get("max_tokens") != 1)
+    assert not hasattr(plain.backend, "sampled")
+
+
+def test_a_stream_gets_each_token_at_once(both):
+    llm, plain = both
+    stream = llm.stream("p", **OPTIONS)
+    for n, token in enumerate(stream):
+        assert len(llm.backend.sampled) == n
+        assert stream.text.endswith(token.text)
+    assert stream.result.text == plain.generate("p", **OPTIONS).text
+
+
+def test_streams_and_texts_run_side_by_side(both):
+    llm, plain = both
+    stream = llm.stream("p", **OPTIONS)
+    next(stream), next(stream)
+    text = llm.generate("q", **(OPTIONS | {"max_tokens": 5})).text
+    assert max(llm.backend.sampled) == 2
+    assert text == plain.generate("q", **(OPTIONS | {"max_tokens": 5})).text
+    assert stream.result.text == plain.generate("p", **OPTIONS).text
+
+
+def test_a_request_that_needs_more_ends_the_lane(both):
+    llm, plain = both
+    stream = llm.stream("p", **OPTIONS)
+    next(stream), next(stream), next(stream)
+    sampled = list(llm.backend.sampled)
+    other = llm.generate("q", logprobs=1, **OPTIONS)
+    assert llm.backend.sampled == sampled
+    assert other.tokens == plain.generate("q", **OPTIONS).tokens
+    assert stream.result.text == plain.generate("p", **OPTIONS).text
+
+
+def test_a_text_that_is_cancelled_has_all_its_tokens(both):
+    llm, _ = both
+    engine = llm._engine
+    with llm.sequence("p", seed=3) as seq:
+        (request,) = new_branches(
+            engine, seq, RequestParams(SamplingParams(), max_tokens=12), Branching()
+        ).requests
+        request.output.is_read_at_end = True
+        engine.add(request)
+        for _ in range(5):
+            engine.step()
+        assert len(request.output.tokens) == 4
+        request.cancel()
+        assert request.result().tokens == seq.tokens[-5:]
+        assert request.result().text == bytes(seq.tokens[-5:]).decode()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("device")])
+def test_an_interrupted_step_changes_no_number(both, error):
+    llm, plain = both
+    stream = llm.stream("p", **OPTIONS)
+    next(stream), next(stream)
+    engine = llm._engine
+    llm.backend.fails.append(error)
+    with pytest.raises(type(error)):
+        engine.step()
+    assert stream.result.text == plain.generate("p", **OPTIONS).text
+    llm.cells.check()
+
+
+def test_a_row_that_cannot_be_sampled_fails_alone(both, monkeypatch):
+    llm, plain = both
+    codes = iter([-1])
+    monkeypatch.setattr(
+        MockBackend, "sample_rows", lambda *given: [*codes, *sample_rows(*given)][: len(given[2])]
+    )
+    first, second = llm.stream("p", **OPTIONS), llm.stream("q", **OPTIONS)
+    next(first)
+    with pytest.raises(InvalidRequest):
+        list(first)
+    assert second.result.text == plain.generate("q", **OPTIONS).text
+
+
+def test_a_long_text_moves_on_in_its_context(both):
+    ours, theirs = (
+        model.generate("p" * 40, **OPTIONS | {"max_tokens": 400, "overflow": "shift"}) for model in both
+    )
+    assert ours.tokens == theirs.tokens
+
+
+def test_sequences_come_back_with_their_texts(both):
+    llm, plain = both
+    with llm.sequence("p") as ours, plain.sequence("p") as theirs:
+        for model, seq in ((llm, ours), (plain, theirs)):
+            model.generate([seq, "q"], **OPTIONS)
+        assert ours.tokens == theirs.tokens
+        assert np.array_equal(ours.logits, theirs.logits)
+
+
+def test_no_lane_has_more_requests_than_there_is_room_for(both):
+    llm, _ = both
+    stream = llm.stream("p", **OPTIONS)
+    next(stream)
+    running = llm._engine.scheduler.running
+    assert Lane.of(running, 1) is not None
+    assert Lane.of(running, 0) is None
+    stream.cancel()
+
+
+def test_many_requests_under_pressure(monkeypatch):
+    limits = stretto.Limits(max_running=8)
+    plain = mock_llm(flat, cells=160, limits=limits)
+    monkeypatch.setattr(MockBackend, "samples_rows", True, raising=False)
+    monkeypatch.setattr(MockBackend, "sample_rows", sample_rows, raising=False)
+    llm = mock_llm(flat, cells=160, limits=limits)
+    llm.backend.sampled, llm.backend.fails = [], []
+    prompts = [chr(ord("a") + i) * (1 + i % 4) for i in range(20)]
+    ours, theirs = (
+        model.generate(prompts, **OPTIONS | {"max_tokens": 10 + len(prompts)}) for model in (llm, plain)
+    )
+    assert [one.tokens for one in ours] == [one.tokens for one in theirs]
+    llm.cells.check()
