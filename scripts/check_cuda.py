@@ -72,7 +72,7 @@ def main() -> int:
 def run_part(part: int, options: argparse.Namespace) -> tuple[list[Report], float]:
     """The reports of a part's files, in order, and the seconds they took together."""
     begin = time.monotonic()
-    files = sorted(files_of(PARTS[part]), key=lambda path: (not path.stem.startswith(LONGEST_FIRST), path))
+    files = sorted(files_of(PARTS[part]), key=lambda path: not path.stem.startswith(LONGEST_FIRST))
     with ThreadPoolExecutor(options.processes) as pool:
         waiting = [pool.submit(run_file, path, part, options, begin + options.seconds) for path in files]
         return [each.result() for each in waiting], time.monotonic() - begin

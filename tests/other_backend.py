@@ -19,11 +19,24 @@ NAME = os.environ.get("STRETTO_TEST_BACKEND", "")
 DEVICE = os.environ.get("STRETTO_TEST_DEVICE", "auto")
 
 # The beginnings of ids of tests, and why these are about the native backend alone.
-NATIVE_ONLY = {}
+NATIVE_ONLY: dict[str, str] = {}
+# Tests of the same bits, which kernels have and plain torch has not: its sums depend on the shape of a batch.
+SAME_BITS = (
+    "tests/backends/test_batch_bits.py",
+    "tests/backends/test_prefix_bits.py::test_one_after_another",
+    "tests/backends/test_prefix_bits.py::test_turns_of_a_chat",
+    "tests/backends/test_prefix_bits.py::test_logits_behind_a_prefix",
+    "tests/backends/test_prefix_bits.py::test_ten_forks_of_a_long_prompt",
+    "tests/engine/test_encoder.py::test_a_vector_has_the_same_bits",
+    "tests/engine/test_recurrent_bits.py::test_the_same_bits_by_any_path",
+    "tests/engine/test_recurrent_models.py::test_forks_truncations_and_cached_prefixes",
+    "tests/parallel/test_parking.py::test_runs_under_pressure",
+)
 # Tests that compare with numbers in float32, to more digits than bfloat16 has.
 IN_FLOAT32 = (
     "tests/engine/test_encoder.py",
     "tests/engine/test_minilm.py",
+    "tests/backends/test_prefix_bits.py::test_turned_keys",
     "tests/parallel/test_native.py::test_attention_of_an_f32_file",
     "tests/parallel/test_native.py::test_attention_of_runs_on_an_f32_file",
 )
@@ -64,8 +77,11 @@ def _precision(asked: str) -> str:
 
 
 def skip_native_only(items) -> None:
-    """Mark the tests that are about the native backend."""
+    """Mark the tests that are about the native backend, or about bits that plain torch has not."""
+    plain = NAME == "torch" and DEVICE == "cpu" and not os.environ.get("TRITON_INTERPRET")
     for item in items:
+        if plain and item.nodeid.startswith(SAME_BITS):
+            item.add_marker(pytest.mark.skip(reason="plain torch has other bits in another batch"))
         for name, reason in NATIVE_ONLY.items():
             if item.nodeid.startswith(name):
                 item.add_marker(pytest.mark.skip(reason=f"about the native backend: {reason}"))

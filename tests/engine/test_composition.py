@@ -471,6 +471,15 @@ def test_rows_come_to_the_host_only_when_somebody_looks():
     assert llm.score("aH").shape == (1,)
 
 
+def test_a_batch_on_a_device_that_asks_for_no_logits():
+    llm = mock_llm("Hello world")
+    rows = DeviceRows(llm)
+    batch = stretto.Batch()
+    batch.extend([97, 98], 0, [5])
+    assert llm.forward(batch).shape == (0, llm.spec.n_vocab)
+    assert rows.n_fetched == 0
+
+
 def test_rows_of_a_step_are_sampled_together(monkeypatch):
     steps = []
 

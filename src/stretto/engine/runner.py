@@ -246,7 +246,7 @@ class Runner:
             self.check_open()
             batch.check(self.spec.n_vocab, self.spec.n_vector, self.context_length)
             self._place(batch)
-            return host_rows(self._compute(batch, hidden))
+            return host_rows(self._compute(batch, hidden), self.spec.n_vocab)
 
     def shift(self, sequence: int, start: int, stop: int | None, delta: int, lag: int = 0) -> None:
         """Move a sequence's tokens to other positions, rotating their keys; shared cells are copied first.

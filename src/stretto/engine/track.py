@@ -382,12 +382,12 @@ def host_row(row: Row | DeviceRow) -> Row:
     return row if isinstance(row, np.ndarray) else row.numpy()
 
 
-def host_rows(rows: Rows) -> NDArray[np.float32]:
-    """float32[n, n_vocab] on the host."""
+def host_rows(rows: Rows, n_vocab: int = 0) -> NDArray[np.float32]:
+    """float32[n, n_vocab] on the host; `n_vocab` counts where there are no rows on a device to tell it."""
     if isinstance(rows, np.ndarray):
         return rows
     fetch_rows(rows)
-    return np.stack([row.numpy() for row in rows])
+    return np.stack([row.numpy() for row in rows]) if rows else np.empty((0, n_vocab), np.float32)
 
 
 def fetch_rows(rows: Iterable[Row | DeviceRow | None]) -> None:

@@ -211,7 +211,7 @@ class SetSource:
 
     def take(self, rows: BackendRows) -> None:
         """Take the logits that `fill` asked for."""
-        rows = host_rows(rows) if len(rows) else np.empty((0, 0), np.float32)
+        rows = host_rows(rows)
         if not self._n_entered:
             self._take_prompt(rows[0] if len(rows) else None)
             return

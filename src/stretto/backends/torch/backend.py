@@ -81,7 +81,8 @@ class TorchBackend:
         )
         self.cell_bytes, self.slot_bytes = self.memory.cell_bytes, self.memory.slot_bytes
         # Numbers lie as in the native backend, so that saved sequences can be exchanged.
-        self.cell_layout = f"native {kv}, {spec.kv_layout}"
+        kind = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
+        self.cell_layout = f"{kind}, {spec.kv_layout}"
         self.slot_layout = f"torch f32, {spec.state_layout}"  # states lie in another order there
 
     def forward(self, batch: Batch) -> TorchRows:
