@@ -19,8 +19,7 @@ NAME = os.environ.get("STRETTO_TEST_BACKEND", "")
 DEVICE = os.environ.get("STRETTO_TEST_DEVICE", "auto")
 
 # The beginnings of ids of tests, and why these are about the native backend alone.
-NATIVE_ONLY = {
-}
+NATIVE_ONLY = {}
 # Tests that compare with numbers in float32, to more digits than bfloat16 has.
 IN_FLOAT32 = (
     "tests/engine/test_encoder.py",
