@@ -109,17 +109,35 @@ def load(source: str, name: str, constants: Mapping[str, int], device: Any) -> K
 
 @lru_cache(maxsize=256)
 def _load(source: str, name: str, constants: tuple[tuple[str, int], ...], device: Any) -> Kernel:
-    major, minor = torch.cuda.get_device_capability(device)
-    options = (f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *(f"-D{k}={v}" for k, v in constants))
+    capability = torch.cuda.get_device_capability(device)
+    try:
+        return Kernel(machine_code(source, name, constants, capability), name, device)
+    except StrettoError:  # a damaged file
+        return Kernel(machine_code(source, name, constants, capability, again=True), name, device)
+
+
+def machine_code(
+    source: str,
+    name: str,
+    constants: Sequence[tuple[str, int]],
+    capability: tuple[int, int],
+    *,
+    again: bool = False,
+) -> bytes:
+    """A kernel for a kind of GPU, from the cache on disk, or compiled; needs no GPU."""
+    arch = "".join(map(str, capability))
+    options = (f"--gpu-architecture=sm_{arch}", "--std=c++17", *(f"-D{k}={v}" for k, v in constants))
     text = "".join((SOURCES / each).read_text() for each in (*HEADERS, source))
     digest = hashlib.sha256("\n".join((str(torch.version.cuda), *options, text)).encode()).hexdigest()
     kept = cache_folder() / f"{name}-{digest[:32]}.cubin"
-    try:
-        return Kernel(kept.read_bytes(), name, device)
-    except (OSError, StrettoError):  # not there, or damaged
-        cubin = compile_source(text, source, options)
-        _keep(kept, cubin)
-        return Kernel(cubin, name, device)
+    if not again:
+        try:
+            return kept.read_bytes()
+        except OSError:
+            pass
+    cubin = compile_source(text, source, options)
+    _keep(kept, cubin)
+    return cubin
 
 
 def cache_folder() -> Path:

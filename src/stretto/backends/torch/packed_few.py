@@ -13,7 +13,7 @@ from stretto.backends.torch.packed_gemv import TYPES, address, tiles_and_process
 
 SHARED_BYTES = 96 << 10  # for x, of a block
 Shape = tuple[int, int]  # steps in a batch, blocks of a multiprocessor
-VARIANTS: tuple[Shape, ...] = ((4, 4), (4, 5), (4, 6), (8, 4), (8, 3))
+VARIANTS: tuple[Shape, ...] = ((4, 4), (4, 6), (8, 4))
 
 
 def fits(x: Tensor, part: Packed, act: int) -> bool:
