@@ -23,7 +23,7 @@ from tiny_vision import (
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'stretto[cuda]'")
 
 from stretto.vision.torch import TorchEncoder  # noqa: E402
-from torch_backends import DEVICE  # noqa: E402
+from torch_backends import DEVICE, not_interpreted  # noqa: E402
 
 TOLERANCE = 5e-5
 
@@ -105,6 +105,7 @@ def test_memory_that_runs_out_names_the_work(monkeypatch):
     assert (vectors(made, "mlp", 0) == expected).all()
 
 
+@not_interpreted
 @pytest.mark.parametrize("name", ["gemma3", "idefics3"])
 def test_a_language_model_sees_through_it(name):
     found = []
