@@ -15,6 +15,7 @@ from stretto.backends.torch.attention_layer import AttentionLayer
 from stretto.backends.torch.decoder import Decoder, DecoderLayer
 from stretto.backends.torch.device import Tensor, is_interpreting
 from stretto.backends.torch.feed_layer import DenseLayer
+from stretto.backends.torch.launching import launch
 from stretto.backends.torch.matrix import Dense, Matrix
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.rowwise import NormWeights
@@ -94,7 +95,8 @@ def gemv(
         out = torch.empty(1, n // 2 if activation else n, dtype=dtype, device=x.device)
     rows, columns, warps = tile(n, k)
     early = not is_interpreting()
-    kernels.gemv[(-(-n // rows),)](
+    launch(
+        kernels.gemv, (-(-n // rows),),
         x, x if norm is None else norm.weight, part.weight, x if bias is None else bias, out, n,
         0.0 if norm is None else norm.part.eps,
         K=k, BN=rows, BK=columns, EVEN=k % columns == 0, NORM=norm is not None, BIAS=bias is not None,

@@ -13,6 +13,7 @@ from stretto.backends.torch.device import is_interpreting
 from stretto.backends.torch.kernels import dense
 from stretto.backends.torch.kernels.epilogue import finish
 from stretto.backends.torch.kernels.tiles import pointers, weights, words
+from stretto.backends.torch.launching import launch
 from stretto.backends.torch.layouts import PARTS
 from stretto.weights.formats import Format
 
@@ -114,7 +115,8 @@ def run_fused(x, part, out, bias, act, gated, tile=None, fast=None):
     nt, bm, stages = tile or fused_tile(m, part.rows)
     if fast is None:
         fast = fastest(part, x.dtype)
-    fused[(triton.cdiv(part.rows, 16 * nt), triton.cdiv(m, bm))](
+    launch(
+        fused, (triton.cdiv(part.rows, 16 * nt), triton.cdiv(m, bm)),
         x, *arguments(part), out if bias is None else bias, out, out, out,
         m, part.rows, k, part.part, out.stride(0), 1, 0.0, 0.0,
         **constants(part), NT=nt, BM=bm, EVEN=k == PARTS * part.part, ACT=act, GATED=gated,
