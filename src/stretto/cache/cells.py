@@ -196,6 +196,7 @@ class Cells:
             stores.append(view.store)
             counts.append(view.n)
             edits.append(view.edits)
+        # For many cells one indexed store is faster.
         if len(taken) <= FEW_CELLS:
             for cell, position, token in zip(taken, places, tokens, strict=True):
                 self.positions[cell] = position

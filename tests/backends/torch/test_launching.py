@@ -4,6 +4,7 @@ import inspect
 from importlib import import_module
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -113,6 +114,12 @@ def test_same_keys_mean_the_same_specialisation(kernel):
         key, _ = form._specialize(0, (value,))
         theirs = specialize(CUDABackend, value, False, True, True)
         assert found.setdefault(key, theirs) == theirs
+
+
+def test_triton_launches_with_arguments_of_other_types(kernel):
+    for _ in range(2):
+        launching.launch(kernel, (1,), torch.zeros(8), torch.zeros(8), np.int32(5), 0.5, WIDTH=8)
+    assert [len(compiled.launches) for compiled in kernel.compiled] == [0, 0]
 
 
 def test_triton_launches_what_is_not_known(kernel, monkeypatch):

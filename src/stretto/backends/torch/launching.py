@@ -60,12 +60,12 @@ class Form:
         active = self._driver.active
         device = active.get_current_device()
         key, values = self._specialize(device, args)
-        found = self._compiled.get(key)
+        found = None if key is None else self._compiled.get(key)
         if found is not None:
             found.launch(grid, active.get_current_stream(device), values)
             return
         compiled = self.kernel[grid](*args, **self.constants)
-        if len(self._compiled) < MOST_KEYS and hasattr(compiled, "packed_metadata"):
+        if key is not None and len(self._compiled) < MOST_KEYS and hasattr(compiled, "packed_metadata"):
             self._compiled[key] = Launch(compiled, self._tail(len(args)))
 
     def _tail(self, n: int) -> list[Any]:
@@ -73,8 +73,8 @@ class Form:
         behind = list(self.kernel.signature.parameters.values())[n:]
         return [self.constants.get(each.name, each.default) for each in behind]
 
-    def _specialize(self, device: int, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
-        """What a compiled form depends on, and the arguments as it takes them."""
+    def _specialize(self, device: int, args: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, list[Any]]:
+        """What a compiled form depends on (None: that is not known), and the arguments as it takes them."""
         key: list[Any] = [device]
         values: list[Any] = []
         for value, is_constant in zip(args, self._is_constant, strict=False):
@@ -100,7 +100,7 @@ class Form:
             elif hasattr(value, "block_shape"):  # a tensor descriptor
                 key.append((value.base.dtype, tuple(value.block_shape), getattr(value, "padding", None)))
             else:
-                raise TypeError(f"arguments are tensors and numbers, not {value!r}")
+                return None, []
         return tuple(key), values
 
 
