@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from stretto.cache.changes import CellChanges, ChangeLog
 from stretto.cache.checks import MAX_POSITION, check_id, check_integers, check_members, check_range
 from stretto.cache.slots import Slots
-from stretto.cache.views import View
+from stretto.cache.views import View, follow_up_each
 from stretto.errors import CacheFull, InvalidRequest
 
 Ints = NDArray[np.int32]
@@ -185,30 +185,31 @@ class Cells:
         As `place`, all or nothing; returns the cells, their positions, and of each sequence's view the array,
         how many of its entries are valid, and the number of its last edit.
         """
-        taken, log, views = self._take(len(tokens)), self.log, self.views
+        taken, log = self._take(len(tokens)), self.log
         log.version = version = log.version + 1
+        if len(taken) > FEW_CELLS:
+            views = [self.views.get(sequence) or self._view(sequence) for sequence in sequences]
+            places = follow_up_each(views, taken, tokens)
+            cells = np.array(taken)
+            self.positions[cells], self.tokens[cells], self.shares[cells] = places, tokens, 1
+            log.cells[cells] = version
+            log.sequences.update(dict.fromkeys(sequences, version))
+            stores, counts = [view.store for view in views], [view.n for view in views]
+            return taken, places, stores, counts, [view.edits for view in views]
         places, stores, counts, edits = [], [], [], []
         for cell, token, sequence in zip(taken, tokens, sequences, strict=True):
-            view = views.get(sequence)
+            view = self.views.get(sequence)
             if view is None:
-                view = views[sequence] = View()
-            places.append(view.follow_up(cell, token))
+                view = self.views[sequence] = View()
+            position = view.follow_up(cell, token)
+            self.positions[cell] = position
+            self.tokens[cell] = token
+            self.shares[cell] = 1
+            log.cells[cell] = log.sequences[sequence] = version
+            places.append(position)
             stores.append(view.store)
             counts.append(view.n)
             edits.append(view.edits)
-        if len(taken) <= FEW_CELLS:
-            for cell, position, token in zip(taken, places, tokens, strict=True):
-                self.positions[cell] = position
-                self.tokens[cell] = token
-                self.shares[cell] = 1
-                log.cells[cell] = version
-        else:
-            chosen = np.array(taken)
-            self.positions[chosen] = places
-            self.tokens[chosen] = tokens
-            self.shares[chosen] = 1
-            log.cells[chosen] = version
-        log.sequences.update(dict.fromkeys(sequences, version))
         return taken, places, stores, counts, edits
 
     def reserve(self, sequence: int, n: int) -> Ints:

@@ -6,7 +6,7 @@ from a step's tokens until the next pass is launched, so all that can wait is do
 reads the events of a text before its end, its tokens become text while the device computes the next ones.
 
 It is a second way through a step, for backends that sample many rows at once. With 256 requests the device
-waits for a sixth of the time that the other way takes (benchmarks/steps.py).
+waits for a fifth of the time that the other way takes (benchmarks/steps.py).
 """
 
 from __future__ import annotations

@@ -196,6 +196,23 @@ def test_random_numbers_are_made_on_the_device():
             assert int(following) == choose(logits[0], params, [], 0, stream.peek(step))
 
 
+def test_parameters_that_stay_are_written_once(monkeypatch):
+    logits = some_logits(12, 5, 200)
+    sampler = RowSampler("cpu", 200, 8)
+    rows = sampler.rows(torch.from_numpy(logits))
+    params = [SamplingParams(top_k=k) for k in (1, 5, 20, 40)] + [SamplingParams(temperature=0)]
+    write, written = sampler.buffers.write, []
+    monkeypatch.setattr(sampler.buffers, "write", lambda *given: written.append(1) or write(*given))
+    for i in range(3):
+        uniforms = np.random.default_rng(i).random(5).tolist()
+        expected = [choose(*each[:2], [], 0, each[2]) for each in zip(logits, params, uniforms, strict=True)]
+        assert sampler.sample(rows, params, uniforms) == expected
+        if i == 1:  # something else is sampled between
+            assert len(written) == 1
+            assert rows[0].sample(OPEN, [], 0, 0.5, None) == choose(logits[0], OPEN, [], 0, 0.5)
+    assert len(written) == 3
+
+
 @pytest.mark.parametrize("n", [17, 130, 1030])
 def test_vocabularies_of_any_size(n):
     logits = some_logits(n, 4, n)

@@ -8,6 +8,7 @@ import torch
 
 from stretto.backends.torch import attention, planes
 from stretto.backends.torch.device import Tensor, uses_kernels
+from stretto.backends.torch.launching import Form, form_of
 from stretto.backends.torch.matrix import product
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.plan import Work
@@ -16,6 +17,8 @@ from stretto.backends.torch.rowwise import norm as normalize
 from stretto.backends.torch.weights import LayerWeights
 from stretto.models.mixers import Attention
 from stretto.models.parts import Norm
+
+_Turning = tuple[Form, tuple[Tensor | None, ...], tuple[float, ...]]
 
 
 class AttentionLayer:
@@ -42,6 +45,7 @@ class AttentionLayer:
         self.sinks = w.vector("attn_sinks.weight", heads) if mixer.sinks else None
         self.alibi = torch.tensor(mixer.alibi, device=w.device) if mixer.alibi else None
         self.rope = w.weights.rope(mixer.rope) if mixer.rope is not None else None
+        self._forms: dict[tuple[bool, bool], _Turning] = {}
 
     def __call__(self, x: Tensor, run: Pass) -> Tensor:
         """dtype[n, n_embd]: what the layer adds, from normalised rows."""
@@ -98,11 +102,37 @@ class AttentionLayer:
             x = self.rope.rotate(x, *self.rope.at(run.turns))
         return _normed(x, norm) if after else x
 
-    def _turn_kernel(self, projected: Tensor, keys: Tensor, values: Tensor, run: Pass) -> Tensor:
-        """The same in one kernel."""
+    def _form(self, has_axes: bool, placed: bool, device: torch.device) -> _Turning:
+        """The kernel of `_turn`, and the weights and numbers that it takes."""
+        found = self._forms.get((has_axes, placed))
+        if found is not None:
+            return found
         from stretto.backends.torch.kernels import rowwise as kernels
         from stretto.backends.torch.kernels.early import early_options
 
+        mixer, table, warm = self.mixer, self.rope, self.mixer.temperature
+        heads, kv_heads, size = mixer.n_head, mixer.n_kv_head, mixer.head_size
+        norms = (self.q_norm, self.k_norm, self.v_norm)
+        form = form_of(
+            kernels.queries_and_keys,
+            H=heads, HK=kv_heads, HP=power_of_two(heads), KP=power_of_two(kv_heads), D=size,
+            DP=power_of_two(size), QSTRIDE=size * (2 if mixer.gate else 1),
+            PAIRS=0 if table is None else table.pairs,
+            ADJACENT=table is not None and table.rope.pairs == "adjacent", AXES=has_axes,
+            Q_NORM=_extent(self.q_norm), Q_LAYER=_is_layer(self.q_norm), Q_GAIN=_gain(self.q_norm),
+            K_NORM=_extent(self.k_norm), K_LAYER=_is_layer(self.k_norm), K_GAIN=_gain(self.k_norm),
+            V_NORM=_extent(self.v_norm), V_GAIN=_gain(self.v_norm),
+            AFTER=mixer.norm_after_rope, WARM=warm is not None, KEYS=mixer.shared is None, PLACED=placed,
+            num_warps=4, **early_options(device),
+        )  # fmt: skip
+        weights = tuple(None if each is None else each.weight for each in norms)
+        numbers = [0.0 if each is None else each.part.eps for each in norms]
+        numbers += [0.0, 1.0, 0.0] if warm is None else [warm.slope, float(warm.length), warm.offset]
+        self._forms[has_axes, placed] = found = form, weights, tuple(numbers)
+        return found
+
+    def _turn_kernel(self, projected: Tensor, keys: Tensor, values: Tensor, run: Pass) -> Tensor:
+        """The same in one kernel."""
         mixer, n, table = self.mixer, len(projected), self.rope
         heads, kv_heads, size = mixer.n_head, mixer.n_kv_head, mixer.head_size
         q = torch.empty(n, heads, size, dtype=planes.operand(keys), device=projected.device)
@@ -110,25 +140,13 @@ class AttentionLayer:
         k, v = keys, values
         if not placed:  # they are quantised on the way into their cells
             k, v = (torch.empty(n, kv_heads, size, device=projected.device) for _ in range(2))
-        warm, none = mixer.temperature, projected
-        kernels.queries_and_keys[(n,)](
-            projected, q, k, v,
-            *(none if each is None or each.weight is None else each.weight
-              for each in (self.q_norm, self.k_norm, self.v_norm)),
-            none if table is None else table.cos, none if table is None else table.sin,
-            run.turns, none if table is None else table.axes, run.positions, run.cells,
-            *(0.0 if each is None else each.part.eps for each in (self.q_norm, self.k_norm, self.v_norm)),
-            *((warm.slope, float(warm.length), warm.offset) if warm is not None else (0.0, 1.0, 0.0)),
-            projected.stride(0), self.at_k, self.at_v,
-            H=heads, HK=kv_heads, HP=power_of_two(heads), KP=power_of_two(kv_heads), D=size,
-            DP=power_of_two(size), QSTRIDE=size * (2 if mixer.gate else 1),
-            PAIRS=0 if table is None else table.pairs,
-            ADJACENT=table is not None and table.rope.pairs == "adjacent", AXES=run.turns.ndim == 2,
-            Q_NORM=_extent(self.q_norm), Q_LAYER=_is_layer(self.q_norm), Q_GAIN=_gain(self.q_norm),
-            K_NORM=_extent(self.k_norm), K_LAYER=_is_layer(self.k_norm), K_GAIN=_gain(self.k_norm),
-            V_NORM=_extent(self.v_norm), V_GAIN=_gain(self.v_norm),
-            AFTER=mixer.norm_after_rope, WARM=warm is not None, KEYS=mixer.shared is None, PLACED=placed,
-            num_warps=4, **early_options(q.device),
+        none, turns = projected, run.turns
+        form, weights, numbers = self._form(turns.ndim == 2, placed, q.device)
+        form.launch(
+            (n,), projected, q, k, v, *[none if each is None else each for each in weights],
+            *((none, none) if table is None else (table.cos, table.sin)),
+            turns, none if table is None else table.axes, run.positions, run.cells,
+            *numbers, projected.stride(0), self.at_k, self.at_v,
         )  # fmt: skip
         if not placed and mixer.shared is None:
             attention.store(k, v, keys, values, run.cells)

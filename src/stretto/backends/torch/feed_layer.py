@@ -7,6 +7,7 @@ import torch
 from stretto.backends.torch.activations import activate
 from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.experts import assign, expert_product, mixture
+from stretto.backends.torch.launching import launch
 from stretto.backends.torch.matrix import product
 from stretto.backends.torch.routing import route
 from stretto.backends.torch.rowwise import norm, power_of_two, warps
@@ -117,8 +118,16 @@ def cut_off(gate: Tensor, times: float) -> Tensor:
 
     n, width = gate.shape
     out = torch.empty(n, width, device=gate.device)
-    kernels.cut_off[(n,)](
-        gate, out, times, gate.stride(0), WIDTH=width, BLOCK=power_of_two(width), num_warps=warps(width),
+    launch(
+        kernels.cut_off,
+        (n,),
+        gate,
+        out,
+        times,
+        gate.stride(0),
+        WIDTH=width,
+        BLOCK=power_of_two(width),
+        num_warps=warps(width),
         **early_options(gate.device),
-    )  # fmt: skip
+    )
     return out

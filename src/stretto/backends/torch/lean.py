@@ -16,10 +16,12 @@ from stretto.backends.torch.attention_layer import AttentionLayer
 from stretto.backends.torch.decoder import Decoder, DecoderLayer
 from stretto.backends.torch.device import Tensor
 from stretto.backends.torch.feed_layer import DenseLayer
+from stretto.backends.torch.launching import launch
 from stretto.backends.torch.layouts import Packed
 from stretto.backends.torch.matrix import Dense, Matrix
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.rowwise import NormWeights
+from stretto.weights.formats import Format
 
 
 def is_plain(decoder: Decoder) -> bool:
@@ -71,8 +73,13 @@ def _is_rms(norm: NormWeights | None) -> bool:
 
 
 def _is_lean(matrix: Matrix, dtype: Any) -> bool:
-    """Gate and up in one format; no packed weights for activations of full precision."""
-    return not matrix.halves and (dtype != torch.float32 or all(isinstance(x, Dense) for x in matrix.parts))
+    """Gate and up in one format; no packed weights for activations of full precision, and none of MXFP4."""
+    packed = [part for part in matrix.parts if isinstance(part, Packed)]
+    return (
+        not matrix.halves
+        and not (packed and dtype == torch.float32)
+        and all(part.format is not Format.MXFP4 for part in packed)
+    )
 
 
 def run(decoder: Decoder, x: Tensor, row: Pass) -> Tensor:
@@ -147,7 +154,8 @@ def _dense_gemv(
 
     n, k = part.weight.shape
     rows, columns, warps = tile(n, k)
-    kernels.gemv[(-(-n // rows),)](
+    launch(
+        kernels.gemv, (-(-n // rows),),
         x, x if norm is None else norm.weight, part.weight, x if bias is None else bias, out, n,
         0.0 if norm is None else norm.part.eps,
         K=k, BN=rows, BK=columns, EVEN=k % columns == 0, NORM=norm is not None, BIAS=bias is not None,

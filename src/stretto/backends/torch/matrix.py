@@ -178,6 +178,9 @@ def product(
         out = torch.empty(len(x), width, dtype=out_dtype or x.dtype, device=x.device)
     if m.halves:
         return _of_halves(x, m, bias, activation, out)
+    if len(m.parts) == 1:
+        multiply(x, m.parts[0], out, bias, activation, gated)
+        return out
     for part, rows in _slices(m):
         written = slice(rows.start // 2, rows.stop // 2) if gated else rows
         part_bias = None if bias is None else bias[rows]

@@ -33,20 +33,18 @@ class RowSampler:
 
         Who writes to the tensor again while rows are in use calls `Logits.preserve` before.
         """
-        return TorchRows(Logits(self, logits), range(len(logits)))
+        return TorchRows(Logits(self, logits), len(logits))
 
     def sample(self, rows: TorchRows, params: list[SamplingParams], uniforms: list[float]) -> list[int]:
-        """A token of each row, or a code of `sampler.WRONG`; parameters are those of the last call while
-        the list is the same."""
+        """A token of each row as it was computed, or a code of `sampler.WRONG`.
+
+        Parameters are those of the last call while the list is the same.
+        """
         shared = rows.shared
-        if len(uniforms) <= self.buffers.capacity and shared.has_kernels and rows.is_whole:
+        if len(rows) <= self.buffers.capacity:
             return self.buffers.sample_again(shared.address, shared.stride, params, uniforms)
-        return self.buffers.sample(
-            [
-                Ask(row.address, each, uniform)
-                for row, each, uniform in zip(rows, params, uniforms, strict=True)
-            ]
-        )
+        asked = zip(rows, params, uniforms, strict=True)
+        return self.buffers.sample([Ask(row.address, each, uniform) for row, each, uniform in asked])
 
     def prepare(self, draws: Sequence[Draw]) -> None:
         """Sample all rows that will be asked for, together; rows that are on the host are left out.
@@ -119,19 +117,14 @@ class Logits:
 class TorchRows(Sequence["TorchRow"]):
     """Rows of a tensor, made when they are asked for: most are only sampled, all at once."""
 
-    __slots__ = ("_made", "_which", "shared")
+    __slots__ = ("_made", "_n", "shared")
 
-    def __init__(self, shared: Logits, which: range) -> None:
-        self.shared, self._which = shared, which
+    def __init__(self, shared: Logits, n: int) -> None:
+        self.shared, self._n = shared, n
         self._made: dict[int, TorchRow] = {}
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether these are the first rows of the tensor, all as they were computed."""
-        return not self._which.start and not self._made
-
     def __len__(self) -> int:
-        return len(self._which)
+        return self._n
 
     @overload
     def __getitem__(self, at: int) -> TorchRow: ...
@@ -141,8 +134,8 @@ class TorchRows(Sequence["TorchRow"]):
 
     def __getitem__(self, at: int | slice) -> TorchRow | list[TorchRow]:
         if isinstance(at, slice):
-            return [self[i] for i in range(len(self))[at]]
-        index = self._which[at]
+            return [self[i] for i in range(self._n)[at]]
+        index = range(self._n)[at]
         row = self._made.get(index)
         if row is None:
             row = self._made[index] = TorchRow(self.shared, index)

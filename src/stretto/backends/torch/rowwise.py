@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from stretto.backends.torch.device import Tensor, uses_kernels
+from stretto.backends.torch.launching import Form, form_of
 from stretto.models.parts import Norm
 
+# A kernel, the weights that it takes (None: not there), and epsilons and groups.
+Normalizing = tuple[Form, tuple[Tensor | None, ...], tuple[float, float, int]]
+_FORMS: dict[Any, Normalizing] = {}  # without norms
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class NormWeights:
     """A norm with its weights on the device."""
 
     part: Norm
     weight: Tensor | None
     bias: Tensor | None
+    forms: dict[Any, Normalizing] = field(default_factory=dict, repr=False)  # by what else a launch needs
 
     @property
     def gain(self) -> int:
@@ -93,6 +100,43 @@ def _normalized(x: Tensor, weights: NormWeights) -> Tensor:
     return x if weights.bias is None else x + weights.bias
 
 
+def _form(
+    x: Tensor, adds: bool, post: NormWeights | None, weights: NormWeights | None, keep: bool
+) -> Normalizing:
+    """The kernel for rows of a width, the weights that it takes, their epsilons and groups."""
+    holder, key = weights or post, (x.shape[1], adds, post, keep)
+    forms = _FORMS if holder is None else holder.forms
+    found = forms.get(key)
+    if found is None:
+        found = forms[key] = _new_form(x, adds, post, weights, keep)
+    return found
+
+
+def _new_form(
+    x: Tensor, adds: bool, post: NormWeights | None, weights: NormWeights | None, keep: bool
+) -> Normalizing:
+    from stretto.backends.torch.kernels import rowwise as kernels
+    from stretto.backends.torch.kernels.early import early_options
+
+    width = x.shape[1]
+    given, after = weights or post, post or weights
+    groups = 1 if weights is None or weights.weight is None else weights.weight.numel() // width
+    form = form_of(
+        kernels.add_norm,
+        WIDTH=width, BLOCK=power_of_two(width), ADD=adds,
+        POST=post is not None, POST_LAYER=post is not None and post.part.kind == "layer",
+        POST_GAIN=post.gain if post else 0, NORM=weights is not None,
+        LAYER=weights is not None and weights.part.kind == "layer", GAIN=weights.gain if weights else 0,
+        KEEP=keep, num_warps=warps(width), **early_options(x.device),
+    )  # fmt: skip
+    tensors = tuple(
+        tensor
+        for each in (post, weights)
+        for tensor in ((None, None) if each is None else (each.weight, each.bias))
+    )
+    return form, tensors, (after.part.eps if after else 0.0, given.part.eps if given else 0.0, groups)
+
+
 def _launch(
     x: Tensor,
     y: Tensor | None,
@@ -102,28 +146,18 @@ def _launch(
     weights: NormWeights | None,
     keep: bool,
 ) -> None:
-    from stretto.backends.torch.kernels import rowwise as kernels
-    from stretto.backends.torch.kernels.early import early_options
-
     n, width = x.shape
-    given, after = weights or post, post or weights
-
-    def of(part: NormWeights | None, name: str) -> Tensor:
-        found = getattr(part, name) if part is not None else None
-        return x if found is None else found  # never read: the kernel knows that it is not there
-
-    groups = 1 if weights is None or weights.weight is None else weights.weight.numel() // width
-    kernels.add_norm[(n,)](
-        x, x if y is None else y, x if out is None else out,
-        of(post, "weight"), of(post, "bias"), of(weights, "weight"), of(weights, "bias"),
-        scale, after.part.eps if after else 0.0, given.part.eps if given else 0.0, groups,
+    form, tensors, numbers = _form(x, y is not None, post, weights, keep)
+    form.launch(
+        (n,),
+        x,
+        x if y is None else y,
+        x if out is None else out,
+        *[x if each is None else each for each in tensors],  # x is never read there
+        scale,
+        *numbers,
         width if y is None else y.stride(0),
-        WIDTH=width, BLOCK=power_of_two(width), ADD=y is not None,
-        POST=post is not None, POST_LAYER=post is not None and post.part.kind == "layer",
-        POST_GAIN=post.gain if post else 0, NORM=weights is not None,
-        LAYER=weights is not None and weights.part.kind == "layer", GAIN=weights.gain if weights else 0,
-        KEEP=keep, num_warps=warps(width), **early_options(x.device),
-    )  # fmt: skip
+    )
 
 
 def cap(x: Tensor, most: float) -> Tensor:

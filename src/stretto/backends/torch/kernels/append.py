@@ -7,6 +7,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from stretto.backends.torch.launching import launch
+
 BLOCK = 128  # rows of a program
 
 
@@ -23,4 +25,4 @@ def append(views, places, offsets, lengths, cells, positions, n, BLOCK: tl.const
 def launch_append(views: Any, places: Any, offsets: Any, lengths: Any, cells: Any, positions: Any) -> None:
     """`views.append_cells` on a GPU."""
     n = len(cells)
-    append[(triton.cdiv(n, BLOCK),)](views, places, offsets, lengths, cells, positions, n, BLOCK)
+    launch(append, (triton.cdiv(n, BLOCK),), views, places, offsets, lengths, cells, positions, n, BLOCK)

@@ -11,6 +11,7 @@ from triton.runtime.errors import OutOfResources
 
 from stretto.backends.torch.device import is_interpreting
 from stretto.backends.torch.kernels.attend import HAS_PDL, attend
+from stretto.backends.torch.launching import launch
 from stretto.backends.torch.plan import HEAD, PROMPT_ROWS, SHARED_ROWS, SPAN, Items, Work
 from stretto.backends.torch.planes import Q8, Plane
 from stretto.backends.torch.scoring import Scoring
@@ -179,7 +180,8 @@ class Call:
         if programs or items.count is None:  # unused programs of a graph should be few
             units = min(units, (programs or PROGRAMS) * _multiprocessors(self.device))
         options: dict[str, Any] = {"maxnreg": tile.registers, "enable_fp_fusion": False, "launch_pdl": pdl}
-        attend[(units,)](
+        launch(
+            attend, (units,),
             *self.tensors, items.data, items.head, *self.rest, **self.constants,
             GT=tile.heads, ROWS=items.block, MT=max(LEAST, items.block * tile.heads), BLOCK=tile.block,
             WHOLE=items.block == PROMPT_ROWS, JOIN=items.block == 1, PDL=pdl,

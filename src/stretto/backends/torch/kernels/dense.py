@@ -15,6 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from stretto.backends.torch.device import is_interpreting
 from stretto.backends.torch.kernels.early import await_inputs, early_options
 from stretto.backends.torch.kernels.epilogue import activate, finish, gate
+from stretto.backends.torch.launching import launch
 
 FEW_ROWS = 32
 EARLY_ROWS = 0  # rows up to which products are launched before the kernel before them has ended
@@ -173,7 +174,8 @@ def run_few(x, w, out, bias, act, gated, parts, part, tile):
     bm, bn, bk, warps, stages = tile or few_tile(m, n, k)
     if x.dtype == torch.float32:
         bm, bn, bk, warps, stages = (16, 32, 32, 4, 2) if m <= 64 else (64, 64, 32, 8, 2)
-    few[(triton.cdiv(n, bn), triton.cdiv(m, bm))](
+    launch(
+        few, (triton.cdiv(n, bn), triton.cdiv(m, bm)),
         x, w, out if bias is None else bias, out, out, out, m, n, k, part, out.stride(0), 1, 0.0, 0.0,
         BM=bm, BN=bn, BK=bk, PARTS=parts, EVEN=k % bk == 0 and part % bk == 0, ACT=act, GATED=gated,
         BIAS=bias is not None, GROUPED=0, PRECISION="ieee", num_warps=warps, num_stages=stages,
@@ -186,7 +188,8 @@ def run_wide(x, w, out, bias, act, gated, parts, part, tile):
     (m, k), n = x.shape, len(w)
     bm, bn, bk, warps, stages = tile or wide_tile(m, n, parts)
     bk = bk if parts == 1 or part % bk == 0 else 64
-    wide[(triton.cdiv(m, bm) * triton.cdiv(n, bn),)](
+    launch(
+        wide, (triton.cdiv(m, bm) * triton.cdiv(n, bn),),
         TensorDescriptor.from_tensor(x, [bm, bk]), TensorDescriptor.from_tensor(w, [bn, bk]),
         out if bias is None else bias, out, m, n, k, part, out.stride(0),
         BM=bm, BN=bn, BK=bk, PARTS=parts, GROUP=8, ACT=act, GATED=gated, BIAS=bias is not None,

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from stretto.backends.torch.kernels import dense, packed, widen
 from stretto.backends.torch.kernels.parts import arguments, constants, fastest
+from stretto.backends.torch.launching import launch
 from stretto.backends.torch.layouts import PARTS, Packed
 
 ALONE = 64  # up to so many pairs each is a block: no sorting, and a matrix is rarely read twice
@@ -36,7 +37,8 @@ def product(x, stack, assignment, out, bias, act, clamp):
     part, n, k = stack.part, stack.rows, stack.columns
     if isinstance(part, Packed) and x.dtype != torch.float32:
         nt, fast = 2, fastest(part, x.dtype)
-        packed.fused[(triton.cdiv(n, 16 * nt), len(experts))](
+        launch(
+            packed.fused, (triton.cdiv(n, 16 * nt), len(experts)),
             x, *arguments(part), biased, out, experts, places,
             pairs, n, k, part.part, out.stride(0), each, limit, alpha,
             **constants(part), NT=nt, BM=size, EVEN=k == PARTS * part.part, ACT=act, GATED=gated,
@@ -50,7 +52,8 @@ def product(x, stack, assignment, out, bias, act, clamp):
     else:
         w = part.weight
     bn, bk, stages = (32, 32, 2) if x.dtype == torch.float32 else (64, 128 if size < 64 else 64, 4)
-    dense.few[(triton.cdiv(n, bn), len(experts))](
+    launch(
+        dense.few, (triton.cdiv(n, bn), len(experts)),
         x, w, biased, out, experts, places, pairs, n, k, columns, out.stride(0), each, limit, alpha,
         BM=size, BN=bn, BK=bk, PARTS=parts, EVEN=k % bk == 0 and columns % bk == 0, ACT=act, GATED=gated,
         BIAS=bias is not None, GROUPED=mode, PRECISION="ieee", num_warps=4, num_stages=stages,
@@ -81,7 +84,15 @@ def mixture(y, weights):
     n, used = weights.shape
     width = y.shape[1]
     out = torch.empty(n, width, dtype=torch.float32, device=y.device)
-    mix[(n, triton.cdiv(width, 512))](
-        y.contiguous(), weights.contiguous(), out, width, USED=used, B=512, num_warps=4
+    launch(
+        mix,
+        (n, triton.cdiv(width, 512)),
+        y.contiguous(),
+        weights.contiguous(),
+        out,
+        width,
+        USED=used,
+        B=512,
+        num_warps=4,
     )
     return out

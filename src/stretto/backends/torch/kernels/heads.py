@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from stretto.backends.torch.launching import launch
+
 # Tiles by the most rows that they are for: with larger ones weights and rows are read less often.
 TILES: tuple[tuple[float, dict[str, int]], ...] = (
     (32, {"BM": 16, "BN": 64, "BK": 64, "num_warps": 4, "num_stages": 3}),
@@ -49,7 +51,8 @@ def head_product(x: Any, w: Any, tile: dict[str, int] | None = None) -> Any:
         tile = EXACT if x.dtype == torch.float32 else next(tile for most, tile in TILES if n <= most)
     grid = (triton.cdiv(r, tile["BN"]), heads, triton.cdiv(n, tile["BM"]))
     if n:
-        product_of_heads[grid](
+        launch(
+            product_of_heads, grid,
             x, w, out, n, x.stride(0), x.stride(1), heads, r, d,
             PRECISION="ieee" if x.dtype == torch.float32 else None, **tile,
         )  # fmt: skip

@@ -14,9 +14,10 @@ from stretto.backends.torch.kernels import dense, widen
 from stretto.backends.torch.kernels.epilogue import finish
 from stretto.backends.torch.kernels.parts import arguments, constants, fastest
 from stretto.backends.torch.kernels.tiles import pointers, weights, words
+from stretto.backends.torch.launching import launch
 from stretto.backends.torch.layouts import PARTS
 
-FEW_ROWS = 0  # by few.cu
+FEW_ROWS = 8  # by few.cu
 FUSED_ROWS = 32
 WIDENED_BYTES = 256 << 20  # of weights at a time
 
@@ -98,7 +99,8 @@ def run_fused(x, part, out, bias, act, gated, tile=None, fast=None):
     nt, bm, stages = tile or fused_tile(m, part.rows)
     if fast is None:
         fast = fastest(part, x.dtype)
-    fused[(triton.cdiv(part.rows, 16 * nt), triton.cdiv(m, bm))](
+    launch(
+        fused, (triton.cdiv(part.rows, 16 * nt), triton.cdiv(m, bm)),
         x, *arguments(part), out if bias is None else bias, out, out, out,
         m, part.rows, k, part.part, out.stride(0), 1, 0.0, 0.0,
         **constants(part), NT=nt, BM=bm, EVEN=k == PARTS * part.part, ACT=act, GATED=gated,

@@ -17,6 +17,7 @@ from stretto.backends.torch.device import is_interpreting
 from stretto.backends.torch.kernels.convolve import mix, short
 from stretto.backends.torch.kernels.early import early_options
 from stretto.backends.torch.kernels.scan import gate, scan
+from stretto.backends.torch.launching import launch
 from stretto.backends.torch.runs import TILE
 from stretto.models.mixers import Convolution, DeltaNet, Mamba2
 
@@ -96,7 +97,8 @@ def convolution(mixer: Convolution, w: Any, projected: Any, states: Any, runs: A
     if not len(out):
         return out
     grid = (runs.n_tiles, triton.cdiv(mixer.width, CHANNELS))
-    short[grid](
+    launch(
+        short, grid,
         projected, out, runs.rows, runs.bounds, runs.slots, runs.tiles, states, w.taps, runs.count,
         projected.stride(0), states.stride(0), mixer.width, mixer.kernel, _kept(w), TILE, CHANNELS,
         num_warps=4, **EXACT, **early_options(states.device),
@@ -116,7 +118,8 @@ def advance(heads: Heads, w: Any, inputs: Any, gates: Any, states: Any, runs: An
     state_floats = states.stride(0)
     at = (heads.write_at, heads.read_at, heads.values_at)
     keys = triton.next_power_of_2(heads.key_size)
-    mix[(runs.n_tiles, heads.n_key + triton.cdiv(heads.inner, CHANNELS))](
+    launch(
+        mix, (runs.n_tiles, heads.n_key + triton.cdiv(heads.inner, CHANNELS)),
         inputs, gates, mixed, numbers, runs.rows, runs.bounds, runs.slots, runs.tiles, states, w.taps,
         w.taps if w.bias is None else w.bias, w.a, w.step_bias, runs.count, inputs.stride(0), gates.stride(0),
         state_floats, channels, kernel, _kept(w), w.bias is not None, heads.n, heads.n_key, heads.key_size,
@@ -126,7 +129,8 @@ def advance(heads: Heads, w: Any, inputs: Any, gates: Any, states: Any, runs: An
     )  # fmt: skip
     # Not launched early: the kernel behind it would come so early that it slows a prompt's scan 3.5 times.
     block = min(heads.value_block, triton.next_power_of_2(heads.value_size), max(1, MATRIX_NUMBERS // keys))
-    scan[(triton.cdiv(heads.value_size, block), heads.n, runs.count)](
+    launch(
+        scan, (triton.cdiv(heads.value_size, block), heads.n, runs.count),
         mixed, numbers, out, runs.bounds, runs.slots, states, w.a if w.skip is None else w.skip, 1,
         state_floats, (kernel - 1) * channels, channels, heads.n, heads.n_key, heads.key_size,
         heads.value_size, *at, *heads.strides, heads.is_delta, heads.is_tiled, keys, block, heads.ahead,
@@ -146,7 +150,8 @@ def gated(
     size = inner // groups
     block = triton.next_power_of_2(size)
     together = min(triton.next_power_of_2(groups), max(1, GATED_NUMBERS // block))
-    gate[(n, triton.cdiv(groups, together))](
+    launch(
+        gate, (n, triton.cdiv(groups, together)),
         x, z, out, x if weight is None else weight, runs.rows, runs.bounds, runs.count, z.stride(0), eps,
         groups, size, first, weight is not None, shared, together, block, num_warps=4 if block <= 2048 else 8,
         **EXACT, **early_options(x.device),

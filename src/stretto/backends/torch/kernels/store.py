@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from stretto.backends.torch.device import is_interpreting
+from stretto.backends.torch.launching import launch
 from stretto.backends.torch.planes import BLOCK, Q8, Plane
 
 Q8_BLOCK = tl.constexpr(BLOCK)
@@ -46,7 +47,8 @@ def launch_store(x: Any, plane: Plane, cells: Any) -> None:
     to, scales = (plane.numbers, plane.scales) if isinstance(plane, Q8) else (plane, plane)
     options = {} if is_interpreting() else {"enable_fp_fusion": False, "num_warps": 1}
     blocks = 1 << (-(-size // BLOCK) - 1).bit_length()
-    store_rows[(n, heads)](
+    launch(
+        store_rows, (n, heads),
         x, to, scales, cells, x.stride(0), x.stride(1), to.stride(0), to.stride(1),
         scales.stride(0), scales.stride(1), SIZE=size, BLOCKS=blocks, IS_Q8=is_q8, **options,
     )  # fmt: skip

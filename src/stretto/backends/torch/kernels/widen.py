@@ -6,6 +6,7 @@ import triton.language as tl
 
 from stretto.backends.torch.kernels.parts import arguments, constants
 from stretto.backends.torch.kernels.tiles import e2m1, e8m0, pointers, values, weights, words
+from stretto.backends.torch.launching import launch
 from stretto.backends.torch.layouts import TILE_ROWS
 
 STEPS = 4  # of a program
@@ -96,7 +97,8 @@ def some(part, first, last, dtype):
     n = last - first
     out = torch.empty(n, part.columns, dtype=dtype, device=part.quants.device)
     steps = triton.cdiv(part.part, part.layout.step * STEPS)
-    tiles[(triton.cdiv(n, TILE_ROWS), steps)](
+    launch(
+        tiles, (triton.cdiv(n, TILE_ROWS), steps),
         *arguments(part), out, first // TILE_ROWS, n, part.columns, part.part, **constants(part), STEPS=STEPS,
         num_warps=4,
     )  # fmt: skip
@@ -107,7 +109,16 @@ def rows(part, at, dtype):
     """Rows of a packed part looked up: dtype[n, columns]."""
     out = torch.empty(len(at), part.columns, dtype=dtype, device=part.quants.device)
     block = 512
-    lookup[(len(at), triton.cdiv(part.columns, block))](
-        at, *arguments(part), out, part.columns, part.part, **constants(part), BK=block, num_warps=4
+    launch(
+        lookup,
+        (len(at), triton.cdiv(part.columns, block)),
+        at,
+        *arguments(part),
+        out,
+        part.columns,
+        part.part,
+        **constants(part),
+        BK=block,
+        num_warps=4,
     )
     return out
