@@ -19,8 +19,7 @@ NAME = os.environ.get("STRETTO_TEST_BACKEND", "")
 DEVICE = os.environ.get("STRETTO_TEST_DEVICE", "auto")
 
 # The beginnings of ids of tests, and why these are about the native backend alone.
-NATIVE_ONLY = {
-}
+NATIVE_ONLY = {}
 # Tests of the same bits, which kernels have and plain torch has not: its sums depend on the shape of a batch.
 SAME_BITS = (
     "tests/backends/test_batch_bits.py",
