@@ -19,7 +19,7 @@ from stretto.backends.torch.launching import launch
 
 FEW_ROWS = 32
 EARLY_ROWS = 0  # rows up to which products are launched before the kernel before them has ended
-EARLY_WIDE_ROWS = 0  # the same of wide tiles
+EARLY_WIDE_ROWS = 64  # the same of wide tiles
 
 
 @triton.jit(do_not_specialize=["M", "each"])
