@@ -33,7 +33,7 @@ def decoded(model, name):
     return np.concatenate([host_rows(model.forward(step)) for step in steps])
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama"] if is_interpreting() else ["llama", "qwen2", "qwen3"])
 def test_it_is_near_the_exact_way(name):
     fast = backend(name, exact=False)
     assert lean.is_plain(fast._open)

@@ -15,7 +15,9 @@ from stretto.backends.torch.sampler import WIDE  # noqa: E402
 from stretto.errors import InvalidRequest  # noqa: E402
 from stretto.sampling.sampler import WRONG, choose  # noqa: E402
 from tiny_models import tiny_file, tiny_spec  # noqa: E402
+from torch_backends import not_interpreted  # noqa: E402
 
+pytestmark = not_interpreted
 PROMPT = "12 + 34"
 WAYS = {
     "greedy": {"temperature": 0},
