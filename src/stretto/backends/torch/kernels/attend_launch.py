@@ -17,6 +17,7 @@ from stretto.backends.torch.planes import Q8, Plane
 from stretto.backends.torch.scoring import Scoring
 
 Tensor = Any  # torch.Tensor
+TIED_BYTES = 256  # of heads in 8 bits whose values are read as part of their keys, at least
 FEW_ROWS = 16  # of a pass, whose items are too few for all multiprocessors
 LEAST = 16  # rows and columns of a product
 COUNTERS = 1 << 20  # by row, K/V head and tile of heads
@@ -135,6 +136,8 @@ class Call:
             (d1, d2), (e1, e2) = pieces(size), pieces(value_size)
             self.width = d1 + d2
         tied = k.data_ptr() == v.data_ptr() and d1 == e1 and value_size == e1 * (2 if self.stored == 1 else 1)
+        if self.stored == 1 and value_size < TIED_BYTES:  # small heads came out wrong in prompts
+            tied = False
         slots = max(1, work.n_slots) * heads
         mixes, sums = (q.new_empty(slots * each, dtype=torch.float32) for each in (value_size, 2))
         counters = (
