@@ -3,7 +3,11 @@
 import numpy as np
 import pytest
 
+from stretto.backends.torch.device import is_interpreting
+
 torch = pytest.importorskip("torch", reason="torch is not installed")
+if is_interpreting():
+    pytest.skip("kernels have tests of their own: test_attend_kernel.py", allow_module_level=True)
 
 from attention_work import Rows  # noqa: E402
 from stretto._native import ops  # noqa: E402
