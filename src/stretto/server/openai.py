@@ -62,7 +62,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         if body.echo:
             texts = [_text(generation.lease.llm, prompt) for prompt in prompts]
             shape.before = [text for text in texts for _ in range(options["n"])]
-        await _start(body, generation, prompts, options)
+        ready = await _with_ids(body, shape, prompts, options["n"])
+        await _start(body, generation, ready, options)
         return shape
 
     return await _answer(request, body, start, len(prompts), "prompt")
@@ -81,8 +82,10 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         plan = await plan_of(body, llm, state.settings.limits)
         prompt = await prompt_of(body, generation, state.settings, plan)
         tops = (body.top_logprobs or 0) if body.logprobs else None
-        await _start(body, generation, [prompt], plan.options({"reasoning": True, **options}))
-        return ChatShape(generation, body.model, tops, plan)
+        shape = ChatShape(generation, body.model, tops, plan)
+        ready = await _with_ids(body, shape, [prompt], options["n"])
+        await _start(body, generation, ready, plan.options({"reasoning": True, **options}))
+        return shape
 
     return await _answer(request, body, start, 1, "messages")
 
@@ -91,6 +94,25 @@ DIRECT_ROUTES: dict[str, tuple[type[BaseModel], Endpoint]] = {
     "/v1/completions": (CompletionRequest, completions),
     "/v1/chat/completions": (ChatRequest, chat),
 }
+
+
+async def _with_ids(
+    body: CompletionRequest | ChatRequest, shape: Shape, prompts: list[Any], n: int
+) -> list[Any]:
+    """The prompts, whose ids the shape has from now on if they are asked for."""
+    if not body.return_token_ids:
+        return prompts
+    ready = [await asyncio.to_thread(_made, shape.generation.lease.llm, prompt) for prompt in prompts]
+    ids = [prompt if all(type(token) is int for token in prompt) else None for prompt in ready]
+    shape.prompts = [each for each in ids for _ in range(n)]
+    shape.ends |= frozenset(body.stop_tokens or ())
+    return ready
+
+
+def _made(llm: LLM, prompt: Any) -> Any:
+    """A prompt as a list of ids; one with images as it is."""
+    made = prompt() if callable(prompt) else prompt
+    return llm.tokenizer.encode(made, special=True) if isinstance(made, str) else made
 
 
 async def _start(

@@ -96,6 +96,9 @@ class Sampling(Body):
         | None
     ) = None
     ignore_eos: Annotated[bool, Field(description="Continue after the model's end tokens.")] | None = None
+    return_token_ids: (
+        Annotated[bool, Field(description="Ids of tokens too: of prompt, text and alternatives.")] | None
+    ) = None
     stop_tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=64)] | None = (
         Field(None, description="Ids that end the text.")
     )

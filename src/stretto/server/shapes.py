@@ -35,13 +35,23 @@ class Shape:
         self.id = f"{self.prefix}-{token_hex(12)}"
         self.created = int(time.time())
         self.before: list[str] = []  # the text that comes before each of them (`echo`)
+        self.prompts: list[list[int] | None] | None = None  # of each text, where ids of tokens are asked for
+        self.ends: frozenset[int] = self.tokenizer.end_ids  # tokens that end a text and are not part of it
 
     def is_sent(self, token: Token) -> bool:
         """Whether a token without text (half a character, say) has a chunk: a client sees each as it is made.
 
         An end token has one only with log-probabilities: the finish reason stands for it.
         """
-        return token.id is not None and (self.tops is not None or token.finish_reason is None)
+        if token.id is None:
+            return False
+        return self.tops is not None or token.finish_reason is None or bool(self.ids_of(token))
+
+    def ids_of(self, token: Token) -> list[int]:
+        """The ids that a token adds to its text, where they are asked for."""
+        if self.prompts is None or token.id is None:
+            return []
+        return [] if token.finish_reason == "stop" and token.id in self.ends else [token.id]
 
     def head(self, kind: str) -> dict[str, Any]:
         """The first fields of every answer and every chunk."""
@@ -59,6 +69,7 @@ class Shape:
             {
                 "index": index,
                 **self.choice(index, result),
+                **self.whole_ids(index, result),
                 "finish_reason": self.reason(index, result),
                 "stop_reason": stop_reason(result),
             }
@@ -70,6 +81,12 @@ class Shape:
             "usage": usage(results, n_prompts),
             "timings": self.generation.timings(results),
         }
+
+    def whole_ids(self, index: int, result: Result) -> dict[str, Any]:
+        """The ids of a text and of its prompt, where they are asked for; those of an image are none."""
+        if self.prompts is None:
+            return {}
+        return {"prompt_token_ids": self.prompts[index], "token_ids": result.tokens}
 
     def ending(self, index: int, result: Result) -> list[str]:
         """The last chunks of a text, without their heads."""
@@ -94,7 +111,18 @@ class Shape:
 
     def opening(self, index: int) -> str:
         """The chunk before a text's first token; empty if there is none."""
-        return f'"text":{quoted(self.before[index])},"logprobs":null' if self.before else ""
+        if not self.before and self.prompts is None:
+            return ""
+        text = self.before[index] if self.before else ""
+        return f'"text":{quoted(text)},"logprobs":null{self.opening_ids(index)}'
+
+    def opening_ids(self, index: int) -> str:
+        """The ids of a text's prompt, as a field, where they are asked for."""
+        return "" if self.prompts is None else f',"prompt_token_ids":{dumps(self.prompts[index])}'
+
+    def piece_ids(self, token: Token) -> str:
+        """The ids of a token, as a field, where they are asked for."""
+        return "" if self.prompts is None else f',"token_ids":{dumps(self.ids_of(token))}'
 
     def empty(self) -> dict[str, Any]:
         """The text of a chunk that has none."""
@@ -105,7 +133,7 @@ class Shape:
         if not token.text and not self.is_sent(token):
             return ""
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
-        return f'"text":{quoted(token.text)},"logprobs":{logprobs}'
+        return f'"text":{quoted(token.text)},"logprobs":{logprobs}{self.piece_ids(token)}'
 
     def choice(self, index: int, result: Result) -> dict[str, Any]:
         """A whole text."""
@@ -128,6 +156,20 @@ class Shape:
                 for token in known
             ],
             "text_offset": offsets,
+            **({} if self.prompts is None else self._ids_of_logprobs(known)),
+        }
+
+    def _ids_of_logprobs(self, tokens: list[Token]) -> dict[str, Any]:
+        """Ids beside the texts, which may be the same for several tokens."""
+        return {
+            "token_ids": [token.id for token in tokens],
+            "top_tokens": [
+                [
+                    {"token": self.shown(one.token), "token_id": one.token, "logprob": lowest(one.logprob)}
+                    for one in token.top[: self.tops]
+                ]
+                for token in tokens
+            ],
         }
 
     def shown(self, token: int | None) -> str:
@@ -157,7 +199,7 @@ class ChatShape(Shape):
 
     def opening(self, index: int) -> str:
         """The role."""
-        return '"delta":{"role":"assistant","content":""},"logprobs":null'
+        return f'"delta":{{"role":"assistant","content":""}},"logprobs":null{self.opening_ids(index)}'
 
     def empty(self) -> dict[str, Any]:
         """Nothing more."""
@@ -167,13 +209,13 @@ class ChatShape(Shape):
         """A token as the fields of a chunk's choice."""
         if self._plan.reader is not None:
             token = token._replace(text=self._watcher(index).push(token))
-            if not token.text and self.tops is None:  # part of a call, perhaps
+            if not token.text and self.tops is None and self.prompts is None:  # part of a call, perhaps
                 return ""
         if not token.text and not self.is_sent(token):
             return ""
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
         kind = "reasoning_content" if token.is_reasoning else "content"
-        return f'"delta":{{"{kind}":{quoted(token.text)}}},"logprobs":{logprobs}'
+        return f'"delta":{{"{kind}":{quoted(token.text)}}},"logprobs":{logprobs}{self.piece_ids(token)}'
 
     def choice(self, index: int, result: Result) -> dict[str, Any]:
         """A whole message."""
@@ -220,7 +262,8 @@ class ChatShape(Shape):
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         data = self.tokenizer.token_bytes(token) or self.shown(token).encode()
-        return {"token": self.shown(token), "logprob": lowest(logprob), "bytes": list(data)}
+        entry = {"token": self.shown(token), "logprob": lowest(logprob), "bytes": list(data)}
+        return entry if self.prompts is None else {**entry, "token_id": token}
 
 
 class Chunks:
