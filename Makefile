@@ -88,7 +88,8 @@ check-wheel: $(BIN)/python
 
 # TRITON_INTERPRET runs kernels on the CPU, by NumPy; tests of models then take a few of each kind.
 check-triton: $(VENV)/.test
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest --quiet --durations=5 tests/backends/torch
+	TRITON_INTERPRET=1 $(BIN)/python scripts/check_cuda.py --part 1 --device cpu --processes 2 --seconds 1200 \
+	    --out build/check_triton
 
 check-cuda: $(VENV)/.cuda
 	$(BIN)/python scripts/check_cuda.py $(addprefix --part ,$(PART))

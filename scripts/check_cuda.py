@@ -22,7 +22,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PART_SECONDS = 460
-LONGEST_FIRST = ("test_soak", "test_composition", "test_together", "test_guided", "test_drafts")
+LONGEST_FIRST = (
+    "test_attend_kernel",
+    "test_architectures",
+    "test_sampling",
+    "test_recurrent",
+    "test_products",
+    "test_soak",
+    "test_composition",
+    "test_together",
+    "test_guided",
+    "test_drafts",
+)
 
 # The backend's own tests build their backends themselves; the suites get theirs by tests/other_backend.py.
 OWN = ("tests/backends/torch",)
