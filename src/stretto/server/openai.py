@@ -102,17 +102,11 @@ async def _with_ids(
     """The prompts, whose ids the shape has from now on if they are asked for."""
     if not body.return_token_ids:
         return prompts
-    ready = [await asyncio.to_thread(_made, shape.generation.lease.llm, prompt) for prompt in prompts]
+    ready = [await asyncio.to_thread(ids_of, shape.generation.lease.llm, prompt) for prompt in prompts]
     ids = [prompt if all(type(token) is int for token in prompt) else None for prompt in ready]
     shape.prompts = [each for each in ids for _ in range(n)]
     shape.ends |= frozenset(body.stop_tokens or ())
     return ready
-
-
-def _made(llm: LLM, prompt: Any) -> Any:
-    """A prompt as a list of ids; one with images as it is."""
-    made = prompt() if callable(prompt) else prompt
-    return llm.tokenizer.encode(made, special=True) if isinstance(made, str) else made
 
 
 async def _start(
