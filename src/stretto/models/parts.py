@@ -53,6 +53,14 @@ class Rope:
         is_long = self.frequencies == self.by_length.long
         return f"rope {'beyond' if is_long else 'up to'} {self.by_length.length} tokens"
 
+    @property
+    def sides(self) -> tuple[slice, slice]:
+        """The first number of each pair in a head, and the second."""
+        pairs = len(self.frequencies)
+        if self.pairs == "adjacent":
+            return slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+        return slice(0, pairs), slice(pairs, 2 * pairs)
+
     def within(self, context: int) -> Rope:
         """The rope of a context of so many tokens. All cells have one rope, so it is not a text's length."""
         if self.by_length is None:

@@ -32,11 +32,7 @@ def rotate(x: Floats, positions: NDArray[np.integer], rope: Rope) -> Floats:
     angles = rope.angles(positions)[:, None, :]  # [n, 1, pairs]
     cos = (np.cos(angles) * rope.magnitude).astype(np.float32)
     sin = (np.sin(angles) * rope.magnitude).astype(np.float32)
-    pairs = len(rope.frequencies)
-    if rope.pairs == "adjacent":
-        first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
-    else:
-        first, second = slice(0, pairs), slice(pairs, 2 * pairs)
+    first, second = rope.sides
     a, b = x[..., first], x[..., second]
     out = x.copy()
     out[..., first] = a * cos - b * sin

@@ -207,11 +207,7 @@ class RopeTable:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, rope: Rope) -> Tensor:
     """x [n, heads, size] float32, with cosines and sines [n, 1, pairs]."""
-    pairs = len(rope.frequencies)
-    if rope.pairs == "adjacent":
-        first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
-    else:
-        first, second = slice(0, pairs), slice(pairs, 2 * pairs)
+    first, second = rope.sides
     a, b = x[..., first], x[..., second]
     out = x.clone()
     out[..., first] = a * cos - b * sin
