@@ -72,6 +72,14 @@ def check_cache_type(kv: str, device: Any) -> None:
             )
 
 
+@lru_cache(maxsize=8)
+def multiprocessors(device: Any) -> int:
+    """How many multiprocessors a torch device has; 1 on a CPU."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
+
+
 def version() -> str:
     """The libraries that compute, and the GPU: figures of others are not theirs."""
     from importlib.metadata import PackageNotFoundError

@@ -7,13 +7,12 @@ residual sum behind, are in the same kernel.
 from __future__ import annotations
 
 from ctypes import c_float, c_void_p
-from functools import lru_cache
 from typing import Any
 
 import torch
 
 from stretto.backends.torch import nvrtc
-from stretto.backends.torch.device import Tensor
+from stretto.backends.torch.device import Tensor, multiprocessors
 from stretto.backends.torch.layouts import PARTS, TILE_ROWS, Packed
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -68,14 +67,9 @@ def weights_of(part: Packed) -> Any:
 
 def tiles_and_processors(part: Packed, device: Any) -> tuple[int, int]:
     """How many tiles of rows there are, and multiprocessors to walk them."""
-    return -(-part.rows // TILE_ROWS), _multiprocessors(device)
+    return -(-part.rows // TILE_ROWS), multiprocessors(device)
 
 
 def address(tensor: Tensor | None) -> int:
     """Where a tensor is; 0 if there is none."""
     return 0 if tensor is None else int(tensor.data_ptr())
-
-
-@lru_cache(maxsize=8)
-def _multiprocessors(device: Any) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

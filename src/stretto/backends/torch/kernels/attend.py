@@ -13,14 +13,8 @@ the even and the odd ones.
 import triton
 import triton.language as tl
 
+from stretto.backends.torch.kernels.early import await_inputs
 from stretto.backends.torch.kernels.operands import pairs_of, piece_of, query
-
-try:
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-    HAS_PDL = True
-except ImportError:  # before Triton 3.4
-    HAS_PDL = False
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NEVER = tl.constexpr(float("-inf"))
@@ -204,9 +198,7 @@ def attend(
     WHOLE: an item is all that its rows attend to (prompt). Otherwise it gives partial results of one span,
     and with JOIN (single) the last item of a row joins them all.
     """
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+    await_inputs(PDL)
     STORED: tl.constexpr = keys.dtype.element_ty
     PAIRED: tl.constexpr = STORED.primitive_bitwidth == 8
     TYPE: tl.constexpr = tl.float16 if PAIRED else STORED

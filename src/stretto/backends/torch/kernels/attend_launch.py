@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from triton.runtime.errors import OutOfResources
 
-from stretto.backends.torch.device import is_interpreting
-from stretto.backends.torch.kernels.attend import HAS_PDL, attend
+from stretto.backends.torch.device import Tensor, is_interpreting, multiprocessors
+from stretto.backends.torch.kernels.attend import attend
+from stretto.backends.torch.kernels.early import early_options
 from stretto.backends.torch.launching import launch
 from stretto.backends.torch.plan import HEAD, PROMPT_ROWS, SHARED_ROWS, SPAN, Items, Work
 from stretto.backends.torch.planes import Q8, Plane
 from stretto.backends.torch.scoring import Scoring
 
-Tensor = Any  # torch.Tensor
 TIED_BYTES = 256  # of heads in 8 bits whose values are read as part of their keys, at least
 FEW_ROWS = 16  # of a pass, whose items are too few for all multiprocessors
 LEAST = 16  # rows and columns of a product
@@ -94,19 +94,6 @@ def _counters(device: Any) -> Tensor:
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
-@lru_cache(maxsize=8)
-def _multiprocessors(device: Any) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
-
-
-@lru_cache(maxsize=8)
-def _has_pdl(device: Any) -> bool:
-    """Whether a kernel may be launched before the one before it has ended."""
-    if device.type != "cuda" or not HAS_PDL:
-        return False
-    return bool(torch.cuda.get_device_capability(device) >= (9, 0))
-
-
 def launch_attend(q: Tensor, keys: Plane, values: Plane, work: Work, scoring: Scoring, out: Tensor) -> None:
     """Attention into `out`: shared items, then single ones, which join them; prompt items."""
     call = Call(q, keys, values, work, scoring, out)
@@ -170,7 +157,9 @@ class Call:
         tile = _FITTING.get(kind, tile)
         while True:
             try:
-                return self._launch(items, tile, _has_pdl(self.device) if pdl is None else pdl, programs)
+                return self._launch(
+                    items, tile, early_options(self.device)["EARLY"] if pdl is None else pdl, programs
+                )
             except OutOfResources:
                 less = smaller(tile)
                 if less is None:
@@ -181,7 +170,7 @@ class Call:
         count = items.most if items.count is None else items.count
         units = count * self.n_kv * -(-self.group // tile.heads)
         if programs or items.count is None:  # unused programs of a graph should be few
-            units = min(units, (programs or PROGRAMS) * _multiprocessors(self.device))
+            units = min(units, (programs or PROGRAMS) * multiprocessors(self.device))
         options: dict[str, Any] = {"maxnreg": tile.registers, "enable_fp_fusion": False, "launch_pdl": pdl}
         launch(
             attend, (units,),
