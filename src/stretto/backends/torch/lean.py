@@ -112,43 +112,35 @@ def gemv(
     if out is None:
         width = matrix.rows // 2 if activation else matrix.rows
         out = torch.empty(1, width, dtype=dtype, device=x.device)
+    how: dict[str, Any] = {
+        "gain": None if norm is None else norm.weight,
+        "eps": 0.0 if norm is None else norm.part.eps,
+        "then": packed_gemv.GATE if activation else packed_gemv.ADD if adds else packed_gemv.WRITE,
+        "act": activations.code(activation),
+    }
     first = 0
     for part in matrix.parts:
         last = first + part.rows
         to = out[:, first // 2 : last // 2] if activation else out[:, first:last]
         some = None if bias is None else bias[first:last]
-        run_part = _dense_gemv if isinstance(part, Dense) else _packed_gemv
-        run_part(x, part, norm, some, activation, to, adds)
+        run_part: Any = _dense_gemv if isinstance(part, Dense) else packed_gemv.gemv
+        run_part(x, part, to, bias=some, **how)
         first = last
     return out
 
 
-def _packed_gemv(
-    x: Tensor,
-    part: Any,
-    norm: NormWeights | None,
-    bias: Tensor | None,
-    activation: str,
-    out: Tensor,
-    adds: bool,
-) -> None:
-    packed_gemv.gemv(
-        x, part, out,
-        gain=None if norm is None else norm.weight, eps=0.0 if norm is None else norm.part.eps, bias=bias,
-        then=packed_gemv.GATE if activation else packed_gemv.ADD if adds else packed_gemv.WRITE,
-        act=activations.code(activation),
-    )  # fmt: skip
-
-
 def _dense_gemv(
     x: Tensor,
-    part: Any,
-    norm: NormWeights | None,
-    bias: Tensor | None,
-    activation: str,
+    part: Dense,
     out: Tensor,
-    adds: bool,
+    *,
+    gain: Tensor | None,
+    eps: float,
+    bias: Tensor | None,
+    then: int,
+    act: int,
 ) -> None:
+    """`packed_gemv.gemv` with weights that are not packed."""
     from stretto.backends.torch.kernels import lean as kernels
     from stretto.backends.torch.kernels.early import early_options
 
@@ -156,11 +148,9 @@ def _dense_gemv(
     rows, columns, warps = tile(n, k)
     launch(
         kernels.gemv, (-(-n // rows),),
-        x, x if norm is None else norm.weight, part.weight, x if bias is None else bias, out, n,
-        0.0 if norm is None else norm.part.eps,
-        K=k, BN=rows, BK=columns, EVEN=k % columns == 0, NORM=norm is not None, BIAS=bias is not None,
-        THEN=kernels.GATE if activation else kernels.ADD if adds else kernels.WRITE,
-        ACT=activations.code(activation), num_warps=warps, **early_options(x.device),
+        x, x if gain is None else gain, part.weight, x if bias is None else bias, out, n, eps,
+        K=k, BN=rows, BK=columns, EVEN=k % columns == 0, NORM=gain is not None, BIAS=bias is not None,
+        THEN=then, ACT=act, num_warps=warps, **early_options(x.device),
     )  # fmt: skip
 
 

@@ -12,8 +12,6 @@ import triton.language as tl
 from stretto.backends.torch.kernels.early import await_inputs
 from stretto.backends.torch.kernels.epilogue import gate
 
-WRITE, ADD, GATE = 0, 1, 2  # what happens with the product
-
 
 @triton.jit
 def gemv(
