@@ -59,7 +59,7 @@ def add_norm(
 
 @triton.jit
 def turned(
-    source, ok, head, d, gain, cos, sin, positions, axes, row, eps, stride, n_rotated,
+    source, ok, head, d, gain, cos, sin, positions, axes, row, eps, stride,
     D: tl.constexpr, H: tl.constexpr, PAIRS: tl.constexpr, ADJACENT: tl.constexpr, AXES: tl.constexpr,
     NORM: tl.constexpr, LAYER: tl.constexpr, GAIN: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
@@ -138,7 +138,7 @@ def queries_and_keys(
     head = tl.arange(0, HP)
     ok = (head < H)[:, None] & (d < D)[None, :]
     a = turned(
-        source, ok, head, d, q_gain, cos, sin, rotated, axes, row, q_eps, QSTRIDE, 0,
+        source, ok, head, d, q_gain, cos, sin, rotated, axes, row, q_eps, QSTRIDE,
         D, H, PAIRS, ADJACENT, AXES, Q_NORM, Q_LAYER, Q_GAIN, AFTER,
     )  # fmt: skip
     if WARM:
@@ -152,13 +152,13 @@ def queries_and_keys(
         head = tl.arange(0, KP)
         ok = (head < HK)[:, None] & (d < D)[None, :]
         a = turned(
-            source + at_k, ok, head, d, k_gain, cos, sin, rotated, axes, row, k_eps, D, 0,
+            source + at_k, ok, head, d, k_gain, cos, sin, rotated, axes, row, k_eps, D,
             D, HK, PAIRS, ADJACENT, AXES, K_NORM, K_LAYER, K_GAIN, AFTER,
         )  # fmt: skip
         at = to * (HK * D) + head[:, None] * D + d[None, :]
         tl.store(k + at, a.to(k.dtype.element_ty), mask=ok)
         a = turned(
-            source + at_v, ok, head, d, v_gain, cos, sin, rotated, axes, row, v_eps, D, 0,
+            source + at_v, ok, head, d, v_gain, cos, sin, rotated, axes, row, v_eps, D,
             D, HK, 0, False, False, V_NORM, False, V_GAIN, False,
         )  # fmt: skip
         tl.store(v + at, a.to(v.dtype.element_ty), mask=ok)
