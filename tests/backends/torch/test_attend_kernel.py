@@ -69,7 +69,7 @@ def check(q, keys, values, kinds=("single", "prompt"), **options):
     for kind in kinds:
         work = rows().work(kind)
         out = torch.full((len(q), q.shape[1] * values.shape[2]), float("nan"), device=DEVICE)
-        found = attend(q, keys, values, work, **options, out=out)
+        found = attend(q, keys, values, work, Scoring(**options), out)
         assert found is out
         error = (found - expected(q, keys, values, work, **options)).abs().max().item()
         assert error < (1e-5 if q.dtype == torch.float32 else 4e-3), (kind, error)
@@ -115,7 +115,7 @@ def test_shared_spans_give_what_single_ones_give():
     q, keys, values = example()
     work = rows(firsts=False).work(shared=[([1, 2, 3], 0)])
     alone = rows(firsts=False).work()
-    found, other = (attend(q, keys, values, w, scale=0.3) for w in (work, alone))
+    found, other = (attend(q, keys, values, w, Scoring(0.3)) for w in (work, alone))
     error = (found.float() - expected(q, keys, values, work, scale=0.3)).abs().max().item()
     assert error < 4e-3
     assert torch.equal(found, other) or DEVICE == "cpu"
@@ -124,16 +124,16 @@ def test_shared_spans_give_what_single_ones_give():
 def test_counters_are_ready_for_the_next_launch():
     q, keys, values = example()
     work = rows().work()
-    first, again = (attend(q, keys, values, work, scale=0.3) for _ in range(2))
+    first, again = (attend(q, keys, values, work, Scoring(0.3)) for _ in range(2))
     assert torch.equal(first, again)
 
 
 def test_rows_alone_have_the_same_bits():
     q, keys, values = example()
-    whole = attend(q, keys, values, rows().work(), scale=0.3)
+    whole = attend(q, keys, values, rows().work(), Scoring(0.3))
     for row in (1, 3):
         alone = Rows(VIEWS, [VIEW_OF[row]], [LENGTHS[row]], [FIRSTS[row]], device=DEVICE).work()
-        assert torch.equal(attend(q[row : row + 1], keys, values, alone, scale=0.3)[0], whole[row])
+        assert torch.equal(attend(q[row : row + 1], keys, values, alone, Scoring(0.3))[0], whole[row])
 
 
 @pytest.mark.parametrize("size", [64, 40])
@@ -153,7 +153,7 @@ def test_the_kernel_stores_what_plain_torch_stores(kind, size):
 def test_smaller_tiles_replace_those_that_a_device_has_no_room_for(monkeypatch):
     q, keys, values = example()
     work = rows().work("prompt")
-    expected = attend(q, keys, values, work, scale=0.3)
+    expected = attend(q, keys, values, work, Scoring(0.3))
     launch, tiles = attend_launch.Call._launch, []
 
     def limited(call, items, tile, pdl, programs):
@@ -165,7 +165,7 @@ def test_smaller_tiles_replace_those_that_a_device_has_no_room_for(monkeypatch):
     monkeypatch.setattr(attend_launch.Call, "_launch", limited)
     monkeypatch.setattr(attend_launch, "_FITTING", {})
     for _ in range(2):
-        found = attend(q, keys, values, work, scale=0.3)
+        found = attend(q, keys, values, work, Scoring(0.3))
         assert (found.float() - expected.float()).abs().max() <= (2e-3 if is_interpreting() else 0)
     assert [(tile.heads, tile.stages) for tile in tiles] == [(4, 5), (4, 2), (2, 2), (1, 2), (1, 2)]
 
@@ -175,5 +175,5 @@ def test_queries_may_be_a_part_of_a_larger_tensor():
     larger = random(len(q), 9, 32, seed=8).half()
     larger[:, 2:5] = q
     work = rows().work("prompt")
-    found = attend(larger[:, 2:5], keys, values, work, scale=0.3)
-    assert torch.equal(found, attend(q, keys, values, work, scale=0.3))
+    found = attend(larger[:, 2:5], keys, values, work, Scoring(0.3))
+    assert torch.equal(found, attend(q, keys, values, work, Scoring(0.3)))

@@ -14,6 +14,7 @@ from stretto._native import ops  # noqa: E402
 from stretto.backends.oracle.attention import attend as oracle  # noqa: E402
 from stretto.backends.torch.attention import attend, received, store, weights  # noqa: E402
 from stretto.backends.torch.planes import from_bytes, new_plane, read, to_bytes  # noqa: E402
+from stretto.backends.torch.scoring import Scoring  # noqa: E402
 from stretto.errors import InvalidRequest  # noqa: E402
 
 N_CELLS = 40
@@ -70,24 +71,24 @@ def test_rows_attend_to_their_entries_as_the_oracle_says(kind, extra):
         distance = np.abs(TABLE[None, :] - np.array(ROWS.positions)[:, None])
         bias = -alibi.numpy()[:, None, None] * distance.astype(np.float32)
     options = {"scale": 0.3, "cap": 2.0 if extra == "cap" else 0.0, "sinks": sinks, "alibi": alibi}
-    found = attend(q, keys, values, ROWS.work(), **options)
+    found = attend(q, keys, values, ROWS.work(), Scoring(**options))
     sinks = None if sinks is None else sinks.numpy()
     args = as_numpy(keys), as_numpy(values), dense(ROWS), 0.3, options["cap"], sinks, bias
     expected, shares = oracle(q.numpy(), *args)
     np.testing.assert_allclose(found.numpy(), expected, atol=2e-6)
-    for row, got in enumerate(weights(q, keys, ROWS.work(), range(5), **options)):
+    for row, got in enumerate(weights(q, keys, ROWS.work(), range(5), Scoring(**options))):
         view = ROWS.views[ROWS.view_of[row]][: ROWS.lengths[row]]
         np.testing.assert_allclose(got.numpy(), shares[:, row, view], atol=2e-6)
     probes = torch.tensor([9, 39, 0], dtype=torch.int32)
-    got = received(q, keys, ROWS.work(), probes, **options)
+    got = received(q, keys, ROWS.work(), probes, Scoring(**options))
     np.testing.assert_allclose(got.numpy(), shares.mean(0)[:, probes], atol=2e-6)
 
 
 def test_values_may_be_the_first_numbers_of_keys():
     keys, _ = planes("f16", heads=1, size=48)
     q = random(5, 4, 48)
-    whole = attend(q, keys, keys[..., :32], ROWS.work(), scale=0.2)
-    apart = attend(q, keys, keys[..., :32].contiguous(), ROWS.work(), scale=0.2)
+    whole = attend(q, keys, keys[..., :32], ROWS.work(), Scoring(0.2))
+    apart = attend(q, keys, keys[..., :32].contiguous(), ROWS.work(), Scoring(0.2))
     assert torch.equal(whole, apart)
 
 

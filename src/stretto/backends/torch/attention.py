@@ -8,14 +8,12 @@ not on other rows, and not on the items of `Work` that it is computed by.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from stretto.backends.torch.device import uses_kernels
+from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.plan import Work
 from stretto.backends.torch.planes import Plane, read, write
 from stretto.backends.torch.scoring import Scoring
 
-Tensor = Any  # torch.Tensor: torch is an extra
 PLAIN_ROWS = 128  # rows whose scores the plain version holds at a time
 
 
@@ -24,22 +22,17 @@ def attend(
     keys: Plane,
     values: Plane,
     work: Work,
-    *,
-    scale: float,
-    cap: float = 0.0,
-    sinks: Tensor | None = None,
-    alibi: Tensor | None = None,
+    scoring: Scoring,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attention of queries [n, heads, size] to the cells of `work`: [n, heads × size of values].
 
-    Each K/V head serves a group of heads. `values` may be `keys[..., :size]`; for the other arguments see
-    `Scoring`. The result has the type of `out`, or that of `q`.
+    Each K/V head serves a group of heads. `values` may be `keys[..., :size]`. The result has the type of
+    `out`, or that of `q`.
     """
     n, heads, _ = q.shape
     if out is None:
         out = q.new_empty(n, heads * values.shape[2])
-    scoring = Scoring(scale, cap, sinks, alibi)
     if uses_kernels(q):
         from stretto.backends.torch.kernels.attend_launch import launch_attend
 
@@ -74,39 +67,19 @@ def plain_attend(q: Tensor, keys: Plane, values: Plane, work: Work, scoring: Sco
         mixed[rows] = found.permute(1, 0, 2, 3).flatten(1, 2).to(out.dtype)
 
 
-def weights(
-    q: Tensor,
-    keys: Plane,
-    work: Work,
-    rows: Sequence[int],
-    *,
-    scale: float,
-    cap: float = 0.0,
-    sinks: Tensor | None = None,
-    alibi: Tensor | None = None,
-) -> list[Tensor]:
+def weights(q: Tensor, keys: Plane, work: Work, rows: Sequence[int], scoring: Scoring) -> list[Tensor]:
     """The attention of some rows, float32[heads, length of the row] each, in the order of their views."""
     found: dict[int, Tensor] = {}
     lengths = work.lengths.tolist()
-    for some, _, shares in _shares(q, keys, work, rows, Scoring(scale, cap, sinks, alibi)):
+    for some, _, shares in _shares(q, keys, work, rows, scoring):
         found |= {row: shares[i, :, : lengths[row]] for i, row in enumerate(some)}
     return [found[row] for row in rows]
 
 
-def received(
-    q: Tensor,
-    keys: Plane,
-    work: Work,
-    probes: Tensor,
-    *,
-    scale: float,
-    cap: float = 0.0,
-    sinks: Tensor | None = None,
-    alibi: Tensor | None = None,
-) -> Tensor:
+def received(q: Tensor, keys: Plane, work: Work, probes: Tensor, scoring: Scoring) -> Tensor:
     """The attention that cells int32[n_probes] get from each row, mean of all heads: float32[n, n_probes]."""
     found = q.new_zeros(len(q), len(probes)).float()
-    for rows, cells, shares in _shares(q, keys, work, range(len(q)), Scoring(scale, cap, sinks, alibi)):
+    for rows, cells, shares in _shares(q, keys, work, range(len(q)), scoring):
         at = (cells[:, None] == probes[None, :]).float()  # [entries, n_probes]
         found[rows] = shares.mean(1) @ at
     return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from stretto.backends.torch import attention, planes
@@ -14,6 +12,7 @@ from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.plan import Work
 from stretto.backends.torch.rowwise import NormWeights, power_of_two
 from stretto.backends.torch.rowwise import norm as normalize
+from stretto.backends.torch.scoring import Scoring
 from stretto.backends.torch.weights import LayerWeights
 from stretto.models.mixers import Attention
 from stretto.models.parts import Norm
@@ -42,8 +41,9 @@ class AttentionLayer:
         self.q_norm = _head_norm(w, mixer.q_norm, heads, size)
         self.k_norm = None if shared else _head_norm(w, mixer.k_norm, kv_heads, size)
         self.v_norm = None if shared else _head_norm(w, mixer.v_norm, kv_heads, size)
-        self.sinks = w.vector("attn_sinks.weight", heads) if mixer.sinks else None
-        self.alibi = torch.tensor(mixer.alibi, device=w.device) if mixer.alibi else None
+        sinks = w.vector("attn_sinks.weight", heads) if mixer.sinks else None
+        alibi = torch.tensor(mixer.alibi, device=w.device) if mixer.alibi else None
+        self.scoring = Scoring(mixer.scale, mixer.cap, sinks, alibi)
         self.rope = w.weights.rope(mixer.rope) if mixer.rope is not None else None
         self._forms: dict[tuple[bool, bool], _Turning] = {}
 
@@ -61,15 +61,9 @@ class AttentionLayer:
         turn = self._turn_kernel if uses_kernels(projected) else self._turn
         q = turn(projected, keys, values, run)
         work = run.plan.work(mixer.window, mixer.causal)
-        scores: dict[str, Any] = {
-            "scale": mixer.scale,
-            "cap": mixer.cap,
-            "sinks": self.sinks,
-            "alibi": self.alibi,
-        }
-        watch(run, q, keys, work, scores)
+        watch(run, q, keys, work, self.scoring)
         mixed = torch.empty(len(q), mixer.n_head * mixer.head_size, dtype=self.dtype, device=q.device)
-        attention.attend(q, keys, values, work, out=mixed, **scores)
+        attention.attend(q, keys, values, work, self.scoring, mixed)
         if mixer.gate:
             gate = projected[:, : self.at_k].view(len(q), mixer.n_head, -1)[..., mixer.head_size :]
             mixed = mixed.float() * torch.sigmoid(gate.float()).reshape(mixed.shape)
@@ -153,12 +147,12 @@ class AttentionLayer:
         return q
 
 
-def watch(run: Pass, q: Tensor, keys: planes.Plane, work: Work, scores: dict[str, Any]) -> None:
+def watch(run: Pass, q: Tensor, keys: planes.Plane, work: Work, scoring: Scoring) -> None:
     """Note the attention that is asked for."""
     if run.probes is not None:
-        run.received.append(attention.received(q, keys, work, run.probes, **scores))
+        run.received.append(attention.received(q, keys, work, run.probes, scoring))
     if run.watched:
-        run.weights.append(attention.weights(q, keys, work, run.watched, **scores))
+        run.weights.append(attention.weights(q, keys, work, run.watched, scoring))
 
 
 def _head_norm(w: LayerWeights, norm: Norm | None, heads: int, size: int) -> NormWeights | None:

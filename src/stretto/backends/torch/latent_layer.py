@@ -11,6 +11,7 @@ from stretto.backends.torch.heads import head_product
 from stretto.backends.torch.matrix import product
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.rowwise import norm
+from stretto.backends.torch.scoring import Scoring
 from stretto.backends.torch.weights import LayerWeights
 from stretto.models.mixers import Latent
 
@@ -30,6 +31,7 @@ class LatentLayer:
         self.v_b = w.heads("attn_v_b", mixer.n_head, mixer.value_size, mixer.rank)
         self.output = w.matrix({"attn_output": n_embd}, mixer.n_head * mixer.value_size)
         self.rope = w.weights.rope(mixer.rope)
+        self.scoring = Scoring(mixer.scale)
 
     def __call__(self, x: Tensor, run: Pass) -> Tensor:
         """dtype[n, n_embd]: what the layer adds, from normalised rows."""
@@ -46,8 +48,8 @@ class LatentLayer:
         key = self.rope.rotate(compressed[:, None, mixer.rank :], cos, sin)[:, 0]
         attention.store(torch.cat((latent, key), dim=1)[:, None], None, keys, None, run.cells)
         work, values = run.plan.work(None, True), keys[..., : mixer.rank]
-        watch(run, queries, keys, work, {"scale": mixer.scale})
+        watch(run, queries, keys, work, self.scoring)
         mixed = torch.empty(n, mixer.n_head * mixer.rank, dtype=self.dtype, device=x.device)
-        attention.attend(queries, keys, values, work, scale=mixer.scale, out=mixed)
+        attention.attend(queries, keys, values, work, self.scoring, mixed)
         heads = head_product(mixed.view(n, mixer.n_head, -1), self.v_b)
         return product(heads.reshape(n, -1), self.output)

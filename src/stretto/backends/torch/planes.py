@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from stretto.backends.torch.device import Tensor
 from stretto.errors import InvalidRequest
 
-Tensor = Any  # torch.Tensor: torch is an extra
 BLOCK = 32  # numbers that share a scale
 KINDS = ("f16", "bf16", "f32", "fp8", "q8")
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-Tensor = Any  # torch.Tensor: torch is an extra
+from stretto.backends.torch.device import Tensor
 
 
 @dataclass(frozen=True)
