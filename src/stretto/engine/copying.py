@@ -22,8 +22,8 @@ SequenceState = Literal["running", "held", "parked", "pinned"]
 class TableCopy:
     """What has changed in a table since a version, and the states of all its sequences.
 
-    A sequence is "running" for a request, "held" by a caller, or in the prefix cache: "parked" until its cells
-    are needed, or "pinned".
+    A sequence is "running" for a request, "held" by a caller, or in the prefix cache: "parked" until its
+    cells are needed, or "pinned".
 
     - `images`: bool[n], for each of the changed cells whether it holds a token of an image
     - `salts`: of the sequences that have one (`cache_salt`)

@@ -113,6 +113,7 @@ class Engine:
     def _step(self) -> None:
         scheduler, metrics = self.scheduler, self.metrics
         begun, spent = time.perf_counter(), metrics.forward + metrics.sampling + metrics.encoding
+        self.runner.history.tick(begun)
         if scheduler.changes.pending or scheduler.waiting:
             scheduler.sweep()
         else:

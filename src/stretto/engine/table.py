@@ -81,8 +81,8 @@ class CellTable:
     def snapshot(self) -> dict[str, Any]:
         """The table as plain data: the cells in use with position and token, the sequences with their cells.
 
-        A sequence is "running" for a request, "held" by a caller, or "parked" for prompts to come ("pinned": for
-        good). With recurrent layers there are the slots in use too, with position and sequences.
+        A sequence is "running" for a request, "held" by a caller, or "parked" for prompts to come ("pinned"
+        if it stays). With recurrent layers there are the slots in use too, with position and sequences.
         """
         with self._engine.lock:
             copied = copy_table(self._engine.runner)
