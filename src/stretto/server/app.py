@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, Response
 
 from stretto import __version__
-from stretto.server import docs, live, ollama, openai, own, running, speech, tasks
+from stretto.server import docs, live, ollama, openai, own, pages, running, speech, tasks
 from stretto.server.errors import install
 from stretto.server.guard import Guard, TextLines
 from stretto.server.lean import Lean
@@ -73,6 +73,7 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
     app.state.live = live.Live(state, lines)
     for router in ROUTERS:
         app.include_router(router)
+    app.include_router(pages.router)
 
     @app.get("/docs", include_in_schema=False)
     async def page(request: Request) -> Response:
@@ -83,4 +84,4 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
     paths = frozenset(
         route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)
     )
-    return Guard(Lean(app, openai.DIRECT_ROUTES), state, paths)
+    return Guard(Lean(app, openai.DIRECT_ROUTES), state, paths, frozenset(pages.files()))

@@ -10,9 +10,9 @@ from stretto.engine.copying import TableCopy
 from stretto.llm import LLM
 from stretto.server.callers import Caller
 from stretto.server.errors import dumps
-from stretto.server.frames import IsMine, Lens, empty_frame
+from stretto.server.frames import Lens, empty_frame
 from stretto.server.mirror import Mirror
-from stretto.server.running import own_sequences
+from stretto.server.running import owned
 from stretto.server.slots import Slot
 from stretto.server.state import State
 
@@ -48,8 +48,9 @@ class Following:
         for caller in wanted:
             lens = self._lenses.get(caller)
             if lens is None:
-                lens = self._lenses[caller] = Lens(self._slot.name, caller.view is None)
-            if lens.update(self._mirror, self._version + 1, self._is_mine(caller)):
+                lens = self._lenses[caller] = Lens(self._slot.name, caller.admin)
+            is_mine = owned(self._state, caller, self._mirror.salts)
+            if lens.update(self._mirror, self._version + 1, is_mine):
                 self._next_version()
         return copied.seconds + time.thread_time() - begun
 
@@ -75,11 +76,6 @@ class Following:
     def _next_version(self) -> None:
         self._version += 1
         self._events.clear()
-
-    def _is_mine(self, caller: Caller) -> IsMine:
-        own, salts = own_sequences(self._state, caller), self._mirror.salts
-        has_owner = caller.view in (None, caller.salt)  # or else sequences are shared
-        return lambda i: i in own or (has_owner and salts.get(i, "") == caller.salt)
 
 
 async def read_soon(llm: LLM, since: int = 0) -> TableCopy:

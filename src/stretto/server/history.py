@@ -119,10 +119,10 @@ def _answer_columns(answers: deque[AnswerSecond], first: int) -> dict[str, Colum
 
 def _listed(column: Column) -> list[Any]:
     """Numbers for JSON: integers where all are, None for NaN."""
-    unknown = np.isnan(column)
-    if not unknown.any():
-        whole = bool((column == np.floor(column)).all())
-        return column.astype(np.int64).tolist() if whole else np.round(column, 4).tolist()
-    numbers = np.round(column, 4).astype(object)
-    numbers[unknown] = None
-    return numbers.tolist()
+    unknown, numbers = np.isnan(column), np.round(column, 4).astype(object)
+    if unknown.any():
+        numbers[unknown] = None
+    elif (column == np.floor(column)).all():
+        numbers = column.astype(np.int64)
+    found: list[Any] = numbers.tolist()
+    return found

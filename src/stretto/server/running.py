@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -38,9 +39,15 @@ def listed(state: State, caller: Caller) -> list[dict[str, Any]]:
     return [_facts(generation, caller) for generation in sorted(shown, key=lambda one: one.since)]
 
 
-def own_sequences(state: State, caller: Caller) -> set[int]:
-    """The sequences of a caller's running requests."""
-    return {i for one in state.generations if one.caller == caller for i in one.progress.sequences}
+def owned(state: State, caller: Caller, salts: dict[int, str]) -> Callable[[int], bool]:
+    """Whether a sequence is a caller's: one of its running requests, or one with its salt.
+
+    Where prefixes are shared, cells of requests that have ended belong to nobody.
+    """
+    running = {i for one in state.generations if one.caller == caller for i in one.progress.sequences}
+    if state.settings.share_prefixes and not caller.salt:
+        return running.__contains__
+    return lambda i: i in running or salts.get(i, "") == caller.salt
 
 
 def _is_shown(generation: Running, caller: Caller) -> bool:
