@@ -40,8 +40,11 @@ class TableDelta:
 
     def each_grown(self) -> dict[int, Ints]:
         """The cells of `ends` by sequence."""
-        stops = np.cumsum(list(self.grown.values()), dtype=np.int64)
-        return dict(zip(self.grown, np.split(self.ends, stops[:-1]), strict=True)) if self.grown else {}
+        found, start = {}, 0
+        for sequence, n in self.grown.items():
+            found[sequence] = self.ends[start : start + n]
+            start += n
+        return found
 
 
 class Follower:
@@ -57,7 +60,6 @@ class Follower:
         complete = not log.knows_since(since)
         if complete:
             self._known, since = {}, -1
-        chosen = np.flatnonzero(cells.shares if complete else log.cells > since).astype(np.int32)
         known, grown, ends, edited = self._known, {}, [NOTHING], {}
         for sequence, stamp in log.sequences.items():
             if stamp <= since:
@@ -74,13 +76,20 @@ class Follower:
         for sequence in removed:
             del known[sequence]
         self._version = log.version
+        joined = np.concatenate(ends)
+        if complete:
+            chosen = np.flatnonzero(cells.shares).astype(np.int32)
+        elif edited or removed:
+            chosen = np.flatnonzero(log.cells > since).astype(np.int32)
+        else:  # faster than looking at all cells
+            chosen = np.unique(joined)
         return TableDelta(
             complete=complete,
             cells=chosen,
             positions=cells.positions[chosen],
             tokens=cells.tokens[chosen],
             grown=grown,
-            ends=np.concatenate(ends),
+            ends=joined,
             edited=edited,
             removed=removed,
         )

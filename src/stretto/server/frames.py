@@ -66,8 +66,8 @@ class Lens:
         self._sets: Numbers = np.empty(0, np.uint16)
         self._images: NDArray[np.bool_] = np.empty(0, bool)
         self._stamps: NDArray[np.int64] = np.empty(0, np.int64)  # when each cell changed last
+        self._last: tuple[int, NDArray[np.int64]] = (0, np.empty(0, np.int64))  # version before, and changes
         self._members, self._sequences = Changing(), Changing()
-        self._frames: dict[int, Facts] = {}  # of this version, by the one that its reader has
 
     def update(self, mirror: Mirror, changed_cells: NDArray[np.int64], version: int, is_mine: IsMine) -> bool:
         """Look at the table again, where these cells have changed; return whether anything is different."""
@@ -81,6 +81,7 @@ class Lens:
             self._epoch, self._since = mirror.epoch, version
             self._stamps = np.full(len(positions), version, np.int64)
             self._members, self._sequences, changed = Changing(), Changing(), True
+            at = np.arange(len(positions))
         else:
             at = changed_cells
             if not self._sees_all:  # what is whose may have changed too
@@ -92,8 +93,7 @@ class Lens:
         changed |= self._members.update(members, version)
         changed |= self._sequences.update(sequences, version)
         if changed:
-            self.version = version
-            self._frames.clear()
+            self._last, self.version = (self.version, at), version
         return changed
 
     def _shown(
@@ -120,13 +120,11 @@ class Lens:
         oldest = max(self._since, self._members.forgotten, self._sequences.forgotten)
         if not oldest <= since < self.version:
             since = 0
-        if since not in self._frames:
-            self._frames[since] = self._made(since)
-        return self._frames[since]
+        return self._made(since)
 
     def _made(self, since: int) -> Facts:
         head = {"model": self.model, "version": self.version, "n": len(self._positions)}
-        at = np.flatnonzero(self._stamps > since)
+        at = self._last[1] if since == self._last[0] else np.flatnonzero(self._stamps > since)
         if not since or len(at) > FULL_SHARE * len(self._positions):
             return {
                 **head,

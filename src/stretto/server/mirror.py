@@ -20,6 +20,7 @@ Moves = dict[int, tuple[Ints, Ints]]  # the cells that came to a sequence, and t
 FREE = 0  # the number of the empty set
 UNNAMED = 0xFFFF  # of a cell in use whose sequences are not told
 MAX_SETS = UNNAMED - 1
+FEW_CELLS = 1024  # up to which going through them is faster than sorting
 MAX_PIECES = 64  # of a sequence's cells, before they are joined
 
 
@@ -117,6 +118,11 @@ class Mirror:
 
     def _number(self, cells: Ints, moves: Moves) -> None:
         """Give changed cells the numbers of their sets, new ones to sets that are new."""
+        if len(cells) <= FEW_CELLS:
+            known = [self._numbers.get(mark, UNNAMED) for mark in self._marks[cells].tolist()]
+            if UNNAMED not in known:  # nearly always: texts go on
+                self._forget(self._assign(cells, np.array(known, np.uint16)))
+                return
         marks, first, inverse = np.unique(self._marks[cells], return_index=True, return_inverse=True)
         numbers, fresh = np.empty(len(marks), np.uint16), {}
         for index, mark in enumerate(marks.tolist()):
@@ -128,13 +134,18 @@ class Mirror:
                     self._numbers[mark] = number
                     fresh[number] = self._members_of(int(cells[first[index]]))
             numbers[index] = number
-        before, n_before = np.unique(self.sets[cells], return_counts=True)
-        self.sets[cells] = numbers[inverse]
-        self._sizes[before] -= n_before
-        np.add.at(self._sizes, numbers, np.bincount(inverse, minlength=len(numbers)))
+        emptied = self._assign(cells, numbers[inverse])
         if fresh:
             self._name(fresh, moves)
-        self._forget(before.tolist())
+        self._forget(emptied)
+
+    def _assign(self, cells: Ints, numbers: Numbers) -> list[int]:
+        """Put cells into sets; return those that have no cells any more."""
+        before = self.sets[cells]
+        self.sets[cells] = numbers
+        np.subtract.at(self._sizes, before, 1)
+        np.add.at(self._sizes, numbers, 1)
+        return [n for n in set(before.tolist()) if not self._sizes[n] and n not in (FREE, UNNAMED)]
 
     def _members_of(self, cell: int) -> Members:
         """The sequences of the set that a cell was in."""
@@ -156,9 +167,8 @@ class Mirror:
         for number, before in fresh.items():
             self.members[number] = tuple(sorted({*before} - gone[number] | come[number]))
 
-    def _forget(self, candidates: list[int]) -> None:
+    def _forget(self, dead: list[int]) -> None:
         """Forget sets that have no cells any more."""
-        dead = [number for number in candidates if number not in (FREE, UNNAMED) and not self._sizes[number]]
         if dead:
             for number in dead:
                 del self.members[number]
