@@ -14,7 +14,7 @@ from cell_reader import Reader
 from serving import endless, mock, until, visiting
 from stretto.server.callers import Caller
 from stretto.server.following import Following
-from stretto.server.live import MAX_DELAY_SECONDS, MAX_WATCHERS, Live, Watcher
+from stretto.server.live import MAX_DELAY_SECONDS, MAX_WATCHERS, Live, LiveStream, Watcher
 from stretto.server.logs import MAX_CHARACTERS, MAX_LINES, LastLines
 
 ADMIN = Caller("", True)
@@ -174,6 +174,39 @@ def test_watching_is_put_off_when_it_takes_too_long():
     assert 0 < live._ready - time.monotonic() < 2
     live.spend(9.0)
     assert live._ready - time.monotonic() <= MAX_DELAY_SECONDS
+
+
+def test_a_reader_that_takes_nothing_is_let_go(monkeypatch):
+    monkeypatch.setattr("stretto.server.live.SEND_SECONDS", 0.05)
+    sent = []
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+        if len(sent) == 2:  # the first events
+            await asyncio.Event().wait()
+
+    async def stream(live):
+        await asyncio.wait_for(LiveStream(live, Watcher(ADMIN))({}, receive, send), 60)
+
+    with visiting() as (running, _):
+        live = Live(running.state, LastLines(logging.Formatter()))
+        asyncio.run(stream(live))
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert (live.watchers, live.task) == (set(), None)
+
+
+def test_an_error_ends_the_streams_and_the_next_page_starts_anew(monkeypatch):
+    with visiting() as (running, web):
+        with monkeypatch.context() as patch:
+            patch.setattr("stretto.server.live.Live._measure", lambda self, load: 1 / 0)
+            with watching(web, "/stretto/live") as events:
+                assert [kind for event in events for kind in event] == ["hello", "history"]
+        until(lambda: not running.live.watchers)
+        with watching(web, "/stretto/live") as events:
+            assert first(events, "stats")["running"] == 0
 
 
 def test_live_events_end_with_the_server():

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from stretto import __version__
 from stretto.engine.history import HISTORY_SECONDS
 from stretto.server.callers import Caller, caller_of
-from stretto.server.errors import ApiError, dumps
+from stretto.server.errors import ApiError, dumps, translate
 from stretto.server.following import Following
 from stretto.server.generation import gone
 from stretto.server.history import Watched, columns
@@ -52,7 +52,7 @@ class Watcher:
         self.n_load = 0  # the number of the last figures it got
         self.n_lines = 0  # and of the last line of the log
         self.sending: float | None = None  # since when it has not taken what it was sent
-        self.left = asyncio.Event()  # it takes nothing any more
+        self.left = asyncio.Event()  # nothing more is sent: it takes nothing, or there is nothing
         self.news = asyncio.Event()
 
 
@@ -84,8 +84,8 @@ class Live:
         self.check_room()
         self.watchers.add(watcher)
         self._joined.set()
-        if self.task is None:
-            self.task = asyncio.create_task(self._run())
+        if self.task is None or self.task.done():
+            self.task = asyncio.create_task(self._watch())
 
     def leave(self, watcher: Watcher) -> None:
         """Let a watcher go; after the last one nothing runs and nothing is kept but the past."""
@@ -105,7 +105,16 @@ class Live:
 
     # -- reading --
 
-    async def _run(self) -> None:
+    async def _watch(self) -> None:
+        """Read until the server shuts down; an error ends all streams, whose readers may come back."""
+        try:
+            await self._read()
+        except Exception as error:
+            translate(error)  # logged, if it is a bug
+        for watcher in self.watchers:
+            watcher.left.set()
+
+    async def _read(self) -> None:
         load, next_load = Load(self.state), time.monotonic() + LOAD_SECONDS / 4  # the first ones come soon
         while not self.state.traffic.stopping:
             self._joined.clear()
@@ -121,8 +130,6 @@ class Live:
             if any(watcher.model for watcher in self.watchers):
                 due = min(due, time.monotonic() + CELL_SECONDS)
             await self._sleep(max(due, self._ready))
-        for watcher in self.watchers:
-            watcher.news.set()
 
     async def _sleep(self, until: float) -> None:
         """Sleep, less long if another watcher joins; but not before what was spent is made up for."""
@@ -220,12 +227,14 @@ class LiveStream(Response):
                 task.cancel()
                 with suppress(BaseException):
                     await task
+        if self._watcher.left.is_set() and self._watcher.sending is None:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, direct: Send) -> None:
         live, watcher = self._live, self._watcher
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         text = live.opening(watcher)
-        while not live.state.traffic.stopping:
+        while True:
             if text:
                 begun, watcher.sending = time.thread_time(), time.monotonic()
                 await direct({"type": "http.response.body", "body": text.encode(), "more_body": True})
@@ -234,7 +243,6 @@ class LiveStream(Response):
             await watcher.news.wait()
             watcher.news.clear()
             text = live.news(watcher)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @router.get("/stretto/live")
