@@ -9,7 +9,7 @@ from typing import Protocol
 from fastapi import Request
 
 from stretto.engine.progress import Progress
-from stretto.server.answers import AnswerHistory
+from stretto.server.answer_history import AnswerHistory
 from stretto.server.callers import Caller
 from stretto.server.registry import Opener, Registry
 from stretto.server.settings import Settings
