@@ -390,8 +390,11 @@ class Scheduler:
             return False
         if not computing or not request.sources:
             return False
-        mine = request.sources[0].track.tokens[:-1]
+        first = request.sources[0].track
+        mine = first.tokens[:-1]
         for track, n in computing:
+            if track.domain != first.domain:
+                continue
             n_common = common(track.tokens, mine)
             if n_common >= len(track) - n + MIN_SHARED_TOKENS:
                 if track.checkpoints is not None:

@@ -75,16 +75,27 @@ class CellTable:
         with self._engine.lock:
             return self._cells.members(cell)
 
-    def snapshot(self) -> dict[str, Any]:
+    def owned(self, salt: str) -> set[int]:
+        """The sequences that have cells and were made with this `cache_salt`; "" is that of all others."""
+        with self._engine.lock:
+            salt_of = self._engine.runner.salt_of
+            return {i for i in self._cells.sequences if (salt_of(i) or "") == salt}
+
+    def snapshot(self, salt: str | None = None) -> dict[str, Any]:
         """The table as plain data: the cells in use with position and token, the sequences with their cells.
 
         A sequence is "running" for a request, "held" by a caller, or "parked" for prompts to come. With
-        recurrent layers there are the slots in use too, with position and sequences.
+        recurrent layers there are the slots in use too, with position and sequences. With a `salt` only the
+        sequences that were made with it are shown, and their cells.
         """
         with self._engine.lock:
             cells, prefixes = self._cells, self._engine.runner.prefixes
-            used = np.flatnonzero(cells.shares)
-            slots = {} if cells.slots is None else {"slots": cells.slots.as_data()}
+            used, shown = np.flatnonzero(cells.shares), set(cells.sequences)
+            if salt is not None:
+                shown = self.owned(salt)
+                views = [cells.view(i) for i in shown]
+                used = np.unique(np.concatenate(views)) if views else used[:0]
+            slots = {} if cells.slots is None else {"slots": _shown_slots(cells.slots.as_data(), shown)}
             return slots | {
                 "cells": len(cells),
                 "free": cells.n_free,
@@ -104,6 +115,7 @@ class CellTable:
                         "cells": cells.view(i).tolist(),
                     }
                     for i in cells.sequences
+                    if i in shown
                 ],
             }
 
@@ -246,3 +258,9 @@ class CellTable:
         held = self._engine.runner.tracks.get(sequence)
         if held is not None:
             held.resync(position)
+
+
+def _shown_slots(slots: list[dict[str, Any]], shown: set[int]) -> list[dict[str, Any]]:
+    """The slots of these sequences, without others' names."""
+    found = [{**slot, "sequences": [i for i in slot["sequences"] if i in shown]} for slot in slots]
+    return [slot for slot in found if slot["sequences"]]
