@@ -16,6 +16,7 @@ from fastapi import Request
 from starlette.types import Receive
 
 from stretto import Result
+from stretto.server.callers import Caller, caller_of
 from stretto.server.errors import ApiError, ClientGone, translate
 from stretto.server.registry import Lease
 from stretto.server.state import State, state_of
@@ -26,8 +27,9 @@ Value = TypeVar("Value")
 class Generation:
     """Running texts of a request: `start`, then `results`, or iterate `texts`; `close` in any case."""
 
-    def __init__(self, state: State, lease: Lease, since: float) -> None:
+    def __init__(self, state: State, lease: Lease, since: float, caller: Caller) -> None:
         self._state = state
+        self.caller = caller
         self.limits = state.settings.limits
         self.max_queue = state.settings.max_queue
         self.lease = lease
@@ -64,6 +66,7 @@ class Generation:
         options["timeout"] = min(timeout, left) if timeout is not None else left
         if self.lease.llm.backend.capabilities.fused and not {"logprobs", "best_of"} & options.keys():
             options["loop"] = "fused"
+        options["cache_salt"] = self.caller.salt or None
         self.texts = self.lease.llm.astream_many(prompts, **options)
         await self.texts.start()
 
@@ -125,7 +128,7 @@ async def begin(state: State, name: str, request: Request, verb: str = "generate
     """A generation with a loaded model that has the verb; waiting ends if the client disconnects."""
     since = time.monotonic()
     lease = await unless_gone(request, state.registry.lease(name, verb), lambda lease: lease.release())
-    return Generation(state, lease, since)
+    return Generation(state, lease, since, caller_of(request))
 
 
 async def started(
@@ -138,7 +141,7 @@ async def started(
     state, since = state_of(request), time.monotonic()
 
     async def work() -> tuple[Generation, Value]:
-        generation = Generation(state, await state.registry.lease(name), since)
+        generation = Generation(state, await state.registry.lease(name), since, caller_of(request))
         try:
             return generation, await start(generation)
         except BaseException as error:

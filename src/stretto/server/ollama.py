@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stretto import Result, Token, __version__
+from stretto.server.callers import require_admin
 from stretto.server.calls import CallWatcher, ollama_calls, tool_plan
 from stretto.server.chat import ollama_prompt
 from stretto.server.embedding import Vectors, embedded
@@ -251,6 +252,7 @@ async def _load(state: State, body: Common, request: Request, empty: dict[str, A
     name = _name(body.model)
     head = {"model": body.model, "created_at": _now(), **empty, "done": True}
     if body.keep_alive in (0, "0", "0s"):
+        require_admin(request)
         await state.registry.unload(name)
         return Json({**head, "done_reason": "unload"})
     generation = await begin(state, name, request)

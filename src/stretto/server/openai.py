@@ -117,8 +117,8 @@ async def _start(
         (prompt,) = check_one(prompts, "cache_pin")
         ids = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
         prompts = [ids]
-        check_pin(generation.lease.slot, name, len(ids), generation.limits.pins)
-        generation.last = lambda: pin(generation.lease, name, ids)
+        check_pin(generation, name, len(ids))
+        generation.last = lambda: pin(generation, name, ids)
     await generation.start(prompts, options)
 
 

@@ -17,12 +17,13 @@ from starlette.responses import PlainTextResponse, Response
 from stretto import __version__, hardware
 from stretto.llm import LLM
 from stretto.server import metrics
+from stretto.server.callers import caller_of, require_admin
 from stretto.server.embedding import ids_of
 from stretto.server.errors import ApiError, Json, body_of, dumps, translate
 from stretto.server.generation import Generation, begin, unless_gone
 from stretto.server.openai import EVENTS
 from stretto.server.options import check_prompts
-from stretto.server.pins import release
+from stretto.server.pins import listed, release
 from stretto.server.schemas import Body, Name, Number, Stop, Text, Tokens
 from stretto.server.slots import Slot
 from stretto.server.state import state_of
@@ -34,6 +35,7 @@ HELPER_THREAD_NAME = "stretto-server"  # of the threads that run templates and t
 ENGINE_THREAD_NAME = "stretto"  # of the thread that runs an engine's worker
 
 ModelName = Annotated[str, Query(min_length=1, max_length=256)]
+CallerName = Annotated[str | None, Query(max_length=64, description="Whose pin: for administrators.")]
 
 
 class TokenizeRequest(Body):
@@ -149,26 +151,31 @@ async def _stats(slot: Slot) -> dict[str, Any]:
 
 @router.get("/stretto/cells")
 async def cells(request: Request, model: ModelName) -> Response:
-    """A snapshot of a model's cells: those in use with position and token, and the sequences."""
+    """A snapshot of a model's cells: those in use with position and token, and the sequences.
+
+    Only an admin sees those of other callers.
+    """
     slot = state_of(request).registry.find(model)
     if not isinstance(slot.llm, LLM):
         return Json({"model": model, "loaded": False, "cells": 0, "free": 0, "used": [], "sequences": []})
-    snapshot = await asyncio.to_thread(slot.llm.cells.snapshot)
+    snapshot = await asyncio.to_thread(slot.llm.cells.snapshot, caller_of(request).view)
     return Json({"model": model, "loaded": True, **snapshot})
 
 
 @router.get("/stretto/pins")
 async def pins(request: Request, model: ModelName) -> Response:
-    """The prompts that are pinned in a model's cache (`cache_pin`)."""
+    """The prompts that the caller has pinned in a model's cache (`cache_pin`); all of them for an admin."""
     slot = state_of(request).registry.find(model)
-    return Json({"model": model, "pins": [{"name": n, "tokens": p.n_tokens} for n, p in slot.pins.items()]})
+    return Json({"model": model, "pins": listed(slot, caller_of(request))})
 
 
 @router.delete("/stretto/pins/{name}")
-async def unpin(name: str, request: Request, model: ModelName) -> Response:
-    """Release a pinned prompt."""
-    slot = state_of(request).registry.find(model)
-    await asyncio.to_thread(release, slot, name)
+async def unpin(name: str, request: Request, model: ModelName, caller: CallerName = None) -> Response:
+    """Release a pinned prompt; an admin may release another caller's."""
+    slot, own = state_of(request).registry.find(model), caller_of(request).name
+    if caller not in (None, own):
+        require_admin(request)
+    await asyncio.to_thread(release, slot, own if caller is None else caller, name)
     return Json({"model": model, "released": name})
 
 
@@ -235,6 +242,7 @@ async def parallel(body: ParallelRequest, request: Request) -> Response:
     try:
         left = generation.left
         options["timeout"] = min(options.get("timeout", left), left)
+        options["cache_salt"] = generation.caller.salt or None
         generation.texts = generation.lease.llm.aparallel(body.prompt, stream=True, **options)
         if body.stream:
             # An invalid request fails in the first step, before the answer has started.

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from fastapi import Request
 
+from stretto.server.callers import Callers
 from stretto.server.registry import Opener, Registry
 from stretto.server.settings import Settings
 
@@ -36,6 +37,7 @@ class State:
 
     def __init__(self, settings: Settings, opener: Opener | None = None) -> None:
         self.settings = settings
+        self.callers = Callers(settings)
         self.registry = Registry(settings, opener)
         self.generations: set[Running] = set()
         self.traffic = Traffic()
