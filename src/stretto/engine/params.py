@@ -24,6 +24,7 @@ Callback = Callable[[Token], Any]
 Stop = str | Callable[[str], bool]
 
 MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 8192  # of all together
 MAX_LOGPROBS = 1000
 MAX_SALT_LENGTH = 256
 
@@ -206,6 +207,10 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     if len(stops) > MAX_STOPS:
         raise InvalidRequest(f"stop has {len(stops)} entries; at most {MAX_STOPS} are allowed", param="stop")
     rest["stop"] = tuple(stop for stop in stops if isinstance(stop, str))
+    if (total := sum(map(len, rest["stop"]))) > MAX_STOP_CHARACTERS:
+        raise InvalidRequest(
+            f"stop has {total:,} characters in all; at most {MAX_STOP_CHARACTERS:,} are allowed", param="stop"
+        )
     rest["stop_functions"] = tuple(stop for stop in stops if not isinstance(stop, str))
     tokens = _all(
         "stop_tokens", rest.get("stop_tokens", ()), lambda t: isinstance(t, (int, np.integer)), "token ids"
