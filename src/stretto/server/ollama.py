@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stretto import Result, Token, __version__
+from stretto.server.answers import long_json
 from stretto.server.callers import require_admin
 from stretto.server.calls import CallWatcher, ollama_calls, tool_plan
 from stretto.server.chat import ollama_prompt
@@ -145,15 +146,14 @@ async def embed(body: EmbedRequest, request: Request) -> Response:
     finally:
         generation.close()
     spent = generation.spent()
-    return Json(
-        {
-            "model": body.model,
-            "embeddings": [[float(number) for number in vector] for vector in vectors],
-            "total_duration": _nanoseconds(spent["total"]),
-            "load_duration": _nanoseconds(spent["load"]),
-            "prompt_eval_count": n_tokens,
-        }
-    )
+    answer = {
+        "model": body.model,
+        "embeddings": [[float(number) for number in vector] for vector in vectors],
+        "total_duration": _nanoseconds(spent["total"]),
+        "load_duration": _nanoseconds(spent["load"]),
+        "prompt_eval_count": n_tokens,
+    }
+    return await long_json(answer, sum(len(vector) for vector in vectors))
 
 
 async def _generated(

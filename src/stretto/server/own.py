@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from stretto import __version__, hardware
 from stretto.llm import LLM
 from stretto.server import metrics
+from stretto.server.answers import long_json
 from stretto.server.callers import caller_of, require_admin
 from stretto.server.embedding import ids_of
 from stretto.server.errors import ApiError, Json, body_of, dumps, translate
@@ -28,6 +29,7 @@ from stretto.server.schemas import Body, Name, Number, Stop, Text, Tokens
 from stretto.server.slots import Slot
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
+from stretto.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["Stretto"])
 
@@ -191,16 +193,24 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     generation = await begin(state, body.model, request)
     try:
         tokenizer = generation.lease.llm.tokenizer
-        if body.text is not None:
-            ids = await asyncio.to_thread(tokenizer.encode, body.text, body.special)
-        else:
-            ids = body.tokens or []
-        text = tokenizer.decode(ids, special=body.special)
-        pieces = [tokenizer.decode([token], special=True) for token in ids]
+        answer = await asyncio.to_thread(_tokenized, tokenizer, body)
     finally:
         generation.close()
-    answer = {"model": body.model, "tokens": ids, "pieces": pieces, "text": text, "count": len(ids)}
-    return Json({**answer, "timings": generation.spent()})
+    return await long_json(
+        {"model": body.model, **answer, "timings": generation.spent()}, 2 * answer["count"]
+    )
+
+
+def _tokenized(tokenizer: Tokenizer, body: TokenizeRequest) -> dict[str, Any]:
+    ids = tokenizer.encode(body.text, body.special) if body.text is not None else body.tokens or []
+    text = tokenizer.decode(ids, special=body.special)
+    return {"tokens": ids, "pieces": pieces_of(tokenizer, ids), "text": text, "count": len(ids)}
+
+
+def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """The text of each token; to be called in a thread."""
+    known = {token: tokenizer.decode([token], special=True) for token in set(ids)}
+    return [known[token] for token in ids]
 
 
 @router.post("/stretto/score")
@@ -213,23 +223,22 @@ async def score(body: ScoreRequest, request: Request) -> Response:
         llm = generation.lease.llm
         ids = await asyncio.to_thread(ids_of, llm, body.text)
         scores = await unless_gone(request, llm.ascore(ids))
-        pieces = [llm.tokenizer.decode([token], special=True) for token in ids]
+        pieces = await asyncio.to_thread(pieces_of, llm.tokenizer, ids)
     except Exception as error:
         raise translate(error, "text") from error
     finally:
         generation.close()
     logprobs = [max(-9999.0, float(number)) for number in scores]
-    return Json(
-        {
-            "model": body.model,
-            "tokens": ids,
-            "pieces": pieces,
-            "logprobs": [None, *logprobs],
-            "total": sum(logprobs),
-            "usage": {"prompt_tokens": len(ids), "total_tokens": len(ids)},
-            "timings": generation.spent(),
-        }
-    )
+    answer = {
+        "model": body.model,
+        "tokens": ids,
+        "pieces": pieces,
+        "logprobs": [None, *logprobs],
+        "total": sum(logprobs),
+        "usage": {"prompt_tokens": len(ids), "total_tokens": len(ids)},
+        "timings": generation.spent(),
+    }
+    return await long_json(answer, 3 * len(ids))
 
 
 @router.post("/stretto/parallel")
