@@ -54,7 +54,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     options.update(grammar_of(body, state.settings.limits))
     prompts = prompts_of(body.prompt)
     check_prompts("prompt", prompts, state.settings.limits)
-    check_at_most("n", options["n"] * len(prompts), state.settings.max_running)
+    several = "best_of" if "best_of" in options else "n"
+    check_at_most(several, options[several] * len(prompts), state.settings.max_running)
 
     async def start(generation: Generation) -> Shape:
         shape = Shape(generation, body.model, body.logprobs)
