@@ -10,11 +10,13 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import uvicorn
 
 from stretto.errors import InvalidRequest
 from stretto.server.app import create_app
+from stretto.server.descriptors import with_descriptors
 from stretto.server.guard import JsonLines, TextLines
 from stretto.server.own import HELPER_THREAD_NAME
 from stretto.server.protocol import protocol
@@ -37,6 +39,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, settings: Settings, opener: Opener | None = None) -> None:
+        settings = replace(settings, limits=with_descriptors(settings.limits))
         self.settings = settings
         self.guard = create_app(settings, opener)
         self._listening = _listen(settings)
