@@ -322,7 +322,7 @@ def test_cells_of_finished_requests_stay_private():
     with visiting(mock("Hello"), **KEYS) as (_, web):
         body = {"model": "mock", "prompt": "abc", "temperature": 0}
         web.post("/v1/completions", json=body, headers=header("ann"))
-        for key, sees in (("bob", False), ("root", True)):
+        for key, sees in (("ann", True), ("bob", False), ("root", True)):
             with watching(web, key=key) as events:
                 frame = next(e["cells"] for e in events if "cells" in e and e["cells"]["n"])
             assert bool(frame["sequences"]) == sees
