@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from stretto.engine.copying import as_data
 from stretto.llm import LLM
+from stretto.server.answers import long_json
 from stretto.server.callers import caller_of
 from stretto.server.errors import ApiError, Json
 from stretto.server.reading import soon
@@ -34,7 +35,7 @@ async def cells(request: Request, model: ModelName) -> Response:
     copied = await soon(llm, llm.cells.copied())
     is_shown = None if caller.admin else owned(state, caller, copied.salts)
     snapshot = await asyncio.to_thread(as_data, copied, is_shown)
-    return Json({"model": model, "loaded": True, **snapshot})
+    return await long_json({"model": model, "loaded": True, **snapshot}, 4 * len(snapshot["used"]))
 
 
 @router.get("/stretto/cells/at")
