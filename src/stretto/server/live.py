@@ -1,8 +1,9 @@
 """`GET /stretto/live`: the server as it runs, as server-sent events for pages.
 
 One task reads for all who watch, and only while somebody does: figures once a second, cells at most four
-times and only if they have changed. Reading, encoding and sending may take 1 % of a core together: if they
-take longer, everything comes less often. A slow reader gets the latest state when it has taken the last.
+times and only if they have changed. Reading, encoding and sending may take 1 % of a core together, on a busy
+machine about 1 % of what the process gets: if they take longer, everything comes less often. A slow reader
+gets the latest state when it has taken the last.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ router = APIRouter(tags=["Stretto"])
 MAX_WATCHERS = 8
 RETRY_SECONDS = 10
 CELL_SECONDS, LOAD_SECONDS = 0.25, 1.0  # between two frames, at least
-CPU_SHARE = 0.01  # of a core, for all watching together
+CPU_SHARE = 0.01  # of a core, for all watching together, at most
+PROCESS_SHARE = 0.012  # and of what the process gets of the processors: on a busy machine that may be little
+MIN_CPU_SHARE = 0.0025  # of a core: an idle server can be watched too
 BURST_SECONDS = 4.0  # of that share may be spent in advance: a page that opens shows something soon
 MAX_DELAY_SECONDS = 5.0  # however much it takes
 SEND_SECONDS = 30.0  # that a reader may take for what it was sent
@@ -70,6 +73,7 @@ class Live:
         self._figures = ""
         self._requests: dict[Caller, str] = {}  # of these figures
         self._past: deque[Watched] = deque(maxlen=HISTORY_SECONDS)
+        self._share = CPU_SHARE
         self._ready = 0.0  # the time from which on reading is within its share of the CPU
         self._joined = asyncio.Event()
 
@@ -100,7 +104,7 @@ class Live:
         """Count CPU time, and put off what comes next accordingly."""
         self.spent += seconds
         now = time.monotonic()
-        ready = max(now - BURST_SECONDS, self._ready) + seconds / CPU_SHARE
+        ready = max(now - BURST_SECONDS, self._ready) + seconds / self._share
         self._ready = min(ready, now + MAX_DELAY_SECONDS)
 
     # -- reading --
@@ -145,6 +149,7 @@ class Live:
         begun = time.thread_time()
         figures = load.figures()
         self._past.append(Watched(int(time.perf_counter()), figures["cpu"], figures["memory"]["rss"]))
+        self._share = min(CPU_SHARE, max(MIN_CPU_SHARE, PROCESS_SHARE * figures["cpu"]["process"]))
         self._n_load += 1
         self._figures = _event({"stats": figures})
         self._requests.clear()
