@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -17,23 +15,25 @@ from starlette.responses import PlainTextResponse, Response
 from stretto import __version__, hardware
 from stretto.llm import LLM
 from stretto.server import metrics
+from stretto.server.answers import long_json
+from stretto.server.callers import caller_of, require_admin
 from stretto.server.embedding import ids_of
 from stretto.server.errors import ApiError, Json, body_of, dumps, translate
 from stretto.server.generation import Generation, begin, unless_gone
 from stretto.server.openai import EVENTS
 from stretto.server.options import check_prompts
-from stretto.server.pins import release
+from stretto.server.pins import listed, release
 from stretto.server.schemas import Body, Name, Number, Stop, Text, Tokens
 from stretto.server.slots import Slot
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
+from stretto.server.usage import cpu_seconds
+from stretto.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["Stretto"])
 
-HELPER_THREAD_NAME = "stretto-server"  # of the threads that run templates and tokenizers
-ENGINE_THREAD_NAME = "stretto"  # of the thread that runs an engine's worker
-
 ModelName = Annotated[str, Query(min_length=1, max_length=256)]
+CallerName = Annotated[str | None, Query(max_length=64, description="Whose pin: for administrators.")]
 
 
 class TokenizeRequest(Body):
@@ -107,27 +107,6 @@ async def stats(request: Request) -> Response:
     )
 
 
-def cpu_seconds() -> dict[str, float]:
-    """CPU time: of the process, the event loop's thread, its helper threads, and the engines' threads.
-
-    The last two are only known on Linux.
-    """
-    named = [(thread.name, thread.native_id) for thread in threading.enumerate() if thread.native_id]
-    return {
-        "process": time.process_time(),
-        "loop": time.thread_time(),
-        "helpers": sum(_seconds(number) for name, number in named if name.startswith(HELPER_THREAD_NAME)),
-        "steps": sum(_seconds(number) for name, number in named if name == ENGINE_THREAD_NAME),
-    }
-
-
-def _seconds(thread: int) -> float:
-    try:
-        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
-
-
 async def _stats(slot: Slot) -> dict[str, Any]:
     llm = slot.llm
     facts: dict[str, Any] = {
@@ -147,28 +126,20 @@ async def _stats(slot: Slot) -> dict[str, Any]:
     return facts
 
 
-@router.get("/stretto/cells")
-async def cells(request: Request, model: ModelName) -> Response:
-    """A snapshot of a model's cells: those in use with position and token, and the sequences."""
-    slot = state_of(request).registry.find(model)
-    if not isinstance(slot.llm, LLM):
-        return Json({"model": model, "loaded": False, "cells": 0, "free": 0, "used": [], "sequences": []})
-    snapshot = await asyncio.to_thread(slot.llm.cells.snapshot)
-    return Json({"model": model, "loaded": True, **snapshot})
-
-
 @router.get("/stretto/pins")
 async def pins(request: Request, model: ModelName) -> Response:
-    """The prompts that are pinned in a model's cache (`cache_pin`)."""
+    """The prompts that the caller has pinned in a model's cache (`cache_pin`); all of them for an admin."""
     slot = state_of(request).registry.find(model)
-    return Json({"model": model, "pins": [{"name": n, "tokens": p.n_tokens} for n, p in slot.pins.items()]})
+    return Json({"model": model, "pins": listed(slot, caller_of(request))})
 
 
 @router.delete("/stretto/pins/{name}")
-async def unpin(name: str, request: Request, model: ModelName) -> Response:
-    """Release a pinned prompt."""
-    slot = state_of(request).registry.find(model)
-    await asyncio.to_thread(release, slot, name)
+async def unpin(name: str, request: Request, model: ModelName, caller: CallerName = None) -> Response:
+    """Release a pinned prompt; an admin may release another caller's."""
+    slot, own = state_of(request).registry.find(model), caller_of(request).name
+    if caller not in (None, own):
+        require_admin(request)
+    await asyncio.to_thread(release, slot, own if caller is None else caller, name)
     return Json({"model": model, "released": name})
 
 
@@ -184,16 +155,24 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     generation = await begin(state, body.model, request)
     try:
         tokenizer = generation.lease.llm.tokenizer
-        if body.text is not None:
-            ids = await asyncio.to_thread(tokenizer.encode, body.text, body.special)
-        else:
-            ids = body.tokens or []
-        text = tokenizer.decode(ids, special=body.special)
-        pieces = [tokenizer.decode([token], special=True) for token in ids]
+        answer = await asyncio.to_thread(_tokenized, tokenizer, body)
     finally:
         generation.close()
-    answer = {"model": body.model, "tokens": ids, "pieces": pieces, "text": text, "count": len(ids)}
-    return Json({**answer, "timings": generation.spent()})
+    return await long_json(
+        {"model": body.model, **answer, "timings": generation.spent()}, 2 * answer["count"]
+    )
+
+
+def _tokenized(tokenizer: Tokenizer, body: TokenizeRequest) -> dict[str, Any]:
+    ids = tokenizer.encode(body.text, body.special) if body.text is not None else body.tokens or []
+    text = tokenizer.decode(ids, special=body.special)
+    return {"tokens": ids, "pieces": pieces_of(tokenizer, ids), "text": text, "count": len(ids)}
+
+
+def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """The text of each token; to be called in a thread."""
+    known = {token: tokenizer.decode([token], special=True) for token in set(ids)}
+    return [known[token] for token in ids]
 
 
 @router.post("/stretto/score")
@@ -206,23 +185,22 @@ async def score(body: ScoreRequest, request: Request) -> Response:
         llm = generation.lease.llm
         ids = await asyncio.to_thread(ids_of, llm, body.text)
         scores = await unless_gone(request, llm.ascore(ids))
-        pieces = [llm.tokenizer.decode([token], special=True) for token in ids]
+        pieces = await asyncio.to_thread(pieces_of, llm.tokenizer, ids)
     except Exception as error:
         raise translate(error, "text") from error
     finally:
         generation.close()
     logprobs = [max(-9999.0, float(number)) for number in scores]
-    return Json(
-        {
-            "model": body.model,
-            "tokens": ids,
-            "pieces": pieces,
-            "logprobs": [None, *logprobs],
-            "total": sum(logprobs),
-            "usage": {"prompt_tokens": len(ids), "total_tokens": len(ids)},
-            "timings": generation.spent(),
-        }
-    )
+    answer = {
+        "model": body.model,
+        "tokens": ids,
+        "pieces": pieces,
+        "logprobs": [None, *logprobs],
+        "total": sum(logprobs),
+        "usage": {"prompt_tokens": len(ids), "total_tokens": len(ids)},
+        "timings": generation.spent(),
+    }
+    return await long_json(answer, 3 * len(ids))
 
 
 @router.post("/stretto/parallel")
@@ -235,12 +213,14 @@ async def parallel(body: ParallelRequest, request: Request) -> Response:
     try:
         left = generation.left
         options["timeout"] = min(options.get("timeout", left), left)
+        options["cache_salt"] = generation.caller.salt or None
         generation.texts = generation.lease.llm.aparallel(body.prompt, stream=True, **options)
         if body.stream:
             # An invalid request fails in the first step, before the answer has started.
             first = await unless_gone(request, anext(generation.texts, None))
             return Streamed(generation, _all(first, generation.texts), _Steps(generation), EVENTS)
         text = await unless_gone(request, generation.texts.result())
+        await generation.finish()
         answer = {"model": body.model, **text.to_dict()}
         answer["timings"] = {**answer["timings"], **generation.spent()}
         generation.close()

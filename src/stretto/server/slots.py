@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stretto.engine.history import HISTORY_SECONDS, Second
 from stretto.errors import InvalidRequest, ModelError
 from stretto.llm import LLM
 from stretto.models import read_spec
@@ -45,17 +46,23 @@ class Slot:
     used: float = 0.0  # when it was last leased or released, by the monotonic clock
     loads: int = 0
     load_seconds: float = 0.0  # the last time
-    pins: dict[str, Any] = field(default_factory=dict)
+    pins: dict[tuple[str, str], Any] = field(default_factory=dict)  # by the names of caller and pin
     is_task: bool = False  # a model that does not generate, run by `stretto.tasks`
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # a task model computes one input at a time
     waiting: int = 0  # requests for it
     done: Counter[str] = field(default_factory=Counter)  # inputs by verb
+    past: list[Second] = field(default_factory=list)  # of its engine before it was unloaded
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # computing, by verb
 
     @property
     def name(self) -> str:
         """Its name in requests."""
         return self.entry.name
+
+    def unloaded(self) -> None:
+        """Keep the history of the engine that goes."""
+        if isinstance(self.llm, LLM):
+            self.past = [*self.past, *self.llm.history.seconds()][-HISTORY_SECONDS:]
 
     @contextmanager
     def counted(self, verb: str, n: int) -> Iterator[None]:
