@@ -79,6 +79,14 @@ def test_an_object_has_so_many_fields_and_no_more():
         assert (refused.value.status, refused.value.code) == (400, "over_limit")
 
 
+def test_a_number_has_so_many_digits_and_no_more():
+    padding = b" " * bodies.SMALL_BYTES
+    assert parsed(b"[12345678901234567890, 1.5e300]" + padding, LIMITS) == [12345678901234567890, 1.5e300]
+    for number in (b"9" * 101, b"-" + b"9" * 4000, b"0." + b"9" * 5000, b"1e" + b"9" * 200):
+        with pytest.raises(ApiError, match="at most 100"):
+            parsed(b"[" + number + b"]" + padding, LIMITS)
+
+
 @pytest.mark.parametrize(
     ("value", "n"),
     [
@@ -113,7 +121,7 @@ def test_too_many_values_are_refused_before_they_are_read(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "data", [b"{", b'{"a":}', b"\xff\xfe{}", b"[" * 100_000, b'{"a":"\\ud8"}', b"nul", b"1" * 10_000]
+    "data", [b"{", b'{"a":}', b"\xff\xfe{}", b"[" * 100_000, b'{"a":"\\ud8"}', b"nul", b"[1" + b" " * 9000]
 )
 def test_what_is_no_json_is_said(data):
     with pytest.raises(ApiError, match="no JSON") as refused:
