@@ -15,6 +15,7 @@ from stretto.server.guard import FORM_PATHS
 from stretto.server.lean import body_routes
 from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from stretto.server.settings import RequestLimits
+from stretto.server.structured import is_longer
 
 LIMITS = RequestLimits()
 MODEL = {"model": "mock"}
@@ -142,6 +143,15 @@ def test_a_large_body_is_read_in_a_thread(monkeypatch):
             web.post("/v1/completions", json={**MODEL, "prompt": prompt, "max_tokens": 1})
     assert threads[True].startswith("stretto-server")
     assert not threads[False].startswith("stretto-server")
+
+
+@pytest.mark.parametrize(
+    ("value", "longer"),
+    [("x" * 50, False), ("x" * 51, True), ([1] * 49, False), ([1] * 51, True), ({"k" * 51: 0}, True),
+     ({"a": {"b": ["c" * 40]}}, False), ({"a": {"b": ["c" * 48]}}, True)],
+)  # fmt: skip
+def test_the_size_of_a_schema_is_known_without_writing_it(value, longer):
+    assert is_longer(value, 50) == longer
 
 
 def test_a_long_answer_is_written_in_pieces(monkeypatch):
