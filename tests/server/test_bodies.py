@@ -155,7 +155,14 @@ def test_the_size_of_a_schema_is_known_without_writing_it(value, longer):
 
 
 def test_a_long_answer_is_written_in_pieces(monkeypatch):
-    value = {"a": list(range(10)), "b": [[0.5] * 7, []], "c": {"d": "é"}, "e": [{"f": None}], "g": []}
+    value = {
+        "a": list(range(10)),
+        "b": [[0.5] * 7, []],
+        "c": {"d": "é"},
+        "e": [{"f": None}] * 7,
+        "g": [],
+        "h": [{"i": [1]}, {}],
+    }
     monkeypatch.setattr(answers, "PIECE_VALUES", 3)
     assert answers.pieces(value) == dumps(value)
     with visiting() as (_, web):
