@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from stretto.server.errors import Json, dumps
 
-PIECE_VALUES = 4096  # written at a time, in about a millisecond
+PIECE_VALUES = 4096  # written at a time, in a few milliseconds
 
 
 async def long_json(content: dict[str, Any], n_values: int) -> Response:
