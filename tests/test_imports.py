@@ -73,6 +73,7 @@ ALLOWED = {
         "llm",
         "load",
         "models",
+        "router",
         "tasks",
         "text",
         "tools",

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, Response
 
 from stretto import __version__
-from stretto.server import docs, ollama, openai, own, speech, tasks
+from stretto.server import docs, model_admin, ollama, openai, own, speech, tasks
 from stretto.server.errors import install
 from stretto.server.guard import Guard
 from stretto.server.lean import Lean
@@ -23,10 +23,12 @@ DESCRIPTION = (
     "Language models on your own machine: OpenAI's endpoints, Ollama's, and our own. "
     "Fields that are not listed are refused; every answer carries its timings."
 )
-ROUTERS = (openai.router, speech.router, tasks.router, ollama.router, own.router)
+ROUTERS = (openai.router, speech.router, tasks.router, ollama.router, own.router, model_admin.router)
+PULL_SECONDS = 5.0  # for a download to end at shutdown
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A field is wrong; `error.param` names it."},
     401: {"description": "The API key is missing or wrong."},
+    403: {"description": "Only an administrator may do this."},
     404: {"description": "There is no such model."},
     413: {"description": "The body is too large."},
     429: {"description": "Too many requests; Retry-After says when to retry."},
@@ -45,6 +47,8 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         state.cancel_all()
+        if state.pull is not None:
+            await state.pull.ended(PULL_SECONDS)
         await state.registry.close()
 
     app = FastAPI(
