@@ -11,7 +11,7 @@ const ADMIN_ONLY = 'Fetching, loading and unloading need an administrator’s ke
 export default function Models(props) {
   const [tab, show] = useState('here'), memory = useLive().stats?.memory;
   return html`<section class="wide"><h2>Models</h2><${Tabs} label="Parts of this view" tabs=${TABS} current=${tab} onChange=${show}/>
-    ${memory && html`<p class="soft">${bytes(memory.loaded)} of ${bytes(memory.limit)} for models in use
+    ${memory?.limit && html`<p class="soft">${bytes(memory.loaded)} of ${bytes(memory.limit)} for models in use
       <${Bar} value=${memory.loaded} max=${memory.limit} label="Memory for models"/></p>`}
     ${!props.admin && props.models.length > 0 && tab !== 'use' && html`<p class="soft">${ADMIN_ONLY}</p>`}
     ${{here: () => html`<${Here} ...${props}/>`, fetch: () => props.admin && html`<${Fetch} ...${props}/>`,
