@@ -5,7 +5,7 @@ import {live} from './live.js';
 import {Field, number, plots, useLive} from './ui.js';
 
 const KEPT_SECONDS = 900, HEIGHT = 130, COLORS = ['accent', 'bad', 'good', 'soft'];
-const short = n => n == null ? '–' : n >= 100 ? number(n) : n >= 10 ? n.toFixed(1) : n.toFixed(2);
+const short = n => n == null ? '–' : n >= 100 || Number.isInteger(n) ? number(n) : n >= 10 ? n.toFixed(1) : n.toFixed(2);
 const CHARTS = [
   {title: 'Tokens a second', series: {tokens_per_second: 'generated', prompt_per_second: 'of prompts'}},
   {title: 'First token, ms', factor: 1e3, series: {first_token_p50: 'median', first_token_p90: '90 %'}},
@@ -45,7 +45,10 @@ function collect(state, event) {
   }
 }
 live.subscribe(collect);
-if (live.state.stats) live.retry(); // the history comes at the beginning of a connection
+if (live.state.history) { // it comes at the beginning of a connection; a new one brings what has happened since
+  collect(live.state, live.state);
+  if (live.state.stats?.time - live.state.history.columns.time.at(-1) > 3) live.retry();
+}
 
 export default function Load() {
   const {connected, stats, requests, logs} = useLive(), [span, set] = useState('900'), dark = useDark();
@@ -109,7 +112,7 @@ function Chart({title, series, factor = 1, span, time}) {
   useEffect(() => { plot.current?.setData(data(series, factor, span)); }, [time, span]);
   const now = Object.entries(series).map(([name, word]) => [word, columns[name].at(-1)]);
   const value = one => short(one == null ? null : factor * one);
-  return html`<figure><figcaption><b>${title}</b> ${now.map(([word, one], i) => html`<span class=${`swatch ${COLORS[i]}`}>${word} ${value(one)}</span> `)}</figcaption>
+  return html`<figure><figcaption><b>${title}</b> ${now.map(([word, one], i) => html`<span class=${`swatch s${i}`}>${word} ${value(one)}</span> `)}</figcaption>
     <div ref=${box} role="img" aria-label=${`${title}: ${now.map(([word, one]) => `${word} ${value(one)}`).join(', ')}`}></div></figure>`;
 }
 
