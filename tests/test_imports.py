@@ -69,6 +69,10 @@ ALLOWED = {
         "Limits",
         "Result",
         "Token",
+        "engine.copying",  # what a page shows of an engine
+        "engine.history",
+        "engine.metrics",
+        "engine.progress",
         "hardware",
         "llm",
         "load",

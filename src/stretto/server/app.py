@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, Response
 
 from stretto import __version__
 from stretto.server import (
+    cells,
     docs,
     live,
     model_admin,
@@ -42,6 +43,7 @@ ROUTERS = (
     ollama.router,
     own.router,
     model_admin.router,
+    cells.router,
     running.router,
     live.router,
 )

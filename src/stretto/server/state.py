@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from fastapi import Request
 
+from stretto.engine.progress import Progress
 from stretto.server.answers import AnswerHistory
 from stretto.server.callers import Caller
 from stretto.server.registry import Opener, Registry
@@ -28,16 +29,6 @@ class Traffic:
         """Count an answer."""
         self.answered[path, status] += 1
         self.answers.count(status)
-
-
-class Progress(NamedTuple):
-    """How far a generation is: its state, tokens counted, and the ids of its sequences."""
-
-    state: str
-    prompt_tokens: int
-    tokens: int
-    cached_tokens: int
-    sequences: list[int]
 
 
 class Running(Protocol):
