@@ -297,6 +297,8 @@ def test_axe_finds_nothing_and_a_phone_needs_no_sideways_scrolling(new_page, ser
         page.get_by_label("Texts").fill("x")
         page.get_by_role("button", name="Classify").click()
         expect(page.get_by_role("row")).to_have_count(2)
+        assert axe(page) == []
+        page.get_by_role("tab", name="Transcribe").click()
     expect(page.locator("main [role=status]", has_text="…")).to_have_count(0)
     shot(page, f"models-{tab.lower()}-{colors}")
     assert axe(page) == []
