@@ -87,6 +87,10 @@ class PrefixCache:
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._entries
 
+    def entry(self, sequence: int) -> Parked | None:
+        """A parked sequence, if this is one."""
+        return self._entries.get(sequence)
+
     def park(
         self, sequence: int, items: Sequence[object], *, pins: int = 0, adapter: str | None = None
     ) -> int:

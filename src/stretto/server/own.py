@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -28,11 +26,9 @@ from stretto.server.schemas import Body, Name, Number, Stop, Text, Tokens
 from stretto.server.slots import Slot
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
+from stretto.server.usage import cpu_seconds
 
 router = APIRouter(tags=["Stretto"])
-
-HELPER_THREAD_NAME = "stretto-server"  # of the threads that run templates and tokenizers
-ENGINE_THREAD_NAME = "stretto"  # of the thread that runs an engine's worker
 
 ModelName = Annotated[str, Query(min_length=1, max_length=256)]
 
@@ -109,27 +105,6 @@ async def stats(request: Request) -> Response:
     )
 
 
-def cpu_seconds() -> dict[str, float]:
-    """CPU time: of the process, the event loop's thread, its helper threads, and the engines' threads.
-
-    The last two are only known on Linux.
-    """
-    named = [(thread.name, thread.native_id) for thread in threading.enumerate() if thread.native_id]
-    return {
-        "process": time.process_time(),
-        "loop": time.thread_time(),
-        "helpers": sum(_seconds(number) for name, number in named if name.startswith(HELPER_THREAD_NAME)),
-        "steps": sum(_seconds(number) for name, number in named if name == ENGINE_THREAD_NAME),
-    }
-
-
-def _seconds(thread: int) -> float:
-    try:
-        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
-
-
 async def _stats(slot: Slot) -> dict[str, Any]:
     llm = slot.llm
     facts: dict[str, Any] = {
@@ -147,16 +122,6 @@ async def _stats(slot: Slot) -> dict[str, Any]:
         facts["engine"] = llm.metrics.as_dict()
         facts["cache"] = asdict(await asyncio.to_thread(llm.cache.stats))
     return facts
-
-
-@router.get("/stretto/cells")
-async def cells(request: Request, model: ModelName) -> Response:
-    """A snapshot of a model's cells: those in use with position and token, and the sequences."""
-    slot = state_of(request).registry.find(model)
-    if not isinstance(slot.llm, LLM):
-        return Json({"model": model, "loaded": False, "cells": 0, "free": 0, "used": [], "sequences": []})
-    snapshot = await asyncio.to_thread(slot.llm.cells.snapshot)
-    return Json({"model": model, "loaded": True, **snapshot})
 
 
 @router.get("/stretto/pins")
@@ -244,6 +209,7 @@ async def parallel(body: ParallelRequest, request: Request) -> Response:
             first = await unless_gone(request, anext(generation.texts, None))
             return Streamed(generation, _all(first, generation.texts), _Steps(generation), EVENTS)
         text = await unless_gone(request, generation.texts.result())
+        await generation.finish()
         answer = {"model": body.model, **text.to_dict()}
         answer["timings"] = {**answer["timings"], **generation.spent()}
         generation.close()
