@@ -2,7 +2,8 @@
 import {html, useEffect, useRef, useState} from './vendor/preact.js';
 import {del} from './api.js';
 import {live} from './live.js';
-import {Field, number, plots, useLive} from './ui.js';
+import {number, plots, useLive} from './ui.js';
+import {Choice} from './forms.js';
 
 const KEPT_SECONDS = 900, HEIGHT = 130, COLORS = ['accent', 'bad', 'good', 'soft'];
 const short = n => n == null ? '–' : n >= 100 || Number.isInteger(n) ? number(n) : n >= 10 ? n.toFixed(1) : n.toFixed(2);
@@ -17,7 +18,7 @@ const CHARTS = [
   {title: 'CPU time, cores', series: {cpu_process: 'all', cpu_steps: 'steps', cpu_loop: 'event loop', cpu_helpers: 'helpers'}},
   {title: 'Errors a second', series: {errors_4xx: '4xx', errors_5xx: '5xx'}},
 ];
-const NAMES = CHARTS.flatMap(chart => Object.keys(chart.series)), SPANS = {60: 'the last minute', 300: '5 minutes', 900: '15 minutes'};
+const NAMES = CHARTS.flatMap(chart => Object.keys(chart.series)), SPANS = [['60', 'the last minute'], ['300', '5 minutes'], ['900', '15 minutes']];
 
 // -- the figures: collected from the moment this view is first shown, whichever view is shown then --
 
@@ -53,8 +54,7 @@ if (live.state.history) { // it comes at the beginning of a connection; a new on
 export default function Load() {
   const {connected, stats, requests, logs} = useLive(), [span, set] = useState('900'), dark = useDark();
   return html`<section class="wide"><h2>Load</h2>
-    <${Field} label="Show" inline>${id => html`<select id=${id} value=${span} onChange=${event => set(event.target.value)}>
-      ${Object.entries(SPANS).map(([seconds, name]) => html`<option key=${seconds} value=${seconds}>${name}</option>`)}</select>`}<//>
+    <${Choice} label="Show" inline value=${span} options=${SPANS} set=${set}/>
     ${!connected && !stats && html`<p class="soft">Waiting for the server’s figures.</p>`}
     <div class="charts">${CHARTS.map(chart => html`<${Chart} key=${`${chart.title} ${dark}`} ...${chart} span=${Number(span)} time=${columns.time.at(-1)}/>`)}</div></section>
     <section class="wide"><h2>Requests</h2><${Requests} requests=${requests}/></section>

@@ -1,7 +1,8 @@
 // Models: what is here and what fits; fetch, load, unload, inspect; the machine. Forms of other model types are in tasks.js.
 import {html, useEffect, useState} from './vendor/preact.js';
 import {events, get, post} from './api.js';
-import {Bar, Field, Tabs, bytes, number, useLive} from './ui.js';
+import {Bar, Tabs, bytes, number, useLive} from './ui.js';
+import {Input} from './forms.js';
 import Tasks from './tasks.js';
 
 const TABS = {here: 'Here', fetch: 'Fetch', use: 'Try', machine: 'Machine'};
@@ -102,10 +103,8 @@ function Fetch({models, refresh}) {
   const submit = event => { event.preventDefault(); begin(source.trim(), name.trim(), refresh); };
   return html`${pull && html`<${Progress} ...${pull}/>`}
     <form onSubmit=${submit}><div class="fields">
-      <${Field} label="Source" help="A name from below, or hf:org/repo/file.gguf">${(id, by) => html`
-        <input id=${id} aria-describedby=${by} required maxlength="256" value=${source} onInput=${event => setSource(event.target.value)}/>`}<//>
-      <${Field} label="Name" help="Its name in requests; the source, if left empty">${(id, by) => html`
-        <input id=${id} aria-describedby=${by} pattern="[A-Za-z0-9][A-Za-z0-9._\\-]*" maxlength="64" value=${name} onInput=${event => setName(event.target.value)}/>`}<//></div>
+      <${Input} label="Source" help="A name from below, or hf:org/repo/file.gguf" required maxlength="256" value=${source} set=${setSource}/>
+      <${Input} label="Name" help="In requests; the source, if left empty" pattern="[A-Za-z0-9][A-Za-z0-9._\\-]*" maxlength="64" value=${name} set=${setName}/></div>
       <button class="primary" disabled=${pull?.running}>Fetch</button></form>
     ${error && html`<p class="bad" role="alert">${error}</p>`}
     ${found && html`<p class="soft">${found.disk_free != null && `${bytes(found.disk_free)} are free on the disk.`}</p>
