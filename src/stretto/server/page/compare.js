@@ -31,13 +31,10 @@ async function generate({model, options}, {prompt, chat, length}, signal, tell) 
   const given = Object.fromEntries(Object.entries(options).filter(([, value]) => value !== '').map(([name, value]) => [name, Number(value)]));
   const body = {model, stream: true, stream_options: {include_usage: true}, return_token_ids: true, max_tokens: Number(length), ...given,
     ...(chat ? {messages: [{role: 'user', content: prompt}]} : {prompt})};
-  const run = {tokens: [], seen: null}, started = performance.now();
+  const run = {tokens: []};
   for await (const event of events(chat ? '/v1/chat/completions' : '/v1/completions', {method: 'POST', body, signal})) {
     const choice = event.choices[0];
-    if (choice?.token_ids?.length) {
-      run.seen ??= (performance.now() - started) / 1000;
-      run.tokens.push({ids: choice.token_ids, text: choice.text ?? choice.delta?.reasoning_content ?? choice.delta?.content ?? ''});
-    }
+    if (choice?.token_ids?.length) run.tokens.push({ids: choice.token_ids, text: choice.text ?? choice.delta?.reasoning_content ?? choice.delta?.content ?? ''});
     if (event.timings) run.timings = event.timings;
     if (event.usage) run.usage = event.usage;
     tell(run);
@@ -47,11 +44,11 @@ async function generate({model, options}, {prompt, chat, length}, signal, tell) 
 
 export default function Compare({models, model}) {
   const able = models.filter(one => one.verbs?.includes('generate') ?? true);
-  const [sides, setSides] = useState(() => SIDES.map((_, i) => ({model: null, options: {...Object.fromEntries(Object.keys(OPTIONS).map(name => [name, ''])), temperature: i ? '0.8' : '0'}})));
+  const [sides, setSides] = useState([{options: {temperature: '0'}}, {options: {temperature: '0.8'}}]);
   const [ask, setAsk] = useState({prompt: 'Once upon a time', chat: false, length: '64', together: false});
   const [runs, setRuns] = useState([{tokens: []}, {tokens: []}]), [state, set] = useState({}), abort = useRef(null);
   useEffect(() => () => abort.current?.abort(), []);
-  const chosen = sides.map(side => ({...side, model: able.find(one => one.name === side.model)?.name ?? model?.name ?? able[0]?.name}));
+  const chosen = sides.map(side => ({...side, model: (able.find(one => one.name === (side.model ?? model?.name)) ?? able[0])?.name}));
   const change = (i, more) => setSides(sides.map((side, j) => i === j ? {...side, ...more} : side));
   const put = name => value => setAsk(before => ({...before, [name]: value}));
   const submit = async event => {
@@ -87,7 +84,7 @@ export default function Compare({models, model}) {
 
 function Side({name, side, models, onChange}) {
   return html`<fieldset><legend>${name}</legend><${Choice} label="Model" value=${side.model} options=${models.map(one => one.name)} set=${model => onChange({model})}/>
-    <div class="fields">${Object.entries(OPTIONS).map(([option, help]) => html`<${Input} label=${option} help=${help} type="number" step="any" value=${side.options[option]}
+    <div class="fields">${Object.entries(OPTIONS).map(([option, help]) => html`<${Input} label=${option} help=${help} type="number" step="any" value=${side.options[option] ?? ''}
       set=${value => onChange({options: {...side.options, [option]: value}})}/>`)}</div></fieldset>`;
 }
 
@@ -104,7 +101,7 @@ function verdict(runs, at, byIds) {
 
 function Times({runs}) {
   const ms = seconds => seconds == null ? '–' : `${(1000 * seconds).toFixed(0)} ms`;
-  const rows = {'First token': run => ms(run.timings?.first_token), 'First token, as seen here': run => ms(run.seen), 'Tokens a second': run => run.timings?.tokens_per_second.toFixed(1) ?? '–',
+  const rows = {'First token': run => ms(run.timings?.first_token), 'Tokens a second': run => run.timings?.tokens_per_second.toFixed(1) ?? '–',
     Total: run => ms(run.timings?.total), Tokens: run => run.usage?.completion_tokens ?? '–', Prompt: run => run.usage?.prompt_tokens ?? '–',
     'of it cached': run => run.usage?.prompt_tokens_details.cached_tokens ?? '–'};
   return html`<table><thead><tr><td></td>${SIDES.map(name => html`<th scope="col" class="num">${name}</th>`)}</tr></thead><tbody>${Object.entries(rows).map(([name, value]) => html`
