@@ -39,13 +39,16 @@ CROWDED = "stretto.crowded"  # key in a scope: there are more connections than a
 class Guard:
     """An ASGI app around the app."""
 
-    def __init__(self, app: ASGIApp, state: State, paths: frozenset[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, state: State, paths: frozenset[str], open_paths: frozenset[str] = frozenset()
+    ) -> None:
         self._app = app
         self.state = state
         self._settings = state.settings
         self._keys = [key.encode() for key in state.settings.api_keys]
         self._traffic = state.traffic
         self._paths = paths  # that are counted one by one
+        self._open_paths = open_paths.union(OPEN_PATHS)
         self._numbers = count()
         self._prefix = token_hex(4)
 
@@ -92,7 +95,7 @@ class Guard:
         if scope.get(CROWDED):
             message = f"there are more than {settings.limits.connections:,} connections; try again later"
             raise ApiError(429, message, code="too_many_connections", retry_after=1)
-        if self._keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+        if self._keys and scope["path"] not in self._open_paths and scope["method"] != "OPTIONS":
             self._check_key(headers.get(b"authorization", b""))
         if not self._keys and scope["path"] != HEALTH:
             self._check_host(headers)
