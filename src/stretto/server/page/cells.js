@@ -6,15 +6,14 @@ import {CHANGED, FREED, STATES, Table} from './table.js';
 import {number, useLive, visible} from './ui.js';
 
 const FLASH_MS = 600, ASK_MS = 120, ROWS = 100, NEWS = 5;
-const LEGEND = {running: 'running', held: 'held by a program', pinned: 'pinned', parked: 'parked (cached)', image: 'of an image', shared: 'shared: hollow, the more the hollower',
-  stacked: 'several at one position', free: 'free'};
+const LEGEND = {running: 'running', held: 'held by a program', pinned: 'pinned', parked: 'parked (cached)', others: 'of other users', image: 'of an image', shared: 'shared (hollow)', stacked: 'several at one position', free: 'free'};
 const calm = matchMedia('(prefers-reduced-motion: reduce)'), dark = matchMedia('(prefers-color-scheme: dark)');
 
 export default function Cells({model, live}) {
   const canvas = useRef(), map = useRef(), table = useRef(new Table()), chosen = useRef(null), due = useRef(0);
   const [, again] = useState(0), [cursor, move] = useState(null), [selected, select] = useState(null), [news, setNews] = useState([]);
   const {connected} = useLive(), name = model?.name;
-  const draw = () => { due.current ||= requestAnimationFrame(() => { due.current = 0; if (table.current.n) { map.current?.paint(table.current, chosen.current); canvas.current.dataset.cells = table.current.n; } }); };
+  const draw = () => { due.current ||= requestAnimationFrame(() => { due.current = 0; map.current?.paint(table.current, chosen.current); }); };
 
   useEffect(() => {
     map.current = new CellMap(canvas.current);
@@ -32,7 +31,7 @@ export default function Cells({model, live}) {
       const told = table.current.apply(frame);
       if (!told) return;
       flash(told.changed);
-      const lines = [...told.added.map(id => grown(table.current, id)), ...told.gone.map(({id, n}) => `sequence ${id} is gone (${number(n)} cells)`)];
+      const lines = [...told.added.slice(-NEWS).map(id => grown(table.current, id)), ...told.gone.map(({id, n}) => `sequence ${id} is gone (${number(n)} cells)`)];
       if (lines.length) setNews(old => [...lines.reverse(), ...old].slice(0, NEWS));
       again(n => n + 1);
       draw();
@@ -63,13 +62,13 @@ export default function Cells({model, live}) {
   const click = event => { const cell = point(event); if (cell != null) choose(cell); };
   return html`<section aria-labelledby="cells-title"><h2 id="cells-title">Cells</h2>
       ${!shown.n && html`<p class="soft" id="no-cells">${!connected ? 'Waiting for the server…' : 'There is nothing to show yet: a model has cells once it is loaded, and it is loaded by its first request.'}</p>`}
+      <ul class="legend" aria-label="Legend">${Object.entries(LEGEND).map(([key, text]) => html`
+        <li key=${key}><i class=${`dot ${key}`}></i>${text} <b id=${`n-${key}`}>${number(shown.counts?.[key] ?? 0)}</b></li>`)}</ul>
+      <p class="readout" id="cell" aria-live="polite">${known ? html`<${Told} table=${shown} cell=${cursor} model=${name}/>` : 'Point at a cell, or use the arrow keys.'}</p>
+      <p class="hidden" id="cells-keys">Arrow keys move, Enter selects the sequence of a cell, Escape none.</p>
       <div class="map"><canvas ref=${canvas} id="map" tabindex="0" role="application" aria-roledescription="map of cells" aria-describedby="cell cells-keys"
           aria-label=${shown.n ? `${number(shown.n)} cells, ${number(shown.n - shown.counts.free)} in use` : 'no cells'} onKeyDown=${keys} onPointerMove=${point} onClick=${click}></canvas>
-        ${known && html`<div class="cursor" style=${map.current.place(cursor)}></div>`}</div>
-      <p class="readout" id="cell" aria-live="polite">${known ? html`<${Told} table=${shown} cell=${cursor} model=${name}/>` : 'Point at a cell, or use the arrow keys.'}</p>
-      <p class="soft" id="cells-keys">Enter selects the sequence of a cell, Escape none.</p>
-      <ul class="legend" aria-label="Legend">${Object.entries(LEGEND).map(([key, text]) => html`
-        <li key=${key}><i class=${`dot ${key}`}></i>${text} <b id=${`n-${key}`}>${number(shown.counts?.[key] ?? 0)}</b></li>`)}</ul></section>
+        ${known && html`<div class="cursor" style=${map.current.place(cursor)}></div>`}</div></section>
     <aside aria-labelledby="sequences-title"><h2 id="sequences-title">Sequences</h2><${Sequences} ...${{table: shown, selected, select}}/>
       <h2>What has changed</h2><ol class="news" id="cells-news">${news.map(line => html`<li>${line}</li>`)}</ol></aside>`;
 }
@@ -90,9 +89,10 @@ function Told({table, cell, model}) {
     }, ASK_MS);
     return () => { current = false; clearTimeout(timer); };
   }, [key]);
-  if (!ids.length) return html`Cell ${cell}: free`;
-  return html`Cell ${cell}: ${token?.key === key && token.piece != null ? html`<code>${visible(token.piece)}</code> (token ${token.token}), ` : ''}position ${table.positions[cell]},
-    ${STATES[table.state(ids)]}, ${ids.length > 1 ? `shared by ${ids.length} sequences: ${ids.slice(0, 8).join(', ')}${ids.length > 8 ? '…' : ''}` : `sequence ${ids[0]}`}`;
+  if (!ids.length) return html`Cell ${cell}: ${table.set[cell] ? 'in use by another user' : 'free'}`;
+  const more = ids.length > 1 ? `shared by ${ids.length} sequences: ${ids.slice(0, 8).join(', ')}${ids.length > 8 ? '…' : ''}` : `sequence ${ids[0]}`;
+  return html`Cell ${cell}: ${token?.key === key && token.piece != null ? html`<code>${visible(token.piece)}</code> (token ${token.token}), ` : ''}${
+    `position ${table.positions[cell]}, ${STATES[table.state(ids)]}, ${more}`}`;
 }
 
 function Sequences({table, selected, select}) {
@@ -100,6 +100,6 @@ function Sequences({table, selected, select}) {
   if (!all.length) return html`<p class="soft">There are none.</p>`;
   return html`<div class="sequences" tabindex="0" role="group" aria-label="Sequences and their cells"><table><thead><tr><th scope="col">Sequence</th><th scope="col">State</th><th scope="col" class="num">Cells</th></tr></thead>
     <tbody>${all.slice(0, ROWS).map(([id, one]) => html`<tr key=${id}><td><button type="button" aria-pressed=${id == selected} onClick=${() => select(id == selected ? null : id)}>${id}</button></td>
-      <td>${one.state}${one.mine === false ? '' : ', yours'}</td><td class="num">${number(one.n)}</td></tr>`)}</tbody></table></div>
+      <td>${one.state}${one.mine === false ? ', another user’s' : ''}</td><td class="num">${number(one.n)}</td></tr>`)}</tbody></table></div>
     ${all.length > ROWS && html`<p class="soft">and ${number(all.length - ROWS)} more</p>`}`;
 }

@@ -67,18 +67,18 @@ export class CellMap {
     for (let y = 0; y < size; y++, at += width) for (let x = 0; x < size; x++) pixels[at + x] = sprite[y * size + x];
   }
 
-  // A square; hollow if shared, the more the hollower; with a bar through it if it is one of several at its position.
+  // A square; hollow if shared, the more the hollower; cut in two if it is one of several at its position.
   #sprite(look) {
     const {size, colours} = this, sprite = new Uint32Array(size * size), side = size - Math.max(1, Math.round(size / 8));
     const state = look & 7, share = (look & 3 * SHARE) / SHARE, {card, ink} = colours;
     let main = colours[look & FREED ? 'freed' : look & CHANGED ? 'ink' : look & IMAGE ? 'image' : STATES[state]];
     if (share) main = mix(main, ink, .15 * share);
-    const hole = mix(card, main, .3), rim = [side, .34, .25, .15][share] * side;
+    const hole = mix(card, main, .3), rim = [side, .3, .2, .12][share] * side;
     for (let y = 0; y < side; y++) for (let x = 0; x < side; x++) {
       const edge = Math.min(x, y, side - 1 - x, side - 1 - y), corner = side > 5 && x % (side - 1) + y % (side - 1) === 0;
       if (corner || !(look & (MARKS | FREED | CHANGED)) && edge < side / 3 - .5) continue; // free: a small dot
       let colour = share && side > 4 && edge >= rim ? hole : main;
-      if (look & STACKED && y === side >> 1) colour = ink;
+      if (look & STACKED && Math.abs(y - (side - 1) / 2) < side / 10 + .5) colour = card;
       if (look & LIT && edge === 0 && side > 3) colour = ink;
       if (look & DIM) colour = mix(colour, card, .75);
       sprite[y * size + x] = colour[0] | colour[1] << 8 | colour[2] << 16 | 255 << 24;
