@@ -62,6 +62,7 @@ class Keywords(SamplingOptions, total=False):
     keep: int
     draft: Drafter | Literal["lookup"] | None
     reasoning: bool
+    continues: int
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ class RequestParams:
       text stays the same
     - `reasoning`: tell the model's reasoning apart from its answer: the result's `reasoning` and `text`
       (docs/chat.md); what `chat` does unless it is False
+    - `continues`: so many tokens at the end of the prompt are the start of the answer: its grammar and its
+      reasoning go on from there, and `answer_start` may be negative
     - `scored`: the log-probability of the whole is summed up
     """
 
@@ -111,6 +114,7 @@ class RequestParams:
     keep: int = 0
     draft: Drafter | None = None
     reasoning: bool = False
+    continues: int = 0
     scored: bool = False
 
     @property
@@ -166,6 +170,7 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
         check_number("timeout", rest["timeout"], 0.0, 1e9, open_low=True)
     check_integer("priority", rest.get("priority", 0), -(1 << 31), 1 << 31)
     check_integer("keep", rest.get("keep", 0), 0, 1 << 31)
+    check_integer("continues", rest.get("continues", 0), 0, 1 << 31)
     if rest.get("overflow", "error") not in ("error", "shift"):
         raise InvalidRequest(
             f"overflow must be 'error' or 'shift', not {rest['overflow']!r}",

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from os.path import commonprefix
 from typing import Any
 
 from stretto.engine.engine import Engine
@@ -51,11 +52,14 @@ class ToolPlan:
         """As `read`, also for several results."""
         return [self.read(one) for one in results] if isinstance(results, list) else self.read(results)
 
-    def read(self, result: Result) -> Result:
-        """The result with its calls; its text is without them."""
+    def read(self, result: Result, before: Sequence[int] = ()) -> Result:
+        """The result with its calls; its text is without them. The answer began with `before`."""
         if self.reader is None:
             return result
-        text, calls = self.reader.read(result.tokens[result.answer_start :])
+        start = max(0, len(before) + result.answer_start)
+        text, calls = self.reader.read([*before, *result.tokens][start:])
+        if before and calls:
+            text = text[len(commonprefix([text, self.reader.read(list(before[start:]))[0]])) :]
         return replace(result, text=text, tool_calls=calls) if calls else result
 
 

@@ -37,6 +37,7 @@ async function request(path, {method = 'GET', body, signal} = {}) {
     }
     if (answer.ok) return answer;
     const error = new ApiError(answer.status, (await answer.json().catch(() => ({}))).error);
+    signal?.throwIfAborted();
     if (answer.status !== 401) throw error;
     if (key.get() === used && !(await askForKey(error.message))) throw error;
   }
