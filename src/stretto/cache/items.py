@@ -20,6 +20,8 @@ class Pixels(Protocol):
 class Images(Protocol):
     """Turns images into tokens, and encodes them into vectors."""
 
+    placeholder: int | None  # the id that stands for an image's tokens in the table, if nothing else has it
+
     def tokens(self, image: Pixels) -> list[int]:
         """Tokens of an image, with the markers around them in a prompt."""
         ...

@@ -55,6 +55,16 @@ class AsyncEventStream(Generic[Event]):
             raise request.error
         raise StopAsyncIteration
 
+    @property
+    def requests(self) -> list[Request[Any]]:
+        """The request, once it has been made."""
+        return [] if self._request is None else [self._request]
+
+    @property
+    def firsts(self) -> list[Request[Any]]:
+        """The first request of each prompt."""
+        return self.requests
+
     def _begin(self) -> list[list[Request[Any]]]:
         request, self._events = self._make()
         return [[request]]

@@ -41,6 +41,16 @@ class AsyncTexts:
             made = await start(self._worker, self._begin, self._news, self._prepare)
             self._requests = [request for group in made for request in group]
 
+    @property
+    def requests(self) -> list[Request[Any]]:
+        """The requests of all texts, once they have been made."""
+        return self._requests
+
+    @property
+    def firsts(self) -> list[Request[Any]]:
+        """The first request of each prompt."""
+        return [branches.requests[0] for branches in self._branches] if self._requests else []
+
     def _prepare(self) -> None:
         self._prompts = [prompt() if callable(prompt) else prompt for prompt in self._prompts]
 

@@ -7,6 +7,7 @@ and parked sequences cannot be changed from here.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from stretto.backends.base import Batch
 from stretto.cache.changes import CellChanges
 from stretto.cache.checks import check_id, check_integers, check_range
+from stretto.engine.copying import TableCopy, as_data, copy_table
 from stretto.engine.engine import Engine
+from stretto.engine.reads import Reads
 from stretto.engine.runner import FIRST_ID
 from stretto.errors import InvalidRequest
 
@@ -78,34 +81,12 @@ class CellTable:
     def snapshot(self) -> dict[str, Any]:
         """The table as plain data: the cells in use with position and token, the sequences with their cells.
 
-        A sequence is "running" for a request, "held" by a caller, or "parked" for prompts to come. With
-        recurrent layers there are the slots in use too, with position and sequences.
+        A sequence is "running" for a request, "held" by a caller, or "parked" for prompts to come ("pinned"
+        if it stays). With recurrent layers there are the slots in use too, with position and sequences.
         """
         with self._engine.lock:
-            cells, prefixes = self._cells, self._engine.runner.prefixes
-            used = np.flatnonzero(cells.shares)
-            slots = {} if cells.slots is None else {"slots": cells.slots.as_data()}
-            return slots | {
-                "cells": len(cells),
-                "free": cells.n_free,
-                "used": [
-                    {"cell": cell, "position": position, "token": token}
-                    for cell, position, token in zip(
-                        used.tolist(),
-                        cells.positions[used].tolist(),
-                        cells.tokens[used].tolist(),
-                        strict=True,
-                    )
-                ],
-                "sequences": [
-                    {
-                        "id": i,
-                        "state": "parked" if i in prefixes else "running" if self._runs(i) else "held",
-                        "cells": cells.view(i).tolist(),
-                    }
-                    for i in cells.sequences
-                ],
-            }
+            copied = copy_table(self._engine.runner)
+        return as_data(copied)
 
     def changes(self, since: int = 0) -> CellChanges:
         """Columns of the cells that changed after a version, for a view that follows the table.
@@ -115,6 +96,18 @@ class CellTable:
         """
         with self._engine.lock:
             return self._cells.changes(since)
+
+    def copied(self, since: int = 0) -> Future[TableCopy]:
+        """The changes after a version with the sequences' states, for a reader that must not wait.
+
+        They are copied at once if the engine does nothing, otherwise at the end of its step.
+        """
+        return self.reads.ask(lambda: copy_table(self._engine.runner, since))
+
+    @property
+    def reads(self) -> Reads:
+        """The reads that wait for the end of a step."""
+        return self._engine.reads
 
     def check(self) -> None:
         """Raise `RuntimeError` if the table contradicts itself anywhere."""

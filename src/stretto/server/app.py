@@ -11,10 +11,11 @@ from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, Response
 
 from stretto import __version__
-from stretto.server import docs, ollama, openai, own, pages, speech, tasks
+from stretto.server import docs, live, ollama, openai, own, pages, running, speech, tasks
 from stretto.server.errors import install
-from stretto.server.guard import Guard
+from stretto.server.guard import Guard, TextLines
 from stretto.server.lean import Lean
+from stretto.server.logs import LastLines
 from stretto.server.registry import Opener
 from stretto.server.settings import Settings
 from stretto.server.state import State
@@ -23,7 +24,15 @@ DESCRIPTION = (
     "Language models on your own machine: OpenAI's endpoints, Ollama's, and our own. "
     "Fields that are not listed are refused; every answer carries its timings."
 )
-ROUTERS = (openai.router, speech.router, tasks.router, ollama.router, own.router)
+ROUTERS = (
+    openai.router,
+    speech.router,
+    tasks.router,
+    ollama.router,
+    own.router,
+    running.router,
+    live.router,
+)
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A field is wrong; `error.param` names it."},
     401: {"description": "The API key is missing or wrong."},
@@ -40,10 +49,13 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
     >>> app = create_app(Settings((ModelEntry.parse("smollm2"),)))
     """
     state = State(settings, opener)
+    lines = LastLines(TextLines())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        lines.attach()
         yield
+        lines.detach()
         state.cancel_all()
         await state.registry.close()
 
@@ -58,6 +70,7 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
         separate_input_output_schemas=False,
     )
     app.state.stretto = state
+    app.state.live = live.Live(state, lines)
     for router in ROUTERS:
         app.include_router(router)
     app.include_router(pages.router)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -27,11 +25,9 @@ from stretto.server.schemas import Body, Name, Number, Stop, Text, Tokens
 from stretto.server.slots import Slot
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
+from stretto.server.usage import cpu_seconds
 
 router = APIRouter(tags=["Stretto"])
-
-HELPER_THREAD_NAME = "stretto-server"  # of the threads that run templates and tokenizers
-ENGINE_THREAD_NAME = "stretto"  # of the thread that runs an engine's worker
 
 ModelName = Annotated[str, Query(min_length=1, max_length=256)]
 
@@ -106,27 +102,6 @@ async def stats(request: Request) -> Response:
             "models": {name: await _stats(slot) for name, slot in registry.slots.items()},
         }
     )
-
-
-def cpu_seconds() -> dict[str, float]:
-    """CPU time: of the process, the event loop's thread, its helper threads, and the engines' threads.
-
-    The last two are only known on Linux.
-    """
-    named = [(thread.name, thread.native_id) for thread in threading.enumerate() if thread.native_id]
-    return {
-        "process": time.process_time(),
-        "loop": time.thread_time(),
-        "helpers": sum(_seconds(number) for name, number in named if name.startswith(HELPER_THREAD_NAME)),
-        "steps": sum(_seconds(number) for name, number in named if name == ENGINE_THREAD_NAME),
-    }
-
-
-def _seconds(thread: int) -> float:
-    try:
-        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
 
 
 async def _stats(slot: Slot) -> dict[str, Any]:
@@ -245,6 +220,7 @@ async def parallel(body: ParallelRequest, request: Request) -> Response:
             first = await unless_gone(request, anext(generation.texts, None))
             return Streamed(generation, all_of(first, generation.texts), StepEvents(generation), EVENTS)
         text = await unless_gone(request, generation.texts.result())
+        await generation.finish()
         answer = {"model": body.model, **as_dict(text, generation.lease.llm.tokenizer)}
         answer["timings"] = {**answer["timings"], **generation.spent()}
         generation.close()

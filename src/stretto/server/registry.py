@@ -169,6 +169,7 @@ class Registry:
             slot.loading = None
 
     async def _unload(self, slot: Slot) -> None:
+        slot.unloaded()
         llm, slot.llm = slot.llm, None
         slot.pins.clear()
         self.unloads += 1

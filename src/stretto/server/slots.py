@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stretto.engine.history import HISTORY_SECONDS, Second
 from stretto.errors import InvalidRequest, ModelError
 from stretto.llm import LLM
 from stretto.models import read_spec
@@ -50,12 +51,18 @@ class Slot:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # a task model computes one input at a time
     waiting: int = 0  # requests for it
     done: Counter[str] = field(default_factory=Counter)  # inputs by verb
+    past: list[Second] = field(default_factory=list)  # of its engine before it was unloaded
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # computing, by verb
 
     @property
     def name(self) -> str:
         """Its name in requests."""
         return self.entry.name
+
+    def unloaded(self) -> None:
+        """Keep the history of the engine that goes."""
+        if isinstance(self.llm, LLM):
+            self.past = [*self.past, *self.llm.history.seconds()][-HISTORY_SECONDS:]
 
     @contextmanager
     def counted(self, verb: str, n: int) -> Iterator[None]:

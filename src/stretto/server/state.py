@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fastapi import Request
 
+from stretto.server.answers import AnswerHistory
+from stretto.server.callers import Caller
 from stretto.server.registry import Opener, Registry
 from stretto.server.settings import Settings
 
@@ -20,15 +22,46 @@ class Traffic:
         self.active = 0  # requests under way
         self.body_bytes = 0  # of all bodies in memory
         self.answered: Counter[tuple[str, int]] = Counter()  # by route and status
+        self.answers = AnswerHistory()
+
+    def count(self, path: str, status: int) -> None:
+        """Count an answer."""
+        self.answered[path, status] += 1
+        self.answers.count(status)
+
+
+class Progress(NamedTuple):
+    """How far a generation is: its state, tokens counted, and the ids of its sequences."""
+
+    state: str
+    prompt_tokens: int
+    tokens: int
+    cached_tokens: int
+    sequences: list[int]
 
 
 class Running(Protocol):
     """The part of a generation that the server itself uses."""
 
+    id: str
+    path: str
+    caller: Caller
+    since: float
     n_images: int
+
+    @property
+    def model(self) -> str:
+        """The name of its model."""
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is."""
 
     def stop(self) -> None:
         """Cancel its texts."""
+
+    def cancel(self) -> None:
+        """End it by its caller's or the operator's word."""
 
 
 class State:

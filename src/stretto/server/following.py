@@ -1,0 +1,91 @@
+"""A model's cells as those who watch it see them: one mirror of the table, a lens for each caller."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+from stretto.engine.copying import TableCopy
+from stretto.llm import LLM
+from stretto.server.callers import Caller
+from stretto.server.errors import dumps
+from stretto.server.frames import Lens, empty_frame
+from stretto.server.mirror import Mirror
+from stretto.server.running import owned
+from stretto.server.slots import Slot
+from stretto.server.state import State
+
+POLL_SECONDS = 0.1  # after which a read that no step has done is tried again
+
+
+class Following:
+    """The cells of a model, loaded or not: `look` while somebody watches, then `event` for each reader."""
+
+    def __init__(self, state: State, slot: Slot) -> None:
+        self._state = state
+        self._slot = slot
+        self._llm: LLM | None = None
+        self._mirror = Mirror(0)
+        self._lenses: dict[Caller, Lens] = {}
+        # Versions go on from those of any Following before, so that readers who come back can say theirs.
+        self._version = int(1000 * time.time())
+        self._events: dict[tuple[Caller, int], str] = {}  # of this version
+
+    async def look(self, callers: Iterable[Caller]) -> float:
+        """See what has changed, for these callers; returns the CPU time of all of it."""
+        llm = self._slot.llm if isinstance(self._slot.llm, LLM) else None
+        if llm is not self._llm:
+            self._llm, self._mirror, self._lenses = llm, Mirror(0), {}
+            self._next_version()
+        if llm is None:
+            return 0.0
+        copied = await read_soon(llm, self._mirror.version)
+        begun = time.thread_time()
+        self._mirror.apply(copied)
+        wanted = set(callers)
+        self._lenses = {caller: lens for caller, lens in self._lenses.items() if caller in wanted}
+        for caller in wanted:
+            lens = self._lenses.get(caller)
+            if lens is None:
+                lens = self._lenses[caller] = Lens(self._slot.name, caller.admin)
+            is_mine = owned(self._state, caller, self._mirror.salts)
+            if lens.update(self._mirror, self._version + 1, is_mine):
+                self._next_version()
+        return copied.seconds + time.thread_time() - begun
+
+    def event(self, caller: Caller, since: int) -> tuple[int, str]:
+        """The version of a caller's cells and the frame for a reader that has another one; "" if it has this.
+
+        Readers with the same caller and version get the same text, made once.
+        """
+        if self._llm is None:
+            frame = "" if since == self._version else dumps({"cells": self._nothing()})
+            return self._version, frame
+        lens = self._lenses.get(caller)
+        if lens is None or since == lens.version:
+            return since, ""
+        key = caller, since
+        if key not in self._events:
+            self._events[key] = dumps({"cells": lens.frame(since)})
+        return lens.version, self._events[key]
+
+    def _nothing(self) -> dict[str, object]:
+        return empty_frame(self._slot.name, self._version)
+
+    def _next_version(self) -> None:
+        self._version += 1
+        self._events.clear()
+
+
+async def read_soon(llm: LLM, since: int = 0) -> TableCopy:
+    """A copy of what has changed in a model's table of cells, without waiting for the engine's lock."""
+    future, reads = llm.cells.copied(since), llm.cells.reads
+    try:
+        if not future.done():
+            wrapped = asyncio.wrap_future(future)
+            while not (await asyncio.wait((wrapped,), timeout=POLL_SECONDS))[0]:
+                reads.poll()
+        return future.result()
+    finally:
+        reads.drop(future)
