@@ -1,10 +1,12 @@
 """The map of cells in a real browser, with frames from the test's hand and from a real server."""
 
+import httpx
 import numpy as np
 import pytest
 from playwright.sync_api import expect
 
 from page.frames import follow, frame, push, sequence
+from serving import serving
 
 FREE, RUNNING, PARKED = "free", "running", "parked"
 N = 200
@@ -265,3 +267,25 @@ def test_another_view_needs_no_cells(cells):
     expect(page).to_have_title("Play · Stretto")
     page.wait_for_timeout(50)
     assert page.evaluate("asked") == asked
+
+
+def ask(server, prompt):
+    body = {"model": "mock", "prompt": prompt, "temperature": 0, "max_tokens": 4}
+    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
+
+
+def test_cells_of_a_real_server_are_followed(new_page):
+    with serving() as server:
+        page = new_page(f"{server.url}/#cells")
+        expect(page.locator("#no-cells")).to_contain_text("once it is loaded")
+        ask(server, "abcdefgh")
+        expect(page.locator("#map")).to_have_attribute("aria-label", "1,024 cells, 11 in use")
+        expect(count(page, "parked")).to_have_text("11")  # the last token has no cell
+        ask(server, "abcdefgxyz")  # another text, which shares what it can
+        expect(count(page, "shared")).to_have_text("7")
+        expect(page.locator("#cells-news li").first).to_contain_text("(7 cells shared)")
+        page.locator("#map").focus()
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("#cell")).to_contain_text("position 0, parked, shared by 2 sequences")
+        expect(page.locator("#cell code")).to_have_text("a")
+        expect(page.locator("#cell")).to_contain_text("(token 97)")
