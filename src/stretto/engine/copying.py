@@ -40,18 +40,37 @@ class TableCopy:
     seconds: float
 
 
+@dataclass(frozen=True)
+class CellCopy:
+    """One cell: its position and token (−1 if it is free), its sequences' states, and salts as above."""
+
+    position: int
+    token: int
+    states: dict[int, SequenceState]
+    salts: dict[int, str]
+
+
+def copy_cell(runner: Runner, cell: int) -> CellCopy:
+    """Copy one cell of the table; under the runner's lock."""
+    cells, members = runner.cells, runner.cells.members(cell)
+    states = {i: state_of(runner, i) for i in sorted(members)}
+    return CellCopy(int(cells.positions[cell]), int(cells.tokens[cell]), states, {})
+
+
+def state_of(runner: Runner, sequence: int) -> SequenceState:
+    """The state of a sequence that has cells."""
+    if (entry := runner.prefixes.entry(sequence)) is not None:
+        return "pinned" if entry.pins else "parked"
+    track = runner.tracks.get(sequence)
+    return "running" if track is not None and track.running else "held"
+
+
 def copy_table(runner: Runner, since: int = 0) -> TableCopy:
     """Copy what has changed since a version of the table, all of it since 0; under the runner's lock."""
     begun = time.thread_time()
-    cells, tracks = runner.cells, runner.tracks
+    cells = runner.cells
     changes = cells.changes(since)
-    states: dict[int, SequenceState] = {
-        entry.id: "pinned" if entry.pins else "parked" for entry in runner.prefixes.entries()
-    }
-    for sequence in cells.views:
-        if sequence not in states:
-            track = tracks.get(sequence)
-            states[sequence] = "running" if track is not None and track.running else "held"
+    states = {i: state_of(runner, i) for i in cells.views}
     placeholder = None if runner.images is None else runner.images.placeholder
     no_images = placeholder is None or changes.tokens.size == 0
     return TableCopy(

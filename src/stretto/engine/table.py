@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from stretto.backends.base import Batch
 from stretto.cache.changes import CellChanges
 from stretto.cache.checks import check_id, check_integers, check_range
-from stretto.engine.copying import TableCopy, as_data, copy_table
+from stretto.engine.copying import CellCopy, TableCopy, as_data, copy_cell, copy_table
 from stretto.engine.engine import Engine
 from stretto.engine.reads import Reads
 from stretto.engine.runner import FIRST_ID
@@ -103,6 +103,10 @@ class CellTable:
         They are copied at once if the engine does nothing, otherwise at the end of its step.
         """
         return self.reads.ask(lambda: copy_table(self._engine.runner, since))
+
+    def at(self, cell: int) -> Future[CellCopy]:
+        """What is in a cell, for a reader that must not wait."""
+        return self.reads.ask(lambda: copy_cell(self._engine.runner, cell))
 
     @property
     def reads(self) -> Reads:

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, Response
 
 from stretto import __version__
-from stretto.server import docs, live, ollama, openai, own, pages, running, speech, tasks
+from stretto.server import cells, docs, live, ollama, openai, own, pages, running, speech, tasks
 from stretto.server.errors import install
 from stretto.server.guard import Guard, TextLines
 from stretto.server.lean import Lean
@@ -30,6 +30,7 @@ ROUTERS = (
     tasks.router,
     ollama.router,
     own.router,
+    cells.router,
     running.router,
     live.router,
 )

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable
 
-from stretto.engine.copying import TableCopy
 from stretto.llm import LLM
 from stretto.server.callers import Caller
 from stretto.server.errors import dumps
 from stretto.server.frames import Lens, empty_frame
 from stretto.server.mirror import Mirror
+from stretto.server.reading import soon
 from stretto.server.running import owned
 from stretto.server.slots import Slot
 from stretto.server.state import State
-
-POLL_SECONDS = 0.1  # after which a read that no step has done is tried again
 
 
 class Following:
@@ -40,7 +37,7 @@ class Following:
             self._next_version()
         if llm is None:
             return 0.0
-        copied = await read_soon(llm, self._mirror.version)
+        copied = await soon(llm, llm.cells.copied(self._mirror.version))
         begun = time.thread_time()
         self._mirror.apply(copied)
         wanted = set(callers)
@@ -76,16 +73,3 @@ class Following:
     def _next_version(self) -> None:
         self._version += 1
         self._events.clear()
-
-
-async def read_soon(llm: LLM, since: int = 0) -> TableCopy:
-    """A copy of what has changed in a model's table of cells, without waiting for the engine's lock."""
-    future, reads = llm.cells.copied(since), llm.cells.reads
-    try:
-        if not future.done():
-            wrapped = asyncio.wrap_future(future)
-            while not (await asyncio.wait((wrapped,), timeout=POLL_SECONDS))[0]:
-                reads.poll()
-        return future.result()
-    finally:
-        reads.drop(future)

@@ -36,6 +36,7 @@ MAX_WATCHERS = 8
 RETRY_SECONDS = 10
 CELL_SECONDS, LOAD_SECONDS = 0.25, 1.0  # between two frames, at least
 CPU_SHARE = 0.01  # of a core, for all watching together
+BURST_SECONDS = 4.0  # of that share may be spent in advance: a page that opens shows something soon
 MAX_DELAY_SECONDS = 5.0  # however much it takes
 SEND_SECONDS = 30.0  # that a reader may take for what it was sent
 MAX_SEND_CPU = 0.002  # counted for sending, during which other tasks may run
@@ -97,7 +98,8 @@ class Live:
         """Count CPU time, and put off what comes next accordingly."""
         self.spent += seconds
         now = time.monotonic()
-        self._ready = min(max(now, self._ready) + seconds / CPU_SHARE, now + MAX_DELAY_SECONDS)
+        ready = max(now - BURST_SECONDS, self._ready) + seconds / CPU_SHARE
+        self._ready = min(ready, now + MAX_DELAY_SECONDS)
 
     # -- reading --
 

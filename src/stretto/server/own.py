@@ -123,16 +123,6 @@ async def _stats(slot: Slot) -> dict[str, Any]:
     return facts
 
 
-@router.get("/stretto/cells")
-async def cells(request: Request, model: ModelName) -> Response:
-    """A snapshot of a model's cells: those in use with position and token, and the sequences."""
-    slot = state_of(request).registry.find(model)
-    if not isinstance(slot.llm, LLM):
-        return Json({"model": model, "loaded": False, "cells": 0, "free": 0, "used": [], "sequences": []})
-    snapshot = await asyncio.to_thread(slot.llm.cells.snapshot)
-    return Json({"model": model, "loaded": True, **snapshot})
-
-
 @router.get("/stretto/pins")
 async def pins(request: Request, model: ModelName) -> Response:
     """The prompts that are pinned in a model's cache (`cache_pin`)."""
