@@ -13,7 +13,12 @@ export default function Cells({model, live}) {
   const canvas = useRef(), map = useRef(), table = useRef(new Table()), chosen = useRef(null), due = useRef(0);
   const [, again] = useState(0), [cursor, move] = useState(null), [selected, select] = useState(null), [news, setNews] = useState([]);
   const {connected} = useLive(), name = model?.name;
-  const draw = () => { due.current ||= requestAnimationFrame(() => { due.current = 0; map.current?.paint(table.current, chosen.current); }); };
+  const draw = () => { due.current ||= requestAnimationFrame(() => {
+    const {columns} = map.current;
+    due.current = 0;
+    map.current.paint(table.current, chosen.current);
+    if (columns !== map.current.columns) again(n => n + 1); // the cursor has moved
+  }); };
 
   useEffect(() => {
     map.current = new CellMap(canvas.current);

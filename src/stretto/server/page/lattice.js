@@ -1,6 +1,6 @@
 // The lattice of a parallel run: its most probable path, and where its members are drawn.
-export const ROW = 40, GAP = 36, TOP = 6, HEIGHT = 30;
-const WIDEST = 200;
+export const ROW = 40, TOP = 6, HEIGHT = 30;
+const GAP = 36, WIDEST = 200;
 
 // The path with the greatest product of probabilities, by Viterbi's algorithm: a member of each step. `edges[i][j]` is the
 // probability of member j after member i of the step before, in the model's own distribution there.
@@ -28,7 +28,18 @@ export function layout(steps, widthOf) {
   return {columns, width: Math.max(0, x - GAP), height: TOP * 2 + ROW * Math.max(1, ...steps.map(step => step.members.length))};
 }
 
-export const middle = member => TOP + ROW * member + HEIGHT / 2;
+// Lines between members of neighbouring steps as paths of SVG: on the best path, probable, and less so.
+export function lines(steps, columns, path) {
+  const found = {faint: '', probable: '', best: ''}, middle = member => TOP + ROW * member + HEIGHT / 2;
+  steps.slice(1).forEach(({edges}, k) => {
+    const x = columns[k].x + columns[k].width, to = x + GAP, bend = x + GAP / 2;
+    edges.forEach((row, i) => row.forEach((p, j) => {
+      const kind = path[k] === i && path[k + 1] === j ? 'best' : p > .3 ? 'probable' : p > .03 ? 'faint' : null;
+      if (kind) found[kind] += `M${x} ${middle(i)}C${bend} ${middle(i)} ${bend} ${middle(j)} ${to} ${middle(j)}`;
+    }));
+  });
+  return found;
+}
 
 // The attention that a member gives to the members before it and to the rest, which is the prompt: {weights: [[…]…], others}.
 export function attended(run, step, member) {

@@ -1,7 +1,7 @@
 // Parallel runs: several tokens at one position, drawn as a lattice that grows; isolated and visible side by side.
-import {html, useEffect, useRef, useState} from './vendor/preact.js';
+import {html, useEffect, useMemo, useRef, useState} from './vendor/preact.js';
 import {events} from './api.js';
-import {attended, bestPath, GAP, HEIGHT, layout, middle, ROW, TOP} from './lattice.js';
+import {attended, bestPath, HEIGHT, layout, lines, ROW, TOP} from './lattice.js';
 import {Bar, Field, number, percent, visible} from './ui.js';
 
 const NUMBERS = [
@@ -18,7 +18,7 @@ const CHOICES = [
 ];
 const CHECKS = {ignore_eos: 'go on after the end', attention: 'keep attention'};
 const START = {prompt: 'The cat sat on the', threshold: .12, max_width: 4, max_tokens: 16, temperature: 1, prune: '', prune_after: 4, mode: 'both', combine: 'mixture', stop: ''};
-let kept = START; // for as long as the page is open
+let kept = START, last = []; // for as long as the page is open
 
 function bodyOf(form, mode, model) {
   const numbers = NUMBERS.filter(([name]) => form[name] !== '').map(([name]) => [name, +form[name]]);
@@ -27,7 +27,8 @@ function bodyOf(form, mode, model) {
 }
 
 export default function Parallel({model}) {
-  const [form, setForm] = useState(kept), [runs, setRuns] = useState([]), [busy, setBusy] = useState(false), abort = useRef(null);
+  const [form, setForm] = useState(kept), [runs, setRuns] = useState(last), [busy, setBusy] = useState(false), abort = useRef(null);
+  useEffect(() => () => abort.current?.abort(), []);
   const set = (name, value) => setForm(kept = {...kept, [name]: value});
   const start = async event => {
     event.preventDefault();
@@ -35,8 +36,10 @@ export default function Parallel({model}) {
     const {signal} = abort.current = new AbortController();
     const made = (form.mode === 'both' ? ['isolated', 'visible'] : [form.mode]).map(mode => ({mode, steps: [], attention: new Map()}));
     setBusy(true);
-    setRuns(made);
-    await Promise.all(made.map(run => follow(run, bodyOf(form, run.mode, model.name), signal, () => { if (!signal.aborted) setRuns([...made]); })));
+    setRuns(last = made);
+    let due = 0; // one drawing for all that has come
+    const tell = () => { due ||= requestAnimationFrame(() => { due = 0; if (abort.current?.signal === signal) setRuns([...made]); }); };
+    await Promise.all(made.map(run => follow(run, bodyOf(form, run.mode, model.name), signal, tell)));
     if (abort.current?.signal === signal) setBusy(false);
   };
   const stop = () => { abort.current?.abort(); setBusy(false); };
@@ -57,17 +60,19 @@ export default function Parallel({model}) {
   <div class="wide runs">${runs.map(run => html`<${Run} key=${run.mode} ...${{run, form}}/>`)}</div>`;
 }
 
+function change(run, at, members) { run.steps[at] = {...run.steps[at], members}; } // another step: it is drawn again
+
 async function follow(run, body, signal, tell) {
   try {
     for await (const {step, attention, result} of events('/stretto/parallel', {method: 'POST', body, signal})) {
       if (step) {
         run.steps.push(step);
-        for (const [at, member] of step.pruned) if (run.steps[at]) run.steps[at].members[member].kept = false;
+        for (const [at, member] of step.pruned) change(run, at, run.steps[at].members.map((one, j) => j === member ? {...one, kept: false} : one));
       }
       if (attention) run.attention.set(attention.index, attention);
       if (result) { // with cells, and what was pruned at last
         run.result = result;
-        result.steps.forEach(({members}, at) => { if (run.steps[at]) run.steps[at].members = members; });
+        result.steps.forEach(({members}, at) => change(run, at, members));
       }
       tell();
     }
@@ -89,7 +94,8 @@ function Run({run}) {
 }
 
 const pen = document.createElement('canvas').getContext('2d');
-const widthOf = ({text, probability}) => { pen.font = '14px ui-monospace, monospace'; return pen.measureText(`${visible(text)} ${percent(probability)}`).width + 26; };
+pen.font = '14px ui-monospace, monospace';
+const widthOf = one => one.width ??= pen.measureText(`${visible(one.text)} ${percent(one.probability)}`).width + 26;
 
 function Lattice({steps, path, at, choose, mode, weights}) {
   const box = useRef(), {columns, width, height} = layout(steps, widthOf), [now, member] = at ?? [0, 0], most = Math.max(...(weights ?? []).flat());
@@ -105,18 +111,19 @@ function Lattice({steps, path, at, choose, mode, weights}) {
     event.preventDefault();
     go(now + right, Math.max(0, member + down));
   };
-  const line = (k, i, j, p) => {
-    const x = columns[k].x + columns[k].width, to = columns[k + 1].x, best = path[k] === i && path[k + 1] === j;
-    return (best || p > .02) && html`<path class=${best ? 'best' : null} stroke-width=${best ? 2.5 : .5 + 2 * p} d=${`M${x} ${middle(i)}C${x + GAP / 2} ${middle(i)} ${to - GAP / 2} ${middle(j)} ${to} ${middle(j)}`}/>`;
-  };
   return html`<div class="lattice" ref=${box} tabindex="0" role="group" aria-label=${`Lattice, ${mode}: a column for each position`} onKeyDown=${keys}>
     <div style=${{width: `${width}px`, height: `${height}px`}}><svg aria-hidden="true" width=${width} height=${height}>
-      ${steps.slice(1).map((step, k) => step.edges.map((row, i) => row.map((p, j) => line(k, i, j, p))))}</svg>
-    ${steps.map((step, k) => step.members.map((one, j) => html`<button type="button" key=${`${k},${j}`} data-at=${`${k},${j}`} tabindex=${k === now && j === member ? 0 : -1}
-      class=${['node', path[k] === j && 'best', !one.kept && 'pruned'].filter(Boolean).join(' ')} aria-pressed=${!!at && k === now && j === member} onClick=${() => go(k, j)}
-      style=${{left: `${columns[k].x}px`, top: `${TOP + ROW * j}px`, width: `${columns[k].width}px`, height: `${HEIGHT}px`, '--share': most > 0 ? weights[k][j] / most : 0}}
-      >${one.kept ? visible(one.text) : html`<s>${visible(one.text)}</s>`} <small>${percent(one.probability)}</small>${path[k] === j && html`<span class="hidden"> on the path</span>`}${
-        !one.kept && html`<span class="hidden"> pruned</span>`}</button>`))}</div></div>`;
+      ${Object.entries(lines(steps, columns, path)).map(([kind, d]) => html`<path key=${kind} class=${kind} d=${d}/>`)}</svg>
+      ${steps.map((step, k) => html`<${Column} key=${k} ...${{step, k, go, most, ...columns[k]}} best=${path[k]} tab=${k === now ? member : null} chosen=${at && k === now ? member : null} shares=${weights?.[k]}/>`)}</div></div>`;
+}
+
+// A set. It is drawn again only if something in it has changed: runs are long, and grow by one set.
+function Column({step, k, go, most, x, width, best, tab, chosen, shares}) {
+  return useMemo(() => step.members.map((one, j) => html`<button type="button" key=${j} data-at=${`${k},${j}`} tabindex=${j === tab ? 0 : -1} aria-pressed=${j === chosen} onClick=${() => go(k, j)}
+    class=${['node', j === best && 'best', !one.kept && 'pruned'].filter(Boolean).join(' ')}
+    style=${{left: `${x}px`, top: `${TOP + ROW * j}px`, width: `${width}px`, height: `${HEIGHT}px`, '--share': most > 0 ? shares[j] / most : 0}}
+    >${one.kept ? visible(one.text) : html`<s>${visible(one.text)}</s>`} <small>${percent(one.probability)}</small>${j === best && html`<span class="hidden"> on the path</span>`}${
+      !one.kept && html`<span class="hidden"> pruned</span>`}</button>`), [step, best, tab, chosen, shares]);
 }
 
 function Member({run, at: [step, member], looks}) {
