@@ -42,6 +42,13 @@ def test_a_text_goes_on_from_the_cache(web, path, body):
     assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
 
 
+def test_what_has_ended_cannot_go_on(web):
+    answer = web.post(CHAT, json={**TALK, "continue_token_ids": [72, 257]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "already_ended")
+    more = web.post(CHAT, json={**TALK, "continue_token_ids": [72, 257], "ignore_eos": True, "max_tokens": 1})
+    assert more.status_code == 200
+
+
 def test_several_texts_go_on_from_one_start(web):
     answer = web.post(
         "/v1/completions", json={**TEXT, "n": 2, "presence_penalty": 0.1, "continue_token_ids": [72, 101]}

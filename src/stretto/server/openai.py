@@ -103,6 +103,13 @@ async def _continued(
     begun = body.continue_token_ids
     if begun is None:
         return prompts
+    if begun[-1] in generation.lease.llm.tokenizer.end_ids and not body.ignore_eos:
+        raise ApiError(
+            400,
+            f"continue_token_ids ends with {begun[-1]}, which ends the text; there is nothing to go on with",
+            param="continue_token_ids",
+            code="already_ended",
+        )
     ids = [await asyncio.to_thread(ids_of, generation.lease.llm, prompt) for prompt in prompts]
     return [[*prompt, *begun] for prompt in ids]
 

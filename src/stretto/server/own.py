@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -39,6 +40,7 @@ class TokenizeRequest(Body):
     text: Text | None = None
     tokens: Tokens | None = None
     special: bool = Field(True, description="Special tokens in the text are tokens, and BOS is added.")
+    inside: bool = Field(False, description="The text stands within another: no BOS, no space in front.")
 
 
 class ScoreRequest(Body):
@@ -151,7 +153,8 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     try:
         tokenizer = generation.lease.llm.tokenizer
         if body.text is not None:
-            ids = await asyncio.to_thread(tokenizer.encode, body.text, body.special)
+            encode = partial(tokenizer.encode, special=body.special)
+            ids = await asyncio.to_thread(tokenizer.encode_inside if body.inside else encode, body.text)
         else:
             ids = body.tokens or []
         text = tokenizer.decode(ids, special=body.special)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from os.path import commonprefix
 from typing import Any
 
 from stretto.engine.engine import Engine
@@ -59,7 +58,9 @@ class ToolPlan:
         start = max(0, len(before) + result.answer_start)
         text, calls = self.reader.read([*before, *result.tokens][start:])
         if before and calls:
-            text = text[len(commonprefix([text, self.reader.read(list(before[start:]))[0]])) :]
+            said, _ = self.reader.read(list(before[start:]))
+            same = (i for i, pair in enumerate(zip(text, said, strict=False)) if pair[0] != pair[1])
+            text = text[next(same, min(len(text), len(said))) :]
         return replace(result, text=text, tool_calls=calls) if calls else result
 
 

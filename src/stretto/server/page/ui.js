@@ -48,9 +48,10 @@ export function Tabs({label, tabs, current, onChange}) {
   const move = event => {
     const step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
     if (!step) return;
+    const list = event.currentTarget;
     event.preventDefault();
     onChange(ids[(ids.indexOf(current) + step + ids.length) % ids.length]);
-    requestAnimationFrame(() => event.currentTarget?.querySelector('[aria-selected=true]')?.focus());
+    requestAnimationFrame(() => list.querySelector('[aria-selected=true]')?.focus());
   };
   return html`<div class="tabs" role="tablist" aria-label=${label} onKeyDown=${move}>${ids.map(id => html`
     <button type="button" role="tab" key=${id} aria-selected=${id === current} tabindex=${id === current ? 0 : -1} onClick=${() => onChange(id)}>${tabs[id]}</button>`)}</div>`;
