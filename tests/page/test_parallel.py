@@ -47,9 +47,9 @@ def start(page, **fields):
     """Fill in the form and run."""
     page.get_by_label("Prompt").fill(PROMPT)
     page.get_by_text("More options").click()
-    for label, value in {"Threshold": 0.01, "Width": 3, "Steps": 8, **fields}.items():
+    for label, value in {"threshold": 0.01, "max_width": 3, "max_tokens": 8, **fields}.items():
         page.get_by_label(label, exact=True).fill(str(value))
-    page.get_by_label("go on after the end").check()
+    page.get_by_label("ignore_eos").check()
     page.get_by_role("button", name="Run").click()
 
 
@@ -114,8 +114,8 @@ def test_isolated_and_visible_run_side_by_side(parallel, server, shot):
 
 def test_members_are_reached_by_keyboard_and_tell_their_attention(parallel):
     page = parallel()
-    page.get_by_label("Mode", exact=True).select_option("isolated")
-    page.get_by_label("keep attention").check()
+    page.get_by_label("mode", exact=True).select_option("isolated")
+    page.get_by_label("attention", exact=True).check()
     start(page)
     expect(page.locator("#end-isolated")).to_be_visible()
     lattice = page.get_by_label("Lattice, isolated")
@@ -151,7 +151,7 @@ def test_an_error_is_shown_with_its_reason(parallel):
 def test_a_run_is_stopped(new_page):
     with serving(endless(0.02)) as server:
         page = new_page(f"{server.url}/#parallel")
-        start(page, Steps=900)
+        start(page, max_tokens=900)
         expect(page.locator(".node").nth(5)).to_be_attached()
         page.get_by_role("button", name="Stop").click()
         expect(page.get_by_role("button", name="Stop")).to_be_disabled()
@@ -175,8 +175,8 @@ def test_the_form_is_kept_while_other_views_are_shown(parallel):
 @pytest.mark.parametrize("colors", ["light", "dark"])
 def test_axe_finds_nothing(parallel, axe, shot, colors):
     page = parallel(color_scheme=colors)
-    page.get_by_label("keep attention").check()
-    start(page, Prune=0.9)
+    page.get_by_label("attention", exact=True).check()
+    start(page, prune=0.9)
     for mode in ("isolated", "visible"):
         expect(page.locator(f"#end-{mode}")).to_be_visible()
     page.get_by_label("Lattice, isolated").locator(".node").nth(3).click()

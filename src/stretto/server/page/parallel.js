@@ -2,28 +2,28 @@
 import {html, useEffect, useMemo, useRef, useState} from './vendor/preact.js';
 import {events} from './api.js';
 import {attended, bestPath, HEIGHT, layout, lines, ROW, TOP} from './lattice.js';
-import {Bar, Field, number, percent, visible} from './ui.js';
+import {Field, number, percent, visible} from './ui.js';
 
-const NUMBERS = [
-  ['threshold', 'Threshold', {min: .001, max: 1, step: .001}, 'Every token at least so probable is kept.'],
-  ['max_width', 'Width', {min: 1, max: 256}, 'Members of a set, at most.'],
-  ['max_tokens', 'Steps', {min: 1, max: 4096}, 'At most.'],
-  ['temperature', 'Temperature', {min: 0, max: 100, step: .01}, 'Applied before the threshold.'],
-  ['prune', 'Prune', {min: .01, max: 100, step: .01}, 'Remove members under so many times the mean attention of their set. Empty: none.'],
-  ['prune_after', 'Prune after', {min: 1, max: 4096}, 'Steps until that is decided.'],
-];
-const CHOICES = [
-  ['mode', 'Mode', {both: 'both, side by side', isolated: 'isolated', visible: 'visible'}, 'Whether the members of a set attend to each other.'],
-  ['combine', 'Combine', {mixture: 'mixture', best: 'best'}, 'The next distribution: the mixture of the members’, or the best member’s.'],
-];
-const CHECKS = {ignore_eos: 'go on after the end', attention: 'keep attention'};
-const START = {prompt: 'The cat sat on the', threshold: .12, max_width: 4, max_tokens: 16, temperature: 1, prune: '', prune_after: 4, mode: 'both', combine: 'mixture', stop: ''};
-let kept = START, last = []; // for as long as the page is open
+// name: [value at first, choices or limits, help]
+const OPTIONS = {
+  mode: ['both', ['both', 'isolated', 'visible'], 'Whether members of a set attend to each other; both: two runs.'],
+  threshold: [.12, {min: .001, max: 1, step: 'any'}, 'Every token at least so probable is kept.'],
+  max_width: [4, {min: 1, max: 256}, 'Members of a set, at most.'],
+  max_tokens: [16, {min: 1, max: 4096}, 'Steps, at most.'],
+  attention: [false, null, 'Tell what members attend to.'],
+  combine: ['mixture', ['mixture', 'best'], 'The next distribution: the mixture of the members’, or the best one’s.'],
+  temperature: [1, {min: 0, max: 100, step: 'any'}, 'Applied before the threshold.'],
+  prune: ['', {min: .001, max: 100, step: 'any'}, 'Members under so many times the mean attention of their set are removed.'],
+  prune_after: [4, {min: 1, max: 4096}, 'Steps until that is decided.'],
+  stop: ['', '', 'A text that ends the run.'],
+  ignore_eos: [false, null, 'Go on behind end tokens.'],
+};
+const NAMES = Object.keys(OPTIONS), FIRST = 5;
+let kept = {prompt: 'The cat sat on the', ...Object.fromEntries(NAMES.map(name => [name, OPTIONS[name][0]]))}, last = []; // while the page is open
 
 function bodyOf(form, mode, model) {
-  const numbers = NUMBERS.filter(([name]) => form[name] !== '').map(([name]) => [name, +form[name]]);
-  const checks = Object.keys(CHECKS).filter(name => form[name]).map(name => [name, true]);
-  return {model, prompt: form.prompt, stream: true, mode, combine: form.combine, ...(form.stop && {stop: form.stop}), ...Object.fromEntries([...numbers, ...checks])};
+  const given = Object.entries(form).filter(([, value]) => value !== '' && value !== false);
+  return {model, stream: true, ...Object.fromEntries(given.map(([name, value]) => [name, OPTIONS[name]?.[1]?.min == null ? value : +value])), mode};
 }
 
 export default function Parallel({model}) {
@@ -43,21 +43,19 @@ export default function Parallel({model}) {
     if (abort.current?.signal === signal) setBusy(false);
   };
   const stop = () => { abort.current?.abort(); setBusy(false); };
-  const choice = ([name, label, options, help]) => html`<${Field} key=${name} ...${{label, help}}>${(id, described) => html`<select id=${id} aria-describedby=${described} value=${form[name]}
-    onChange=${event => set(name, event.target.value)}>${Object.entries(options).map(([value, text]) => html`<option value=${value}>${text}</option>`)}</select>`}<//>`;
-  const numeric = ([name, label, limits, help]) => html`<${Field} key=${name} ...${{label, help}}>${(id, described) => html`<input type="number" id=${id} aria-describedby=${described}
-    step="1" ...${limits} required=${name !== 'prune'} value=${form[name]} onInput=${event => set(name, event.target.value)}/>`}<//>`;
-  return html`<section class="wide" aria-labelledby="parallel-title"><h2 id="parallel-title">Several tokens at one position</h2>
+  const field = name => html`<${Field} key=${name} label=${name} help=${OPTIONS[name][2]}>${(id, described) => {
+    const [, kind] = OPTIONS[name], value = form[name], all = {id, 'aria-describedby': described, onInput: event => set(name, event.target[kind === null ? 'checked' : 'value'])};
+    if (kind?.map) return html`<select ...${all} value=${value}>${kind.map(one => html`<option value=${one}>${one}</option>`)}</select>`;
+    return kind === null ? html`<input type="checkbox" ...${all} checked=${value}/>` : html`<input ...${all} ...${kind && {type: 'number', ...kind}} value=${value}/>`;
+  }}<//>`;
+  return html`<section class="wide"><h2>Several tokens at one position</h2>
     <form onSubmit=${start}>
       <${Field} label="Prompt">${id => html`<textarea id=${id} required value=${form.prompt} onInput=${event => set('prompt', event.target.value)}
         onKeyDown=${event => { if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) event.target.form.requestSubmit(); }}></textarea>`}<//>
-      <div class="fields">
-        ${CHOICES.slice(0, 1).map(choice)}${NUMBERS.slice(0, 3).map(numeric)}</div>
-      <details><summary>More options</summary><div class="fields">${CHOICES.slice(1).map(choice)}${NUMBERS.slice(3).map(numeric)}
-        <${Field} label="Stop" help="A text that ends the run.">${(id, described) => html`<input id=${id} aria-describedby=${described} value=${form.stop} onInput=${event => set('stop', event.target.value)}/>`}<//></div></details>
-      <div class="row"><button class="primary" disabled=${!model}>Run</button><button type="button" disabled=${!busy} onClick=${stop}>Stop</button>
-        ${Object.entries(CHECKS).map(([name, text]) => html`<label key=${name}><input type="checkbox" checked=${!!form[name]} onChange=${event => set(name, event.target.checked)}/> ${text}</label>`)}</div></form></section>
-  <div class="wide runs">${runs.map(run => html`<${Run} key=${run.mode} ...${{run, form}}/>`)}</div>`;
+      <div class="fields">${NAMES.slice(0, FIRST).map(field)}</div>
+      <details><summary>More options</summary><div class="fields">${NAMES.slice(FIRST).map(field)}</div></details>
+      <div class="row"><button class="primary" disabled=${!model}>Run</button><button type="button" disabled=${!busy} onClick=${stop}>Stop</button></div></form></section>
+  <div class="wide runs">${runs.map(run => html`<${Run} key=${run.mode} run=${run}/>`)}</div>`;
 }
 
 function change(run, at, members) { run.steps[at] = {...run.steps[at], members}; } // another step: it is drawn again
@@ -82,14 +80,14 @@ async function follow(run, body, signal, tell) {
 }
 
 function Run({run}) {
-  const [chosen, choose] = useState(null), {steps, result, error, mode} = run, {path, logprob} = bestPath(steps), title = `run-${mode}`;
+  const [chosen, choose] = useState(null), {steps, result, error, mode} = run, {path, logprob} = bestPath(steps);
   const at = chosen && chosen[0] < steps.length ? chosen : null, looks = at && attended(run, ...at), text = steps.map((step, i) => step.members[path[i]].text).join('');
-  return html`<section aria-labelledby=${title}><h2 id=${title}>${mode}</h2>
+  return html`<section><h2>${mode}</h2>
     ${error && html`<p class="bad" role="alert">${error.message}</p>`}
     <${Lattice} ...${{steps, path, at, choose, mode}} weights=${looks?.weights}/>
     ${steps.length > 0 && html`<p><span class="soft">Most probable path (${percent(Math.exp(logprob / steps.length))} a token):</span> <span class="text" id=${`path-${mode}`}>${text}</span></p>`}
-    ${result && html`<p class="soft" role="status" id=${`end-${mode}`}>${number(result.usage.steps)} steps, ${number(result.usage.members)} members, ${number(result.usage.pruned)} pruned;
-      ${` ${number(result.timings.tokens_per_second)} steps a second; ended by ${result.finish_reason}`}</p>`}
+    ${result && html`<p class="soft" role="status" id=${`end-${mode}`}>${
+      `${number(result.usage.steps)} steps, ${number(result.usage.members)} members, ${number(result.usage.pruned)} pruned; ended by ${result.finish_reason}`}</p>`}
     ${at && html`<${Member} ...${{run, at, looks}}/>`}</section>`;
 }
 
@@ -131,8 +129,7 @@ function Member({run, at: [step, member], looks}) {
   return html`<h3>Step ${step + 1}, position ${position}</h3>
     <p aria-live="polite"><code>${visible(one.text)}</code> (token ${one.id}): ${percent(one.probability)}, ${percent(one.weight)} of its set${one.kept ? '' : ', pruned'}${one.cell == null ? '' : `, cell ${one.cell}`}.
       ${before && edges.map((row, i) => html` After <code>${visible(before[i].text)}</code> ${percent(row[member])}.`)}</p>
-    ${looks ? html`<table class="attention"><caption>Attention, the mean over layers and heads</caption><thead><tr><th scope="col">Token</th><th scope="col" class="num">Position</th><th scope="col" class="num">Share</th><th scope="col" class="hidden">Bar</th></tr></thead>
-      <tbody>${looks.columns.slice(0, 12).map(({piece, position, weight}) => html`<tr><td><code>${visible(piece)}</code></td><td class="num">${position}</td><td class="num">${percent(weight)}</td>
-        <td><${Bar} value=${weight} label=${percent(weight)}/></td></tr>`)}</tbody></table>`
-    : html`<p class="soft">${run.attention.size ? 'This set was chosen last and not computed: it has attended to nothing.' : 'With “keep attention” a run tells what its members attend to.'}</p>`}`;
+    ${looks ? html`<table class="attention"><caption>Attention, the mean over layers and heads</caption><thead><tr><th scope="col">Token</th><th scope="col">Position</th><th scope="col">Share</th></tr></thead>
+      <tbody>${looks.columns.slice(0, 12).map(({piece, position, weight}) => html`<tr><td><code>${visible(piece)}</code></td><td>${position}</td><td>${percent(weight)}</td></tr>`)}</tbody></table>`
+    : html`<p class="soft">${run.attention.size ? 'The last set is not computed: it has attended to nothing.' : 'With the option “attention” a run tells what its members attend to.'}</p>`}`;
 }
