@@ -9,6 +9,7 @@ from typing import Any
 from stretto.engine.aio import start
 from stretto.engine.branch import Branches
 from stretto.engine.news import News
+from stretto.engine.progress import Progress, progress_of
 from stretto.engine.request import Request
 from stretto.engine.types import Result, Token
 from stretto.engine.worker import Worker
@@ -42,14 +43,10 @@ class AsyncTexts:
             self._requests = [request for group in made for request in group]
 
     @property
-    def requests(self) -> list[Request[Any]]:
-        """The requests of all texts, once they have been made."""
-        return self._requests
-
-    @property
-    def firsts(self) -> list[Request[Any]]:
-        """The first request of each prompt."""
-        return [branches.requests[0] for branches in self._branches] if self._requests else []
+    def progress(self) -> Progress | None:
+        """How far they are; None before they have started."""
+        firsts = [branches.requests[0] for branches in self._branches]
+        return progress_of(self._requests, firsts) if self._requests else None
 
     def _prepare(self) -> None:
         self._prompts = [prompt() if callable(prompt) else prompt for prompt in self._prompts]

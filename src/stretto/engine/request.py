@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from stretto.engine.decoders.base import Decoder
 from stretto.engine.metrics import Metrics
@@ -15,8 +15,6 @@ from stretto.engine.types import FinishReason
 from stretto.errors import Cancelled, InvalidRequest
 
 D = TypeVar("D", bound=Decoder)
-
-RequestState = Literal["waiting", "prompt", "running"]
 
 _numbers = count()
 
@@ -75,13 +73,6 @@ class Request(Generic[D]):
     def is_expired(self) -> bool:
         """Whether its time is over."""
         return self.deadline is not None and time.monotonic() >= self.deadline
-
-    @property
-    def state(self) -> RequestState:
-        """How far it is: it has no cells (yet, or again), its prompt is being computed, or tokens come."""
-        if not any(source.track.n_placed for source in self.sources):
-            return "waiting"
-        return "running" if self.output.has_tokens else "prompt"
 
     @property
     def finish_reason(self) -> FinishReason | None:

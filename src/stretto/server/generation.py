@@ -16,11 +16,11 @@ from fastapi import Request
 from starlette.types import Receive
 
 from stretto import Result
-from stretto.engine.request import Request as EngineRequest
+from stretto.engine.progress import Progress
 from stretto.server.callers import caller_of
 from stretto.server.errors import ApiError, ClientGone, translate
 from stretto.server.registry import Lease
-from stretto.server.state import Progress, State, state_of
+from stretto.server.state import State, state_of
 
 Value = TypeVar("Value")
 
@@ -132,10 +132,11 @@ class Generation:
     def cancel(self) -> None:
         """End it by its caller's or the operator's word: its client gets an error that says so."""
         self.cancelled = True
-        if self.requests:
+        if self.texts is not None and self.texts.progress is not None:
             self.texts.cancel()
-        for task in () if self.requests else tuple(self._tasks):
-            task.cancel()
+        else:
+            for task in tuple(self._tasks):
+                task.cancel()
 
     @property
     def model(self) -> str:
@@ -145,24 +146,9 @@ class Generation:
     @property
     def progress(self) -> Progress:
         """How far it is."""
-        requests = self.requests
-        if not requests:
-            return Progress("waiting" if self.texts is not None else "running", 0, 0, 0, [])
-        tracks = [source.track for request in requests for source in request.sources]
-        firsts = [request.sources[0].track for request in self.texts.firsts if request.sources]
-        states = {request.state for request in requests if not request.finished}
-        return Progress(
-            state=next((state for state in ("running", "prompt", "waiting") if state in states), "running"),
-            prompt_tokens=sum(track.n_prompt for track in firsts),
-            tokens=sum(request.output.n_noted for request in requests),
-            cached_tokens=sum(track.n_cached for track in firsts),
-            sequences=[track.id for track in tracks],
-        )
-
-    @property
-    def requests(self) -> list[EngineRequest[Any]]:
-        """The engine's requests for its texts; none before they have started, or if it has no texts."""
-        return [] if self.texts is None else list(self.texts.requests)
+        if self.texts is None:  # it has none, or none yet
+            return Progress("running")
+        return self.texts.progress or Progress("waiting")
 
     def close(self) -> None:
         """Cancel the texts and release the model. Closing twice is fine."""

@@ -207,6 +207,7 @@ class LiveStream(Response):
                 work.result()
         finally:
             self._live.leave(self._watcher)
+            self._watcher.news.set()
             for task in (work, watch):
                 task.cancel()
                 with suppress(BaseException):
@@ -217,7 +218,8 @@ class LiveStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         text = live.opening(watcher)
         with suppress(asyncio.TimeoutError):  # a reader that takes nothing any more
-            while not live.state.traffic.stopping:
+            # The last condition is for Python before 3.12, whose wait_for may lose a cancellation.
+            while not live.state.traffic.stopping and watcher in live.watchers:
                 if text:
                     begun = time.thread_time()
                     message = {"type": "http.response.body", "body": text.encode(), "more_body": True}

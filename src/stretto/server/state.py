@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from fastapi import Request
 
+from stretto.engine.progress import Progress
 from stretto.server.answers import AnswerHistory
 from stretto.server.callers import Caller
 from stretto.server.registry import Opener, Registry
@@ -28,16 +29,6 @@ class Traffic:
         """Count an answer."""
         self.answered[path, status] += 1
         self.answers.count(status)
-
-
-class Progress(NamedTuple):
-    """How far a generation is: its state, tokens counted, and the ids of its sequences."""
-
-    state: str
-    prompt_tokens: int
-    tokens: int
-    cached_tokens: int
-    sequences: list[int]
 
 
 class Running(Protocol):
@@ -64,6 +55,16 @@ class Running(Protocol):
         """End it by its caller's or the operator's word."""
 
 
+class Download(Protocol):
+    """The part of a download that the server itself uses."""
+
+    def stop(self) -> None:
+        """End it soon."""
+
+    async def ended(self, seconds: float) -> None:
+        """Wait until it has ended, that long at most."""
+
+
 class State:
     """Settings, models, and running generations."""
 
@@ -71,6 +72,7 @@ class State:
         self.settings = settings
         self.registry = Registry(settings, opener)
         self.generations: set[Running] = set()
+        self.pull: Download | None = None  # the download under way; there is at most one
         self.traffic = Traffic()
         self.started = time.time()
 
@@ -79,7 +81,9 @@ class State:
         self.traffic.stopping = True
 
     def cancel_all(self) -> None:
-        """Cancel all running generations."""
+        """Cancel all running generations, and the download."""
+        if self.pull is not None:
+            self.pull.stop()
         for generation in list(self.generations):
             generation.stop()
 

@@ -68,7 +68,7 @@ export default function Cells({model, live}) {
   return html`<section aria-labelledby="cells-title"><h2 id="cells-title">Cells</h2>
       ${!shown.n && html`<p class="soft" id="no-cells">${!connected ? 'Waiting for the server…' : 'There is nothing to show yet: a model has cells once it is loaded, and it is loaded by its first request.'}</p>`}
       <ul class="legend" aria-label="Legend">${Object.entries(LEGEND).map(([key, text]) => html`
-        <li key=${key}><i class=${`dot ${key}`}></i>${text} <b id=${`n-${key}`}>${number(shown.counts?.[key] ?? 0)}</b></li>`)}</ul>
+        <li key=${key}><i class="dot" style=${{background: `var(--cell-${key})`}}></i>${text} <b id=${`n-${key}`}>${number(shown.counts?.[key] ?? 0)}</b></li>`)}</ul>
       <p class="readout" id="cell" aria-live="polite">${known ? html`<${Told} table=${shown} cell=${cursor} model=${name}/>` : 'Point at a cell, or use the arrow keys.'}</p>
       <p class="hidden" id="cells-keys">Arrow keys move, Enter selects the sequence of a cell, Escape none.</p>
       <div class="map"><canvas ref=${canvas} id="map" tabindex="0" role="application" aria-roledescription="map of cells" aria-describedby="cell cells-keys"

@@ -1,7 +1,7 @@
 // Cells as dots on a canvas. Dots are copied into a buffer of pixels, and only those whose look has changed.
 import {CHANGED, DIM, FREED, IMAGE, LIT, MARKS, SHARE, STACKED, STATES} from './table.js';
 
-const NAMES = [...STATES, 'image', 'freed', 'ink', 'card'], LARGEST = 14, SMALLEST = 3, NONE = 65535;
+const LARGEST = 14, SMALLEST = 3, NONE = 65535;
 
 export class CellMap {
   constructor(canvas) {
@@ -14,8 +14,8 @@ export class CellMap {
   // The theme's colours, once for each theme.
   readColours() {
     const one = document.createElement('canvas').getContext('2d', {willReadFrequently: true}), {style} = this.canvas;
-    this.colours = Object.fromEntries(NAMES.map(name => {
-      style.color = `var(--cell-${name})`;
+    this.colours = Object.fromEntries([...STATES.slice(1).map(name => `cell-${name}`), 'cell-image', 'line', 'bad', 'ink', 'card'].map(name => {
+      style.color = `var(--${name})`;
       one.fillStyle = getComputedStyle(this.canvas).color;
       one.fillRect(0, 0, 1, 1);
       return [name, one.getImageData(0, 0, 1, 1).data];
@@ -71,7 +71,7 @@ export class CellMap {
   #sprite(look) {
     const {size, colours} = this, sprite = new Uint32Array(size * size), side = size - Math.max(1, Math.round(size / 8));
     const state = look & 7, share = (look & 3 * SHARE) / SHARE, {card, ink} = colours;
-    let main = colours[look & FREED ? 'freed' : look & CHANGED ? 'ink' : look & IMAGE ? 'image' : STATES[state]];
+    let main = colours[look & FREED ? 'bad' : look & CHANGED ? 'ink' : look & IMAGE ? 'cell-image' : state ? `cell-${STATES[state]}` : 'line'];
     if (share) main = mix(main, ink, .15 * share);
     const hole = mix(card, main, .3), rim = [side, .3, .2, .12][share] * side;
     for (let y = 0; y < side; y++) for (let x = 0; x < side; x++) {

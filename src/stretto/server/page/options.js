@@ -4,6 +4,7 @@ import {Field} from './ui.js';
 
 const number = (help, fallback, more) => ({kind: 'number', help, fallback, step: 'any', ...more});
 const integer = (help, fallback, more) => ({kind: 'number', help, fallback, step: 1, ...more});
+const EFFORTS = ['none', 'minimal', 'low', 'medium', 'high', 'xhigh'];
 export const OPTIONS = {
   max_tokens: integer('At most so many tokens.', 256, {min: 1}),
   temperature: number('How freely tokens are drawn; 0 takes the most probable one.', 0.8, {min: 0, max: 100, step: 0.05}),
@@ -20,11 +21,16 @@ export const OPTIONS = {
   logit_bias: {kind: 'json', help: 'Added to logits, by token id, as {"42": -100}.', fallback: 'none'},
   ignore_eos: {kind: 'switch', help: "Go on behind the model's end tokens."},
   timeout: number('Seconds; then the text so far is the answer.', 'none', {min: 0}),
-  reasoning_effort: {kind: 'choice', help: "How much to think, by the model's own switch.", values: ['none', 'minimal', 'low', 'medium', 'high', 'xhigh'], chat: true},
+  reasoning_effort: {kind: 'choice', help: "How much to think, by the model's own switch.", values: EFFORTS, chat: true},
   chat_template_kwargs: {kind: 'json', help: 'Arguments of the chat template, as {"enable_thinking": false}.', fallback: 'none', chat: true},
   cache_pin: {kind: 'text', help: 'A name: the prompt stays in the prefix cache.', fallback: 'none'},
 };
-export const SHAPES = {none: 'any text', schema: 'JSON by a schema', object: 'any JSON object', regex: 'a regular expression', lark: 'a Lark grammar', choices: 'one of these lines'};
+const SHAPES = {
+  none: 'any text', schema: 'JSON by a schema', object: 'any JSON object', regex: 'a regular expression', lark: 'a Lark grammar',
+  choices: 'one of these lines',
+};
+const SCHEMA = '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}}';
+const FUNCTIONS = '[{"name": "weather", "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}}]';
 
 export class FieldError extends Error {
   constructor(param, message) { super(message); this.param = param; }
@@ -46,10 +52,9 @@ export function fields(values, chat) {
     else body[name] = value;
     if (Number.isNaN(body[name])) throw new FieldError(name, 'This is no number.');
   }
-  const {shape = 'none', grammar = '', tools = ''} = values;
-  if (shape === 'object') body.grammar = {type: 'json', schema: {type: 'object'}};
-  else if (shape === 'schema' && chat) body.response_format = {type: 'json_schema', json_schema: {name: 'answer', schema: parsed('grammar', grammar)}};
-  else if (shape === 'schema') body.grammar = {type: 'json', schema: parsed('grammar', grammar)};
+  const {shape = 'none', grammar = '', tools = ''} = values, schema = shape === 'schema' ? parsed('grammar', grammar) : {type: 'object'};
+  if (shape === 'schema' && chat) body.response_format = {type: 'json_schema', json_schema: {name: 'answer', schema}};
+  else if (shape === 'schema' || shape === 'object') body.grammar = {type: 'json', schema};
   else if (shape === 'regex') body.grammar = {type: 'regex', pattern: grammar};
   else if (shape === 'lark') body.grammar = {type: 'lark', grammar};
   else if (shape === 'choices') body.grammar = {type: 'choices', choices: grammar.split('\n').filter(line => line)};
@@ -64,31 +69,42 @@ export function fields(values, chat) {
 // Which control a field of the server's answer belongs to: messages[0].content -> null, grammar.pattern -> grammar.
 export function controlOf(param) {
   const name = (param ?? '').split(/[.[]/)[0];
-  return {response_format: 'grammar', max_completion_tokens: 'max_tokens'}[name] ?? (name in OPTIONS || ['grammar', 'tools', 'tool_choice'].includes(name) ? name : null);
+  return name === 'response_format' ? 'grammar' : name in OPTIONS || ['grammar', 'tools', 'tool_choice'].includes(name) ? name : null;
 }
 
 function Control({name, option, id, described, value, set}) {
-  const all = {id, 'aria-describedby': described, onInput: event => set(name, event.target.value)};
-  const hint = option.fallback == null ? '' : String(option.fallback);
-  if (option.kind === 'switch') return html`<input type="checkbox" id=${id} aria-describedby=${described} checked=${!!value} onChange=${event => set(name, event.target.checked)}/>`;
-  if (option.kind === 'choice') return html`<select ...${all} value=${value ?? ''}><option value="">as the model has it</option>${option.values.map(one => html`<option key=${one}>${one}</option>`)}</select>`;
-  if (option.kind === 'lines') return html`<textarea ...${all} rows="2" placeholder=${hint} value=${value ?? ''}></textarea>`;
-  const {min, max, step} = option;
-  return html`<input ...${all} ...${option.kind === 'number' ? {type: 'number', min, max, step: step === 1 ? 1 : 'any', inputmode: 'decimal'} : {type: 'text'}} placeholder=${hint} value=${value ?? ''}/>`;
+  const {kind, min, max, step, fallback = ''} = option;
+  const all = {id, 'aria-describedby': described, value: value ?? '', onInput: event => set(name, event.target.value)};
+  if (kind === 'switch') {
+    return html`<input type="checkbox" id=${id} aria-describedby=${described} checked=${!!value} onChange=${event => set(name, event.target.checked)}/>`;
+  }
+  if (kind === 'choice') {
+    return html`<select ...${all}><option value="">as the model has it</option>
+      ${option.values.map(one => html`<option key=${one} value=${one}>${one}</option>`)}</select>`;
+  }
+  if (kind === 'lines') return html`<textarea ...${all} rows="2" placeholder=${fallback}></textarea>`;
+  const more = kind === 'number' ? {type: 'number', min, max, step: step === 1 ? 1 : 'any', inputmode: 'decimal'} : {type: 'text'};
+  return html`<input ...${all} ...${more} placeholder=${String(fallback)}/>`;
 }
 
 export function OptionForm({values, set, chat, error}) {
-  const wrong = name => error?.param === name ? error.message : null;
-  const text = (name, label, help, rows, placeholder) => html`<${Field} label=${label} help=${help} error=${wrong(name)}>${(id, described) => html`
-    <textarea id=${id} rows=${rows} spellcheck=${false} aria-describedby=${described} placeholder=${placeholder} value=${values[name] ?? ''} onInput=${event => set(name, event.target.value)}></textarea>`}<//>`;
-  const choice = (name, label, options) => html`<${Field} label=${label} error=${wrong(name)}>${id => html`<select id=${id} value=${values[name] ?? ''} onChange=${event => set(name, event.target.value)}>
-    ${Object.entries(options).map(([value, shown]) => html`<option key=${value} value=${value}>${shown}</option>`)}</select>`}<//>`;
-  const {shape = 'none'} = values;
-  return html`<details open=${error && error.param in OPTIONS ? true : undefined}><summary>Options</summary><div class="fields">${Object.entries(OPTIONS).filter(([, option]) => chat || !option.chat).map(([name, option]) => html`
-      <${Field} key=${name} label=${name} help=${option.help} error=${wrong(name)}>${(id, described) => html`<${Control} ...${{name, option, id, described, set}} value=${values[name]}/>`}<//>`)}</div></details>
-    <details open=${error?.param === 'grammar' ? true : undefined}><summary>Shape of the answer</summary>${choice('shape', 'The answer is', SHAPES)}
-      ${shape !== 'none' && shape !== 'object' && text('grammar', SHAPES[shape], 'Token by token, nothing else can come.', 5, shape === 'schema' ? '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}}' : '')}</details>
-    ${chat && html`<details open=${error?.param?.startsWith('tool') ? true : undefined}><summary>Tools</summary>
-      ${text('tools', 'Functions', 'A list of functions with name, description and parameters (a JSON schema).', 5, '[{"name": "weather", "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}}]')}
-      ${choice('tool_choice', 'The model', {'': 'may call them', required: 'has to call one', none: 'does not see them'})}</details>`}`;
+  const {shape = 'none'} = values, wrong = name => error?.param === name ? error.message : null, opened = open => open ? true : undefined;
+  const text = (name, label, help, placeholder) => html`<${Field} label=${label} help=${help} error=${wrong(name)}>${(id, described) => html`
+    <textarea id=${id} rows="5" spellcheck=${false} aria-describedby=${described} placeholder=${placeholder} value=${values[name] ?? ''}
+      onInput=${event => set(name, event.target.value)}></textarea>`}<//>`;
+  const choice = (name, label, value, options) => html`<${Field} label=${label} error=${wrong(name)}>${id => html`
+    <select id=${id} value=${value} onChange=${event => set(name, event.target.value)}>
+      ${Object.entries(options).map(([one, shown]) => html`<option key=${one} value=${one}>${shown}</option>`)}</select>`}<//>`;
+  const listed = Object.entries(OPTIONS).filter(([, option]) => chat || !option.chat);
+  return html`<details open=${opened(error?.param in OPTIONS)}><summary>Options</summary><div class="fields">${listed.map(([name, option]) => html`
+      <${Field} key=${name} label=${name} help=${option.help} error=${wrong(name)}>${(id, described) => html`
+        <${Control} ...${{name, option, id, described, set}} value=${values[name]}/>`}<//>`)}</div></details>
+    <details open=${opened(error?.param === 'grammar')}><summary>Shape of the answer</summary>
+      ${choice('shape', 'The answer is', shape, SHAPES)}
+      ${shape !== 'none' && shape !== 'object'
+        && text('grammar', SHAPES[shape], 'Token by token, nothing else can come.', shape === 'schema' ? SCHEMA : '')}</details>
+    ${chat && html`<details open=${opened(error?.param?.startsWith('tool'))}><summary>Tools</summary>
+      ${text('tools', 'Functions', 'A list of functions with name, description and parameters (a JSON schema).', FUNCTIONS)}
+      ${choice('tool_choice', 'The model', values.tool_choice ?? '', {'': 'may call them', required: 'has to call one', none: 'does not see them'})}
+      </details>`}`;
 }

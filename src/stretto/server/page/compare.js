@@ -1,0 +1,152 @@
+// Compare: one prompt to two models or with two sets of options, side by side; and plots of what `stretto compare` has measured.
+import {html, useEffect, useRef, useState} from './vendor/preact.js';
+import {events} from './api.js';
+import {Field, number} from './ui.js';
+
+const OPTIONS = {temperature: '0 is greedy', top_k: '0: all', top_p: 'above 0, up to 1', min_p: '0 to 1', repetition_penalty: '1 is none', seed: 'a whole number'};
+const SIDES = ['A', 'B'], MAX_FILE_BYTES = 4e6;
+
+// The numbers of the first tokens that differ, one for each text; null if there is none yet. Ids are compared within a model,
+// text between two: their tokens are not the same things. `ended` says that nothing comes any more.
+export function difference(one, two, byIds, ended) {
+  if (byIds) {
+    const n = Math.min(one.length, two.length);
+    for (let i = 0; i < n; i++) if (one[i].ids.join() !== two[i].ids.join()) return [i, i];
+    return ended && one.length !== two.length ? [n, n] : null;
+  }
+  const [first, second] = [one, two].map(tokens => tokens.map(token => token.text).join('')), n = Math.min(first.length, second.length);
+  let at = 0;
+  while (at < n && first[at] === second[at]) at++;
+  if (at === n && !(ended && first.length !== second.length)) return null;
+  return [one, two].map(tokens => {
+    let i = 0;
+    for (let end = 0; i < tokens.length; i++) { end += tokens[i].text.length; if (end > at) break; }
+    return i;
+  });
+}
+
+// Runs a prompt, and tells what there is after every event.
+async function generate({model, options}, {prompt, chat, length}, signal, tell) {
+  const given = Object.fromEntries(Object.entries(options).filter(([, value]) => value !== '').map(([name, value]) => [name, Number(value)]));
+  const body = {model, stream: true, stream_options: {include_usage: true}, return_token_ids: true, max_tokens: Number(length), ...given,
+    ...(chat ? {messages: [{role: 'user', content: prompt}]} : {prompt})};
+  const run = {tokens: [], seen: null}, started = performance.now();
+  for await (const event of events(chat ? '/v1/chat/completions' : '/v1/completions', {method: 'POST', body, signal})) {
+    const choice = event.choices[0];
+    if (choice?.token_ids?.length) {
+      run.seen ??= (performance.now() - started) / 1000;
+      run.tokens.push({ids: choice.token_ids, text: choice.text ?? choice.delta?.reasoning_content ?? choice.delta?.content ?? ''});
+    }
+    if (event.timings) run.timings = event.timings;
+    if (event.usage) run.usage = event.usage;
+    tell(run);
+  }
+  tell({...run, ended: true});
+}
+
+export default function Compare({models, model}) {
+  const able = models.filter(one => one.verbs?.includes('generate') ?? true);
+  const [sides, setSides] = useState(() => SIDES.map((_, i) => ({model: null, options: {...Object.fromEntries(Object.keys(OPTIONS).map(name => [name, ''])), temperature: i ? '0.8' : '0'}})));
+  const [ask, setAsk] = useState({prompt: 'Once upon a time', chat: false, length: '64', together: false});
+  const [runs, setRuns] = useState([{tokens: []}, {tokens: []}]), [state, set] = useState({}), abort = useRef(null);
+  useEffect(() => () => abort.current?.abort(), []);
+  const chosen = sides.map(side => ({...side, model: able.find(one => one.name === side.model)?.name ?? model?.name ?? able[0]?.name}));
+  const change = (i, more) => setSides(sides.map((side, j) => i === j ? {...side, ...more} : side));
+  const submit = async event => {
+    event.preventDefault();
+    const mine = abort.current = new AbortController(), latest = [{tokens: []}, {tokens: []}];
+    let due = false;
+    const show = () => { // once a frame, however many tokens come
+      if (due) return;
+      due = true;
+      requestAnimationFrame(() => { due = false; if (mine === abort.current) setRuns([...latest]); });
+    };
+    const run = i => generate(chosen[i], ask, mine.signal, more => { latest[i] = more; show(); });
+    set({running: true, byIds: chosen[0].model === chosen[1].model});
+    try {
+      if (ask.together) await Promise.all([run(0), run(1)]);
+      else { await run(0); await run(1); }
+      set(before => ({...before, running: false, ended: true}));
+    } catch (error) { set(before => ({...before, running: false, error: error.name === 'AbortError' ? 'Stopped.' : error.message})); mine.abort(); }
+    setRuns([...latest]);
+  };
+  const at = difference(runs[0].tokens, runs[1].tokens, state.byIds, state.ended);
+  return html`<section class="wide"><h2>Compare</h2><form onSubmit=${submit}>
+      <${Field} label="Prompt">${id => html`<textarea id=${id} required value=${ask.prompt} onInput=${event => setAsk({...ask, prompt: event.target.value})}></textarea>`}<//>
+      <div class="row"><${Field} label="Tokens" inline>${id => html`<input id=${id} type="number" min="1" max="4096" required value=${ask.length} onInput=${event => setAsk({...ask, length: event.target.value})}/>`}<//>
+        ${[['chat', 'As a chat'], ['together', 'Both at once']].map(([name, label]) => html`<${Field} label=${label} inline>${id => html`<input id=${id} type="checkbox" checked=${ask[name]}
+          onChange=${event => setAsk({...ask, [name]: event.target.checked})}/>`}<//>`)}</div>
+      <div class="sides">${chosen.map((side, i) => html`<${Side} name=${SIDES[i]} side=${side} models=${able} onChange=${more => change(i, more)}/>`)}</div>
+      <div class="row"><button class="primary" disabled=${state.running}>Run both</button>
+        <button type="button" disabled=${!state.running} onClick=${() => abort.current.abort()}>Stop</button></div></form>
+    <p role="status" class=${state.error ? 'bad' : ''}>${state.error ?? (state.ended ? verdict(runs, at, state.byIds) : state.running ? 'running …' : '')}</p>
+    <div class="sides">${runs.map((run, i) => html`<div><h3>${SIDES[i]}</h3><${Marked} tokens=${run.tokens} at=${at?.[i]}/></div>`)}</div>
+    ${runs.some(run => run.usage) && html`<${Times} runs=${runs}/>`}</section><${Measured}/>`;
+}
+
+function Side({name, side, models, onChange}) {
+  return html`<fieldset><legend>${name}</legend><${Field} label="Model">${id => html`<select id=${id} value=${side.model} onChange=${event => onChange({model: event.target.value})}>
+      ${models.map(one => html`<option key=${one.name} value=${one.name}>${one.name}</option>`)}</select>`}<//>
+    <div class="fields">${Object.entries(OPTIONS).map(([option, help]) => html`<${Field} label=${option} help=${help}>${(id, by) => html`<input id=${id} aria-describedby=${by} type="number" step="any"
+      value=${side.options[option]} onInput=${event => onChange({options: {...side.options, [option]: event.target.value}})}/>`}<//>`)}</div></fieldset>`;
+}
+
+function Marked({tokens, at}) { // three pieces of text, however long it is
+  const text = (from, to) => tokens.slice(from, to).map(token => token.text).join('');
+  return at == null ? html`<p class="text">${text(0)}</p>` : html`<p class="text">${text(0, at)}<mark>${tokens[at]?.text || '∎'}</mark>${text(at + 1)}</p>`;
+}
+
+function verdict(runs, at, byIds) {
+  if (!at) return `Both texts are the same: ${number(runs[0].tokens.length)} tokens.`;
+  const words = runs.map((run, i) => run.tokens[at[i]] ? `“${run.tokens[at[i]].text}”` : 'the end');
+  return `The first ${number(at[0])} tokens are the same${byIds ? '' : ' text'}; then ${words.join(' against ')}.`;
+}
+
+function Times({runs}) {
+  const ms = seconds => seconds == null ? '–' : `${(1000 * seconds).toFixed(0)} ms`;
+  const rows = {'First token': run => ms(run.timings?.first_token), 'First token, as seen here': run => ms(run.seen), 'Tokens a second': run => run.timings?.tokens_per_second.toFixed(1) ?? '–',
+    Total: run => ms(run.timings?.total), Tokens: run => run.usage?.completion_tokens ?? '–', Prompt: run => run.usage?.prompt_tokens ?? '–',
+    'of it cached': run => run.usage?.prompt_tokens_details.cached_tokens ?? '–'};
+  return html`<table><thead><tr><td></td>${SIDES.map(name => html`<th scope="col" class="num">${name}</th>`)}</tr></thead><tbody>${Object.entries(rows).map(([name, value]) => html`
+    <tr><th scope="row">${name}</th>${runs.map(run => html`<td class="num">${value(run)}</td>`)}</tr>`)}</tbody></table>`;
+}
+
+// -- what `stretto compare MODEL --json` has printed --
+
+function Measured() {
+  const [found, set] = useState(null), [error, fail] = useState(null);
+  const take = async file => {
+    set(null);
+    fail(null);
+    if (!file) return;
+    try {
+      if (file.size > MAX_FILE_BYTES) throw new Error('it is too large');
+      set(checked(JSON.parse(await file.text())));
+    } catch (error) { fail(`${file.name} is no result of stretto compare --json: ${error.message}`); }
+  };
+  return html`<section class="wide"><h2>Measured by <code>stretto compare</code></h2>
+    <${Field} label="Results" help="The file that stretto compare MODEL --json > FILE has written" error=${error}>${(id, by) => html`<input id=${id} aria-describedby=${by} type="file" accept=".json,application/json"
+      onChange=${event => take(event.target.files[0])}/>`}<//>
+    ${found && html`<p>${found.about}</p><div class="charts">${found.measures.map(one => html`<${Measure} key=${one.name} ...${one}/>`)}</div>
+      <ul>${found.notes.map(note => html`<li>${note}</li>`)}</ul>`}</section>`;
+}
+
+function checked(data) { // only what is drawn, numbers as numbers
+  const standings = data.standings.slice(0, 50), names = [...new Set(standings.flatMap(one => Object.keys(one.figures)))].slice(0, 20);
+  const isFigure = figure => figure && [figure.median, figure.low, figure.high, ...figure.samples].every(Number.isFinite);
+  const measures = names.map(name => {
+    const rows = standings.filter(one => isFigure(one.figures[name])).map(one => ({who: String(one.name), ...one.figures[name]}));
+    const unit = String(rows[0]?.unit ?? ''), order = rows.map(row => row.median).sort((a, b) => a - b);
+    return {name, unit, rows, best: unit === 'tok/s' ? order.at(-1) : order[0]};
+  });
+  const notes = standings.map(one => [`${one.name}:`, one.version, one.agreed != null && `${one.agreed} of ${one.compared} tokens the same`, one.notes].filter(Boolean).join(' '));
+  return {about: [data.model, data.cpu, data.kernels, `${data.threads} threads`].join(' · '), measures, notes: [...notes, ...(data.skipped ?? []).map(one => `${one.name} did not take part: ${one.reason}`)]};
+}
+
+function Measure({name, unit, rows, best}) {
+  const most = Math.max(...rows.map(row => row.high), 1e-9), x = value => 100 * value / most;
+  return html`<figure><figcaption><b>${name}</b> ${unit}, ${unit === 'tok/s' ? 'more' : 'less'} is better</figcaption><table class="parts"><tbody>${rows.map(row => html`<tr><th scope="row">${row.who}</th>
+    <td><svg viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label=${`${row.who}: ${row.median.toPrecision(3)} ${unit}`}><rect class="median" y="1" width=${x(row.median)} height="8"/>
+      ${row.samples.map(sample => html`<rect class="sample" x=${x(sample)} y="0" width=".6" height="10"/>`)}</svg></td>
+    <td class="num">${row.median === best ? html`<b>${row.median.toPrecision(3)}</b>` : row.median.toPrecision(3)}</td></tr>`)}</tbody></table></figure>`;
+}

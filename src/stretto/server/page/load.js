@@ -1,0 +1,128 @@
+// Load: the last 15 minutes and now, as charts; running requests, to be cancelled; the last lines of the log.
+import {html, useEffect, useRef, useState} from './vendor/preact.js';
+import {del} from './api.js';
+import {live} from './live.js';
+import {Field, number, plots, useLive} from './ui.js';
+
+const KEPT_SECONDS = 900, HEIGHT = 130, COLORS = ['accent', 'bad', 'good', 'soft'];
+const short = n => n == null ? '–' : n >= 100 || Number.isInteger(n) ? number(n) : n >= 10 ? n.toFixed(1) : n.toFixed(2);
+const CHARTS = [
+  {title: 'Tokens a second', series: {tokens_per_second: 'generated', prompt_per_second: 'of prompts'}},
+  {title: 'First token, ms', factor: 1e3, series: {first_token_p50: 'median', first_token_p90: '90 %'}},
+  {title: 'Gaps between tokens, ms', factor: 1e3, series: {gap_p50: 'median', gap_p99: '99 %'}},
+  {title: 'Requests', series: {running: 'running', waiting: 'waiting'}},
+  {title: 'Batch width, tokens a pass', series: {width: 'mean'}},
+  {title: 'Prompt tokens from the cache, %', factor: 100, series: {hit_rate: 'cached'}},
+  {title: 'Memory, MB', factor: 1e-6, series: {memory_rss: 'the process', memory_loaded: 'models'}},
+  {title: 'CPU time, cores', series: {cpu_process: 'all', cpu_steps: 'steps', cpu_loop: 'event loop', cpu_helpers: 'helpers'}},
+  {title: 'Errors a second', series: {errors_4xx: '4xx', errors_5xx: '5xx'}},
+];
+const NAMES = CHARTS.flatMap(chart => Object.keys(chart.series)), SPANS = {60: 'the last minute', 300: '5 minutes', 900: '15 minutes'};
+
+// -- the figures: collected from the moment this view is first shown, whichever view is shown then --
+
+let columns = Object.fromEntries(['time', ...NAMES].map(name => [name, []]));
+
+function flat(stats) { // {cpu: {process: 1}} as {cpu_process: 1}, the names of the history's columns
+  const parts = Object.entries(stats).filter(([name]) => name !== 'models');
+  return Object.fromEntries(parts.flatMap(([name, value]) => value !== null && typeof value === 'object'
+    ? Object.entries(value).map(([part, one]) => [`${name}_${part}`, one]) : [[name, value]]));
+}
+
+function collect(state, event) {
+  if (event?.history) {
+    const past = event.history.columns, n = past.time.length;
+    columns = Object.fromEntries(['time', ...NAMES].map(name => [name, past[name] ?? Array(n).fill(null)]));
+  }
+  if (!event?.stats) return;
+  const now = flat(event.stats), last = columns.time.at(-1) ?? 0;
+  if (now.time <= last) return;
+  const gap = last && now.time - last > 5; // a tab that was asleep: no line across
+  for (const [name, column] of Object.entries(columns)) {
+    if (gap) column.push(name === 'time' ? now.time - 1 : null);
+    column.push(now[name] ?? null);
+    column.splice(0, column.length - KEPT_SECONDS);
+  }
+}
+live.subscribe(collect);
+if (live.state.history) { // it comes at the beginning of a connection; a new one brings what has happened since
+  collect(live.state, live.state);
+  if (live.state.stats?.time - live.state.history.columns.time.at(-1) > 3) live.retry();
+}
+
+export default function Load() {
+  const {connected, stats, requests, logs} = useLive(), [span, set] = useState('900'), dark = useDark();
+  return html`<section class="wide"><h2>Load</h2>
+    <${Field} label="Show" inline>${id => html`<select id=${id} value=${span} onChange=${event => set(event.target.value)}>
+      ${Object.entries(SPANS).map(([seconds, name]) => html`<option key=${seconds} value=${seconds}>${name}</option>`)}</select>`}<//>
+    ${!connected && !stats && html`<p class="soft">Waiting for the server’s figures.</p>`}
+    <div class="charts">${CHARTS.map(chart => html`<${Chart} key=${`${chart.title} ${dark}`} ...${chart} span=${Number(span)} time=${columns.time.at(-1)}/>`)}</div></section>
+    <section class="wide"><h2>Requests</h2><${Requests} requests=${requests}/></section>
+    ${logs.length > 0 && html`<section class="wide"><h2>Log</h2><pre class="logs" tabindex="0" aria-label="The last lines of the log">${logs.slice(-100).join('\n')}</pre></section>`}`;
+}
+
+function useDark() {
+  const query = matchMedia('(prefers-color-scheme: dark)'), [dark, set] = useState(query.matches);
+  useEffect(() => {
+    const change = () => set(query.matches);
+    query.addEventListener('change', change);
+    return () => query.removeEventListener('change', change);
+  }, []);
+  return dark;
+}
+
+// -- charts --
+
+function color(element, name) { // of a CSS variable, as a canvas takes it
+  element.style.color = `var(--${name})`;
+  const found = getComputedStyle(element).color;
+  element.style.color = '';
+  return found;
+}
+
+function data(series, factor, span) {
+  const first = (columns.time.at(-1) ?? 0) - span, from = columns.time.findIndex(time => time >= first);
+  const scaled = name => columns[name].slice(from).map(value => value == null ? null : factor * value);
+  return from < 0 ? [[], ...Object.keys(series).map(() => [])] : [columns.time.slice(from), ...Object.keys(series).map(scaled)];
+}
+
+function options(box, series) {
+  const soft = color(box, 'soft'), line = {stroke: color(box, 'line'), width: 1}, font = '11px system-ui, sans-serif';
+  const clock = (_, splits) => splits.map(time => new Date(1000 * time).toLocaleTimeString('en-GB'));
+  return {
+    width: box.clientWidth, height: HEIGHT, legend: {show: false}, cursor: {show: false},
+    scales: {y: {range: (_, least, most) => [0, most > 0 ? 1.05 * most : 1]}},
+    axes: [{stroke: soft, grid: line, ticks: line, font, values: clock, space: 80}, {stroke: soft, grid: line, ticks: line, font, size: 48}],
+    series: [{}, ...Object.keys(series).map((_, i) => ({stroke: color(box, COLORS[i]), width: 1.5, points: {show: false}}))],
+  };
+}
+
+function Chart({title, series, factor = 1, span, time}) {
+  const box = useRef(), plot = useRef(null);
+  useEffect(() => {
+    let resize = null, gone = false;
+    plots().then(uPlot => {
+      if (gone) return;
+      plot.current = new uPlot(options(box.current, series), data(series, factor, span), box.current);
+      resize = new ResizeObserver(() => plot.current.setSize({width: box.current.clientWidth, height: HEIGHT}));
+      resize.observe(box.current);
+    });
+    return () => { gone = true; resize?.disconnect(); plot.current?.destroy(); };
+  }, []);
+  useEffect(() => { plot.current?.setData(data(series, factor, span)); }, [time, span]);
+  const now = Object.entries(series).map(([name, word]) => [word, columns[name].at(-1)]);
+  const value = one => short(one == null ? null : factor * one);
+  return html`<figure><figcaption><b>${title}</b> ${now.map(([word, one], i) => html`<span class=${`swatch s${i}`}>${word} ${value(one)}</span> `)}</figcaption>
+    <div ref=${box} role="img" aria-label=${`${title}: ${now.map(([word, one]) => `${word} ${value(one)}`).join(', ')}`}></div></figure>`;
+}
+
+// -- requests --
+
+function Requests({requests}) {
+  const [problem, fail] = useState(null);
+  const cancel = id => () => del(`/stretto/requests/${encodeURIComponent(id)}`).then(() => fail(null), error => fail(error.message));
+  return html`${problem && html`<p class="bad" role="alert">${problem}</p>`}${!requests.length && html`<p class="soft">Nothing runs.</p>`}
+    <ul class="cards">${requests.map(one => html`<li key=${one.id} class="row"><span><b>${one.model}</b> ${one.state} · ${number(one.prompt_tokens ?? 0)} tokens of prompt, ${
+      number(one.cached ?? 0)} cached · ${number(one.tokens ?? 0)} generated · ${one.seconds.toFixed(1)} s${one.mine ? '' : ' · of another key'}<br/><small>${one.path ?? ''} ${one.id}</small></span>
+      <button type="button" aria-label=${`Cancel ${one.id}`} onClick=${cancel(one.id)}>Cancel</button></li>`)}</ul>`;
+}

@@ -1,0 +1,140 @@
+// Models: what is here and what fits; fetch, load, unload, inspect; the machine. Forms of other model types are in tasks.js.
+import {html, useEffect, useState} from './vendor/preact.js';
+import {events, get, post} from './api.js';
+import {Bar, Field, Tabs, bytes, number, useLive} from './ui.js';
+import Tasks from './tasks.js';
+
+const TABS = {here: 'Here', fetch: 'Fetch', use: 'Try', machine: 'Machine'};
+const DOING = {load: 'loading …', unload: 'unloading …', remove: 'removing …'};
+const ADMIN_ONLY = 'Fetching, loading and unloading need an administrator’s key.';
+
+export default function Models(props) {
+  const [tab, show] = useState('here'), memory = useLive().stats?.memory;
+  return html`<section class="wide"><h2>Models</h2><${Tabs} label="Parts of this view" tabs=${TABS} current=${tab} onChange=${show}/>
+    ${memory?.limit && html`<p class="soft">${bytes(memory.loaded)} of ${bytes(memory.limit)} for models in use
+      <${Bar} value=${memory.loaded} max=${memory.limit} label="Memory for models"/></p>`}
+    ${!props.admin && props.models.length > 0 && tab !== 'use' && html`<p class="soft">${ADMIN_ONLY}</p>`}
+    ${{here: () => html`<${Here} ...${props}/>`, fetch: () => props.admin && html`<${Fetch} ...${props}/>`,
+      use: () => html`<${Tasks} ...${props}/>`, machine: () => html`<${Machine} ...${props}/>`}[tab]()}</section>`;
+}
+
+function useAnswer(path) { // [answer, error] of a GET
+  const [state, set] = useState([null, null]);
+  useEffect(() => {
+    let current = true;
+    set([null, null]);
+    get(path).then(answer => current && set([answer, null]), error => current && set([null, error.message]));
+    return () => { current = false; };
+  }, [path]);
+  return state;
+}
+
+// -- the models of the server --
+
+function Here({models, model, admin, refresh, choose}) {
+  const [busy, begin] = useState(null), [problem, fail] = useState(null), [inside, look] = useState(null);
+  const act = (verb, name) => async () => {
+    begin({verb, name});
+    fail(null);
+    try { await post(`/stretto/models/${verb}`, {model: name}); } catch (error) { fail({name, text: error.message}); }
+    begin(null);
+    refresh();
+  };
+  return html`<ul class="cards">${models.map(one => html`<li key=${one.name}>
+    <h3>${one.name}</h3><p>${facts(one)}</p>
+    <div class="row"><span class=${one.loaded ? 'good' : 'soft'}>${busy?.name === one.name ? DOING[busy.verb]
+      : one.loading ? 'loading …' : one.loaded ? `loaded, ${one.backend} on ${one.device}` : 'not loaded'}</span>
+      ${one.name !== model?.name && html`<button type="button" onClick=${() => choose(one.name)}>Choose</button>`}
+      ${admin && html`<button type="button" disabled=${!!busy} onClick=${act(one.loaded ? 'unload' : 'load', one.name)}>${one.loaded ? 'Unload' : 'Load'}</button>
+      <button type="button" aria-expanded=${inside === one.name} onClick=${() => look(inside === one.name ? null : one.name)}>Inspect</button>
+      ${one.added && html`<button type="button" disabled=${!!busy} onClick=${act('remove', one.name)}>Remove</button>`}`}</div>
+    ${problem?.name === one.name && html`<p class="bad" role="alert">${problem.text}</p>`}
+    ${inside === one.name && html`<${Inspect} key=${`${one.name} ${one.loaded}`} name=${one.name}/>`}</li>`)}</ul>`;
+}
+
+function facts(one) {
+  const formats = Object.keys(one.formats ?? {});
+  return [one.architecture, one.parameters > 0 && `${one.parameters < 1e7 ? number(one.parameters / 1e3) + ' k' : number(one.parameters / 1e6) + ' M'} parameters`, formats.join(', '), one.need && `${bytes(one.need)} when loaded`,
+    one.context_length > 0 && `${number(one.context_length)} tokens of context`, one.vision && 'sees images', one.thinking && 'thinks',
+    one.verbs?.length > 0 && `can ${one.verbs.join(', ')}`, one.license].filter(Boolean).join(' · ');
+}
+
+function Inspect({name}) {
+  const [found, error] = useAnswer(`/stretto/models/inspect?model=${encodeURIComponent(name)}`);
+  if (!found) return html`<p class=${error ? 'bad' : 'soft'} role="status">${error ?? 'reading its file …'}</p>`;
+  return html`<div class="inspect"><p>${found.words}</p>
+    <${Parts} title="Memory when loaded" parts=${found.memory}/><${Parts} title="Weights by part" parts=${found.parts}/><${Parts} title="Weights by format" parts=${found.formats}/>
+    ${found.backends.length > 0 && html`<h4>Backends</h4><ul>${found.backends.map(one => html`<li><b>${one.backend} on ${one.device}</b>: ${one.state}${
+      one.tokens_per_second ? `, ${one.tokens_per_second.toFixed(1)} tokens a second` : ''}${one.reason && `; ${one.reason}`}</li>`)}</ul>`}
+    ${found.template && html`<details><summary>Chat template</summary><pre tabindex="0">${found.template}</pre></details>`}
+    ${Object.keys(found.metadata).length > 0 && html`<details><summary>Metadata</summary><dl>${Object.entries(found.metadata).map(([key, value]) => html`
+      <dt>${key}</dt><dd>${String(value)}</dd>`)}</dl></details>`}</div>`;
+}
+
+function Parts({title, parts}) {
+  const rows = Object.entries(parts).filter(([, size]) => size > 0), most = Math.max(1, ...rows.map(([, size]) => size));
+  return rows.length > 0 && html`<h4>${title}</h4><table class="parts"><tbody>${rows.map(([part, size]) => html`<tr><th scope="row">${part}</th>
+    <td><${Bar} value=${size} max=${most} label=${`${title}: ${part}`}/></td><td class="num">${bytes(size)}</td></tr>`)}</tbody></table>`;
+}
+
+// -- fetching: goes on while other views are shown --
+
+let pull = null, changed = () => {};
+
+async function begin(source, name, refresh) {
+  const abort = new AbortController(), tell = more => { pull = {...pull, ...more}; changed(); };
+  pull = {source, abort, running: true, status: 'starting'};
+  changed();
+  try {
+    const body = {source, ...(name && {name})};
+    for await (const event of events('/stretto/models/pull', {method: 'POST', body, signal: abort.signal})) tell(event);
+    tell({running: false});
+  } catch (error) {
+    tell({running: false, error: error.name === 'AbortError' ? 'stopped; nothing of it is left' : error.message});
+  }
+  refresh();
+}
+
+function Fetch({models, refresh}) {
+  const [, again] = useState(0), [source, setSource] = useState(''), [name, setName] = useState('');
+  useEffect(() => { changed = () => again(n => n + 1); return () => { changed = () => {}; }; }, []);
+  const [found, error] = useAnswer(`/stretto/catalogue?${models.length}`);
+  const submit = event => { event.preventDefault(); begin(source.trim(), name.trim(), refresh); };
+  return html`${pull && html`<${Progress} ...${pull}/>`}
+    <form onSubmit=${submit}><div class="fields">
+      <${Field} label="Source" help="A name from below, or hf:org/repo/file.gguf">${(id, by) => html`
+        <input id=${id} aria-describedby=${by} required maxlength="256" value=${source} onInput=${event => setSource(event.target.value)}/>`}<//>
+      <${Field} label="Name" help="Its name in requests; the source, if left empty">${(id, by) => html`
+        <input id=${id} aria-describedby=${by} pattern="[A-Za-z0-9][A-Za-z0-9._\\-]*" maxlength="64" value=${name} onInput=${event => setName(event.target.value)}/>`}<//></div>
+      <button class="primary" disabled=${pull?.running}>Fetch</button></form>
+    ${error && html`<p class="bad" role="alert">${error}</p>`}
+    ${found && html`<p class="soft">${found.disk_free != null && `${bytes(found.disk_free)} are free on the disk.`}</p>
+      <ul class="cards">${found.models.map(one => html`<li key=${one.source}><h3>${one.source}</h3>
+        <p>${[one.summary, bytes(one.bytes), one.verbs.length && `can ${one.verbs.join(', ')}`, one.license].filter(Boolean).join(' · ')}</p>
+        <div class="row"><span class=${one.fits ? 'soft' : 'bad'}>${one.served ? `served as ${one.served}` : `${one.here ? 'on the disk' : 'not here'}, ${one.fits ? 'fits' : 'does not fit'}`}</span>
+          ${!one.served && html`<button type="button" disabled=${pull?.running} aria-label=${`${one.here ? 'Serve' : 'Fetch'} ${one.source}`}
+            onClick=${() => begin(one.source, '', refresh)}>${one.here ? 'Serve' : 'Fetch'}</button>`}</div></li>`)}</ul>`}`;
+}
+
+function Progress({source, status, completed, total, running, error, done, abort}) {
+  return html`<div class="pull"><p role="status">${error ? html`<span class="bad">${source}: ${error}</span>` : done ? `${source} is here, as ${done}.` : `${source}: ${status}`}</p>
+    ${running && html`<progress aria-label="Progress" max=${total || 1} value=${total ? completed : null}></progress>
+      <div class="row"><span class="num">${total ? `${bytes(completed)} of ${bytes(total)}` : ''}</span><button type="button" onClick=${() => abort.abort()}>Stop</button></div>`}</div>`;
+}
+
+// -- the machine --
+
+function Machine({models}) {
+  const [found, error] = useAnswer('/stretto/hardware');
+  if (!found) return html`<p class=${error ? 'bad' : 'soft'} role="status">${error ?? 'looking …'}</p>`;
+  const read = found.bandwidth, peak = found.integer_peak, large = models.filter(one => one.parameters > 0 && one.file_bytes > 0);
+  const rows = {Processor: `${found.cpu} (${found.architecture})`, Cores: `${found.cores_usable} usable of ${found.cores_logical}`,
+    'Instruction sets': found.instruction_sets.join(', '), Kernels: found.kernels, Caches: found.caches.map(one => `${one.name} ${one.count} × ${number(one.nbytes / 1024)} KiB`).join(', '),
+    Memory: [found.memory_total && bytes(found.memory_total), found.memory_free && `${bytes(found.memory_free)} free`].filter(Boolean).join(', '),
+    'Reading memory': read ? `${read.memory.one.toFixed(1)} GB/s by one core, ${read.memory.all.toFixed(1)} GB/s by all` : 'not measured; run stretto devices',
+    'Arithmetic (int8)': peak ? `${number(peak.rate.one)} GMAC/s by one core, ${number(peak.rate.all)} GMAC/s by all, by ${peak.instruction}` : 'not measured; run stretto devices',
+    ...Object.fromEntries(found.gpus.map((gpu, i) => [`GPU ${i}`, `${gpu.name}, ${bytes(gpu.memory_total ?? 0)}, driver ${gpu.driver}`]))};
+  return html`<dl>${Object.entries(rows).map(([key, value]) => html`<dt>${key}</dt><dd>${value}</dd>`)}</dl>
+    ${read && large.length > 0 && html`<h3>The most that reading weights allows</h3><p class="soft">A token reads all weights of a model without experts once. The speeds that backends reached are under Inspect.</p>
+      <dl>${large.map(one => html`<dt>${one.name}</dt><dd>${number(1e9 * read.model.all / one.file_bytes)} tokens a second from memory</dd>`)}</dl>`}`;
+}
