@@ -247,6 +247,7 @@ def test_axe_finds_nothing(cells, axe, shot, colors):
     page.get_by_role("button", name=str(A)).click()
     page.locator("#map").focus()
     page.keyboard.press("End")
+    expect(page.locator("#cell")).to_have_text("Cell 199: free")
     shot(page, f"cells-{colors}")
     assert axe(page) == []
 

@@ -60,7 +60,7 @@ export default function Cells({model, live}) {
     if (!n || !(step || ['Enter', ' ', 'Escape'].includes(event.key))) return;
     event.preventDefault();
     if (event.key === 'Escape') select(null);
-    else if (step) move(at => at == null ? 0 : Math.max(0, Math.min(last, at + step)));
+    else if (step) move(at => Math.max(0, Math.min(last, (at ?? (step === last ? 0 : -step)) + step)));
     else if (known) choose(cursor);
   };
   const point = event => { const cell = map.current.n ? map.current.at(event.offsetX, event.offsetY) : null; if (cell != null) move(cell); return cell; };
