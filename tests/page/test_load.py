@@ -47,7 +47,7 @@ def pixels(page, number):
     """How many pixels of a chart are of the first line's colour, or nearly."""
     return page.evaluate(
         """number => {
-            const canvas = document.querySelectorAll('.uplot canvas')[number];
+            const canvas = document.querySelectorAll('figure canvas')[number];
             const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
             let n = 0;
             for (let i = 0; i < data.length; i += 4) {
@@ -61,7 +61,7 @@ def pixels(page, number):
 
 def opened(page):
     page.get_by_role("link", name="Load", exact=True).click()
-    expect(page.locator(".uplot canvas")).to_have_count(9)
+    expect(page.locator("figure canvas")).to_have_count(9)
     return page
 
 
@@ -89,7 +89,7 @@ def test_figures_are_kept_while_other_views_are_shown(page, writing):
         "aria-label", re.compile("generated [1-9]")
     )
     page.get_by_role("link", name="Models").click()
-    expect(page.locator(".uplot")).to_have_count(0)
+    expect(page.locator("figure canvas")).to_have_count(0)
     opened(page)
     expect(page.get_by_role("img", name="Tokens a second")).to_have_attribute(
         "aria-label", re.compile("generated [1-9]")
@@ -115,8 +115,13 @@ def test_lines_of_the_log_stay_text(page):
 
 def test_charts_are_drawn_again_when_the_colours_change(page, writing):
     opened(page)
+    expect(page.get_by_role("img", name="Tokens a second")).to_have_attribute(
+        "aria-label", re.compile("generated [1-9]")
+    )
+    picture = page.locator("figure canvas").first.evaluate("canvas => canvas.toDataURL()")
     page.emulate_media(color_scheme="dark")
-    expect(page.locator(".uplot canvas")).to_have_count(9)
+    until(lambda: page.locator("figure canvas").first.evaluate("canvas => canvas.toDataURL()") != picture)
+    expect(page.locator("figure canvas")).to_have_count(9)
 
 
 @pytest.mark.parametrize("colors", ["light", "dark"])

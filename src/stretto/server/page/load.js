@@ -2,9 +2,10 @@
 import {html, useEffect, useRef, useState} from './vendor/preact.js';
 import {del} from './api.js';
 import {live} from './live.js';
-import {Field, number, plots, useLive} from './ui.js';
+import {plot} from './plot.js';
+import {Field, number, useLive} from './ui.js';
 
-const KEPT_SECONDS = 900, HEIGHT = 130, COLORS = ['accent', 'bad', 'good', 'soft'];
+const KEPT_SECONDS = 900, COLORS = ['accent', 'bad', 'good', 'soft'];
 const short = n => n == null ? '–' : n >= 100 || Number.isInteger(n) ? number(n) : n >= 10 ? n.toFixed(1) : n.toFixed(2);
 const CHARTS = [
   {title: 'Tokens a second', series: {tokens_per_second: 'generated', prompt_per_second: 'of prompts'}},
@@ -56,7 +57,7 @@ export default function Load() {
     <${Field} label="Show" inline>${id => html`<select id=${id} value=${span} onChange=${event => set(event.target.value)}>
       ${Object.entries(SPANS).map(([seconds, name]) => html`<option key=${seconds} value=${seconds}>${name}</option>`)}</select>`}<//>
     ${!connected && !stats && html`<p class="soft">Waiting for the server’s figures.</p>`}
-    <div class="charts">${CHARTS.map(chart => html`<${Chart} key=${`${chart.title} ${dark}`} ...${chart} span=${Number(span)} time=${columns.time.at(-1)}/>`)}</div></section>
+    <div class="charts">${CHARTS.map(chart => html`<${Chart} key=${chart.title} ...${chart} dark=${dark} span=${Number(span)} time=${columns.time.at(-1)}/>`)}</div></section>
     <section class="wide"><h2>Requests</h2><${Requests} requests=${requests}/></section>
     ${logs.length > 0 && html`<section class="wide"><h2>Log</h2><pre class="logs" tabindex="0" aria-label="The last lines of the log">${logs.slice(-100).join('\n')}</pre></section>`}`;
 }
@@ -73,47 +74,20 @@ function useDark() {
 
 // -- charts --
 
-function color(element, name) { // of a CSS variable, as a canvas takes it
-  element.style.color = `var(--${name})`;
-  const found = getComputedStyle(element).color;
-  element.style.color = '';
-  return found;
-}
-
 function data(series, factor, span) {
   const first = (columns.time.at(-1) ?? 0) - span, from = columns.time.findIndex(time => time >= first);
   const scaled = name => columns[name].slice(from).map(value => value == null ? null : factor * value);
   return from < 0 ? [[], ...Object.keys(series).map(() => [])] : [columns.time.slice(from), ...Object.keys(series).map(scaled)];
 }
 
-function options(box, series) {
-  const soft = color(box, 'soft'), line = {stroke: color(box, 'line'), width: 1}, font = '11px system-ui, sans-serif';
-  const clock = (_, splits) => splits.map(time => new Date(1000 * time).toLocaleTimeString('en-GB'));
-  return {
-    width: box.clientWidth, height: HEIGHT, legend: {show: false}, cursor: {show: false},
-    scales: {y: {range: (_, least, most) => [0, most > 0 ? 1.05 * most : 1]}},
-    axes: [{stroke: soft, grid: line, ticks: line, font, values: clock, space: 80}, {stroke: soft, grid: line, ticks: line, font, size: 48}],
-    series: [{}, ...Object.keys(series).map((_, i) => ({stroke: color(box, COLORS[i]), width: 1.5, points: {show: false}}))],
-  };
-}
-
-function Chart({title, series, factor = 1, span, time}) {
-  const box = useRef(), plot = useRef(null);
-  useEffect(() => {
-    let resize = null, gone = false;
-    plots().then(uPlot => {
-      if (gone) return;
-      plot.current = new uPlot(options(box.current, series), data(series, factor, span), box.current);
-      resize = new ResizeObserver(() => plot.current.setSize({width: box.current.clientWidth, height: HEIGHT}));
-      resize.observe(box.current);
-    });
-    return () => { gone = true; resize?.disconnect(); plot.current?.destroy(); };
-  }, []);
-  useEffect(() => { plot.current?.setData(data(series, factor, span)); }, [time, span]);
+function Chart({title, series, factor = 1, span, time, dark}) {
+  const canvas = useRef(), draw = () => { const [times, ...lines] = data(series, factor, span); plot(canvas.current, times, lines, COLORS); };
+  useEffect(draw, [time, span, dark]);
+  useEffect(() => { const resize = new ResizeObserver(draw); resize.observe(canvas.current); return () => resize.disconnect(); }, [span]);
   const now = Object.entries(series).map(([name, word]) => [word, columns[name].at(-1)]);
   const value = one => short(one == null ? null : factor * one);
   return html`<figure><figcaption><b>${title}</b> ${now.map(([word, one], i) => html`<span class=${`swatch s${i}`}>${word} ${value(one)}</span> `)}</figcaption>
-    <div ref=${box} role="img" aria-label=${`${title}: ${now.map(([word, one]) => `${word} ${value(one)}`).join(', ')}`}></div></figure>`;
+    <canvas ref=${canvas} role="img" aria-label=${`${title}: ${now.map(([word, one]) => `${word} ${value(one)}`).join(', ')}`}></canvas></figure>`;
 }
 
 // -- requests --

@@ -19,10 +19,6 @@ export function useLive() {
   return live.state;
 }
 
-// uPlot is a classic script that is loaded after the page: a promise of it.
-export const plots = () => new Promise(resolve => globalThis.uPlot ? resolve(globalThis.uPlot)
-  : document.getElementById('uplot').addEventListener('load', () => resolve(globalThis.uPlot)));
-
 let serial = 0;
 export function useId() {
   const id = useRef(null);
