@@ -4,7 +4,7 @@ import {del} from './api.js';
 import {live} from './live.js';
 import {number, useLive} from './ui.js';
 import {Choice} from './forms.js';
-import {draw} from './chart.js';
+import {plot} from './plot.js';
 
 const KEPT_SECONDS = 900, COLORS = ['accent', 'bad', 'good', 'soft'];
 const short = (n, factor) => n == null ? '–' : Number((factor * n).toPrecision(3)).toLocaleString('en');
@@ -57,7 +57,7 @@ export default function Load() {
   return html`<section class="wide"><h2>Load</h2>
     <${Choice} label="Show" inline value=${span} options=${SPANS} set=${set}/>
     ${!connected && !stats && html`<p class="soft">Waiting for the server’s figures.</p>`}
-    <div class="charts">${CHARTS.map(chart => html`<${Chart} key=${`${chart.title} ${dark}`} ...${chart} span=${Number(span)} time=${columns.time.at(-1)}/>`)}</div></section>
+    <div class="charts">${CHARTS.map(chart => html`<${Chart} key=${chart.title} ...${chart} dark=${dark} span=${Number(span)} time=${columns.time.at(-1)}/>`)}</div></section>
     <section class="wide"><h2>Requests</h2><${Requests} requests=${requests}/></section>
     ${logs.length > 0 && html`<section class="wide"><h2>Log</h2><pre class="logs" tabindex="0" aria-label="The last lines of the log">${logs.slice(-100).join('\n')}</pre></section>`}`;
 }
@@ -79,14 +79,14 @@ function data(series, factor, span) {
   return [columns.time.slice(from), Object.keys(series).map(name => columns[name].slice(from).map(value => value == null ? null : factor * value))];
 }
 
-function Chart({title, series, factor = 1, span, time}) {
+function Chart({title, series, factor = 1, span, time, dark}) {
   const canvas = useRef(), [width, resized] = useState(0);
   useEffect(() => {
     const watch = new ResizeObserver(() => resized(canvas.current.clientWidth));
     watch.observe(canvas.current);
     return () => watch.disconnect();
   }, []);
-  useEffect(() => { draw(canvas.current, ...data(series, factor, span), COLORS, span); }, [time, span, width]);
+  useEffect(() => plot(canvas.current, ...data(series, factor, span), COLORS), [time, span, width, dark]);
   const now = Object.entries(series).map(([name, word]) => `${word} ${short(columns[name].at(-1), factor)}`);
   return html`<figure><figcaption><b>${title}</b> ${now.map((one, i) => html`<span class=${`swatch s${i}`}>${one}</span> `)}</figcaption>
     <canvas ref=${canvas} role="img" aria-label=${`${title}: ${now.join(', ')}`}></canvas></figure>`;

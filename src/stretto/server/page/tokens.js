@@ -15,16 +15,23 @@ function spanOf(token, index) {
   return span;
 }
 
+// Append a token to a text. Each paragraph is a block of its own: only the last one is laid out again as tokens come.
+function put(text, span) {
+  const last = text.lastChild;
+  if (last && !last.lastChild.textContent.endsWith('\n')) last.append(span);
+  else text.appendChild(document.createElement('div')).append(span);
+}
+
 // Arrow keys move over the tokens, Enter goes to the alternatives.
 export function TokenText({tree, node, chosen, choose, enter}) {
   const group = useRef(), said = useRef(), thought = useRef(), fold = useRef(), n = useRef(0), nThoughts = useRef(0);
   const append = () => {
-    const all = path(tree, node), parts = [document.createDocumentFragment(), document.createDocumentFragment()];
-    for (let i = n.current; i < all.length; i++) parts[all[i].reasoning ? 1 : 0].append(spanOf(all[i], i));
-    nThoughts.current += parts[1].childNodes.length;
-    n.current = all.length;
-    said.current.append(parts[0]);
-    thought.current.append(parts[1]);
+    const all = path(tree, node);
+    for (; n.current < all.length; n.current++) {
+      const token = all[n.current];
+      put((token.reasoning ? thought : said).current, spanOf(token, n.current));
+      nThoughts.current += token.reasoning;
+    }
     fold.current.hidden = !nThoughts.current;
     fold.current.firstChild.textContent = `Reasoning, ${nThoughts.current} tokens`;
   };
