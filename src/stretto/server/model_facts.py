@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stretto import router
+from stretto.errors import StrettoError
+from stretto.llm import LLM
 from stretto.errors import InvalidRequest, StrettoError
 from stretto.models import read_spec
 from stretto.models.summary import in_words
@@ -55,8 +57,8 @@ def facts_of(slot: Slot, settings: Settings, with_source: bool) -> dict[str, Any
         "parameters": facts["parameters"],
         "formats": facts["formats"],
         "context_length": getattr(llm, "context_length", facts["context_length"]),
-        "vision": facts["vision"],
-        "template": bool(facts["template"]),
+        "vision": llm.vision is not None if isinstance(llm, LLM) else facts["vision"],
+        "template": llm.has_template if isinstance(llm, LLM) else bool(facts["template"]),
         "thinking": find_format(facts["template"]) is not None,
         "license": facts["license"],
         "file_bytes": facts["file_bytes"],
