@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stretto import router
-from stretto.errors import StrettoError
-from stretto.llm import LLM
 from stretto.errors import InvalidRequest, StrettoError
+from stretto.llm import LLM
 from stretto.models import read_spec
 from stretto.models.summary import in_words
 from stretto.server.registry import Registry
