@@ -1,6 +1,10 @@
 """Play in a real browser, as a person would: type, generate, fork, stop, edit, copy."""
 
+import io
+import json
 import re
+import subprocess
+from contextlib import redirect_stdout
 
 import numpy as np
 import pytest
@@ -199,8 +203,13 @@ def test_requests_are_copied_as_code(new_page, server):
     for name in ("Python (openai)", "Python (stretto)", "curl"):
         page.get_by_role("button", name=f"Copy as {name}").click()
         texts[name] = page.evaluate("navigator.clipboard.readText()")
-    for name in ("Python (openai)", "Python (stretto)"):
-        compile(texts[name], name, "exec")
+    compile(texts["Python (stretto)"], "copied", "exec")
+    said = io.StringIO()
+    with redirect_stdout(said):
+        exec(texts["Python (openai)"], {})
+    assert said.getvalue() == f"{SAYS}\n"
+    answer = subprocess.run(["bash", "-c", texts["curl"]], capture_output=True, check=True, timeout=60)
+    assert json.loads(answer.stdout)["choices"][0]["message"]["content"] == SAYS
     assert '"top_k": 5' in texts["Python (openai)"]
     assert "extra_body" in texts["Python (openai)"]
     assert "llm.chat(" in texts["Python (stretto)"]

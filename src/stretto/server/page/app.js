@@ -20,7 +20,8 @@ function useHash() {
 
 function App() {
   const view = useHash(), {connected} = useLive();
-  const [list, setList] = useState(null), [error, setError] = useState(null), [name, choose] = useState(localStorage.getItem('stretto.model'));
+  const [list, setList] = useState(null), [error, setError] = useState(null);
+  const [name, choose] = useState(localStorage.getItem('stretto.model'));
   const refresh = useCallback(() => get('/stretto/models').then(found => { setList(found); setError(null); }, setError), []);
   useEffect(() => { refresh(); }, [connected]);
   const models = list?.models ?? [], model = models.find(one => one.name === name) ?? models[0] ?? null;
@@ -94,7 +95,8 @@ function KeyDialog({onKey}) {
     dialog.current.close();
     onKey();
   };
-  return html`<dialog ref=${dialog} aria-labelledby="key-title" onClose=${close}><form onSubmit=${submit}><h2 id="key-title">API key</h2>
+  return html`<dialog ref=${dialog} aria-labelledby="key-title" onClose=${close}><form onSubmit=${submit}>
+    <h2 id="key-title">API key</h2>
     <${Field} label="Key" help="Kept until this tab is closed." error=${reason}>${(id, described) => html`
       <input id=${id} type="password" autocomplete="off" aria-describedby=${described} value=${value}
         onInput=${event => set(event.target.value)}/>`}<//>

@@ -44,7 +44,8 @@ function Message({message, n, put, remove, vision, start}) {
         onChange=${event => { add(event, event.target.files); event.target.value = ''; }}/></label>`}
       ${remove && html`<button type="button" aria-label=${`Remove message ${n}`} onClick=${remove}>Remove</button>`}</div>
     <textarea aria-label=${`Message ${n}`} rows=${takes ? 3 : 2} value=${content}
-      onInput=${event => put({content: event.target.value})} onPaste=${event => add(event, event.clipboardData.files)} onKeyDown=${sends(start)}></textarea>
+      onInput=${event => put({content: event.target.value})}
+      onPaste=${event => add(event, event.clipboardData.files)} onKeyDown=${sends(start)}></textarea>
     ${tool_calls && html`<pre>${tool_calls.map(call => `${call.function.name}(${call.function.arguments})`).join('\n')}</pre>`}
     ${problem && html`<small class="bad" role="alert">${problem}</small>`}
     ${images.length > 0 && html`<div class="row">${images.map((url, i) => html`<figure key=${i}>

@@ -28,6 +28,7 @@ const keywords = (entries, indent) => entries.map(([name, value]) => `${indent}$
 
 export function openaiCode(path, body, root) {
   const all = Object.entries(essential(body)), extra = all.filter(([name]) => EXTRA.has(name));
+  const plain = all.filter(([name]) => !EXTRA.has(name));
   const [call, text] = path.includes('chat') ? ['chat.completions', 'message.content'] : ['completions', 'text'];
   return `import os
 
@@ -35,7 +36,7 @@ from openai import OpenAI
 
 client = OpenAI(base_url=${JSON.stringify(`${root}v1`)}, api_key=os.environ.get("STRETTO_API_KEY", "none"))
 answer = client.${call}.create(
-${keywords(all.filter(([name]) => !EXTRA.has(name)), '    ')}${extra.length ? keywords([['extra_body', Object.fromEntries(extra)]], '    ') : ''})
+${keywords(extra.length ? [...plain, ['extra_body', Object.fromEntries(extra)]] : plain, '    ')})
 print(answer.choices[0].${text})
 `;
 }
@@ -56,7 +57,8 @@ export function libraryCode(path, body, source) {
   if (grammar && grammar.type !== 'json') {
     more += `        grammar=stretto.Grammar.${grammar.type}(${python(grammar.pattern ?? grammar.grammar ?? grammar.choices)}),\n`;
   }
-  const begins = `import stretto\n\nwith stretto.load(${JSON.stringify(source)}) as llm:\n`, ends = `${more}    )\n    print(result.text)\n`;
+  const begins = `import stretto\n\nwith stretto.load(${JSON.stringify(source)}) as llm:\n`;
+  const ends = `${more}    )\n    print(result.text)\n`;
   if (!begun) return `${begins}    result = llm.${chat ? 'chat' : 'generate'}(\n        ${input},\n${ends}`;
   return `${begins}    prompt = ${chat ? `llm.chat_prompt(${input})` : `llm.tokenizer.encode(${input}, special=True)`}
     begun = ${python(begun, '    ')}  # the answer so far

@@ -103,7 +103,8 @@ export function OptionForm({values, set, chat, error}) {
       ${Object.entries(options).map(([one, shown]) => html`<option key=${one} value=${one}>${shown}</option>`)}</select>`}<//>`;
   const listed = Object.entries(OPTIONS).filter(([, option]) => chat || !option.chat);
   return html`<details open=${opened(error?.param in OPTIONS)}><summary>Options</summary>
-      <div class="fields">${listed.map(([name, option]) => html`<${Field} key=${name} label=${name} help=${option.help} error=${wrong(name)}>${(id, described) => html`
+      <div class="fields">${listed.map(([name, option]) => html`
+        <${Field} key=${name} label=${name} help=${option.help} error=${wrong(name)}>${(id, described) => html`
         <${Control} ...${{name, option, id, described, set}} value=${values[name]}/>`}<//>`)}</div></details>
     <details open=${opened(error?.param === 'grammar')}><summary>Shape of the answer</summary>
       ${choice('shape', 'The answer is', shape, SHAPES)}
