@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from serving import endless, mock
+from serving import TINY, endless, mock, serving
 from stretto.testing import mock_llm
 
 SAYS, END = "Hello world.", 257
@@ -237,3 +237,17 @@ def test_a_phone(new_page, server, shot):
     expect(page.locator("#alternatives")).to_be_visible()
     shot(page, "play-phone")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_a_fork_keeps_to_the_model_of_its_text(new_page):
+    with serving(choosy, models=(f"first={TINY}", f"second={TINY}")) as server:
+        page = new_page(server.url)
+        page.get_by_role("tab", name="Text").click()
+        page.get_by_label("Prompt", exact=True).fill("Say: ")
+        page.get_by_role("button", name="Generate").click()
+        expect(page.locator("#end")).not_to_have_text("")
+        page.get_by_label("Model", exact=True).select_option("second")
+        page.locator('#text [data-i="1"]').click()
+        with page.expect_request("**/v1/completions") as asked:
+            page.locator("#alternatives button").nth(1).click()
+        assert asked.value.post_data_json["model"] == "first"
