@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from serving import endless, mock, serving
+from serving import endless, mock
 from stretto.testing import mock_llm
 
 SAYS, END = "Hello world.", 257
@@ -33,8 +33,8 @@ def choosy(entry):
 
 
 @pytest.fixture(scope="module")
-def server():
-    with serving(choosy) as running:
+def server(loaded):
+    with loaded(choosy) as running:
         yield running
 
 
@@ -144,8 +144,8 @@ def test_the_conversation_goes_on_and_any_message_can_be_edited(page, server):
     expect(page.locator(".tree button")).to_have_count(3)
 
 
-def test_stop_ends_a_text(new_page):
-    with serving(endless()) as server:
+def test_stop_ends_a_text(new_page, loaded):
+    with loaded(endless()) as server:
         page = new_page(server.url)
         generate(page, max_tokens=900)
         page.locator('#text [data-i="3"]').wait_for()
@@ -180,8 +180,8 @@ def test_a_wrong_option_is_shown_by_its_field(page):
     assert page.get_by_label("top_p", exact=True).evaluate("field => field.validity.rangeOverflow")
 
 
-def test_text_of_a_model_is_never_markup(new_page):
-    with serving(mock(HOSTILE)) as server:
+def test_text_of_a_model_is_never_markup(new_page, loaded):
+    with loaded(mock(HOSTILE)) as server:
         page = new_page(server.url)
         generate(page, HOSTILE)
         expect(page.locator("#end")).to_contain_text("stop")

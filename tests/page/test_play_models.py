@@ -7,7 +7,7 @@ import re
 from PIL import Image as Pillow
 from playwright.sync_api import expect
 
-from serving import mock, serving
+from serving import mock
 from thinking import KINDS, make, said
 from tiny_vision import TEMPLATE, seeing_llm
 
@@ -61,8 +61,8 @@ def cached_of(page):
     return [int(n) for n in re.search(r"(\d+) of (\d+) prompt", page.locator("#end").inner_text()).groups()]
 
 
-def test_images_are_dropped_pasted_and_chosen(new_page, axe, shot):
-    with serving(lambda entry: seeing_llm("mlp", template=TEMPLATE)) as server:
+def test_images_are_dropped_pasted_and_chosen(new_page, axe, shot, loaded):
+    with loaded(lambda entry: seeing_llm("mlp", template=TEMPLATE)) as server:
         page = new_page(server.url)
         give(page, "drop", picture("red"), name="<img src=x onerror=alert(1)>.png")
         give(page, "paste", picture("blue"))
@@ -87,8 +87,8 @@ def test_images_are_dropped_pasted_and_chosen(new_page, axe, shot):
         assert cached == prompt - 1
 
 
-def test_an_image_that_is_none_is_refused_by_the_server(new_page):
-    with serving(lambda entry: seeing_llm("mlp", template=TEMPLATE)) as server:
+def test_an_image_that_is_none_is_refused_by_the_server(new_page, loaded):
+    with loaded(lambda entry: seeing_llm("mlp", template=TEMPLATE)) as server:
         page = new_page(server.url)
         give(page, "drop", b"no image at all")
         page.get_by_label("Message 1", exact=True).fill("What?")
@@ -96,8 +96,8 @@ def test_an_image_that_is_none_is_refused_by_the_server(new_page):
         expect(page.get_by_role("alert")).to_contain_text("image")
 
 
-def test_reasoning_is_folded(new_page, axe):
-    with serving(lambda entry: make("qwen3")) as server:
+def test_reasoning_is_folded(new_page, axe, loaded):
+    with loaded(lambda entry: make("qwen3")) as server:
         page = new_page(server.url)
         generate(page)
         fold = page.locator("#text details")
@@ -115,8 +115,8 @@ def test_reasoning_is_folded(new_page, axe):
         expect(page.locator("#text > .text")).to_contain_text(KINDS["qwen3"].text.split("\n")[0])
 
 
-def test_a_tool_is_called_and_answered(new_page, axe, shot):
-    with serving(clock) as server:
+def test_a_tool_is_called_and_answered(new_page, axe, shot, loaded):
+    with loaded(clock) as server:
         page = new_page(server.url)
         page.locator("summary", has_text="Tools").click()
         page.get_by_label("Functions").fill("[{]")
@@ -139,8 +139,8 @@ def test_a_tool_is_called_and_answered(new_page, axe, shot):
         expect(page.locator("#text > .text")).to_contain_text("It is late.")
 
 
-def test_a_model_without_eyes_says_so(new_page):
-    with serving(mock()) as server:
+def test_a_model_without_eyes_says_so(new_page, loaded):
+    with loaded(mock()) as server:
         page = new_page(server.url)
         give(page, "drop", picture("red"))
         page.get_by_label("Message 1", exact=True).fill("What?")

@@ -163,6 +163,28 @@ def test_a_model_is_looked_into(web):
     assert str(TINY.parent) not in json.dumps({**found, "source": ""})
 
 
+def test_a_model_is_served_once_more_by_another_backend(monkeypatch):
+    backends = []
+    monkeypatch.setattr(
+        "stretto.server.registry.load",
+        lambda path, **options: backends.append(options["backend"]) or mock_llm("x"),
+    )
+    with visiting(models=(f"real={TINY}",)) as (running, web):
+        running.state.registry._open = running.state.registry._load_file
+        body = {"model": "real", "name": "slow", "backend": "reference"}
+        made = web.post("/stretto/models/copy", json=body).json()["model"]
+        assert (made["name"], made["backend"], made["added"]) == ("slow", "reference", True)
+        slot = running.state.registry.slots["slow"]
+        assert (slot.entry.source, slot.entry.backend) == (str(TINY), "reference")
+        for name in ("real", "slow"):
+            web.post("/stretto/models/load", json={"model": name})
+        assert backends == ["auto", "reference"]
+        refused = web.post("/stretto/models/copy", json={**body, "name": "x", "backend": "abacus"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "backend")
+        again = web.post("/stretto/models/copy", json={**body, "backend": "native"})
+        assert (again.status_code, again.json()["error"]["code"]) == (409, "name_taken")
+
+
 def test_a_loaded_model_tells_its_route(smollm2_path):
     with visiting(models=(f"real={smollm2_path}",), opener=lambda entry: mock_llm("x")) as (_, web):
         found = web.get("/stretto/models/inspect?model=real").json()
@@ -176,6 +198,8 @@ def test_administration_is_for_administrators():
         web.headers["authorization"] = "Bearer user"
         posts = ("load", "unload", "remove")
         answers = [web.post(f"/stretto/models/{verb}", json={"model": "mock"}) for verb in posts]
+        copy = {"model": "mock", "name": "b", "backend": "native"}
+        answers.append(web.post("/stretto/models/copy", json=copy))
         answers.append(web.post("/stretto/models/pull", json={"source": "smollm2"}))
         answers += [web.get("/stretto/catalogue"), web.get("/stretto/models/inspect?model=mock")]
         assert {(answer.status_code, answer.json()["error"]["code"]) for answer in answers} == {

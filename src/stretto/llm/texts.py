@@ -175,6 +175,11 @@ class Texts:
         """
         return conversation_ids(self._engine, self._template, messages, template, variables)
 
+    @property
+    def has_template(self) -> bool:
+        """Whether the model has a chat template, so that it can `chat`."""
+        return self._template is not None
+
     def thinking(self, think: bool | str) -> dict[str, Any]:
         """The template arguments that turn thinking on or off, or set its effort, by this model's names.
 

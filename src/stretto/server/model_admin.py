@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -13,7 +14,7 @@ from stretto.server.callers import caller_of, require_admin
 from stretto.server.errors import ApiError, Json, translate
 from stretto.server.event_stream import EventStream
 from stretto.server.generation import unless_gone
-from stretto.server.model_facts import catalogue, disk_free, facts_of, inspect
+from stretto.server.model_facts import catalogue, disk_free, facts_of, inspect, require_backend
 from stretto.server.pulls import Pull, source_of
 from stretto.server.registry import Registry
 from stretto.server.schemas import Body, Name
@@ -24,6 +25,7 @@ from stretto.server.state import state_of
 router = APIRouter(tags=["Models"])
 
 ModelName = Annotated[str, Query(min_length=1, max_length=256)]
+NewName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class ModelRequest(Body):
@@ -36,9 +38,15 @@ class PullRequest(Body):
     """`POST /stretto/models/pull`."""
 
     source: Name = Field(description="A name of /stretto/catalogue, or hf:org/repo/file.gguf.")
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = Field(
-        None, description="Its name in requests; the source, if not given."
-    )
+    name: NewName | None = Field(None, description="Its name in requests; the source, if not given.")
+
+
+class CopyRequest(Body):
+    """`POST /stretto/models/copy`."""
+
+    model: Name
+    name: NewName = Field(description="The name of the copy.")
+    backend: Name = Field(description="What is to run it: a backend that /stretto/models/inspect lists.")
 
 
 @router.get("/stretto/models")
@@ -87,6 +95,17 @@ async def remove(body: ModelRequest, request: Request) -> Response:
     if not await registry.remove(body.model):
         raise _in_use(slot)
     return Json({"removed": body.model, "memory": _memory(registry)})
+
+
+@router.post("/stretto/models/copy")
+async def copy(body: CopyRequest, request: Request) -> Response:
+    """Serve a model once more, run by another backend, to compare them."""
+    require_admin(request)
+    state = state_of(request)
+    slot = state.registry.find(body.model)
+    await asyncio.to_thread(require_backend, slot, body.backend)
+    made = await state.registry.add(replace(slot.entry, name=body.name, backend=body.backend))
+    return Json({"model": facts_of(made, state.settings, True), "memory": _memory(state.registry)})
 
 
 @router.post("/stretto/models/pull")

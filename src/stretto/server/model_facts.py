@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stretto import router
-from stretto.errors import StrettoError
+from stretto.errors import InvalidRequest, StrettoError
+from stretto.llm import LLM
 from stretto.models import read_spec
 from stretto.models.summary import in_words
 from stretto.server.registry import Registry
@@ -55,12 +56,12 @@ def facts_of(slot: Slot, settings: Settings, with_source: bool) -> dict[str, Any
         "parameters": facts["parameters"],
         "formats": facts["formats"],
         "context_length": getattr(llm, "context_length", facts["context_length"]),
-        "vision": facts["vision"],
-        "template": bool(facts["template"]),
+        "vision": llm.vision is not None if isinstance(llm, LLM) else facts["vision"],
+        "template": llm.has_template if isinstance(llm, LLM) else bool(facts["template"]),
         "thinking": find_format(facts["template"]) is not None,
         "license": facts["license"],
         "file_bytes": facts["file_bytes"],
-        "backend": backend or settings.backend,
+        "backend": backend or slot.entry.backend or settings.backend,
         "device": settings.device if route is None else route.device,
     }
 
@@ -89,6 +90,14 @@ def inspect(slot: Slot) -> dict[str, Any]:
         made["metadata"] = _metadata(file)
     made["backends"] = _backends(slot)
     return made
+
+
+def require_backend(slot: Slot, backend: str) -> None:
+    """Raise unless a backend can run a model."""
+    states = {} if slot.is_task else {one.backend: one for one in router.usable(slot.path)}
+    if (option := states.get(backend)) is None or option.state == "refused":
+        reason = f": {option.reason}" if option else f"; there are {', '.join(states) or 'none to choose'}"
+        raise InvalidRequest(f"{slot.name} cannot run on {backend}{reason}", param="backend", value=backend)
 
 
 def catalogue(registry: Registry) -> list[dict[str, Any]]:

@@ -250,7 +250,7 @@ class Registry:
             return load(entry.source, threads=settings.threads)
         return load(
             self.slots[entry.name].path,
-            backend=settings.backend,
+            backend=entry.backend or settings.backend,
             device=settings.device,
             threads=settings.threads,
             cells=settings.cells,

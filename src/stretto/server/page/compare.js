@@ -1,7 +1,8 @@
 // Compare: one prompt to two models or with two sets of options, side by side; and plots of what `stretto compare` has measured.
 import {html, useEffect, useRef, useState} from './vendor/preact.js';
 import {events} from './api.js';
-import {Field, number} from './ui.js';
+import {number} from './ui.js';
+import {Choice, Input} from './forms.js';
 
 const OPTIONS = {temperature: '0 is greedy', top_k: '0: all', top_p: 'above 0, up to 1', min_p: '0 to 1', repetition_penalty: '1 is none', seed: 'a whole number'};
 const SIDES = ['A', 'B'], MAX_FILE_BYTES = 4e6;
@@ -30,13 +31,10 @@ async function generate({model, options}, {prompt, chat, length}, signal, tell) 
   const given = Object.fromEntries(Object.entries(options).filter(([, value]) => value !== '').map(([name, value]) => [name, Number(value)]));
   const body = {model, stream: true, stream_options: {include_usage: true}, return_token_ids: true, max_tokens: Number(length), ...given,
     ...(chat ? {messages: [{role: 'user', content: prompt}]} : {prompt})};
-  const run = {tokens: [], seen: null}, started = performance.now();
+  const run = {tokens: []};
   for await (const event of events(chat ? '/v1/chat/completions' : '/v1/completions', {method: 'POST', body, signal})) {
     const choice = event.choices[0];
-    if (choice?.token_ids?.length) {
-      run.seen ??= (performance.now() - started) / 1000;
-      run.tokens.push({ids: choice.token_ids, text: choice.text ?? choice.delta?.reasoning_content ?? choice.delta?.content ?? ''});
-    }
+    if (choice?.token_ids?.length) run.tokens.push({ids: choice.token_ids, text: choice.text ?? choice.delta?.reasoning_content ?? choice.delta?.content ?? ''});
     if (event.timings) run.timings = event.timings;
     if (event.usage) run.usage = event.usage;
     tell(run);
@@ -46,12 +44,13 @@ async function generate({model, options}, {prompt, chat, length}, signal, tell) 
 
 export default function Compare({models, model}) {
   const able = models.filter(one => one.verbs?.includes('generate') ?? true);
-  const [sides, setSides] = useState(() => SIDES.map((_, i) => ({model: null, options: {...Object.fromEntries(Object.keys(OPTIONS).map(name => [name, ''])), temperature: i ? '0.8' : '0'}})));
+  const [sides, setSides] = useState([{options: {temperature: '0'}}, {options: {temperature: '0.8'}}]);
   const [ask, setAsk] = useState({prompt: 'Once upon a time', chat: false, length: '64', together: false});
   const [runs, setRuns] = useState([{tokens: []}, {tokens: []}]), [state, set] = useState({}), abort = useRef(null);
   useEffect(() => () => abort.current?.abort(), []);
-  const chosen = sides.map(side => ({...side, model: able.find(one => one.name === side.model)?.name ?? model?.name ?? able[0]?.name}));
+  const chosen = sides.map(side => ({...side, model: (able.find(one => one.name === (side.model ?? model?.name)) ?? able[0])?.name}));
   const change = (i, more) => setSides(sides.map((side, j) => i === j ? {...side, ...more} : side));
+  const put = name => value => setAsk(before => ({...before, [name]: value}));
   const submit = async event => {
     event.preventDefault();
     const mine = abort.current = new AbortController(), latest = [{tokens: []}, {tokens: []}];
@@ -72,10 +71,9 @@ export default function Compare({models, model}) {
   };
   const at = difference(runs[0].tokens, runs[1].tokens, state.byIds, state.ended);
   return html`<section class="wide"><h2>Compare</h2><form onSubmit=${submit}>
-      <${Field} label="Prompt">${id => html`<textarea id=${id} required value=${ask.prompt} onInput=${event => setAsk({...ask, prompt: event.target.value})}></textarea>`}<//>
-      <div class="row"><${Field} label="Tokens" inline>${id => html`<input id=${id} type="number" min="1" max="4096" required value=${ask.length} onInput=${event => setAsk({...ask, length: event.target.value})}/>`}<//>
-        ${[['chat', 'As a chat'], ['together', 'Both at once']].map(([name, label]) => html`<${Field} label=${label} inline>${id => html`<input id=${id} type="checkbox" checked=${ask[name]}
-          onChange=${event => setAsk({...ask, [name]: event.target.checked})}/>`}<//>`)}</div>
+      <${Input} label="Prompt" rows="2" required value=${ask.prompt} set=${put('prompt')}/>
+      <div class="row"><${Input} label="Tokens" inline type="number" min="1" max="4096" required value=${ask.length} set=${put('length')}/>
+        <${Input} label="As a chat" inline type="checkbox" checked=${ask.chat} set=${put('chat')}/><${Input} label="Both at once" inline type="checkbox" checked=${ask.together} set=${put('together')}/></div>
       <div class="sides">${chosen.map((side, i) => html`<${Side} name=${SIDES[i]} side=${side} models=${able} onChange=${more => change(i, more)}/>`)}</div>
       <div class="row"><button class="primary" disabled=${state.running}>Run both</button>
         <button type="button" disabled=${!state.running} onClick=${() => abort.current.abort()}>Stop</button></div></form>
@@ -85,10 +83,9 @@ export default function Compare({models, model}) {
 }
 
 function Side({name, side, models, onChange}) {
-  return html`<fieldset><legend>${name}</legend><${Field} label="Model">${id => html`<select id=${id} value=${side.model} onChange=${event => onChange({model: event.target.value})}>
-      ${models.map(one => html`<option key=${one.name} value=${one.name}>${one.name}</option>`)}</select>`}<//>
-    <div class="fields">${Object.entries(OPTIONS).map(([option, help]) => html`<${Field} label=${option} help=${help}>${(id, by) => html`<input id=${id} aria-describedby=${by} type="number" step="any"
-      value=${side.options[option]} onInput=${event => onChange({options: {...side.options, [option]: event.target.value}})}/>`}<//>`)}</div></fieldset>`;
+  return html`<fieldset><legend>${name}</legend><${Choice} label="Model" value=${side.model} options=${models.map(one => one.name)} set=${model => onChange({model})}/>
+    <div class="fields">${Object.entries(OPTIONS).map(([option, help]) => html`<${Input} label=${option} help=${help} type="number" step="any" value=${side.options[option] ?? ''}
+      set=${value => onChange({options: {...side.options, [option]: value}})}/>`)}</div></fieldset>`;
 }
 
 function Marked({tokens, at}) { // three pieces of text, however long it is
@@ -104,7 +101,7 @@ function verdict(runs, at, byIds) {
 
 function Times({runs}) {
   const ms = seconds => seconds == null ? '–' : `${(1000 * seconds).toFixed(0)} ms`;
-  const rows = {'First token': run => ms(run.timings?.first_token), 'First token, as seen here': run => ms(run.seen), 'Tokens a second': run => run.timings?.tokens_per_second.toFixed(1) ?? '–',
+  const rows = {'First token': run => ms(run.timings?.first_token), 'Tokens a second': run => run.timings?.tokens_per_second.toFixed(1) ?? '–',
     Total: run => ms(run.timings?.total), Tokens: run => run.usage?.completion_tokens ?? '–', Prompt: run => run.usage?.prompt_tokens ?? '–',
     'of it cached': run => run.usage?.prompt_tokens_details.cached_tokens ?? '–'};
   return html`<table><thead><tr><td></td>${SIDES.map(name => html`<th scope="col" class="num">${name}</th>`)}</tr></thead><tbody>${Object.entries(rows).map(([name, value]) => html`
@@ -125,8 +122,7 @@ function Measured() {
     } catch (error) { fail(`${file.name} is no result of stretto compare --json: ${error.message}`); }
   };
   return html`<section class="wide"><h2>Measured by <code>stretto compare</code></h2>
-    <${Field} label="Results" help="The file that stretto compare MODEL --json > FILE has written" error=${error}>${(id, by) => html`<input id=${id} aria-describedby=${by} type="file" accept=".json,application/json"
-      onChange=${event => take(event.target.files[0])}/>`}<//>
+    <${Input} label="Results" help="The file that stretto compare MODEL --json > FILE has written" error=${error} type="file" accept=".json,application/json" set=${take}/>
     ${found && html`<p>${found.about}</p><div class="charts">${found.measures.map(one => html`<${Measure} key=${one.name} ...${one}/>`)}</div>
       <ul>${found.notes.map(note => html`<li>${note}</li>`)}</ul>`}</section>`;
 }

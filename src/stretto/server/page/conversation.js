@@ -20,8 +20,8 @@ export function Conversation({vision, start}) {
   return html`${messages.map((message, i) => html`<${Message} key=${i} ...${{message, vision, start}} n=${i + 1}
       put=${more => put(i, more)} remove=${messages.length > 1 ? () => remove(i) : null}/>`)}
     <div class="row"><button type="button" onClick=${() => change({messages: [...messages, empty('user')]})}>Add a message</button>
-      ${messages[0].role !== 'system' && html`
-        <button type="button" onClick=${() => change({messages: [empty('system'), ...messages]})}>Add a system message</button>`}</div>`;
+      ${messages[0].role !== 'system' && html`<button type="button"
+        onClick=${() => change({messages: [empty('system'), ...messages]})}>Add a system message</button>`}</div>`;
 }
 
 function Message({message, n, put, remove, vision, start}) {
@@ -37,12 +37,14 @@ function Message({message, n, put, remove, vision, start}) {
   };
   return html`<div class="message" onDrop=${event => add(event, event.dataTransfer.files)}
       onDragOver=${event => { if (takes) event.preventDefault(); }}>
-    <div class="row"><select aria-label=${`Role of message ${n}`} value=${role} onChange=${event => put({role: event.target.value})}>
+    <div class="row"><select aria-label=${`Role of message ${n}`} value=${role}
+        onChange=${event => put({role: event.target.value})}>
         ${ROLES.map(one => html`<option key=${one} value=${one}>${one}</option>`)}</select>
       ${takes && vision !== false && html`<label class="file">Add images<input type="file" accept="image/*" multiple
         onChange=${event => { add(event, event.target.files); event.target.value = ''; }}/></label>`}
       ${remove && html`<button type="button" aria-label=${`Remove message ${n}`} onClick=${remove}>Remove</button>`}</div>
-    <textarea aria-label=${`Message ${n}`} rows=${takes ? 3 : 2} value=${content} onInput=${event => put({content: event.target.value})}
+    <textarea aria-label=${`Message ${n}`} rows=${takes ? 3 : 2} value=${content}
+      onInput=${event => put({content: event.target.value})}
       onPaste=${event => add(event, event.clipboardData.files)} onKeyDown=${sends(start)}></textarea>
     ${tool_calls && html`<pre>${tool_calls.map(call => `${call.function.name}(${call.function.arguments})`).join('\n')}</pre>`}
     ${problem && html`<small class="bad" role="alert">${problem}</small>`}

@@ -2,11 +2,12 @@
 import {html, useEffect, useRef, useState} from './vendor/preact.js';
 import {del} from './api.js';
 import {live} from './live.js';
-import {plot} from './plot.js';
-import {Field, number, useLive} from './ui.js';
+import {number, useLive} from './ui.js';
+import {Choice} from './forms.js';
+import {draw} from './chart.js';
 
 const KEPT_SECONDS = 900, COLORS = ['accent', 'bad', 'good', 'soft'];
-const short = n => n == null ? '–' : n >= 100 || Number.isInteger(n) ? number(n) : n >= 10 ? n.toFixed(1) : n.toFixed(2);
+const short = (n, factor) => n == null ? '–' : Number((factor * n).toPrecision(3)).toLocaleString('en');
 const CHARTS = [
   {title: 'Tokens a second', series: {tokens_per_second: 'generated', prompt_per_second: 'of prompts'}},
   {title: 'First token, ms', factor: 1e3, series: {first_token_p50: 'median', first_token_p90: '90 %'}},
@@ -18,7 +19,7 @@ const CHARTS = [
   {title: 'CPU time, cores', series: {cpu_process: 'all', cpu_steps: 'steps', cpu_loop: 'event loop', cpu_helpers: 'helpers'}},
   {title: 'Errors a second', series: {errors_4xx: '4xx', errors_5xx: '5xx'}},
 ];
-const NAMES = CHARTS.flatMap(chart => Object.keys(chart.series)), SPANS = {60: 'the last minute', 300: '5 minutes', 900: '15 minutes'};
+const NAMES = CHARTS.flatMap(chart => Object.keys(chart.series)), SPANS = [['60', 'the last minute'], ['300', '5 minutes'], ['900', '15 minutes']];
 
 // -- the figures: collected from the moment this view is first shown, whichever view is shown then --
 
@@ -54,10 +55,9 @@ if (live.state.history) { // it comes at the beginning of a connection; a new on
 export default function Load() {
   const {connected, stats, requests, logs} = useLive(), [span, set] = useState('900'), dark = useDark();
   return html`<section class="wide"><h2>Load</h2>
-    <${Field} label="Show" inline>${id => html`<select id=${id} value=${span} onChange=${event => set(event.target.value)}>
-      ${Object.entries(SPANS).map(([seconds, name]) => html`<option key=${seconds} value=${seconds}>${name}</option>`)}</select>`}<//>
+    <${Choice} label="Show" inline value=${span} options=${SPANS} set=${set}/>
     ${!connected && !stats && html`<p class="soft">Waiting for the server’s figures.</p>`}
-    <div class="charts">${CHARTS.map(chart => html`<${Chart} key=${chart.title} ...${chart} dark=${dark} span=${Number(span)} time=${columns.time.at(-1)}/>`)}</div></section>
+    <div class="charts">${CHARTS.map(chart => html`<${Chart} key=${`${chart.title} ${dark}`} ...${chart} span=${Number(span)} time=${columns.time.at(-1)}/>`)}</div></section>
     <section class="wide"><h2>Requests</h2><${Requests} requests=${requests}/></section>
     ${logs.length > 0 && html`<section class="wide"><h2>Log</h2><pre class="logs" tabindex="0" aria-label="The last lines of the log">${logs.slice(-100).join('\n')}</pre></section>`}`;
 }
@@ -75,19 +75,21 @@ function useDark() {
 // -- charts --
 
 function data(series, factor, span) {
-  const first = (columns.time.at(-1) ?? 0) - span, from = columns.time.findIndex(time => time >= first);
-  const scaled = name => columns[name].slice(from).map(value => value == null ? null : factor * value);
-  return from < 0 ? [[], ...Object.keys(series).map(() => [])] : [columns.time.slice(from), ...Object.keys(series).map(scaled)];
+  const first = (columns.time.at(-1) ?? 0) - span, from = Math.max(0, columns.time.findIndex(time => time >= first));
+  return [columns.time.slice(from), Object.keys(series).map(name => columns[name].slice(from).map(value => value == null ? null : factor * value))];
 }
 
-function Chart({title, series, factor = 1, span, time, dark}) {
-  const canvas = useRef(), draw = () => { const [times, ...lines] = data(series, factor, span); plot(canvas.current, times, lines, COLORS); };
-  useEffect(draw, [time, span, dark]);
-  useEffect(() => { const resize = new ResizeObserver(draw); resize.observe(canvas.current); return () => resize.disconnect(); }, [span]);
-  const now = Object.entries(series).map(([name, word]) => [word, columns[name].at(-1)]);
-  const value = one => short(one == null ? null : factor * one);
-  return html`<figure><figcaption><b>${title}</b> ${now.map(([word, one], i) => html`<span class=${`swatch s${i}`}>${word} ${value(one)}</span> `)}</figcaption>
-    <canvas ref=${canvas} role="img" aria-label=${`${title}: ${now.map(([word, one]) => `${word} ${value(one)}`).join(', ')}`}></canvas></figure>`;
+function Chart({title, series, factor = 1, span, time}) {
+  const canvas = useRef(), [width, resized] = useState(0);
+  useEffect(() => {
+    const watch = new ResizeObserver(() => resized(canvas.current.clientWidth));
+    watch.observe(canvas.current);
+    return () => watch.disconnect();
+  }, []);
+  useEffect(() => { draw(canvas.current, ...data(series, factor, span), COLORS, span); }, [time, span, width]);
+  const now = Object.entries(series).map(([name, word]) => `${word} ${short(columns[name].at(-1), factor)}`);
+  return html`<figure><figcaption><b>${title}</b> ${now.map((one, i) => html`<span class=${`swatch s${i}`}>${one}</span> `)}</figcaption>
+    <canvas ref=${canvas} role="img" aria-label=${`${title}: ${now.join(', ')}`}></canvas></figure>`;
 }
 
 // -- requests --

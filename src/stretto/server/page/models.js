@@ -1,7 +1,8 @@
 // Models: what is here and what fits; fetch, load, unload, inspect; the machine. Forms of other model types are in tasks.js.
 import {html, useEffect, useState} from './vendor/preact.js';
 import {events, get, post} from './api.js';
-import {Bar, Field, Tabs, bytes, number, useLive} from './ui.js';
+import {Bar, Tabs, bytes, number, useLive} from './ui.js';
+import {Input} from './forms.js';
 import Tasks from './tasks.js';
 
 const TABS = {here: 'Here', fetch: 'Fetch', use: 'Try', machine: 'Machine'};
@@ -15,7 +16,7 @@ export default function Models(props) {
       <${Bar} value=${memory.loaded} max=${memory.limit} label="Memory for models"/></p>`}
     ${!props.admin && props.models.length > 0 && tab !== 'use' && html`<p class="soft">${ADMIN_ONLY}</p>`}
     ${{here: () => html`<${Here} ...${props}/>`, fetch: () => props.admin && html`<${Fetch} ...${props}/>`,
-      use: () => html`<${Tasks} ...${props}/>`, machine: () => html`<${Machine} ...${props}/>`}[tab]()}</section>`;
+      use: () => html`<${Tasks} ...${props}/>`, machine: () => html`<${Machine}/>`}[tab]()}</section>`;
 }
 
 function useAnswer(path) { // [answer, error] of a GET
@@ -49,7 +50,7 @@ function Here({models, model, admin, refresh, choose}) {
       <button type="button" aria-expanded=${inside === one.name} onClick=${() => look(inside === one.name ? null : one.name)}>Inspect</button>
       ${one.added && html`<button type="button" disabled=${!!busy} onClick=${act('remove', one.name)}>Remove</button>`}`}</div>
     ${problem?.name === one.name && html`<p class="bad" role="alert">${problem.text}</p>`}
-    ${inside === one.name && html`<${Inspect} key=${`${one.name} ${one.loaded}`} name=${one.name}/>`}</li>`)}</ul>`;
+    ${inside === one.name && html`<${Inspect} key=${`${one.name} ${one.loaded}`} name=${one.name} refresh=${refresh}/>`}</li>`)}</ul>`;
 }
 
 function facts(one) {
@@ -59,13 +60,17 @@ function facts(one) {
     one.verbs?.length > 0 && `can ${one.verbs.join(', ')}`, one.license].filter(Boolean).join(' · ');
 }
 
-function Inspect({name}) {
+function Inspect({name, refresh}) {
+  const [said, say] = useState('');
+  const copy = backend => () => post('/stretto/models/copy', {model: name, backend, name: `${name.replace(/[^A-Za-z0-9.-]+/g, '-').slice(-40).replace(/^\W+/, '')}-${backend}`})
+    .then(({model}) => { say(`Served as ${model.name}.`); refresh(); }, error => say(error.message));
   const [found, error] = useAnswer(`/stretto/models/inspect?model=${encodeURIComponent(name)}`);
   if (!found) return html`<p class=${error ? 'bad' : 'soft'} role="status">${error ?? 'reading its file …'}</p>`;
   return html`<div class="inspect"><p>${found.words}</p>
     <${Parts} title="Memory when loaded" parts=${found.memory}/><${Parts} title="Weights by part" parts=${found.parts}/><${Parts} title="Weights by format" parts=${found.formats}/>
     ${found.backends.length > 0 && html`<h4>Backends</h4><ul>${found.backends.map(one => html`<li><b>${one.backend} on ${one.device}</b>: ${one.state}${
-      one.tokens_per_second ? `, ${one.tokens_per_second.toFixed(1)} tokens a second` : ''}${one.reason && `; ${one.reason}`}</li>`)}</ul>`}
+      one.tokens_per_second ? `, ${one.tokens_per_second.toFixed(1)} tokens a second` : ''}${one.reason && `; ${one.reason}`}
+      ${one.state === 'possible' && html`<button type="button" aria-label=${`Serve with ${one.backend}`} onClick=${copy(one.backend)}>Serve too</button>`}</li>`)}</ul><p role="status">${said}</p>`}
     ${found.template && html`<details><summary>Chat template</summary><pre tabindex="0">${found.template}</pre></details>`}
     ${Object.keys(found.metadata).length > 0 && html`<details><summary>Metadata</summary><dl>${Object.entries(found.metadata).map(([key, value]) => html`
       <dt>${key}</dt><dd>${String(value)}</dd>`)}</dl></details>`}</div>`;
@@ -102,10 +107,8 @@ function Fetch({models, refresh}) {
   const submit = event => { event.preventDefault(); begin(source.trim(), name.trim(), refresh); };
   return html`${pull && html`<${Progress} ...${pull}/>`}
     <form onSubmit=${submit}><div class="fields">
-      <${Field} label="Source" help="A name from below, or hf:org/repo/file.gguf">${(id, by) => html`
-        <input id=${id} aria-describedby=${by} required maxlength="256" value=${source} onInput=${event => setSource(event.target.value)}/>`}<//>
-      <${Field} label="Name" help="Its name in requests; the source, if left empty">${(id, by) => html`
-        <input id=${id} aria-describedby=${by} pattern="[A-Za-z0-9][A-Za-z0-9._\\-]*" maxlength="64" value=${name} onInput=${event => setName(event.target.value)}/>`}<//></div>
+      <${Input} label="Source" help="A name from below, or hf:org/repo/file.gguf" required maxlength="256" value=${source} set=${setSource}/>
+      <${Input} label="Name" help="In requests; the source, if left empty" pattern="[A-Za-z0-9][A-Za-z0-9._\\-]*" maxlength="64" value=${name} set=${setName}/></div>
       <button class="primary" disabled=${pull?.running}>Fetch</button></form>
     ${error && html`<p class="bad" role="alert">${error}</p>`}
     ${found && html`<p class="soft">${found.disk_free != null && `${bytes(found.disk_free)} are free on the disk.`}</p>
@@ -124,17 +127,14 @@ function Progress({source, status, completed, total, running, error, done, abort
 
 // -- the machine --
 
-function Machine({models}) {
+function Machine() {
   const [found, error] = useAnswer('/stretto/hardware');
   if (!found) return html`<p class=${error ? 'bad' : 'soft'} role="status">${error ?? 'looking …'}</p>`;
-  const read = found.bandwidth, peak = found.integer_peak, large = models.filter(one => one.parameters > 0 && one.file_bytes > 0);
-  const rows = {Processor: `${found.cpu} (${found.architecture})`, Cores: `${found.cores_usable} usable of ${found.cores_logical}`,
-    'Instruction sets': found.instruction_sets.join(', '), Kernels: found.kernels, Caches: found.caches.map(one => `${one.name} ${one.count} × ${number(one.nbytes / 1024)} KiB`).join(', '),
-    Memory: [found.memory_total && bytes(found.memory_total), found.memory_free && `${bytes(found.memory_free)} free`].filter(Boolean).join(', '),
-    'Reading memory': read ? `${read.memory.one.toFixed(1)} GB/s by one core, ${read.memory.all.toFixed(1)} GB/s by all` : 'not measured; run stretto devices',
-    'Arithmetic (int8)': peak ? `${number(peak.rate.one)} GMAC/s by one core, ${number(peak.rate.all)} GMAC/s by all, by ${peak.instruction}` : 'not measured; run stretto devices',
-    ...Object.fromEntries(found.gpus.map((gpu, i) => [`GPU ${i}`, `${gpu.name}, ${bytes(gpu.memory_total ?? 0)}, driver ${gpu.driver}`]))};
-  return html`<dl>${Object.entries(rows).map(([key, value]) => html`<dt>${key}</dt><dd>${value}</dd>`)}</dl>
-    ${read && large.length > 0 && html`<h3>The most that reading weights allows</h3><p class="soft">A token reads all weights of a model without experts once. The speeds that backends reached are under Inspect.</p>
-      <dl>${large.map(one => html`<dt>${one.name}</dt><dd>${number(1e9 * read.model.all / one.file_bytes)} tokens a second from memory</dd>`)}</dl>`}`;
+  const {bandwidth: read, integer_peak: peak} = found, speed = (rate, unit) => `${number(rate.one)} ${unit} by one core, ${number(rate.all)} ${unit} by all`;
+  const rows = {Processor: `${found.cpu} (${found.architecture})`, Cores: `${found.cores_usable} usable of ${found.cores_logical}`, Kernels: found.kernels,
+    'Instruction sets': found.instruction_sets.join(', '), Caches: found.caches.map(one => `${one.name} ${one.count} × ${number(one.nbytes / 1024)} KiB`).join(', '),
+    Memory: `${bytes(found.memory_total ?? 0)}, ${bytes(found.memory_free ?? 0)} free`, 'Reading memory': read && speed(read.memory, 'GB/s'), 'Reading a small model': read && speed(read.model, 'GB/s'),
+    'Arithmetic (int8)': peak && speed(peak.rate, 'GMAC/s'), ...Object.fromEntries(found.gpus.map((gpu, i) => [`GPU ${i}`, `${gpu.name}, ${bytes(gpu.memory_total ?? 0)}`]))};
+  return html`<dl>${Object.entries(rows).map(([key, value]) => html`<dt>${key}</dt><dd>${value ?? 'not measured; run stretto devices'}</dd>`)}</dl>
+    <p class="soft">The speeds that backends reached with a model are under Inspect.</p>`;
 }

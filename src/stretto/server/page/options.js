@@ -22,13 +22,14 @@ export const OPTIONS = {
   ignore_eos: {kind: 'switch', help: "Go on behind the model's end tokens."},
   timeout: number('Seconds; then the text so far is the answer.', 'none', {min: 0}),
   reasoning_effort: {kind: 'choice', help: "How much to think, by the model's own switch.", values: EFFORTS, chat: true},
-  chat_template_kwargs: {kind: 'json', help: 'Arguments of the chat template, as {"enable_thinking": false}.', fallback: 'none', chat: true},
+  chat_template_kwargs: {kind: 'json', help: 'For the chat template, as {"enable_thinking": false}.', fallback: 'none', chat: true},
   cache_pin: {kind: 'text', help: 'A name: the prompt stays in the prefix cache.', fallback: 'none'},
 };
 const SHAPES = {
   none: 'any text', schema: 'JSON by a schema', object: 'any JSON object', regex: 'a regular expression', lark: 'a Lark grammar',
   choices: 'one of these lines',
 };
+const CHOICES = {'': 'may call them', required: 'has to call one', none: 'does not see them'};
 const SCHEMA = '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}}';
 const FUNCTIONS = '[{"name": "weather", "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}}]';
 
@@ -52,7 +53,8 @@ export function fields(values, chat) {
     else body[name] = value;
     if (Number.isNaN(body[name])) throw new FieldError(name, 'This is no number.');
   }
-  const {shape = 'none', grammar = '', tools = ''} = values, schema = shape === 'schema' ? parsed('grammar', grammar) : {type: 'object'};
+  const {shape = 'none', grammar = '', tools = ''} = values;
+  const schema = shape === 'schema' ? parsed('grammar', grammar) : {type: 'object'};
   if (shape === 'schema' && chat) body.response_format = {type: 'json_schema', json_schema: {name: 'answer', schema}};
   else if (shape === 'schema' || shape === 'object') body.grammar = {type: 'json', schema};
   else if (shape === 'regex') body.grammar = {type: 'regex', pattern: grammar};
@@ -69,14 +71,16 @@ export function fields(values, chat) {
 // Which control a field of the server's answer belongs to: messages[0].content -> null, grammar.pattern -> grammar.
 export function controlOf(param) {
   const name = (param ?? '').split(/[.[]/)[0];
-  return name === 'response_format' ? 'grammar' : name in OPTIONS || ['grammar', 'tools', 'tool_choice'].includes(name) ? name : null;
+  if (name === 'response_format') return 'grammar';
+  return name in OPTIONS || ['grammar', 'tools', 'tool_choice'].includes(name) ? name : null;
 }
 
 function Control({name, option, id, described, value, set}) {
   const {kind, min, max, step, fallback = ''} = option;
   const all = {id, 'aria-describedby': described, value: value ?? '', onInput: event => set(name, event.target.value)};
   if (kind === 'switch') {
-    return html`<input type="checkbox" id=${id} aria-describedby=${described} checked=${!!value} onChange=${event => set(name, event.target.checked)}/>`;
+    return html`<input type="checkbox" id=${id} aria-describedby=${described} checked=${!!value}
+      onChange=${event => set(name, event.target.checked)}/>`;
   }
   if (kind === 'choice') {
     return html`<select ...${all}><option value="">as the model has it</option>
@@ -88,16 +92,19 @@ function Control({name, option, id, described, value, set}) {
 }
 
 export function OptionForm({values, set, chat, error}) {
-  const {shape = 'none'} = values, wrong = name => error?.param === name ? error.message : null, opened = open => open ? true : undefined;
-  const text = (name, label, help, placeholder) => html`<${Field} label=${label} help=${help} error=${wrong(name)}>${(id, described) => html`
-    <textarea id=${id} rows="5" spellcheck=${false} aria-describedby=${described} placeholder=${placeholder} value=${values[name] ?? ''}
-      onInput=${event => set(name, event.target.value)}></textarea>`}<//>`;
+  const {shape = 'none'} = values, opened = open => open ? true : undefined;
+  const wrong = name => error?.param === name ? error.message : null;
+  const text = (name, label, help, placeholder) => html`
+    <${Field} label=${label} help=${help} error=${wrong(name)}>${(id, described) => html`
+      <textarea id=${id} rows="5" spellcheck=${false} aria-describedby=${described} placeholder=${placeholder}
+        value=${values[name] ?? ''} onInput=${event => set(name, event.target.value)}></textarea>`}<//>`;
   const choice = (name, label, value, options) => html`<${Field} label=${label} error=${wrong(name)}>${id => html`
     <select id=${id} value=${value} onChange=${event => set(name, event.target.value)}>
       ${Object.entries(options).map(([one, shown]) => html`<option key=${one} value=${one}>${shown}</option>`)}</select>`}<//>`;
   const listed = Object.entries(OPTIONS).filter(([, option]) => chat || !option.chat);
-  return html`<details open=${opened(error?.param in OPTIONS)}><summary>Options</summary><div class="fields">${listed.map(([name, option]) => html`
-      <${Field} key=${name} label=${name} help=${option.help} error=${wrong(name)}>${(id, described) => html`
+  return html`<details open=${opened(error?.param in OPTIONS)}><summary>Options</summary>
+      <div class="fields">${listed.map(([name, option]) => html`
+        <${Field} key=${name} label=${name} help=${option.help} error=${wrong(name)}>${(id, described) => html`
         <${Control} ...${{name, option, id, described, set}} value=${values[name]}/>`}<//>`)}</div></details>
     <details open=${opened(error?.param === 'grammar')}><summary>Shape of the answer</summary>
       ${choice('shape', 'The answer is', shape, SHAPES)}
@@ -105,6 +112,5 @@ export function OptionForm({values, set, chat, error}) {
         && text('grammar', SHAPES[shape], 'Token by token, nothing else can come.', shape === 'schema' ? SCHEMA : '')}</details>
     ${chat && html`<details open=${opened(error?.param?.startsWith('tool'))}><summary>Tools</summary>
       ${text('tools', 'Functions', 'A list of functions with name, description and parameters (a JSON schema).', FUNCTIONS)}
-      ${choice('tool_choice', 'The model', values.tool_choice ?? '', {'': 'may call them', required: 'has to call one', none: 'does not see them'})}
-      </details>`}`;
+      ${choice('tool_choice', 'The model', values.tool_choice ?? '', CHOICES)}</details>`}`;
 }

@@ -3,7 +3,9 @@ import {html, useEffect, useState} from './vendor/preact.js';
 import {Conversation, Prompt, sends} from './conversation.js';
 import {curlCode, libraryCode, openaiCode} from './copying.js';
 import {OptionForm} from './options.js';
-import {change, clear, continueText, edit, fork, generate, node, reply, select, session, stop, subscribe, tokens} from './session.js';
+import {
+  change, clear, continueText, edit, fork, generate, node, reply, select, session, stop, subscribe, tokens,
+} from './session.js';
 import {TokenText, probability} from './tokens.js';
 import {children, label} from './tree.js';
 import {Bar, Copy, Field, Tabs, percent, visible} from './ui.js';
@@ -44,10 +46,10 @@ export default function Play({model}) {
 const focusAlternatives = () => document.querySelector('#alternatives button')?.focus();
 
 function Answer({one, tree, current, chosen, busy, model}) {
-  const isChat = one.request.source.mode === 'chat';
-  return html`<${TokenText} tree=${tree} node=${one} chosen=${chosen} choose=${at => change({chosen: at})} enter=${focusAlternatives}/>
+  const isChat = one.request.source.mode === 'chat', choose = at => change({chosen: at}), more = () => continueText(model.name);
+  return html`<${TokenText} ...${{tree, chosen, choose}} node=${one} enter=${focusAlternatives}/>
     <div class="row"><p id="end" role="status" class="soft">${busy ? '' : summary(one)}</p>
-      ${!busy && tokens().length > 0 && html`<button type="button" onClick=${() => continueText(model.name)}>Continue</button>`}</div>
+      ${!busy && tokens().length > 0 && html`<button type="button" onClick=${more}>Continue</button>`}</div>
     ${isChat && !busy && (one.calls.length ? html`<${Results} key=${current} calls=${one.calls} model=${model.name}/>`
       : html`<${Next} key=${current} model=${model.name}/>`)}
     <${CopyRow} one=${one} model=${model}/>`;
@@ -57,7 +59,8 @@ function summary({usage, timings, finish}) {
   if (!usage) return finish ?? '';
   const cached = usage.prompt_tokens_details.cached_tokens;
   return [finish, `${usage.completion_tokens} tokens`, `${timings.tokens_per_second.toFixed(0)} tok/s`,
-    `first token ${(1e3 * timings.first_token).toFixed(0)} ms`, `${cached} of ${usage.prompt_tokens} prompt tokens from the cache`].join(' · ');
+    `first token ${(1e3 * timings.first_token).toFixed(0)} ms`,
+    `${cached} of ${usage.prompt_tokens} prompt tokens from the cache`].join(' · ');
 }
 
 function Results({calls, model}) { // a form for the results of the model's calls
@@ -69,7 +72,8 @@ function Results({calls, model}) { // a form for the results of the model's call
   const put = (i, text) => set(results.map((old, j) => j === i ? text : old));
   return html`<form onSubmit=${send} aria-label="Tool calls">${calls.map((call, i) => html`
       <${Field} key=${i} label=${`Result of ${call.function.name}`} help=${call.function.arguments}>${(id, described) => html`
-        <textarea id=${id} aria-describedby=${described} value=${results[i]} onInput=${event => put(i, event.target.value)}></textarea>`}<//>`)}
+        <textarea id=${id} aria-describedby=${described} value=${results[i]}
+          onInput=${event => put(i, event.target.value)}></textarea>`}<//>`)}
     <button class="primary">Send results</button></form>`;
 }
 
@@ -77,7 +81,8 @@ function Next({model}) {
   const [text, set] = useState('');
   const send = event => { event.preventDefault(); if (text.trim()) reply(model, {role: 'user', content: text}); };
   return html`<form onSubmit=${send}><${Field} label="Next message">${id => html`
-    <textarea id=${id} value=${text} onInput=${event => set(event.target.value)} onKeyDown=${sends(send)}></textarea>`}<//><button>Send</button></form>`;
+    <textarea id=${id} value=${text} onInput=${event => set(event.target.value)} onKeyDown=${sends(send)}></textarea>`}<//>
+    <button>Send</button></form>`;
 }
 
 function CopyRow({one, model}) {

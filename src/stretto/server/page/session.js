@@ -8,7 +8,8 @@ const watchers = new Set(), tokenWatchers = new Set();
 const user = () => ({role: 'user', content: '', images: []});
 let frame = 0, abort = null;
 
-export const session = {tree: newTree(), current: null, chosen: null, busy: false, error: null, mode: 'chat', prompt: '', messages: [user()], values: {}};
+const nothing = () => ({tree: newTree(), current: null, chosen: null, error: null, prompt: '', messages: [user()]});
+export const session = {...nothing(), busy: false, mode: 'chat', values: {}};
 export const subscribe = fn => { watchers.add(fn); return () => watchers.delete(fn); };
 export const onTokens = fn => { tokenWatchers.add(fn); return () => tokenWatchers.delete(fn); };
 export const node = () => session.tree.nodes.get(session.current);
@@ -28,7 +29,8 @@ function arrived() {
 function wire({role, content, images, tool_calls, tool_call_id, reasoning_content}) {
   const parts = (images ?? []).map(url => ({type: 'image_url', image_url: {url}}));
   const said = parts.length ? [...parts, {type: 'text', text: content}] : content;
-  return {role, content: said, ...(tool_calls && {tool_calls}), ...(tool_call_id && {tool_call_id}), ...(reasoning_content && {reasoning_content})};
+  const more = Object.entries({tool_calls, tool_call_id, reasoning_content}).filter(([, value]) => value);
+  return {role, content: said, ...Object.fromEntries(more)};
 }
 
 function requestOf(model, {mode, messages, prompt}) {
@@ -48,16 +50,14 @@ function guarded(make) {
 async function run(place, request, begun = []) {
   stop();
   const mine = abort = new AbortController(), before = session.current;
-  const nodes = [addNode(session.tree, {...place, tokens: [...place.tokens], request: {...request, begun}})];
+  const add = () => addNode(session.tree, {...place, tokens: [...place.tokens], request: {...request, begun}}), nodes = [add()];
   change({current: nodes[0].id, chosen: null, busy: true, error: null});
   const more = request.source.mode === 'chat' ? {logprobs: true, top_logprobs: ALTERNATIVES} : {logprobs: ALTERNATIVES};
   const body = {...request.body, ...more, stream: true, stream_options: {include_usage: true}, return_token_ids: true};
   if (begun.length) body.continue_token_ids = begun;
   try {
     for await (const chunk of events(request.path, {method: 'POST', body, signal: mine.signal})) {
-      for (const choice of chunk.choices) {
-        take(nodes[choice.index] ??= addNode(session.tree, {...place, tokens: [...place.tokens], request: {...request, begun}}), choice);
-      }
+      for (const choice of chunk.choices) take(nodes[choice.index] ??= add(), choice);
       if (chunk.usage) for (const one of nodes) Object.assign(one, {usage: chunk.usage, timings: chunk.timings});
       arrived();
     }
@@ -65,7 +65,10 @@ async function run(place, request, begun = []) {
     if (error.name === 'AbortError') nodes[0].finish ??= 'stopped';
     else if (error.code === 'already_ended') nodes[0].finish = 'stop';
     else {
-      if (!nodes[0].tokens.length) { session.tree.nodes.delete(nodes[0].id); if (session.current === nodes[0].id) session.current = before; }
+      if (!nodes[0].tokens.length) { // refused: as if it had not been asked for
+        session.tree.nodes.delete(nodes[0].id);
+        if (session.current === nodes[0].id) session.current = before;
+      }
       nodes[0].finish ??= 'failed';
       session.error = Object.assign(error, {param: controlOf(error.param)});
     }
@@ -129,7 +132,8 @@ export function continueText(model) {
 // The conversation with the answer in it, and what comes after it.
 export function reply(model, ...after) {
   const from = node(), said = answer(session.tree, from), reasoning_content = thoughts(session.tree, from);
-  const mine = {role: 'assistant', content: said, images: [], reasoning_content, tool_calls: from.calls.length ? from.calls : undefined};
+  const tool_calls = from.calls.length ? from.calls : undefined;
+  const mine = {role: 'assistant', content: said, images: [], reasoning_content, tool_calls};
   change({messages: [...structuredClone(from.request.source.messages), mine, ...after.map(one => ({images: [], ...one}))]});
   return start(model, from.id);
 }
@@ -141,5 +145,5 @@ export function select(id) {
 
 export function clear() {
   stop();
-  change({tree: newTree(), current: null, chosen: null, error: null, prompt: '', messages: [user()]});
+  change(nothing());
 }

@@ -58,6 +58,8 @@ export function TokenText({tree, node, chosen, choose, enter}) {
     if (to != null) { event.preventDefault(); choose(to); }
     if (event.key === 'Enter' && chosen != null) { event.preventDefault(); enter(); }
   };
-  return html`<div ref=${group} id="text" role="group" aria-label="Answer, token by token" tabindex="0" onClick=${click} onKeyDown=${move}>
-    <details ref=${fold} hidden><summary></summary><div ref=${thought} class="text thoughts"></div></details><div ref=${said} class="text"></div></div>`;
+  const label = 'Answer, token by token';
+  return html`<div ref=${group} id="text" role="group" aria-label=${label} tabindex="0" onClick=${click} onKeyDown=${move}>
+    <details ref=${fold} hidden><summary></summary><div ref=${thought} class="text thoughts"></div></details>
+    <div ref=${said} class="text"></div></div>`;
 }

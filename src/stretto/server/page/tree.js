@@ -2,7 +2,8 @@
 export const newTree = () => ({nodes: new Map(), serial: 0});
 
 export function addNode(tree, {parent = null, at = 0, tokens = [], request, kind}) {
-  const node = {id: ++tree.serial, parent, at, tokens, request, kind, tail: '', calls: [], usage: null, timings: null, finish: null};
+  const empty = {tail: '', calls: [], usage: null, timings: null, finish: null};
+  const node = {id: ++tree.serial, parent, at, tokens, request, kind, ...empty};
   tree.nodes.set(node.id, node);
   return node;
 }
@@ -14,8 +15,9 @@ export function path(tree, node) {
 }
 
 export const ids = tokens => tokens.filter(token => !token.end).map(token => token.id);
-export const answer = (tree, node) => path(tree, node).map(token => token.reasoning ? '' : token.content).join('') + (node?.tail ?? '');
-export const thoughts = (tree, node) => path(tree, node).map(token => token.reasoning ? token.content : '').join('');
+const text = tokens => tokens.map(token => token.content).join('');
+export const answer = (tree, node) => text(path(tree, node).filter(token => !token.reasoning)) + (node?.tail ?? '');
+export const thoughts = (tree, node) => text(path(tree, node).filter(token => token.reasoning));
 export const children = (tree, id) => [...tree.nodes.values()].filter(node => node.parent === id);
 
 // A short name of a node: what it adds.
@@ -30,11 +32,14 @@ export function tokenOf(choice) {
   const content = delta ? delta.reasoning_content ?? delta.content ?? '' : choice.text ?? '';
   const more = {content, reasoning: !!delta && 'reasoning_content' in delta, end: isEnd};
   if (!choice.logprobs) return null;
-  const one = delta ? choice.logprobs.content[0] : null;
-  if (delta) return one ? {id: one.token_id, text: one.token, logprob: one.logprob, top: one.top_logprobs.map(alternative), ...more} : null;
-  const {tokens, token_ids, token_logprobs, top_tokens} = choice.logprobs;
-  return tokens.length ? {id: token_ids[0], text: tokens[0], logprob: token_logprobs[0], top: top_tokens[0].map(alternative), ...more} : null;
+  if (delta) {
+    const [one] = choice.logprobs.content;
+    return one ? {...alternative(one), top: one.top_logprobs.map(alternative), ...more} : null;
+  }
+  const {tokens: [token], token_ids: [token_id], token_logprobs: [logprob], top_tokens: [top]} = choice.logprobs;
+  return token == null ? null : {...alternative({token, token_id, logprob}), top: top.map(alternative), ...more};
 }
 const alternative = ({token, token_id, logprob}) => ({id: token_id, text: token, logprob});
 
-export const given = (id, text, logprob = null, top = []) => ({id, text, logprob, top, content: text, reasoning: false, end: false});
+export const given = (id, text, logprob = null, top = []) => (
+  {id, text, logprob, top, content: text, reasoning: false, end: false});

@@ -50,14 +50,16 @@ export function Tabs({label, tabs, current, onChange}) {
     requestAnimationFrame(() => list.querySelector('[aria-selected=true]')?.focus());
   };
   return html`<div class="tabs" role="tablist" aria-label=${label} onKeyDown=${move}>${ids.map(id => html`
-    <button type="button" role="tab" key=${id} aria-selected=${id === current} tabindex=${id === current ? 0 : -1} onClick=${() => onChange(id)}>${tabs[id]}</button>`)}</div>`;
+    <button type="button" role="tab" key=${id} aria-selected=${id === current} tabindex=${id === current ? 0 : -1}
+      onClick=${() => onChange(id)}>${tabs[id]}</button>`)}</div>`;
 }
 
 export function Copy({text, label = 'Copy'}) {
   const [done, set] = useState('');
   const copy = async () => {
     const value = typeof text === 'function' ? text() : text;
-    try { await navigator.clipboard.writeText(value); set('Copied'); } catch { set(copyByHand(value) ? 'Copied' : 'Not allowed here'); }
+    const copied = await navigator.clipboard?.writeText(value).then(() => true, () => false) || copyByHand(value);
+    set(copied ? 'Copied' : 'Not allowed here');
     setTimeout(() => set(''), 2000);
   };
   return html`<button type="button" onClick=${copy}>${done || label}</button>`;
