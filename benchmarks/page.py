@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 from playwright.sync_api import sync_playwright
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
@@ -100,6 +101,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=0.0, help="how long the tab stays open")
     args = parser.parse_args()
     with serving(paced(args.rate)) as server, sync_playwright() as playwright:
+        httpx.post(f"{server.url}/stretto/models/load", json={"model": "mock"}).raise_for_status()
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"),
             args=["--no-sandbox", "--enable-thread-instruction-count"],

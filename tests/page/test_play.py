@@ -1,12 +1,16 @@
 """Play in a real browser, as a person would: type, generate, fork, stop, edit, copy."""
 
+import io
+import json
 import re
+import subprocess
+from contextlib import redirect_stdout
 
 import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from serving import endless, mock
+from serving import TINY, endless, mock, serving
 from stretto.testing import mock_llm
 
 SAYS, END = "Hello world.", 257
@@ -199,8 +203,13 @@ def test_requests_are_copied_as_code(new_page, server):
     for name in ("Python (openai)", "Python (stretto)", "curl"):
         page.get_by_role("button", name=f"Copy as {name}").click()
         texts[name] = page.evaluate("navigator.clipboard.readText()")
-    for name in ("Python (openai)", "Python (stretto)"):
-        compile(texts[name], name, "exec")
+    compile(texts["Python (stretto)"], "copied", "exec")
+    said = io.StringIO()
+    with redirect_stdout(said):
+        exec(texts["Python (openai)"], {})
+    assert said.getvalue() == f"{SAYS}\n"
+    answer = subprocess.run(["bash", "-c", texts["curl"]], capture_output=True, check=True, timeout=60)
+    assert json.loads(answer.stdout)["choices"][0]["message"]["content"] == SAYS
     assert '"top_k": 5' in texts["Python (openai)"]
     assert "extra_body" in texts["Python (openai)"]
     assert "llm.chat(" in texts["Python (stretto)"]
@@ -228,3 +237,17 @@ def test_a_phone(new_page, server, shot):
     expect(page.locator("#alternatives")).to_be_visible()
     shot(page, "play-phone")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_a_fork_keeps_to_the_model_of_its_text(new_page):
+    with serving(choosy, models=(f"first={TINY}", f"second={TINY}")) as server:
+        page = new_page(server.url)
+        page.get_by_role("tab", name="Text").click()
+        page.get_by_label("Prompt", exact=True).fill("Say: ")
+        page.get_by_role("button", name="Generate").click()
+        expect(page.locator("#end")).not_to_have_text("")
+        page.get_by_label("Model", exact=True).select_option("second")
+        page.locator('#text [data-i="1"]').click()
+        with page.expect_request("**/v1/completions") as asked:
+            page.locator("#alternatives button").nth(1).click()
+        assert asked.value.post_data_json["model"] == "first"

@@ -19,7 +19,8 @@ function useHash() {
 }
 
 function App() {
-  const view = useHash(), {connected} = useLive();
+  const view = useHash(), [connected, setConnected] = useState(false);
+  useEffect(() => live.subscribe(state => setConnected(state.connected)), []);
   const [list, setList] = useState(null), [error, setError] = useState(null);
   const [name, choose] = useState(localStorage.getItem('stretto.model'));
   const refresh = useCallback(() => get('/stretto/models').then(found => { setList(found); setError(null); }, setError), []);

@@ -37,7 +37,7 @@ export default function Play({model}) {
       ${error && !error.param && html`<p class="bad" role="alert">${error.message}</p>`}
       ${one && html`<${Answer} ...${{one, tree, current, chosen, busy, model}}/>`}</section>
     <aside class=${chosen == null ? '' : 'open'} aria-labelledby="h-alternatives">
-      <${Alternatives} current=${current} model=${name} chosen=${chosen}/>
+      <${Alternatives} current=${current} chosen=${chosen}/>
       <div class="row"><h2>Tree</h2>${tree.nodes.size > 0 && html`<button type="button" onClick=${clear}>Clear</button>`}</div>
       ${tree.nodes.size ? html`<${Tree} parent=${null}/>` : html`<p class="soft">Texts and their forks are listed here.</p>`}
     </aside>`;
@@ -46,10 +46,10 @@ export default function Play({model}) {
 const focusAlternatives = () => document.querySelector('#alternatives button')?.focus();
 
 function Answer({one, tree, current, chosen, busy, model}) {
-  const isChat = one.request.source.mode === 'chat', choose = at => change({chosen: at}), more = () => continueText(model.name);
+  const isChat = one.request.source.mode === 'chat', choose = at => change({chosen: at});
   return html`<${TokenText} ...${{tree, chosen, choose}} node=${one} enter=${focusAlternatives}/>
     <div class="row"><p id="end" role="status" class="soft">${busy ? '' : summary(one)}</p>
-      ${!busy && tokens().length > 0 && html`<button type="button" onClick=${more}>Continue</button>`}</div>
+      ${!busy && tokens().length > 0 && html`<button type="button" onClick=${continueText}>Continue</button>`}</div>
     ${isChat && !busy && (one.calls.length ? html`<${Results} key=${current} calls=${one.calls} model=${model.name}/>`
       : html`<${Next} key=${current} model=${model.name}/>`)}
     <${CopyRow} one=${one} model=${model}/>`;
@@ -93,7 +93,7 @@ function CopyRow({one, model}) {
     <${Copy} label="Copy as curl" text=${() => curlCode(path, whole(), root)}/></div>`;
 }
 
-function Alternatives({model, current, chosen}) {
+function Alternatives({current, chosen}) {
   const all = tokens(), token = chosen == null ? null : all[chosen], [text, set] = useState('');
   useEffect(() => set(token?.text ?? ''), [current, chosen]);
   if (!token) {
@@ -102,14 +102,14 @@ function Alternatives({model, current, chosen}) {
   }
   const leave = () => { change({chosen: null}); document.getElementById('text')?.focus(); };
   const go = event => change({chosen: Math.max(1, Math.min(all.length, +event.target.value || 1)) - 1});
-  const submit = event => { event.preventDefault(); edit(model, chosen, text); };
+  const submit = event => { event.preventDefault(); edit(chosen, text); };
   const p = probability(token);
   return html`<h2 id="h-alternatives">Instead of “${visible(token.text)}”${p != null && `, ${percent(p)}`}</h2>
     <div class="row"><${Field} label="Token" inline>${id => html`
         <input id=${id} type="number" min="1" max=${all.length} value=${chosen + 1} onChange=${go}/>`}<//>
       <button type="button" onClick=${leave}>Close</button></div>
     <ul class="plain" id="alternatives" onKeyDown=${event => { if (event.key === 'Escape') leave(); }}>${token.top.map(one => html`
-      <li key=${one.id}><button type="button" aria-pressed=${one.id === token.id} onClick=${() => fork(model, chosen, one)}>
+      <li key=${one.id}><button type="button" aria-pressed=${one.id === token.id} onClick=${() => fork(chosen, one)}>
         <code>${visible(one.text)}</code><span class="num">${percent(Math.exp(one.logprob))}</span>
         <${Bar} value=${Math.exp(one.logprob)} label=${`probability of ${visible(one.text)}`}/></button></li>`)}</ul>
     <form onSubmit=${submit}><${Field} label="Other text here">${id => html`

@@ -104,29 +104,30 @@ export function generate(model) {
   return start(model, root?.parent ?? null);
 }
 
-// Go on from the first `at` tokens of the current text and those in `first`.
-function goOn(model, at, first) {
+// Go on from the first `at` tokens of the current text and those in `first`: with its own model, whose ids they are.
+function goOn(at, first) {
   const from = node(), kept = path(session.tree, from).slice(0, at);
-  const request = guarded(() => requestOf(model, from.request.source));
+  const request = guarded(() => requestOf(from.request.body.model, from.request.source));
   if (request) return run({kind: 'fork', parent: from.id, at, tokens: first}, request, ids([...kept, ...first]));
 }
 
-export function fork(model, at, {id, text, logprob}) {
+export function fork(at, {id, text, logprob}) {
   const old = tokens()[at];
-  return goOn(model, at, [{...given(id, text, logprob, old.top), reasoning: old.reasoning}]);
+  return goOn(at, [{...given(id, text, logprob, old.top), reasoning: old.reasoning}]);
 }
 
-export async function edit(model, at, text) {
+export async function edit(at, text) {
   try {
+    const {model} = node().request.body;
     const found = text ? await post('/stretto/tokenize', {model, text, inside: true}) : {tokens: [], pieces: []};
     const {reasoning} = tokens()[at];
-    return await goOn(model, at, found.tokens.map((id, i) => ({...given(id, found.pieces[i]), reasoning})));
+    return await goOn(at, found.tokens.map((id, i) => ({...given(id, found.pieces[i]), reasoning})));
   } catch (error) { change({error}); }
 }
 
-export function continueText(model) {
+export function continueText() {
   const all = tokens();
-  return goOn(model, all.at(-1)?.end ? all.length - 1 : all.length, []);
+  return goOn(all.at(-1)?.end ? all.length - 1 : all.length, []);
 }
 
 // The conversation with the answer in it, and what comes after it.
