@@ -166,7 +166,7 @@ def test_forks_and_evictions_are_seen(cells):
     page = cells()
     push(page, cells=small())
     settled(page)
-    before = colour(page, 0)
+    before, running = colour(page, 0), colour(page, 20)
     push(page, cells=FORK)
     news = page.locator("#cells-news li").first
     expect(news).to_have_text(f"sequence {C} is a fork of {A} (2 cells shared)")
@@ -174,10 +174,13 @@ def test_forks_and_evictions_are_seen(cells):
     page.wait_for_timeout(700)
     until(page, lambda: colour(page, 59) == NOTHING)
     assert colour(page, 0) != before  # shared by more
+    page.get_by_role("button", name=str(C)).click()
+    until(page, lambda: colour(page, 20) != running)  # it is not of this sequence
     gone = frame([0, 1], [2, 2], {4: None}, {C: None}, at=[0, 1], n=N)
     push(page, cells=gone)
     expect(news).to_have_text(f"sequence {C} is gone (2 cells)")
     expect(page.get_by_role("button", name=str(C))).to_have_count(0)
+    until(page, lambda: colour(page, 20) == running)  # nothing is selected any more
 
 
 def highlights(page):

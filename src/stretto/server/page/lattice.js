@@ -7,8 +7,9 @@ const GAP = 36, WIDEST = 200;
 export function bestPath(steps) {
   let scores = [0];
   const back = steps.map(({members, edges}) => {
-    const from = members.map((_, j) => edges.reduce((best, row, i) => scores[i] + Math.log(row[j]) > scores[best] + Math.log(edges[best][j]) ? i : best, 0));
-    scores = members.map((_, j) => scores[from[j]] + Math.log(edges[from[j]][j]));
+    const score = (i, j) => scores[i] + Math.log(edges[i][j]);
+    const from = members.map((_, j) => edges.reduce((best, _, i) => score(i, j) > score(best, j) ? i : best, 0));
+    scores = members.map((_, j) => score(from[j], j));
     return from;
   });
   let at = scores.indexOf(Math.max(...scores));
@@ -41,11 +42,13 @@ export function lines(steps, columns, path) {
   return found;
 }
 
-// The attention that a member gives to the members before it and to the rest, which is the prompt: {weights: [[…]…], others}.
+// The attention that a member gives: `weights` to each member of the run, `columns` to all tokens, the most first.
 export function attended(run, step, member) {
   const told = run.attention.get(step);
   if (!told) return null;
-  const columns = told.weights[member].map((weight, k) => ({weight, position: told.positions[k], token: told.tokens[k], piece: told.pieces[k]}));
-  const weights = run.steps.map(({position, members}) => members.map(({id}) => columns.find(one => one.position === position && one.token === id)?.weight ?? 0));
+  const {positions, tokens, pieces} = told;
+  const columns = told.weights[member].map((weight, k) => ({weight, position: positions[k], token: tokens[k], piece: pieces[k]}));
+  const to = (position, id) => columns.find(one => one.position === position && one.token === id)?.weight ?? 0;
+  const weights = run.steps.map(({position, members}) => members.map(({id}) => to(position, id)));
   return {weights, columns: columns.sort((a, b) => b.weight - a.weight)};
 }

@@ -4,7 +4,7 @@ import {del} from './api.js';
 import {live} from './live.js';
 import {number, useLive} from './ui.js';
 import {Choice} from './forms.js';
-import {plot} from './plot.js';
+import {draw} from './chart.js';
 
 const KEPT_SECONDS = 900, COLORS = ['accent', 'bad', 'good', 'soft'];
 const short = (n, factor) => n == null ? '–' : Number((factor * n).toPrecision(3)).toLocaleString('en');
@@ -90,7 +90,7 @@ function Chart({title, series, factor = 1, span, time, dark}) {
     watch.observe(canvas.current);
     return () => watch.disconnect();
   }, []);
-  useEffect(() => plot(canvas.current, ...data(series, factor, span), COLORS), [time, span, width, dark]);
+  useEffect(() => { draw(canvas.current, ...data(series, factor, span), COLORS, span); }, [time, span, width, dark]);
   const now = Object.entries(series).map(([name, word]) => `${word} ${short(columns[name].at(-1), factor)}`);
   return html`<figure>
     <figcaption><b>${title}</b> ${now.map((one, i) => html`<span class=${`swatch s${i}`}>${one}</span> `)}</figcaption>

@@ -14,7 +14,8 @@ export class CellMap {
   // The theme's colours, once for each theme.
   readColours() {
     const one = document.createElement('canvas').getContext('2d', {willReadFrequently: true}), {style} = this.canvas;
-    this.colours = Object.fromEntries([...STATES.slice(1).map(name => `cell-${name}`), 'cell-image', 'line', 'bad', 'ink', 'card'].map(name => {
+    const names = [...[...STATES.slice(1), 'image'].map(name => `cell-${name}`), 'line', 'bad', 'ink', 'card'];
+    this.colours = Object.fromEntries(names.map(name => {
       style.color = `var(--${name})`;
       one.fillStyle = getComputedStyle(this.canvas).color;
       one.fillRect(0, 0, 1, 1);
@@ -26,7 +27,7 @@ export class CellMap {
 
   // As large as dots can be so that the map fits the window.
   layout(n) {
-    const ratio = devicePixelRatio || 1, width = Math.floor(this.canvas.clientWidth * ratio), most = Math.max(240, innerHeight * .65) * ratio;
+    const ratio = devicePixelRatio, width = Math.floor(this.canvas.clientWidth * ratio), most = Math.max(240, innerHeight * .65) * ratio;
     if (width === this.width && n === this.n && ratio === this.ratio) return;
     let size = Math.round(LARGEST * ratio), columns;
     do columns = Math.max(1, Math.floor(width / size)); while (Math.ceil(n / columns) * size > most && --size >= SMALLEST);
@@ -71,7 +72,8 @@ export class CellMap {
   #sprite(look) {
     const {size, colours} = this, sprite = new Uint32Array(size * size), side = size - Math.max(1, Math.round(size / 8));
     const state = look & 7, share = (look & 3 * SHARE) / SHARE, {card, ink} = colours;
-    let main = colours[look & FREED ? 'bad' : look & CHANGED ? 'ink' : look & IMAGE ? 'cell-image' : state ? `cell-${STATES[state]}` : 'line'];
+    const name = look & FREED ? 'bad' : look & CHANGED ? 'ink' : look & IMAGE ? 'cell-image' : state ? `cell-${STATES[state]}` : 'line';
+    let main = colours[name];
     if (share) main = mix(main, ink, .15 * share);
     const hole = mix(card, main, .3), rim = [side, .3, .2, .12][share] * side;
     for (let y = 0; y < side; y++) for (let x = 0; x < side; x++) {
@@ -87,13 +89,13 @@ export class CellMap {
   }
 
   at(x, y) { // the cell at a place in CSS pixels
-    const column = Math.floor(x * this.ratio / this.size), i = Math.floor(y * this.ratio / this.size) * this.columns + column;
+    const scale = this.ratio / this.size, column = Math.floor(x * scale), i = Math.floor(y * scale) * this.columns + column;
     return column >= 0 && column < this.columns && i >= 0 && i < this.n ? i : null;
   }
 
   place(i) { // its place, in CSS pixels
-    const {size, columns, ratio} = this;
-    return {left: `${i % columns * size / ratio}px`, top: `${Math.floor(i / columns) * size / ratio}px`, width: `${size / ratio}px`, height: `${size / ratio}px`};
+    const side = this.size / this.ratio, left = i % this.columns * side, top = Math.floor(i / this.columns) * side;
+    return {left: `${left}px`, top: `${top}px`, width: `${side}px`, height: `${side}px`};
   }
 }
 

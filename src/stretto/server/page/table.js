@@ -44,7 +44,8 @@ export class Table {
   }
 
   #change(frame) {
-    const at = new Uint32Array(bytes(frame.at)), positions = new Int32Array(bytes(frame.positions)), set = new Uint16Array(bytes(frame.set));
+    const at = new Uint32Array(bytes(frame.at));
+    const positions = new Int32Array(bytes(frame.positions)), set = new Uint16Array(bytes(frame.set));
     at.forEach((i, k) => { this.positions[i] = positions[k]; this.set[i] = set[k]; this.image[i] = 0; });
     return at;
   }
@@ -94,7 +95,8 @@ export class Table {
     const shared = new Map();
     for (let i = 0; i < this.n; i++) {
       const ids = this.set[i] ? this.idsOf(i) : [];
-      if (ids.length > 1 && ids.some(other => other == id)) for (const other of ids) if (other != id) shared.set(other, (shared.get(other) ?? 0) + 1);
+      if (ids.length < 2 || !ids.some(other => other == id)) continue;
+      for (const other of ids) if (other != id) shared.set(other, (shared.get(other) ?? 0) + 1);
     }
     return [...shared].sort((a, b) => b[1] - a[1])[0] ?? null; // [id, cells]
   }
