@@ -78,6 +78,7 @@ ALLOWED = {
         "llm",
         "load",
         "models",
+        "router",
         "tasks",
         "text",
         "tools",
