@@ -197,6 +197,19 @@ def test_a_hostile_source_is_refused_and_stays_text(page):
     expect(page.locator("main img")).to_have_count(0)
 
 
+def test_a_hostile_name_of_a_model_stays_text(new_page):
+    name = "<u onclick>name"
+    with serving(mock(), models=(f"{name}={TINY}",)) as server:
+        page = new_page(f"{server.url}/#models")
+        one = card(page, name)
+        one.get_by_role("button", name="Load", exact=True).click()
+        expect(one).to_contain_text("Unload")
+        one.get_by_role("button", name="Inspect").click()
+        one.get_by_role("button", name="Serve with reference").click()
+        expect(card(page, "u-onclick-name-reference")).to_be_visible()
+        expect(page.locator("u")).to_have_count(0)
+
+
 def test_a_user_without_an_admin_key_sees_models_and_no_buttons(new_page):
     with serving(mock(), api_keys=("user",), admin_keys=("root",)) as server:
         page = new_page(f"{server.url}/#models")
