@@ -31,7 +31,7 @@ const look = now => {
   if (!globalThis.usable_ms && document.querySelector('main form button.primary:not(:disabled)')) {
     globalThis.usable_ms = performance.now();
   }
-  requestAnimationFrame(look);
+  if (!globalThis.over) requestAnimationFrame(look);
 };
 requestAnimationFrame(look);
 """
@@ -69,7 +69,8 @@ def stream(browser, page, n_tokens):
     page.evaluate("frames_ms.length = 0")
     page.get_by_role("button", name="Generate").click()
     page.locator("#end", has_text="length").wait_for(timeout=600_000)
-    frames = page.evaluate("frames_ms")
+    frames = page.evaluate("over = true, frames_ms")
+    page.evaluate("frames_ms.length = 0")
     tasks = main_tasks(json.loads(browser.stop_tracing())["traceEvents"])
     return frames, tasks, page.locator("#end").inner_text()
 

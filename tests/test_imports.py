@@ -69,6 +69,7 @@ ALLOWED = {
         "Limits",
         "Result",
         "Token",
+        "cache.following",
         "engine.copying",  # what a page shows of an engine
         "engine.history",
         "engine.metrics",

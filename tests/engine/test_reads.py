@@ -11,7 +11,7 @@ def test_an_idle_engine_is_read_at_once():
     llm = mock_llm("Hello")
     llm.generate("abc", temperature=0)
     copied = llm.cells.copied().result(0)
-    assert copied.changes.complete
+    assert copied.delta.complete
     assert set(copied.states.values()) == {"parked"}
     assert copied.seconds >= 0
     assert not llm.cells.reads.waiting

@@ -89,7 +89,7 @@ def test_figures_are_kept_while_other_views_are_shown(page, writing):
         "aria-label", re.compile("generated [1-9]")
     )
     page.get_by_role("link", name="Models").click()
-    expect(page.locator("figure")).to_have_count(0)
+    expect(page.locator("figure canvas")).to_have_count(0)
     opened(page)
     expect(page.get_by_role("img", name="Tokens a second")).to_have_attribute(
         "aria-label", re.compile("generated [1-9]")
@@ -115,7 +115,12 @@ def test_lines_of_the_log_stay_text(page):
 
 def test_charts_are_drawn_again_when_the_colours_change(page, writing):
     opened(page)
+    expect(page.get_by_role("img", name="Tokens a second")).to_have_attribute(
+        "aria-label", re.compile("generated [1-9]")
+    )
+    picture = page.locator("figure canvas").first.evaluate("canvas => canvas.toDataURL()")
     page.emulate_media(color_scheme="dark")
+    until(lambda: page.locator("figure canvas").first.evaluate("canvas => canvas.toDataURL()") != picture)
     expect(page.locator("figure canvas")).to_have_count(9)
 
 

@@ -160,6 +160,22 @@ def test_stop_ends_a_text(new_page, loaded):
         expect(page.get_by_role("button", name="Stop")).to_be_disabled()
 
 
+def test_a_text_goes_on_when_the_server_is_back(new_page, loaded):
+    with loaded(endless()) as server:
+        page = new_page(server.url)
+        generate(page, max_tokens=900)
+        page.locator('#text [data-i="3"]').wait_for()
+        port = server.port
+    expect(page.locator("p[role=alert]")).to_be_visible()
+    n = page.locator("#text .t").count()
+    with loaded(endless(), port=port):
+        expect(page.locator("#now")).not_to_have_text("not connected", timeout=30_000)
+        page.get_by_role("button", name="Continue").click()
+        page.locator(f'#text [data-i="{n + 3}"]').wait_for()
+        expect(page.get_by_role("alert")).to_have_count(0)
+        page.get_by_role("button", name="Stop").click()
+
+
 def test_a_wrong_schema_is_shown_by_its_field(page):
     page.locator("summary", has_text="Shape of the answer").click()
     page.get_by_label("The answer is").select_option("schema")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cell_reader import Reader
+from stretto.cache.following import Follower
 from stretto.server.frames import Lens, empty_frame
 from stretto.server.mirror import UNNAMED, Mirror
 from stretto.testing import mock_llm
@@ -39,7 +40,7 @@ def endless(seen):
 @pytest.mark.parametrize("seed", range(4))
 def test_frames_add_up_to_the_table_also_for_readers_that_miss_some(seed):
     llm, rng, held = mock_llm(endless, cells=64), np.random.default_rng(seed), []
-    mirror, everything, own = Mirror(64), Lens("mock", True), Lens("mock", False)
+    follower, mirror, everything, own = Follower(), Mirror(0), Lens("mock", True), Lens("mock", False)
     quick, slow, tenant = Reader(), Reader(), Reader()
 
     def is_mine(sequence):
@@ -47,9 +48,9 @@ def test_frames_add_up_to_the_table_also_for_readers_that_miss_some(seed):
 
     for version in range(1, 60):
         operate(llm, held, rng)
-        mirror.apply(llm.cells.copied(mirror.version).result(0))
-        everything.update(mirror, version, is_mine)
-        own.update(mirror, version, is_mine)
+        changed = mirror.apply(llm.cells.copied(follower).result(0))
+        everything.update(mirror, changed, version, is_mine)
+        own.update(mirror, changed, version, is_mine)
         quick.take(everything.frame(quick.version))
         quick.check(llm)
         tenant.take(own.frame(tenant.version))
@@ -62,7 +63,7 @@ def test_frames_add_up_to_the_table_also_for_readers_that_miss_some(seed):
 
 def test_sets_are_numbered_anew_when_the_numbers_run_out():
     llm = mock_llm(endless, cells=64)
-    mirror, lens, reader = Mirror(64), Lens("mock", True), Reader()
+    follower, mirror, lens, reader = Follower(), Mirror(0), Lens("mock", True), Reader()
     for version in range(1, 8):
         if version == 4:
             mirror._next = UNNAMED - 1
@@ -71,8 +72,8 @@ def test_sets_are_numbered_anew_when_the_numbers_run_out():
         fork = sequence.fork()
         fork.append([99])
         fork.logits  # noqa: B018
-        mirror.apply(llm.cells.copied(mirror.version).result(0))
-        lens.update(mirror, version, lambda i: True)
+        changed = mirror.apply(llm.cells.copied(follower).result(0))
+        lens.update(mirror, changed, version, lambda i: True)
         frame = lens.frame(reader.version)
         assert frame["full"] == (version in (1, 4))
         reader.take(frame)

@@ -14,7 +14,7 @@ parked sequence ends at its last one. States are evicted like cells, the least r
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, ValuesView
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,9 +87,9 @@ class PrefixCache:
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._entries
 
-    def entry(self, sequence: int) -> Parked | None:
-        """A parked sequence, if this is one."""
-        return self._entries.get(sequence)
+    def entries(self) -> ValuesView[Parked]:
+        """The parked sequences, least recently used first."""
+        return self._entries.values()
 
     def park(
         self, sequence: int, items: Sequence[object], *, pins: int = 0, adapter: str | None = None

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from stretto.backends.base import Batch
 from stretto.cache.changes import CellChanges
 from stretto.cache.checks import check_id, check_integers, check_range
+from stretto.cache.following import Follower
 from stretto.engine.copying import CellCopy, TableCopy, as_data, copy_cell, copy_table
 from stretto.engine.engine import Engine
 from stretto.engine.reads import Reads
@@ -85,7 +86,7 @@ class CellTable:
         if it stays). With recurrent layers there are the slots in use too, with position and sequences.
         """
         with self._engine.lock:
-            copied = copy_table(self._engine.runner)
+            copied = copy_table(self._engine.runner, Follower())
         return as_data(copied)
 
     def changes(self, since: int = 0) -> CellChanges:
@@ -97,12 +98,12 @@ class CellTable:
         with self._engine.lock:
             return self._cells.changes(since)
 
-    def copied(self, since: int = 0) -> Future[TableCopy]:
-        """The changes after a version with the sequences' states, for a reader that must not wait.
+    def copied(self, follower: Follower | None = None) -> Future[TableCopy]:
+        """What has changed since a follower last looked, for a reader that must not wait; all without one.
 
-        They are copied at once if the engine does nothing, otherwise at the end of its step.
+        It is copied at once if the engine does nothing, otherwise at the end of its step.
         """
-        return self.reads.ask(lambda: copy_table(self._engine.runner, since))
+        return self.reads.ask(lambda: copy_table(self._engine.runner, follower or Follower()))
 
     def at(self, cell: int) -> Future[CellCopy]:
         """What is in a cell, for a reader that must not wait."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from stretto.cache.following import Follower
 from stretto.llm import LLM
 from stretto.server.callers import Caller
 from stretto.server.errors import dumps
@@ -23,7 +24,7 @@ class Following:
         self._state = state
         self._slot = slot
         self._llm: LLM | None = None
-        self._mirror = Mirror(0)
+        self._follower, self._mirror = Follower(), Mirror(0)
         self._lenses: dict[Caller, Lens] = {}
         # Versions go on from those of any Following before, so that readers who come back can say theirs.
         self._version = int(1000 * time.time())
@@ -33,13 +34,13 @@ class Following:
         """See what has changed, for these callers; returns the CPU time of all of it."""
         llm = self._slot.llm if isinstance(self._slot.llm, LLM) else None
         if llm is not self._llm:
-            self._llm, self._mirror, self._lenses = llm, Mirror(0), {}
+            self._llm, self._follower, self._mirror, self._lenses = llm, Follower(), Mirror(0), {}
             self._next_version()
         if llm is None:
             return 0.0
-        copied = await soon(llm, llm.cells.copied(self._mirror.version))
+        copied = await soon(llm, llm.cells.copied(self._follower))
         begun = time.thread_time()
-        self._mirror.apply(copied)
+        changed = self._mirror.apply(copied)
         wanted = set(callers)
         self._lenses = {caller: lens for caller, lens in self._lenses.items() if caller in wanted}
         for caller in wanted:
@@ -47,7 +48,7 @@ class Following:
             if lens is None:
                 lens = self._lenses[caller] = Lens(self._slot.name, caller.admin)
             is_mine = owned(self._state, caller, self._mirror.salts)
-            if lens.update(self._mirror, self._version + 1, is_mine):
+            if lens.update(self._mirror, changed, self._version + 1, is_mine):
                 self._next_version()
         return copied.seconds + time.thread_time() - begun
 

@@ -66,42 +66,44 @@ class Lens:
         self._sets: Numbers = np.empty(0, np.uint16)
         self._images: NDArray[np.bool_] = np.empty(0, bool)
         self._stamps: NDArray[np.int64] = np.empty(0, np.int64)  # when each cell changed last
+        self._last: tuple[int, NDArray[np.int64]] = (0, np.empty(0, np.int64))  # version before, and changes
         self._members, self._sequences = Changing(), Changing()
-        self._frames: dict[int, Facts] = {}  # of this version, by the one that its reader has
 
-    def update(self, mirror: Mirror, version: int, is_mine: IsMine) -> bool:
-        """Look at the table again; return whether anything is different."""
+    def update(self, mirror: Mirror, changed_cells: NDArray[np.int64], version: int, is_mine: IsMine) -> bool:
+        """Look at the table again, where these cells have changed; return whether anything is different."""
         positions, sets, images, members = self._shown(mirror, is_mine)
         sequences = {
-            i: (state, is_mine(i), len(mirror.views[i]))
+            i: (state, is_mine(i), mirror.counts[i])
             for i, state in mirror.states.items()
-            if i in mirror.views and (self._sees_all or is_mine(i))
+            if self._sees_all or is_mine(i)
         }
         if mirror.epoch != self._epoch or len(positions) != len(self._positions):
             self._epoch, self._since = mirror.epoch, version
             self._stamps = np.full(len(positions), version, np.int64)
             self._members, self._sequences, changed = Changing(), Changing(), True
+            at = np.arange(len(positions))
         else:
-            differs = (positions != self._positions) | (sets != self._sets) | (images != self._images)
-            at = np.flatnonzero(differs)
+            at = changed_cells
+            if not self._sees_all:  # what is whose may have changed too
+                differs = (positions != self._positions) | (sets != self._sets) | (images != self._images)
+                at = np.flatnonzero(differs)
             self._stamps[at] = version
             changed = bool(len(at))
         self._positions, self._sets, self._images = positions, sets, images
         changed |= self._members.update(members, version)
         changed |= self._sequences.update(sequences, version)
         if changed:
-            self.version = version
-            self._frames.clear()
+            self._last, self.version = (self.version, at), version
         return changed
 
     def _shown(
         self, mirror: Mirror, is_mine: IsMine
     ) -> tuple[Ints, Numbers, NDArray[np.bool_], dict[int, Members]]:
-        """The columns as copies, and the sequences of each set."""
+        """The columns, and the sequences of each set."""
         if self._sees_all:
             members = {number: found for number, found in mirror.members.items() if number != FREE}
-            return mirror.positions.copy(), mirror.sets.copy(), mirror.images.copy(), members
-        mine = {i for i in mirror.views if is_mine(i)}
+            return mirror.positions, mirror.sets, mirror.images, members
+        mine = {i for i in mirror.states if is_mine(i)}
         parts = ((number, tuple(i for i in found if i in mine)) for number, found in mirror.members.items())
         members = {number: found for number, found in parts if found}
         hidden = np.full(UNNAMED + 1, True)
@@ -118,13 +120,11 @@ class Lens:
         oldest = max(self._since, self._members.forgotten, self._sequences.forgotten)
         if not oldest <= since < self.version:
             since = 0
-        if since not in self._frames:
-            self._frames[since] = self._made(since)
-        return self._frames[since]
+        return self._made(since)
 
     def _made(self, since: int) -> Facts:
         head = {"model": self.model, "version": self.version, "n": len(self._positions)}
-        at = np.flatnonzero(self._stamps > since)
+        at = self._last[1] if since == self._last[0] else np.flatnonzero(self._stamps > since)
         if not since or len(at) > FULL_SHARE * len(self._positions):
             return {
                 **head,

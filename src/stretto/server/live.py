@@ -51,6 +51,8 @@ class Watcher:
         self.seen = seen  # the version of its cells
         self.n_load = 0  # the number of the last figures it got
         self.n_lines = 0  # and of the last line of the log
+        self.sending: float | None = None  # since when it has not taken what it was sent
+        self.left = asyncio.Event()  # it takes nothing any more
         self.news = asyncio.Event()
 
 
@@ -113,6 +115,8 @@ class Live:
             await self._look()
             for watcher in self.watchers:
                 watcher.news.set()
+                if watcher.sending is not None and watcher.sending < time.monotonic() - SEND_SECONDS:
+                    watcher.left.set()
             due = next_load
             if any(watcher.model for watcher in self.watchers):
                 due = min(due, time.monotonic() + CELL_SECONDS)
@@ -122,9 +126,13 @@ class Live:
 
     async def _sleep(self, until: float) -> None:
         """Sleep, less long if another watcher joins; but not before what was spent is made up for."""
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._joined.wait(), max(0.0, until - time.monotonic()))
-            await asyncio.sleep(max(0.0, self._ready - time.monotonic()))
+        wait = max(0.0, until - time.monotonic())
+        timer = asyncio.get_running_loop().call_later(wait, self._joined.set)
+        try:
+            await self._joined.wait()
+        finally:
+            timer.cancel()
+        await asyncio.sleep(max(0.0, self._ready - time.monotonic()))
 
     def _measure(self, load: Load) -> None:
         begun = time.thread_time()
@@ -201,14 +209,14 @@ class LiveStream(Response):
         self._live.join(self._watcher)
         work = asyncio.ensure_future(self._send(send, scope.get(DIRECT, send)))
         watch = asyncio.ensure_future(gone(receive))
+        left = asyncio.ensure_future(self._watcher.left.wait())
         try:
-            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, watch, left), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
         finally:
             self._live.leave(self._watcher)
-            self._watcher.news.set()
-            for task in (work, watch):
+            for task in (work, watch, left):
                 task.cancel()
                 with suppress(BaseException):
                     await task
@@ -217,17 +225,15 @@ class LiveStream(Response):
         live, watcher = self._live, self._watcher
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         text = live.opening(watcher)
-        with suppress(asyncio.TimeoutError):  # a reader that takes nothing any more
-            # The last condition is for Python before 3.12, whose wait_for may lose a cancellation.
-            while not live.state.traffic.stopping and watcher in live.watchers:
-                if text:
-                    begun = time.thread_time()
-                    message = {"type": "http.response.body", "body": text.encode(), "more_body": True}
-                    await asyncio.wait_for(direct(message), SEND_SECONDS)
-                    live.spend(min(MAX_SEND_CPU, time.thread_time() - begun))
-                await watcher.news.wait()
-                watcher.news.clear()
-                text = live.news(watcher)
+        while not live.state.traffic.stopping:
+            if text:
+                begun, watcher.sending = time.thread_time(), time.monotonic()
+                await direct({"type": "http.response.body", "body": text.encode(), "more_body": True})
+                watcher.sending = None
+                live.spend(min(MAX_SEND_CPU, time.thread_time() - begun))
+            await watcher.news.wait()
+            watcher.news.clear()
+            text = live.news(watcher)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -158,7 +158,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         else:
             ids = body.tokens or []
         text = tokenizer.decode(ids, special=body.special)
-        pieces = [tokenizer.decode([token], special=True) for token in ids]
+        pieces = [tokenizer.spelled(token) for token in ids]
     finally:
         generation.close()
     answer = {"model": body.model, "tokens": ids, "pieces": pieces, "text": text, "count": len(ids)}
@@ -175,7 +175,7 @@ async def score(body: ScoreRequest, request: Request) -> Response:
         llm = generation.lease.llm
         ids = await asyncio.to_thread(ids_of, llm, body.text)
         scores = await unless_gone(request, llm.ascore(ids))
-        pieces = [llm.tokenizer.decode([token], special=True) for token in ids]
+        pieces = [llm.tokenizer.spelled(token) for token in ids]
     except Exception as error:
         raise translate(error, "text") from error
     finally:

@@ -174,7 +174,7 @@ class Shape:
 
     def shown(self, token: int | None) -> str:
         """A token as text."""
-        return "" if token is None else self.tokenizer.decode([token], special=True)
+        return "" if token is None else self.tokenizer.spelled(token)
 
 
 class ChatShape(Shape):

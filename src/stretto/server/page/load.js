@@ -19,7 +19,8 @@ const CHARTS = [
   {title: 'CPU time, cores', series: {cpu_process: 'all', cpu_steps: 'steps', cpu_loop: 'event loop', cpu_helpers: 'helpers'}},
   {title: 'Errors a second', series: {errors_4xx: '4xx', errors_5xx: '5xx'}},
 ];
-const NAMES = CHARTS.flatMap(chart => Object.keys(chart.series)), SPANS = [['60', 'the last minute'], ['300', '5 minutes'], ['900', '15 minutes']];
+const NAMES = CHARTS.flatMap(chart => Object.keys(chart.series));
+const SPANS = [['60', 'the last minute'], ['300', '5 minutes'], ['900', '15 minutes']];
 
 // -- the figures: collected from the moment this view is first shown, whichever view is shown then --
 
@@ -57,9 +58,11 @@ export default function Load() {
   return html`<section class="wide"><h2>Load</h2>
     <${Choice} label="Show" inline value=${span} options=${SPANS} set=${set}/>
     ${!connected && !stats && html`<p class="soft">Waiting for the server’s figures.</p>`}
-    <div class="charts">${CHARTS.map(chart => html`<${Chart} key=${`${chart.title} ${dark}`} ...${chart} span=${Number(span)} time=${columns.time.at(-1)}/>`)}</div></section>
+    <div class="charts">${CHARTS.map(chart => html`<${Chart} key=${chart.title} ...${chart} dark=${dark} span=${Number(span)}
+      time=${columns.time.at(-1)}/>`)}</div></section>
     <section class="wide"><h2>Requests</h2><${Requests} requests=${requests}/></section>
-    ${logs.length > 0 && html`<section class="wide"><h2>Log</h2><pre class="logs" tabindex="0" aria-label="The last lines of the log">${logs.slice(-100).join('\n')}</pre></section>`}`;
+    ${logs.length > 0 && html`<section class="wide"><h2>Log</h2>
+      <pre class="logs" tabindex="0" aria-label="The last lines of the log">${logs.slice(-100).join('\n')}</pre></section>`}`;
 }
 
 function useDark() {
@@ -76,19 +79,21 @@ function useDark() {
 
 function data(series, factor, span) {
   const first = (columns.time.at(-1) ?? 0) - span, from = Math.max(0, columns.time.findIndex(time => time >= first));
-  return [columns.time.slice(from), Object.keys(series).map(name => columns[name].slice(from).map(value => value == null ? null : factor * value))];
+  const scaled = name => columns[name].slice(from).map(value => value == null ? null : factor * value);
+  return [columns.time.slice(from), Object.keys(series).map(scaled)];
 }
 
-function Chart({title, series, factor = 1, span, time}) {
+function Chart({title, series, factor = 1, span, time, dark}) {
   const canvas = useRef(), [width, resized] = useState(0);
   useEffect(() => {
     const watch = new ResizeObserver(() => resized(canvas.current.clientWidth));
     watch.observe(canvas.current);
     return () => watch.disconnect();
   }, []);
-  useEffect(() => { draw(canvas.current, ...data(series, factor, span), COLORS, span); }, [time, span, width]);
+  useEffect(() => { draw(canvas.current, ...data(series, factor, span), COLORS, span); }, [time, span, width, dark]);
   const now = Object.entries(series).map(([name, word]) => `${word} ${short(columns[name].at(-1), factor)}`);
-  return html`<figure><figcaption><b>${title}</b> ${now.map((one, i) => html`<span class=${`swatch s${i}`}>${one}</span> `)}</figcaption>
+  return html`<figure>
+    <figcaption><b>${title}</b> ${now.map((one, i) => html`<span class=${`swatch s${i}`}>${one}</span> `)}</figcaption>
     <canvas ref=${canvas} role="img" aria-label=${`${title}: ${now.join(', ')}`}></canvas></figure>`;
 }
 
@@ -96,9 +101,14 @@ function Chart({title, series, factor = 1, span, time}) {
 
 function Requests({requests}) {
   const [problem, fail] = useState(null);
-  const cancel = id => () => del(`/stretto/requests/${encodeURIComponent(id)}`).then(() => fail(null), error => fail(error.message));
-  return html`${problem && html`<p class="bad" role="alert">${problem}</p>`}${!requests.length && html`<p class="soft">Nothing runs.</p>`}
-    <ul class="cards">${requests.map(one => html`<li key=${one.id} class="row"><span><b>${one.model}</b> ${one.state} · ${number(one.prompt_tokens ?? 0)} tokens of prompt, ${
-      number(one.cached ?? 0)} cached · ${number(one.tokens ?? 0)} generated · ${one.seconds.toFixed(1)} s${one.mine ? '' : ' · of another key'}<br/><small>${one.path ?? ''} ${one.id}</small></span>
+  const cancel = id => async () => {
+    try { await del(`/stretto/requests/${encodeURIComponent(id)}`); fail(null); } catch (error) { fail(error.message); }
+  };
+  const facts = one => `${one.state} · ${number(one.prompt_tokens)} tokens of prompt, ${number(one.cached)} cached · ${
+    number(one.tokens)} generated · ${one.seconds.toFixed(1)} s${one.mine ? '' : ' · of another key'}`;
+  return html`${problem && html`<p class="bad" role="alert">${problem}</p>`}
+    ${!requests.length && html`<p class="soft">Nothing runs.</p>`}
+    <ul class="cards">${requests.map(one => html`<li key=${one.id} class="row">
+      <span><b>${one.model}</b> ${facts(one)}<br/><small>${one.path} ${one.id}</small></span>
       <button type="button" aria-label=${`Cancel ${one.id}`} onClick=${cancel(one.id)}>Cancel</button></li>`)}</ul>`;
 }

@@ -104,7 +104,7 @@ function Alternatives({current, chosen}) {
   const go = event => change({chosen: Math.max(1, Math.min(all.length, +event.target.value || 1)) - 1});
   const submit = event => { event.preventDefault(); edit(chosen, text); };
   const p = probability(token);
-  return html`<h2 id="h-alternatives">Instead of “${visible(token.text)}”${p != null && `, ${percent(p)}`}</h2>
+  return html`<h2 id="h-alternatives" aria-live="polite">Instead of “${visible(token.text)}”${p != null && `, ${percent(p)}`}</h2>
     <div class="row"><${Field} label="Token" inline>${id => html`
         <input id=${id} type="number" min="1" max=${all.length} value=${chosen + 1} onChange=${go}/>`}<//>
       <button type="button" onClick=${leave}>Close</button></div>

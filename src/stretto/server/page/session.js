@@ -1,4 +1,5 @@
 // What Play holds while the tab is open: the conversation, the options, the tree of texts, and the running request.
+// Messages are replaced, never changed: nodes of the tree share them, and the images in them.
 import {events, post} from './api.js';
 import {FieldError, controlOf, fields} from './options.js';
 import {addNode, answer, given, ids, newTree, path, thoughts, tokenOf} from './tree.js';
@@ -92,7 +93,7 @@ export function stop() {
 }
 
 function start(model, parent = null) {
-  const source = structuredClone({mode: session.mode, messages: session.messages, prompt: session.prompt});
+  const {mode, messages, prompt} = session, source = {mode, messages, prompt};
   const request = guarded(() => requestOf(model, source));
   if (request) return run({kind: 'start', parent, tokens: []}, request);
 }
@@ -135,13 +136,13 @@ export function reply(model, ...after) {
   const from = node(), said = answer(session.tree, from), reasoning_content = thoughts(session.tree, from);
   const tool_calls = from.calls.length ? from.calls : undefined;
   const mine = {role: 'assistant', content: said, images: [], reasoning_content, tool_calls};
-  change({messages: [...structuredClone(from.request.source.messages), mine, ...after.map(one => ({images: [], ...one}))]});
+  change({messages: [...from.request.source.messages, mine, ...after.map(one => ({images: [], ...one}))]});
   return start(model, from.id);
 }
 
 export function select(id) {
   const {mode, messages, prompt} = session.tree.nodes.get(id).request.source;
-  change({current: id, chosen: null, error: null, ...structuredClone(mode === 'chat' ? {mode, messages} : {mode, prompt})});
+  change({current: id, chosen: null, error: null, ...(mode === 'chat' ? {mode, messages} : {mode, prompt})});
 }
 
 export function clear() {

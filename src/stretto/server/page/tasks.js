@@ -5,50 +5,64 @@ import {Bar, Tabs, percent} from './ui.js';
 import {Choice, Input} from './forms.js';
 import {record, toWav} from './sound.js';
 
-const VERBS = {embed: 'Embed', rerank: 'Rerank', classify: 'Classify', detect: 'Detect', segment: 'Segment', read: 'Read', transcribe: 'Transcribe'};
+const VERBS = {embed: 'Embed', rerank: 'Rerank', classify: 'Classify', detect: 'Detect', segment: 'Segment', read: 'Read',
+  transcribe: 'Transcribe'};
 const lines = text => text.split('\n').map(line => line.trim()).filter(Boolean);
 const list = (items, show) => html`<ol>${items.map(item => html`<li>${show(item)}</li>`)}</ol>`;
 
 export default function Tasks({models, model, refresh}) {
-  const has = verb => one => one.verbs?.includes(verb), verbs = Object.fromEntries(Object.entries(VERBS).filter(([verb]) => models.some(has(verb))));
+  const has = verb => one => one.verbs?.includes(verb);
+  const verbs = Object.fromEntries(Object.entries(VERBS).filter(([verb]) => models.some(has(verb))));
   const [chosen, show] = useState(null), [names, name] = useState({}), verb = chosen in verbs ? chosen : Object.keys(verbs)[0];
   if (!verb) return html`<p>No model here does anything but generate; under Fetch there are others.</p>`;
-  const able = models.filter(has(verb)), one = able.find(each => each.name === names[verb]) ?? able.find(each => !has('generate')(each)) ?? able[0];
+  const able = models.filter(has(verb)), mine = able.find(each => each.name === names[verb]);
+  const one = mine ?? able.find(each => !has('generate')(each)) ?? able[0];
   return html`<${Tabs} label="What to try" tabs=${verbs} current=${verb} onChange=${show}/>
-    <${Choice} label="By" help=${!one.loaded && 'Not loaded yet: the first answer takes longer.'} value=${one.name} options=${able.map(each => each.name)} set=${value => name({...names, [verb]: value})}/>
+    <${Choice} label="By" help=${!one.loaded && 'Not loaded yet: the first answer takes longer.'} value=${one.name}
+      options=${able.map(each => each.name)} set=${value => name({...names, [verb]: value})}/>
     <${Form} key=${verb + one.name} model=${one} verb=${verb} refresh=${refresh}/>`;
 }
 
 // A verb's fields, as attributes of inputs; the answer to their values; and how it is shown.
-const texts = value => ({name: 'texts', label: 'Texts', help: 'One a line', rows: 4, value}), image = {name: 'file', label: 'Image', type: 'file', accept: 'image/*'};
+const texts = value => ({name: 'texts', label: 'Texts', help: 'One a line', rows: 4, value});
+const image = {name: 'file', label: 'Image', type: 'file', accept: 'image/*'};
 const drawn = async (verb, model, {file, least}) => {
-  const {data: [found], timings} = await post(`/stretto/${verb}`, {model, image: await dataUrl(file), ...(least && {threshold: Number(least)})});
+  const body = {model, image: await dataUrl(file), ...(least && {threshold: Number(least)})};
+  const {data: [found], timings} = await post(`/stretto/${verb}`, body);
   return {file, found, timings};
 };
 const FORMS = {
   embed: [() => [texts('a cat\na kitten\na car')],
     async (model, {texts}) => ({input: lines(texts), ...await post('/v1/embeddings', {model, input: lines(texts)})}),
-    ({input, data}) => html`<div class="scroll" tabindex="0" role="region" aria-label="Cosines"><table><tbody>${data.map(({embedding}, i) => html`<tr><th scope="row">${i + 1}. ${input[i]}</th>
-      ${data.map(other => html`<td class="num">${cosine(embedding, other.embedding).toFixed(3)}</td>`)}</tr>`)}</tbody></table></div>`],
+    ({input, data}) => html`<div class="scroll" tabindex="0" role="region" aria-label="Cosines"><table><tbody>
+      ${data.map(({embedding}, i) => html`<tr><th scope="row">${i + 1}. ${input[i]}</th>
+        ${data.map(other => html`<td class="num">${cosine(embedding, other.embedding).toFixed(3)}</td>`)}</tr>`)}</tbody></table></div>`],
   rerank: [() => [{name: 'query', label: 'Query', value: 'a pet'}, {...texts('a cat\na car\na parrot'), label: 'Documents'}],
     (model, {query, texts}) => post('/v1/rerank', {model, query, documents: lines(texts), return_documents: true}),
     ({results}) => list(results, one => html`${one.document.text} <small>${one.relevance_score.toFixed(4)}</small>`)],
   classify: [({kind = 'text'}) => [{name: 'kind', label: 'Input', value: kind, options: ['text', 'image', 'bytes']},
       kind === 'text' ? texts('') : {...image, label: 'File', accept: kind === 'image' ? 'image/*' : null}],
     async (model, {kind, texts, file}) => {
-      const url = kind === 'text' ? '' : await dataUrl(file), input = {text: {input: lines(texts ?? '')}, image: {image: url}, bytes: {data: url.slice(url.indexOf(',') + 1)}}[kind];
+      const url = kind === 'text' ? '' : await dataUrl(file), data = url.slice(url.indexOf(',') + 1);
+      const input = {text: {input: lines(texts ?? '')}, image: {image: url}, bytes: {data}}[kind];
       return {names: input.input ?? [file.name], ...await post('/stretto/classify', {model, ...input})};
     },
-    ({names, data}) => data.map((one, i) => html`<h3>${names[i]}</h3><table class="parts"><tbody>${one.labels.map(({name, score}) => html`<tr><th scope="row">${name}</th>
-      <td><${Bar} value=${score} label=${name}/></td><td class="num">${percent(score)}</td></tr>`)}</tbody></table>`)],
-  detect: [() => [image, {name: 'least', label: 'Least score', type: 'number', min: 0, max: 1, step: .05, required: false, value: ''}], drawn.bind(null, 'detect'),
-    answer => html`<${Drawn} ...${answer} draw=${boxes}/>${list(answer.found.items, ({label, score, box}) => html`${label} <small>${percent(score)}, ${Math.round(box.x1 - box.x0)} × ${
-      Math.round(box.y1 - box.y0)} at ${Math.round(box.x0)}, ${Math.round(box.y0)}</small>`)}`],
+    ({names, data}) => data.map((one, i) => html`<h3>${names[i]}</h3><table class="parts"><tbody>
+      ${one.labels.map(({name, score}) => html`<tr><th scope="row">${name}</th><td><${Bar} value=${score} label=${name}/></td>
+        <td class="num">${percent(score)}</td></tr>`)}</tbody></table>`)],
+  detect: [() => [image, {name: 'least', label: 'Least score', type: 'number', min: 0, max: 1, step: .05, required: false, value: ''}],
+    drawn.bind(null, 'detect'),
+    answer => html`<${Drawn} ...${answer} draw=${boxes}/>${list(answer.found.items, ({label, score, box}) => {
+      const [x, y, right, bottom] = [box.x0, box.y0, box.x1, box.y1].map(Math.round);
+      return html`${label} <small>${percent(score)}, ${right - x} × ${bottom - y} at ${x}, ${y}</small>`;
+    })}`],
   segment: [() => [image], drawn.bind(null, 'segment'), answer => html`<${Drawn} ...${answer} draw=${cut}/>`],
   read: [() => [image], drawn.bind(null, 'read'),
-    answer => html`<${Drawn} ...${answer} draw=${(brush, {lines}) => lines.forEach((line, i) => outline(brush, i + 1, line.corners))}/>
+    answer => html`<${Drawn} ...${answer}
+        draw=${(brush, {lines}) => lines.forEach((line, i) => outline(brush, i + 1, line.corners))}/>
       ${list(answer.found.lines, line => html`${line.text} <small>${percent(line.score)}</small>`)}`],
-  transcribe: [({file}) => [{name: 'file', label: 'Sound', help: file?.name ?? 'A WAV file, or what this browser can decode', type: 'file', accept: 'audio/*', required: false}],
+  transcribe: [({file}) => [{name: 'file', label: 'Sound', help: file?.name ?? 'A WAV file, or what this browser can decode',
+      type: 'file', accept: 'audio/*', required: false}],
     async (model, {file}) => {
       const body = new FormData();
       body.append('file', await toWav(file), 'sound.wav');
@@ -71,9 +85,10 @@ function Form({model, verb, refresh}) {
   const change = name => value => set(before => ({...before, [name]: value}));
   return html`<form onSubmit=${submit}>${verb === 'transcribe' && html`<${Recorder} set=${change('file')}/>`}
       ${shown.map(({name, options, ...rest}) => options ? html`<${Choice} ...${rest} options=${options} set=${change(name)}/>`
-        : html`<${Input} key=${name + rest.label} required ...${rest} ...${rest.type === 'file' ? {} : {value: all[name]}} set=${change(name)}/>`)}
+        : html`<${Input} key=${name + rest.label} required ...${rest} ...${rest.type !== 'file' && {value: all[name]}} set=${change(name)}/>`)}
       <button class="primary" disabled=${state.busy}>${state.busy ? 'Working …' : VERBS[verb]}</button></form>
-    <div role="status">${state.error && html`<p class="bad">${state.error}</p>`}${state.answer && html`<p class="soft">${(1000 * (state.answer.timings?.total ?? 0)).toFixed(0)} ms</p>`}</div>
+    <div role="status">${state.error && html`<p class="bad">${state.error}</p>`}
+      ${state.answer && html`<p class="soft">${(1000 * (state.answer.timings?.total ?? 0)).toFixed(0)} ms</p>`}</div>
     ${state.answer && show(state.answer)}`;
 }
 
@@ -102,7 +117,8 @@ function Drawn({file, found, draw}) {
       canvas.current.dataset.drawn = '';
     }).catch(() => fail('This browser cannot show the image.'));
   }, [found]);
-  return html`<canvas ref=${canvas} class="drawn" role="img" aria-label=${`${file.name} with the result`}></canvas>${error && html`<p class="bad">${error}</p>`}`;
+  return html`<canvas ref=${canvas} class="drawn" role="img" aria-label=${`${file.name} with the result`}></canvas>
+    ${error && html`<p class="bad">${error}</p>`}`;
 }
 
 function boxes(brush, {items}) {
@@ -141,5 +157,6 @@ function Recorder({set}) {
       set(new File([await running.stop()], 'recording'));
     } catch (error) { fail(error.message); }
   };
-  return html`<div class="row"><button type="button" onClick=${toggle}>${running ? 'Stop recording' : 'Record'}</button><span role="status">${running ? 'recording …' : error}</span></div>`;
+  return html`<div class="row"><button type="button" onClick=${toggle}>${running ? 'Stop recording' : 'Record'}</button>
+    <span role="status">${running ? 'recording …' : error}</span></div>`;
 }
