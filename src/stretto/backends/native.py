@@ -135,6 +135,14 @@ class NativeBackend:
         """float32[n, rows of the matrix]: what a projection makes of pooled hidden states."""
         return self._open.project(name, np.ascontiguousarray(rows, np.float32))
 
+    def collect(self, wanted: bool) -> None:
+        """Sum the squares of what each matrix multiplies from now on, or no longer."""
+        self._open.collect(wanted)
+
+    def collected(self) -> list[tuple[str, NDArray[np.float64], int]]:
+        """The sums since `collect`: names of matrices, float64[columns], and the number of rows."""
+        return self._open.collected()
+
     def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
         """Generate several tokens of one sequence in native code."""
         biased, bias = bias_arrays(run.params, self.spec.n_vocab)
