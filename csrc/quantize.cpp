@@ -31,7 +31,8 @@ void widen_halves(const uint8_t* data, size_t n, float* out) {
         std::memcpy(&half, data + 2 * i, sizeof half);
         const uint32_t size = static_cast<uint32_t>(half & 0x7fff) << 13, sign = static_cast<uint32_t>(half & 0x8000) << 16;
         const uint32_t number = bits_of_float(float_of_bits(size) * 0x1p112f);
-        out[i] = float_of_bits(sign | (size >= 0x0f800000 ? size | 0x7f800000 : number));
+        const uint32_t special = -static_cast<uint32_t>(size >= 0x0f800000) & 0x7f800000;  // infinity, NaN
+        out[i] = float_of_bits(sign | number | special);
     }
 }
 

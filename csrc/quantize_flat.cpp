@@ -47,7 +47,7 @@ void write_signed(const float* x, const float* importance, size_t blocks, uint8_
     by_eight(blocks, [&](size_t at, size_t count) {
         Groups<kBlock> groups;
         load_groups(x + at * kBlock, importance ? importance + at * kBlock : nullptr, count, emphasis, &groups);
-        const Search search{offset - 0.5f, 0.55f, 3};
+        const Search search{offset - 0.4f, 0.8f, 2};
         const Steps steps{-offset, offset - 1};
         uint16_t halves[kLanes];
         const Lanes by = inverse(half_scales(fit_signed(groups, steps, search, 1), halves));
@@ -83,9 +83,17 @@ void write_affine(const float* x, const float* importance, size_t blocks, uint8_
 
 void write_f32(const float* x, const float*, size_t blocks, uint8_t* out) { std::memcpy(out, x, blocks * sizeof(float)); }
 
-// Too large numbers become the largest half.
+// As float_to_half, without a branch; too large numbers become the largest half.
 void write_f16(const float* x, const float*, size_t blocks, uint8_t* out) {
-    for (size_t i = 0; i < blocks; ++i) store16(out + 2 * i, half_scale(x[i]));
+    for (size_t i = 0; i < blocks; ++i) {
+        const uint32_t bits = bits_of_float(x[i]), size = bits & 0x7fffffff;
+        const uint32_t normal = (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13;
+        const uint32_t small = bits_of_float(float_of_bits(size) + 0.5f) - 0x3f000000;
+        const uint32_t is_small = -static_cast<uint32_t>(size < 0x38800000);
+        const uint32_t half = (small & is_small) | (normal & ~is_small);
+        const auto out16 = static_cast<uint16_t>(std::min(half, 0x7bffu) | (bits >> 16 & 0x8000));
+        std::memcpy(out + 2 * i, &out16, sizeof out16);
+    }
 }
 
 // Rounds to nearest, ties to even.

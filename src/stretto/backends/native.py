@@ -10,7 +10,7 @@ bits whatever else is in the batch, in however many chunks and with however many
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,15 @@ Bytes = NDArray[np.uint8]
 
 PANEL_ROWS = 16  # that are packed together
 PIECE_BYTES = 8 << 20  # of a matrix that are packed at a time
+
+
+class Collected(NamedTuple):
+    """The inputs of a matrix: float64[columns] sums of their squares, and how many there were."""
+
+    name: str
+    rows: int  # of the matrix
+    sums: NDArray[np.float64]
+    count: int
 
 
 class NativeBackend:
@@ -139,9 +148,10 @@ class NativeBackend:
         """Sum the squares of what each matrix multiplies from now on, or no longer."""
         self._open.collect(wanted)
 
-    def collected(self) -> list[tuple[str, NDArray[np.float64], int]]:
-        """The sums since `collect`: names of matrices, float64[columns], and the number of rows."""
-        return self._open.collected()
+    def collected(self) -> list[Collected]:
+        """The sums since `collect`, of each matrix that multiplied something."""
+        rows = {name: n for name, n, _ in self._open.tensors()}
+        return [Collected(name, rows[name], sums, count) for name, sums, count in self._open.collected()]
 
     def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
         """Generate several tokens of one sequence in native code."""

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stretto.backends.matrices import Matrices
-from stretto.backends.native import NativeBackend
+from stretto.backends.native import Collected, NativeBackend
 from stretto.errors import InvalidRequest
 from stretto.models import ModelSpec
 from stretto.quantize.imatrix import ImportanceMatrix, Inputs
@@ -22,7 +21,6 @@ CHUNK_TOKENS = 512
 # Of these all rows are read by tokens, or the input is what the last norm leaves: llama.cpp keeps them too.
 SKIPPED = ("token_embd.weight", "output.weight")
 Progress = Callable[[int, int], None]  # chunks that are done, and all of them
-Collected = list[tuple[str, NDArray[np.float64], int]]
 
 
 class Reader(Protocol):
@@ -74,7 +72,7 @@ def collect_importance(
         raise InvalidRequest(
             "importance is measured by the native backend; load the model with backend='native'"
         )
-    bos = model.tokenizer.bos_id if model.tokenizer.prefix_ids else None
+    bos = model.tokenizer.bos_id if model.tokenizer.add_bos else None
     pieces = _cut(model.tokenizer.encode(text), chunk_tokens, chunks, bos)
     backend.collect(True)
     try:
@@ -103,14 +101,14 @@ def _cut(ids: list[int], length: int, most: int | None, bos: int | None) -> list
     return [piece if bos is None else [bos, *piece[1:]] for piece in pieces]
 
 
-def _by_tensor(file: GGUF, spec: ModelSpec, collected: Collected) -> dict[str, Inputs]:
+def _by_tensor(file: GGUF, spec: ModelSpec, collected: list[Collected]) -> dict[str, Inputs]:
     """Inputs by the names of the file's tensors; matrices of experts and heads stand in one."""
     matrices = Matrices(file, spec)
     inputs: dict[str, Inputs] = {}
-    for name, sums, rows in collected:
+    for name, rows, sums, times in collected:
         if name in ("output", "token_embd") or name.startswith("cls"):
             continue
-        found = matrices.rows(name, 1)
+        found = matrices.rows(name, rows)
         tensor = found.tensor
         if found.is_copy or tensor.shape[-1] != len(sums) or tensor.name in SKIPPED:
             continue
@@ -121,5 +119,5 @@ def _by_tensor(file: GGUF, spec: ModelSpec, collected: Collected) -> dict[str, I
             )
         index = found.first // tensor.shape[-2] if count > 1 else 0
         inputs[tensor.name].sums[index] = sums
-        inputs[tensor.name].counts[index] = rows
+        inputs[tensor.name].counts[index] = times
     return inputs

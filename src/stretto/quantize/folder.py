@@ -37,7 +37,7 @@ def convert_folder(
     path = Path(source).expanduser()
     if not path.is_dir():
         raise InvalidRequest(
-            f"{path} is no folder; quantise a GGUF file with stretto quantize",
+            f"{path} is no folder; stretto quantize is for GGUF files",
             param="source",
             value=str(path),
         )

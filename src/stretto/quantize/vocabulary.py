@@ -95,7 +95,7 @@ def _plain(wanted: Tokenizer, kind: str) -> Keys:
 
 
 def _around(wanted: Tokenizer) -> Keys:
-    return {"add_bos_token": bool(wanted.prefix_ids), "add_eos_token": bool(wanted.suffix_ids)}
+    return {"add_bos_token": wanted.add_bos, "add_eos_token": wanted.add_eos}
 
 
 def _merges(model: Fields) -> list[str]:
@@ -185,7 +185,7 @@ def _probes(folder: Path) -> tuple[str, ...]:
 
 def _encode(tokenizer: Tokenizer, text: str) -> list[int] | None:
     try:
-        return tokenizer.encode(text)
+        return tokenizer.encode(text, special=True)
     except InvalidRequest:  # characters that the vocabulary lacks
         return None
 

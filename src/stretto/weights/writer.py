@@ -227,6 +227,8 @@ def _value(key: str, value: Any, kind: ValueType, depth: int = 0) -> bytes:
         if value.ndim != 1 or dtype not in _BY_DTYPE:
             raise InvalidRequest(f"{key!r}: an array must have one axis and plain numbers, not {value.dtype}")
         return _U32.pack(_BY_DTYPE[dtype]) + LENGTH.pack(len(value)) + value.astype(dtype).tobytes()
+    if isinstance(value, Strings) and (raw := value.raw()) is not None:
+        return _U32.pack(ValueType.STRING) + LENGTH.pack(len(value)) + raw
     item = _item_kind(key, value)
     values = b"".join(_value(key, element, item, depth + 1) for element in value)
     return _U32.pack(item) + LENGTH.pack(len(value)) + values
