@@ -1,6 +1,7 @@
 """The page's files as they are served: headers, encodings, budgets. No browser is needed."""
 
 import gzip
+import re
 from pathlib import Path
 
 import httpx
@@ -66,6 +67,23 @@ def test_the_page_keeps_to_its_budget():
     own = [path for path in pages.FOLDER.iterdir() if path.suffix in (".js", ".css", ".html")]
     assert sum(len(path.read_text().splitlines()) for path in own) <= OWN_LINES
     assert sum(len(gzip.compress(file.content, 9)) for file in pages.files().values()) <= SERVED_BYTES
+
+
+def test_no_file_names_another_host():
+    named = {
+        (path, host)
+        for path, file in pages.files().items()
+        if not file.type.startswith(("image/png", "text/plain"))
+        for host in re.findall(r"(?:https?|wss?)://([^/\"'`\s]+)", file.content.decode())
+    }
+    assert {host for _, host in named} <= {"www.w3.org"}  # names of XML, which nobody fetches
+
+
+def test_all_that_others_have_written_is_named_with_its_licence():
+    text = (pages.FOLDER / "vendor" / "LICENSES.txt").read_text()
+    names = [path.name for path in (pages.FOLDER / "vendor").iterdir() if path.name != "LICENSES.txt"]
+    assert names
+    assert all(f"vendor/{name}" in text for name in names)
 
 
 def test_the_libraries_have_their_licences():

@@ -40,7 +40,8 @@ export class Table {
     for (const i of new Uint32Array(bytes(frame.images ?? ''))) if (i < this.n) this.image[i] = 1;
     this.#look();
     const added = first ? [] : Object.keys(this.sequences).filter(id => !(id in before));
-    return {changed, added, gone: Object.keys(before).filter(id => !(id in this.sequences)).map(id => ({id, n: before[id].n}))};
+    const gone = Object.keys(before).filter(id => !(id in this.sequences));
+    return {changed, added, gone: gone.map(id => ({id, n: before[id].n}))};
   }
 
   #change(frame) {
@@ -90,13 +91,13 @@ export class Table {
     }
   }
 
-  // The sequence that an added one shares the most cells with; it was forked from it, or from its prefix.
+  // The older sequence that an added one shares the most cells with: it was forked from it, or from its prefix.
   parent(id) {
     const shared = new Map();
     for (let i = 0; i < this.n; i++) {
       const ids = this.set[i] ? this.idsOf(i) : [];
       if (ids.length < 2 || !ids.some(other => other == id)) continue;
-      for (const other of ids) if (other != id) shared.set(other, (shared.get(other) ?? 0) + 1);
+      for (const other of ids) if (+other < +id) shared.set(other, (shared.get(other) ?? 0) + 1);
     }
     return [...shared].sort((a, b) => b[1] - a[1])[0] ?? null; // [id, cells]
   }
