@@ -114,7 +114,7 @@ async def watching(address, model, n):
 
     tasks = [asyncio.create_task(read()) for _ in range(n)]
     if n:
-        await asyncio.sleep(1.0)  # what a page gets when it opens is not counted
+        await asyncio.sleep(4.0)  # what a page gets when it opens is not counted
     try:
         yield got
     finally:

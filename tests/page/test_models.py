@@ -4,6 +4,7 @@ import io
 import re
 import wave
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image as Pillow
@@ -146,6 +147,16 @@ def test_a_model_is_loaded_inspected_and_unloaded(page, server, shot):
     assert server.llm() is None
 
 
+def test_a_model_that_a_request_loads_is_shown_as_loaded(page, server):
+    opened(page, "Here")
+    expect(card(page, "mock")).to_contain_text("not loaded")
+    answer = httpx.post(f"{server.url}/v1/completions", json={"model": "mock", "prompt": "a"})
+    assert answer.status_code == 200
+    expect(card(page, "mock")).to_contain_text(re.compile("loaded, .* on "))
+    card(page, "mock").get_by_role("button", name="Unload").click()
+    expect(card(page, "mock")).to_contain_text("not loaded")
+
+
 def test_a_model_is_fetched_with_progress_and_served(page, server, shelf, shot):
     shelf.stall = True
     opened(page, "Fetch")
@@ -184,6 +195,19 @@ def test_a_hostile_source_is_refused_and_stays_text(page):
     page.locator("form").get_by_role("button", name="Fetch").click()
     expect(page.get_by_role("status").first).to_contain_text(f"{HOSTILE}: source: there is no model")
     expect(page.locator("main img")).to_have_count(0)
+
+
+def test_a_hostile_name_of_a_model_stays_text(new_page):
+    name = "<u onclick>name"
+    with serving(mock(), models=(f"{name}={TINY}",)) as server:
+        page = new_page(f"{server.url}/#models")
+        one = card(page, name)
+        one.get_by_role("button", name="Load", exact=True).click()
+        expect(one).to_contain_text("Unload")
+        one.get_by_role("button", name="Inspect").click()
+        one.get_by_role("button", name="Serve with reference").click()
+        expect(card(page, "u-onclick-name-reference")).to_be_visible()
+        expect(page.locator("u")).to_have_count(0)
 
 
 def test_a_user_without_an_admin_key_sees_models_and_no_buttons(new_page):
@@ -289,21 +313,29 @@ def test_a_recording_is_transcribed_as_wav(page):
 
 
 @pytest.mark.parametrize("colors", ["light", "dark"])
-@pytest.mark.parametrize("tab", ["Here", "Fetch", "Try", "Machine"])
-def test_axe_finds_nothing_and_a_phone_needs_no_sideways_scrolling(new_page, server, axe, shot, tab, colors):
+def test_axe_finds_nothing_and_a_phone_needs_no_sideways_scrolling(new_page, server, axe, shot, colors):
     page = new_page(server.url, width=360, height=740, color_scheme=colors)
-    opened(page, tab)
-    if tab == "Here":
-        card(page, "mock").get_by_role("button", name="Inspect").click()
-        expect(page.get_by_role("heading", name="Weights by format")).to_be_visible()
-    if tab == "Try":
-        page.get_by_role("tab", name="Classify").click()
-        page.get_by_label("Texts").fill("x")
-        page.get_by_role("button", name="Classify").click()
-        expect(page.get_by_role("row")).to_have_count(2)
+
+    def check(name):
+        expect(page.locator("main [role=status]", has_text="…")).to_have_count(0)
+        shot(page, f"models-{name}-{colors}")
         assert axe(page) == []
-        page.get_by_role("tab", name="Transcribe").click()
-    expect(page.locator("main [role=status]", has_text="…")).to_have_count(0)
-    shot(page, f"models-{tab.lower()}-{colors}")
-    assert axe(page) == []
-    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+    opened(page, "Here")
+    card(page, "mock").get_by_role("button", name="Inspect").click()
+    expect(page.get_by_role("heading", name="Weights by format")).to_be_visible()
+    check("here")
+    opened(page, "Fetch")
+    expect(page.get_by_text("free on the disk")).to_be_visible()
+    check("fetch")
+    opened(page, "Try", "Classify")
+    page.get_by_label("Texts").fill("x")
+    page.get_by_role("button", name="Classify").click()
+    expect(page.get_by_role("row")).to_have_count(2)
+    check("classify")
+    opened(page, "Try", "Transcribe")
+    check("transcribe")
+    opened(page, "Machine")
+    expect(page.get_by_text("usable of")).to_be_visible()
+    check("machine")

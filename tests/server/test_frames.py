@@ -1,5 +1,7 @@
 """Frames of the table of cells: a reader that applies them has the table, whatever it has missed."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -85,3 +87,26 @@ def test_an_unloaded_model_has_no_cells():
     reader = Reader()
     reader.take(empty_frame("mock", 3))
     assert (reader.version, len(reader.positions), reader.sequences) == (3, 0, {})
+
+
+def test_cells_of_images_are_marked():
+    llm, follower, mirror, lens, reader = (
+        mock_llm(endless, cells=64),
+        Follower(),
+        Mirror(0),
+        Lens("mock", True),
+        Reader(),
+    )
+    llm._engine.runner.images = SimpleNamespace(placeholder=ord("i"))
+    expected = []
+    for version, text in enumerate(("aiib", "aixi"), 1):
+        with llm.sequence(text) as held:
+            held.logits  # noqa: B018
+            changed = mirror.apply(llm.cells.copied(follower).result(0))
+            lens.update(mirror, changed, version, lambda i: True)
+            reader.take(lens.frame(reader.version))
+            tokens = llm._engine.cells.tokens
+            assert reader.images.tolist() == (tokens == ord("i")).tolist()
+            expected.append(int(reader.images.sum()))
+    assert expected == [2, 3]
+    llm._engine.runner.images = None

@@ -171,12 +171,45 @@ def test_nothing_runs_when_nobody_watches():
 
 def test_watching_is_put_off_when_it_takes_too_long():
     live = Live(None, None)
-    live.spend(0.03)
+    live.spend(0.01)
     assert live._ready <= time.monotonic()  # a page that opens may take a little at once
     live.spend(0.02)
     assert 0 < live._ready - time.monotonic() < 2
     live.spend(9.0)
     assert live._ready - time.monotonic() <= MAX_DELAY_SECONDS
+
+
+def test_a_reader_that_takes_nothing_is_let_go(monkeypatch):
+    monkeypatch.setattr("stretto.server.live.SEND_SECONDS", 0.05)
+    sent = []
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+        if len(sent) == 2:  # the first events
+            await asyncio.Event().wait()
+
+    async def stream(live):
+        await asyncio.wait_for(LiveStream(live, Watcher(ADMIN))({}, receive, send), 60)
+
+    with visiting() as (running, _):
+        live = Live(running.state, LastLines(logging.Formatter()))
+        asyncio.run(stream(live))
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert (live.watchers, live.task) == (set(), None)
+
+
+def test_an_error_ends_the_streams_and_the_next_page_starts_anew(monkeypatch):
+    with visiting() as (running, web):
+        with monkeypatch.context() as patch:
+            patch.setattr("stretto.server.live.Live._measure", lambda self, load: 1 / 0)
+            with watching(web, "/stretto/live") as events:
+                assert "stats" not in {kind for event in events for kind in event}
+        until(lambda: not running.live.watchers)
+        with watching(web, "/stretto/live") as events:
+            assert first(events, "stats")["running"] == 0
 
 
 def test_live_events_end_with_the_server():
@@ -292,7 +325,7 @@ def test_cells_of_finished_requests_stay_private():
     with visiting(mock("Hello"), **KEYS) as (_, web):
         body = {"model": "mock", "prompt": "abc", "temperature": 0}
         web.post("/v1/completions", json=body, headers=header("ann"))
-        for key, sees in (("bob", False), ("root", True)):
+        for key, sees in (("ann", True), ("bob", False), ("root", True)):
             with watching(web, key=key) as events:
                 frame = next(e["cells"] for e in events if "cells" in e and e["cells"]["n"])
             assert bool(frame["sequences"]) == sees

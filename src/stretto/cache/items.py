@@ -22,8 +22,8 @@ class Images(Protocol):
 
     placeholder: int | None  # the id that stands for an image's tokens in the table, if nothing else has it
 
-    def tokens(self, image: Pixels) -> list[int]:
-        """Tokens of an image, with the markers around them in a prompt."""
+    def tokens(self, image: Pixels, salt: str | None = None) -> list[int]:
+        """Tokens of an image, with the markers around them in a prompt; equal ones have the same salt."""
         ...
 
     def work(self, wanted: Iterable[ImageVectors], seconds: float, alone: bool) -> None:

@@ -117,6 +117,7 @@ def new_text(engine: Engine, prompt: Prompt, params: RequestParams) -> Request[P
         with engine.lock:
             track = prompt.track_in(engine)
             check_prompt(engine, track.position, params)
+            check_same_salt(track, params)
             if params.seed is not None:
                 track.random = RandomStream(params.seed)
             track.running = True
@@ -126,7 +127,8 @@ def new_text(engine: Engine, prompt: Prompt, params: RequestParams) -> Request[P
                 track.running = False
                 raise
     check_prompt(engine, len(prompt), params)
-    return _text_request(engine, engine.runner.new_track(prompt, RandomStream(params.seed)), params)
+    track = engine.runner.new_track(prompt, RandomStream(params.seed), params.cache_salt)
+    return _text_request(engine, track, params)
 
 
 def new_branches(engine: Engine, prompt: Prompt, params: RequestParams, how: Branching) -> Branches:
@@ -138,13 +140,14 @@ def new_branches(engine: Engine, prompt: Prompt, params: RequestParams, how: Bra
         with engine.lock:
             track = prompt.track_in(engine)
             check_prompt(engine, track.position, params)
+            check_same_salt(track, params)
             if params.seed is None:
                 seed = track.random.seed
             engine.compute([track])  # so that there are cells to share
             first = engine.runner.fork(track, RandomStream(seed, track.random.index, track.random.draws))
     else:
         check_prompt(engine, len(prompt), params)
-        first = engine.runner.new_track(prompt, RandomStream(seed))
+        first = engine.runner.new_track(prompt, RandomStream(seed), params.cache_salt)
     try:
         return Branches(_branch_requests(engine, first, params, how, seed), how)
     except BaseException:
@@ -162,7 +165,7 @@ def _branch_requests(
     for index in range(1, how.best_of or how.n or 1):
         # Its track has the tokens only: it is replaced by a fork when the first one has been computed.
         tokens = first.tokens[: requests[0].decoder.n_prompt]
-        track = engine.runner.new_track(list(tokens), RandomStream(seed, index))
+        track = engine.runner.new_track(list(tokens), RandomStream(seed, index), params.cache_salt)
         track.n_prompt = first.n_prompt
         requests.append(_text_request(engine, track, params))
     requests[0].siblings = list(requests[1:])
@@ -241,6 +244,15 @@ def _reasoning(engine: Engine, params: RequestParams) -> Reasoning | None:
 def end_ids_of(engine: Engine, params: RequestParams) -> frozenset[int]:
     """The tokens that end a text: the model's own, unless they are ignored, and `stop_tokens`."""
     return params.stop_tokens | (frozenset() if params.ignore_eos else engine.tokenizer.end_ids)
+
+
+def check_same_salt(track: Track, params: RequestParams) -> None:
+    """Raise for a salt that is not the one of the sequence that a request continues."""
+    if params.cache_salt and params.cache_salt != track.domain.salt:
+        raise InvalidRequest(
+            "a sequence keeps the cache_salt that it was made with; give it to llm.sequence",
+            param="cache_salt",
+        )
 
 
 def check_prompt(engine: Engine, length: int, params: RequestParams) -> None:

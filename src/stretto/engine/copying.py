@@ -6,13 +6,14 @@ What is made of a copy (sets of sequences, frames, JSON) is made elsewhere, with
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.cache.following import Follower, TableDelta
+from stretto.cache.following import NOTHING, Follower, TableDelta
 from stretto.engine.runner import Runner
 
 SequenceState = Literal["running", "held", "parked", "pinned"]
@@ -60,7 +61,7 @@ def copy_table(runner: Runner, follower: Follower) -> TableCopy:
         delta=delta,
         images=np.zeros(len(delta.cells), bool) if placeholder is None else delta.tokens == placeholder,
         states=_states(runner),
-        salts={},
+        salts=_salts(runner),
         slots=cells.slots.as_data() if delta.complete and cells.slots is not None else None,
         seconds=time.thread_time() - begun,
     )
@@ -70,7 +71,7 @@ def copy_cell(runner: Runner, cell: int) -> CellCopy:
     """Copy one cell of the table; under the runner's lock."""
     cells, states = runner.cells, _states(runner)
     found = {i: states[i] for i in sorted(cells.members(cell))}
-    return CellCopy(int(cells.positions[cell]), int(cells.tokens[cell]), found, {})
+    return CellCopy(int(cells.positions[cell]), int(cells.tokens[cell]), found, _salts(runner))
 
 
 def _states(runner: Runner) -> dict[int, SequenceState]:
@@ -84,17 +85,39 @@ def _states(runner: Runner) -> dict[int, SequenceState]:
     return states
 
 
-def as_data(copied: TableCopy) -> dict[str, Any]:
-    """A copy of a whole table as plain data: the cells in use and the sequences with their cells."""
-    delta = copied.delta
-    columns = zip(delta.cells.tolist(), delta.positions.tolist(), delta.tokens.tolist(), strict=True)
-    slots = {} if copied.slots is None else {"slots": copied.slots}
+def _salts(runner: Runner) -> dict[int, str]:
+    """The salts of all sequences that have one."""
+    salts = {track.id: track.domain.salt for track in runner.tracks.values() if track.domain.salt}
+    for entry in runner.prefixes.entries():
+        if entry.domain.salt:
+            salts[entry.id] = entry.domain.salt
+    return salts
+
+
+def as_data(copied: TableCopy, is_shown: Callable[[int], bool] | None = None) -> dict[str, Any]:
+    """A copy of a whole table as plain data: the cells in use and the sequences with their cells.
+
+    With `is_shown`, only the sequences that it tells, and their cells.
+    """
+    delta, sequences = copied.delta, copied.delta.each_grown()
+    cells, positions, tokens = delta.cells, delta.positions, delta.tokens
+    if is_shown is not None:
+        sequences = {i: view for i, view in sequences.items() if is_shown(i)}
+        chosen = np.isin(cells, np.concatenate([NOTHING, *sequences.values()]))
+        cells, positions, tokens = cells[chosen], positions[chosen], tokens[chosen]
+    columns = zip(cells.tolist(), positions.tolist(), tokens.tolist(), strict=True)
+    slots = {} if copied.slots is None else {"slots": _of(copied.slots, sequences)}
     return slots | {
         "cells": copied.n_cells,
         "free": copied.n_cells - len(delta.cells),
         "used": [{"cell": cell, "position": position, "token": token} for cell, position, token in columns],
         "sequences": [
-            {"id": i, "state": copied.states[i], "cells": cells.tolist()}
-            for i, cells in delta.each_grown().items()
+            {"id": i, "state": copied.states[i], "cells": view.tolist()} for i, view in sequences.items()
         ],
     }
+
+
+def _of(slots: list[dict[str, Any]], shown: Container[int]) -> list[dict[str, Any]]:
+    """The slots of these sequences, without others' names."""
+    found = [{**slot, "sequences": [i for i in slot["sequences"] if i in shown]} for slot in slots]
+    return [slot for slot in found if slot["sequences"]]

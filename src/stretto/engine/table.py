@@ -79,15 +79,22 @@ class CellTable:
         with self._engine.lock:
             return self._cells.members(cell)
 
-    def snapshot(self) -> dict[str, Any]:
+    def owned(self, salt: str) -> set[int]:
+        """The sequences that have cells and were made with this `cache_salt`; "" is that of all others."""
+        with self._engine.lock:
+            salt_of = self._engine.runner.salt_of
+            return {i for i in self._cells.sequences if (salt_of(i) or "") == salt}
+
+    def snapshot(self, salt: str | None = None) -> dict[str, Any]:
         """The table as plain data: the cells in use with position and token, the sequences with their cells.
 
         A sequence is "running" for a request, "held" by a caller, or "parked" for prompts to come ("pinned"
-        if it stays). With recurrent layers there are the slots in use too, with position and sequences.
+        if it stays). With recurrent layers there are the slots in use too, with position and sequences. With
+        a `salt` only the sequences that were made with it are shown, and their cells.
         """
         with self._engine.lock:
             copied = copy_table(self._engine.runner, Follower())
-        return as_data(copied)
+        return as_data(copied, None if salt is None else lambda i: copied.salts.get(i, "") == salt)
 
     def changes(self, since: int = 0) -> CellChanges:
         """Columns of the cells that changed after a version, for a view that follows the table.

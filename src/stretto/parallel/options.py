@@ -44,6 +44,7 @@ class ParallelOptions(TypedDict, total=False):
     grammar: Grammar | Mapping[str, Any] | None
     callback: Callable[[ParallelStep], Any] | None
     priority: int
+    cache_salt: str | None
 
 
 @dataclass(frozen=True)

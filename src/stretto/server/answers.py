@@ -1,45 +1,35 @@
-"""Answers by the second, for the last minutes: written when there is one, so an idle server costs nothing."""
+"""Long answers: written as JSON in a thread and piece by piece, so that others get their turn."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from dataclasses import dataclass
+import asyncio
+from typing import Any
 
-from stretto.engine.history import HISTORY_SECONDS
+from starlette.responses import Response
 
-CLIENT_GONE = 499  # a status that no client gets, and no error
+from stretto.server.errors import Json, dumps
 
-
-@dataclass
-class AnswerSecond:
-    """The answers of a second, and CPU time up to the first of them: of the process and the event loop."""
-
-    second: int  # of time.perf_counter
-    process: float
-    loop: float
-    n: int = 0
-    n_4xx: int = 0
-    n_5xx: int = 0
+PIECE_VALUES = 4096  # written at a time, in a few milliseconds
 
 
-class AnswerHistory:
-    """The last `HISTORY_SECONDS` seconds in which there were answers; used by the event loop's thread."""
+async def long_json(content: dict[str, Any], n_values: int) -> Response:
+    """An answer in JSON with about so many values."""
+    if n_values <= PIECE_VALUES:
+        return Json(content)
+    body = await asyncio.to_thread(lambda: pieces(content).encode())
+    return Response(body, media_type=Json.media_type)
 
-    def __init__(self) -> None:
-        self.seconds: deque[AnswerSecond] = deque(maxlen=HISTORY_SECONDS)
-        self.n_4xx = self.n_5xx = 0
 
-    def count(self, status: int) -> None:
-        """Count an answer."""
-        second = int(time.perf_counter())
-        if not self.seconds or self.seconds[-1].second != second:
-            self.seconds.append(AnswerSecond(second, time.process_time(), time.thread_time()))
-        last = self.seconds[-1]
-        last.n += 1
-        if 400 <= status < CLIENT_GONE:
-            last.n_4xx += 1
-            self.n_4xx += 1
-        elif status >= 500:
-            last.n_5xx += 1
-            self.n_5xx += 1
+def pieces(value: Any) -> str:
+    """`dumps`, by many calls instead of one; nothing else runs while one does."""
+    if isinstance(value, dict):
+        return "{" + ",".join([f"{dumps(name)}:{pieces(inner)}" for name, inner in value.items()]) + "}"
+    if not isinstance(value, list) or not value:
+        return dumps(value)
+    n = PIECE_VALUES
+    if isinstance(value[0], (dict, list)):
+        inner = value[0].values() if isinstance(value[0], dict) else value[0]
+        if any(isinstance(one, (dict, list)) for one in inner) or len(inner) > PIECE_VALUES:
+            return "[" + ",".join([pieces(inner) for inner in value]) + "]"
+        n = PIECE_VALUES // max(1, len(inner))  # small records are written together
+    return "[" + ",".join([dumps(value[at : at + n])[1:-1] for at in range(0, len(value), n)]) + "]"

@@ -102,4 +102,4 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
     paths = frozenset(
         route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)
     )
-    return Guard(Lean(app, openai.DIRECT_ROUTES), state, paths, frozenset(pages.files()))
+    return Guard(Lean(app, ROUTERS, settings.limits), state, paths, frozenset(pages.files()))

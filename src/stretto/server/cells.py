@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from stretto.engine.copying import as_data
 from stretto.llm import LLM
+from stretto.server.answers import long_json
 from stretto.server.callers import caller_of
 from stretto.server.errors import ApiError, Json
 from stretto.server.reading import soon
@@ -23,13 +24,18 @@ ModelName = Annotated[str, Query(min_length=1, max_length=256)]
 
 @router.get("/stretto/cells")
 async def cells(request: Request, model: ModelName) -> Response:
-    """A snapshot of a model's cells: those in use with position and token, and the sequences."""
-    slot = state_of(request).registry.find(model)
-    llm = slot.llm
+    """A snapshot of a model's cells: those in use with position and token, and the sequences.
+
+    Only an admin sees those of other callers.
+    """
+    state, caller = state_of(request), caller_of(request)
+    llm = state.registry.find(model).llm
     if not isinstance(llm, LLM):
         return Json({"model": model, "loaded": False, "cells": 0, "free": 0, "used": [], "sequences": []})
     copied = await soon(llm, llm.cells.copied())
-    return Json({"model": model, "loaded": True, **await asyncio.to_thread(as_data, copied)})
+    is_shown = None if caller.admin else owned(state, caller, copied.salts)
+    snapshot = await asyncio.to_thread(as_data, copied, is_shown)
+    return await long_json({"model": model, "loaded": True, **snapshot}, 4 * len(snapshot["used"]))
 
 
 @router.get("/stretto/cells/at")

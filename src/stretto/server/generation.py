@@ -74,6 +74,7 @@ class Generation:
         options["timeout"] = min(timeout, left) if timeout is not None else left
         if self.lease.llm.backend.capabilities.fused and not {"logprobs", "best_of"} & options.keys():
             options["loop"] = "fused"
+        options["cache_salt"] = self.caller.salt or None
         self.texts = self.lease.llm.astream_many(prompts, **options)
         await self.texts.start()
 

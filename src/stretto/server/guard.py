@@ -18,7 +18,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stretto.server.callers import CALLER, Callers
+from stretto.server.callers import CALLER
 from stretto.server.errors import ApiError, answer, translate
 from stretto.server.generation import REQUEST_ID
 from stretto.server.hosts import host_of, is_literal, is_loopback
@@ -46,7 +46,7 @@ class Guard:
         self._app = app
         self.state = state
         self._settings = state.settings
-        self._callers = Callers(state.settings)
+        self._callers = state.callers
         self._traffic = state.traffic
         self._paths = paths  # that are counted one by one
         self._open_paths = open_paths.union(OPEN_PATHS)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stretto.engine.history import HISTORY_SECONDS, Second
 from stretto.engine.metrics import SECONDS
 from stretto.llm import LLM
-from stretto.server.answers import AnswerSecond
+from stretto.server.answer_history import AnswerSecond
 from stretto.server.state import State
 
 Column = NDArray[np.float64]

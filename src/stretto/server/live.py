@@ -1,8 +1,9 @@
 """`GET /stretto/live`: the server as it runs, as server-sent events for pages.
 
 One task reads for all who watch, and only while somebody does: figures once a second, cells at most four
-times and only if they have changed. Reading, encoding and sending may take 1 % of a core together: if they
-take longer, everything comes less often. A slow reader gets the latest state when it has taken the last.
+times and only if they have changed. Reading, encoding and sending may take 1 % of a core together, on a busy
+machine about 1 % of what the process gets: if they take longer, everything comes less often. A slow reader
+gets the latest state when it has taken the last.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from stretto import __version__
 from stretto.engine.history import HISTORY_SECONDS
 from stretto.server.callers import Caller, caller_of
-from stretto.server.errors import ApiError, dumps
+from stretto.server.errors import ApiError, dumps, translate
 from stretto.server.following import Following
 from stretto.server.generation import gone
 from stretto.server.history import Watched, columns
@@ -35,8 +36,10 @@ router = APIRouter(tags=["Stretto"])
 MAX_WATCHERS = 8
 RETRY_SECONDS = 10
 CELL_SECONDS, LOAD_SECONDS = 0.25, 1.0  # between two frames, at least
-CPU_SHARE = 0.01  # of a core, for all watching together
-BURST_SECONDS = 4.0  # of that share may be spent in advance: a page that opens shows something soon
+CPU_SHARE = 0.01  # of a core, for all watching together, at most
+PROCESS_SHARE = 0.012  # and of what the process gets of the processors: on a busy machine that may be little
+MIN_CPU_SHARE = 0.0025  # of a core: an idle server can be watched too
+BURST_SECONDS = 2.0  # of that share may be spent in advance: a page that opens shows something soon
 MAX_DELAY_SECONDS = 5.0  # however much it takes
 SEND_SECONDS = 30.0  # that a reader may take for what it was sent
 MAX_SEND_CPU = 0.002  # counted for sending, during which other tasks may run
@@ -52,7 +55,7 @@ class Watcher:
         self.n_load = 0  # the number of the last figures it got
         self.n_lines = 0  # and of the last line of the log
         self.sending: float | None = None  # since when it has not taken what it was sent
-        self.left = asyncio.Event()  # it takes nothing any more
+        self.left = asyncio.Event()  # nothing more is sent: it takes nothing, or there is nothing
         self.news = asyncio.Event()
 
 
@@ -70,6 +73,7 @@ class Live:
         self._figures = ""
         self._requests: dict[Caller, str] = {}  # of these figures
         self._past: deque[Watched] = deque(maxlen=HISTORY_SECONDS)
+        self._share = CPU_SHARE
         self._ready = 0.0  # the time from which on reading is within its share of the CPU
         self._joined = asyncio.Event()
 
@@ -84,8 +88,8 @@ class Live:
         self.check_room()
         self.watchers.add(watcher)
         self._joined.set()
-        if self.task is None:
-            self.task = asyncio.create_task(self._run())
+        if self.task is None or self.task.done():
+            self.task = asyncio.create_task(self._watch())
 
     def leave(self, watcher: Watcher) -> None:
         """Let a watcher go; after the last one nothing runs and nothing is kept but the past."""
@@ -100,12 +104,21 @@ class Live:
         """Count CPU time, and put off what comes next accordingly."""
         self.spent += seconds
         now = time.monotonic()
-        ready = max(now - BURST_SECONDS, self._ready) + seconds / CPU_SHARE
+        ready = max(now - BURST_SECONDS, self._ready) + seconds / self._share
         self._ready = min(ready, now + MAX_DELAY_SECONDS)
 
     # -- reading --
 
-    async def _run(self) -> None:
+    async def _watch(self) -> None:
+        """Read until the server shuts down; an error ends all streams, whose readers may come back."""
+        try:
+            await self._read()
+        except Exception as error:
+            translate(error)  # logged, if it is a bug
+        for watcher in self.watchers:
+            watcher.left.set()
+
+    async def _read(self) -> None:
         load, next_load = Load(self.state), time.monotonic() + LOAD_SECONDS / 4  # the first ones come soon
         while not self.state.traffic.stopping:
             self._joined.clear()
@@ -121,8 +134,6 @@ class Live:
             if any(watcher.model for watcher in self.watchers):
                 due = min(due, time.monotonic() + CELL_SECONDS)
             await self._sleep(max(due, self._ready))
-        for watcher in self.watchers:
-            watcher.news.set()
 
     async def _sleep(self, until: float) -> None:
         """Sleep, less long if another watcher joins; but not before what was spent is made up for."""
@@ -138,6 +149,7 @@ class Live:
         begun = time.thread_time()
         figures = load.figures()
         self._past.append(Watched(int(time.perf_counter()), figures["cpu"], figures["memory"]["rss"]))
+        self._share = min(CPU_SHARE, max(MIN_CPU_SHARE, PROCESS_SHARE * figures["cpu"]["process"]))
         self._n_load += 1
         self._figures = _event({"stats": figures})
         self._requests.clear()
@@ -220,12 +232,14 @@ class LiveStream(Response):
                 task.cancel()
                 with suppress(BaseException):
                     await task
+        if self._watcher.left.is_set() and self._watcher.sending is None:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, direct: Send) -> None:
         live, watcher = self._live, self._watcher
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         text = live.opening(watcher)
-        while not live.state.traffic.stopping:
+        while True:
             if text:
                 begun, watcher.sending = time.thread_time(), time.monotonic()
                 await direct({"type": "http.response.body", "body": text.encode(), "more_body": True})
@@ -234,7 +248,6 @@ class LiveStream(Response):
             await watcher.news.wait()
             watcher.news.clear()
             text = live.news(watcher)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @router.get("/stretto/live")

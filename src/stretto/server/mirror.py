@@ -145,7 +145,7 @@ class Mirror:
         self.sets[cells] = numbers
         np.subtract.at(self._sizes, before, 1)
         np.add.at(self._sizes, numbers, 1)
-        return [n for n in set(before.tolist()) if not self._sizes[n] and n not in (FREE, UNNAMED)]
+        return [n for n in distinct(before) if not self._sizes[n] and n not in (FREE, UNNAMED)]
 
     def _members_of(self, cell: int) -> Members:
         """The sequences of the set that a cell was in."""
@@ -161,7 +161,7 @@ class Mirror:
         come: dict[int, set[int]] = {number: set() for number in fresh}
         for sequence, (came, went) in moves.items():
             for cells, found in ((came, come), (went, gone)):
-                for number in set(self.sets[cells].tolist()):
+                for number in distinct(self.sets[cells]):
                     if number in found:
                         found[number].add(sequence)
         for number, before in fresh.items():
@@ -182,3 +182,11 @@ class Mirror:
         self._mark(cells, np.concatenate([NOTHING, *cells.values()]))
         moves = {sequence: (each, NOTHING) for sequence, each in cells.items()}
         self._number(np.arange(len(self), dtype=np.int32), moves)
+
+
+def distinct(numbers: Numbers) -> list[int]:
+    """The numbers that occur."""
+    if len(numbers) <= FEW_CELLS:
+        return list(set(numbers.tolist()))
+    found: list[int] = np.flatnonzero(np.bincount(numbers)).tolist()
+    return found

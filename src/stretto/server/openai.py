@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from stretto.llm import LLM
+from stretto.server.answers import PIECE_VALUES, long_json
 from stretto.server.calls import plan_of
 from stretto.server.chat import prompt_of
 from stretto.server.embedding import Vectors, embedded, ids_of
 from stretto.server.errors import ApiError, Json, translate
 from stretto.server.generation import Generation, begin, started, unless_gone
-from stretto.server.lean import Endpoint
 from stretto.server.options import chat_options, check_at_most, check_prompts, completion_options
 from stretto.server.pins import check_pin, pin
 from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
@@ -55,12 +54,14 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     options.update(grammar_of(body, state.settings.limits))
     prompts = prompts_of(body.prompt)
     check_prompts("prompt", prompts, state.settings.limits)
-    check_at_most("n", options["n"] * len(prompts), state.settings.max_running)
+    several = "best_of" if "best_of" in options else "n"
+    check_at_most(several, options[several] * len(prompts), state.settings.max_running)
 
     async def start(generation: Generation) -> Shape:
         shape = Shape(generation, body.model, body.logprobs)
         if body.echo:
-            texts = [_text(generation.lease.llm, prompt) for prompt in prompts]
+            llm = generation.lease.llm
+            texts = await asyncio.to_thread(lambda: [_text(llm, prompt) for prompt in prompts])
             shape.before = [text for text in texts for _ in range(options["n"])]
         ready = await _with_ids(body, shape, await _continued(body, generation, prompts), options["n"])
         await _start(body, generation, ready, options)
@@ -88,12 +89,6 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         return shape
 
     return await _answer(request, body, start, 1, "messages")
-
-
-DIRECT_ROUTES: dict[str, tuple[type[BaseModel], Endpoint]] = {
-    "/v1/completions": (CompletionRequest, completions),
-    "/v1/chat/completions": (ChatRequest, chat),
-}
 
 
 async def _continued(
@@ -135,8 +130,8 @@ async def _start(
         (prompt,) = check_one(prompts, "cache_pin")
         ids = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
         prompts = [ids]
-        check_pin(generation.lease.slot, name, len(ids), generation.limits.pins)
-        generation.last = lambda: pin(generation.lease, name, ids)
+        check_pin(generation, name, len(ids))
+        generation.last = lambda: pin(generation, name, ids)
     await generation.start(prompts, options)
 
 
@@ -156,9 +151,13 @@ async def _answer(
             usage = body.stream_options is not None and body.stream_options.include_usage
             return Streamed(generation, generation.texts, Chunks(shape, usage, n_prompts), EVENTS)
         results = await unless_gone(request, generation.results())
-        whole = shape.whole(results, n_prompts)
+        n_values = sum(len(result.tokens) for result in results) * (shape.tops or 0)
+        if n_values <= PIECE_VALUES:
+            whole = shape.whole(results, n_prompts)
+        else:
+            whole = await asyncio.to_thread(shape.whole, results, n_prompts)
         generation.close()
-        return Json(whole)
+        return await long_json(whole, n_values)
     except BaseException:
         generation.close()
         raise
@@ -182,15 +181,14 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)
     ]
-    return Json(
-        {
-            "object": "list",
-            "data": data,
-            "model": body.model,
-            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
-            "timings": generation.spent(),
-        }
-    )
+    answer = {
+        "object": "list",
+        "data": data,
+        "model": body.model,
+        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        "timings": generation.spent(),
+    }
+    return await long_json(answer, sum(len(vector) for vector in vectors))
 
 
 def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import asdict
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -15,22 +14,26 @@ from starlette.responses import PlainTextResponse, Response
 from stretto import __version__, hardware
 from stretto.llm import LLM
 from stretto.server import metrics
+from stretto.server.answers import long_json
+from stretto.server.callers import caller_of, require_admin
 from stretto.server.embedding import ids_of
 from stretto.server.errors import ApiError, Json, translate
 from stretto.server.generation import begin, unless_gone
 from stretto.server.lattice import StepEvents, all_of, as_dict, check_attention
 from stretto.server.openai import EVENTS
 from stretto.server.options import check_prompts
-from stretto.server.pins import release
+from stretto.server.pins import listed, release
 from stretto.server.schemas import Body, Name, Number, Stop, Text, Tokens
 from stretto.server.slots import Slot
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
 from stretto.server.usage import cpu_seconds
+from stretto.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["Stretto"])
 
 ModelName = Annotated[str, Query(min_length=1, max_length=256)]
+CallerName = Annotated[str | None, Query(max_length=64, description="Whose pin: for administrators.")]
 
 
 class TokenizeRequest(Body):
@@ -127,16 +130,18 @@ async def _stats(slot: Slot) -> dict[str, Any]:
 
 @router.get("/stretto/pins")
 async def pins(request: Request, model: ModelName) -> Response:
-    """The prompts that are pinned in a model's cache (`cache_pin`)."""
+    """The prompts that the caller has pinned in a model's cache (`cache_pin`); all of them for an admin."""
     slot = state_of(request).registry.find(model)
-    return Json({"model": model, "pins": [{"name": n, "tokens": p.n_tokens} for n, p in slot.pins.items()]})
+    return Json({"model": model, "pins": listed(slot, caller_of(request))})
 
 
 @router.delete("/stretto/pins/{name}")
-async def unpin(name: str, request: Request, model: ModelName) -> Response:
-    """Release a pinned prompt."""
-    slot = state_of(request).registry.find(model)
-    await asyncio.to_thread(release, slot, name)
+async def unpin(name: str, request: Request, model: ModelName, caller: CallerName = None) -> Response:
+    """Release a pinned prompt; an admin may release another caller's."""
+    slot, own = state_of(request).registry.find(model), caller_of(request).name
+    if caller not in (None, own):
+        require_admin(request)
+    await asyncio.to_thread(release, slot, own if caller is None else caller, name)
     return Json({"model": model, "released": name})
 
 
@@ -152,17 +157,27 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     generation = await begin(state, body.model, request)
     try:
         tokenizer = generation.lease.llm.tokenizer
-        if body.text is not None:
-            encode = partial(tokenizer.encode, special=body.special)
-            ids = await asyncio.to_thread(tokenizer.encode_inside if body.inside else encode, body.text)
-        else:
-            ids = body.tokens or []
-        text = tokenizer.decode(ids, special=body.special)
-        pieces = [tokenizer.spelled(token) for token in ids]
+        answer = await asyncio.to_thread(_tokenized, tokenizer, body)
     finally:
         generation.close()
-    answer = {"model": body.model, "tokens": ids, "pieces": pieces, "text": text, "count": len(ids)}
-    return Json({**answer, "timings": generation.spent()})
+    return await long_json(
+        {"model": body.model, **answer, "timings": generation.spent()}, 2 * answer["count"]
+    )
+
+
+def _tokenized(tokenizer: Tokenizer, body: TokenizeRequest) -> dict[str, Any]:
+    if body.text is None:
+        ids = body.tokens or []
+    else:
+        ids = tokenizer.encode_inside(body.text) if body.inside else tokenizer.encode(body.text, body.special)
+    text = tokenizer.decode(ids, special=body.special)
+    return {"tokens": ids, "pieces": pieces_of(tokenizer, ids), "text": text, "count": len(ids)}
+
+
+def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """The text of each token; to be called in a thread."""
+    known = {token: tokenizer.spelled(token) for token in set(ids)}
+    return [known[token] for token in ids]
 
 
 @router.post("/stretto/score")
@@ -175,23 +190,22 @@ async def score(body: ScoreRequest, request: Request) -> Response:
         llm = generation.lease.llm
         ids = await asyncio.to_thread(ids_of, llm, body.text)
         scores = await unless_gone(request, llm.ascore(ids))
-        pieces = [llm.tokenizer.spelled(token) for token in ids]
+        pieces = await asyncio.to_thread(pieces_of, llm.tokenizer, ids)
     except Exception as error:
         raise translate(error, "text") from error
     finally:
         generation.close()
     logprobs = [max(-9999.0, float(number)) for number in scores]
-    return Json(
-        {
-            "model": body.model,
-            "tokens": ids,
-            "pieces": pieces,
-            "logprobs": [None, *logprobs],
-            "total": sum(logprobs),
-            "usage": {"prompt_tokens": len(ids), "total_tokens": len(ids)},
-            "timings": generation.spent(),
-        }
-    )
+    answer = {
+        "model": body.model,
+        "tokens": ids,
+        "pieces": pieces,
+        "logprobs": [None, *logprobs],
+        "total": sum(logprobs),
+        "usage": {"prompt_tokens": len(ids), "total_tokens": len(ids)},
+        "timings": generation.spent(),
+    }
+    return await long_json(answer, 3 * len(ids))
 
 
 @router.post("/stretto/parallel")
@@ -204,6 +218,7 @@ async def parallel(body: ParallelRequest, request: Request) -> Response:
     try:
         left = generation.left
         options["timeout"] = min(options.get("timeout", left), left)
+        options["cache_salt"] = generation.caller.salt or None
         if options.pop("attention", False):
             check_attention(generation.lease.llm, body.prompt, options)
             options["attention"] = "mean"

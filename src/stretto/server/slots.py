@@ -47,7 +47,7 @@ class Slot:
     used: float = 0.0  # when it was last leased or released, by the monotonic clock
     loads: int = 0
     load_seconds: float = 0.0  # the last time
-    pins: dict[str, Any] = field(default_factory=dict)
+    pins: dict[tuple[str, str], Any] = field(default_factory=dict)  # by the names of caller and pin
     is_task: bool = False  # a model that does not generate, run by `stretto.tasks`
     added: bool = False  # while the server runs, not by the operator's settings
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # a task model computes one input at a time

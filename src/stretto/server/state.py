@@ -9,8 +9,8 @@ from typing import Protocol
 from fastapi import Request
 
 from stretto.engine.progress import Progress
-from stretto.server.answers import AnswerHistory
-from stretto.server.callers import Caller
+from stretto.server.answer_history import AnswerHistory
+from stretto.server.callers import Caller, Callers
 from stretto.server.registry import Opener, Registry
 from stretto.server.settings import Settings
 
@@ -70,6 +70,7 @@ class State:
 
     def __init__(self, settings: Settings, opener: Opener | None = None) -> None:
         self.settings = settings
+        self.callers = Callers(settings)
         self.registry = Registry(settings, opener)
         self.generations: set[Running] = set()
         self.pull: Download | None = None  # the download under way; there is at most one

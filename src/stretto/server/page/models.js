@@ -10,7 +10,9 @@ const DOING = {load: 'loading …', unload: 'unloading …', remove: 'removing �
 const ADMIN_ONLY = 'Fetching, loading and unloading need an administrator’s key.';
 
 export default function Models(props) {
-  const [tab, show] = useState('here'), memory = useLive().stats?.memory;
+  const [tab, show] = useState('here'), {memory, models = {}} = useLive().stats ?? {};
+  const states = Object.entries(models).flatMap(([name, one]) => [name, one.loaded, one.loading]).join();
+  useEffect(() => { props.refresh(); }, [states]); // requests load models too
   return html`<section class="wide"><h2>Models</h2><${Tabs} label="Parts of this view" tabs=${TABS} current=${tab} onChange=${show}/>
     ${memory?.limit && html`<p class="soft">${bytes(memory.loaded)} of ${bytes(memory.limit)} for models in use
       <${Bar} value=${memory.loaded} max=${memory.limit} label="Memory for models"/></p>`}
