@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from page.frames import follow, frame, push, sequence
+from page.frames import SOURCE, frame, push, sequence
 from serving import serving
 
 FREE, RUNNING, PARKED = "free", "running", "parked"
@@ -34,8 +34,8 @@ def cells(new_page, server):
     """The view with frames from the test's hand."""
 
     def make(**options):
-        page = new_page(server.url, **options)
-        follow(page, server.url)
+        page = new_page(f"{server.url}/#cells", script=SOURCE, **options)
+        page.locator("#map").wait_for()
         return page
 
     return make
@@ -166,14 +166,13 @@ def test_forks_and_evictions_are_seen(cells):
     page = cells()
     push(page, cells=small())
     settled(page)
-    before, running = colour(page, 0), colour(page, 20)
+    running = colour(page, 20)
     push(page, cells=FORK)
     news = page.locator("#cells-news li").first
     expect(news).to_have_text(f"sequence {C} is a fork of {A} (2 cells shared)")
     expect(count(page, "free")).to_have_text("138")
-    page.wait_for_timeout(700)
+    page.evaluate("fade()")
     until(page, lambda: colour(page, 59) == NOTHING)
-    assert colour(page, 0) != before  # shared by more
     page.get_by_role("button", name=str(C)).click()
     until(page, lambda: colour(page, 20) != running)  # it is not of this sequence
     gone = frame([0, 1], [2, 2], {4: None}, {C: None}, at=[0, 1], n=N)
@@ -183,23 +182,27 @@ def test_forks_and_evictions_are_seen(cells):
     until(page, lambda: colour(page, 20) == running)  # nothing is selected any more
 
 
-def highlights(page):
-    """How often the map was painted after a fork: once, and once more when highlights fade."""
+def test_changed_cells_are_highlighted_for_a_moment(cells):
+    page = cells()
     push(page, cells=small())
     settled(page)
-    page.evaluate("painted.length = 0")
+    before = colour(page, 0)
     push(page, cells=FORK)
-    expect(count(page, "free")).to_have_text("138")
-    page.wait_for_timeout(1000)
-    return len(page.evaluate("painted"))
-
-
-def test_changed_cells_are_highlighted_for_a_moment(cells):
-    assert highlights(cells()) == 2
+    until(page, lambda: colour(page, 0) != before)
+    highlighted, freed = colour(page, 0), colour(page, 59)
+    assert NOTHING != freed != highlighted
+    assert page.evaluate("fade()") == 1
+    until(page, lambda: colour(page, 59) == NOTHING)
+    assert colour(page, 0) not in (before, highlighted)  # it is shared by more
 
 
 def test_nothing_is_highlighted_with_reduced_motion(cells):
-    assert highlights(cells(reduced_motion="reduce")) == 1
+    page = cells(reduced_motion="reduce")
+    push(page, cells=small())
+    settled(page)
+    push(page, cells=FORK)
+    until(page, lambda: colour(page, 59) == NOTHING)
+    assert page.evaluate("fade()") == 0
 
 
 def test_a_hundred_thousand_cells_are_drawn_and_only_changed_rows_again(cells, shot):
