@@ -10,6 +10,7 @@ from serving import serving
 
 FREE, RUNNING, PARKED = "free", "running", "parked"
 N = 200
+PATIENCE = 30_000  # milliseconds: a busy machine is watched less often
 A, B, C = 1000001, 1000002, 1000003
 
 
@@ -276,9 +277,11 @@ def test_another_view_needs_no_cells(cells):
     assert page.evaluate("asked") == asked
 
 
-def ask(server, prompt):
+def ask(server, prompt, key="none"):
     body = {"model": "mock", "prompt": prompt, "temperature": 0, "max_tokens": 4}
-    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
+    headers = {"authorization": f"Bearer {key}"}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
+    assert answer.status_code == 200
 
 
 def test_cells_of_a_real_server_are_followed(new_page):
@@ -286,13 +289,31 @@ def test_cells_of_a_real_server_are_followed(new_page):
         page = new_page(f"{server.url}/#cells")
         expect(page.locator("#no-cells")).to_contain_text("once it is loaded")
         ask(server, "abcdefgh")
-        expect(page.locator("#map")).to_have_attribute("aria-label", "1,024 cells, 11 in use")
+        expect(page.locator("#map")).to_have_attribute(
+            "aria-label", "1,024 cells, 11 in use", timeout=PATIENCE
+        )
         expect(count(page, "parked")).to_have_text("11")  # the last token has no cell
         ask(server, "abcdefgxyz")  # another text, which shares what it can
-        expect(count(page, "shared")).to_have_text("7")
+        expect(count(page, "shared")).to_have_text("7", timeout=PATIENCE)
         expect(page.locator("#cells-news li").first).to_contain_text("(7 cells shared)")
         page.locator("#map").focus()
         page.keyboard.press("ArrowRight")
         expect(page.locator("#cell")).to_contain_text("position 0, parked, shared by 2 sequences")
         expect(page.locator("#cell code")).to_have_text("a")
         expect(page.locator("#cell")).to_contain_text("(token 97)")
+
+
+def test_cells_of_another_key_are_only_in_use(new_page):
+    with serving(api_keys=("mine", "theirs")) as server:
+        ask(server, "abcdefgh", "mine")
+        ask(server, "abcdefghijkl", "theirs")
+        page = new_page(f"{server.url}/#cells", script="sessionStorage.setItem('stretto.key', 'mine')")
+        expect(count(page, "parked")).to_have_text("11", timeout=PATIENCE)
+        expect(count(page, "others")).to_have_text("15")
+        expect(page.locator(".sequences tbody tr")).to_have_count(1)
+        page.locator("#map").focus()
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("#cell")).to_contain_text("(token 97)")
+        for _ in range(11):
+            page.keyboard.press("ArrowRight")
+        expect(page.locator("#cell")).to_have_text("Cell 11: in use by another user")
