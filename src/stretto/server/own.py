@@ -161,7 +161,7 @@ async def cells(request: Request, model: ModelName) -> Response:
     if not isinstance(slot.llm, LLM):
         return Json({"model": model, "loaded": False, "cells": 0, "free": 0, "used": [], "sequences": []})
     snapshot = await asyncio.to_thread(slot.llm.cells.snapshot, caller_of(request).view)
-    return Json({"model": model, "loaded": True, **snapshot})
+    return await long_json({"model": model, "loaded": True, **snapshot}, 3 * len(snapshot["used"]))
 
 
 @router.get("/stretto/pins")
