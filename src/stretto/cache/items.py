@@ -20,6 +20,8 @@ class Pixels(Protocol):
 class Images(Protocol):
     """Turns images into tokens, and encodes them into vectors."""
 
+    placeholder: int | None  # the id that stands for an image's tokens in the table, if nothing else has it
+
     def tokens(self, image: Pixels, salt: str | None = None) -> list[int]:
         """Tokens of an image, with the markers around them in a prompt; equal ones have the same salt."""
         ...

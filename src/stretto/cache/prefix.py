@@ -16,7 +16,7 @@ parked sequence ends at its last one. States are evicted like cells, the least r
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, ValuesView
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,6 +99,10 @@ class PrefixCache:
 
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._entries
+
+    def entries(self) -> ValuesView[Parked]:
+        """The parked sequences, least recently used first."""
+        return self._entries.values()
 
     def park(self, sequence: int, items: Sequence[object], *, pins: int = 0, domain: Domain = COMMON) -> int:
         """Take over a sequence's first len(items) cells, one for each item; the others become free.

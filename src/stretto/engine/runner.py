@@ -24,6 +24,7 @@ from stretto.cache.prefix import CacheKey, Domain, PrefixCache
 from stretto.cache.radix import common
 from stretto.cache.slots import Slots
 from stretto.engine.checkpoints import Checkpoints
+from stretto.engine.history import History
 from stretto.engine.images import REMEDY
 from stretto.engine.metrics import Metrics
 from stretto.engine.states import States
@@ -75,6 +76,7 @@ class Runner:
         self.chunk = chunk  # tokens in one pass, at most
         self.lock = threading.RLock()
         self.metrics = Metrics()
+        self.history = History(self.metrics)
         self.tracks: WeakValueDictionary[int, Track] = WeakValueDictionary()  # those that are open
         self.orphans: deque[tuple[int, CacheKey, int | None]] = deque()  # of handles dropped without closing
         self.images: Images | None = None  # makes tokens of images, if the model has a vision encoder

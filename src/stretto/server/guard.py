@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.server.callers import CALLER
 from stretto.server.errors import ApiError, answer, translate
+from stretto.server.generation import REQUEST_ID
 from stretto.server.hosts import host_of, is_literal, is_loopback
 from stretto.server.state import State
 from stretto.server.streamed import DIRECT
@@ -196,7 +197,7 @@ class Guard:
     def _note(self, visit: _Visit) -> None:
         """Count an answer, and log it if the settings say so."""
         path = visit.path if visit.path in self._paths else "other"
-        self._traffic.answered[path, visit.status] += 1
+        self._traffic.count(path, visit.status)
         if self._settings.log == "quiet" and visit.status < 500:
             return
         facts = {
@@ -227,6 +228,7 @@ class _Visit:
         self.begun = False
         self.extra: list[tuple[bytes, bytes]] = []
         self.notes: dict[str, Any] = scope.setdefault("stretto", {})
+        scope[REQUEST_ID] = name
         self._send = send
 
     async def send(self, message: Message) -> None:

@@ -18,10 +18,10 @@ from stretto.errors import InvalidRequest
 from stretto.server.app import create_app
 from stretto.server.descriptors import with_descriptors
 from stretto.server.guard import JsonLines, TextLines
-from stretto.server.own import HELPER_THREAD_NAME
 from stretto.server.protocol import protocol
 from stretto.server.registry import Opener
 from stretto.server.settings import Settings
+from stretto.server.usage import HELPER_THREAD_NAME
 
 HELPER_THREADS = 16  # for blocking work: templates, tokenizers, loading
 BACKLOG_CONNECTIONS = 2048  # not yet accepted

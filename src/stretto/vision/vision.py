@@ -44,7 +44,8 @@ class Vision:
         self._tokenizer = tokenizer
         self._fingerprint = fingerprint
         named = (tokenizer.specials[text] for text in PLACEHOLDERS if text in tokenizer.specials)
-        self._placeholder = next(named, tokenizer.eos_id or tokenizer.bos_id or 0)
+        self.placeholder: int | None = next(named, None)
+        self._placeholder = self.placeholder or tokenizer.eos_id or tokenizer.bos_id or 0
 
     def tokens(self, image: Pixels, salt: str | None = None) -> list[int]:
         """The tokens of an image, with the markers around them; caches know it by its pixels and its salt."""
