@@ -15,6 +15,7 @@ from stretto.server.guard import FORM_PATHS
 from stretto.server.lean import body_routes
 from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from stretto.server.settings import RequestLimits
+from stretto.server.structured import is_longer
 
 LIMITS = RequestLimits()
 MODEL = {"model": "mock"}
@@ -79,6 +80,14 @@ def test_an_object_has_so_many_fields_and_no_more():
         assert (refused.value.status, refused.value.code) == (400, "over_limit")
 
 
+def test_a_number_has_so_many_digits_and_no_more():
+    padding = b" " * bodies.SMALL_BYTES
+    assert parsed(b"[12345678901234567890, 1.5e300]" + padding, LIMITS) == [12345678901234567890, 1.5e300]
+    for number in (b"9" * 101, b"-" + b"9" * 4000, b"0." + b"9" * 5000, b"1e" + b"9" * 200):
+        with pytest.raises(ApiError, match="at most 100"):
+            parsed(b"[" + number + b"]" + padding, LIMITS)
+
+
 @pytest.mark.parametrize(
     ("value", "n"),
     [
@@ -113,7 +122,7 @@ def test_too_many_values_are_refused_before_they_are_read(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "data", [b"{", b'{"a":}', b"\xff\xfe{}", b"[" * 100_000, b'{"a":"\\ud8"}', b"nul", b"1" * 10_000]
+    "data", [b"{", b'{"a":}', b"\xff\xfe{}", b"[" * 100_000, b'{"a":"\\ud8"}', b"nul", b"[1" + b" " * 9000]
 )
 def test_what_is_no_json_is_said(data):
     with pytest.raises(ApiError, match="no JSON") as refused:
@@ -136,8 +145,24 @@ def test_a_large_body_is_read_in_a_thread(monkeypatch):
     assert not threads[False].startswith("stretto-server")
 
 
+@pytest.mark.parametrize(
+    ("value", "longer"),
+    [("x" * 50, False), ("x" * 51, True), ([1] * 49, False), ([1] * 51, True), ({"k" * 51: 0}, True),
+     ({"a": {"b": ["c" * 40]}}, False), ({"a": {"b": ["c" * 48]}}, True)],
+)  # fmt: skip
+def test_the_size_of_a_schema_is_known_without_writing_it(value, longer):
+    assert is_longer(value, 50) == longer
+
+
 def test_a_long_answer_is_written_in_pieces(monkeypatch):
-    value = {"a": list(range(10)), "b": [[0.5] * 7, []], "c": {"d": "é"}, "e": [{"f": None}], "g": []}
+    value = {
+        "a": list(range(10)),
+        "b": [[0.5] * 7, []],
+        "c": {"d": "é"},
+        "e": [{"f": None}] * 7,
+        "g": [],
+        "h": [{"i": [1]}, {}],
+    }
     monkeypatch.setattr(answers, "PIECE_VALUES", 3)
     assert answers.pieces(value) == dumps(value)
     with visiting() as (_, web):

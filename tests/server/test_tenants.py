@@ -9,6 +9,8 @@ import pytest
 from PIL import Image as Pillow
 
 from serving import serving
+from stretto.errors import CacheFull
+from stretto.server.errors import translate
 from tiny_vision import seeing_llm
 
 KEYS = {"api_keys": ("ann", "bob"), "admin_keys": ("boss",)}
@@ -89,6 +91,14 @@ def test_pins_belong_to_their_caller(three):
     assert boss.delete(f"/stretto/pins/safe?model=mock&caller={whose}").status_code == 200
     assert ann.get("/stretto/pins?model=mock").json()["pins"] == []
     assert bob.delete("/stretto/pins/safe?model=mock").status_code == 200
+
+
+def test_a_full_cache_tells_nothing_of_others():
+    error = CacheFull("5 cells are needed; sequence 7 has 900", n_needed=5, n_free=1)
+    told = translate(error)
+    assert (told.status, told.code) == (429, "cache_full")
+    assert "5 cells" in told.message
+    assert "sequence" not in told.message
 
 
 def test_only_an_admin_unloads_a_model(three):

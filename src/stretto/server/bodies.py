@@ -1,8 +1,9 @@
 """JSON bodies: read and validated within bounds, so that none holds up the requests of others.
 
-The number of values is bounded before anything is parsed, the fields of an object while it is, and a list
-fails at its first wrong value (`schemas.Body`): each wrong value costs as much as a hundred right ones. Large
-bodies are read in a thread. It shares the interpreter with the event loop, so the bounds count there too.
+The number of values is bounded before anything is parsed, fields of objects and digits of numbers while it
+is, and a list fails at its first wrong value (`schemas.Body`): each wrong value costs as much as a hundred
+right ones. Large bodies are read in a thread, which shares the interpreter with the event loop: there too
+the bounds count.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from stretto.server.settings import RequestLimits
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_FIELDS = 2048  # of one object
+MAX_DIGITS = 100  # of a number
 SMALL_BYTES = 2048  # a body that cannot have too many of anything
 LOOP_BYTES = 32 << 10  # up to which a body is read on the event loop
 CHUNK_BYTES = 1 << 20  # counted at a time, so that other threads get their turn
@@ -43,7 +45,7 @@ def parsed(data: bytes, limits: RequestLimits) -> Any:
     if len(data) > most and _count_marks(data) > most and (n := count_values(data)) > most:
         raise ApiError(400, f"the body has about {n:,} values; at most {most:,} are taken", code="over_limit")
     try:
-        return json.loads(data, object_hook=None if len(data) <= SMALL_BYTES else _check_fields)
+        return json.loads(data, **({} if len(data) <= SMALL_BYTES else HOOKS))
     except json.JSONDecodeError as error:
         raise ApiError(400, f"the body is no JSON: {error.msg}", code="invalid_json") from None
     except (ValueError, RecursionError):  # bytes that are no text, numbers of too many digits, too deep
@@ -67,6 +69,26 @@ def _check_fields(fields: dict[str, Any]) -> dict[str, Any]:
             code="over_limit",
         )
     return fields
+
+
+def _integer(text: str) -> int:
+    return int(text if len(text) <= MAX_DIGITS else _too_long(text))
+
+
+def _float(text: str) -> float:
+    return float(text if len(text) <= MAX_DIGITS else _too_long(text))
+
+
+def _too_long(text: str) -> str:
+    """Refuse a number: its digits take time by the square of their number."""
+    raise ApiError(
+        400,
+        f"the body has a number of {len(text):,} characters; at most {MAX_DIGITS} are taken",
+        code="over_limit",
+    )
+
+
+HOOKS: dict[str, Any] = {"object_hook": _check_fields, "parse_int": _integer, "parse_float": _float}
 
 
 def _count_marks(data: bytes) -> int:

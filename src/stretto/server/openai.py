@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stretto.llm import LLM
-from stretto.server.answers import long_json
+from stretto.server.answers import PIECE_VALUES, long_json
 from stretto.server.calls import plan_of
 from stretto.server.chat import prompt_of
 from stretto.server.embedding import Vectors, embedded, ids_of
@@ -133,9 +133,13 @@ async def _answer(
             usage = body.stream_options is not None and body.stream_options.include_usage
             return Streamed(generation, generation.texts, Chunks(shape, usage, n_prompts), EVENTS)
         results = await unless_gone(request, generation.results())
-        whole = shape.whole(results, n_prompts)
+        n_values = sum(len(result.tokens) for result in results) * (shape.tops or 0)
+        if n_values <= PIECE_VALUES:
+            whole = shape.whole(results, n_prompts)
+        else:
+            whole = await asyncio.to_thread(shape.whole, results, n_prompts)
         generation.close()
-        return Json(whole)
+        return await long_json(whole, n_values)
     except BaseException:
         generation.close()
         raise
