@@ -181,7 +181,8 @@ class Live:
 
     def news(self, watcher: Watcher) -> str:
         """What is new for a watcher, up to now."""
-        begun, events, is_first = time.thread_time(), [], not watcher.seen
+        begun, events = time.thread_time(), []
+        is_first = watcher.model is not None and not watcher.seen
         if watcher.n_load != self._n_load:
             watcher.n_load = self._n_load
             events += [self._figures, self._requests_of(watcher.caller)]
