@@ -4,7 +4,7 @@
 
 Sources are F16 files made of the models that are cached: dequantised, with uniform noise as wide as a step,
 so that numbers do not lie on the grid of the format they came from. Both quantise the same source.
-`--llamacpp` is a Python with llama-cpp-python, whose `llama_model_quantize` is called in a process of its own;
+`--llamacpp` is a Python with llama-cpp-python, whose `llama_model_quantize` is called in its own process;
 without it only our figures are shown. Times are of the processor, all threads together: they mean the same on
 a busy machine.
 """
