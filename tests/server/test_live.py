@@ -169,6 +169,16 @@ def test_nothing_runs_when_nobody_watches():
             assert running.live.spent == spent
 
 
+def test_a_page_gets_no_figures_from_before_it_came():
+    with visiting() as (running, web):
+        with watching(web, "/stretto/live") as events:
+            first(events, "stats")
+        until(lambda: running.live.task is None)
+        opened = time.time()
+        with watching(web, "/stretto/live") as events:
+            assert first(events, "stats")["time"] >= opened
+
+
 def test_watching_is_put_off_when_it_takes_too_long():
     live = Live(None, None)
     live.spend(0.01)

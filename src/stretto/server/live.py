@@ -70,7 +70,7 @@ class Live:
         self.spent = 0.0  # seconds of CPU time, since the server started
         self._followed: dict[str, Following] = {}
         self._n_load = 0
-        self._figures = ""
+        self._figures = ""  # the last ones, while somebody watches
         self._requests: dict[Caller, str] = {}  # of these figures
         self._past: deque[Watched] = deque(maxlen=HISTORY_SECONDS)
         self._share = CPU_SHARE
@@ -98,6 +98,7 @@ class Live:
             self.task.cancel()
             self.task = None
             self._followed.clear()
+            self._figures = ""
             self._requests.clear()
 
     def spend(self, seconds: float, is_first: bool = False) -> None:
@@ -183,7 +184,7 @@ class Live:
         """What is new for a watcher, up to now."""
         begun, events = time.thread_time(), []
         is_first = watcher.model is not None and not watcher.seen
-        if watcher.n_load != self._n_load:
+        if self._figures and watcher.n_load != self._n_load:
             watcher.n_load = self._n_load
             events += [self._figures, self._requests_of(watcher.caller)]
         if watcher.caller.admin:
