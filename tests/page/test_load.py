@@ -96,6 +96,35 @@ def test_figures_are_kept_while_other_views_are_shown(page, writing):
     )
 
 
+def test_the_past_is_asked_for_again_when_the_view_is_opened_late(page):
+    asked = []
+    page.on("request", lambda request: asked.append(request.url) if "/stretto/live" in request.url else None)
+    late = """async () => {
+        const {live: {state: {history, stats}}} = await import('/page/live.js');
+        return stats?.time - history?.columns.time.at(-1) > 3;
+    }"""
+    until(lambda: page.evaluate(late))
+    asked.clear()
+    opened(page)
+    until(lambda: page.evaluate("1") and asked)
+    assert len(asked) == 1
+
+
+def test_a_single_value_between_gaps_is_drawn(page):
+    opened(page)
+    n = page.evaluate(
+        """async () => {
+            const {draw} = await import('/page/chart.js'), canvas = document.querySelector('figure canvas');
+            draw(canvas, [1, 2, 3], [[null, 5, null]], ['accent'], 4);
+            const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+            let n = 0;
+            for (let i = 0; i < data.length; i += 4) n += data[i + 3] > 100 && data[i + 2] > data[i] + 60;
+            return n;
+        }"""
+    )
+    assert n >= 3
+
+
 def test_a_running_request_is_cancelled_from_the_list(page, writing):
     opened(page)
     row = page.get_by_role("listitem").filter(has_text="tokens of prompt")

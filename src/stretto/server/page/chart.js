@@ -1,5 +1,6 @@
 // A chart of lines on a canvas: time from left to right, values from 0 upwards. A value that is null leaves a gap.
 const LEFT = 44, BOTTOM = 18, TOP = 6, FONT = '11px system-ui, sans-serif', STEPS = [1, 2, 5, 10];
+const DOT = 3; // a value between gaps is as wide
 const clock = time => new Date(1000 * time).toLocaleTimeString('en-GB');
 const word = value => Number(value.toPrecision(3)).toLocaleString('en');
 
@@ -23,7 +24,11 @@ export function draw(canvas, times, lines, colors, span) {
   const path = (name, points) => {
     brush.strokeStyle = color(canvas, name);
     brush.beginPath();
-    points.forEach(([right, up], i) => up !== null && (points[i - 1]?.[1] ?? null) !== null ? brush.lineTo(right, up) : brush.moveTo(right, up ?? 0));
+    points.forEach(([right, up], i) => {
+      if (up === null) return;
+      if ((points[i - 1]?.[1] ?? null) === null) brush.moveTo(right - DOT, up);
+      brush.lineTo(right, up);
+    });
     brush.stroke();
   };
   Object.assign(brush, {font: FONT, fillStyle: color(canvas, 'soft'), textAlign: 'right', textBaseline: 'middle'});

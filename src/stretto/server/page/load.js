@@ -49,8 +49,9 @@ function collect(state, event) {
 }
 live.subscribe(collect);
 if (live.state.history) { // it comes at the beginning of a connection; a new one brings what has happened since
+  const known = live.state.history.columns.time.at(-1); // before more is appended
   collect(live.state, live.state);
-  if (live.state.stats?.time - live.state.history.columns.time.at(-1) > 3) live.retry();
+  if (live.state.stats?.time - known > 3) live.retry();
 }
 
 export default function Load() {
