@@ -1,9 +1,13 @@
 """The page's shell in a real browser: navigation, keys, lost connections, phones, colours."""
 
+from contextlib import ExitStack
+
+import httpx
 import pytest
 from playwright.sync_api import expect
 
-from serving import mock, serving
+from serving import mock, serving, until
+from stretto.server.live import MAX_WATCHERS
 
 KEY = "a-key-of-the-test"
 VIEWS = ("Play", "Cells", "Parallel", "Models", "Load", "Compare")
@@ -111,6 +115,40 @@ def test_a_hidden_tab_has_no_live_connection(page):
     expect(page.locator("#now")).to_have_text("not connected")
     hide(page, False)
     expect(page.locator("#now")).not_to_have_text("not connected")
+
+
+def test_a_tab_that_was_asleep_connects_again(page):
+    expect(page.locator("#now")).to_contain_text("tok/s")
+    page.clock.install()
+    hide(page, True)
+    hide(page, False)  # the timers of this connection are the clock's
+    expect(page.locator("#now")).to_contain_text("tok/s")
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.clock.fast_forward(30_000)
+    until(lambda: page.evaluate("1") and any("/stretto/live" in url for url in asked))
+    expect(page.locator("#now")).to_contain_text("tok/s")
+
+
+def test_a_page_too_many_says_why_it_is_not_live(new_page):
+    with serving(mock()) as server:
+        with ExitStack() as stack:
+            for _ in range(MAX_WATCHERS):
+                stack.enter_context(httpx.stream("GET", f"{server.url}/stretto/live"))
+            page = new_page(server.url)
+            expect(page.locator("#now")).to_contain_text("8 pages watch this server already")
+            expect(page.get_by_role("button", name="Generate")).to_be_enabled()
+        expect(page.locator("#now")).to_contain_text("tok/s", timeout=30_000)
+
+
+def test_nothing_becomes_markup_or_code(page):
+    refused = """text => {
+        try { document.querySelector('main').innerHTML = text; } catch (error) { return error.name; }
+    }"""
+    assert page.evaluate(refused, "<img src=x onerror=alert(1)>") == "TypeError"
+    assert page.locator("img").count() == 0
+    assert all("TrustedHTML" in problem for problem in page.problems)
+    page.problems.clear()
 
 
 def test_a_model_name_is_text(new_page):

@@ -47,8 +47,8 @@ function App() {
 }
 
 function Now() { // the live line
-  const {connected, stats} = useLive();
-  const said = !connected ? 'not connected' : !stats ? 'connected'
+  const {connected, problem, stats} = useLive();
+  const said = !connected ? problem ?? 'not connected' : !stats ? 'connected'
     : `${number(stats.tokens_per_second ?? 0)} tok/s · ${stats.running ?? 0} running, ${stats.waiting ?? 0} waiting`;
   return html`<span class=${connected ? 'now' : 'now lost'} id="now">${said}</span>`;
 }

@@ -1,12 +1,12 @@
 // One live connection for the whole page. It is closed while the tab is hidden, and reopened after a loss.
 import {events, key} from './api.js';
 
-const FIRST_WAIT_MS = 1000, LONGEST_WAIT_MS = 15000, LOG_LINES = 200;
+const FIRST_WAIT_MS = 1000, LONGEST_WAIT_MS = 15000, QUIET_MS = 20000, LOG_LINES = 200;
 const watchers = new Set(), cellWatchers = new Set();
-let wanted = {cells: false, model: null}, abort = null, timer = null, wait = FIRST_WAIT_MS, refused = false;
+let wanted = {cells: false, model: null}, abort = null, timer = null, silence = null, wait = FIRST_WAIT_MS, refused = false;
 
 export const live = {
-  state: {connected: false, hello: null, stats: null, history: null, requests: [], logs: [], model: null},
+  state: {connected: false, problem: null, hello: null, stats: null, history: null, requests: [], logs: [], model: null},
   // fn(state, event) is called with every event, and without one when the connection comes or goes.
   subscribe(fn) { watchers.add(fn); return () => watchers.delete(fn); },
   onCells(fn) { cellWatchers.add(fn); return () => cellWatchers.delete(fn); },
@@ -24,6 +24,7 @@ function tell(event) { for (const fn of [...watchers]) fn(live.state, event); }
 
 function take(event) {
   const {state} = live;
+  listen();
   if (event.hello) { state.hello = event.hello; wait = FIRST_WAIT_MS; }
   if (event.history) state.history = event.history;
   if (event.stats) state.stats = event.stats;
@@ -34,8 +35,15 @@ function take(event) {
   if (!event.cells) tell(event);
 }
 
+// A connection that says nothing is dead, though no error tells: the machine was asleep, or in another network.
+function listen() {
+  clearTimeout(silence);
+  silence = setTimeout(reopen, QUIET_MS);
+}
+
 function close() {
   clearTimeout(timer);
+  clearTimeout(silence);
   abort?.abort();
   abort = null;
   if (live.state.connected) { live.state.connected = false; tell(); }
@@ -49,14 +57,18 @@ function reopen() {
 
 async function follow() {
   const mine = abort = new AbortController();
+  live.state.problem = null;
+  listen();
   const query = new URLSearchParams({...(wanted.model && {model: wanted.model}), ...(wanted.cells && {cells: '1'})});
   try {
     for await (const event of events(`/stretto/live?${query}`, {signal: mine.signal})) if (mine === abort) take(event);
   } catch (error) {
+    if (mine !== abort) return; // closed on purpose
     if (error.status === 401) refused = true;
+    if (error.status === 429) { live.state.problem = error.message; tell(); } // too many watch
     if (error.status === 404 && wanted.model) wanted = {...wanted, model: null}; // a model that is gone
   }
-  if (mine !== abort) return; // closed on purpose
+  if (mine !== abort) return;
   close();
   if (refused && key.declined) return;
   timer = setTimeout(follow, wait);
