@@ -126,7 +126,7 @@ def colors(page):
 
 
 def test_a_model_is_loaded_inspected_and_unloaded(page, server, shot):
-    opened(page, "Here")
+    opened(page, "Served")
     one = card(page, "mock")
     expect(one).to_contain_text("not loaded")
     one.get_by_role("button", name="Load", exact=True).click()
@@ -148,7 +148,7 @@ def test_a_model_is_loaded_inspected_and_unloaded(page, server, shot):
 
 
 def test_a_model_that_a_request_loads_is_shown_as_loaded(page, server):
-    opened(page, "Here")
+    opened(page, "Served")
     expect(card(page, "mock")).to_contain_text("not loaded")
     answer = httpx.post(f"{server.url}/v1/completions", json={"model": "mock", "prompt": "a"})
     assert answer.status_code == 200
@@ -159,18 +159,18 @@ def test_a_model_that_a_request_loads_is_shown_as_loaded(page, server):
 
 def test_a_model_is_fetched_with_progress_and_served(page, server, shelf, shot):
     shelf.stall = True
-    opened(page, "Fetch")
-    page.get_by_role("button", name="Fetch tiny").click()
+    opened(page, "Pull")
+    page.get_by_role("button", name="Pull tiny").click()
     assert shelf.asked.wait(60)
     expect(page.get_by_role("progressbar", name="Progress")).to_be_visible()
     expect(page.locator(".pull")).to_contain_text(re.compile("[1-9].* of "))
     shot(page, "models-fetch")
     page.get_by_role("link", name="Load", exact=True).click()  # it goes on while another view is shown
     shelf.go.set()
-    opened(page, "Fetch")
-    expect(page.get_by_role("status").first).to_have_text("tiny is here, as tiny.")
+    opened(page, "Pull")
+    expect(page.get_by_role("status").first).to_have_text("tiny is served as tiny.")
     expect(card(page, "tiny")).to_contain_text("served as tiny")
-    opened(page, "Here")
+    opened(page, "Served")
     expect(page.get_by_label("Model", exact=True).locator("option")).to_have_text(["mock", "all", "tiny"])
     card(page, "tiny").get_by_role("button", name="Remove").click()
     expect(card(page, "tiny")).to_have_count(0)
@@ -179,10 +179,10 @@ def test_a_model_is_fetched_with_progress_and_served(page, server, shelf, shot):
 
 def test_a_download_is_stopped(page, server, shelf):
     shelf.stall = True
-    opened(page, "Fetch")
+    opened(page, "Pull")
     page.get_by_label("Source").fill("tiny")
     page.get_by_label("Name").fill("other")
-    page.locator("form").get_by_role("button", name="Fetch").click()
+    page.locator("form").get_by_role("button", name="Pull").click()
     assert shelf.asked.wait(60)
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("status").first).to_contain_text("nothing of it is left")
@@ -190,9 +190,9 @@ def test_a_download_is_stopped(page, server, shelf):
 
 
 def test_a_hostile_source_is_refused_and_stays_text(page):
-    opened(page, "Fetch")
+    opened(page, "Pull")
     page.get_by_label("Source").fill(HOSTILE)
-    page.locator("form").get_by_role("button", name="Fetch").click()
+    page.locator("form").get_by_role("button", name="Pull").click()
     expect(page.get_by_role("status").first).to_contain_text(f"{HOSTILE}: source: there is no model")
     expect(page.locator("main img")).to_have_count(0)
 
@@ -216,7 +216,7 @@ def test_a_user_without_an_admin_key_sees_models_and_no_buttons(new_page):
         page.get_by_label("Key", exact=True).fill("user")
         page.keyboard.press("Enter")
         expect(card(page, "mock")).to_be_visible()
-        expect(page.locator("main")).to_contain_text("need an administrator’s key")
+        expect(page.locator("main")).to_contain_text("need an admin key")
         expect(page.get_by_role("button", name="Load", exact=True)).to_have_count(0)
 
 
@@ -226,7 +226,7 @@ def test_the_machine_is_described(page):
 
 
 def test_texts_are_embedded_and_compared(page):
-    opened(page, "Try", "Embed").get_by_label("By").select_option("all")
+    opened(page, "Try", "Embed").get_by_label("Model to use").select_option("all")
     page.get_by_label("Texts").fill("aaa\naaa\n" + HOSTILE)
     page.get_by_role("button", name="Embed").click()
     table = page.get_by_role("region", name="Cosines")
@@ -235,7 +235,7 @@ def test_texts_are_embedded_and_compared(page):
 
 
 def test_documents_are_ranked(page):
-    opened(page, "Try", "Rerank").get_by_label("By").select_option("all")
+    opened(page, "Try", "Rerank").get_by_label("Model to use").select_option("all")
     page.get_by_label("Query").fill("b")
     page.get_by_label("Documents").fill("a\nbb\nb")
     page.get_by_role("button", name="Rerank").click()
@@ -322,11 +322,11 @@ def test_axe_finds_nothing_and_a_phone_needs_no_sideways_scrolling(new_page, ser
         assert axe(page) == []
         assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
-    opened(page, "Here")
+    opened(page, "Served")
     card(page, "mock").get_by_role("button", name="Inspect").click()
     expect(page.get_by_role("heading", name="Weights by format")).to_be_visible()
     check("here")
-    opened(page, "Fetch")
+    opened(page, "Pull")
     expect(page.get_by_text("free on the disk")).to_be_visible()
     check("fetch")
     opened(page, "Try", "Classify")

@@ -177,8 +177,8 @@ def test_a_text_goes_on_when_the_server_is_back(new_page, loaded):
 
 
 def test_a_wrong_schema_is_shown_by_its_field(page):
-    page.locator("summary", has_text="Shape of the answer").click()
-    page.get_by_label("The answer is").select_option("schema")
+    page.locator("summary", has_text="Structured output").click()
+    page.get_by_label("Output", exact=True).select_option("schema")
     field = page.get_by_label("JSON by a schema")
     field.fill('{"type": ')
     generate(page)
@@ -236,7 +236,7 @@ def test_requests_are_copied_as_code(new_page, server):
 @pytest.mark.parametrize("colors", ["light", "dark"])
 def test_axe_finds_nothing(new_page, server, axe, shot, colors):
     page = new_page(server.url, color_scheme=colors)
-    for name in ("Shape of the answer", "Tools"):
+    for name in ("Structured output", "Tools"):
         page.locator("summary", has_text=name).click()
     generate(page)
     expect(page.locator("#end")).to_contain_text("stop")

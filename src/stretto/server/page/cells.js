@@ -6,7 +6,7 @@ import {CHANGED, FREED, STATES, Table} from './table.js';
 import {number, useLive, visible} from './ui.js';
 
 const FLASH_MS = 600, ASK_MS = 120, ROWS = 100, NEWS = 5;
-const LEGEND = {running: 'running', held: 'held by a program', pinned: 'pinned', parked: 'parked (cached)', others: 'of other users',
+const LEGEND = {running: 'running', held: 'held by a program', pinned: 'pinned', parked: 'parked (cached)', others: 'other users’',
   image: 'of an image', shared: 'shared (hollow)', stacked: 'several at one position', free: 'free'};
 const calm = matchMedia('(prefers-reduced-motion: reduce)'), dark = matchMedia('(prefers-color-scheme: dark)');
 
@@ -92,7 +92,7 @@ export default function Cells({model, live}) {
           aria-describedby="cell cells-keys" onKeyDown=${keys} onPointerMove=${point} onClick=${point}></canvas>
         ${known && html`<div class="cursor" style=${map.current.place(cursor)}></div>`}</div></section>
     <aside><h2>Sequences</h2><${Sequences} ...${{table: shown, selected, select}}/>
-      <h2>What has changed</h2><ol class="news" id="cells-news">${news.map(line => html`<li>${line}</li>`)}</ol></aside>`;
+      <h2>Changes</h2><ol class="news" id="cells-news">${news.map(line => html`<li>${line}</li>`)}</ol></aside>`;
 }
 
 function grown(table, id) {

@@ -108,16 +108,16 @@ function Marked({tokens, at}) { // three pieces of text, however long it is
 }
 
 function verdict(runs, at, byIds) {
-  if (!at) return `Both texts are the same: ${number(runs[0].tokens.length)} tokens.`;
+  if (!at) return `Both are the same: ${number(runs[0].tokens.length)} tokens.`;
   const words = runs.map((run, i) => run.tokens[at[i]] ? `“${run.tokens[at[i]].text}”` : 'the end');
-  return `The first ${number(at[0])} tokens are the same${byIds ? '' : ' text'}; then ${words.join(' against ')}.`;
+  return `${byIds ? 'Tokens' : 'Texts'} differ from token ${number(at[0] + 1)} on: ${words.join(' against ')}.`;
 }
 
 function Times({runs}) {
   const ms = seconds => seconds == null ? '–' : `${(1000 * seconds).toFixed(0)} ms`;
   const rows = {'First token': ({timings}) => ms(timings?.first_token), 'Tokens a second': ({timings}) => timings?.tokens_per_second.toFixed(1),
-    Total: ({timings}) => ms(timings?.total), Tokens: ({usage}) => usage?.completion_tokens, Prompt: ({usage}) => usage?.prompt_tokens,
-    'of it cached': ({usage}) => usage?.prompt_tokens_details.cached_tokens};
+    Total: ({timings}) => ms(timings?.total), Tokens: ({usage}) => usage?.completion_tokens, 'Prompt tokens': ({usage}) => usage?.prompt_tokens,
+    'From the cache': ({usage}) => usage?.prompt_tokens_details.cached_tokens};
   return html`<table><thead><tr><td></td>${SIDES.map(name => html`<th scope="col" class="num">${name}</th>`)}</tr></thead>
     <tbody>${Object.entries(rows).map(([name, value]) => html`<tr><th scope="row">${name}</th>
       ${runs.map(run => html`<td class="num">${value(run) ?? '–'}</td>`)}</tr>`)}</tbody></table>`;

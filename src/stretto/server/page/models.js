@@ -1,13 +1,13 @@
-// Models: what is here and what fits; fetch, load, unload, inspect; the machine. Forms of other model types are in tasks.js.
+// Models: what is here and what fits; pull, load, unload, inspect; the machine. Forms of other model types are in tasks.js.
 import {html, useEffect, useState} from './vendor/preact.js';
 import {events, get, post} from './api.js';
 import {Bar, Tabs, bytes, number, useLive} from './ui.js';
 import {Input} from './forms.js';
 import Tasks from './tasks.js';
 
-const TABS = {here: 'Here', fetch: 'Fetch', use: 'Try', machine: 'Machine'};
+const TABS = {here: 'Served', pull: 'Pull', use: 'Try', machine: 'Machine'};
 const DOING = {load: 'loading …', unload: 'unloading …', remove: 'removing …'};
-const ADMIN_ONLY = 'Fetching, loading and unloading need an administrator’s key.';
+const ADMIN_ONLY = 'Pulling, loading and unloading need an admin key.';
 
 export default function Models(props) {
   const [tab, show] = useState('here'), {memory, models = {}} = useLive().stats ?? {};
@@ -17,7 +17,7 @@ export default function Models(props) {
     ${memory?.limit && html`<p class="soft">${bytes(memory.loaded)} of ${bytes(memory.limit)} for models in use
       <${Bar} value=${memory.loaded} max=${memory.limit} label="Memory for models"/></p>`}
     ${!props.admin && props.models.length > 0 && tab !== 'use' && html`<p class="soft">${ADMIN_ONLY}</p>`}
-    ${{here: () => html`<${Here} ...${props}/>`, fetch: () => props.admin && html`<${Fetch} ...${props}/>`,
+    ${{here: () => html`<${Here} ...${props}/>`, pull: () => props.admin && html`<${Pull} ...${props}/>`,
       use: () => html`<${Tasks} ...${props}/>`, machine: () => html`<${Machine}/>`}[tab]()}</section>`;
 }
 
@@ -60,8 +60,8 @@ function facts(one) {
   const formats = Object.keys(one.formats ?? {});
   const count = one.parameters < 1e7 ? `${number(one.parameters / 1e3)} k` : `${number(one.parameters / 1e6)} M`;
   return [one.architecture, one.parameters > 0 && `${count} parameters`, formats.join(', '), one.need && `${bytes(one.need)} when loaded`,
-    one.context_length > 0 && `${number(one.context_length)} tokens of context`, one.vision && 'sees images',
-    one.thinking && 'thinks', one.verbs?.length > 0 && `can ${one.verbs.join(', ')}`, one.license].filter(Boolean).join(' · ');
+    one.context_length > 0 && `${number(one.context_length)} tokens of context`, one.vision && 'takes images',
+    one.thinking && 'reasons', one.verbs?.length > 0 && `can ${one.verbs.join(', ')}`, one.license].filter(Boolean).join(' · ');
 }
 
 function Inspect({name, refresh}) {
@@ -95,7 +95,7 @@ function Parts({title, parts}) {
     <td class="num">${bytes(size)}</td></tr>`)}</tbody></table>`;
 }
 
-// -- fetching: goes on while other views are shown --
+// -- pulling: goes on while other views are shown --
 
 let pull = null, changed = () => {};
 
@@ -113,7 +113,7 @@ async function begin(source, name, refresh) {
   refresh();
 }
 
-function Fetch({models, refresh}) {
+function Pull({models, refresh}) {
   const [, again] = useState(0), [source, setSource] = useState(''), [name, setName] = useState('');
   useEffect(() => { changed = () => again(n => n + 1); return () => { changed = () => {}; }; }, []);
   const [found, error] = useAnswer(`/stretto/catalogue?${models.length}`);
@@ -124,19 +124,19 @@ function Fetch({models, refresh}) {
         value=${source} set=${setSource}/>
       <${Input} label="Name" help="In requests; the source, if left empty" pattern="[A-Za-z0-9][A-Za-z0-9._\\-]*" maxlength="64"
         value=${name} set=${setName}/></div>
-      <button class="primary" disabled=${pull?.running}>Fetch</button></form>
+      <button class="primary" disabled=${pull?.running}>Pull</button></form>
     ${error && html`<p class="bad" role="alert">${error}</p>`}
     ${found && html`<p class="soft">${found.disk_free != null && `${bytes(found.disk_free)} are free on the disk.`}</p>
       <ul class="cards">${found.models.map(one => html`<li key=${one.source}><h3>${one.source}</h3>
         <p>${one.summary} · ${bytes(one.bytes)} · ${facts(one)}</p>
         <div class="row"><span class=${one.fits ? 'soft' : 'bad'}>${one.served ? `served as ${one.served}`
           : `${one.here ? 'on the disk' : 'not here'}, ${one.fits ? 'fits' : 'does not fit'}`}</span>
-          ${!one.served && html`<button type="button" disabled=${pull?.running} aria-label=${`${one.here ? 'Serve' : 'Fetch'} ${one.source}`}
-            onClick=${() => begin(one.source, '', refresh)}>${one.here ? 'Serve' : 'Fetch'}</button>`}</div></li>`)}</ul>`}`;
+          ${!one.served && html`<button type="button" disabled=${pull?.running} aria-label=${`${one.here ? 'Serve' : 'Pull'} ${one.source}`}
+            onClick=${() => begin(one.source, '', refresh)}>${one.here ? 'Serve' : 'Pull'}</button>`}</div></li>`)}</ul>`}`;
 }
 
 function Progress({source, status, completed, total, running, error, done, abort}) {
-  return html`<div class="pull"><p role="status" class=${error && 'bad'}>${done ? `${source} is here, as ${done}.` : `${source}: ${error ?? status}`}</p>
+  return html`<div class="pull"><p role="status" class=${error && 'bad'}>${done ? `${source} is served as ${done}.` : `${source}: ${error ?? status}`}</p>
     ${running && html`<progress aria-label="Progress" max=${total || 1} value=${total ? completed : null}></progress>
       <div class="row"><span class="num">${total ? `${bytes(completed)} of ${bytes(total)}` : ''}</span>
         <button type="button" onClick=${() => abort.abort()}>Stop</button></div>`}</div>`;
@@ -146,14 +146,14 @@ function Progress({source, status, completed, total, running, error, done, abort
 
 function Machine() {
   const [found, error] = useAnswer('/stretto/hardware');
-  if (!found) return html`<p class=${error ? 'bad' : 'soft'} role="status">${error ?? 'looking …'}</p>`;
+  if (!found) return html`<p class=${error ? 'bad' : 'soft'} role="status">${error ?? 'reading …'}</p>`;
   const {bandwidth: read, integer_peak: peak} = found, unknown = 'not measured; run stretto devices';
   const speed = (rate, unit) => rate ? `${number(rate.one)} ${unit} by one core, ${number(rate.all)} ${unit} by all` : unknown;
   const cache = one => `${one.name} ${one.count} × ${number(one.nbytes / 1024)} KiB`;
   const rows = {Processor: `${found.cpu} (${found.architecture})`, Cores: `${found.cores_usable} usable of ${found.cores_logical}`,
     Kernels: found.kernels, 'Instruction sets': found.instruction_sets.join(', '), Caches: found.caches.map(cache).join(', '),
-    Memory: `${bytes(found.memory_total ?? 0)}, ${bytes(found.memory_free ?? 0)} free`, 'Reading memory': speed(read?.memory, 'GB/s'),
-    'Reading a small model': speed(read?.model, 'GB/s'), 'Arithmetic (int8)': speed(peak?.rate, 'GMAC/s'),
+    Memory: `${bytes(found.memory_total ?? 0)}, ${bytes(found.memory_free ?? 0)} free`, 'Memory bandwidth': speed(read?.memory, 'GB/s'),
+    'Bandwidth, small model': speed(read?.model, 'GB/s'), 'Arithmetic (int8)': speed(peak?.rate, 'GMAC/s'),
     ...Object.fromEntries(found.gpus.map((gpu, i) => [`GPU ${i}`, `${gpu.name}, ${bytes(gpu.memory_total ?? 0)}`]))};
   return html`<${Facts} rows=${rows}/>
     <p class="soft">The speeds that backends reached with a model are under Inspect.</p>`;

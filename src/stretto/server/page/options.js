@@ -6,30 +6,30 @@ const number = (help, fallback, more) => ({kind: 'number', help, fallback, step:
 const integer = (help, fallback, more) => ({kind: 'number', help, fallback, step: 1, ...more});
 const EFFORTS = ['none', 'minimal', 'low', 'medium', 'high', 'xhigh'];
 export const OPTIONS = {
-  max_tokens: integer('At most so many tokens.', 256, {min: 1}),
-  temperature: number('How freely tokens are drawn; 0 takes the most probable one.', 0.8, {min: 0, max: 100, step: 0.05}),
-  top_k: integer('Only the k most probable; 0: all.', 40, {min: 0}),
-  top_p: number('Only the most probable ones that make up this share.', 0.95, {min: 0, max: 1, step: 0.01}),
-  min_p: number("Only those with this share of the best one's probability.", 0.05, {min: 0, max: 1, step: 0.01}),
-  repetition_penalty: number('Above 1: tokens that were there already are less probable.', 1, {min: 0, max: 100, step: 0.05}),
-  presence_penalty: number('Taken from the logits of tokens that have come.', 0, {min: -100, max: 100, step: 0.1}),
-  frequency_penalty: number('The same, for each time that they have come.', 0, {min: -100, max: 100, step: 0.1}),
-  seed: integer('The same seed gives the same text again.', 'a new one'),
-  n: integer('So many texts of one prompt.', 1, {min: 1, max: 16}),
-  stop: {kind: 'lines', help: 'Texts that end the answer, one a line.', fallback: 'none'},
-  stop_tokens: {kind: 'json', help: 'Ids of tokens that end it, as [1, 2].', fallback: 'none'},
+  max_tokens: integer('The most tokens to generate.', 256, {min: 1}),
+  temperature: number('Randomness of sampling; 0 is greedy.', 0.8, {min: 0, max: 100, step: 0.05}),
+  top_k: integer('Sample from the k most probable tokens; 0: all.', 40, {min: 0}),
+  top_p: number('Sample from the most probable tokens that have this probability together.', 0.95, {min: 0, max: 1, step: 0.01}),
+  min_p: number("Least probability, as a share of the best token's.", 0.05, {min: 0, max: 1, step: 0.01}),
+  repetition_penalty: number('Above 1, tokens of the text so far become less probable.', 1, {min: 0, max: 100, step: 0.05}),
+  presence_penalty: number('Subtracted from logits of tokens that were generated.', 0, {min: -100, max: 100, step: 0.1}),
+  frequency_penalty: number('The same, once per occurrence.', 0, {min: -100, max: 100, step: 0.1}),
+  seed: integer('The same seed gives the same text again.', 'random'),
+  n: integer('Texts per prompt.', 1, {min: 1, max: 16}),
+  stop: {kind: 'lines', help: 'Texts that end generation, one a line.', fallback: 'none'},
+  stop_tokens: {kind: 'json', help: 'Token ids that end generation, as [1, 2].', fallback: 'none'},
   logit_bias: {kind: 'json', help: 'Added to logits, by token id, as {"42": -100}.', fallback: 'none'},
-  ignore_eos: {kind: 'switch', help: "Go on behind the model's end tokens."},
-  timeout: number('Seconds; then the text so far is the answer.', 'none', {min: 0}),
-  reasoning_effort: {kind: 'choice', help: "How much to think, by the model's own switch.", values: EFFORTS, chat: true},
+  ignore_eos: {kind: 'switch', help: 'Continue past end tokens.'},
+  timeout: number('Seconds, after which generation ends.', 'none', {min: 0}),
+  reasoning_effort: {kind: 'choice', help: 'How much to reason, for models with a switch for it.', values: EFFORTS, chat: true},
   chat_template_kwargs: {kind: 'json', help: 'For the chat template, as {"enable_thinking": false}.', fallback: 'none', chat: true},
-  cache_pin: {kind: 'text', help: 'A name: the prompt stays in the prefix cache.', fallback: 'none'},
+  cache_pin: {kind: 'text', help: 'Pins the prompt in the prefix cache under this name.', fallback: 'none'},
 };
 const SHAPES = {
   none: 'any text', schema: 'JSON by a schema', object: 'any JSON object', regex: 'a regular expression', lark: 'a Lark grammar',
   choices: 'one of these lines',
 };
-const CHOICES = {'': 'may call them', required: 'has to call one', none: 'does not see them'};
+const CHOICES = {'': 'auto', required: 'required', none: 'none'};
 const SCHEMA = '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}}';
 const FUNCTIONS = '[{"name": "weather", "parameters": {"type": "object", "properties": {"town": {"type": "string"}}}}]';
 
@@ -83,7 +83,7 @@ function Control({name, option, id, described, value, set}) {
       onChange=${event => set(name, event.target.checked)}/>`;
   }
   if (kind === 'choice') {
-    return html`<select ...${all}><option value="">as the model has it</option>
+    return html`<select ...${all}><option value="">default</option>
       ${option.values.map(one => html`<option key=${one} value=${one}>${one}</option>`)}</select>`;
   }
   if (kind === 'lines') return html`<textarea ...${all} rows="2" placeholder=${fallback}></textarea>`;
@@ -106,11 +106,11 @@ export function OptionForm({values, set, chat, error}) {
       <div class="fields">${listed.map(([name, option]) => html`
         <${Field} key=${name} label=${name} help=${option.help} error=${wrong(name)}>${(id, described) => html`
         <${Control} ...${{name, option, id, described, set}} value=${values[name]}/>`}<//>`)}</div></details>
-    <details open=${opened(error?.param === 'grammar')}><summary>Shape of the answer</summary>
-      ${choice('shape', 'The answer is', shape, SHAPES)}
+    <details open=${opened(error?.param === 'grammar')}><summary>Structured output</summary>
+      ${choice('shape', 'Output', shape, SHAPES)}
       ${shape !== 'none' && shape !== 'object'
-        && text('grammar', SHAPES[shape], 'Token by token, nothing else can come.', shape === 'schema' ? SCHEMA : '')}</details>
+        && text('grammar', SHAPES[shape], 'Decoding is constrained to it.', shape === 'schema' ? SCHEMA : '')}</details>
     ${chat && html`<details open=${opened(error?.param?.startsWith('tool'))}><summary>Tools</summary>
       ${text('tools', 'Functions', 'A list of functions with name, description and parameters (a JSON schema).', FUNCTIONS)}
-      ${choice('tool_choice', 'The model', values.tool_choice ?? '', CHOICES)}</details>`}`;
+      ${choice('tool_choice', 'tool_choice', values.tool_choice ?? '', CHOICES)}</details>`}`;
 }

@@ -8,16 +8,16 @@ import {number, percent, visible} from './ui.js';
 // name: [value at first, help, choices or limits]
 const OPTIONS = {
   mode: ['both', 'Whether members of a set attend to each other; both: two runs.', ['both', 'isolated', 'visible']],
-  threshold: [.12, 'Every token at least so probable is kept.', {min: .001, max: 1}],
-  max_width: [4, 'Members of a set, at most.', {min: 1, max: 256, step: 1}],
-  max_tokens: [16, 'Steps, at most.', {min: 1, max: 4096, step: 1}],
-  attention: [false, 'Tell what members attend to.'],
+  threshold: [.12, 'Keep every token with at least this probability.', {min: .001, max: 1}],
+  max_width: [4, 'The most members in a set.', {min: 1, max: 256, step: 1}],
+  max_tokens: [16, 'The most steps.', {min: 1, max: 4096, step: 1}],
+  attention: [false, 'Show what members attend to.'],
   combine: ['mixture', 'The next distribution: the mixture of the members’, or the best one’s.', ['mixture', 'best']],
   temperature: [1, 'Applied before the threshold.', {min: 0, max: 100}],
-  prune: ['', 'Members under so many times the mean attention of their set are removed.', {min: .001, max: 100}],
-  prune_after: [4, 'Steps until that is decided.', {min: 1, max: 4096, step: 1}],
+  prune: ['', 'Remove members below this multiple of their set’s mean attention.', {min: .001, max: 100}],
+  prune_after: [4, 'Steps before pruning.', {min: 1, max: 4096, step: 1}],
   stop: ['', 'A text that ends the run.'],
-  ignore_eos: [false, 'Go on behind end tokens.'],
+  ignore_eos: [false, 'Continue past end tokens.'],
 };
 const NAMES = Object.keys(OPTIONS), FIRST = 5; // that are always shown
 // While the page is open: the form, and the last runs.
@@ -147,5 +147,5 @@ function Member({run, at: [step, member], looks}) {
       <tbody>${looks.columns.slice(0, 12).map(({piece, position, weight}) => html`<tr><td><code>${visible(piece)}</code></td>
         <td>${position}</td><td>${percent(weight)}</td></tr>`)}</tbody></table>`
     : html`<p class="soft">${run.attention.size ? 'The last set is not computed: it has attended to nothing.'
-      : 'With the option “attention” a run tells what its members attend to.'}</p>`}`;
+      : 'With the option “attention” a run shows what its members attend to.'}</p>`}`;
 }

@@ -14,11 +14,11 @@ export default function Tasks({models, model, refresh}) {
   const has = verb => one => one.verbs?.includes(verb);
   const verbs = Object.fromEntries(Object.entries(VERBS).filter(([verb]) => models.some(has(verb))));
   const [chosen, show] = useState(null), [names, name] = useState({}), verb = chosen in verbs ? chosen : Object.keys(verbs)[0];
-  if (!verb) return html`<p>No model here does anything but generate; under Fetch there are others.</p>`;
+  if (!verb) return html`<p>The models here only generate; others are under Pull.</p>`;
   const able = models.filter(has(verb)), mine = able.find(each => each.name === names[verb]);
   const one = mine ?? able.find(each => !has('generate')(each)) ?? able[0];
   return html`<${Tabs} label="What to try" tabs=${verbs} current=${verb} onChange=${show}/>
-    <${Choice} label="By" help=${!one.loaded && 'Not loaded yet: the first answer takes longer.'} value=${one.name}
+    <${Choice} label="Model to use" help=${!one.loaded && 'Not loaded yet: the first answer takes longer.'} value=${one.name}
       options=${able.map(each => each.name)} set=${value => name({...names, [verb]: value})}/>
     <${Form} key=${verb + one.name} model=${one} verb=${verb} refresh=${refresh}/>`;
 }
