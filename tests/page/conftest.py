@@ -24,6 +24,22 @@ def missing(reason):
     (pytest.fail if IN_CI else pytest.skip)(reason)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test that fails leaves a screenshot of each of its pages, beside those that tests take."""
+    report = yield
+    if report.when == "call" and report.failed:
+        for n, page in enumerate(getattr(item, "pages", [])):
+            keep(page, f"failed-{re.sub(r'[^A-Za-z0-9]+', '-', item.name)}-{n}")
+    return report
+
+
+def keep(page, name, full_page=True):
+    """Write a screenshot to build/page/NAME.png."""
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SHOTS / f"{name}.png", full_page=full_page)
+
+
 @pytest.fixture(scope="module")
 def browser():
     """One browser a test file: while one is open, its event loop keeps other tests from having their own."""
@@ -69,6 +85,7 @@ def new_page(browser, request):
     `page.problems` lists console errors, exceptions and requests elsewhere; the test fails if there are any.
     """
     contexts, pages = [], []
+    request.node.pages = pages
 
     def make(url, width=1280, height=860, script=None, **options):
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
@@ -114,12 +131,7 @@ def page(new_page, server):
 @pytest.fixture
 def shot():
     """`shot(page, name)` keeps a screenshot as build/page/NAME.png."""
-
-    def take(page, name, full_page=True):
-        SHOTS.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=SHOTS / f"{name}.png", full_page=full_page)
-
-    return take
+    return keep
 
 
 @pytest.fixture(scope="session")
