@@ -220,6 +220,17 @@ def test_a_user_without_an_admin_key_sees_models_and_no_buttons(new_page):
         expect(page.get_by_role("button", name="Load", exact=True)).to_have_count(0)
 
 
+def test_tabs_are_changed_by_arrow_keys(page):
+    opened(page, "Served")
+    page.get_by_role("tab", name="Served").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Pull")).to_be_focused()
+    expect(page.get_by_label("Source")).to_be_visible()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    expect(page.get_by_role("tab", name="Machine")).to_be_focused()
+
+
 def test_the_machine_is_described(page):
     opened(page, "Machine")
     expect(page.get_by_text("usable of")).to_be_visible()

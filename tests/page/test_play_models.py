@@ -96,6 +96,19 @@ def test_an_image_that_is_none_is_refused_by_the_server(new_page, loaded):
         expect(page.get_by_role("alert")).to_contain_text("image")
 
 
+def test_an_image_with_a_script_in_it_is_only_an_image(new_page, loaded):
+    script = "document.title = 'hacked'; fetch('https://example.org')"
+    drawing = f"<svg xmlns='http://www.w3.org/2000/svg' onload=\"{script}\"><script>{script}</script></svg>"
+    with loaded(lambda entry: seeing_llm("mlp", template=TEMPLATE)) as server:
+        page = new_page(server.url)
+        give(page, "drop", drawing.encode(), name='"><script>x</script>.svg', kind="image/svg+xml")
+        expect(page.locator(".message img")).to_have_count(1)
+        page.locator(".message img").evaluate("image => image.decode().catch(() => null)")
+        expect(page).to_have_title("Play · Stretto")
+        page.get_by_role("button", name="Generate").click()
+        expect(page.get_by_role("alert")).to_contain_text("image")
+
+
 def test_reasoning_is_folded(new_page, axe, loaded):
     with loaded(lambda entry: make("qwen3")) as server:
         page = new_page(server.url)
