@@ -45,7 +45,7 @@ def opened(page, first="one", second="two"):
 
 def test_two_models_differ_at_a_token(page, shot):
     opened(page).get_by_role("button", name="Run both").click()
-    expect(page.get_by_role("status")).to_have_text("Texts differ from token 10 on: “a” against “l”.")
+    expect(page.get_by_role("status")).to_have_text("The first difference is at token 10: “a” against “l”.")
     expect(page.locator("mark")).to_have_text(["a", "l"])
     expect(page.locator(".text")).to_have_text(["The cat sat on the mat.", "The cat slept."])
     expect(page.get_by_role("row").filter(has_text="Tokens a second")).to_be_visible()
@@ -60,7 +60,7 @@ def test_two_sets_of_options_differ_at_a_token(page):
     second.get_by_label("temperature").fill("0")
     second.get_by_label("repetition_penalty").fill("2")
     page.get_by_role("button", name="Run both").click()
-    expect(page.get_by_role("status")).to_have_text("Tokens differ from token 2 on: “a” against “b”.")
+    expect(page.get_by_role("status")).to_have_text("The first difference is at token 2: “a” against “b”.")
     expect(page.locator(".text").first).to_have_text("aaaaa")
     expect(page.locator("mark")).to_have_text(["a", "b"])
 

@@ -87,7 +87,7 @@ export default function Compare({models, model}) {
       <div class="row"><button class="primary" disabled=${state.running}>Run both</button>
         <button type="button" disabled=${!state.running} onClick=${() => abort.current.abort()}>Stop</button></div></form>
     <p role="status" class=${state.error && 'bad'}>${
-      state.error ?? (state.ended ? verdict(runs, at, state.byIds) : state.running ? 'running …' : '')}</p>
+      state.error ?? (state.ended ? verdict(runs, at) : state.running ? 'running …' : '')}</p>
     <div class="sides">${runs.map((run, i) => html`
       <div><h3>${SIDES[i]}</h3><${Marked} tokens=${run.tokens} at=${at?.[i]}/></div>`)}</div>
     ${runs.some(run => run.usage) && html`<${Times} runs=${runs}/>`}</section><${Measured}/>`;
@@ -107,10 +107,10 @@ function Marked({tokens, at}) { // three pieces of text, however long it is
   return html`<p class="text">${text(0, at)}<mark>${tokens[at]?.text || '∎'}</mark>${text(at + 1)}</p>`;
 }
 
-function verdict(runs, at, byIds) {
+function verdict(runs, at) {
   if (!at) return `Both are the same: ${number(runs[0].tokens.length)} tokens.`;
   const words = runs.map((run, i) => run.tokens[at[i]] ? `“${run.tokens[at[i]].text}”` : 'the end');
-  return `${byIds ? 'Tokens' : 'Texts'} differ from token ${number(at[0] + 1)} on: ${words.join(' against ')}.`;
+  return `The first difference is at token ${number(at[0] + 1)}: ${words.join(' against ')}.`;
 }
 
 function Times({runs}) {
