@@ -200,6 +200,16 @@ def test_a_wrong_option_is_shown_by_its_field(page):
     assert page.get_by_label("top_p", exact=True).evaluate("field => field.validity.rangeOverflow")
 
 
+def test_a_line_break_can_be_clicked(new_page, loaded):
+    with loaded(mock("a\nb")) as server:
+        page = new_page(server.url)
+        generate(page, "Go")
+        expect(page.locator("#end")).to_contain_text("stop")
+        page.locator('#text [data-i="1"]').click()
+        expect(page.locator("#h-alternatives")).to_contain_text("Instead of “⏎”")
+        assert page.locator("#text > .text").evaluate("text => text.textContent").startswith("a\nb")
+
+
 def test_text_of_a_model_is_never_markup(new_page, loaded):
     with loaded(mock(HOSTILE)) as server:
         page = new_page(server.url)

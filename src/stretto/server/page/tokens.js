@@ -8,7 +8,7 @@ export const probability = token => token.logprob == null ? null : Math.exp(toke
 
 function spanOf(token, index) {
   const span = document.createElement('span'), p = probability(token);
-  span.className = `t ${p == null ? 'given' : grade(p)}${token.end ? ' end' : ''}`;
+  span.className = `t ${p == null ? 'given' : grade(p)}${token.end ? ' end' : ''}${/^\s*\n\s*$/.test(token.text) ? ' break' : ''}`;
   span.textContent = token.text.includes('\ufffd') ? token.content : token.text;
   span.dataset.i = index;
   span.title = p == null ? 'typed' : percent(p);
