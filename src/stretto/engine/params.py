@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.drafts import Drafter, PromptLookup
+from stretto.engine.adapters import Parts, adapter_parts
 from stretto.engine.combinations import check_combinations
 from stretto.engine.types import Token
 from stretto.errors import InvalidRequest
@@ -62,6 +63,7 @@ class Keywords(SamplingOptions, total=False):
     keep: int
     draft: Drafter | Literal["lookup"] | None
     reasoning: bool
+    adapter: str | Mapping[str, float] | None
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class RequestParams:
       text stays the same
     - `reasoning`: tell the model's reasoning apart from its answer: the result's `reasoning` and `text`
       (docs/chat.md); what `chat` does unless it is False
+    - `adapter`: the name of a loaded adapter, or names with a scale for each (docs/adapters.md); None: the
+      model itself, or what the sequence was made with that is continued
     - `scored`: the log-probability of the whole is summed up
     """
 
@@ -111,6 +115,7 @@ class RequestParams:
     keep: int = 0
     draft: Drafter | None = None
     reasoning: bool = False
+    adapter: Parts = ()
     scored: bool = False
 
     @property
@@ -190,6 +195,7 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
         raise InvalidRequest(
             f"callback must be a function, not {rest['callback']!r}", param="callback", value=rest["callback"]
         )
+    rest["adapter"] = adapter_parts(rest.get("adapter"))
     rest["hooks"] = _all("hooks", rest.get("hooks", ()), callable, "functions")
     rest["draft"] = _drafter(rest)
     stops = rest.pop("stop", ())

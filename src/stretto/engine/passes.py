@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import POOLINGS, Head, Pooling, Projects
+from stretto.engine.adapters import adapter_parts
 from stretto.engine.decoders.passes import EmbedPass, Pass, ScorePass, normalized
 from stretto.engine.engine import Engine
 from stretto.engine.request import Request
@@ -20,7 +22,9 @@ from stretto.sampling.rng import RandomStream
 Floats = NDArray[np.float32]
 
 
-def score_request(engine: Engine, tokens: list[int]) -> Request[ScorePass]:
+def score_request(
+    engine: Engine, tokens: list[int], adapter: str | Mapping[str, float] | None = None
+) -> Request[ScorePass]:
     """The log-probability of each token after the first, given those before it: float32[n-1]."""
     runner = engine.runner
     if len(tokens) < 2:
@@ -35,6 +39,7 @@ def score_request(engine: Engine, tokens: list[int]) -> Request[ScorePass]:
     if any(type(token) is not int for token in tokens):
         raise Unsupported("texts with images are not scored; use a sequence and its logits")
     track = runner.new_track(tokens[:-1], RandomStream(0))
+    track.adapt(runner.adapters.mix(adapter_parts(adapter)))
     return Request(ScorePass(runner, track, tokens), runner.metrics)
 
 

@@ -23,6 +23,7 @@ from stretto.cache.items import Images, Pixels
 from stretto.cache.prefix import CacheKey, PrefixCache
 from stretto.cache.radix import common
 from stretto.cache.slots import Slots
+from stretto.engine.adapters import Adapters
 from stretto.engine.checkpoints import Checkpoints
 from stretto.engine.images import REMEDY
 from stretto.engine.metrics import Metrics
@@ -76,6 +77,7 @@ class Runner:
         self.lock = threading.RLock()
         self.metrics = Metrics()
         self.tracks: WeakValueDictionary[int, Track] = WeakValueDictionary()  # those that are open
+        self.adapters = Adapters(backend, self.tracks)
         self.orphans: deque[tuple[int, CacheKey, int | None]] = deque()  # of handles dropped without closing
         self.images: Images | None = None  # makes tokens of images, if the model has a vision encoder
         self.closed = False
@@ -176,6 +178,7 @@ class Runner:
         for source, n in work:
             first = len(batch)
             wanted.append((source, source.fill(batch, n), len(batch) - first))
+            batch.adapt(first, source.track.mix)
         self._place(batch)
         rows, start = self._compute(batch, hidden), 0
         for source, n_rows, n in wanted:
@@ -207,7 +210,8 @@ class Runner:
             self.make_room(n)
         if self.states is not None and n > self.states.slots.n_free:
             self.states.make_room([(number,) for number in ids])
-        rows = self._compute(Decoding(self.cells, tokens, ids))
+        mixes = [track.mix for track in tracks] if self.adapters else None
+        rows = self._compute(Decoding(self.cells, tokens, ids, mixes))
         if self.states is not None:
             for track in tracks:
                 if track.checkpoints is not None:

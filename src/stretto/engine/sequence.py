@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from stretto.backends.base import DeviceRow, Draw
 from stretto.engine import editing
+from stretto.engine.adapters import Parts
 from stretto.engine.engine import Engine
 from stretto.engine.params import sampling_params
 from stretto.engine.saving import Saving, restore
@@ -335,10 +336,12 @@ class Sequence:
         return self._detokenizer
 
 
-def new_sequence(engine: Engine, tokens: list[int], random: RandomStream) -> Sequence:
-    """A sequence with checked tokens."""
+def new_sequence(engine: Engine, tokens: list[int], random: RandomStream, adapter: Parts = ()) -> Sequence:
+    """A sequence with checked tokens, which is computed with adapters if there are any."""
     engine.runner.check_open()
-    return Sequence(engine, engine.runner.new_track(tokens, random))
+    sequence = Sequence(engine, engine.runner.new_track(tokens, random))
+    sequence._track.adapt(engine.runner.adapters.mix(adapter))
+    return sequence
 
 
 def restored_sequence(engine: Engine, path: str | os.PathLike[str]) -> Sequence:

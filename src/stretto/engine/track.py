@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Batch, DeviceRow, Draw, Mask
+from stretto.backends.base import Batch, DeviceRow, Draw, Mask, Mix
 from stretto.cache.cells import Cells
 from stretto.cache.items import ImageToken, bare
 from stretto.cache.prefix import CacheKey
@@ -94,6 +94,7 @@ class Track:
         "has_images",
         "id",
         "logits",
+        "mix",
         "n_cached",
         "n_edits",
         "n_prompt",
@@ -118,6 +119,7 @@ class Track:
         self.n_cached = 0  # how many were found in the prefix cache
         self.has_images = False
         self.adapter: str | None = None  # part of the prefix cache's key
+        self.mix: Mix | None = None  # the adapters that its tokens are computed with
         self.resume: int | None = None  # the position of the first token without a cell, if not at the end
         self.logits: Row | DeviceRow | None = None  # of the last token, while they are valid
         self.exact: int | None = None  # leading tokens with K/V of an unedited text; None: all of them
@@ -201,6 +203,11 @@ class Track:
         """What the prefix cache finds it by: its tokens, those of images without pixels, and its adapter."""
         return CacheKey(bare(self.tokens) if self.has_images else self.tokens, self.adapter)
 
+    def adapt(self, mix: Mix | None) -> None:
+        """Have its tokens computed with adapters; it has no cells yet."""
+        self.mix = mix
+        self.adapter = None if mix is None else mix.key
+
     @property
     def text_tokens(self) -> tuple[list[int], int]:
         """Its tokens without those of images, and how many of them belong to the prompt."""
@@ -280,7 +287,7 @@ class Track:
         self.cells.copy(other.id, self.id)
         self.tokens = list(other.tokens)
         self.has_images = other.has_images
-        self.adapter = other.adapter
+        self.adapt(other.mix)
         self.resume = other.resume
         self.logits = None if other.logits is None else other.logits.copy()
         self.n_prompt = other.n_prompt

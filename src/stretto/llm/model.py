@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Backend, Batch
+from stretto.backends.base import Backend, Batch, target_of
 from stretto.engine import Engine, Limits, Request, Sequence, Step
+from stretto.engine.adapters import AdapterInfo, adapter_parts
 from stretto.engine.events import StepEvents
 from stretto.engine.options import Options, combined
 from stretto.engine.params import sampling_params
@@ -40,6 +41,7 @@ from stretto.text.reasoning import find_reasoning
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.vision.vision import Vision
+from stretto.weights.adapters import read_adapter
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from stretto.parallel.aio import AsyncParallelStream
 
 Floats = NDArray[np.float32]
+Adapter = str | Mapping[str, float]  # a name, or names with a scale for each
 
 ONE_STREAM = "a stream is of one run; make one for each prompt, and take steps in turns"
 
@@ -93,19 +96,21 @@ class LLM(Texts, EngineModel):
 
     # -- passes --
 
-    def score(self, ids: Seq[int] | str) -> Floats:
+    def score(self, ids: Seq[int] | str, *, adapter: Adapter | None = None) -> Floats:
         """float32[n-1]: the log-probability of each token after the first, given those before it."""
         engine = self._engine
-        return cast(Floats, complete(engine, score_request(engine, prompt_ids(engine, ids))))
+        return cast(Floats, complete(engine, score_request(engine, prompt_ids(engine, ids), adapter)))
 
-    async def ascore(self, ids: Seq[int] | str) -> Floats:
+    async def ascore(self, ids: Seq[int] | str, *, adapter: Adapter | None = None) -> Floats:
         """As `score`, to await; cancelling the task cancels it."""
         from stretto.engine.aio import finished_pass
 
         engine = self._engine
-        return cast(
-            Floats, await finished_pass(self._worker, lambda: score_request(engine, prompt_ids(engine, ids)))
-        )
+
+        def make() -> Request[Any]:
+            return score_request(engine, prompt_ids(engine, ids), adapter)
+
+        return cast(Floats, await finished_pass(self._worker, make))
 
     def embed(
         self, texts: list[str] | list[list[int]], *, pooling: Pooling | None = None, normalize: bool = True
@@ -216,9 +221,15 @@ class LLM(Texts, EngineModel):
 
     # -- tokens --
 
-    def sequence(self, prompt: Prompt = (), seed: int | None = None) -> Sequence:
-        """A sequence in your own hands: logits, sample, step, append, fork, truncate, remove."""
-        return new_sequence(self._engine, prompt_ids(self._engine, prompt), RandomStream(seed))
+    def sequence(
+        self, prompt: Prompt = (), seed: int | None = None, *, adapter: Adapter | None = None
+    ) -> Sequence:
+        """A sequence in your own hands: logits, sample, step, append, fork, truncate, remove.
+
+        All its tokens are computed with `adapter`, as in `generate`, and those of its forks.
+        """
+        parts = adapter_parts(adapter)
+        return new_sequence(self._engine, prompt_ids(self._engine, prompt), RandomStream(seed), parts)
 
     def guide(self, grammar: Grammar | Mapping[str, Any]) -> Guide:
         """A guide through a grammar for a loop of your own: what may come next, and what has to.
@@ -261,6 +272,36 @@ class LLM(Texts, EngineModel):
         if not isinstance(batch, Batch):
             raise InvalidRequest(f"forward takes a stretto.Batch, not {type(batch).__name__}", param="batch")
         return self.cells.forward(batch)
+
+    # -- adapters --
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """The loaded adapters by name: path, rank, how many matrices, fingerprint."""
+        return self._engine.runner.adapters
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> AdapterInfo:
+        """Load a LoRA adapter, a GGUF file or a PEFT folder, for requests that name it (docs/adapters.md).
+
+        One of another model, or one that changes what adapters cannot change, raises `ModelError`.
+
+        >>> llm.load_adapter("pirate", "pirate.gguf")
+        >>> llm.generate("Hello", adapter="pirate")
+        """
+        adapters = self._engine.runner.adapters
+        adapters.able()
+        adapters.check_free(name)
+        lora = read_adapter(path, target_of(self.spec))
+        with self._engine.arrivals.arriving(), self._engine.lock:
+            self._engine.runner.check_open()
+            adapters.load(name, lora)
+        return adapters[name]
+
+    def unload_adapter(self, name: str) -> None:
+        """Free an adapter; while a sequence or a request uses it, that raises `InvalidRequest`."""
+        with self._engine.arrivals.arriving(), self._engine.lock:
+            self._engine.scheduler.sweep()
+            self._engine.runner.adapters.unload(name)
 
     # -- the end --
 
