@@ -167,6 +167,16 @@ void Decoder::find_probes(Plan& plan) {
     plan.watched = watched_.data();
 }
 
+void Decoder::find_adapted(Plan& plan) const {
+    const Input& input = *plan.input;
+    for (const auto& [adapter, scales] : input.adapters) {
+        std::vector<float> wanted;
+        for (const size_t row : input.wanted) wanted.push_back(scales[row]);
+        plan.adapted.emplace_back(adapter, std::vector<float>(scales, scales + input.n));
+        plan.adapted_wanted.emplace_back(adapter, std::move(wanted));
+    }
+}
+
 void Decoder::carve(Plan& plan) {
     const Config& c = config_;
     const Input& input = *plan.input;
@@ -183,6 +193,8 @@ void Decoder::carve(Plan& plan) {
         const AttentionConfig& a = c.layers[i].attention;
         if (plan.split[i]) widen(n_partials, plan.blocks.size() * a.n_kv_head * plan.spans * kRowsAtOnce * a.group());
     }
+    size_t ranks = 0;  // of all adapters
+    for (const AdaptedRows& rows : plan.adapted) ranks += rows.adapter->rank();
     auto take_all = [&](uint8_t* base) {
         Carver carver(base);
         auto floats = [&](size_t count) { return carver.take<float>(count); };
@@ -221,6 +233,7 @@ void Decoder::carve(Plan& plan) {
         plan.inputs = floats(n * c.inputs());
         plan.streams = floats(n * n_streams);
         plan.states = floats(input.wanted.size() * c.n_embd);
+        for (float*& buffer : plan.low_rank) buffer = floats(kMostTargets * n * ranks);
         plan.cos.clear();
         plan.sin.clear();
         for (const Rope& rope : c.ropes) {
@@ -265,6 +278,7 @@ void Decoder::make_plan(Plan& plan, const Input& input, float* out, bool hidden,
     group_slots(plan);
     find_windows(plan);
     find_probes(plan);
+    find_adapted(plan);
     carve(plan);
     for (size_t r = 0; r < c.ropes.size(); ++r) {
         const Rope& rope = c.ropes[r];

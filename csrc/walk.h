@@ -28,6 +28,14 @@ private:
         const float* floats;   // the same rows, for float layouts
     };
 
+    // What one adapter adds to one product.
+    struct Change {
+        const Matrix* matrix;
+        const LowRank* pair;
+        const AdaptedRows* rows;
+        float* narrow;         // [n][rank], A x times the scale
+    };
+
     void meet() { d_.pool_.barrier(thread_); }
     void meet_if_shared() { if (!alone_) meet(); }
     size_t next_task() { return task_++; }
@@ -43,6 +51,16 @@ private:
     void each_piece(size_t panels, size_t columns, bool packed, F f, size_t grain = 1) {
         Pieces pieces(plan_.cursors, next_task(), panels, columns, !packed, grain, thread_, n_threads_);
         for (Pieces::Piece piece; pieces.next(&piece);) f(piece);
+    }
+    // What adapters add to the next product, before it begins: A x of all that change one of these matrices.
+    void prepare_changes(std::initializer_list<const Matrix*> matrices, const float* floats, size_t n,
+                         const std::vector<AdaptedRows>& adapted);
+    void narrow_rows(const Change& change, const float* floats, size_t first, size_t last, size_t panel) const;
+    void add_changes(const Matrix& w, const Rows& rows, size_t begin, size_t end, float* out) const;
+    // Panels [begin, end) of w × some rows, with what adapters add.
+    void multiply(const Matrix& w, const Rows& rows, size_t begin, size_t end, float* out) const {
+        d_.multiply(w, rows, begin, end, out, mine_.product);
+        if (!changes_.empty()) add_changes(w, rows, begin, end, out);
     }
     void product(const Matrix& w, const float* floats, size_t columns, float* out, const Quantized& in);
     // Several products of the same rows, as one range of work: the panels of one after the other.
@@ -116,6 +134,8 @@ private:
     float *x_, *normed_, *sum_, *renormed_, *narrow_, *inputs_, *streams_;
     Quantized quantized_;
     size_t task_ = 0;       // the next of Plan::cursors
+    std::vector<Change> changes_;  // of the current product
+    size_t changes_turn_ = 0;      // which of Plan::low_rank is next
     std::vector<Group> groups_;
     std::vector<size_t> pair_rows_, pair_of_;  // of each gathered row: which it is; of each row and choice: where it went
 };

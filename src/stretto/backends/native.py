@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto import _native, kernels
-from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun
+from stretto.backends.adapters import changes_of, scales_of
+from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun, LoRA
 from stretto.backends.matrices import Matrices, Rows
 from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.models.parts import Rope
@@ -63,6 +64,7 @@ class NativeBackend:
         )
         self.n_slots, self.slot_bytes = self._decoder.n_slots, self._decoder.slot_bytes
         self.slot_layout = f"native f32, {spec.state_layout}"
+        self._adapters: dict[str, int] = {}  # their numbers in the decoder
         self.cell_bytes = self._decoder.cell_bytes
         kind = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
         self.cell_layout = f"{kind}, {spec.kv_layout}"
@@ -123,13 +125,49 @@ class NativeBackend:
         """float32[n_wanted, n_vocab]."""
         if isinstance(batch, Decoding) and batch.rotated is None:
             return (self._decoder or self._open).decode(
-                batch.ids, batch.places, batch.taken, batch.stores, batch.counts, batch.table, batch.slots
+                batch.ids,
+                batch.places,
+                batch.taken,
+                batch.stores,
+                batch.counts,
+                batch.table,
+                batch.slots,
+                self._scales(batch),
             )
         return self._run(batch, hidden=False)
 
     def hidden(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_embd]."""
         return self._run(batch, hidden=True)
+
+    def load_adapter(self, name: str, lora: LoRA) -> None:
+        """Pack an adapter's matrices, without losing a bit of them."""
+        number = max(self._adapters.values(), default=-1) + 1
+        try:
+            for matrix, pair in changes_of(self.spec, lora.pairs).items():
+                self._open.add_change(
+                    number,
+                    matrix.removesuffix(".weight"),
+                    pair.rank,
+                    pair.scale,
+                    *narrowest(pair.a),
+                    *narrowest(pair.b),
+                )
+        except BaseException:
+            self._open.remove_adapter(number)
+            raise
+        self._adapters[name] = number
+
+    def unload_adapter(self, name: str) -> None:
+        """Free an adapter."""
+        self._open.remove_adapter(self._adapters.pop(name))
+
+    def _scales(self, batch: Batch) -> list[tuple[int, Floats]]:
+        """The adapters of a batch and their scale for each row."""
+        mixes = batch.mixes
+        if mixes is None:
+            return []
+        return [(self._adapters[name], scales) for name, scales in scales_of(mixes).items()]
 
     def project(self, name: str, rows: Floats) -> Floats:
         """float32[n, rows of the matrix]: what a projection makes of pooled hidden states."""
@@ -160,6 +198,7 @@ class NativeBackend:
             run.follow,
             run.interrupt,
             run.slot,
+            [] if run.mix is None else [(self._adapters[name], scale) for name, scale in run.mix.parts],
         )
         run.random.skip_to(draws)
         if error:
@@ -229,6 +268,7 @@ class NativeBackend:
             placement.slots,
             placement.causal,
             batch.types if batch.has_types else None,
+            self._scales(batch),
         )
         if len(batch.probes):
             batch.received = self._open.received().reshape(len(batch), len(batch.probes))
@@ -246,6 +286,18 @@ class NativeBackend:
 # Tensors of which only rows are read, one for each token: they stay in the file.
 LOOKED_UP = frozenset({"per_layer_token_embd", "position_embd"})
 PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
+
+
+def narrowest(numbers: Floats) -> tuple[int, Bytes]:
+    """Numbers in the smallest format that has all of them exactly: its code, and their bytes."""
+    with np.errstate(over="ignore"):
+        halves = numbers.astype(np.float16)
+    words = numbers.view(np.uint32)
+    if np.array_equal(halves.astype(np.float32), numbers):
+        return Format.F16.value, halves.reshape(-1).view(np.uint8)
+    if not (words & 0xFFFF).any():
+        return Format.BF16.value, (words >> 16).astype(np.uint16).reshape(-1).view(np.uint8)
+    return Format.F32.value, np.ascontiguousarray(numbers).reshape(-1).view(np.uint8)
 
 
 def _check(spec: ModelSpec) -> None:

@@ -1,0 +1,47 @@
+#include "adapter.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace stretto {
+
+namespace {
+
+constexpr size_t kChunkBytes = size_t{1} << 20;
+
+}  // namespace
+
+Matrix Adapter::packed(int format, size_t rows, size_t columns, const uint8_t* data) {
+    Layout layout;
+    if (!layout_of(format, &layout) || !is_float(layout)) throw std::invalid_argument("an adapter's matrices are of floats");
+    Matrix matrix = matrix_for(layout, rows, columns, format);
+    const size_t bytes = (matrix.bytes() + 63) / 64 * 64;
+    if (memory_.empty() || memory_.back().size() - used_ < bytes) {
+        memory_.emplace_back(std::max(bytes, kChunkBytes));
+        used_ = 0;
+    }
+    uint8_t* at = memory_.back().data() + used_;
+    used_ += bytes;
+    pack_panels(format, data, matrix, 0, matrix.panels(), at);
+    matrix.data = at;
+    matrix.format = format;
+    matrix.ready = rows;
+    return matrix;
+}
+
+void Adapter::add(const Matrix* matrix, size_t rows, size_t columns, size_t rank, float scale, int a_format,
+                  const uint8_t* a, int b_format, const uint8_t* b) {
+    changes_[matrix] = {packed(a_format, rank, columns, a), packed(b_format, rows, rank, b), scale};
+    rank_ = std::max(rank_, rank);
+}
+
+AdaptedRows::AdaptedRows(const Adapter* adapter, std::vector<float> scales) : adapter(adapter), scales(std::move(scales)) {
+    const std::vector<float>& each = this->scales;
+    for (size_t row = 0; row < each.size(); ++row) {
+        if (each[row] == 0.0f) continue;
+        if (runs.empty() || runs.back().second != row) runs.emplace_back(row, row);
+        runs.back().second = row + 1;
+    }
+}
+
+}  // namespace stretto
