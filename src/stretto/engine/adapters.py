@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from stretto.backends.base import Adapts, Backend, LoRA, Mix
+from stretto.cache.snapshot_adapters import SavedAdapter
 from stretto.engine.track import Track
-from stretto.errors import InvalidRequest, Unsupported
+from stretto.errors import InvalidRequest, SnapshotError, Unsupported
 from stretto.sampling.params import check_number
 
 MAX_PARTS = 16  # adapters that one request may mix
@@ -105,6 +107,28 @@ class Adapters(Mapping[str, AdapterInfo]):
             return None
         key = ",".join(f"{self._loaded[name].fingerprint}*{scale!r}" for name, scale in used)
         return Mix(tuple(used), key)
+
+    def saved(self, mix: Mix | None) -> tuple[SavedAdapter, ...]:
+        """The adapters of a sequence, as its file names them."""
+        parts = () if mix is None else mix.parts
+        return tuple(SavedAdapter(name, scale, self._loaded[name].fingerprint) for name, scale in parts)
+
+    def restored(self, adapters: tuple[SavedAdapter, ...], path: Path) -> Mix | None:
+        """The adapters that a file names; `SnapshotError` unless the very same ones are loaded."""
+        for one in adapters:
+            found = self._loaded.get(one.name)
+            if found is None:
+                raise SnapshotError(
+                    f"saved with the adapter {one.name!r}, which is not loaded; llm.load_adapter loads it",
+                    path=path,
+                )
+            if found.fingerprint != one.fingerprint:
+                raise SnapshotError(
+                    f"saved with another adapter {one.name!r} than the one of that name here, {found.path}; "
+                    "load that one",
+                    path=path,
+                )
+        return self.mix(tuple((one.name, one.scale) for one in adapters))
 
     def _known(self, name: object) -> AdapterInfo:
         if not isinstance(name, str) or name not in self._loaded:
