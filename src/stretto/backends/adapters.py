@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.models.spec import ModelSpec
-from stretto.weights.adapters import LoRA, Pair, Target
+from stretto.weights.adapters import LoRA, Pair
 
-__all__ = ["Adapts", "LoRA", "Mix", "changes_of", "scales_of", "target_of"]
+__all__ = ["Adapts", "LoRA", "Mix", "changes_of", "scales_of"]
 
 Floats = NDArray[np.float32]
 
@@ -73,8 +73,3 @@ def changes_of(spec: ModelSpec, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
         if tensor not in parts:
             found[tensor] = pair
     return found
-
-
-def target_of(spec: ModelSpec) -> Target:
-    """What a reader of adapters has to know of a model."""
-    return Target(spec.architecture, spec.tensors(), spec.head_size)

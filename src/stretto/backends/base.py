@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.adapters import Adapts, LoRA, Mix, target_of
+from stretto.backends.adapters import Adapts, LoRA, Mix
 from stretto.backends.batch import Batch, Decoding
 from stretto.errors import Unsupported
 from stretto.models.heads import POOLINGS, Head, Pooling
@@ -38,7 +38,6 @@ __all__ = [
     "Prepares",
     "Projects",
     "SamplesRows",
-    "target_of",
 ]
 
 Ints = NDArray[np.int32]

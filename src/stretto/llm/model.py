@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Backend, Batch, target_of
+from stretto.backends.base import Backend, Batch
 from stretto.engine import Engine, Limits, Request, Sequence, Step
 from stretto.engine.adapters import AdapterInfo, adapter_parts
 from stretto.engine.events import StepEvents
@@ -33,6 +33,7 @@ from stretto.llm.base import EngineModel
 from stretto.llm.making import new_runs
 from stretto.llm.prompts import Prompt, prompt_ids
 from stretto.llm.texts import Texts, is_list
+from stretto.models.adapting import target_of
 from stretto.parallel import ParallelStream, ParallelText, run_all
 from stretto.routing.route import Route
 from stretto.sampling.rng import RandomStream

@@ -17,6 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from stretto import __version__, hardware
 from stretto.llm import LLM
 from stretto.server import metrics
+from stretto.server.adapters import choose_adapter
 from stretto.server.embedding import ids_of
 from stretto.server.errors import ApiError, Json, body_of, dumps, translate
 from stretto.server.generation import Generation, begin, unless_gone
@@ -205,7 +206,7 @@ async def score(body: ScoreRequest, request: Request) -> Response:
     try:
         llm = generation.lease.llm
         ids = await asyncio.to_thread(ids_of, llm, body.text)
-        scores = await unless_gone(request, llm.ascore(ids))
+        scores = await unless_gone(request, llm.ascore(ids, adapter=generation.lease.adapter))
         pieces = [llm.tokenizer.decode([token], special=True) for token in ids]
     except Exception as error:
         raise translate(error, "text") from error
@@ -235,6 +236,7 @@ async def parallel(body: ParallelRequest, request: Request) -> Response:
     try:
         left = generation.left
         options["timeout"] = min(options.get("timeout", left), left)
+        choose_adapter(options, generation.lease.adapter)
         generation.texts = generation.lease.llm.aparallel(body.prompt, stream=True, **options)
         if body.stream:
             # An invalid request fails in the first step, before the answer has started.

@@ -32,9 +32,9 @@ def check_pin(slot: Slot, name: str, n_tokens: int, most: int) -> None:
         )
 
 
-def pin(lease: Lease, name: str, prompt: Any) -> None:
+def pin(lease: Lease, name: str, prompt: Any, adapter: Any = None) -> None:
     """Pin a prompt; one of the same name is released. Most of it was just computed, so it costs little."""
-    with lease.llm.sequence(prompt) as sequence:
+    with lease.llm.sequence(prompt, adapter=adapter) as sequence:
         fresh = lease.llm.cache.pin(sequence)
     old = lease.slot.pins.get(name)
     lease.slot.pins[name] = fresh
