@@ -11,9 +11,9 @@ namespace stretto {
 
 namespace {
 
-constexpr size_t kNarrowRows = 48;     // of A x that a thread computes at a time
-constexpr size_t kAddedRows = 16;      // of B (A x), of which a thread holds a few numbers:
+constexpr size_t kAddedRows = 16;  // of B (A x), of which a thread holds a few numbers:
 constexpr size_t kAddedFloats = 2048;
+static_assert(kAdaptedRows % kMostLanes == 0 && kAddedRows % kMostLanes == 0, "rows are cut between lanes");
 
 // The matrix from a panel on.
 Matrix from_panel(Matrix w, size_t panel) {
@@ -24,45 +24,66 @@ Matrix from_panel(Matrix w, size_t panel) {
 
 }  // namespace
 
-void Decoder::Walk::prepare_changes(std::initializer_list<const Matrix*> matrices, const float* floats, size_t n,
-                                    const std::vector<AdaptedRows>& adapted) {
+void Decoder::Walk::prepare_changes(std::initializer_list<const Matrix*> matrices, const float* floats, const Quantized& in,
+                                    size_t n, const std::vector<AdaptedRows>& adapted) {
     changes_.clear();
     if (adapted.empty()) return;
     // Two buffers by turns: threads may still read the last product's.
     float* at = plan_.low_rank[changes_turn_];
+    size_t row = 0;  // of the integers
     for (const Matrix* matrix : matrices) {
         for (const AdaptedRows& rows : adapted) {
             const LowRank* pair = rows.adapter->find(matrix);
             if (!pair) continue;
-            changes_.push_back({matrix, pair, &rows, at});
+            changes_.push_back({matrix, pair, &rows, at, {}});
             at += n * pair->a.rows;
+            for (const auto& [first, last] : rows.runs) {
+                for (size_t from = first; from < last;) {
+                    const size_t to = std::min((from / kAdaptedRows + 1) * kAdaptedRows, last);
+                    Chunk chunk{from, to, plan_.low_rank_bytes[changes_turn_]};
+                    if (pair->of_bytes()) {
+                        chunk.bytes = chunk.bytes.from(row, kBlock);
+                        chunk.bytes.lanes = kernel_.lanes(to - from);
+                        row += pieces_of(to - from, chunk.bytes.lanes) * chunk.bytes.lanes * pair->b.columns / kBlock;
+                    }
+                    changes_.back().chunks.push_back(chunk);
+                    from = to;
+                }
+            }
         }
     }
     if (changes_.empty()) return;
     changes_turn_ = 1 - changes_turn_;
     size_t task = 0;
     for (const Change& change : changes_) {
-        for (const auto& [first, last] : change.rows->runs) {
-            for (size_t row = first; row < last; row += kNarrowRows) {
-                for (size_t panel = 0; panel < change.pair->a.panels(); ++panel) {
-                    if (task++ % n_threads_ != static_cast<size_t>(thread_)) continue;
-                    narrow_rows(change, floats, row, std::min(row + kNarrowRows, last), panel);
-                }
-            }
+        for (const Chunk& chunk : change.chunks) {
+            if (task++ % n_threads_ == static_cast<size_t>(thread_)) narrow_rows(change, chunk, floats, in);
         }
     }
     meet();
 }
 
-// One panel of A × some rows, times the scale of each.
-void Decoder::Walk::narrow_rows(const Change& change, const float* floats, size_t first, size_t last, size_t panel) const {
-    const Matrix& a = change.pair->a;
-    kernel_.matmul(a, quantized_, floats + first * a.columns, last - first, panel, panel + 1, change.narrow + first * a.rows,
-                   a.rows);
-    const size_t from = panel * kPanelRows, to = std::min(from + kPanelRows, a.rows);
-    for (size_t row = first; row < last; ++row) {
-        const float scale = change.rows->scales[row] * change.pair->scale;
-        for (size_t i = from; i < to; ++i) change.narrow[row * a.rows + i] *= scale;
+// A × some rows, times the scale of each. Rows as integers are made anew where those of the product stand between others.
+void Decoder::Walk::narrow_rows(const Change& change, const Chunk& chunk, const float* floats, const Quantized& in) const {
+    const Matrix &a = change.pair->a, &b = change.pair->b;
+    const size_t count = chunk.last - chunk.first;
+    const float* x = floats + chunk.first * a.columns;
+    Quantized rows = in;
+    if (!is_float(a.layout) && in.lanes == 1) rows = in.from(chunk.first, a.columns);
+    if (!is_float(a.layout) && in.lanes != 1) {
+        rows = mine_.adapted;
+        rows.lanes = kernel_.lanes(count);
+        for (size_t i = 0; i < count; ++i) kernel_.quantize(x + i * a.columns, a.columns, i, rows);
+    }
+    float* narrow = change.narrow + chunk.first * a.rows;
+    kernel_.matmul(a, rows, x, count, 0, a.panels(), narrow, a.rows);
+    std::vector<float> whole(change.pair->of_bytes() ? b.columns : 0);
+    for (size_t i = 0; i < count; ++i, narrow += a.rows) {
+        const float scale = change.rows->scales[chunk.first + i] * change.pair->scale;
+        for (size_t k = 0; k < a.rows; ++k) narrow[k] *= scale;
+        if (whole.empty()) continue;
+        std::copy_n(narrow, a.rows, whole.begin());
+        kernel_.quantize(whole.data(), b.columns, i, chunk.bytes);
     }
 }
 
@@ -70,16 +91,17 @@ void Decoder::Walk::add_changes(const Matrix& w, const Rows& rows, size_t begin,
     float added[kAddedFloats];
     for (const Change& change : changes_) {
         if (change.matrix != &w) continue;
-        const size_t rank = change.pair->b.columns;
-        for (const auto& [run_first, run_last] : change.rows->runs) {
-            const size_t last = std::min(run_last, rows.last);
-            for (size_t row = std::max(run_first, rows.first); row < last; row += kAddedRows) {
-                const size_t count = std::min(kAddedRows, last - row), step = kAddedFloats / (kPanelRows * count);
+        const Matrix& b = change.pair->b;
+        for (const Chunk& chunk : change.chunks) {
+            if (chunk.first < rows.first || chunk.first >= rows.last) continue;
+            for (size_t row = chunk.first; row < chunk.last; row += kAddedRows) {
+                const size_t count = std::min(kAddedRows, chunk.last - row), step = kAddedFloats / (kPanelRows * count);
+                const Quantized in = change.pair->of_bytes() ? chunk.bytes.from(row - chunk.first, b.columns) : chunk.bytes;
                 for (size_t panel = begin; panel < end; panel += step) {
                     const size_t stop = std::min(panel + step, end), from = panel * kPanelRows;
                     const size_t width = std::min(stop * kPanelRows, w.rows) - from;
-                    kernel_.matmul(from_panel(change.pair->b, panel), quantized_, change.narrow + row * rank, count, 0,
-                                   stop - panel, added, width);
+                    kernel_.matmul(from_panel(b, panel), in, change.narrow + row * change.pair->a.rows, count, 0, stop - panel,
+                                   added, width);
                     for (size_t i = 0; i < count; ++i) kernel_.add(out + (row + i) * w.rows + from, added + i * width, width);
                 }
             }

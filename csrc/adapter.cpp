@@ -13,7 +13,9 @@ constexpr size_t kChunkBytes = size_t{1} << 20;
 
 Matrix Adapter::packed(int format, size_t rows, size_t columns, const uint8_t* data) {
     Layout layout;
-    if (!layout_of(format, &layout) || !is_float(layout)) throw std::invalid_argument("an adapter's matrices are of floats");
+    if (!layout_of(format, &layout) || !(is_float(layout) || layout == Layout::kBytes)) {
+        throw std::invalid_argument("an adapter's matrices are of floats or bytes");
+    }
     Matrix matrix = matrix_for(layout, rows, columns, format);
     const size_t bytes = (matrix.bytes() + 63) / 64 * 64;
     if (memory_.empty() || memory_.back().size() - used_ < bytes) {
@@ -31,8 +33,13 @@ Matrix Adapter::packed(int format, size_t rows, size_t columns, const uint8_t* d
 
 void Adapter::add(const Matrix* matrix, size_t rows, size_t columns, size_t rank, float scale, int a_format,
                   const uint8_t* a, int b_format, const uint8_t* b) {
-    changes_[matrix] = {packed(a_format, rank, columns, a), packed(b_format, rows, rank, b), scale};
-    rank_ = std::max(rank_, rank);
+    changes_[matrix] = {packed(a_format, rank, columns, a), packed(b_format, rows, columns_of(b_format, rank), b), scale};
+    rank_ = std::max(rank_, (rank + kBlock - 1) / kBlock * kBlock);
+}
+
+size_t Adapter::columns_of(int format, size_t rank) {
+    Layout layout;
+    return layout_of(format, &layout) && is_float(layout) ? rank : (rank + kBlock - 1) / kBlock * kBlock;
 }
 
 AdaptedRows::AdaptedRows(const Adapter* adapter, std::vector<float> scales) : adapter(adapter), scales(std::move(scales)) {

@@ -1,7 +1,8 @@
 // Adapters: low-rank changes to matrices of a decoder. W x becomes W x + scale × B (A x).
 //
-// Both narrow products are of floats, each number one reduction in one order, and a row's changes are added in the order of
-// the batch's adapters, which its caller keeps the same for all batches. So a row's bits do not depend on other rows.
+// Narrow matrices are of floats, or of bytes where the matrix that they change is quantised. Each number of a product is one
+// reduction in one order, and a row's changes are added in the order of the batch's adapters, which its caller keeps the
+// same for all batches. So a row's bits do not depend on other rows.
 #pragma once
 
 #include <unordered_map>
@@ -14,8 +15,10 @@
 namespace stretto {
 
 struct LowRank {
-    Matrix a, b;  // [rank][columns], [rows][rank]
+    Matrix a, b;  // [rank][columns], [rows][rank, made up to whole blocks where numbers are bytes]
     float scale = 1.0f;
+
+    bool of_bytes() const { return !is_float(b.layout); }
 };
 
 class Adapter {
@@ -27,7 +30,9 @@ public:
         const auto at = changes_.find(matrix);
         return at == changes_.end() ? nullptr : &at->second;
     }
-    size_t rank() const { return rank_; }  // the largest
+    size_t rank() const { return rank_; }  // the largest, in whole blocks
+    // Columns of B for a rank: whole blocks of what is not floats.
+    static size_t columns_of(int format, size_t rank);
 
 private:
     Matrix packed(int format, size_t rows, size_t columns, const uint8_t* data);

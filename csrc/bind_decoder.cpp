@@ -79,7 +79,7 @@ void add_change(Decoder& decoder, int adapter, const std::string& name, size_t r
     const Tensors::Entry* entry = decoder.tensors().find(name);
     if (!entry || !entry->matrix) fail("there is no matrix " + name);
     check_matrix(a_code, rank, entry->columns, rank, a.shape(0));
-    check_matrix(b_code, entry->rows, rank, entry->rows, b.shape(0));
+    check_matrix(b_code, entry->rows, Adapter::columns_of(b_code, rank), entry->rows, b.shape(0));
     decoder.add_change(adapter, name, rank, scale, a_code, a.data(), b_code, b.data());
 }
 

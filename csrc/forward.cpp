@@ -194,7 +194,7 @@ void Decoder::Walk::add_rows(float* rows, const std::vector<float>& bias, const 
 }
 
 void Decoder::Walk::product(const Matrix& w, const float* floats, size_t columns, float* out, const Quantized& in) {
-    prepare_changes({&w}, floats, columns, plan_.adapted);
+    prepare_changes({&w}, floats, in, columns, plan_.adapted);
     each_piece(w.panels(), columns, w.data, [&](const Pieces::Piece& piece) {
         multiply(w, {in, floats, piece.first, piece.last}, piece.begin, piece.end, out);
     });
@@ -205,7 +205,7 @@ void Decoder::Walk::products(std::initializer_list<Target> targets, const float*
     const Matrix* matrices[kMostTargets] = {};
     for (const Target& target : targets) panels += target.matrix->panels();
     std::transform(targets.begin(), targets.end(), matrices, [](const Target& target) { return target.matrix; });
-    prepare_changes({matrices[0], matrices[1], matrices[2], matrices[3]}, floats, n_, plan_.adapted);
+    prepare_changes({matrices[0], matrices[1], matrices[2], matrices[3]}, floats, quantized_, n_, plan_.adapted);
     each_piece(panels, n_, targets.begin()->matrix->data, [&](const Pieces::Piece& piece) {
         size_t before = 0;
         for (const Target& target : targets) {
@@ -224,7 +224,7 @@ void Decoder::Walk::products(std::initializer_list<Target> targets, const float*
 void Decoder::Walk::dense(const DenseConfig& config, const DenseWeights& w, const float* in) {
     const Matrix& first = config.gated ? w.gate.matrix : w.up.matrix;
     float* up_out = config.gated ? plan_.up : plan_.gate;
-    prepare_changes({&w.gate.matrix, &w.up.matrix}, in, n_, plan_.adapted);
+    prepare_changes({&w.gate.matrix, &w.up.matrix}, in, quantized_, n_, plan_.adapted);
     each_piece(first.panels(), n_, first.data, [&](const Pieces::Piece& piece) {
         const Rows rows{quantized_, in, piece.first, piece.last};
         if (config.gated) multiply(w.gate.matrix, rows, piece.begin, piece.end, plan_.gate);
@@ -317,7 +317,7 @@ void Decoder::Walk::logits() {
     if (plan_.hidden || !n_wanted) return;
     meet_if_shared();
     const Matrix& w = c_.tied ? d_.embedding_ : d_.output_;
-    prepare_changes({&w}, own, n_wanted, plan_.adapted_wanted);
+    prepare_changes({&w}, own, quantized, n_wanted, plan_.adapted_wanted);
     each_piece(
         w.panels(), n_wanted, w.data,
         [&](const Pieces::Piece& piece) {

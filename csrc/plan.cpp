@@ -234,6 +234,9 @@ void Decoder::carve(Plan& plan) {
         plan.streams = floats(n * n_streams);
         plan.states = floats(input.wanted.size() * c.n_embd);
         for (float*& buffer : plan.low_rank) buffer = floats(kMostTargets * n * ranks);
+        for (Quantized& rows : plan.low_rank_bytes) {
+            rows = carver.quantized(kMostTargets * (n > 1 ? kMostLanes * n : 1), ranks, 1);
+        }
         plan.cos.clear();
         plan.sin.clear();
         for (const Rope& rope : c.ropes) {
@@ -259,6 +262,7 @@ void Decoder::carve(Plan& plan) {
             thread.partial = partial(kRowsAtOnce * most.group);
             thread.total = partial(kRowsAtOnce * most.group);
             thread.product.pairs = floats(precision_ == Precision::kHigh ? kPairFloats : 0);
+            thread.adapted = carver.quantized(ranks && n > 1 ? kAdaptedRows : 0, most.input, kMostLanes);
             plan.threads.push_back(thread);
         }
         return carver.used();

@@ -28,12 +28,18 @@ private:
         const float* floats;   // the same rows, for float layouts
     };
 
+    // Rows that follow each other and have an adapter, kAdaptedRows at most.
+    struct Chunk {
+        size_t first, last;
+        Quantized bytes;       // A x of the first and its followers, as integers
+    };
     // What one adapter adds to one product.
     struct Change {
         const Matrix* matrix;
         const LowRank* pair;
         const AdaptedRows* rows;
         float* narrow;         // [n][rank], A x times the scale
+        std::vector<Chunk> chunks;
     };
 
     void meet() { d_.pool_.barrier(thread_); }
@@ -53,9 +59,9 @@ private:
         for (Pieces::Piece piece; pieces.next(&piece);) f(piece);
     }
     // What adapters add to the next product, before it begins: A x of all that change one of these matrices.
-    void prepare_changes(std::initializer_list<const Matrix*> matrices, const float* floats, size_t n,
+    void prepare_changes(std::initializer_list<const Matrix*> matrices, const float* floats, const Quantized& in, size_t n,
                          const std::vector<AdaptedRows>& adapted);
-    void narrow_rows(const Change& change, const float* floats, size_t first, size_t last, size_t panel) const;
+    void narrow_rows(const Change& change, const Chunk& chunk, const float* floats, const Quantized& in) const;
     void add_changes(const Matrix& w, const Rows& rows, size_t begin, size_t end, float* out) const;
     // Panels [begin, end) of w × some rows, with what adapters add.
     void multiply(const Matrix& w, const Rows& rows, size_t begin, size_t end, float* out) const {

@@ -23,7 +23,8 @@ from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.models.parts import Rope
 from stretto.models.spec import ModelSpec
 from stretto.sampling.sampler import WRONG, bias_arrays, history
-from stretto.weights.formats import Format
+from stretto.weights.adapters import Pair
+from stretto.weights.formats import Format, quantize
 from stretto.weights.gguf import GGUF
 from stretto.weights.placement import Placement
 
@@ -65,6 +66,7 @@ class NativeBackend:
         self.n_slots, self.slot_bytes = self._decoder.n_slots, self._decoder.slot_bytes
         self.slot_layout = f"native f32, {spec.state_layout}"
         self._adapters: dict[str, int] = {}  # their numbers in the decoder
+        self._quantized: set[str] = set()  # matrices that are multiplied with activations of 8 bits
         self.cell_bytes = self._decoder.cell_bytes
         kind = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
         self.cell_layout = f"{kind}, {spec.kv_layout}"
@@ -94,6 +96,8 @@ class NativeBackend:
                 path=file.path,
                 field=f"tensor {rows.tensor.name!r}",
             )
+        if rows.format not in FLOATS and self.precision == "standard":
+            self._quantized.add(name)
         n, nbytes = rows.data.shape
         code = rows.format.value
         if not repack:
@@ -141,18 +145,18 @@ class NativeBackend:
         return self._run(batch, hidden=True)
 
     def load_adapter(self, name: str, lora: LoRA) -> None:
-        """Pack an adapter's matrices, without losing a bit of them."""
+        """Pack an adapter's matrices.
+
+        Where the matrix that they change is quantised they become bytes (Q8_0), unless precision is high:
+        far exacter than that matrix, and multiplied with the same activations. Elsewhere no bit is lost.
+        """
         number = max(self._adapters.values(), default=-1) + 1
         try:
-            for matrix, pair in changes_of(self.spec, lora.pairs).items():
-                self._open.add_change(
-                    number,
-                    matrix.removesuffix(".weight"),
-                    pair.rank,
-                    pair.scale,
-                    *narrowest(pair.a),
-                    *narrowest(pair.b),
-                )
+            for tensor, pair in changes_of(self.spec, lora.pairs).items():
+                matrix = tensor.removesuffix(".weight")
+                both = as_bytes(pair) if matrix in self._quantized else None
+                a, b = both or (narrowest(pair.a), narrowest(pair.b))
+                self._open.add_change(number, matrix, pair.rank, pair.scale, *a, *b)
         except BaseException:
             self._open.remove_adapter(number)
             raise
@@ -285,7 +289,18 @@ class NativeBackend:
 
 # Tensors of which only rows are read, one for each token: they stay in the file.
 LOOKED_UP = frozenset({"per_layer_token_embd", "position_embd"})
+FLOATS = frozenset({Format.F32, Format.F16, Format.BF16})
 PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
+
+
+def as_bytes(pair: Pair) -> tuple[tuple[int, Bytes], tuple[int, Bytes]] | None:
+    """Both matrices of a change in Q8_0, the rank made up to whole blocks; None if columns are no blocks."""
+    block = Format.Q8_0.block
+    if pair.a.shape[1] % block:
+        return None
+    b = np.pad(pair.b, ((0, 0), (0, -pair.rank % block)))
+    a_bytes, b_bytes = (quantize(one, Format.Q8_0).reshape(-1) for one in (pair.a, b))
+    return (Format.Q8_0.value, a_bytes), (Format.Q8_0.value, b_bytes)
 
 
 def narrowest(numbers: Floats) -> tuple[int, Bytes]:
