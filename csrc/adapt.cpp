@@ -30,33 +30,21 @@ void Decoder::Walk::prepare_changes(std::initializer_list<const Matrix*> matrice
     if (adapted.empty()) return;
     // Two buffers by turns: threads may still read the last product's.
     float* at = plan_.low_rank[changes_turn_];
-    size_t row = 0;  // of the integers
+    size_t block = 0;  // of the integers
     for (const Matrix* matrix : matrices) {
         for (const AdaptedRows& rows : adapted) {
-            const LowRank* pair = rows.adapter->find(matrix);
+            const LowRank* pair = matrix ? rows.adapter->find(matrix) : nullptr;
             if (!pair) continue;
-            changes_.push_back({matrix, pair, &rows, at, {}});
+            changes_.push_back({matrix, pair, &rows, at, plan_.low_rank_bytes[changes_turn_].from(block, kBlock)});
             at += n * pair->a.rows;
-            for (const auto& [first, last] : rows.runs) {
-                for (size_t from = first; from < last;) {
-                    const size_t to = std::min((from / kAdaptedRows + 1) * kAdaptedRows, last);
-                    Chunk chunk{from, to, plan_.low_rank_bytes[changes_turn_]};
-                    if (pair->of_bytes()) {
-                        chunk.bytes = chunk.bytes.from(row, kBlock);
-                        chunk.bytes.lanes = kernel_.lanes(to - from);
-                        row += pieces_of(to - from, chunk.bytes.lanes) * chunk.bytes.lanes * pair->b.columns / kBlock;
-                    }
-                    changes_.back().chunks.push_back(chunk);
-                    from = to;
-                }
-            }
+            block += rows.padded * pair->b.columns / kBlock;
         }
     }
     if (changes_.empty()) return;
     changes_turn_ = 1 - changes_turn_;
     size_t task = 0;
     for (const Change& change : changes_) {
-        for (const Chunk& chunk : change.chunks) {
+        for (const AdaptedChunk& chunk : change.rows->chunks) {
             if (task++ % n_threads_ == static_cast<size_t>(thread_)) narrow_rows(change, chunk, floats, in);
         }
     }
@@ -64,7 +52,7 @@ void Decoder::Walk::prepare_changes(std::initializer_list<const Matrix*> matrice
 }
 
 // A × some rows, times the scale of each. Rows as integers are made anew where those of the product stand between others.
-void Decoder::Walk::narrow_rows(const Change& change, const Chunk& chunk, const float* floats, const Quantized& in) const {
+void Decoder::Walk::narrow_rows(const Change& change, const AdaptedChunk& chunk, const float* floats, const Quantized& in) {
     const Matrix &a = change.pair->a, &b = change.pair->b;
     const size_t count = chunk.last - chunk.first;
     const float* x = floats + chunk.first * a.columns;
@@ -72,18 +60,19 @@ void Decoder::Walk::narrow_rows(const Change& change, const Chunk& chunk, const 
     if (!is_float(a.layout) && in.lanes == 1) rows = in.from(chunk.first, a.columns);
     if (!is_float(a.layout) && in.lanes != 1) {
         rows = mine_.adapted;
-        rows.lanes = kernel_.lanes(count);
+        rows.lanes = chunk.lanes;
         for (size_t i = 0; i < count; ++i) kernel_.quantize(x + i * a.columns, a.columns, i, rows);
     }
     float* narrow = change.narrow + chunk.first * a.rows;
     kernel_.matmul(a, rows, x, count, 0, a.panels(), narrow, a.rows);
-    std::vector<float> whole(change.pair->of_bytes() ? b.columns : 0);
+    const Quantized bytes = change.bytes_of(chunk, 0);
+    if (change.pair->of_bytes()) whole_blocks_.assign(b.columns, 0.0f);
     for (size_t i = 0; i < count; ++i, narrow += a.rows) {
         const float scale = change.rows->scales[chunk.first + i] * change.pair->scale;
         for (size_t k = 0; k < a.rows; ++k) narrow[k] *= scale;
-        if (whole.empty()) continue;
-        std::copy_n(narrow, a.rows, whole.begin());
-        kernel_.quantize(whole.data(), b.columns, i, chunk.bytes);
+        if (!change.pair->of_bytes()) continue;
+        std::copy_n(narrow, a.rows, whole_blocks_.begin());
+        kernel_.quantize(whole_blocks_.data(), b.columns, i, bytes);
     }
 }
 
@@ -92,11 +81,11 @@ void Decoder::Walk::add_changes(const Matrix& w, const Rows& rows, size_t begin,
     for (const Change& change : changes_) {
         if (change.matrix != &w) continue;
         const Matrix& b = change.pair->b;
-        for (const Chunk& chunk : change.chunks) {
+        for (const AdaptedChunk& chunk : change.rows->chunks) {
             if (chunk.first < rows.first || chunk.first >= rows.last) continue;
             for (size_t row = chunk.first; row < chunk.last; row += kAddedRows) {
                 const size_t count = std::min(kAddedRows, chunk.last - row), step = kAddedFloats / (kPanelRows * count);
-                const Quantized in = change.pair->of_bytes() ? chunk.bytes.from(row - chunk.first, b.columns) : chunk.bytes;
+                const Quantized in = change.bytes_of(chunk, row - chunk.first);
                 for (size_t panel = begin; panel < end; panel += step) {
                     const size_t stop = std::min(panel + step, end), from = panel * kPanelRows;
                     const size_t width = std::min(stop * kPanelRows, w.rows) - from;

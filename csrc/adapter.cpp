@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 namespace stretto {
 
@@ -42,12 +43,19 @@ size_t Adapter::columns_of(int format, size_t rank) {
     return layout_of(format, &layout) && is_float(layout) ? rank : (rank + kBlock - 1) / kBlock * kBlock;
 }
 
-AdaptedRows::AdaptedRows(const Adapter* adapter, std::vector<float> scales) : adapter(adapter), scales(std::move(scales)) {
+AdaptedRows::AdaptedRows(const Adapter* adapter, std::vector<float> scales, const Kernels& kernels)
+    : adapter(adapter), scales(std::move(scales)) {
     const std::vector<float>& each = this->scales;
     for (size_t row = 0; row < each.size(); ++row) {
         if (each[row] == 0.0f) continue;
-        if (runs.empty() || runs.back().second != row) runs.emplace_back(row, row);
-        runs.back().second = row + 1;
+        if (chunks.empty() || chunks.back().last != row || row % kAdaptedRows == 0) chunks.push_back({row, row, 0, 0});
+        chunks.back().last = row + 1;
+    }
+    for (AdaptedChunk& chunk : chunks) {
+        const size_t count = chunk.last - chunk.first;
+        chunk.lanes = kernels.lanes(count);
+        chunk.at = padded;
+        padded += (count + chunk.lanes - 1) / chunk.lanes * chunk.lanes;
     }
 }
 

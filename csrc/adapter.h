@@ -6,11 +6,10 @@
 #pragma once
 
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
+#include "kernels/kernels.h"
 #include "memory.h"
-#include "packed.h"
 
 namespace stretto {
 
@@ -43,13 +42,22 @@ private:
     size_t rank_ = 0;
 };
 
+constexpr size_t kAdaptedRows = 48;  // rows that are changed together; pieces of products begin with multiples of it
+
+// Rows that follow each other and have an adapter, kAdaptedRows at most.
+struct AdaptedChunk {
+    size_t first, last;
+    size_t at, lanes;  // of their integers: the first row, and how many rows stand together
+};
+
 // The rows of a product that an adapter changes.
 struct AdaptedRows {
     const Adapter* adapter;
-    std::vector<float> scales;                     // of each row; 0: unchanged
-    std::vector<std::pair<size_t, size_t>> runs;   // [first, last) of rows that follow each other and are changed
+    std::vector<float> scales;  // of each row; 0: unchanged
+    std::vector<AdaptedChunk> chunks;
+    size_t padded = 0;          // rows of integers
 
-    AdaptedRows(const Adapter* adapter, std::vector<float> scales);
+    AdaptedRows(const Adapter* adapter, std::vector<float> scales, const Kernels& kernels);
 };
 
 }  // namespace stretto

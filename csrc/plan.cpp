@@ -172,8 +172,8 @@ void Decoder::find_adapted(Plan& plan) const {
     for (const auto& [adapter, scales] : input.adapters) {
         std::vector<float> wanted;
         for (const size_t row : input.wanted) wanted.push_back(scales[row]);
-        plan.adapted.emplace_back(adapter, std::vector<float>(scales, scales + input.n));
-        plan.adapted_wanted.emplace_back(adapter, std::move(wanted));
+        plan.adapted.emplace_back(adapter, std::vector<float>(scales, scales + input.n), *kernels_);
+        plan.adapted_wanted.emplace_back(adapter, std::move(wanted), *kernels_);
     }
 }
 
@@ -193,7 +193,12 @@ void Decoder::carve(Plan& plan) {
         const AttentionConfig& a = c.layers[i].attention;
         if (plan.split[i]) widen(n_partials, plan.blocks.size() * a.n_kv_head * plan.spans * kRowsAtOnce * a.group());
     }
-    size_t ranks = 0;  // of all adapters
+    size_t ranks = 0, rank_blocks = 0;  // of all adapters
+    for (const std::vector<AdaptedRows>* several : {&plan.adapted, &plan.adapted_wanted}) {
+        size_t blocks = 0;
+        for (const AdaptedRows& rows : *several) blocks += rows.padded * rows.adapter->rank() / kBlock;
+        widen(rank_blocks, blocks);
+    }
     for (const AdaptedRows& rows : plan.adapted) ranks += rows.adapter->rank();
     auto take_all = [&](uint8_t* base) {
         Carver carver(base);
@@ -234,9 +239,7 @@ void Decoder::carve(Plan& plan) {
         plan.streams = floats(n * n_streams);
         plan.states = floats(input.wanted.size() * c.n_embd);
         for (float*& buffer : plan.low_rank) buffer = floats(kMostTargets * n * ranks);
-        for (Quantized& rows : plan.low_rank_bytes) {
-            rows = carver.quantized(kMostTargets * (n > 1 ? kMostLanes * n : 1), ranks, 1);
-        }
+        for (Quantized& rows : plan.low_rank_bytes) rows = carver.quantized(kMostTargets * rank_blocks, kBlock, 1);
         plan.cos.clear();
         plan.sin.clear();
         for (const Rope& rope : c.ropes) {

@@ -16,7 +16,6 @@ constexpr size_t kOtherTasks = 3 * kLayerTasks;  // logits, what is beside the e
 constexpr size_t kRowsAtOnce = 16;  // rows of one view that attention takes together
 constexpr size_t kMostLanes = 16;   // of quantised rows, in any kernel set
 constexpr size_t kMostTargets = 4;  // matrices that read the same rows as one range of work
-constexpr size_t kAdaptedRows = 48;  // rows that adapters change together; pieces of products begin with multiples of it
 
 // Rows that follow each other and have the same view.
 struct RowBlock {
@@ -84,7 +83,7 @@ struct Decoder::Plan {
     float* states;            // [n_wanted][n_embd]
     std::vector<AdaptedRows> adapted, adapted_wanted;  // rows, and wanted rows, that adapters change
     float* low_rank[2];       // [matrices of a product × adapters][n][rank]
-    Quantized low_rank_bytes[2];  // the same as integers, in rows that are made up to whole lanes
+    Quantized low_rank_bytes[2];  // the same as integers, [rows made up to whole lanes][rank in whole blocks]
     std::vector<float*> cos, sin;             // by rope: [n][pairs]
     std::vector<std::vector<int32_t>> begins, ends; // by layer's window: [n]; ends where a window has two sides
     std::vector<size_t> window_of;            // layer → entry of begins and ends

@@ -28,18 +28,21 @@ private:
         const float* floats;   // the same rows, for float layouts
     };
 
-    // Rows that follow each other and have an adapter, kAdaptedRows at most.
-    struct Chunk {
-        size_t first, last;
-        Quantized bytes;       // A x of the first and its followers, as integers
-    };
     // What one adapter adds to one product.
     struct Change {
         const Matrix* matrix;
         const LowRank* pair;
         const AdaptedRows* rows;
         float* narrow;         // [n][rank], A x times the scale
-        std::vector<Chunk> chunks;
+        Quantized bytes;       // the same as integers, chunk after chunk
+
+        // A x of a chunk from a row on, as integers.
+        Quantized bytes_of(const AdaptedChunk& chunk, size_t row) const {
+            if (!pair->of_bytes()) return bytes;
+            Quantized found = bytes.from(chunk.at + row, pair->b.columns);
+            found.lanes = chunk.lanes;
+            return found;
+        }
     };
 
     void meet() { d_.pool_.barrier(thread_); }
@@ -61,7 +64,7 @@ private:
     // What adapters add to the next product, before it begins: A x of all that change one of these matrices.
     void prepare_changes(std::initializer_list<const Matrix*> matrices, const float* floats, const Quantized& in, size_t n,
                          const std::vector<AdaptedRows>& adapted);
-    void narrow_rows(const Change& change, const Chunk& chunk, const float* floats, const Quantized& in) const;
+    void narrow_rows(const Change& change, const AdaptedChunk& chunk, const float* floats, const Quantized& in);
     void add_changes(const Matrix& w, const Rows& rows, size_t begin, size_t end, float* out) const;
     // Panels [begin, end) of w × some rows, with what adapters add.
     void multiply(const Matrix& w, const Rows& rows, size_t begin, size_t end, float* out) const {
@@ -142,6 +145,7 @@ private:
     size_t task_ = 0;       // the next of Plan::cursors
     std::vector<Change> changes_;  // of the current product
     size_t changes_turn_ = 0;      // which of Plan::low_rank is next
+    std::vector<float> whole_blocks_;  // a row of A x
     std::vector<Group> groups_;
     std::vector<size_t> pair_rows_, pair_of_;  // of each gathered row: which it is; of each row and choice: where it went
 };
