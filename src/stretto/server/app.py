@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, Response
 
 from stretto import __version__
-from stretto.server import docs, ollama, openai, own, speech, tasks
+from stretto.server import docs, ollama, openai, own, pages, speech, tasks
 from stretto.server.errors import install
 from stretto.server.guard import Guard
 from stretto.server.lean import Lean
@@ -60,6 +60,7 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
     app.state.stretto = state
     for router in ROUTERS:
         app.include_router(router)
+    app.include_router(pages.router)
 
     @app.get("/docs", include_in_schema=False)
     async def page(request: Request) -> Response:
@@ -70,4 +71,4 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
     paths = frozenset(
         route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)
     )
-    return Guard(Lean(app, openai.DIRECT_ROUTES), state, paths)
+    return Guard(Lean(app, openai.DIRECT_ROUTES), state, paths, frozenset(pages.files()))
