@@ -4,6 +4,7 @@
 // that has just computed it, before biases and activations, as if the matrix were another one.
 
 #include <algorithm>
+#include <cstring>
 
 #include "walk.h"
 
@@ -94,6 +95,25 @@ void Decoder::Walk::add_changes(const Matrix& w, const Rows& rows, size_t begin,
                     for (size_t i = 0; i < count; ++i) kernel_.add(out + (row + i) * w.rows + from, added + i * width, width);
                 }
             }
+        }
+    }
+}
+
+// Vectors are added to the residual stream at the end of a layer, in the order of the batch's adapters.
+void Decoder::Walk::steer(size_t index) {
+    for (const AdaptedRows& rows : plan_.adapted) {
+        const float* vector = rows.adapter->vector(index);
+        for (size_t row = first_; vector && row < last_; ++row) {
+            const float scale = rows.scales[row];
+            float* x = row_of(x_, row);
+            if (scale != 0.0f) for (size_t i = 0; i < c_.n_embd; ++i) x[i] += scale * vector[i];
+        }
+    }
+    if (alone_ && thread_ != 0) return;
+    for (size_t k = 0; k < input_.kept.size(); ++k) {
+        if (input_.kept[k] != index) continue;
+        for (size_t row = first_; row < last_; ++row) {
+            std::memcpy(input_.states + (k * n_ + row) * c_.n_embd, row_of(x_, row), c_.n_embd * sizeof(float));
         }
     }
 }

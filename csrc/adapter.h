@@ -24,6 +24,12 @@ class Adapter {
 public:
     void add(const Matrix* matrix, size_t rows, size_t columns, size_t rank, float scale, int a_format, const uint8_t* a,
              int b_format, const uint8_t* b);
+    // A vector that is added to rows after a layer.
+    void add_vector(size_t layer, const float* vector, size_t n) { vectors_[layer].assign(vector, vector + n); }
+    const float* vector(size_t layer) const {
+        const auto at = vectors_.find(layer);
+        return at == vectors_.end() ? nullptr : at->second.data();
+    }
     // The change of a matrix, or null.
     const LowRank* find(const Matrix* matrix) const {
         const auto at = changes_.find(matrix);
@@ -37,6 +43,7 @@ private:
     Matrix packed(int format, size_t rows, size_t columns, const uint8_t* data);
 
     std::unordered_map<const Matrix*, LowRank> changes_;
+    std::unordered_map<size_t, std::vector<float>> vectors_;  // by layer
     std::vector<Buffer> memory_;  // chunks, each with many matrices
     size_t used_ = 0;             // of the last chunk
     size_t rank_ = 0;

@@ -83,6 +83,11 @@ void add_change(Decoder& decoder, int adapter, const std::string& name, size_t r
     decoder.add_change(adapter, name, rank, scale, a_code, a.data(), b_code, b.data());
 }
 
+void add_vector(Decoder& decoder, int adapter, size_t layer, Input1<float> vector) {
+    if (layer >= decoder.config().layers.size() || vector.shape(0) != decoder.config().n_embd) fail("the vector fits no layer");
+    decoder.add_vector(adapter, layer, vector.data());
+}
+
 // The slots of a batch's rows, if the model has recurrent layers.
 const int32_t* slots_of(const Decoder& decoder, const int32_t* slots, size_t n, size_t rows) {
     if (!decoder.slot_bytes()) return nullptr;
@@ -108,7 +113,8 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
                       Input1<int32_t> table, Input1<int32_t> wanted, const nb::dict& vectors, bool hidden,
                       Input1<int32_t> probes, Input1<int32_t> watched, const nb::object& rotated,
                       const Maybe<int32_t>& slots, const Maybe<int32_t>& causal, const Maybe<int32_t>& types,
-                      const AdapterScales& adapters) {
+                      const AdapterScales& adapters, const std::vector<size_t>& kept,
+                      const Maybe<float>& states) {
     const Config& config = decoder.config();
     check_complete(decoder);
     Input input;
@@ -164,6 +170,14 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
     check_range(watched.data(), watched.shape(0), input.n, "watched rows");
     input.watched.assign(watched.data(), watched.data() + watched.shape(0));
     set_adapters(decoder, adapters, input);
+    for (const size_t layer : kept) {
+        if (layer >= config.layers.size()) fail("there is no such layer");
+    }
+    if (!kept.empty()) {
+        if (!states || states->shape(0) != kept.size() * input.n * config.n_embd) fail("states have another size");
+        input.kept = kept;
+        input.states = const_cast<float*>(states->data());
+    }
     input.tokens = tokens.data();
     input.positions = positions.data();
     input.cells = cells.data();
@@ -448,7 +462,8 @@ void bind_decoder(nb::module_& m) {
              nb::arg("vectors"), nb::arg("hidden"), nb::arg("probes").noconvert(), nb::arg("watched").noconvert(),
              nb::arg("rotated").none() = nb::none(), nb::arg("slots").noconvert() = nb::none(),
              nb::arg("causal").noconvert() = nb::none(), nb::arg("types").noconvert() = nb::none(),
-             nb::arg("adapters") = AdapterScales())
+             nb::arg("adapters") = AdapterScales(), nb::arg("kept") = std::vector<size_t>(),
+             nb::arg("states").noconvert() = nb::none())
         .def("project", &project, nb::arg("name"), nb::arg("rows").noconvert())
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("cells"), nb::arg("views"),
              nb::arg("lengths"), nb::arg("table").noconvert(), nb::arg("slots") = std::vector<int32_t>(),
@@ -464,6 +479,7 @@ void bind_decoder(nb::module_& m) {
              nb::arg("adapters") = std::vector<std::pair<int, float>>())
         .def("add_change", &add_change, nb::arg("adapter"), nb::arg("name"), nb::arg("rank"), nb::arg("scale"),
              nb::arg("a_code"), nb::arg("a").noconvert(), nb::arg("b_code"), nb::arg("b").noconvert())
+        .def("add_vector", &add_vector, nb::arg("adapter"), nb::arg("layer"), nb::arg("vector").noconvert())
         .def("remove_adapter", &Decoder::remove_adapter, nb::arg("adapter"))
         .def("copy_cells", &copy_cells, nb::arg("source").noconvert(), nb::arg("target").noconvert())
         .def("rotate_cells", &rotate_cells, nb::arg("cells").noconvert(), nb::arg("delta"))

@@ -38,6 +38,8 @@ struct Input {
     std::vector<size_t> wanted;           // rows
     std::vector<int32_t> probes;          // cells whose share of attention is asked for
     std::vector<size_t> watched;          // rows whose whole attention is asked for
+    std::vector<size_t> kept;             // layers after which the rows are asked for:
+    float* states = nullptr;              // [kept][n][n_embd]
 };
 
 class Decoder {
@@ -79,6 +81,9 @@ public:
     // Adds the change of a matrix to an adapter, which begins with its first.
     void add_change(int adapter, const std::string& name, size_t rank, float scale, int a_format, const uint8_t* a,
                     int b_format, const uint8_t* b);
+    void add_vector(int adapter, size_t layer, const float* vector) {
+        adapters_[adapter].add_vector(layer, vector, config_.n_embd);
+    }
     void remove_adapter(int adapter) { adapters_.erase(adapter); }
     // An adapter by its number, or null.
     const Adapter* adapter(int number) const {

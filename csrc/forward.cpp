@@ -25,6 +25,7 @@ void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks)
             for (size_t i = layer; i < next; ++i) {
                 walk.layer(i);
                 if (i < config_.deepstack) walk.add_features(i);
+                if (!plan.adapted.empty() || !input.kept.empty()) walk.steer(i);
             }
             if (next == n_layers) walk.logits();
         };

@@ -15,6 +15,7 @@ public:
     void embed();
     void layer(size_t index);
     void add_features(size_t index);
+    void steer(size_t index);  // adds adapters' vectors, and keeps rows that are asked for
     // How much of its view each row sees in a layer.
     const int32_t* ends_of(size_t layer) const;
     void logits();  // and what is before them: the last norm

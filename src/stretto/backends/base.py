@@ -20,6 +20,7 @@ from stretto.sampling.rng import RandomStream
 
 __all__ = [
     "POOLINGS",
+    "Activates",
     "Adapts",
     "Backend",
     "Batch",
@@ -240,6 +241,15 @@ class Projects(Protocol):
 
         Each row's result has the same bits whatever the others are.
         """
+        ...
+
+
+@runtime_checkable
+class Activates(Protocol):
+    """The part of a backend that shows the residual stream between layers."""
+
+    def activations(self, batch: Batch, layers: list[int]) -> Floats:
+        """float32[layers, n, n_embd]: of all rows of a placed batch, at the end of layers."""
         ...
 
 

@@ -9,6 +9,7 @@ bits whatever else is in the batch, in however many chunks and with however many
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -157,10 +158,18 @@ class NativeBackend:
                 both = as_bytes(pair) if matrix in self._quantized else None
                 a, b = both or (narrowest(pair.a), narrowest(pair.b))
                 self._open.add_change(number, matrix, pair.rank, pair.scale, *a, *b)
+            for layer, vector in lora.vectors.items():
+                self._open.add_vector(number, layer, vector)
         except BaseException:
             self._open.remove_adapter(number)
             raise
         self._adapters[name] = number
+
+    def activations(self, batch: Batch, layers: list[int]) -> Floats:
+        """float32[layers, n, n_embd]: the residual stream of all rows at the end of layers."""
+        states = np.empty((len(layers), len(batch), self.spec.n_embd), np.float32)
+        self._run(batch, True, layers, states.reshape(-1))
+        return states
 
     def unload_adapter(self, name: str) -> None:
         """Free an adapter."""
@@ -251,7 +260,9 @@ class NativeBackend:
             raise InvalidRequest("the model is closed; load it again")
         return self._decoder
 
-    def _run(self, batch: Batch, hidden: bool) -> Floats:
+    def _run(
+        self, batch: Batch, hidden: bool, layers: Sequence[int] = (), states: Floats | None = None
+    ) -> Floats:
         placement = batch.placement
         if placement is None:
             raise InvalidRequest("the batch has no cells yet; call batch.place(cells) first")
@@ -273,6 +284,8 @@ class NativeBackend:
             placement.causal,
             batch.types if batch.has_types else None,
             self._scales(batch),
+            list(layers),
+            states,
         )
         if len(batch.probes):
             batch.received = self._open.received().reshape(len(batch), len(batch.probes))

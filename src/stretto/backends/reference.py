@@ -6,7 +6,7 @@ dense mask here, made from the views or given by hand. Each kind of mixer and fe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ class Computed:
     hidden: Floats  # float32[n, n_embd], after the last norm
     # Of each layer that attends: float32[n_head, n, n_cells]; empty unless asked for.
     attention: list[Floats]
+    states: list[Floats] = field(default_factory=list)  # float32[n, n_embd] at the end of each layer
 
 
 class ReferenceBackend:
@@ -66,6 +67,7 @@ class ReferenceBackend:
             np.zeros((n_slots, layer.state_floats), np.float32) for layer in spec.layers
         ]
         self._adapters: dict[str, dict[str, Pair]] = {}
+        self._vectors: dict[str, dict[int, Floats]] = {}
         self.cell_bytes = 4 * spec.kv_floats
         self.cell_layout = f"reference f32, {spec.kv_layout}"
         self.n_slots = n_slots if spec.recurrent else 0
@@ -95,10 +97,16 @@ class ReferenceBackend:
     def load_adapter(self, name: str, lora: LoRA) -> None:
         """Have an adapter ready."""
         self._adapters[name] = changes_of(self.spec, lora.pairs)
+        self._vectors[name] = lora.vectors
 
     def unload_adapter(self, name: str) -> None:
         """Free an adapter."""
-        del self._adapters[name]
+        del self._adapters[name], self._vectors[name]
+
+    def activations(self, batch: Batch, layers: list[int]) -> Floats:
+        """float32[layers, n, n_embd]: the residual stream of all rows at the end of layers."""
+        states = self.compute(batch).states
+        return np.stack([states[layer] for layer in layers])
 
     def _changes(self, batch: Batch, rows: Ints | slice = slice(None)) -> Changes:
         """What the adapters of a batch add to products of some of its rows."""
@@ -157,14 +165,19 @@ class ReferenceBackend:
             run.inputs = streams.inputs(spec.per_layer, whole, batch, x)
         if spec.streams is not None:
             x = streams.spread(whole, x)
+        states, scales = [], scales_of(batch.mixes or ())
         for i, layer in enumerate(spec.layers):
             x = (self._layer if layer.streams is None else self._streams_layer)(i, layer, x, run)
             if i < spec.deepstack:
                 for row, vector in batch.vectors.items():
                     x[row] += vector[(i + 1) * spec.n_embd : (i + 2) * spec.n_embd]
+            for name, each in scales.items():
+                if i in self._vectors[name]:
+                    x = x + each[:, None] * self._vectors[name][i]
+            states.append(x)
         if spec.streams is not None:
             x = streams.merge(whole, x)
-        return Computed(whole.norm(spec.output_norm, x), run.attention)
+        return Computed(whole.norm(spec.output_norm, x), run.attention, states)
 
     def _mask(self, placement: Placement, lengths: Ints) -> Mask:
         """bool[n, n_cells]: the first `lengths` cells of each row's view."""

@@ -26,6 +26,7 @@ class AdapterInfo:
 
     - `path`: the file or folder that it was read from
     - `rank`: the largest rank of its matrices; `matrices`: how many it changes
+    - `layers`: those at whose end it adds a vector
     - `fingerprint`: of all its numbers; saved sequences name it
     """
 
@@ -34,6 +35,7 @@ class AdapterInfo:
     rank: int
     matrices: int
     fingerprint: str
+    layers: tuple[int, ...] = ()
 
 
 class Adapters(Mapping[str, AdapterInfo]):
@@ -83,8 +85,12 @@ class Adapters(Mapping[str, AdapterInfo]):
     def load(self, name: str, lora: LoRA) -> None:
         """Have an adapter ready."""
         self.check_free(name)
+        if lora.vectors and self._backend.spec.streams is not None:
+            raise Unsupported("vectors cannot be added to a residual of several streams")
         self.able().load_adapter(name, lora)
-        self._loaded[name] = AdapterInfo(name, str(lora.path), lora.rank, len(lora.pairs), lora.fingerprint)
+        self._loaded[name] = AdapterInfo(
+            name, str(lora.path), lora.rank, len(lora.pairs), lora.fingerprint, tuple(sorted(lora.vectors))
+        )
 
     def unload(self, name: str) -> None:
         """Free an adapter that no sequence uses."""

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Backend, Batch, Decoding
+from stretto.backends.base import Activates, Backend, Batch, Decoding
 from stretto.cache.cells import Cells
 from stretto.cache.items import Images, Pixels
 from stretto.cache.prefix import CacheKey, PrefixCache
@@ -251,6 +251,19 @@ class Runner:
             batch.check(self.spec.n_vocab, self.spec.n_vector, self.context_length)
             self._place(batch)
             return host_rows(self._compute(batch, hidden), self.spec.n_vocab)
+
+    def activations(self, batch: Batch, layers: list[int]) -> Floats:
+        """Place a batch and run it: float32[layers, n, n_embd], the residual stream at the end of layers."""
+        assert isinstance(self.backend, Activates)
+        batch.check(self.spec.n_vocab, self.spec.n_vector, self.context_length)
+        self._place(batch)
+        try:
+            if self.states is not None:
+                self.states.apply(batch.moves)
+            return self.backend.activations(batch, layers)
+        except BaseException:
+            batch.unplace(self.cells)
+            raise
 
     def shift(self, sequence: int, start: int, stop: int | None, delta: int, lag: int = 0) -> None:
         """Move a sequence's tokens to other positions, rotating their keys; shared cells are copied first.

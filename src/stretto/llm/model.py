@@ -19,6 +19,7 @@ from stretto.engine.options import Options, combined
 from stretto.engine.params import sampling_params
 from stretto.engine.parked import ParkedSequences
 from stretto.engine.passes import (
+    activations_of,
     complete,
     compute_all,
     embed_request,
@@ -43,6 +44,7 @@ from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.vision.vision import Vision
 from stretto.weights.adapters import read_adapter
+from stretto.weights.adapters.steering import make_steering, write_steering
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -297,6 +299,34 @@ class LLM(Texts, EngineModel):
             self._engine.runner.check_open()
             adapters.load(name, lora)
         return adapters[name]
+
+    def load_steering(self, name: str, vectors: Mapping[int, Any]) -> AdapterInfo:
+        """Load vectors that are added to the residual stream at the end of layers, as an adapter.
+
+        >>> llm.load_steering("calm", {12: direction})
+        >>> llm.generate("Hello", adapter={"calm": 4.0})
+        """
+        adapters = self._engine.runner.adapters
+        adapters.able()
+        made = make_steering(vectors, target_of(self.spec))
+        with self._engine.arrivals.arriving(), self._engine.lock:
+            self._engine.runner.check_open()
+            adapters.load(name, made)
+        return adapters[name]
+
+    def save_steering(self, path: str | os.PathLike[str], vectors: Mapping[int, Any]) -> None:
+        """Write vectors by layer as a GGUF file, which `load_adapter` and llama.cpp read."""
+        write_steering(path, vectors, target_of(self.spec))
+
+    def activations(
+        self, text: str | Seq[int], layers: Seq[int], *, adapter: Adapter | None = None
+    ) -> Floats:
+        """float32[layers, tokens, n_embd]: the residual stream of each token at the end of layers.
+
+        >>> llm.activations("I am calm.", [12])[0, -1]
+        """
+        ids = prompt_ids(self._engine, text)
+        return activations_of(self._engine, ids, list(layers), adapter)
 
     def unload_adapter(self, name: str) -> None:
         """Free an adapter; while a sequence or a request uses it, that raises `InvalidRequest`."""

@@ -8,4 +8,4 @@ from stretto.weights.adapters import Target
 
 def target_of(spec: ModelSpec) -> Target:
     """The model that an adapter is to change."""
-    return Target(spec.architecture, spec.tensors(), spec.head_size)
+    return Target(spec.architecture, spec.tensors(), spec.head_size, spec.n_layer, spec.n_embd)

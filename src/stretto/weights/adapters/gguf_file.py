@@ -1,4 +1,4 @@
-"""LoRA adapters in GGUF files, as llama.cpp's convert_lora_to_gguf writes them."""
+"""LoRA adapters in GGUF files, as llama.cpp's convert_lora_to_gguf writes them, and its control vectors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from stretto.errors import ModelError
 from stretto.weights.adapters.lora import LoRA, Read, Target, make_lora
+from stretto.weights.adapters.steering import ARCHITECTURE, read_steering
 from stretto.weights.formats import READABLE
 from stretto.weights.gguf import GGUF
 from stretto.weights.tensor import Tensor
@@ -19,6 +20,8 @@ ALPHA = "adapter.lora.alpha"
 def read_gguf(path: Path, target: Target) -> LoRA:
     """The adapter in a file; its shapes are checked before any number is read."""
     with GGUF(path) as file:
+        if file.metadata.get("general.architecture") == ARCHITECTURE:
+            return read_steering(file, target)
         alpha = _checked_head(file, target)
         parts: dict[str, tuple[Read, Read, float]] = {}
         for name in file.tensors:

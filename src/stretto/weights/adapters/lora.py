@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from struct import pack
@@ -34,21 +34,23 @@ class Target:
     architecture: str
     shapes: Mapping[str, Shape]  # of its tensors, by the names of a GGUF file
     head_size: int  # of queries and keys
+    n_layer: int
+    n_embd: int
 
     def check(self, name: str, a: Shape, b: Shape, path: Path) -> None:
         """Raise `ModelError` unless narrow matrices of these shapes can change the matrix `name`."""
-        field = f"tensor {name!r}"
+        where = f"tensor {name!r}"
         if name not in self.shapes:
             why = "this model has no such matrix; is the adapter for another model?"
             if name == "output.weight":
                 why = "the output of this model is its embedding matrix, which adapters cannot change"
-            raise ModelError(why, path=path, field=field)
+            raise ModelError(why, path=path, field=where)
         if not SUPPORTED.fullmatch(name):
             raise ModelError(
                 "changes of this tensor are not supported, only of matrices of attention, feed-forward and "
                 "output; train the adapter without it, or merge it into the model",
                 path=path,
-                field=field,
+                field=where,
             )
         wanted = self.shapes[name]
         if len(a) != 2 or len(b) != 2 or a[0] != b[1] or (b[0], a[1]) != wanted:
@@ -56,10 +58,10 @@ class Target:
                 f"lora_a of {shown(a)} and lora_b of {shown(b)} do not make the {shown(wanted)} that the "
                 "matrix has in this model; is the adapter for another model?",
                 path=path,
-                field=field,
+                field=where,
             )
         if not 1 <= a[0] <= MAX_RANK:
-            raise ModelError(f"the rank is {a[0]}; 1 to {MAX_RANK} is possible", path=path, field=field)
+            raise ModelError(f"the rank is {a[0]}; 1 to {MAX_RANK} is possible", path=path, field=where)
 
 
 @dataclass(frozen=True)
@@ -86,21 +88,26 @@ class Pair:
 
 @dataclass(frozen=True)
 class LoRA:
-    """An adapter: the changes of a model's matrices, by their names in a GGUF file."""
+    """An adapter: the changes of a model's matrices, by their names in a GGUF file.
+
+    `vectors` are added to the residual stream at the end of layers (weights/adapters/steering.py).
+    """
 
     path: Path
     pairs: dict[str, Pair]
     fingerprint: str  # of all its numbers
+    vectors: dict[int, Floats] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:
         """The largest rank of its matrices."""
-        return max(pair.rank for pair in self.pairs.values())
+        return max((pair.rank for pair in self.pairs.values()), default=0)
 
     @property
     def nbytes(self) -> int:
         """What its numbers take as float32."""
-        return sum(pair.a.nbytes + pair.b.nbytes for pair in self.pairs.values())
+        narrow = sum(pair.a.nbytes + pair.b.nbytes for pair in self.pairs.values())
+        return narrow + sum(vector.nbytes for vector in self.vectors.values())
 
 
 def make_lora(path: Path, parts: Mapping[str, tuple[Read, Read, float]]) -> LoRA:
@@ -108,15 +115,25 @@ def make_lora(path: Path, parts: Mapping[str, tuple[Read, Read, float]]) -> LoRA
     if not parts:
         raise ModelError("holds no changes of matrices (lora_a and lora_b)", path=path)
     pairs: dict[str, Pair] = {}
-    digest = sha256()
     for name in sorted(parts):
         read_a, read_b, scale = parts[name]
-        pair = Pair(_finite(read_a(), name, path), _finite(read_b(), name, path), float(np.float32(scale)))
+        a, b = _finite(read_a(), name, path), _finite(read_b(), name, path)
+        pairs[name] = Pair(a, b, float(np.float32(scale)))
+    return LoRA(path, pairs, fingerprint_of(pairs, {}))
+
+
+def fingerprint_of(pairs: Mapping[str, Pair], vectors: Mapping[int, Floats]) -> str:
+    """A hash of all numbers of an adapter, 64 hexadecimal digits."""
+    digest = sha256()
+    for name in sorted(pairs):
+        pair = pairs[name]
         digest.update(name.encode() + pack("<QQQf", *pair.b.shape, pair.a.shape[1], pair.scale))
         digest.update(pair.a.data)
         digest.update(pair.b.data)
-        pairs[name] = pair
-    return LoRA(path, pairs, digest.hexdigest())
+    for layer in sorted(vectors):
+        digest.update(pack("<Q", layer))
+        digest.update(vectors[layer].data)
+    return digest.hexdigest()
 
 
 def shown(shape: Shape) -> str:
