@@ -77,6 +77,7 @@ def test_logits_of_sequences_are_those_of_a_fresh_model(llm, cold):
 
 def test_a_fork_keeps_the_adapter(llm, cold):
     with llm.sequence(PROMPT, adapter="one") as sequence, sequence.fork() as fork:
+        assert fork.adapter == {"one": 1.0}
         assert llm.generate(fork, **GREEDY).tokens == tokens(cold, adapter="one")
 
 

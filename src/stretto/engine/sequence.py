@@ -75,6 +75,11 @@ class Sequence:
         return self._engine.tokenizer.decode(self._track.tokens)
 
     @property
+    def adapter(self) -> dict[str, float]:
+        """The adapters that it is computed with, and their scales."""
+        return {} if self._track.mix is None else dict(self._track.mix.parts)
+
+    @property
     def positions(self) -> list[int]:
         """The position of each token."""
         with self._engine.lock:
