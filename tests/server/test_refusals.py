@@ -224,6 +224,8 @@ def test_a_full_queue_says_when_to_come_again():
         assert refused.headers["retry-after"] == "2"
         assert refused.json()["error"]["code"] == "queue_full"
         assert web.post("/v1/completions", json={**TEXT, "n": 2}).status_code == 400  # would never fit
+        best = web.post("/v1/completions", json={**TEXT, "n": 1, "best_of": 2}).json()["error"]
+        assert (best["param"], best["code"]) == ("best_of", "over_limit")
         for thread in threads:
             thread.join()
 

@@ -40,6 +40,7 @@ def score_request(
         raise Unsupported("texts with images are not scored; use a sequence and its logits")
     track = runner.new_track(tokens[:-1], RandomStream(0))
     track.adapt(runner.adapters.mix(adapter_parts(adapter)))
+    track.make_private()
     return Request(ScorePass(runner, track, tokens), runner.metrics)
 
 

@@ -200,7 +200,7 @@ class Sequence:
         if isinstance(what, str):
             what = self._engine.tokenizer.encode(what)
         elif hasattr(what, "pixels"):
-            what = self._runner.image_tokens(cast("Pixels", what))
+            what = self._runner.image_tokens(cast("Pixels", what), self._track.domain.salt)
         several = [what] if isinstance(what, (int, np.integer)) else what
         tokens = self._runner.check_tokens(several)
         with self._engine.lock:
@@ -341,17 +341,23 @@ class Sequence:
         return self._detokenizer
 
 
-def new_sequence(engine: Engine, tokens: list[int], random: RandomStream, adapter: Parts = ()) -> Sequence:
+def new_sequence(
+    engine: Engine, tokens: list[int], random: RandomStream, salt: str | None = None, adapter: Parts = ()
+) -> Sequence:
     """A sequence with checked tokens, which is computed with adapters if there are any."""
     engine.runner.check_open()
-    sequence = Sequence(engine, engine.runner.new_track(tokens, random))
+    sequence = Sequence(engine, engine.runner.new_track(tokens, random, salt))
     sequence._track.adapt(engine.runner.adapters.mix(adapter))
     return sequence
 
 
-def restored_sequence(engine: Engine, path: str | os.PathLike[str]) -> Sequence:
+def restored_sequence(
+    engine: Engine, path: str | os.PathLike[str], share: bool = False, salt: str | None = None
+) -> Sequence:
     """The sequence that `Sequence.save` wrote."""
-    sequence = new_sequence(engine, [], RandomStream(None))
+    sequence = new_sequence(engine, [], RandomStream(None), salt)
+    if not share:  # a checksum tells a damaged file, not a forged one
+        sequence._track.make_private()
     try:
         sequence._detokenizer.state = restore(engine.runner, sequence._track, path, engine.fingerprint)
     except BaseException:

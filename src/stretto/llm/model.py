@@ -16,7 +16,7 @@ from stretto.engine import Engine, Limits, Request, Sequence, Step
 from stretto.engine.adapters import AdapterInfo, adapter_parts
 from stretto.engine.events import StepEvents
 from stretto.engine.options import Options, combined
-from stretto.engine.params import sampling_params
+from stretto.engine.params import check_salt, sampling_params
 from stretto.engine.parked import ParkedSequences
 from stretto.engine.passes import (
     activations_of,
@@ -225,14 +225,21 @@ class LLM(Texts, EngineModel):
     # -- tokens --
 
     def sequence(
-        self, prompt: Prompt = (), seed: int | None = None, *, adapter: Adapter | None = None
+        self,
+        prompt: Prompt = (),
+        seed: int | None = None,
+        *,
+        cache_salt: str | None = None,
+        adapter: Adapter | None = None,
     ) -> Sequence:
         """A sequence in your own hands: logits, sample, step, append, fork, truncate, remove.
 
-        All its tokens are computed with `adapter`, as in `generate`, and those of its forks.
+        It shares cached prefixes with sequences and prompts of the same `cache_salt` alone. All its tokens,
+        and those of its forks, are computed with `adapter`, as in `generate`.
         """
-        parts = adapter_parts(adapter)
-        return new_sequence(self._engine, prompt_ids(self._engine, prompt), RandomStream(seed), parts)
+        check_salt(cache_salt)
+        ids, parts = prompt_ids(self._engine, prompt, cache_salt), adapter_parts(adapter)
+        return new_sequence(self._engine, ids, RandomStream(seed), cache_salt, parts)
 
     def guide(self, grammar: Grammar | Mapping[str, Any]) -> Guide:
         """A guide through a grammar for a loop of your own: what may come next, and what has to.
@@ -242,15 +249,20 @@ class LLM(Texts, EngineModel):
         """
         return self._engine.grammars.compile(as_grammar(grammar)).guide()
 
-    def restore(self, path: str | os.PathLike[str]) -> Sequence:
+    def restore(
+        self, path: str | os.PathLike[str], *, share: bool = False, cache_salt: str | None = None
+    ) -> Sequence:
         """The sequence that `seq.save` wrote: the same tokens, K and V, and random numbers to come.
 
-        Anything but a whole file of this very model and kind of cache raises `SnapshotError`.
+        Anything but a whole file of this very model and kind of cache raises `SnapshotError`. Other prompts
+        do not take its cells, unless `share` says that the file is to be trusted: nobody can tell whether K
+        and V of a file are those of its tokens. Its forks share them in any case.
 
         >>> seq.save("story.safetensors")
         >>> llm.restore("story.safetensors").step()
         """
-        return restored_sequence(self._engine, path)
+        check_salt(cache_salt)
+        return restored_sequence(self._engine, path, share, cache_salt)
 
     def step(self, sequences: Iterable[Sequence], **options: Unpack[SamplingOptions]) -> list[Step]:
         """Move several sequences on by one token each, with one forward pass for all."""

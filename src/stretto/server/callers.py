@@ -17,6 +17,7 @@ from stretto.server.errors import ApiError
 from stretto.server.settings import Settings
 
 CALLER = "stretto.caller"  # key in a scope
+NOTHING = "nothing"  # a salt that no sequence has
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,13 @@ class Caller:
 
     The name is a keyed hash of the key, "" without keys: it says nothing about the key, and changes with
     every start of the server. The salt keeps a caller's prompts in the prefix cache apart from others'; it
-    is "" where they are shared.
+    is "" where they are shared. `view` is the salt of the sequences that the caller may see, None for all.
     """
 
     name: str = ""
     admin: bool = False
     salt: str = ""
+    view: str | None = ""
 
 
 class Callers:
@@ -38,16 +40,21 @@ class Callers:
 
     def __init__(self, settings: Settings) -> None:
         keys = dict.fromkeys(settings.api_keys, False) | dict.fromkeys(settings.admin_keys, True)
-        several = len(keys) + settings.no_auth > 1
-        self._is_salted = several and not settings.share_prefixes
+        self._several = len(keys) + settings.no_auth > 1
+        self._share = settings.share_prefixes
         self._secret = token_bytes(32)
-        self._known = {
-            digest: Caller(name := digest.hex()[:16], admin, name if self._is_salted else "")
-            for key, admin in keys.items()
-            for digest in (self._digest(key.encode()),)
-        }
+        self._known: dict[bytes, Caller] = {}
+        for key, admin in keys.items():
+            digest = self._digest(key.encode())
+            self._known[digest] = self._caller(digest.hex()[:16], admin)
         self.need_keys = bool(keys) and not settings.no_auth
-        self.nobody = Caller("", admin=not keys and settings.loopback)
+        self.nobody = self._caller("", admin=not keys and settings.loopback)
+
+    def _caller(self, name: str, admin: bool) -> Caller:
+        salt = name if self._several and not self._share else ""
+        # Shared cells have no owner: with several callers only an admin sees any.
+        own = NOTHING if self._several and self._share else salt
+        return Caller(name, admin, salt, None if admin else own)
 
     def find(self, authorization: bytes) -> Caller:
         """The caller with an Authorization header; raises unless it holds a known key, where one is needed.

@@ -18,8 +18,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stretto.server.callers import CALLER, Callers
+from stretto.server.callers import CALLER
 from stretto.server.errors import ApiError, answer, translate
+from stretto.server.generation import REQUEST_ID
 from stretto.server.hosts import host_of, is_literal, is_loopback
 from stretto.server.state import State
 from stretto.server.streamed import DIRECT
@@ -45,7 +46,7 @@ class Guard:
         self._app = app
         self.state = state
         self._settings = state.settings
-        self._callers = Callers(state.settings)
+        self._callers = state.callers
         self._traffic = state.traffic
         self._paths = paths  # that are counted one by one
         self._open_paths = open_paths.union(OPEN_PATHS)
@@ -196,7 +197,7 @@ class Guard:
     def _note(self, visit: _Visit) -> None:
         """Count an answer, and log it if the settings say so."""
         path = visit.path if visit.path in self._paths else "other"
-        self._traffic.answered[path, visit.status] += 1
+        self._traffic.count(path, visit.status)
         if self._settings.log == "quiet" and visit.status < 500:
             return
         facts = {
@@ -227,6 +228,7 @@ class _Visit:
         self.begun = False
         self.extra: list[tuple[bytes, bytes]] = []
         self.notes: dict[str, Any] = scope.setdefault("stretto", {})
+        scope[REQUEST_ID] = name
         self._send = send
 
     async def send(self, message: Message) -> None:

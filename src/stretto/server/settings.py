@@ -25,6 +25,7 @@ class ModelEntry:
     source: str
     vision: str | None = None  # the mmproj file of its image encoder
     adapters: tuple[tuple[str, str], ...] = ()  # (name, path) each
+    backend: str | None = field(default=None, repr=False)  # in place of the server's
 
     @classmethod
     def parse(cls, text: str) -> ModelEntry:
@@ -64,6 +65,8 @@ class RequestLimits:
     head: int = 32 << 10  # request line and headers
     head_seconds: float = 10.0  # until they have come
     body_seconds: float = 60.0  # until the rest has come
+    read_seconds: float = 120.0  # that a client may let an answer wait, unread
+    values: int = 1 << 18  # in a body of JSON: numbers, texts, lists, fields
     prompt: int = 1_000_000  # characters
     prompts: int = 64  # in one request
     n: int = 16
