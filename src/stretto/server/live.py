@@ -38,7 +38,7 @@ RETRY_SECONDS = 10
 CELL_SECONDS, LOAD_SECONDS = 0.25, 1.0  # between two frames, at least
 CPU_SHARE = 0.01  # of a core, for all watching together, at most
 PROCESS_SHARE = 0.012  # and of what the process gets of the processors: on a busy machine that may be little
-MIN_CPU_SHARE = 0.0025  # of a core: an idle server can be watched too
+MIN_CPU_SHARE = 0.0015  # of a core: an idle server can be watched too
 BURST_SECONDS = 2.0  # of that share may be spent in advance: a page that opens shows something soon
 MAX_DELAY_SECONDS = 5.0  # however much it takes
 SEND_SECONDS = 30.0  # that a reader may take for what it was sent
@@ -100,11 +100,11 @@ class Live:
             self._followed.clear()
             self._requests.clear()
 
-    def spend(self, seconds: float) -> None:
-        """Count CPU time, and put off what comes next accordingly."""
+    def spend(self, seconds: float, is_first: bool = False) -> None:
+        """Count CPU time, and put off what comes next accordingly; less so what a page gets first."""
         self.spent += seconds
         now = time.monotonic()
-        ready = max(now - BURST_SECONDS, self._ready) + seconds / self._share
+        ready = max(now - BURST_SECONDS, self._ready) + seconds / (CPU_SHARE if is_first else self._share)
         self._ready = min(ready, now + MAX_DELAY_SECONDS)
 
     # -- reading --
@@ -163,9 +163,10 @@ class Live:
         for name in self._followed.keys() - wanted.keys():
             del self._followed[name]
         for name, callers in wanted.items():
-            if name not in self._followed:
+            is_first = name not in self._followed
+            if is_first:
                 self._followed[name] = Following(self.state, self.state.registry.find(name))
-            self.spend(await self._followed[name].look(callers))
+            self.spend(await self._followed[name].look(callers), is_first)
 
     # -- for each watcher --
 
@@ -175,12 +176,13 @@ class Live:
         admin = watcher.caller.admin
         hello = {"version": __version__, "watchers": len(self.watchers), "admin": admin}
         text = _event({"hello": hello}) + _event({"history": columns(self.state, self._past)})
-        self.spend(time.thread_time() - begun)
+        self.spend(time.thread_time() - begun, is_first=True)
         return text
 
     def news(self, watcher: Watcher) -> str:
         """What is new for a watcher, up to now."""
         begun, events = time.thread_time(), []
+        is_first = watcher.model is not None and not watcher.seen
         if watcher.n_load != self._n_load:
             watcher.n_load = self._n_load
             events += [self._figures, self._requests_of(watcher.caller)]
@@ -193,7 +195,7 @@ class Live:
             watcher.seen, frame = followed.event(watcher.caller, watcher.seen)
             if frame:
                 events.append(f"data: {frame}\n\n")
-        self.spend(time.thread_time() - begun)
+        self.spend(time.thread_time() - begun, is_first)
         return "".join(events)
 
     def _requests_of(self, caller: Caller) -> str:
