@@ -67,6 +67,17 @@ def test_a_prefix_of_another_adapter_is_never_used(llm, cold):
     assert hits == 2  # the last two had run before
 
 
+def test_salts_and_adapters_are_both_in_the_key_of_the_cache(llm):
+    def cached(**options):
+        return llm.generate(PROMPT, **GREEDY, **options).usage.cached_tokens
+
+    assert cached(adapter="one", cache_salt="a") == 0
+    assert cached(adapter="one", cache_salt="b") == 0
+    assert cached(adapter="two", cache_salt="a") == 0
+    assert cached(adapter="one") == 0
+    assert cached(adapter="one", cache_salt="a") == len(PROMPT) - 1
+
+
 def test_logits_of_sequences_are_those_of_a_fresh_model(llm, cold):
     several = [llm.sequence(PROMPT, adapter=name) for name in (None, "one", "two")]
     fresh = [cold.sequence(PROMPT, adapter=name) for name in (None, "one", "two")]
