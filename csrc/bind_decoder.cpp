@@ -376,6 +376,20 @@ std::vector<std::string> kernel_names() {
     return names;
 }
 
+// Of each matrix that multiplied something since `collect`: its name, the sums of squares of its inputs, how many there were.
+nb::list collected(Decoder& decoder) {
+    nb::list list;
+    for (const std::string& name : decoder.tensors().names()) {
+        const Matrix* matrix = decoder.tensors().find(name)->matrix;
+        const Collector::Sums* sums = matrix && decoder.collector() ? decoder.collector()->find(*matrix) : nullptr;
+        if (!sums) continue;
+        auto* squares = new double[sums->squares.size()];
+        std::copy(sums->squares.begin(), sums->squares.end(), squares);
+        list.append(nb::make_tuple(name, Array1<double>(squares, {sums->squares.size()}, owner_of(squares)), sums->rows));
+    }
+    return list;
+}
+
 }  // namespace
 
 void bind_decoder(nb::module_& m) {
@@ -422,6 +436,8 @@ void bind_decoder(nb::module_& m) {
              nb::arg("lengths"), nb::arg("table").noconvert(), nb::arg("slots") = std::vector<int32_t>())
         .def("received", [](const Decoder& decoder) { return copy_of(decoder.received()); })
         .def("watched", [](const Decoder& decoder) { return copy_of(decoder.watched()); })
+        .def("collect", &Decoder::collect, nb::arg("wanted"))
+        .def("collected", &collected)
         .def("loop", &loop, nb::arg("logits").noconvert(), nb::arg("cells").noconvert(), nb::arg("position"),
              nb::arg("view").noconvert(), nb::arg("n_view"), nb::arg("table").noconvert(), nb::arg("sampling"),
              nb::arg("tokens").noconvert(), nb::arg("n_prompt"), nb::arg("biased").noconvert(),

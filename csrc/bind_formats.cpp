@@ -1,4 +1,4 @@
-// Dequantising and quantising whole arrays.
+// Dequantising whole arrays.
 
 #include <string>
 
@@ -42,29 +42,12 @@ Array1<float> dequantize(int code, Input1<uint8_t> data) {
     return give(std::move(out), blocks * format.block);
 }
 
-Array1<uint8_t> quantize(int code, Input1<float> values) {
-    const Format& format = format_of(code);
-    if (!format.quantize) fail("this format can only be read");
-    const size_t blocks = whole_blocks(values.shape(0), format.block, "numbers");
-    std::unique_ptr<uint8_t[]> out(new uint8_t[blocks * format.size]);
-    {
-        nb::gil_scoped_release release;
-        const float* numbers = values.data();
-        for (size_t i = 0; i < blocks; ++i) {
-            format.quantize(numbers + i * format.block, out.get() + i * format.size);
-        }
-    }
-    return give(std::move(out), blocks * format.size);
-}
-
-// The codes of the formats that can be read, or of those that can be written.
-nb::tuple codes(bool writable) {
+// The codes of the formats that can be read.
+nb::tuple codes() {
     size_t count;
     const Format* table = formats(&count);
     nb::list list;
-    for (size_t i = 0; i < count; ++i) {
-        if (!writable || table[i].quantize) list.append(table[i].code);
-    }
+    for (size_t i = 0; i < count; ++i) list.append(table[i].code);
     return nb::tuple(list);
 }
 
@@ -81,12 +64,9 @@ void check_matrix(int code, size_t rows, size_t columns, size_t count, size_t by
 }
 
 void bind_formats(nb::module_& m) {
-    m.attr("dequantizable") = codes(false);
-    m.attr("quantizable") = codes(true);
+    m.attr("dequantizable") = codes();
     m.def("dequantize", &dequantize, nb::arg("code"), nb::arg("data").noconvert(),
           "The numbers in whole blocks of bytes, as float32.");
-    m.def("quantize", &quantize, nb::arg("code"), nb::arg("values").noconvert(),
-          "The bytes of finite numbers, which must fill whole blocks.");
 }
 
 }  // namespace stretto

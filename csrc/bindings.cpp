@@ -8,6 +8,7 @@ NB_MODULE(_native, m) {
     nanobind::set_leak_warnings(false);  // a model that is still open when the interpreter exits is no bug
     m.doc() = "The native core of Stretto.";
     stretto::bind_formats(m);
+    stretto::bind_quantize(m);
     stretto::bind_decoder(m);
     stretto::bind_sampler(m);
     stretto::bind_ops(m);

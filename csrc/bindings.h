@@ -46,6 +46,7 @@ inline Precision precision_named(const std::string& name) {
 void check_matrix(int code, size_t rows, size_t columns, size_t count, size_t bytes);
 
 void bind_formats(nb::module_& m);
+void bind_quantize(nb::module_& m);
 void bind_decoder(nb::module_& m);
 void bind_sampler(nb::module_& m);
 void bind_ops(nb::module_& m);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "collector.h"
 #include "config.h"
 #include "half.h"
 #include "layer.h"
@@ -82,6 +83,9 @@ public:
     const std::vector<float>& received() const { return received_; }
     // The attention of the watched rows in the last pass, row after row: [n_layer][most heads][length of the row].
     const std::vector<float>& watched() const { return watched_; }
+    // From now on, or no longer, sums the squares of what each matrix multiplies.
+    void collect(bool wanted) { collector_ = wanted ? std::make_unique<Collector>() : nullptr; }
+    const Collector* collector() const { return collector_.get(); }
     void copy_cells(const int32_t* source, const int32_t* target, size_t n);
     void rotate_cells(const int32_t* cells, size_t n, int delta);
     // The bytes of some cells, `cell_bytes` each, in the order [n][layer][K, V][head].
@@ -105,6 +109,7 @@ private:
 
     void multiply(const Matrix& w, const Rows& rows, size_t begin, size_t end, float* out,
                   const ProductScratch& scratch) const {
+        if (collector_ && begin == 0) collector_->add(w, rows);
         multiply_activations(*kernels_, precision_, w, rows, begin, end, out, scratch);
     }
     void normalize(const Norm& norm, const float* x, size_t n, float* out, size_t first = 0) const;
@@ -156,6 +161,7 @@ private:
     std::vector<size_t> state_begin_;  // of each layer, in a slot
     std::atomic<bool> finite_{true};  // what was ever stored as half floats
     std::vector<float> received_, watched_;
+    std::unique_ptr<Collector> collector_;  // null: nothing is collected
     bool complete_ = false;  // known to be, since the last tensor was set
     bool reads_integers_ = true;  // whether any product reads activations as integers
     Buffer scratch_;    // grows to what the largest batch needed

@@ -105,84 +105,34 @@ void dequantize_iq4_nl(const uint8_t* bytes, float* out) {
     }
 }
 
-inline float inverse(float d) { return d == 0.0f ? 0.0f : 1.0f / d; }
-
-// Cuts to 0…15. A subnormal scale may have an infinite inverse: the comparison also catches NaN.
-inline uint8_t nibble(float q) { return q >= 0.0f ? static_cast<uint8_t>(std::min(q, 15.0f)) : 0; }
-
-// d: f16; the largest magnitude becomes ±127
-void quantize_q8_0(const float* values, uint8_t* out) {
-    float largest = 0.0f;
-    for (int j = 0; j < kBlock; ++j) largest = std::max(largest, std::fabs(values[j]));
-    const float d = largest / 127.0f;
-    const float id = inverse(d);
-    store16(out, float_to_half(d));
-    for (int j = 0; j < kBlock; ++j) {
-        const float q = std::round(values[j] * id);  // half away from zero
-        const float cut = q >= -127.0f ? std::min(q, 127.0f) : (q < 0.0f ? -127.0f : 0.0f);
-        out[2 + j] = static_cast<uint8_t>(static_cast<int8_t>(cut));
-    }
-}
-
-// The number of largest magnitude becomes −8, so its sign is the sign of −d.
-void quantize_q4_0(const float* values, uint8_t* out) {
-    float extreme = 0.0f;
-    for (int j = 0; j < kBlock; ++j) {
-        if (std::fabs(values[j]) > std::fabs(extreme)) extreme = values[j];
-    }
-    const float d = extreme / -8.0f;
-    const float id = inverse(d);
-    store16(out, float_to_half(d));
-    for (int j = 0; j < kHalf; ++j) {
-        const uint8_t low = nibble(values[j] * id + 8.5f);
-        const uint8_t high = nibble(values[j + kHalf] * id + 8.5f);
-        out[2 + j] = static_cast<uint8_t>(low | high << 4);
-    }
-}
-
-// The smallest number becomes 0, the largest 15.
-void quantize_q4_1(const float* values, uint8_t* out) {
-    const auto ends = std::minmax_element(values, values + kBlock);
-    const float m = *ends.first;
-    const float d = (*ends.second - m) / 15.0f;
-    const float id = inverse(d);
-    store16(out, float_to_half(d));
-    store16(out + 2, float_to_half(m));
-    for (int j = 0; j < kHalf; ++j) {
-        const uint8_t low = nibble((values[j] - m) * id + 0.5f);
-        const uint8_t high = nibble((values[j + kHalf] - m) * id + 0.5f);
-        out[4 + j] = static_cast<uint8_t>(low | high << 4);
-    }
-}
-
 const Format kFormats[] = {
-    {0, 1, 4, dequantize_f32, nullptr},
-    {1, 1, 2, dequantize_f16, nullptr},
-    {2, 32, 18, dequantize_q4_0, quantize_q4_0},
-    {3, 32, 20, dequantize_q4_1, quantize_q4_1},
-    {6, 32, 22, dequantize_q5_0, nullptr},
-    {7, 32, 24, dequantize_q5_1, nullptr},
-    {8, 32, 34, dequantize_q8_0, quantize_q8_0},
-    {10, 256, 84, dequantize_q2_k, nullptr},
-    {11, 256, 110, dequantize_q3_k, nullptr},
-    {12, 256, 144, dequantize_q4_k, nullptr},
-    {13, 256, 176, dequantize_q5_k, nullptr},
-    {14, 256, 210, dequantize_q6_k, nullptr},
-    {16, 256, 66, dequantize_blocks<read_iq2_xxs, 256>, nullptr},
-    {17, 256, 74, dequantize_blocks<read_iq2_xs, 256>, nullptr},
-    {18, 256, 98, dequantize_blocks<read_iq3_xxs, 256>, nullptr},
-    {19, 256, 50, dequantize_blocks<read_iq1_s, 256>, nullptr},
-    {20, 32, 18, dequantize_iq4_nl, nullptr},
-    {21, 256, 110, dequantize_blocks<read_iq3_s, 256>, nullptr},
-    {22, 256, 82, dequantize_blocks<read_iq2_s, 256>, nullptr},
-    {23, 256, 136, dequantize_iq4_xs, nullptr},
-    {29, 256, 56, dequantize_blocks<read_iq1_m, 256>, nullptr},
-    {30, 1, 2, dequantize_bf16, nullptr},
-    {34, 256, 54, dequantize_blocks<read_tq1_0, 256>, nullptr},
-    {35, 256, 66, dequantize_blocks<read_tq2_0, 256>, nullptr},
-    {39, 32, 17, dequantize_mxfp4, nullptr},
-    {40, 64, 36, dequantize_blocks<read_nvfp4, 64>, nullptr},
-    {41, 128, 18, dequantize_blocks<read_q1_0, 128>, nullptr},
+    {0, 1, 4, dequantize_f32},
+    {1, 1, 2, dequantize_f16},
+    {2, 32, 18, dequantize_q4_0},
+    {3, 32, 20, dequantize_q4_1},
+    {6, 32, 22, dequantize_q5_0},
+    {7, 32, 24, dequantize_q5_1},
+    {8, 32, 34, dequantize_q8_0},
+    {10, 256, 84, dequantize_q2_k},
+    {11, 256, 110, dequantize_q3_k},
+    {12, 256, 144, dequantize_q4_k},
+    {13, 256, 176, dequantize_q5_k},
+    {14, 256, 210, dequantize_q6_k},
+    {16, 256, 66, dequantize_blocks<read_iq2_xxs, 256>},
+    {17, 256, 74, dequantize_blocks<read_iq2_xs, 256>},
+    {18, 256, 98, dequantize_blocks<read_iq3_xxs, 256>},
+    {19, 256, 50, dequantize_blocks<read_iq1_s, 256>},
+    {20, 32, 18, dequantize_iq4_nl},
+    {21, 256, 110, dequantize_blocks<read_iq3_s, 256>},
+    {22, 256, 82, dequantize_blocks<read_iq2_s, 256>},
+    {23, 256, 136, dequantize_iq4_xs},
+    {29, 256, 56, dequantize_blocks<read_iq1_m, 256>},
+    {30, 1, 2, dequantize_bf16},
+    {34, 256, 54, dequantize_blocks<read_tq1_0, 256>},
+    {35, 256, 66, dequantize_blocks<read_tq2_0, 256>},
+    {39, 32, 17, dequantize_mxfp4},
+    {40, 64, 36, dequantize_blocks<read_nvfp4, 64>},
+    {41, 128, 18, dequantize_blocks<read_q1_0, 128>},
 };
 
 }  // namespace

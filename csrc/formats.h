@@ -1,4 +1,4 @@
-// The number formats of GGUF tensors: how a block of bytes becomes floats, and back for some.
+// The number formats of GGUF tensors: how a block of bytes becomes floats. quantize.h has the way back.
 //
 // A format is a row of the table in formats.cpp. The file's codes are used as they are.
 #pragma once
@@ -10,15 +10,12 @@ namespace stretto {
 
 // Turns one block into floats: `bytes` may lie at any address, `out` has room for `block` numbers.
 using Dequantize = void (*)(const uint8_t* bytes, float* out);
-// Turns `block` numbers, all finite, into the bytes of one block.
-using Quantize = void (*)(const float* values, uint8_t* out);
 
 struct Format {
     int code;               // as in the file
     size_t block;           // numbers in a block
     size_t size;            // bytes of a block
     Dequantize dequantize;
-    Quantize quantize;      // null where we only read
 };
 
 // The table, and how many rows it has.

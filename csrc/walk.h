@@ -130,9 +130,10 @@ void Decoder::Walk::gather(size_t columns, bool floats, F from) {
         const size_t first = std::max(begin, at) - at, last = std::min(std::max(end, at) - at, group.count);
         for (size_t row = first; row < last; ++row) {
             const float* source = from(group, row);
-            if (floats) {
+            if (floats || d_.collector_) {
                 std::copy(source, source + columns, plan_.gathered_floats + (at + row) * columns);
-            } else {
+            }
+            if (!floats) {
                 quantize_activations(kernel_, d_.precision_, source, columns, row, group.in);
             }
         }

@@ -82,6 +82,7 @@ def open_model(
     kv: str = "f16",
     precision: str = "standard",
     repack: bool | str = "auto",
+    quantize: str | None = None,
     exact: bool = True,
     vision: str | os.PathLike[str] | None = None,
     image_cache: bool | str | os.PathLike[str] | ImageCache = True,
@@ -119,11 +120,15 @@ def open_model(
         auto_cells=cells == "auto",
     )
     if is_onnx:
+        if quantize is not None:
+            raise Unsupported(
+                "ONNX folders are used as they are; quantize= is for GGUF files and safetensors"
+            )
         return _open_onnx(Path(model).expanduser(), options, vision)
     mmproj = None if vision is None else find_encoder(vision)
     if mmproj is not None:
         options = replace(options, beside=encoder_bytes(mmproj, precision))
-    with open_weights(hub.resolve(model)) as file:
+    with _open_file(model, quantize, options.threads) as file:
         spec, problem = _read_spec(file, n_cells)
         if spec.is_encoder:
             options = replace(options, kv="f32")  # K and V stay for one pass: nothing would be saved
@@ -155,6 +160,20 @@ def open_model(
             rerank_template,
             _defaults(file.path),
         )
+
+
+def _open_file(model: str | os.PathLike[str], quantize: str | None, threads: int) -> GGUF:
+    """A model's file or folder, in other formats if they are asked for."""
+    file = open_weights(hub.resolve(model))
+    if quantize is None:
+        return file
+    from stretto.quantize.loading import QuantisedFile
+
+    try:
+        return QuantisedFile(file, quantize, threads)
+    except BaseException:
+        file.close()
+        raise
 
 
 def _defaults(path: Path) -> Mapping[str, float | int]:
@@ -306,9 +325,10 @@ def _trial(
 
 
 def _load_text(file: GGUF, spec: ModelSpec) -> tuple[Tokenizer, ChatTemplate | None]:
-    tokenizer = load_tokenizer_of(file)
+    source = getattr(file, "source", file)  # of one that is quantised while it is loaded
+    tokenizer = load_tokenizer_of(source)
     _check_vocabulary(tokenizer, spec, file.path)
-    template = load_template_of(file, tokenizer)
+    template = load_template_of(source, tokenizer)
     file.forget()  # the head has been read; pages that are being packed are mapped again
     return tokenizer, template
 

@@ -16,7 +16,7 @@ from stretto.cache.cells import Cells
 from stretto.errors import InvalidRequest, SnapshotError
 from stretto.models import read_spec
 from stretto.vision.native import NativeEncoder
-from stretto.weights.formats import READABLE, Format, dequantize
+from stretto.weights.formats import READABLE, Format, dequantize, quantize
 from stretto.weights.gguf import GGUF
 from tiny_models import NAMES, text_batch, text_logits, tiny_file, tiny_spec
 from tiny_vision import vision_file, vision_spec
@@ -71,8 +71,7 @@ def test_what_is_not_finite_shows(kernels, bad):
     assert np.isnan(scaled[0, 1])
     assert not q[:2, 32:].any()
     assert np.isfinite(scale[1:]).all()
-    weights = normal(16, 64, seed=1).view(np.uint8).reshape(-1)
-    data = _native.quantize(Format.Q4_1, weights.view(np.float32))
+    data = quantize(normal(16, 64, seed=1), Format.Q4_1).reshape(-1)
     found = ops.matmul(Format.Q4_1, data, 16, 64, x, kernels, "high")
     assert np.isnan(found[0]).all()
     assert np.isfinite(found[1]).all()
@@ -118,7 +117,7 @@ def test_models_of_floats_are_the_same_in_both(name):
 @every_set
 def test_the_image_encoder(kernels):
     """Its products are those of the operators, whatever they are shared out among."""
-    data = _native.quantize(Format.Q4_1, normal(40 * 64, seed=1))
+    data = quantize(normal(40, 64, seed=1), Format.Q4_1).reshape(-1)
     x = normal(2, 60, 64)
     for precision in ("standard", "high"):
         vision = _native.Vision(64, 128, 2, 1e-6, "gelu", 3, kernels, precision)

@@ -3,9 +3,11 @@
 import os
 import re
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from serving import mock, serving
@@ -35,6 +37,20 @@ def browser():
         opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
         opened.close()
+
+
+@contextmanager
+def _loaded(opener, **settings):
+    with serving(opener, **settings) as running:
+        asked = httpx.post(f"{running.url}/stretto/models/load", json={"model": "mock"}, timeout=60)
+        asked.raise_for_status()
+        yield running
+
+
+@pytest.fixture(scope="session")
+def loaded():
+    """`loaded(opener)`: a server that has loaded its model, and tells of the mock instead of the file."""
+    return _loaded
 
 
 @pytest.fixture(scope="module")

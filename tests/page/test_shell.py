@@ -1,6 +1,5 @@
 """The page's shell in a real browser: navigation, keys, lost connections, phones, colours."""
 
-import httpx
 import pytest
 from playwright.sync_api import expect
 
@@ -23,11 +22,6 @@ def hide(page, hidden):
         }""",
         hidden,
     )
-
-
-def has_live(server):
-    with httpx.stream("GET", f"{server.url}/stretto/live") as answer:
-        return answer.status_code == 200
 
 
 def test_the_page_loads_and_names_its_model(page):
@@ -102,8 +96,6 @@ def test_without_a_key_the_page_refuses_politely(new_page):
 
 def test_it_comes_back_when_the_server_does(new_page):
     with serving(mock()) as server:
-        if not has_live(server):
-            pytest.skip("this server has no live events")
         page = new_page(server.url)
         expect(page.locator("#now")).not_to_have_text("not connected")
         port = server.port
@@ -113,9 +105,7 @@ def test_it_comes_back_when_the_server_does(new_page):
         expect(page.locator(".notice")).to_have_count(0)
 
 
-def test_a_hidden_tab_has_no_live_connection(page, server):
-    if not has_live(server):
-        pytest.skip("this server has no live events")
+def test_a_hidden_tab_has_no_live_connection(page):
     expect(page.locator("#now")).not_to_have_text("not connected")
     hide(page, True)
     expect(page.locator("#now")).to_have_text("not connected")

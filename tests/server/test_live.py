@@ -11,11 +11,14 @@ import httpx
 import pytest
 
 from cell_reader import Reader
-from serving import endless, mock, until, visiting
+from serving import TINY, endless, mock, until, visiting
 from stretto.server.callers import Caller
 from stretto.server.following import Following
+from stretto.server.guard import TextLines
 from stretto.server.live import MAX_DELAY_SECONDS, MAX_WATCHERS, Live, LiveStream, Watcher
 from stretto.server.logs import MAX_CHARACTERS, MAX_LINES, LastLines
+from stretto.server.settings import ModelEntry, Settings
+from stretto.server.state import State
 
 ADMIN = Caller("", True)
 LIVE = "/stretto/live?model=mock&cells=1"
@@ -385,3 +388,26 @@ def test_admins_see_the_log_and_others_do_not():
         assert "stats" in kinds
         assert "logs" not in kinds
     assert running.live.lines not in logging.getLogger("stretto.server").handlers
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_client_that_leaves_in_any_moment_ends_its_stream(turns):
+    async def run():
+        left = asyncio.Event()
+
+        async def send(message):
+            if message["type"] == "http.response.body":
+                left.set()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+
+        async def receive():
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        hub = Live(State(Settings((ModelEntry("mock", str(TINY)),))), LastLines(TextLines()))
+        stream = asyncio.ensure_future(LiveStream(hub, Watcher(Caller()))({"type": "http"}, receive, send))
+        await asyncio.wait([stream], timeout=20)
+        assert stream.done()
+
+    asyncio.run(run())

@@ -10,7 +10,7 @@ bits whatever else is in the batch, in however many chunks and with however many
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,15 @@ Bytes = NDArray[np.uint8]
 
 PANEL_ROWS = 16  # that are packed together
 PIECE_BYTES = 8 << 20  # of a matrix that are packed at a time
+
+
+class Collected(NamedTuple):
+    """The inputs of a matrix: float64[columns] sums of their squares, and how many there were."""
+
+    name: str
+    rows: int  # of the matrix
+    sums: NDArray[np.float64]
+    count: int
 
 
 class NativeBackend:
@@ -134,6 +143,15 @@ class NativeBackend:
     def project(self, name: str, rows: Floats) -> Floats:
         """float32[n, rows of the matrix]: what a projection makes of pooled hidden states."""
         return self._open.project(name, np.ascontiguousarray(rows, np.float32))
+
+    def collect(self, wanted: bool) -> None:
+        """Sum the squares of what each matrix multiplies from now on, or no longer."""
+        self._open.collect(wanted)
+
+    def collected(self) -> list[Collected]:
+        """The sums since `collect`, of each matrix that multiplied something."""
+        rows = {name: n for name, n, _ in self._open.tensors()}
+        return [Collected(name, rows[name], sums, count) for name, sums, count in self._open.collected()]
 
     def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
         """Generate several tokens of one sequence in native code."""

@@ -141,6 +141,8 @@ def _llamacpp(file: GGUF, spec: ModelSpec, options: BackendOptions) -> Backend:
 def _llamacpp_refuses(file: GGUF, spec: ModelSpec) -> str:
     if file.path.is_dir():
         return "it reads GGUF files, and this is a folder"
+    if file.quantised_as:
+        return "it reads GGUF files as they are, and quantize= changes this one"
     return "it runs decoders, and this is an encoder" if spec.is_encoder else ""
 
 

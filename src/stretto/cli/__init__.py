@@ -19,15 +19,18 @@ from stretto.cli.bench import bench
 from stretto.cli.chat import chat
 from stretto.cli.classify import classify
 from stretto.cli.compare import compare
+from stretto.cli.convert import convert
 from stretto.cli.detect import detect
 from stretto.cli.devices import devices
 from stretto.cli.embed import embed
 from stretto.cli.export import export
+from stretto.cli.imatrix import imatrix
 from stretto.cli.inspect import inspect
 from stretto.cli.models import models
 from stretto.cli.output import clean
 from stretto.cli.parallel import parallel
 from stretto.cli.pull import pull
+from stretto.cli.quantize import quantize
 from stretto.cli.read import read
 from stretto.cli.rerank import rerank
 from stretto.cli.rm import rm
@@ -54,6 +57,8 @@ for command in (chat, run, parallel, serve, pull, models, rm, inspect, tokenize,
     app.command()(command)
 for task in (embed, rerank, classify, detect, segment, read, transcribe):
     app.command(rich_help_panel="Other kinds of models")(task)
+for making in (quantize, convert, imatrix):
+    app.command(rich_help_panel="Files in other formats")(making)
 app.add_typer(bench, name="bench")
 app.add_typer(export, name="export")
 

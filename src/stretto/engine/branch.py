@@ -182,11 +182,11 @@ def _text_request(
 ) -> Request[PlainDecoder]:
     runner, tokenizer = engine.runner, engine.tokenizer
     track.running = True
+    track.n_prompt = min(track.n_prompt, len(track.tokens) - params.continues)
     guide, speculation = _constraint(engine, track, params), None
     if params.draft is not None:
         speculation = Speculation(runner, params.draft, tokenizer)
-    detokenizer = tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)
-    output = TextOutput(runner.metrics, params, detokenizer, _thoughts(engine, track, params))
+    output = _output(engine, track, params, guide is not None)
     decoder = PlainDecoder(
         runner, track, output, params, end_ids_of(engine, params), guide, speculation, keep_track
     )
@@ -196,11 +196,10 @@ def _text_request(
 def _beam_request(
     engine: Engine, track: Track, params: RequestParams, how: Branching
 ) -> Request[BeamDecoder]:
-    runner, tokenizer = engine.runner, engine.tokenizer
+    runner = engine.runner
     track.running = True
     guide = _constraint(engine, track, params)
-    detokenizer = tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)
-    output = TextOutput(runner.metrics, params, detokenizer, _thoughts(engine, track, params))
+    output = _output(engine, track, params, guide is not None)
     beam = BeamParams(how.beams or 1, how.length_penalty)
     decoder = BeamDecoder(runner, track, output, params, end_ids_of(engine, params), beam, guide)
     return Request(decoder, runner.metrics, priority=params.priority, timeout=params.timeout)
@@ -214,12 +213,28 @@ def new_guide(params: RequestParams) -> Guide | None:
 def _constraint(engine: Engine, track: Track, params: RequestParams) -> Constraint | None:
     """The guide of a text; it starts after the reasoning where that is told apart."""
     guide = new_guide(params)
-    return None if guide is None else constraint(guide, _reasoning(engine, params), track.tokens)
+    if guide is None:
+        return None
+    n = len(track.tokens) - params.continues
+    made = constraint(guide, _reasoning(engine, params), track.tokens[:n])
+    if params.continues:
+        made.skip(track.tokens[n:])
+    return made
 
 
-def _thoughts(engine: Engine, track: Track, params: RequestParams) -> Thoughts | None:
-    reasoning = _reasoning(engine, params)
-    return None if reasoning is None else Thoughts(reasoning, track.tokens)
+def _output(engine: Engine, track: Track, params: RequestParams, exact: bool) -> TextOutput:
+    """The output of a text; with `continues` it has read the tokens that the answer begins with."""
+    n, reasoning = len(track.tokens) - params.continues, _reasoning(engine, params)
+    detokenizer = engine.tokenizer.detokenizer(after=track.tokens[n - 1], exact=exact)
+    thoughts = None if reasoning is None else Thoughts(reasoning, track.tokens[:n])
+    for token in track.tokens[n:]:
+        if thoughts is None:
+            detokenizer.push(token)
+        else:
+            thoughts.push(token, detokenizer)
+    if thoughts is not None:
+        thoughts.begin_here()
+    return TextOutput(engine.metrics, params, detokenizer, thoughts)
 
 
 def _reasoning(engine: Engine, params: RequestParams) -> Reasoning | None:
@@ -245,6 +260,13 @@ def check_prompt(engine: Engine, length: int, params: RequestParams) -> None:
     runner = engine.runner
     if not length:
         raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
+    if params.continues >= length:
+        raise InvalidRequest(
+            f"continues is {params.continues}, and the prompt has {length} tokens; at least one has to stand "
+            "before the answer",
+            param="continues",
+            value=params.continues,
+        )
     if length >= runner.context_length:
         raise ContextOverflow(
             f"the prompt has {length} tokens and the context {runner.context_length}; "

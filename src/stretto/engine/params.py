@@ -65,6 +65,7 @@ class Keywords(SamplingOptions, total=False):
     draft: Drafter | Literal["lookup"] | None
     reasoning: bool
     cache_salt: str | None
+    continues: int
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class RequestParams:
       (docs/chat.md); what `chat` does unless it is False
     - `cache_salt`: the prompt shares cached prefixes and images with prompts of the same salt alone; None
       is the salt of all that give none
+    - `continues`: so many tokens at the end of the prompt are the start of the answer: its grammar and its
+      reasoning go on from there, and `answer_start` may be negative
     - `scored`: the log-probability of the whole is summed up
     """
 
@@ -117,6 +120,7 @@ class RequestParams:
     draft: Drafter | None = None
     reasoning: bool = False
     cache_salt: str | None = None
+    continues: int = 0
     scored: bool = False
 
     @property
@@ -172,6 +176,7 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
         check_number("timeout", rest["timeout"], 0.0, 1e9, open_low=True)
     check_integer("priority", rest.get("priority", 0), -(1 << 31), 1 << 31)
     check_integer("keep", rest.get("keep", 0), 0, 1 << 31)
+    check_integer("continues", rest.get("continues", 0), 0, 1 << 31)
     if rest.get("overflow", "error") not in ("error", "shift"):
         raise InvalidRequest(
             f"overflow must be 'error' or 'shift', not {rest['overflow']!r}",

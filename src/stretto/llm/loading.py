@@ -22,6 +22,7 @@ def load(
     kv: str = "f16",
     precision: str = "standard",
     repack: bool | str = "auto",
+    quantize: str | None = None,
     exact: bool = True,
     prefix_cache: bool = True,
     limits: Limits | None = None,
@@ -39,6 +40,8 @@ def load(
     `repack=False` leaves the weights in the file, for one larger than memory: a little slower, the same
     results. "auto" does so if they do not fit into free memory beside the cache; `llm.backend.placement` says
     what was chosen and why.
+    `quantize="q4_k"` quantises the weights while they are loaded (docs/quantize.md has the names), for a
+    file or folder in F16, BF16 or F32; the file stays as it is.
     `exact=False` lets a GPU use its fastest kernels, whose last bits depend on what else is in the batch; a
     CPU is exact either way.
     With `prefix_cache=False` nothing is kept for later prompts that begin alike. `limits` (`stretto.Limits`)
@@ -61,6 +64,7 @@ def load(
         kv=kv,
         precision=precision,
         repack=repack,
+        quantize=quantize,
         exact=exact,
         vision=vision,
         image_cache=image_cache,

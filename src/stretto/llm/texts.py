@@ -182,6 +182,11 @@ class Texts:
         check_salt(cache_salt)
         return conversation_ids(self._engine, self._template, messages, template, variables, cache_salt)
 
+    @property
+    def has_template(self) -> bool:
+        """Whether the model has a chat template, so that it can `chat`."""
+        return self._template is not None
+
     def thinking(self, think: bool | str) -> dict[str, Any]:
         """The template arguments that turn thinking on or off, or set its effort, by this model's names.
 

@@ -26,11 +26,10 @@ def pieces(value: Any) -> str:
         return "{" + ",".join([f"{dumps(name)}:{pieces(inner)}" for name, inner in value.items()]) + "}"
     if not isinstance(value, list) or not value:
         return dumps(value)
-    if isinstance(value[0], list) or (isinstance(value[0], dict) and not _is_flat(value[0])):
-        return "[" + ",".join([pieces(inner) for inner in value]) + "]"
-    starts = range(0, len(value), PIECE_VALUES)
-    return "[" + ",".join([dumps(value[start : start + PIECE_VALUES])[1:-1] for start in starts]) + "]"
-
-
-def _is_flat(fields: dict[str, Any]) -> bool:
-    return not any(isinstance(value, (dict, list)) for value in fields.values())
+    n = PIECE_VALUES
+    if isinstance(value[0], (dict, list)):
+        inner = value[0].values() if isinstance(value[0], dict) else value[0]
+        if any(isinstance(one, (dict, list)) for one in inner) or len(inner) > PIECE_VALUES:
+            return "[" + ",".join([pieces(inner) for inner in value]) + "]"
+        n = PIECE_VALUES // max(1, len(inner))  # small records are written together
+    return "[" + ",".join([dumps(value[at : at + n])[1:-1] for at in range(0, len(value), n)]) + "]"

@@ -11,7 +11,19 @@ from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, Response
 
 from stretto import __version__
-from stretto.server import cells, docs, live, ollama, openai, own, pages, running, speech, tasks
+from stretto.server import (
+    cells,
+    docs,
+    live,
+    model_admin,
+    ollama,
+    openai,
+    own,
+    pages,
+    running,
+    speech,
+    tasks,
+)
 from stretto.server.errors import install
 from stretto.server.guard import Guard, TextLines
 from stretto.server.lean import Lean
@@ -30,13 +42,16 @@ ROUTERS = (
     tasks.router,
     ollama.router,
     own.router,
+    model_admin.router,
     cells.router,
     running.router,
     live.router,
 )
+PULL_SECONDS = 5.0  # for a download to end at shutdown
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A field is wrong; `error.param` names it."},
     401: {"description": "The API key is missing or wrong."},
+    403: {"description": "Only an administrator may do this."},
     404: {"description": "There is no such model."},
     413: {"description": "The body is too large."},
     429: {"description": "Too many requests; Retry-After says when to retry."},
@@ -58,6 +73,8 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
         yield
         lines.detach()
         state.cancel_all()
+        if state.pull is not None:
+            await state.pull.ended(PULL_SECONDS)
         await state.registry.close()
 
     app = FastAPI(

@@ -58,7 +58,7 @@ class CallWatcher:
     back until the end, when the calls are parsed.
     """
 
-    def __init__(self, plan: ToolPlan, tokenizer: Tokenizer) -> None:
+    def __init__(self, plan: ToolPlan, tokenizer: Tokenizer, begun: Sequence[int] = ()) -> None:
         self._plan = plan
         self._marker = plan.reader.marker if plan.reader is not None else ""
         self._spelled = tokenizer.detokenizer(special=True)
@@ -66,6 +66,11 @@ class CallWatcher:
         self._held: list[str] = []
         self._shown: list[str] = []
         self._has_call = False
+        self._begun = begun  # ids that the answer begins with; they were sent before
+        for token in begun:
+            self._spelling += self._spelled.push(token)
+            if not self._has_call:
+                self._may_be_call()
 
     def push(self, token: Token) -> str:
         """Add a token; returns the text that can be streamed now."""
@@ -83,7 +88,7 @@ class CallWatcher:
 
     def end(self, result: Result) -> tuple[str, Result]:
         """The rest of the text to be streamed, and the result with its calls."""
-        read = self._plan.read(result)
+        read = self._plan.read(result, self._begun)
         if not read.tool_calls:
             return "".join(self._held), read
         shown = "".join(self._shown).strip()

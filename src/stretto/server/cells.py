@@ -60,7 +60,7 @@ async def cell_at(
             "used": bool(found.states),
             "position": found.position if shown else None,
             "token": token,
-            "piece": None if token is None else llm.tokenizer.decode([token], special=True),
+            "piece": None if token is None else llm.tokenizer.spelled(token),
             "sequences": [{"id": i, "state": found.states[i], "mine": is_mine(i)} for i in shown],
         }
     )

@@ -109,7 +109,7 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
             return ApiError(400, message, param=param, code="invalid_grammar")
         case errors.ContextOverflow() | errors.Unsupported() | errors.InvalidRequest():
             param = (prompt or error.param) if error.param in _INPUT else error.param
-            param = "chat_template_kwargs" if param == "template" else param
+            param = _FIELDS.get(param or "", param)
             return ApiError(400, message, param=param, code=_CODES.get(type(error)))
         case errors.Cancelled():
             return ApiError(503, message, code="cancelled", retry_after=RETRY_SECONDS)
@@ -126,6 +126,7 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
 
 
 _INPUT = ("prompt", "text", "ids")  # parameters of ours that each endpoint has under a name of its own
+_FIELDS = {"template": "chat_template_kwargs", "continues": "continue_token_ids"}  # of ours, and a request's
 _CODES = {errors.ContextOverflow: "context_length_exceeded", errors.Unsupported: "unsupported"}
 
 

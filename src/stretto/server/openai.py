@@ -63,7 +63,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
             llm = generation.lease.llm
             texts = await asyncio.to_thread(lambda: [_text(llm, prompt) for prompt in prompts])
             shape.before = [text for text in texts for _ in range(options["n"])]
-        ready = await _with_ids(body, shape, prompts, options["n"])
+        ready = await _with_ids(body, shape, await _continued(body, generation, prompts), options["n"])
         await _start(body, generation, ready, options)
         return shape
 
@@ -83,12 +83,30 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         plan = await plan_of(body, llm, state.settings.limits)
         prompt = await prompt_of(body, generation, state.settings, plan)
         tops = (body.top_logprobs or 0) if body.logprobs else None
-        shape = ChatShape(generation, body.model, tops, plan)
-        ready = await _with_ids(body, shape, [prompt], options["n"])
+        shape = ChatShape(generation, body.model, tops, plan, body.continue_token_ids or [])
+        ready = await _with_ids(body, shape, await _continued(body, generation, [prompt]), options["n"])
         await _start(body, generation, ready, plan.options({"reasoning": True, **options}))
         return shape
 
     return await _answer(request, body, start, 1, "messages")
+
+
+async def _continued(
+    body: CompletionRequest | ChatRequest, generation: Generation, prompts: list[Any]
+) -> list[Any]:
+    """The prompts, each with the ids behind it that the answer begins with."""
+    begun = body.continue_token_ids
+    if begun is None:
+        return prompts
+    if begun[-1] in generation.lease.llm.tokenizer.end_ids and not body.ignore_eos:
+        raise ApiError(
+            400,
+            f"continue_token_ids ends with {begun[-1]}, which ends the text; there is nothing to go on with",
+            param="continue_token_ids",
+            code="already_ended",
+        )
+    ids = [await asyncio.to_thread(ids_of, generation.lease.llm, prompt) for prompt in prompts]
+    return [[*prompt, *begun] for prompt in ids]
 
 
 async def _with_ids(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -18,8 +17,9 @@ from stretto.server import metrics
 from stretto.server.answers import long_json
 from stretto.server.callers import caller_of, require_admin
 from stretto.server.embedding import ids_of
-from stretto.server.errors import ApiError, Json, body_of, dumps, translate
-from stretto.server.generation import Generation, begin, unless_gone
+from stretto.server.errors import ApiError, Json, translate
+from stretto.server.generation import begin, unless_gone
+from stretto.server.lattice import StepEvents, all_of, as_dict, check_attention
 from stretto.server.openai import EVENTS
 from stretto.server.options import check_prompts
 from stretto.server.pins import listed, release
@@ -43,6 +43,7 @@ class TokenizeRequest(Body):
     text: Text | None = None
     tokens: Tokens | None = None
     special: bool = Field(True, description="Special tokens in the text are tokens, and BOS is added.")
+    inside: bool = Field(False, description="The text stands within another: no BOS, no space in front.")
 
 
 class ScoreRequest(Body):
@@ -69,6 +70,7 @@ class ParallelRequest(Body):
     ignore_eos: bool | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
     timeout: Annotated[Number, Field(gt=0, le=1e9)] | None = None
+    attention: bool | None = Field(None, description="Tell what the members of each set attend to.")
 
 
 @router.get("/health")
@@ -164,14 +166,17 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 
 
 def _tokenized(tokenizer: Tokenizer, body: TokenizeRequest) -> dict[str, Any]:
-    ids = tokenizer.encode(body.text, body.special) if body.text is not None else body.tokens or []
+    if body.text is None:
+        ids = body.tokens or []
+    else:
+        ids = tokenizer.encode_inside(body.text) if body.inside else tokenizer.encode(body.text, body.special)
     text = tokenizer.decode(ids, special=body.special)
     return {"tokens": ids, "pieces": pieces_of(tokenizer, ids), "text": text, "count": len(ids)}
 
 
 def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     """The text of each token; to be called in a thread."""
-    known = {token: tokenizer.decode([token], special=True) for token in set(ids)}
+    known = {token: tokenizer.spelled(token) for token in set(ids)}
     return [known[token] for token in ids]
 
 
@@ -214,14 +219,17 @@ async def parallel(body: ParallelRequest, request: Request) -> Response:
         left = generation.left
         options["timeout"] = min(options.get("timeout", left), left)
         options["cache_salt"] = generation.caller.salt or None
+        if options.pop("attention", False):
+            check_attention(generation.lease.llm, body.prompt, options)
+            options["attention"] = "mean"
         generation.texts = generation.lease.llm.aparallel(body.prompt, stream=True, **options)
         if body.stream:
             # An invalid request fails in the first step, before the answer has started.
             first = await unless_gone(request, anext(generation.texts, None))
-            return Streamed(generation, _all(first, generation.texts), _Steps(generation), EVENTS)
+            return Streamed(generation, all_of(first, generation.texts), StepEvents(generation), EVENTS)
         text = await unless_gone(request, generation.texts.result())
         await generation.finish()
-        answer = {"model": body.model, **text.to_dict()}
+        answer = {"model": body.model, **as_dict(text, generation.lease.llm.tokenizer)}
         answer["timings"] = {**answer["timings"], **generation.spent()}
         generation.close()
         return Json(answer)
@@ -230,39 +238,3 @@ async def parallel(body: ParallelRequest, request: Request) -> Response:
         if isinstance(error, Exception):
             raise translate(error, "prompt") from error
         raise
-
-
-async def _all(first: Any, others: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    if first is not None:
-        yield first
-        async for step in others:
-            yield step
-
-
-class _Steps:
-    """The steps as events, then the whole result."""
-
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
-
-    def more(self, step: Any) -> bytes:
-        """A step."""
-        event = {
-            "index": step.index,
-            "position": step.position,
-            "text": step.text,
-            "brackets": step.brackets,
-            "threshold": step.threshold,
-            "members": [asdict(member) for member in step.members],
-        }
-        return f"data: {dumps({'step': event})}\n\n".encode()
-
-    async def end(self) -> bytes:
-        """The whole result."""
-        text = (await self._generation.texts.result()).to_dict()
-        text["timings"] = {**text["timings"], **self._generation.spent()}
-        return f"data: {dumps({'result': text})}\n\ndata: [DONE]\n\n".encode()
-
-    def failed(self, error: ApiError) -> bytes:
-        """The error is an event too, and the last one."""
-        return f"data: {dumps(body_of(error, '/stretto/'))}\n\n".encode()

@@ -1,13 +1,14 @@
 """The page at `/`: static files from a table made at start, under a policy without inline code.
 
 The files are hand-written modules in the folder `page`, and published libraries in `page/vendor`. A request
-names an entry of the table, never a path of the disk.
+names an entry of the table, never a path of the disk. Comments are for readers of the source, and not sent.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+
+COMMENT_LINES = re.compile(rb"^ *(//.*|/\*.*\*/)$", re.MULTILINE)  # of scripts and styles
 
 FOLDER = Path(__file__).with_name("page")
 TYPES = {
@@ -77,6 +80,8 @@ def files() -> dict[str, PageFile]:
 
 def _read(path: Path) -> PageFile:
     content = path.read_bytes()
+    if path.suffix in (".css", ".js") and path.parent == FOLDER:
+        content = COMMENT_LINES.sub(b"", content)  # empty lines stay, so that browsers count as editors do
     tag = f'W/"{hashlib.sha256(content).hexdigest()[:20]}"'  # weak: one for both encodings
     return PageFile(TYPES[path.suffix], content, gzip.compress(content, 9, mtime=0), tag)
 

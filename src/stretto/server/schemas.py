@@ -124,6 +124,9 @@ class Sampling(Body):
     timeout: (
         Annotated[Number, Field(gt=0, le=1e9, description="Seconds; then what is there is sent.")] | None
     ) = None
+    continue_token_ids: Tokens | None = Field(
+        None, description="Ids that the text begins with already; it goes on behind them."
+    )
     grammar: GrammarField | None = Field(None, description="What the text has to look like.")
     cache_pin: (
         Annotated[

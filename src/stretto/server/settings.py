@@ -24,6 +24,7 @@ class ModelEntry:
     name: str
     source: str
     vision: str | None = None  # the mmproj file of its image encoder
+    backend: str | None = field(default=None, repr=False)  # in place of the server's
 
     @classmethod
     def parse(cls, text: str) -> ModelEntry:

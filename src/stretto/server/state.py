@@ -55,6 +55,16 @@ class Running(Protocol):
         """End it by its caller's or the operator's word."""
 
 
+class Download(Protocol):
+    """The part of a download that the server itself uses."""
+
+    def stop(self) -> None:
+        """End it soon."""
+
+    async def ended(self, seconds: float) -> None:
+        """Wait until it has ended, that long at most."""
+
+
 class State:
     """Settings, models, and running generations."""
 
@@ -63,6 +73,7 @@ class State:
         self.callers = Callers(settings)
         self.registry = Registry(settings, opener)
         self.generations: set[Running] = set()
+        self.pull: Download | None = None  # the download under way; there is at most one
         self.traffic = Traffic()
         self.started = time.time()
 
@@ -71,7 +82,9 @@ class State:
         self.traffic.stopping = True
 
     def cancel_all(self) -> None:
-        """Cancel all running generations."""
+        """Cancel all running generations, and the download."""
+        if self.pull is not None:
+            self.pull.stop()
         for generation in list(self.generations):
             generation.stop()
 

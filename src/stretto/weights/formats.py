@@ -106,18 +106,28 @@ def dequantize(data: Bytes, fmt: Format) -> Floats:
     return flat.reshape(shape)
 
 
-def quantize(array: NDArray[Any], fmt: Format) -> Bytes:
-    """The numbers of `array` in format `fmt`, as bytes, row by row."""
-    if fmt not in WRITABLE:
-        raise InvalidRequest(f"cannot quantise to {fmt.name}; use one of {_names(WRITABLE)}")
+def quantize(array: NDArray[Any], fmt: Format, importance: NDArray[np.float32] | None = None) -> Bytes:
+    """The numbers of `array` in format `fmt`, as bytes, row by row; `importance` weighs errors by column."""
+    check_writable(fmt)
     floats = np.ascontiguousarray(array, dtype=np.float32)
     if floats.ndim == 0:
         raise InvalidRequest("array must have at least one axis")
     if not np.isfinite(floats).all():
         raise InvalidRequest(f"array holds NaN or infinity, which {fmt.name} cannot express")
-    row = fmt.row_bytes(floats.shape[-1])
-    flat: Bytes = _native.quantize(fmt.value, floats.reshape(-1))
+    row, columns = fmt.row_bytes(floats.shape[-1]), floats.shape[-1]
+    if not floats.size:
+        return np.zeros((*floats.shape[:-1], row), np.uint8)
+    quantizer = _native.Quantizer(1)
+    flat: Bytes = quantizer.convert(
+        Format.F32.value, floats.reshape(-1).view(np.uint8), fmt.value, columns, importance
+    )
     return flat.reshape(*floats.shape[:-1], row)
+
+
+def check_writable(fmt: Format) -> None:
+    """Raise `InvalidRequest` for a format that cannot be written."""
+    if fmt not in WRITABLE:
+        raise InvalidRequest(f"cannot quantise to {fmt.name}; use one of {_names(WRITABLE)}")
 
 
 def _names(formats: frozenset[Format]) -> str:

@@ -30,6 +30,8 @@ class GGUF:
     The metadata, the version and the path of a split model are those of its first part.
     """
 
+    quantised_as: str = ""  # the mix that its tensors are quantised to while they are read
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._parts = open_parts(Path(path))
         first = self._parts[0]

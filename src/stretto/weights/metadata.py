@@ -52,9 +52,12 @@ LENGTH = Struct("<Q")
 class Strings(Sequence[str]):
     """An array of strings in the file: checked when the file is opened, decoded when first read."""
 
-    def __init__(self, buffer: memoryview, offset: int, count: int, field: str) -> None:
+    def __init__(
+        self, buffer: memoryview, offset: int, count: int, field: str, end: int | None = None
+    ) -> None:
         self._buffer: memoryview | None = buffer
         self._offset = offset
+        self._end = end
         self._count = count
         self._field = field
         self._decoded: list[str] = []
@@ -74,6 +77,12 @@ class Strings(Sequence[str]):
 
     def __repr__(self) -> str:
         return f"<{self._count} strings>"
+
+    def raw(self) -> bytes | None:
+        """Their bytes as in the file, lengths and texts, unless they were decoded or made."""
+        if self._buffer is None or self._end is None:
+            return None
+        return bytes(self._buffer[self._offset : self._end])
 
     def decoded(self) -> list[str]:
         """All of them as a list, made once."""

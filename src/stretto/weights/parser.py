@@ -190,7 +190,7 @@ class Parser:
             self.field += f"[{count - 1}]"
             raise self._error(f"the string ends {offset - self.size} bytes behind the end of the file")
         self.offset = offset
-        return Strings(buffer, start, count, f"{self.path} {self.field}")
+        return Strings(buffer, start, count, f"{self.path} {self.field}", offset)
 
     def _read_alignment(self) -> int:
         self.field = "metadata 'general.alignment'"

@@ -15,7 +15,7 @@ types=file.metadata.types)`. `write_split` writes the same as several files.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Union
@@ -87,9 +87,9 @@ def write_gguf(
         offset += _padded(fmt.row_bytes(shape[-1]) * int(np.prod(shape[:-1], dtype=object)), alignment)
 
     with atomic_write(path) as file:
-        _write(file, memoryview(head), alignment)
+        _write(file, (memoryview(head),), alignment)
         for tensor in tensors.values():
-            _write(file, _data(tensor).data, alignment)
+            _write(file, _pieces(tensor), alignment)
 
 
 def write_split(
@@ -122,9 +122,20 @@ def write_split(
     return written
 
 
-def _write(file: BinaryIO, data: memoryview, alignment: int) -> None:
-    file.write(data)
-    file.write(b"\0" * (_padded(data.nbytes, alignment) - data.nbytes))
+def _write(file: BinaryIO, pieces: Iterable[memoryview], alignment: int) -> None:
+    length = 0
+    for piece in pieces:
+        file.write(piece)
+        length += piece.nbytes
+    file.write(b"\0" * (_padded(length, alignment) - length))
+
+
+def _pieces(tensor: Writable) -> Iterator[memoryview]:
+    """The bytes of a tensor; one that makes them piece by piece is never in memory as a whole."""
+    if isinstance(tensor, Tensor) and hasattr(tensor, "pieces"):
+        yield from (piece.data for piece in tensor.pieces())
+    else:
+        yield _data(tensor).data
 
 
 def _padded(length: int, alignment: int) -> int:
@@ -216,6 +227,8 @@ def _value(key: str, value: Any, kind: ValueType, depth: int = 0) -> bytes:
         if value.ndim != 1 or dtype not in _BY_DTYPE:
             raise InvalidRequest(f"{key!r}: an array must have one axis and plain numbers, not {value.dtype}")
         return _U32.pack(_BY_DTYPE[dtype]) + LENGTH.pack(len(value)) + value.astype(dtype).tobytes()
+    if isinstance(value, Strings) and (raw := value.raw()) is not None:
+        return _U32.pack(ValueType.STRING) + LENGTH.pack(len(value)) + raw
     item = _item_kind(key, value)
     values = b"".join(_value(key, element, item, depth + 1) for element in value)
     return _U32.pack(item) + LENGTH.pack(len(value)) + values

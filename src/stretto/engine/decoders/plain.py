@@ -365,7 +365,7 @@ class PlainDecoder(OneTrack):
             logprob=output.mean_logprob,
             logprobs=list(output.logprobs) if self.params.logprobs else None,
             reasoning="" if thoughts is None else thoughts.text,
-            answer_start=0 if thoughts is None else thoughts.answer_start,
+            answer_start=-self.params.continues if thoughts is None else thoughts.answer_start,
         )
 
     def end_early(self, ending: Ending) -> None:

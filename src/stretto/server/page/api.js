@@ -30,13 +30,15 @@ async function request(path, {method = 'GET', body, signal} = {}) {
     if (body && !isForm) headers['content-type'] = 'application/json';
     let answer;
     try {
-      answer = await fetch(new URL(path.replace(/^\//, ''), ROOT), {method, headers, signal, body: body && !isForm ? JSON.stringify(body) : body});
+      const sent = body && !isForm ? JSON.stringify(body) : body;
+      answer = await fetch(new URL(path.replace(/^\//, ''), ROOT), {method, headers, signal, body: sent});
     } catch (error) {
       if (error.name === 'AbortError') throw error;
       throw new ApiError(0, {message: 'the server cannot be reached', code: 'unreachable'});
     }
     if (answer.ok) return answer;
     const error = new ApiError(answer.status, (await answer.json().catch(() => ({}))).error);
+    signal?.throwIfAborted();
     if (answer.status !== 401) throw error;
     if (key.get() === used && !(await askForKey(error.message))) throw error;
   }

@@ -19,10 +19,6 @@ export function useLive() {
   return live.state;
 }
 
-// uPlot is a classic script that is loaded after the page: a promise of it.
-export const plots = () => new Promise(resolve => globalThis.uPlot ? resolve(globalThis.uPlot)
-  : document.getElementById('uplot').addEventListener('load', () => resolve(globalThis.uPlot)));
-
 let serial = 0;
 export function useId() {
   const id = useRef(null);
@@ -48,19 +44,22 @@ export function Tabs({label, tabs, current, onChange}) {
   const move = event => {
     const step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
     if (!step) return;
+    const list = event.currentTarget;
     event.preventDefault();
     onChange(ids[(ids.indexOf(current) + step + ids.length) % ids.length]);
-    requestAnimationFrame(() => event.currentTarget?.querySelector('[aria-selected=true]')?.focus());
+    requestAnimationFrame(() => list.querySelector('[aria-selected=true]')?.focus());
   };
   return html`<div class="tabs" role="tablist" aria-label=${label} onKeyDown=${move}>${ids.map(id => html`
-    <button type="button" role="tab" key=${id} aria-selected=${id === current} tabindex=${id === current ? 0 : -1} onClick=${() => onChange(id)}>${tabs[id]}</button>`)}</div>`;
+    <button type="button" role="tab" key=${id} aria-selected=${id === current} tabindex=${id === current ? 0 : -1}
+      onClick=${() => onChange(id)}>${tabs[id]}</button>`)}</div>`;
 }
 
 export function Copy({text, label = 'Copy'}) {
   const [done, set] = useState('');
   const copy = async () => {
     const value = typeof text === 'function' ? text() : text;
-    try { await navigator.clipboard.writeText(value); set('Copied'); } catch { set(copyByHand(value) ? 'Copied' : 'Not allowed here'); }
+    const copied = await navigator.clipboard?.writeText(value).then(() => true, () => false) || copyByHand(value);
+    set(copied ? 'Copied' : 'Not allowed here');
     setTimeout(() => set(''), 2000);
   };
   return html`<button type="button" onClick=${copy}>${done || label}</button>`;

@@ -1,0 +1,169 @@
+"""Writers of formats: errors near the best there is, other readers agree, hostile numbers."""
+
+import gguf
+import numpy as np
+import pytest
+from gguf.quants import dequantize as gguf_dequantize
+from gguf.quants import quantize as gguf_quantize
+
+from stretto import _native
+from stretto.weights.formats import WRITABLE, Format, dequantize, quantize
+
+QUANTISED = sorted(fmt for fmt in WRITABLE if fmt.block > 1)
+NAMES = [fmt.name for fmt in QUANTISED]
+PROMISED = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4"
+# The root of the mean squared error, relative to Gaussian numbers.
+LIMITS = {
+    "Q4_0": 0.09,
+    "Q4_1": 0.08,
+    "Q5_0": 0.045,
+    "Q5_1": 0.04,
+    "Q8_0": 0.006,
+    "Q2_K": 0.3,
+    "Q3_K": 0.16,
+    "Q4_K": 0.075,
+    "Q5_K": 0.037,
+    "Q6_K": 0.019,
+    "IQ4_NL": 0.08,
+    "IQ4_XS": 0.082,
+    "MXFP4": 0.12,
+}
+
+
+def normal(rows, columns, seed=0, scale=0.02):
+    return (np.random.default_rng(seed).standard_normal((rows, columns)) * scale).astype(np.float32)
+
+
+def relative_error(values, data, fmt):
+    off = dequantize(data, fmt).astype(np.float64) - values
+    return np.sqrt((off**2).sum() / (values.astype(np.float64) ** 2).sum())
+
+
+def test_promised_formats_can_be_written():
+    assert set(PROMISED.split()) <= {fmt.name for fmt in WRITABLE}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_the_error_of_gaussian_numbers_is_small(name):
+    values = normal(16, 1024)
+    assert relative_error(values, quantize(values, Format[name]), Format[name]) < LIMITS[name]
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", [name for name in LIMITS if name != "MXFP4"])
+def test_other_readers_read_the_same_numbers(name):
+    data = quantize(normal(4, 512), Format[name])
+    theirs = gguf_dequantize(data, gguf.GGMLQuantizationType[name])
+    assert np.array_equal(dequantize(data, Format[name]), theirs)
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_errors_of_large_numbers_are_below_those_of_plain_rounding(name):
+    values, fmt = normal(32, 512, seed=1), Format[name]
+    plain = dequantize(gguf_quantize(values, gguf.GGMLQuantizationType[name]), fmt)
+    found = dequantize(quantize(values, fmt), fmt)
+    weights = values.astype(np.float64) ** 2
+    assert (weights * (found - values) ** 2).sum() < 1.005 * (weights * (plain - values) ** 2).sum()
+
+
+def emphasis(name, values):
+    """How much errors count by the size of numbers."""
+    wide = values.astype(np.float64)
+    return wide**2 if name == "Q4_0" else np.abs(wide) + np.sqrt((wide**2).mean(axis=1, keepdims=True))
+
+
+def best_scale(values, weights, low, high):
+    """The least weighted error of any scale, by trying thousands, each with half-float rounding."""
+    most = np.abs(values).max()
+    scales = np.concatenate([np.linspace(0.5, 1.6, 3000), -np.linspace(0.5, 1.6, 3000)]) * most / high
+    scales = scales.astype(np.float16).astype(np.float64)
+    q = np.clip(np.round(values / scales[:, None]), low, high)
+    return (weights * (values - scales[:, None] * q) ** 2).sum(axis=1).min()
+
+
+@pytest.mark.parametrize(("name", "low", "high"), [("Q4_0", -8, 7), ("Q5_0", -16, 15)])
+def test_scales_are_nearly_as_good_as_the_best_of_thousands(name, low, high):
+    values, fmt = normal(64, 32, seed=2), Format[name]
+    found = dequantize(quantize(values, fmt), fmt)
+    weights = emphasis(name, values)
+    ours = (weights * (found - values) ** 2).sum(axis=1)
+    best = np.array([best_scale(row, w, low, high) for row, w in zip(values, weights, strict=True)])
+    assert ours.sum() < 1.2 * best.sum()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_importance_moves_the_error_to_columns_that_matter_less(name):
+    values, fmt = normal(64, 256, seed=3), Format[name]
+    importance = np.where(np.arange(256) % 2 == 0, 100.0, 0.01).astype(np.float32)
+    plain = (dequantize(quantize(values, fmt), fmt) - values) ** 2
+    weighed = (dequantize(quantize(values, fmt, importance), fmt) - values) ** 2
+    if name == "Q8_0":  # has nothing to choose
+        assert np.array_equal(plain, weighed)
+    else:
+        assert weighed[:, ::2].sum() < plain[:, ::2].sum()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scale", [0.0, 1e-45, 1e-38, 1e-8, 1.0, 6e4, 3e38])
+def test_any_magnitude_gives_finite_numbers(name, scale):
+    fmt = Format[name]
+    values = (np.clip(normal(4, 512, seed=5, scale=1.0), -1, 1).astype(np.float64) * scale).astype(np.float32)
+    found = dequantize(quantize(values, fmt), fmt)
+    assert np.isfinite(found).all()
+    if scale == 0.0:
+        assert not found.any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_constant_and_one_sided_rows_are_expressed(name):
+    fmt = Format[name]
+    rows = np.stack([np.full(256, 0.5), np.full(256, -0.5), np.linspace(0.1, 1, 256)]).astype(np.float32)
+    found = dequantize(quantize(rows, fmt), fmt)
+    assert np.abs(found - rows).max() < (0.35 if fmt.size * 8 / fmt.block < 3 else 0.17)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_are_the_same_for_every_number_of_threads_and_source(name):
+    fmt = Format[name]
+    halves = normal(300, 512, seed=6).astype(np.float16)
+    source = halves.view(np.uint8).reshape(-1)
+    made = [
+        _native.Quantizer(threads).convert(Format.F16.value, source, fmt.value, 512) for threads in (1, 2, 3)
+    ]
+    assert np.array_equal(made[0], made[1])
+    assert np.array_equal(made[0], made[2])
+    assert np.array_equal(made[0].reshape(300, -1), quantize(halves.astype(np.float32), fmt))
+
+
+def test_plain_floats_are_rounded_to_nearest_even():
+    values = np.float32([1.0, 1 + 2**-11, 1 + 3 * 2**-11, 65504.0, 1e-8, -2.5])
+    assert np.array_equal(quantize(values, Format.F16).view(np.float16), values.astype(np.float16))
+    bits = quantize(np.float32([1.0, 1 + 2**-8, 1 + 3 * 2**-8, -3e38]), Format.BF16).view(np.uint16)
+    assert bits.tolist() == [0x3F80, 0x3F80, 0x3F82, 0xFF62]
+
+
+def test_halves_do_not_overflow():
+    assert dequantize(quantize(np.float32([1e6, -1e6]), Format.F16), Format.F16).tolist() == [65504, -65504]
+
+
+def test_native_code_checks_its_arguments():
+    quantizer, data = _native.Quantizer(1), np.zeros(128, np.uint8)
+    with pytest.raises(ValueError, match="threads must be between 1 and 1024"):
+        _native.Quantizer(0)
+    with pytest.raises(ValueError, match="whole blocks of both formats"):
+        quantizer.convert(0, data, Format.Q4_K.value, 32)
+    with pytest.raises(ValueError, match="not whole rows"):
+        quantizer.convert(0, data[:64], Format.Q4_0.value, 32)
+    with pytest.raises(ValueError, match="only be read"):
+        quantizer.convert(0, data, Format.IQ1_S.value, 32)
+    with pytest.raises(ValueError, match="format 99 is not known"):
+        quantizer.convert(99, data, 2, 32)
+    with pytest.raises(ValueError, match="one number for each column"):
+        quantizer.convert(0, data, Format.Q4_0.value, 32, np.ones(31, np.float32))
+    with pytest.raises(ValueError, match="between 0 and 1e12"):
+        quantizer.convert(0, data, Format.Q4_0.value, 32, np.full(32, np.nan, np.float32))
+    wrong = np.zeros(64, np.float32)
+    wrong[40] = np.inf
+    with pytest.raises(ValueError, match="row 1 holds NaN or infinity"):
+        quantizer.convert(0, wrong.view(np.uint8), Format.Q4_0.value, 32)
