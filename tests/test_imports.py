@@ -89,6 +89,7 @@ ALLOWED = {
         "llm",
         "load",
         "models",
+        "parallel",
         "router",
         "tasks",
         "text",

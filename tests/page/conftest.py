@@ -64,14 +64,18 @@ def server():
 def new_page(browser, request):
     """Pages of a test, each in a context of its own: `new_page(url, width=360, color_scheme="dark")`.
 
+    A `script` runs before those of the page.
+
     `page.problems` lists console errors, exceptions and requests elsewhere; the test fails if there are any.
     """
     contexts, pages = [], []
 
-    def make(url, width=1280, height=860, **options):
+    def make(url, width=1280, height=860, script=None, **options):
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         context.set_default_timeout(15_000)
         page = context.new_page()
+        if script is not None:
+            page.add_init_script(script)
         page.problems = []
         host = urlsplit(url).netloc
         page.on("console", lambda said: _note(page, said))

@@ -4,15 +4,17 @@ import base64
 
 import numpy as np
 
-# The page reads its live events from here. `picture` is what was copied to a canvas last, and
-# `painted` has the top and the height of each copy, in pixels.
+# The page reads its live events from here. `picture` is what was copied to a canvas last, and `painted` has
+# the top and the height of each copy, in pixels. Highlights last until `fade()` is called.
 SOURCE = """(() => {
-  const {fetch} = window, coder = new TextEncoder(), context = CanvasRenderingContext2D.prototype;
-  const put = context.putImageData;
+  const {fetch, setTimeout} = window, coder = new TextEncoder(), held = [];
+  const context = CanvasRenderingContext2D.prototype, put = context.putImageData;
   let stream = null;
   const send = event => stream.enqueue(coder.encode(`data: ${JSON.stringify(event)}\\n\\n`));
   const start = controller => { stream = controller; send({hello: {version: '0'}}); };
-  Object.assign(window, {painted: [], picture: null, asked: 0, push: event => send(event)});
+  const fade = () => held.splice(0).map(go => go()).length;
+  Object.assign(window, {painted: [], picture: null, asked: 0, fade, push: event => send(event)});
+  window.setTimeout = (go, delay) => delay === 600 ? held.push(go) : setTimeout(go, delay);
   window.fetch = (url, options) => {
     if (!String(url).includes('/stretto/live')) return fetch(url, options);
     window.asked += String(url).includes('cells=1');
@@ -41,14 +43,6 @@ def frame(positions, sets, members, sequences, at=None, images=(), model="mock",
 
 def sequence(state, n, mine=True):
     return {"state": state, "mine": mine, "n": n}
-
-
-def follow(page, url):
-    """Show the cells of the mock model, with frames that come from `push`."""
-    page.add_init_script(SOURCE)
-    page.goto(f"{url}/#cells")
-    page.reload()
-    page.locator("#map").wait_for()
 
 
 def push(page, **told):

@@ -100,8 +100,10 @@ def test_a_chunk_with_an_endless_extension_is_refused(server):
 
 def test_an_answer_before_the_body_closes_the_connection_whatever_the_method(server):
     """A timer that is stopped by the next byte would leave the connection open for good."""
-    answer = raw(server, GET + b"Content-Length: 1000\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 200")
+    with connect(server) as link:
+        link.settimeout(20)  # less than an idle connection is kept
+        link.sendall(GET + b"Content-Length: 1000\r\n\r\n")
+        assert rest(link).startswith(b"HTTP/1.1 200")
 
 
 def test_requests_that_wait_on_one_connection_are_bounded(server):

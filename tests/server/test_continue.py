@@ -42,6 +42,17 @@ def test_a_text_goes_on_from_the_cache(web, path, body):
     assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
 
 
+def test_each_key_goes_on_from_its_own_cache():
+    with visiting(api_keys=("one", "two")) as (_, web):
+        cached = []
+        for key, ids in (("one", None), ("two", [72, 101]), ("one", [72, 101])):
+            body = TALK if ids is None else {**TALK, "continue_token_ids": ids}
+            usage = web.post(CHAT, json=body, headers={"authorization": f"Bearer {key}"}).json()["usage"]
+            cached.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
+        assert cached[0] == cached[1] - 2
+        assert cached[2] == 1
+
+
 def test_what_has_ended_cannot_go_on(web):
     answer = web.post(CHAT, json={**TALK, "continue_token_ids": [72, 257]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "already_ended")

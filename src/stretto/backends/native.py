@@ -40,7 +40,7 @@ class Collected(NamedTuple):
     name: str
     rows: int  # of the matrix
     sums: NDArray[np.float64]
-    count: int
+    times: int
 
 
 class NativeBackend:

@@ -99,9 +99,7 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
             return ApiError(429, message, code="queue_full", retry_after=RETRY_SECONDS)
         case errors.CacheFull():
             if error.n_needed is not None:  # its own message names the sequences of others
-                message = (
-                    f"the cache is full: {error.n_needed} cells are needed and {error.n_free} are free; "
-                )
+                message = f"the cache is full: {error.n_needed} cells are needed, {error.n_free} are free; "
                 message += "try again later, or shorten the prompt"
             return ApiError(429, message, code="cache_full", retry_after=RETRY_SECONDS)
         case errors.InvalidGrammar():

@@ -49,7 +49,7 @@ def in_brief(attention: Attention, tokenizer: Tokenizer) -> dict[str, Any]:
         "cells": attention.cells[most].tolist(),
         "positions": attention.positions[most].tolist(),
         "tokens": tokens,
-        "pieces": [tokenizer.decode([token], special=True) if token >= 0 else "" for token in tokens],
+        "pieces": [tokenizer.spelled(token) if token >= 0 else "" for token in tokens],
         "weights": [[round(float(weight), 5) for weight in row] for row in weights[:, most]],
     }
 
