@@ -24,6 +24,8 @@ def try_out():
     from make_model import SHAPES, make
     from stretto import _native, kernels
 
+    if not (Path(stretto.__file__).parent / "server" / "page" / "index.html").is_file():
+        raise SystemExit("the page of the server is missing")
     texts = {}
     with tempfile.TemporaryDirectory() as folder:
         path = make(Path(folder) / "tiny.gguf", SHAPES["tiny"])

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from stretto.cache.cells import Cells
-from stretto.cache.prefix import MIN_EVICTED_CELLS, PrefixCache
+from stretto.cache.prefix import MIN_EVICTED_CELLS, Domain, PrefixCache
 from stretto.cache.radix import common
 
 
@@ -42,6 +42,23 @@ def test_a_longer_one_takes_the_place_of_a_shorter_one(cells, prefixes):
     assert (len(prefixes), cells.n_used) == (1, 3)
     assert park(cells, prefixes, 3, [1, 2]) == 2  # all of it is there
     assert (len(prefixes), cells.n_used) == (1, 3)
+
+
+def test_domains_find_nothing_of_each_other(cells, prefixes):
+    ours, theirs = Domain(salt="a"), Domain(salt="b")
+    park(cells, prefixes, 1, [1, 2, 3], domain=ours)
+    for other in (theirs, Domain(), Domain(adapter="a"), Domain(salt="a", private=1)):
+        assert prefixes.match([1, 2, 3], other) == (None, 0)
+    assert park(cells, prefixes, 2, [1, 2, 3], domain=theirs) == 2  # cells of its own
+    assert (prefixes.match([1, 2, 4], ours), prefixes.match([1, 2, 4], theirs)) == ((1, 2), (2, 2))
+    assert (prefixes.domain(1), prefixes.domain(3)) == (ours, None)
+
+
+def test_a_domain_leaves_nothing_behind(cells, prefixes):
+    for number in range(200):  # each has a salt of its own, and most are evicted
+        park(cells, prefixes, number, [1] * 100, domain=Domain(salt=str(number)))
+        prefixes.evict(500)
+    assert len(prefixes._trees) == len(prefixes) <= 5
 
 
 def test_what_is_behind_the_items_becomes_free(cells, prefixes):

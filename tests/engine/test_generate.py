@@ -402,6 +402,7 @@ def test_chat_without_a_template():
         ({"stop": [""]}, "stop must hold strings or functions, not ''"),
         ({"stop": 5}, "stop must be a list"),
         ({"stop": ["a"] * 65}, "stop has 65 entries"),
+        ({"stop": ["a" * 4097] * 2}, "stop has 8,194 characters in all"),
         ({"stop_tokens": [258]}, "stop_tokens must be an integer from 0 to 257, not 258"),
         ({"stop_tokens": 5}, "stop_tokens must be a list"),
         ({"stop_tokens": ["a"]}, "stop_tokens"),

@@ -123,6 +123,19 @@ def test_under_pressure_requests_are_parked_and_lose_nothing():
     llm.cells.check()
 
 
+def test_samples_of_a_prompt_count_one_by_one():
+    llm = mock_llm(endless, limits=Limits(max_running=4))
+    options = {"max_tokens": 5, "temperature": 0}
+    llm.generate(["a", "b", "c"], best_of=3, **options)
+    assert max(widths(llm)) == 3  # one prompt after the other
+    llm.backend.batches.clear()
+    llm.generate(["d", "e", "f"], n=2, **options)
+    assert max(widths(llm)) == 4
+    llm.backend.batches.clear()
+    assert len(llm.generate("g", n=9, **options)) == 9  # more than may run, but it is the only one
+    assert max(widths(llm)) == 9
+
+
 def test_max_running_and_step_limits_hold():
     llm = mock_llm(endless, limits=Limits(max_running=3, max_tokens_per_step=8))
     llm.generate(["abcdefghij"] * 7, max_tokens=5, temperature=0)

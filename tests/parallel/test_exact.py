@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from parallel_oracle import by_mask, isolated, recorded, sets_of, tiny_llm, visible, who_sees_whom
+from stretto.errors import InvalidRequest
 from tiny_models import tiny_backend
 
 PROMPT = [5, 60, 17, 33, 2]
@@ -92,6 +93,16 @@ def test_siblings_see_each_other_or_not(llm):
     assert [m.id for m in first.members] == [m.id for m in second.members]
     assert first.width > 1
     assert np.abs(first.attention.weights - second.attention.weights).max() > 1e-3
+
+
+def test_attention_may_be_kept_as_its_mean(llm):
+    whole = llm.parallel(PROMPT, attention=True, **OPTIONS)
+    brief = llm.parallel(PROMPT, attention="mean", **OPTIONS)
+    for ours, theirs in zip(brief.steps[:-1], whole.steps[:-1], strict=True):
+        mean = theirs.attention.weights.mean((0, 1), keepdims=True)
+        np.testing.assert_allclose(ours.attention.weights, mean, atol=1e-6)
+    with pytest.raises(InvalidRequest, match="True, False or 'mean'"):
+        llm.parallel(PROMPT, attention="all")
 
 
 def test_the_modes_differ(llm):

@@ -12,7 +12,7 @@ import pytest
 
 from serving import serving
 from stretto.cli import main
-from stretto.server.serve import NOTIFY_SECONDS
+from stretto.server.serve import EXIT_SECONDS, NOTIFY_SECONDS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -79,7 +79,7 @@ def test_the_unit_starts_a_server_with_a_key(unit, settings_of, tmp_path):
     assert (settings.host, settings.port, settings.log) == ("0.0.0.0", 8080, "json")
     assert not settings.no_auth
     assert settings.memory < 1e9 * int(unit["MemoryMax"][0].removesuffix("G"))
-    assert int(unit["TimeoutStopSec"][0]) > settings.grace_seconds + NOTIFY_SECONDS
+    assert int(unit["TimeoutStopSec"][0]) > settings.grace_seconds + NOTIFY_SECONDS + EXIT_SECONDS
 
 
 def test_the_unit_writes_only_where_its_models_are(unit):
@@ -120,7 +120,9 @@ def test_the_image_serves_with_a_key_alone(image, settings_of, monkeypatch, caps
     assert image["EXPOSE"] == [str(settings.port)]
     assert f"{settings.port}:{settings.port}" in words
     assert f"stretto-models:{image['VOLUME'][0]}" in words
-    assert int(words[words.index("--stop-timeout") + 1]) > settings.grace_seconds + NOTIFY_SECONDS
+    assert (
+        int(words[words.index("--stop-timeout") + 1]) > settings.grace_seconds + NOTIFY_SECONDS + EXIT_SECONDS
+    )
 
 
 def test_the_image_tells_whether_it_is_well(image):

@@ -1,10 +1,13 @@
 """Ends: clients that go away free their cells, and a server that ends lets its requests finish."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import httpx
 import pytest
@@ -130,6 +133,42 @@ def test_a_signal_ends_the_command_in_order(number, smollm2_path):
         assert rest == ""
         (entry,) = [json.loads(text) for text in errors.splitlines()]
         assert (entry["path"], entry["status"]) == ("/health", 200)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+STUCK = """
+import threading, time
+from serving import TINY, mock
+from stretto.server import serve as process
+from stretto.server.settings import ModelEntry, Settings
+
+process.NOTIFY_SECONDS = process.EXIT_SECONDS = 0.3
+
+def opener(entry):
+    llm = mock()(entry)
+    llm.backend.forward = lambda batch: time.sleep(600)  # as if it would compute forever
+    return llm
+
+settings = Settings((ModelEntry("mock", str(TINY)),), port=0, grace_seconds=0.3, memory=1 << 40)
+server = process.Server(settings, opener)
+server.run_until_ended(lambda address: print(address, flush=True))
+"""
+
+
+def test_after_its_grace_period_the_process_ends_whatever_runs():
+    command = [sys.executable, "-c", STUCK]
+    folder = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=folder)
+    try:
+        address = process.stdout.readline().strip()
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{address}/v1/completions", json=TEXT, timeout=1.0)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "most recent call first" in errors  # where the threads were
     finally:
         process.kill()
         process.communicate()

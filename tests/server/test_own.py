@@ -1,5 +1,6 @@
 """`/stretto/…`, `/metrics`, `/docs`: what only Stretto has."""
 
+import itertools
 import json
 import re
 
@@ -10,6 +11,8 @@ import pytest
 from serving import HELLO, serving
 from stretto import LLM
 from stretto.backends.native import NativeBackend
+from stretto.parallel.types import Attention
+from stretto.server import lattice
 from stretto.testing import byte_tokenizer
 from tiny_models import tiny_file, tiny_spec
 
@@ -96,6 +99,12 @@ def test_parallel_steps_are_streamed(small):
     assert whole["brackets"] == alone.brackets
 
 
+def events_of(client, body):
+    """The events of a streamed run."""
+    lines = client.post("/stretto/parallel", json={**body, "stream": True}).text.split("\n\n")
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line and "[DONE]" not in line]
+
+
 def test_parallel_says_what_is_wrong(small):
     for wrong, param in [
         ({"threshold": 0}, "threshold"),
@@ -105,6 +114,62 @@ def test_parallel_says_what_is_wrong(small):
         body = {"model": "mock", "prompt": [1, 2], "stream": True, **wrong}
         refused = small.post("/stretto/parallel", json=body)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+def test_a_streamed_step_has_its_edges_and_what_was_pruned(small):
+    asked = {"model": "mock", "prompt": [1, 2, 3], "threshold": 0.01, "max_tokens": 9, "ignore_eos": True}
+    events = events_of(small, {**asked, "prune": 0.99, "prune_after": 1})
+    steps, result = [event["step"] for event in events[:-1]], events[-1]["result"]
+    for before, step in itertools.pairwise(steps):
+        assert len(step["edges"]) in (1, len(before["members"]))
+        assert {len(row) for row in step["edges"]} == {len(step["members"])}
+    found = {tuple(place) for step in steps for place in step["pruned"]}
+    removed = {
+        (i, j)
+        for i, step in enumerate(result["steps"])
+        for j, member in enumerate(step["members"])
+        if not member["kept"]
+    }
+    assert found
+    assert found <= removed
+
+
+def test_attention_of_a_run_comes_in_brief(small):
+    asked = {"model": "mock", "prompt": [1, 2, 3], "threshold": 0.01, "max_tokens": 5, "ignore_eos": True}
+    whole = small.post("/stretto/parallel", json={**asked, "attention": True}).json()
+    with tiny(None) as llm:
+        alone = llm.parallel([1, 2, 3], threshold=0.01, max_tokens=5, ignore_eos=True, attention=True)
+    assert "attention" not in whole["steps"][-1]  # the last set is not computed
+    for told, step in zip(whole["steps"][:-1], alone.steps[:-1], strict=True):
+        found = told["attention"]
+        np.testing.assert_allclose(found["weights"], step.attention.weights.mean((0, 1)), atol=1e-5)
+        assert found["tokens"] == step.attention.tokens.tolist()
+        assert found["positions"] == step.attention.positions.tolist()
+        assert len(found["pieces"]) == len(found["cells"]) == len(found["tokens"])
+    events = events_of(small, {**asked, "attention": True})
+    streamed = [event["attention"] for event in events if "attention" in event]
+    assert [found.pop("index") for found in streamed] == [0, 1, 2, 3]
+    assert [found["weights"] for found in streamed] == [
+        step["attention"]["weights"] for step in whole["steps"][:-1]
+    ]
+
+
+def test_attention_that_takes_too_much_memory_is_refused(small, monkeypatch):
+    monkeypatch.setattr(lattice, "ATTENTION_BYTES", 1 << 20)
+    body = {"model": "mock", "prompt": [1, 2], "attention": True}
+    refused = small.post("/stretto/parallel", json={**body, "max_width": 256})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "attention")
+    assert "max_tokens" in refused.json()["error"]["message"]
+    assert small.post("/stretto/parallel", json={**body, "max_tokens": 4}).status_code == 200
+
+
+def test_only_the_columns_with_the_most_attention_are_told():
+    n = 3 * lattice.ATTENTION_COLUMNS
+    weights = np.linspace(0, 1, n, dtype=np.float32)[::-1].reshape(1, 1, 1, n)
+    numbers = np.arange(n, dtype=np.int32)
+    found = lattice.in_brief(Attention(weights, numbers, numbers, numbers * 0 - 1), byte_tokenizer())
+    assert found["positions"] == list(range(lattice.ATTENTION_COLUMNS))
+    assert set(found["pieces"]) == {""}  # an image has no text
 
 
 def test_the_cells_are_shown(web, server):

@@ -14,7 +14,6 @@ import pytest
 from serving import TINY, endless, mock, serving, until, visiting
 from stretto import Limits
 from stretto.errors import InvalidRequest
-from stretto.server import guard
 from stretto.server.settings import ModelEntry, RequestLimits, Settings, api_keys
 
 CHAT = {"model": "mock", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
@@ -225,6 +224,8 @@ def test_a_full_queue_says_when_to_come_again():
         assert refused.headers["retry-after"] == "2"
         assert refused.json()["error"]["code"] == "queue_full"
         assert web.post("/v1/completions", json={**TEXT, "n": 2}).status_code == 400  # would never fit
+        best = web.post("/v1/completions", json={**TEXT, "n": 1, "best_of": 2}).json()["error"]
+        assert (best["param"], best["code"]) == ("best_of", "over_limit")
         for thread in threads:
             thread.join()
 
@@ -310,20 +311,6 @@ def test_a_key_is_needed_where_one_is_set():
         assert [web.get(path).status_code for path in ("/health", "/docs", "/openapi.json")] == [200] * 3
 
 
-def test_every_key_is_compared_in_constant_time(monkeypatch):
-    compared = []
-
-    def compare(a, b):
-        compared.append((a, b))
-        return a == b
-
-    monkeypatch.setattr(guard.hmac, "compare_digest", compare)
-    with visiting(api_keys=("one", "two", "three")) as (_, web):
-        good = web.get("/v1/models", headers={"authorization": "Bearer one"})
-    assert good.status_code == 200
-    assert compared == [(b"one", b"one"), (b"one", b"two"), (b"one", b"three")]
-
-
 def test_web_pages_are_kept_out(web, server):
     elsewhere = {"origin": "https://evil.example"}
     assert web.post("/v1/completions", json=TEXT, headers=elsewhere).json()["error"]["code"] == "wrong_origin"
@@ -358,7 +345,10 @@ def test_a_host_that_is_none_is_a_400(web, host):
 
 
 def test_an_origin_that_is_none_is_refused(web):
-    for origin in ("http://[", "null", "http://", "://", "localhost"):
+    for origin in ("http://[", "https://", "http://a b", "http://[::1"):
+        answer = web.get("/v1/models", headers={"origin": origin})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_origin")
+    for origin in ("null", "://", "localhost", "http://localhost:1"):
         assert web.get("/v1/models", headers={"origin": origin}).status_code == 403
 
 

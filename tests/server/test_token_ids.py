@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+import vocabularies
 from serving import HELLO
+from stretto.text.spm import SPMTokenizer
 
 CHAT = {"model": "mock", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
 TEXT = {"model": "mock", "prompt": "Say it: ", "temperature": 0, "max_tokens": 100}
@@ -57,3 +59,11 @@ def test_alternatives_have_ids(web):
     assert found["token_ids"] == IDS[:2]
     assert [tops[0]["token_id"] for tops in found["top_tokens"]] == IDS[:2]
     assert all(len({one["token_id"] for one in tops}) == 2 for tops in found["top_tokens"])
+
+
+def test_a_token_is_shown_with_its_space():
+    tokenizer = SPMTokenizer(vocabularies.metadata(vocabularies.spm()))
+    ids = tokenizer.encode("hello hello")
+    assert tokenizer.space_prefix
+    assert [tokenizer.spelled(token) for token in ids] == [" hello", " hello"]
+    assert tokenizer.spelled(tokenizer.encode("<|end|>", special=True, bos=False)[0]) == "<|end|>"

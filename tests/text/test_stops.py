@@ -1,9 +1,11 @@
 """Stop strings, whatever the pieces the text comes in."""
 
+from copy import copy
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.text.stops import StopMatcher
+from stretto.text.stops import StopMatcher, _Automaton
 
 letters = st.text("abc", max_size=30)
 stops = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3)
@@ -43,3 +45,38 @@ def test_nothing_is_held_back_without_need():
 
 def test_without_stops_text_passes():
     assert run(["a", "b"], []) == ("ab", None)
+
+
+@given(letters, st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=6))
+def test_the_first_to_be_complete_is_found_and_the_longest_of_those(text, stop):
+    found = [(text.find(one) + len(one), -len(one), one) for one in stop if one in text]
+    shown, matched = run(list(text), stop)
+    assert matched == (min(found)[2] if found else None)
+    assert shown == (text[: min(found)[0] + min(found)[1]] if found else text)
+
+
+def test_a_character_is_read_once_however_long_the_stops_are():
+    """Without a clock: the nodes that are visited are counted."""
+    stops = tuple("a" * n + "b" for n in range(900, 1000))
+    automaton = _Automaton(stops)
+    visits = 0
+
+    class Counted(list):
+        def __getitem__(self, node):
+            nonlocal visits
+            visits += 1
+            return super().__getitem__(node)
+
+    automaton._shorter = Counted(automaton._shorter)
+    node, _, matched = automaton.read(0, "a" * 5000 + "c" + "a" * 999 + "b")
+    assert matched == "a" * 999 + "b"
+    assert visits < 8000
+    assert automaton.depths[node] == 1000
+
+
+def test_a_copy_goes_its_own_way():
+    matcher = StopMatcher(["ab"])
+    matcher.push("a")
+    twin = copy(matcher)
+    assert (matcher.push("b"), twin.push("c")) == ("", "ac")
+    assert (matcher.matched, twin.matched) == ("ab", None)

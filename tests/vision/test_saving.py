@@ -73,7 +73,7 @@ def test_what_was_restored_is_found_by_the_next_prompt(name, path):
     n_image = len(sequence.tokens) - 2
     for park in (True, False):
         with seeing_llm(name) as llm:
-            restored = llm.restore(path)
+            restored = llm.restore(path, share=True)
             if park:
                 restored.close()
             result = llm.generate((picture(0), "CD"), max_tokens=4, **GREEDY)

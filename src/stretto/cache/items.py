@@ -20,8 +20,10 @@ class Pixels(Protocol):
 class Images(Protocol):
     """Turns images into tokens, and encodes them into vectors."""
 
-    def tokens(self, image: Pixels) -> list[int]:
-        """Tokens of an image, with the markers around them in a prompt."""
+    placeholder: int | None  # the id that stands for an image's tokens in the table, if nothing else has it
+
+    def tokens(self, image: Pixels, salt: str | None = None) -> list[int]:
+        """Tokens of an image, with the markers around them in a prompt; equal ones have the same salt."""
         ...
 
     def work(self, wanted: Iterable[ImageVectors], seconds: float, alone: bool) -> None:

@@ -7,14 +7,16 @@
 A parked sequence is found by its items, one for each cell, compared one by one: there are no false hits.
 Its items are at positions 0, 1, 2, …; edited sequences are not parked.
 
+Sequences share within their domain only: one with another salt or adapter finds nothing of theirs.
+
 With recurrent layers a sequence can be continued from its states only, so a match ends at one of them, and a
 parked sequence ends at its last one. States are evicted like cells, the least recently used first.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Sequence, ValuesView
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,11 +31,22 @@ Ints = NDArray[np.int32]
 MIN_EVICTED_CELLS = 64  # freed at a time, so that not every step has to evict one more
 
 
+class Domain(NamedTuple):
+    """A part of the prefix cache: sequences share cells with those of the same domain, and no others."""
+
+    adapter: str | None = None  # that K/V were computed with
+    salt: str | None = None  # `cache_salt` of a request
+    private: int = 0  # id of a sequence that shares with its forks alone
+
+
+COMMON = Domain()  # of everything that has no salt
+
+
 class CacheKey(NamedTuple):
-    """Key of a sequence: an item for each cell, and the adapter that K/V were computed with."""
+    """Key of a sequence: an item for each cell, and its domain."""
 
     items: Sequence[object]
-    adapter: str | None = None
+    domain: Domain = COMMON
 
 
 @dataclass
@@ -43,7 +56,7 @@ class Parked:
     id: int
     items: tuple[object, ...]
     pins: int = 0
-    adapter: str | None = None
+    domain: Domain = COMMON
 
 
 @dataclass(frozen=True)
@@ -77,7 +90,7 @@ class PrefixCache:
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
         self._slots = cells.slots
-        self._trees: defaultdict[str | None, Radix[Parked]] = defaultdict(Radix)  # one for each adapter
+        self._trees: dict[Domain, Radix[Parked]] = {}  # those that are not empty
         self._entries: OrderedDict[int, Parked] = OrderedDict()
         self.lookups = self.hits = self.tokens_saved = self.evictions = 0
 
@@ -87,14 +100,16 @@ class PrefixCache:
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._entries
 
-    def park(
-        self, sequence: int, items: Sequence[object], *, pins: int = 0, adapter: str | None = None
-    ) -> int:
+    def entries(self) -> ValuesView[Parked]:
+        """The parked sequences, least recently used first."""
+        return self._entries.values()
+
+    def park(self, sequence: int, items: Sequence[object], *, pins: int = 0, domain: Domain = COMMON) -> int:
         """Take over a sequence's first len(items) cells, one for each item; the others become free.
 
         Returns the id of the parked sequence that has them now: an older one's, if it had the same items.
         """
-        key, tree = tuple(items), self._trees[adapter]
+        key, tree = tuple(items), self._trees.get(domain) or Radix()
         self._cells.remove(sequence, len(key))
         if self._slots is not None:
             key = key[: self._cells.count(sequence)]  # back to its last state
@@ -115,22 +130,29 @@ class PrefixCache:
                 self.drop(entry)
         if key:
             self._keep_states(sequence, sequence, pins)
-            entry = Parked(sequence, key, pins, adapter)
+            entry = Parked(sequence, key, pins, domain)
             tree.insert(key, entry)
+            self._trees[domain] = tree
             self._entries[sequence] = entry
         return sequence
 
-    def find(self, items: Sequence[object], adapter: str | None = None) -> tuple[int | None, int]:
+    def find(self, items: Sequence[object], domain: Domain = COMMON) -> tuple[int | None, int]:
         """The parked sequence that shares the longest prefix with `items`, and how many items."""
-        n, entry = self._trees[adapter].longest(items)
+        tree = self._trees.get(domain)
+        n, entry = (0, None) if tree is None else tree.longest(items)
         return (None, 0) if entry is None else (entry.id, n)
 
-    def find_state(self, items: Sequence[object], adapter: str | None = None) -> tuple[int | None, int]:
+    def domain(self, sequence: int) -> Domain | None:
+        """The domain of a parked sequence; None if it is not parked."""
+        entry = self._entries.get(sequence)
+        return None if entry is None else entry.domain
+
+    def find_state(self, items: Sequence[object], domain: Domain = COMMON) -> tuple[int | None, int]:
         """The parked sequence with the latest state that a text with these items can go on from."""
         source, best, wanted = None, 0, tuple(items)
         if self._slots is not None:
             for entry in self._entries.values():
-                if entry.adapter == adapter and self._slots.position(entry.id) > best:
+                if entry.domain == domain and self._slots.position(entry.id) > best:
                     n = self._slots.nearest(entry.id, common(entry.items, wanted))
                     if n > best:
                         source, best = entry.id, n
@@ -140,18 +162,25 @@ class PrefixCache:
         """Note that a parked sequence was used: it is evicted last."""
         self._entries.move_to_end(sequence)
 
-    def match(self, items: Sequence[object], adapter: str | None = None) -> tuple[int | None, int]:
+    def match(self, items: Sequence[object], domain: Domain = COMMON) -> tuple[int | None, int]:
         """`find`, and `touch` the sequence."""
-        source, n = self.find(items, adapter)
+        source, n = self.find(items, domain)
         if source is not None:
             self.touch(source)
         return source, n
 
     def drop(self, entry: Parked) -> None:
         """Remove a parked sequence and free its cells."""
-        self._trees[entry.adapter].remove(entry.items)
-        del self._entries[entry.id]
+        self._forget(entry)
         self._cells.remove(entry.id)
+
+    def _forget(self, entry: Parked) -> None:
+        """Take a sequence out of the tree; its cells stay."""
+        tree = self._trees[entry.domain]
+        tree.remove(entry.items)
+        if not tree:
+            del self._trees[entry.domain]  # salts come and go
+        del self._entries[entry.id]
 
     def unpin(self, sequence: int) -> None:
         """Undo one pin; without pins the sequence can be evicted. No effect if it is not parked."""
@@ -159,9 +188,8 @@ class PrefixCache:
         if entry is not None and entry.pins:
             entry.pins -= 1
             if not entry.pins:  # it may be a prefix of a longer one
-                self._trees[entry.adapter].remove(entry.items)
-                del self._entries[sequence]
-                self.park(sequence, entry.items, adapter=entry.adapter)
+                self._forget(entry)
+                self.park(sequence, entry.items, domain=entry.domain)
 
     def evict(self, wanted: int) -> bool:
         """Evict parked sequences until `wanted` cells are free; return whether they are. Pinned ones stay."""
@@ -220,9 +248,8 @@ class PrefixCache:
 
     def _cut(self, entry: Parked, n: int) -> None:
         """Keep the first n items of a parked sequence, at the least recently used place."""
-        self._trees[entry.adapter].remove(entry.items)
-        del self._entries[entry.id]
-        self.park(entry.id, entry.items[:n], adapter=entry.adapter)
+        self._forget(entry)
+        self.park(entry.id, entry.items[:n], domain=entry.domain)
         if entry.id in self._entries:
             self._entries.move_to_end(entry.id, last=False)
 

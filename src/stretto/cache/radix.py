@@ -25,6 +25,9 @@ class Radix(Generic[V]):
     def __init__(self) -> None:
         self._root: _Node[V] = _Node((), None)
 
+    def __bool__(self) -> bool:
+        return bool(self._root.children)
+
     def insert(self, items: Sequence[object], value: V) -> None:
         """Store a value under a list, in place of an older one."""
         rest, node = tuple(items), self._root

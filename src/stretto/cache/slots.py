@@ -21,6 +21,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from stretto.errors import CacheFull, Unsupported
 
@@ -133,7 +134,7 @@ class Slots:
             needed += n - alone
         return needed
 
-    def as_data(self) -> list[dict[str, object]]:
+    def as_data(self) -> list[dict[str, Any]]:
         """The slots in use, as plain data."""
         return [
             {"slot": slot, "position": self.positions[slot], "sequences": sorted(members)}

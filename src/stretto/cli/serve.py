@@ -98,6 +98,26 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keys, one a line.", rich_help_panel=_ACCESS)
     ] = None,
+    admin_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="A key that may also load, unload and pull models, and see all callers' cells and requests; "
+            "may be repeated. STRETTO_ADMIN_KEY and --admin-key-file are better places.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    admin_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Admin keys, one a line.", rich_help_panel=_ACCESS)
+    ] = None,
+    share_prefixes: Annotated[
+        bool,
+        typer.Option(
+            "--share-prefixes",
+            help="Share the prefix cache between keys; a caller can then find out what others asked.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = False,
     no_auth: Annotated[
         bool, typer.Option("--no-auth", help="Serve without API keys.", rich_help_panel=_ACCESS)
     ] = False,
@@ -168,6 +188,8 @@ def serve(
         host=host,
         port=port,
         api_keys=api_keys(api_key, api_key_file),
+        admin_keys=api_keys(admin_key, admin_key_file, "admin"),
+        share_prefixes=share_prefixes,
         no_auth=no_auth,
         origins=tuple(allow_origin or ()),
         hosts=tuple(allow_host or ()),

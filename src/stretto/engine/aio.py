@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stretto.engine.news import News
+from stretto.engine.progress import Progress, progress_of
 from stretto.engine.request import Request
 from stretto.engine.types import Result, Token
 from stretto.engine.worker import Worker
@@ -54,6 +55,11 @@ class AsyncEventStream(Generic[Event]):
         if request.error is not None:
             raise request.error
         raise StopAsyncIteration
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far it is; None before it has started."""
+        return None if self._request is None else progress_of([self._request], [self._request])
 
     def _begin(self) -> list[list[Request[Any]]]:
         request, self._events = self._make()

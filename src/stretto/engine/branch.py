@@ -117,6 +117,7 @@ def new_text(engine: Engine, prompt: Prompt, params: RequestParams) -> Request[P
         with engine.lock:
             track = prompt.track_in(engine)
             check_prompt(engine, track.position, params)
+            check_same_salt(track, params)
             if params.seed is not None:
                 track.random = RandomStream(params.seed)
             track.running = True
@@ -126,7 +127,8 @@ def new_text(engine: Engine, prompt: Prompt, params: RequestParams) -> Request[P
                 track.running = False
                 raise
     check_prompt(engine, len(prompt), params)
-    return _text_request(engine, engine.runner.new_track(prompt, RandomStream(params.seed)), params)
+    track = engine.runner.new_track(prompt, RandomStream(params.seed), params.cache_salt)
+    return _text_request(engine, track, params)
 
 
 def new_branches(engine: Engine, prompt: Prompt, params: RequestParams, how: Branching) -> Branches:
@@ -138,13 +140,14 @@ def new_branches(engine: Engine, prompt: Prompt, params: RequestParams, how: Bra
         with engine.lock:
             track = prompt.track_in(engine)
             check_prompt(engine, track.position, params)
+            check_same_salt(track, params)
             if params.seed is None:
                 seed = track.random.seed
             engine.compute([track])  # so that there are cells to share
             first = engine.runner.fork(track, RandomStream(seed, track.random.index, track.random.draws))
     else:
         check_prompt(engine, len(prompt), params)
-        first = engine.runner.new_track(prompt, RandomStream(seed))
+        first = engine.runner.new_track(prompt, RandomStream(seed), params.cache_salt)
     try:
         return Branches(_branch_requests(engine, first, params, how, seed), how)
     except BaseException:
@@ -162,7 +165,7 @@ def _branch_requests(
     for index in range(1, how.best_of or how.n or 1):
         # Its track has the tokens only: it is replaced by a fork when the first one has been computed.
         tokens = first.tokens[: requests[0].decoder.n_prompt]
-        track = engine.runner.new_track(list(tokens), RandomStream(seed, index))
+        track = engine.runner.new_track(list(tokens), RandomStream(seed, index), params.cache_salt)
         track.n_prompt = first.n_prompt
         requests.append(_text_request(engine, track, params))
     requests[0].siblings = list(requests[1:])
@@ -179,11 +182,11 @@ def _text_request(
 ) -> Request[PlainDecoder]:
     runner, tokenizer = engine.runner, engine.tokenizer
     track.running = True
+    track.n_prompt = min(track.n_prompt, len(track.tokens) - params.continues)
     guide, speculation = _constraint(engine, track, params), None
     if params.draft is not None:
         speculation = Speculation(runner, params.draft, tokenizer)
-    detokenizer = tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)
-    output = TextOutput(runner.metrics, params, detokenizer, _thoughts(engine, track, params))
+    output = _output(engine, track, params, guide is not None)
     decoder = PlainDecoder(
         runner, track, output, params, end_ids_of(engine, params), guide, speculation, keep_track
     )
@@ -193,11 +196,10 @@ def _text_request(
 def _beam_request(
     engine: Engine, track: Track, params: RequestParams, how: Branching
 ) -> Request[BeamDecoder]:
-    runner, tokenizer = engine.runner, engine.tokenizer
+    runner = engine.runner
     track.running = True
     guide = _constraint(engine, track, params)
-    detokenizer = tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)
-    output = TextOutput(runner.metrics, params, detokenizer, _thoughts(engine, track, params))
+    output = _output(engine, track, params, guide is not None)
     beam = BeamParams(how.beams or 1, how.length_penalty)
     decoder = BeamDecoder(runner, track, output, params, end_ids_of(engine, params), beam, guide)
     return Request(decoder, runner.metrics, priority=params.priority, timeout=params.timeout)
@@ -211,12 +213,28 @@ def new_guide(params: RequestParams) -> Guide | None:
 def _constraint(engine: Engine, track: Track, params: RequestParams) -> Constraint | None:
     """The guide of a text; it starts after the reasoning where that is told apart."""
     guide = new_guide(params)
-    return None if guide is None else constraint(guide, _reasoning(engine, params), track.tokens)
+    if guide is None:
+        return None
+    n = len(track.tokens) - params.continues
+    made = constraint(guide, _reasoning(engine, params), track.tokens[:n])
+    if params.continues:
+        made.skip(track.tokens[n:])
+    return made
 
 
-def _thoughts(engine: Engine, track: Track, params: RequestParams) -> Thoughts | None:
-    reasoning = _reasoning(engine, params)
-    return None if reasoning is None else Thoughts(reasoning, track.tokens)
+def _output(engine: Engine, track: Track, params: RequestParams, exact: bool) -> TextOutput:
+    """The output of a text; with `continues` it has read the tokens that the answer begins with."""
+    n, reasoning = len(track.tokens) - params.continues, _reasoning(engine, params)
+    detokenizer = engine.tokenizer.detokenizer(after=track.tokens[n - 1], exact=exact)
+    thoughts = None if reasoning is None else Thoughts(reasoning, track.tokens[:n])
+    for token in track.tokens[n:]:
+        if thoughts is None:
+            detokenizer.push(token)
+        else:
+            thoughts.push(token, detokenizer)
+    if thoughts is not None:
+        thoughts.begin_here()
+    return TextOutput(engine.metrics, params, detokenizer, thoughts)
 
 
 def _reasoning(engine: Engine, params: RequestParams) -> Reasoning | None:
@@ -228,11 +246,27 @@ def end_ids_of(engine: Engine, params: RequestParams) -> frozenset[int]:
     return params.stop_tokens | (frozenset() if params.ignore_eos else engine.tokenizer.end_ids)
 
 
+def check_same_salt(track: Track, params: RequestParams) -> None:
+    """Raise for a salt that is not the one of the sequence that a request continues."""
+    if params.cache_salt and params.cache_salt != track.domain.salt:
+        raise InvalidRequest(
+            "a sequence keeps the cache_salt that it was made with; give it to llm.sequence",
+            param="cache_salt",
+        )
+
+
 def check_prompt(engine: Engine, length: int, params: RequestParams) -> None:
     """Raise unless a prompt leaves room for an answer."""
     runner = engine.runner
     if not length:
         raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
+    if params.continues >= length:
+        raise InvalidRequest(
+            f"continues is {params.continues}, and the prompt has {length} tokens; at least one has to stand "
+            "before the answer",
+            param="continues",
+            value=params.continues,
+        )
     if length >= runner.context_length:
         raise ContextOverflow(
             f"the prompt has {length} tokens and the context {runner.context_length}; "

@@ -27,6 +27,7 @@ from stretto.engine.hooks import run_hooks
 from stretto.engine.lane import Lane
 from stretto.engine.limits import Limits
 from stretto.engine.metrics import Metrics
+from stretto.engine.reads import Reads
 from stretto.engine.request import Request
 from stretto.engine.runner import Runner
 from stretto.engine.scheduler import Plan, Scheduler
@@ -55,6 +56,7 @@ class Engine:
         limits = (limits or Limits()).on(backend)
         self.runner = Runner(backend, prefix_cache, limits.tokens_per_step, limits.checkpoint_bytes)
         self.lock = self.runner.lock
+        self.reads = Reads(self.lock)
         self.metrics: Metrics = self.runner.metrics
         self.tokenizer = tokenizer
         self.fingerprint = fingerprint  # identifies the model in saved sequences
@@ -105,10 +107,13 @@ class Engine:
                 self._n_steps += 1
                 if self._n_waiting:
                     self._notify()
+                if self.reads.waiting:
+                    self.reads.run()
 
     def _step(self) -> None:
         scheduler, metrics = self.scheduler, self.metrics
         begun, spent = time.perf_counter(), metrics.forward + metrics.sampling + metrics.encoding
+        self.runner.history.tick(begun)
         if scheduler.changes.pending or scheduler.waiting:
             scheduler.sweep()
         else:

@@ -9,6 +9,7 @@ from typing import Any
 from stretto.engine.aio import start
 from stretto.engine.branch import Branches
 from stretto.engine.news import News
+from stretto.engine.progress import Progress, progress_of
 from stretto.engine.request import Request
 from stretto.engine.types import Result, Token
 from stretto.engine.worker import Worker
@@ -40,6 +41,12 @@ class AsyncTexts:
             self._news = News()
             made = await start(self._worker, self._begin, self._news, self._prepare)
             self._requests = [request for group in made for request in group]
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far they are; None before they have started."""
+        firsts = [branches.requests[0] for branches in self._branches]
+        return progress_of(self._requests, firsts) if self._requests else None
 
     def _prepare(self) -> None:
         self._prompts = [prompt() if callable(prompt) else prompt for prompt in self._prompts]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from operator import add, sub
+from typing import Any, NamedTuple
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -41,6 +42,52 @@ class Histogram:
         """Count a value, or several that are the same."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += times * value
+
+
+class Counts(NamedTuple):
+    """Counters at one time, or their differences between two times.
+
+    `tokens` were given out, `prompt` tokens computed, `cached` ones found in the prefix cache. `first_token`
+    and `gaps` count times by the bounds `SECONDS`.
+    """
+
+    tokens: int
+    prompt: int
+    cached: int
+    passes: int
+    pass_tokens: float
+    first_token: tuple[int, ...]
+    gaps: tuple[int, ...]
+
+    def since(self, before: Counts) -> Counts:
+        """The differences to earlier ones; all of them if the counters have begun anew meanwhile."""
+        if self.tokens < before.tokens or self.passes < before.passes:
+            return self
+        return Counts(
+            self.tokens - before.tokens,
+            self.prompt - before.prompt,
+            self.cached - before.cached,
+            self.passes - before.passes,
+            self.pass_tokens - before.pass_tokens,
+            tuple(map(sub, self.first_token, before.first_token)),
+            tuple(map(sub, self.gaps, before.gaps)),
+        )
+
+    def plus(self, other: Counts) -> Counts:
+        """The sums with those of another model, or of another time."""
+        return Counts(
+            self.tokens + other.tokens,
+            self.prompt + other.prompt,
+            self.cached + other.cached,
+            self.passes + other.passes,
+            self.pass_tokens + other.pass_tokens,
+            tuple(map(add, self.first_token, other.first_token)),
+            tuple(map(add, self.gaps, other.gaps)),
+        )
+
+
+NO_TIMES = (0,) * (len(SECONDS) + 1)
+NO_COUNTS = Counts(0, 0, 0, 0, 0.0, NO_TIMES, NO_TIMES)
 
 
 @dataclass
@@ -83,6 +130,36 @@ class Metrics:
     between_tokens: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     width: Histogram = field(default_factory=lambda: Histogram(WIDTHS))
 
+    def counts(self) -> Counts:
+        """The counters that rates and latencies are made of."""
+        first, gaps = tuple(self.first_token.counts), tuple(self.between_tokens.counts)
+        return Counts(
+            sum(first) + sum(gaps),
+            self.prompt_tokens,
+            self.cached_tokens,
+            self.width.n,
+            self.width.total,
+            first,
+            gaps,
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain data."""
         return asdict(self)
+
+
+def quantile(counts: tuple[int, ...], share: float, bounds: tuple[float, ...] = SECONDS) -> float | None:
+    """The value below which a share of a histogram's values lies, evenly spread within bounds; None for none.
+
+    >>> quantile((0, 10), 0.5, (1.0, 2.0))
+    1.5
+    """
+    wanted, seen = share * sum(counts), 0
+    if not wanted:
+        return None
+    for i, n in enumerate(counts[: len(bounds)]):
+        if seen + n >= wanted:
+            low = bounds[i - 1] if i else 0.0
+            return low + (bounds[i] - low) * (wanted - seen) / n
+        seen += n
+    return bounds[-1]

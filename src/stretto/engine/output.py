@@ -31,6 +31,7 @@ class Output(Generic[Event]):
         self.events: deque[Event] = deque()
         self.ending: Ending | None = None
         self.notify: Callable[[], None] | None = None  # called for every event, and at the end
+        self.n_noted = 0  # tokens so far, or steps that have several
         self.is_read_at_end = False  # nobody looks at its events before
         self._metrics = metrics
         self._started = time.monotonic()
@@ -50,6 +51,7 @@ class Output(Generic[Event]):
     def note_token(self) -> None:
         """Note the time of a token."""
         now = time.monotonic()
+        self.n_noted += 1
         if self._first is None:
             self._first = now
             self._metrics.first_token.add(now - self._started)

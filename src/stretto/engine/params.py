@@ -24,7 +24,9 @@ Callback = Callable[[Token], Any]
 Stop = str | Callable[[str], bool]
 
 MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 8192  # of all together
 MAX_LOGPROBS = 1000
+MAX_SALT_LENGTH = 256
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -62,6 +64,8 @@ class Keywords(SamplingOptions, total=False):
     keep: int
     draft: Drafter | Literal["lookup"] | None
     reasoning: bool
+    cache_salt: str | None
+    continues: int
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,10 @@ class RequestParams:
       text stays the same
     - `reasoning`: tell the model's reasoning apart from its answer: the result's `reasoning` and `text`
       (docs/chat.md); what `chat` does unless it is False
+    - `cache_salt`: the prompt shares cached prefixes and images with prompts of the same salt alone; None
+      is the salt of all that give none
+    - `continues`: so many tokens at the end of the prompt are the start of the answer: its grammar and its
+      reasoning go on from there, and `answer_start` may be negative
     - `scored`: the log-probability of the whole is summed up
     """
 
@@ -111,6 +119,8 @@ class RequestParams:
     keep: int = 0
     draft: Drafter | None = None
     reasoning: bool = False
+    cache_salt: str | None = None
+    continues: int = 0
     scored: bool = False
 
     @property
@@ -166,6 +176,7 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
         check_number("timeout", rest["timeout"], 0.0, 1e9, open_low=True)
     check_integer("priority", rest.get("priority", 0), -(1 << 31), 1 << 31)
     check_integer("keep", rest.get("keep", 0), 0, 1 << 31)
+    check_integer("continues", rest.get("continues", 0), 0, 1 << 31)
     if rest.get("overflow", "error") not in ("error", "shift"):
         raise InvalidRequest(
             f"overflow must be 'error' or 'shift', not {rest['overflow']!r}",
@@ -186,6 +197,7 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
             raise InvalidRequest(
                 f"{name} must be True or False, not {rest[name]!r}", param=name, value=rest[name]
             )
+    check_salt(rest.get("cache_salt"))
     if rest.get("callback") is not None and not callable(rest["callback"]):
         raise InvalidRequest(
             f"callback must be a function, not {rest['callback']!r}", param="callback", value=rest["callback"]
@@ -200,6 +212,10 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     if len(stops) > MAX_STOPS:
         raise InvalidRequest(f"stop has {len(stops)} entries; at most {MAX_STOPS} are allowed", param="stop")
     rest["stop"] = tuple(stop for stop in stops if isinstance(stop, str))
+    if (total := sum(map(len, rest["stop"]))) > MAX_STOP_CHARACTERS:
+        raise InvalidRequest(
+            f"stop has {total:,} characters in all; at most {MAX_STOP_CHARACTERS:,} are allowed", param="stop"
+        )
     rest["stop_functions"] = tuple(stop for stop in stops if not isinstance(stop, str))
     tokens = _all(
         "stop_tokens", rest.get("stop_tokens", ()), lambda t: isinstance(t, (int, np.integer)), "token ids"
@@ -210,6 +226,16 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     for token in sampling.logit_bias or ():
         check_integer("a token of logit_bias", token, 0, n_vocab - 1, param="logit_bias")
     return RequestParams(sampling, **rest)
+
+
+def check_salt(salt: object) -> None:
+    """Raise unless a `cache_salt` is None or a short text."""
+    if salt is not None and not (isinstance(salt, str) and len(salt) <= MAX_SALT_LENGTH):
+        raise InvalidRequest(
+            f"cache_salt must be a text of at most {MAX_SALT_LENGTH} characters, or None, not {salt!r:.60}",
+            param="cache_salt",
+            value=salt,
+        )
 
 
 def _drafter(options: Mapping[str, Any]) -> Drafter | None:

@@ -66,6 +66,11 @@ class ParkedSequences:
                 raise InvalidRequest(
                     "there is nothing to pin to: the model was loaded with prefix_cache=False"
                 )
+            if track.domain.private:
+                raise InvalidRequest(
+                    "a restored sequence shares with no other, so a pin would be of no use; restore it with "
+                    "share=True"
+                )
             engine.compute([track])
             n = len(track.exact_tokens())
             items = track.cache_key.items[: n if runner.slots is None else runner.slots.nearest(track.id, n)]
@@ -73,7 +78,7 @@ class ParkedSequences:
                 raise InvalidRequest("only an unedited prefix can be pinned, and here nothing is left of it")
             parked = runner.new_id()
             runner.cells.copy(track.id, parked, 0, len(items))
-            return Pin(runner, runner.prefixes.park(parked, items, pins=1, adapter=track.adapter), len(items))
+            return Pin(runner, runner.prefixes.park(parked, items, pins=1, domain=track.domain), len(items))
 
     def clear(self) -> None:
         """Free all parked cells that are not pinned."""

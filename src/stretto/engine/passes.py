@@ -35,6 +35,7 @@ def score_request(engine: Engine, tokens: list[int]) -> Request[ScorePass]:
     if any(type(token) is not int for token in tokens):
         raise Unsupported("texts with images are not scored; use a sequence and its logits")
     track = runner.new_track(tokens[:-1], RandomStream(0))
+    track.make_private()
     return Request(ScorePass(runner, track, tokens), runner.metrics)
 
 

@@ -60,6 +60,11 @@ class Request(Generic[D]):
         self._advancing = False
 
     @property
+    def n_texts(self) -> int:
+        """How many running requests it counts for: itself and the siblings that it will start."""
+        return 0 if self.urgent else 1 + len(self.siblings)
+
+    @property
     def sources(self) -> Sequence[Source]:
         """The sources that are computed for it."""
         return self.decoder.sources

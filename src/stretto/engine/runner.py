@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from stretto.backends.base import Backend, Batch, Decoding
 from stretto.cache.cells import Cells
 from stretto.cache.items import Images, Pixels
-from stretto.cache.prefix import CacheKey, PrefixCache
+from stretto.cache.prefix import CacheKey, Domain, PrefixCache
 from stretto.cache.radix import common
 from stretto.cache.slots import Slots
 from stretto.engine.checkpoints import Checkpoints
+from stretto.engine.history import History
 from stretto.engine.images import REMEDY
 from stretto.engine.metrics import Metrics
 from stretto.engine.states import States
@@ -75,6 +76,7 @@ class Runner:
         self.chunk = chunk  # tokens in one pass, at most
         self.lock = threading.RLock()
         self.metrics = Metrics()
+        self.history = History(self.metrics)
         self.tracks: WeakValueDictionary[int, Track] = WeakValueDictionary()  # those that are open
         self.orphans: deque[tuple[int, CacheKey, int | None]] = deque()  # of handles dropped without closing
         self.images: Images | None = None  # makes tokens of images, if the model has a vision encoder
@@ -87,9 +89,11 @@ class Runner:
         """An id that no sequence has had."""
         return next(self._ids)
 
-    def new_track(self, tokens: list[int], random: RandomStream) -> Track:
-        """A track with checked tokens, none of them computed yet."""
+    def new_track(self, tokens: list[int], random: RandomStream, salt: str | None = None) -> Track:
+        """A track with checked tokens, none of them computed yet; it shares cells with those of its salt."""
         track = self._bare_track(random)
+        if salt:
+            track.domain = Domain(salt=salt)
         track.extend(tokens)
         track.n_prompt = len(tokens)
         with self.lock:
@@ -274,12 +278,12 @@ class Runner:
         if not self._may_share(track):
             return NO_MATCH
         items, slots = track.tokens[:-1], self.slots
-        source, n = self.prefixes.find(items, track.adapter)
+        source, n = self.prefixes.find(items, track.domain)
         n_common, parked = n, True
         if slots is not None:
-            source, n = self.prefixes.find_state(items, track.adapter)
+            source, n = self.prefixes.find_state(items, track.domain)
         for other in self.tracks.values():
-            if other is not track and other.adapter == track.adapter:
+            if other is not track and other.domain == track.domain:
                 shared = common(other.exact_tokens(), items)
                 n_common = max(n_common, shared)
                 if slots is not None:
@@ -329,7 +333,8 @@ class Runner:
         n = n if exact is None else min(n, exact)
         if self.slots is not None:
             n = self.slots.nearest(sequence, n)
-        if not self.prefix_cache or not n:
+        is_useless = bool(key.domain.private) and not keep_id  # nothing will ever ask for it
+        if not self.prefix_cache or not n or is_useless:
             self.cells.remove(sequence)
             return
         parked = sequence
@@ -339,8 +344,14 @@ class Runner:
             self.cells.remove(sequence)
         if self.slots is not None and (slot := self.slots.state(parked)) is not None:
             self.slots.touch(slot)
-        self.prefixes.park(parked, key.items[:n], adapter=key.adapter)
+        self.prefixes.park(parked, key.items[:n], domain=key.domain)
         self.prefixes.trim_states()
+
+    def salt_of(self, sequence: int) -> str | None:
+        """The salt of a sequence, which an open track has or a parked one."""
+        track = self.tracks.get(sequence)
+        domain = self.prefixes.domain(sequence) if track is None else track.domain
+        return None if domain is None else domain.salt
 
     def make_room(self, wanted: int) -> None:
         """See that so many cells are free: parked sequences are evicted, then `CacheFull` is raised."""
@@ -388,11 +399,11 @@ class Runner:
         """The tokens as a list of ids that are in the vocabulary."""
         return checked_tokens(tokens, self.spec.n_vocab, self.images)
 
-    def image_tokens(self, image: Pixels) -> list[int]:
-        """The tokens of an image."""
+    def image_tokens(self, image: Pixels, salt: str | None = None) -> list[int]:
+        """The tokens of an image; it is encoded once for all that have the same salt."""
         if self.images is None:
             raise InvalidRequest(f"this model sees no images; {REMEDY}", param="images")
-        return self.images.tokens(image)
+        return self.images.tokens(image, salt)
 
     def check_open(self) -> None:
         """Raise unless the model is open."""

@@ -327,13 +327,13 @@ class Scheduler:
     # -- admission --
 
     def _plan_admissions(self, plan: Plan, shared: dict[int, int]) -> None:
-        n_running = sum([not request.urgent for request in self.running])
+        n_running = sum([request.n_texts for request in self.running])
         if n_running >= self.limits.max_running and not any(request.urgent for request in self.waiting):
             return
         n_pending = sum([request.n_pending for request in self.running])  # less what is shared
         computing = [found for request in self.running for found in self._computing(request, shared)]
         for request in self.waiting[: 2 * self.limits.max_running]:  # however long the queue is
-            if n_running >= self.limits.max_running and not request.urgent:
+            if n_running and n_running + request.n_texts > self.limits.max_running and not request.urgent:
                 return
             if self._could_share_soon(request, computing):
                 continue  # those behind it need not wait with it
@@ -343,7 +343,7 @@ class Scheduler:
                 return
             plan.admitted.append((request, matches))
             n_pending = wanted
-            n_running += not request.urgent
+            n_running += request.n_texts
             for track, match in matches:
                 if match.n:
                     shared[track.id] = match.n
@@ -390,8 +390,11 @@ class Scheduler:
             return False
         if not computing or not request.sources:
             return False
-        mine = request.sources[0].track.tokens[:-1]
+        first = request.sources[0].track
+        mine = first.tokens[:-1]
         for track, n in computing:
+            if track.domain != first.domain:
+                continue
             n_common = common(track.tokens, mine)
             if n_common >= len(track) - n + MIN_SHARED_TOKENS:
                 if track.checkpoints is not None:

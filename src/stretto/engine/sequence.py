@@ -194,7 +194,7 @@ class Sequence:
         if isinstance(what, str):
             what = self._engine.tokenizer.encode(what)
         elif hasattr(what, "pixels"):
-            what = self._runner.image_tokens(cast("Pixels", what))
+            what = self._runner.image_tokens(cast("Pixels", what), self._track.domain.salt)
         several = [what] if isinstance(what, (int, np.integer)) else what
         tokens = self._runner.check_tokens(several)
         with self._engine.lock:
@@ -335,15 +335,21 @@ class Sequence:
         return self._detokenizer
 
 
-def new_sequence(engine: Engine, tokens: list[int], random: RandomStream) -> Sequence:
+def new_sequence(
+    engine: Engine, tokens: list[int], random: RandomStream, salt: str | None = None
+) -> Sequence:
     """A sequence with checked tokens."""
     engine.runner.check_open()
-    return Sequence(engine, engine.runner.new_track(tokens, random))
+    return Sequence(engine, engine.runner.new_track(tokens, random, salt))
 
 
-def restored_sequence(engine: Engine, path: str | os.PathLike[str]) -> Sequence:
+def restored_sequence(
+    engine: Engine, path: str | os.PathLike[str], share: bool = False, salt: str | None = None
+) -> Sequence:
     """The sequence that `Sequence.save` wrote."""
-    sequence = new_sequence(engine, [], RandomStream(None))
+    sequence = new_sequence(engine, [], RandomStream(None), salt)
+    if not share:  # a checksum tells a damaged file, not a forged one
+        sequence._track.make_private()
     try:
         sequence._detokenizer.state = restore(engine.runner, sequence._track, path, engine.fingerprint)
     except BaseException:

@@ -7,6 +7,7 @@ and parked sequences cannot be changed from here.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from stretto.backends.base import Batch
 from stretto.cache.changes import CellChanges
 from stretto.cache.checks import check_id, check_integers, check_range
+from stretto.cache.following import Follower
+from stretto.engine.copying import CellCopy, TableCopy, as_data, copy_cell, copy_table
 from stretto.engine.engine import Engine
+from stretto.engine.reads import Reads
 from stretto.engine.runner import FIRST_ID
 from stretto.errors import InvalidRequest
 
@@ -75,37 +79,22 @@ class CellTable:
         with self._engine.lock:
             return self._cells.members(cell)
 
-    def snapshot(self) -> dict[str, Any]:
+    def owned(self, salt: str) -> set[int]:
+        """The sequences that have cells and were made with this `cache_salt`; "" is that of all others."""
+        with self._engine.lock:
+            salt_of = self._engine.runner.salt_of
+            return {i for i in self._cells.sequences if (salt_of(i) or "") == salt}
+
+    def snapshot(self, salt: str | None = None) -> dict[str, Any]:
         """The table as plain data: the cells in use with position and token, the sequences with their cells.
 
-        A sequence is "running" for a request, "held" by a caller, or "parked" for prompts to come. With
-        recurrent layers there are the slots in use too, with position and sequences.
+        A sequence is "running" for a request, "held" by a caller, or "parked" for prompts to come ("pinned"
+        if it stays). With recurrent layers there are the slots in use too, with position and sequences. With
+        a `salt` only the sequences that were made with it are shown, and their cells.
         """
         with self._engine.lock:
-            cells, prefixes = self._cells, self._engine.runner.prefixes
-            used = np.flatnonzero(cells.shares)
-            slots = {} if cells.slots is None else {"slots": cells.slots.as_data()}
-            return slots | {
-                "cells": len(cells),
-                "free": cells.n_free,
-                "used": [
-                    {"cell": cell, "position": position, "token": token}
-                    for cell, position, token in zip(
-                        used.tolist(),
-                        cells.positions[used].tolist(),
-                        cells.tokens[used].tolist(),
-                        strict=True,
-                    )
-                ],
-                "sequences": [
-                    {
-                        "id": i,
-                        "state": "parked" if i in prefixes else "running" if self._runs(i) else "held",
-                        "cells": cells.view(i).tolist(),
-                    }
-                    for i in cells.sequences
-                ],
-            }
+            copied = copy_table(self._engine.runner, Follower())
+        return as_data(copied, None if salt is None else lambda i: copied.salts.get(i, "") == salt)
 
     def changes(self, since: int = 0) -> CellChanges:
         """Columns of the cells that changed after a version, for a view that follows the table.
@@ -115,6 +104,22 @@ class CellTable:
         """
         with self._engine.lock:
             return self._cells.changes(since)
+
+    def copied(self, follower: Follower | None = None) -> Future[TableCopy]:
+        """What has changed since a follower last looked, for a reader that must not wait; all without one.
+
+        It is copied at once if the engine does nothing, otherwise at the end of its step.
+        """
+        return self.reads.ask(lambda: copy_table(self._engine.runner, follower or Follower()))
+
+    def at(self, cell: int) -> Future[CellCopy]:
+        """What is in a cell, for a reader that must not wait."""
+        return self.reads.ask(lambda: copy_cell(self._engine.runner, cell))
+
+    @property
+    def reads(self) -> Reads:
+        """The reads that wait for the end of a step."""
+        return self._engine.reads
 
     def check(self) -> None:
         """Raise `RuntimeError` if the table contradicts itself anywhere."""

@@ -49,6 +49,11 @@ class Thoughts:
         """Add the last text, and return all of the answer that was held back."""
         return self._sort([*self._splitter.push(text), *self._splitter.flush()])
 
+    def begin_here(self) -> None:
+        """Count from here on; an answer that has started starts at a negative place."""
+        self.answer_start -= self._n_pushed
+        self._texts, self._n_pushed, self.n_tokens, self.fresh = [], 0, 0, ""
+
     def take(self) -> str:
         """The reasoning that has not been given out."""
         fresh, self.fresh = self.fresh, ""

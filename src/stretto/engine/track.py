@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stretto.backends.base import Batch, DeviceRow, Draw, Mask
 from stretto.cache.cells import Cells
 from stretto.cache.items import ImageToken, bare
-from stretto.cache.prefix import CacheKey
+from stretto.cache.prefix import COMMON, CacheKey, Domain
 from stretto.engine import images
 from stretto.engine.checkpoints import Checkpoints
 from stretto.errors import ContextOverflow, InvalidRequest
@@ -82,11 +82,11 @@ class Track:
     __slots__ = (
         "__weakref__",
         "_views",
-        "adapter",
         "cells",
         "checkpoints",
         "closed",
         "context_length",
+        "domain",
         "draft",
         "draft_base",
         "draft_rows",
@@ -117,7 +117,7 @@ class Track:
         self.n_prompt = 0  # how many of them are the prompt
         self.n_cached = 0  # how many were found in the prefix cache
         self.has_images = False
-        self.adapter: str | None = None  # part of the prefix cache's key
+        self.domain: Domain = COMMON  # in which it shares cells with others
         self.resume: int | None = None  # the position of the first token without a cell, if not at the end
         self.logits: Row | DeviceRow | None = None  # of the last token, while they are valid
         self.exact: int | None = None  # leading tokens with K/V of an unedited text; None: all of them
@@ -198,8 +198,12 @@ class Track:
 
     @property
     def cache_key(self) -> CacheKey:
-        """What the prefix cache finds it by: its tokens, those of images without pixels, and its adapter."""
-        return CacheKey(bare(self.tokens) if self.has_images else self.tokens, self.adapter)
+        """What the prefix cache finds it by: its tokens, those of images without pixels, and its domain."""
+        return CacheKey(bare(self.tokens) if self.has_images else self.tokens, self.domain)
+
+    def make_private(self) -> None:
+        """Share cells with forks alone from now on."""
+        self.domain = self.domain._replace(private=self.id)
 
     @property
     def text_tokens(self) -> tuple[list[int], int]:
@@ -280,7 +284,7 @@ class Track:
         self.cells.copy(other.id, self.id)
         self.tokens = list(other.tokens)
         self.has_images = other.has_images
-        self.adapter = other.adapter
+        self.domain = other.domain
         self.resume = other.resume
         self.logits = None if other.logits is None else other.logits.copy()
         self.n_prompt = other.n_prompt

@@ -111,7 +111,7 @@ class Result:
     chose by: the mean log-probability of the tokens sampled, or the score of the hypothesis. `tool_calls` are
     those found in the answer of a chat with tools; `text` is then the rest of the answer. `reasoning` is what
     the model thought before it answered, where that is told apart (docs/chat.md): `text` is the answer
-    alone then, which starts at `tokens[answer_start]`.
+    alone then, which starts at `tokens[answer_start]` (with `continues` perhaps before them: negative).
     """
 
     text: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stretto.backends.base import Backend
 from stretto.engine import Engine
+from stretto.engine.history import History
 from stretto.engine.metrics import Metrics
 from stretto.engine.worker import Worker
 from stretto.models import ModelSpec
@@ -38,6 +39,11 @@ class EngineModel(Verbs):
             metrics.slots, metrics.slots_used = slots.n_slots, slots.n_used
             metrics.slot_bytes = self.backend.slot_bytes
         return metrics
+
+    @property
+    def history(self) -> History:
+        """What it did in the last minutes, by the second."""
+        return self._engine.runner.history
 
     @property
     def context_length(self) -> int:

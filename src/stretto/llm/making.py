@@ -22,7 +22,8 @@ def new_text(engine: Engine, prompt: Prompt | Sequence, options: Mapping[str, An
     how, rest = branching(options)
     if not how.plain:
         raise InvalidRequest("a stream gives one text; n, best_of and beams are for generate", param="n")
-    return text_of(engine, _start_of(engine, prompt), _params(engine, rest))
+    params = _params(engine, rest)
+    return text_of(engine, _start_of(engine, prompt, params), params)
 
 
 def new_branches(engine: Engine, prompt: Prompt | Sequence, options: Mapping[str, Any]) -> Branches:
@@ -31,7 +32,7 @@ def new_branches(engine: Engine, prompt: Prompt | Sequence, options: Mapping[str
     params = _params(engine, rest)
     if how.best_of is not None:
         params = replace(params, scored=True)
-    return branches_of(engine, _start_of(engine, prompt), params, how)
+    return branches_of(engine, _start_of(engine, prompt, params), params, how)
 
 
 def new_batch(engine: Engine, prompts: Iterable[Any], options: Mapping[str, Any]) -> list[Branches]:
@@ -53,7 +54,7 @@ def new_runs(engine: Engine, prompts: Iterable[Any], options: Mapping[str, Any])
     made: list[Run] = []
     try:
         for prompt in prompts:
-            made.append(new_run(engine, _start_of(engine, prompt), run, params))
+            made.append(new_run(engine, _start_of(engine, prompt, params), run, params))
     except BaseException:
         _cancel(engine, made)
         raise
@@ -66,10 +67,10 @@ def _cancel(engine: Engine, requests: Iterable[Request[Any]]) -> None:
             request.cancel()
 
 
-def _start_of(engine: Engine, prompt: Prompt | Sequence) -> list[int] | Sequence:
+def _start_of(engine: Engine, prompt: Prompt | Sequence, params: RequestParams) -> list[int] | Sequence:
     """Token ids, or a sequence of this model."""
     if not isinstance(prompt, Sequence):
-        return prompt_ids(engine, prompt)
+        return prompt_ids(engine, prompt, params.cache_salt)
     prompt.track_in(engine)
     return prompt
 

@@ -15,7 +15,7 @@ from stretto.backends.base import Backend, Batch
 from stretto.engine import Engine, Limits, Request, Sequence, Step
 from stretto.engine.events import StepEvents
 from stretto.engine.options import Options, combined
-from stretto.engine.params import sampling_params
+from stretto.engine.params import check_salt, sampling_params
 from stretto.engine.parked import ParkedSequences
 from stretto.engine.passes import (
     complete,
@@ -216,9 +216,16 @@ class LLM(Texts, EngineModel):
 
     # -- tokens --
 
-    def sequence(self, prompt: Prompt = (), seed: int | None = None) -> Sequence:
-        """A sequence in your own hands: logits, sample, step, append, fork, truncate, remove."""
-        return new_sequence(self._engine, prompt_ids(self._engine, prompt), RandomStream(seed))
+    def sequence(
+        self, prompt: Prompt = (), seed: int | None = None, *, cache_salt: str | None = None
+    ) -> Sequence:
+        """A sequence in your own hands: logits, sample, step, append, fork, truncate, remove.
+
+        It shares cached prefixes with sequences and prompts of the same `cache_salt` alone.
+        """
+        check_salt(cache_salt)
+        ids = prompt_ids(self._engine, prompt, cache_salt)
+        return new_sequence(self._engine, ids, RandomStream(seed), cache_salt)
 
     def guide(self, grammar: Grammar | Mapping[str, Any]) -> Guide:
         """A guide through a grammar for a loop of your own: what may come next, and what has to.
@@ -228,15 +235,20 @@ class LLM(Texts, EngineModel):
         """
         return self._engine.grammars.compile(as_grammar(grammar)).guide()
 
-    def restore(self, path: str | os.PathLike[str]) -> Sequence:
+    def restore(
+        self, path: str | os.PathLike[str], *, share: bool = False, cache_salt: str | None = None
+    ) -> Sequence:
         """The sequence that `seq.save` wrote: the same tokens, K and V, and random numbers to come.
 
-        Anything but a whole file of this very model and kind of cache raises `SnapshotError`.
+        Anything but a whole file of this very model and kind of cache raises `SnapshotError`. Other prompts
+        do not take its cells, unless `share` says that the file is to be trusted: nobody can tell whether K
+        and V of a file are those of its tokens. Its forks share them in any case.
 
         >>> seq.save("story.safetensors")
         >>> llm.restore("story.safetensors").step()
         """
-        return restored_sequence(self._engine, path)
+        check_salt(cache_salt)
+        return restored_sequence(self._engine, path, share, cache_salt)
 
     def step(self, sequences: Iterable[Sequence], **options: Unpack[SamplingOptions]) -> list[Step]:
         """Move several sequences on by one token each, with one forward pass for all."""

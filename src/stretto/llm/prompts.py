@@ -20,16 +20,16 @@ Prompt = str | Seq[int] | Parts
 Message = Mapping[str, Any]
 
 
-def prompt_ids(engine: Engine, prompt: Prompt) -> list[int]:
-    """The token ids of a prompt; text gets the BOS token if the model asks for one."""
+def prompt_ids(engine: Engine, prompt: Prompt, salt: str | None = None) -> list[int]:
+    """The token ids of a prompt; text gets the BOS token if the model asks for one. `salt` is for images."""
     if isinstance(prompt, str):
         return engine.tokenizer.encode(prompt, special=True)
     if isinstance(prompt, tuple) and prompt:
-        return _part_ids(engine, prompt)
+        return _part_ids(engine, prompt, salt)
     return engine.runner.check_tokens(cast(Seq[int], prompt))
 
 
-def _part_ids(engine: Engine, parts: tuple[object, ...]) -> list[int]:
+def _part_ids(engine: Engine, parts: tuple[object, ...], salt: str | None) -> list[int]:
     """The tokens of texts and images, one behind the other."""
     check_count("prompt", sum(isinstance(part, Image) for part in parts))
     tokenizer = engine.tokenizer
@@ -38,7 +38,7 @@ def _part_ids(engine: Engine, parts: tuple[object, ...]) -> list[int]:
         if isinstance(part, str):
             ids += tokenizer.encode(part, special=True, bos=False)
         elif isinstance(part, Image):
-            ids += engine.runner.image_tokens(part)
+            ids += engine.runner.image_tokens(part, salt)
         else:
             raise InvalidRequest(
                 f"a prompt's parts are texts and images, not {type(part).__name__}; "
@@ -54,6 +54,7 @@ def conversation_ids(
     messages: Seq[Message],
     arguments: Mapping[str, Any] | None,
     variables: Mapping[str, Any],
+    salt: str | None = None,
 ) -> list[int]:
     """The ids of a conversation, as the model's template writes it with these arguments."""
     template = known_template(template)
@@ -73,7 +74,7 @@ def conversation_ids(
         elif isinstance(part, str):
             ids += tokenizer.encode(part, after=ids[-1] if ids else None)
         else:
-            ids += engine.runner.image_tokens(part)
+            ids += engine.runner.image_tokens(part, salt)
     return ids
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from stretto.engine import Engine, Request, Result, Sequence
 from stretto.engine.branch import Branches
 from stretto.engine.options import Options, combined
+from stretto.engine.params import check_salt
 from stretto.engine.stream import TextStream
 from stretto.engine.worker import Worker
 from stretto.errors import InvalidRequest
@@ -166,14 +167,25 @@ class Texts:
         return {**self.defaults, **combined(options, keywords)}
 
     def chat_prompt(
-        self, messages: Seq[Message], *, template: Mapping[str, Any] | None = None, **variables: Any
+        self,
+        messages: Seq[Message],
+        *,
+        template: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
+        **variables: Any,
     ) -> list[int]:
         """The ids of a conversation in the model's own format, up to where its answer begins.
 
         The text of a message can never become a special token. `template` are arguments of the chat template,
-        as in `chat`.
+        as in `chat`; `cache_salt` is that of the request, for its images.
         """
-        return conversation_ids(self._engine, self._template, messages, template, variables)
+        check_salt(cache_salt)
+        return conversation_ids(self._engine, self._template, messages, template, variables, cache_salt)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model has a chat template, so that it can `chat`."""
+        return self._template is not None
 
     def thinking(self, think: bool | str) -> dict[str, Any]:
         """The template arguments that turn thinking on or off, or set its effort, by this model's names.
@@ -241,7 +253,7 @@ class Texts:
         """
         arguments, chosen = _chat_options(self._chosen(options, keywords), template)
         plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
-        prompt = self._conversation(messages, plan, arguments)
+        prompt = self._conversation(messages, plan, arguments, chosen.get("cache_salt"))
         chosen = plan.options(chosen)
         if stream:
             return ToolStream(self._engine, new_text(self._engine, prompt, chosen), plan)
@@ -263,15 +275,19 @@ class Texts:
 
         arguments, chosen = _chat_options(self._chosen(options, keywords), template)
         plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
-        prompt = await to_thread(self._conversation, messages, plan, arguments)
+        prompt = await to_thread(self._conversation, messages, plan, arguments, chosen.get("cache_salt"))
         chosen = plan.options(chosen)
         return cast(Result, plan.read_all(await self.agenerate(cast(Any, prompt), **chosen)))
 
     def _conversation(
-        self, messages: Seq[Message] | Sequence, plan: ToolPlan, arguments: Mapping[str, Any] | None
+        self,
+        messages: Seq[Message] | Sequence,
+        plan: ToolPlan,
+        arguments: Mapping[str, Any] | None,
+        salt: str | None,
     ) -> list[int] | Sequence:
         if not isinstance(messages, Sequence):
-            return self.chat_prompt(messages, tools=plan.shown, template=arguments)
+            return self.chat_prompt(messages, tools=plan.shown, template=arguments, cache_salt=salt)
         if arguments:
             raise InvalidRequest(
                 "template: a sequence is continued as it is; give the arguments to chat_prompt",

@@ -34,7 +34,7 @@ class ParallelOptions(TypedDict, total=False):
     prune: float | None
     prune_after: int
     temperature: float
-    attention: bool
+    attention: bool | Literal["mean"]
     max_tokens: int | None
     stop: Stop | Iterable[Stop]
     stop_tokens: Iterable[int]
@@ -44,6 +44,7 @@ class ParallelOptions(TypedDict, total=False):
     grammar: Grammar | Mapping[str, Any] | None
     callback: Callable[[ParallelStep], Any] | None
     priority: int
+    cache_salt: str | None
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class ParallelParams:
     - `prune`: members that get less than so many times their set's mean attention are removed; None: none are
     - `prune_after`: how many steps later that is decided
     - `temperature`: applied before the threshold; 0 keeps the best token alone
-    - `attention`: keep the attention of every set, by layer and head
+    - `attention`: keep the attention of every set, by layer and head; "mean": only the mean over these
     """
 
     threshold: float | Schedule = 0.25
@@ -69,7 +70,7 @@ class ParallelParams:
     prune: float | None = None
     prune_after: int = 4
     temperature: float = 1.0
-    attention: bool = False
+    attention: bool | Literal["mean"] = False
 
     def __post_init__(self) -> None:
         if not callable(self.threshold):
@@ -85,9 +86,9 @@ class ParallelParams:
             check_number("prune", self.prune, 0.0, 100.0, open_low=True)
         check_integer("prune_after", self.prune_after, 1, 1 << 20)
         check_temperature(self.temperature)
-        if not isinstance(self.attention, bool):
+        if not isinstance(self.attention, bool) and self.attention != "mean":
             raise InvalidRequest(
-                f"attention must be True or False, not {self.attention!r}",
+                f"attention must be True, False or 'mean', not {self.attention!r}",
                 param="attention",
                 value=self.attention,
             )
@@ -104,7 +105,7 @@ class ParallelParams:
     @property
     def measures(self) -> bool:
         """Whether attention is asked for."""
-        return self.prune is not None or self.attention
+        return self.prune is not None or bool(self.attention)
 
     def threshold_at(self, passed: float) -> float:
         """The threshold when so much of the run has passed."""

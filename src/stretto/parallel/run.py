@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from stretto.engine.branch import check_prompt, end_ids_of, new_guide
+from stretto.engine.branch import check_prompt, check_same_salt, end_ids_of, new_guide
 from stretto.engine.decoders.base import OneTrack
 from stretto.engine.engine import Engine
 from stretto.engine.metrics import Metrics
@@ -273,11 +273,12 @@ def new_run(engine: Engine, prompt: list[int] | Sequence, run: ParallelParams, p
             track = prompt.track_in(engine)
             if not len(track):
                 raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
+            check_same_salt(track, params)
             prompt.logits  # noqa: B018  # computed now, so that there are cells to share
             track = runner.fork(track)
     else:
         check_prompt(engine, len(prompt), params)
-        track = runner.new_track(prompt, RandomStream(0))
+        track = runner.new_track(prompt, RandomStream(0), params.cache_salt)
     track.running = True
     guide = new_guide(params)
     detokenizer = engine.tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)

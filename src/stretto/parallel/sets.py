@@ -12,6 +12,7 @@ what was pruned, each where it was pruned: so what follows is the same.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,7 @@ class SetSource:
         self._first = 0  # its first row there
         self._columns = slice(0, 0)  # of the probed cells there
         self.probed: list[Place] = []  # members whose attention from the next set is wanted
-        self.watching = False  # whether the whole attention of sets is wanted
+        self.watching: bool | Literal["mean"] = False  # whether the attention of sets is wanted, or its mean
         self.rows: Rows = np.empty((0, 0), np.float32)  # float32[members, n_vocab], as the model gave them
         self.each: Rows = self.rows  # the distributions they stand for
         self.unmixed = True  # whether the next logits are those of one member
@@ -286,6 +287,8 @@ class SetSource:
             if row in mine:
                 seen = placement.views[placement.view_of[row]][: placement.lengths[row]]
                 weights[:, :, row - mine.start, column[seen]] = batch.attention[at]
+        if self.watching == "mean":
+            weights = weights.mean((0, 1), keepdims=True)
         self.attention = Attention(weights[:, :, back], view, table.positions[view], table.tokens[view])
 
 

@@ -44,7 +44,7 @@ class Attention:
     Columns are the cells of the run when the set was computed, in order of position, the set's own last.
     """
 
-    weights: Floats  # float32[n_layer, n_head, members, cells]
+    weights: Floats  # float32[n_layer, n_head, members, cells]; float32[1, 1, members, cells] of a mean
     cells: Ints  # int32[cells]
     positions: Ints  # int32[cells]
     tokens: Ints  # int32[cells]

@@ -11,10 +11,23 @@ from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, Response
 
 from stretto import __version__
-from stretto.server import docs, ollama, openai, own, speech, tasks
+from stretto.server import (
+    cells,
+    docs,
+    live,
+    model_admin,
+    ollama,
+    openai,
+    own,
+    pages,
+    running,
+    speech,
+    tasks,
+)
 from stretto.server.errors import install
-from stretto.server.guard import Guard
+from stretto.server.guard import Guard, TextLines
 from stretto.server.lean import Lean
+from stretto.server.logs import LastLines
 from stretto.server.registry import Opener
 from stretto.server.settings import Settings
 from stretto.server.state import State
@@ -23,10 +36,22 @@ DESCRIPTION = (
     "Language models on your own machine: OpenAI's endpoints, Ollama's, and our own. "
     "Fields that are not listed are refused; every answer carries its timings."
 )
-ROUTERS = (openai.router, speech.router, tasks.router, ollama.router, own.router)
+ROUTERS = (
+    openai.router,
+    speech.router,
+    tasks.router,
+    ollama.router,
+    own.router,
+    model_admin.router,
+    cells.router,
+    running.router,
+    live.router,
+)
+PULL_SECONDS = 5.0  # for a download to end at shutdown
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A field is wrong; `error.param` names it."},
     401: {"description": "The API key is missing or wrong."},
+    403: {"description": "Only an administrator may do this."},
     404: {"description": "There is no such model."},
     413: {"description": "The body is too large."},
     429: {"description": "Too many requests; Retry-After says when to retry."},
@@ -40,11 +65,16 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
     >>> app = create_app(Settings((ModelEntry.parse("smollm2"),)))
     """
     state = State(settings, opener)
+    lines = LastLines(TextLines())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        lines.attach()
         yield
+        lines.detach()
         state.cancel_all()
+        if state.pull is not None:
+            await state.pull.ended(PULL_SECONDS)
         await state.registry.close()
 
     app = FastAPI(
@@ -58,8 +88,10 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
         separate_input_output_schemas=False,
     )
     app.state.stretto = state
+    app.state.live = live.Live(state, lines)
     for router in ROUTERS:
         app.include_router(router)
+    app.include_router(pages.router)
 
     @app.get("/docs", include_in_schema=False)
     async def page(request: Request) -> Response:
@@ -70,4 +102,4 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
     paths = frozenset(
         route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)
     )
-    return Guard(Lean(app, openai.DIRECT_ROUTES), state, paths)
+    return Guard(Lean(app, ROUTERS, settings.limits), state, paths, frozenset(pages.files()))

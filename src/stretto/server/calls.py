@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from stretto import Result, Token
@@ -25,6 +26,7 @@ async def plan_of(body: ChatRequest, llm: LLM, limits: RequestLimits) -> ToolPla
             "parallel_tool_calls: false is only supported where tool_choice names a function",
             "parallel_tool_calls",
         )
+    check_count(body.tools, limits)
     tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
     return await tool_plan(
         llm, tools, choice.model_dump() if isinstance(choice, NamedTool) else choice, limits
@@ -36,12 +38,17 @@ async def tool_plan(
 ) -> ToolPlan:
     """As `llm.tool_plan`, with the limits of the server; an empty list is no tools."""
     if tools:
-        if len(tools) > limits.tools:
-            message = f"tools has {len(tools):,} entries; at most {limits.tools:,} are served"
-            raise ApiError(400, message, param="tools", code="over_limit")
-        check_size("tools", json.dumps(tools), limits)
+        check_count(tools, limits)
+        check_size("tools", tools, limits)
         return await asyncio.to_thread(llm.tool_plan, tools, choice)
     return llm.tool_plan(None, choice)
+
+
+def check_count(tools: Sequence[object] | None, limits: RequestLimits) -> None:
+    """Refuse more tools than the operator allows."""
+    if tools is not None and len(tools) > limits.tools:
+        message = f"tools has {len(tools):,} entries; at most {limits.tools:,} are served"
+        raise ApiError(400, message, param="tools", code="over_limit")
 
 
 class CallWatcher:
@@ -51,7 +58,7 @@ class CallWatcher:
     back until the end, when the calls are parsed.
     """
 
-    def __init__(self, plan: ToolPlan, tokenizer: Tokenizer) -> None:
+    def __init__(self, plan: ToolPlan, tokenizer: Tokenizer, begun: Sequence[int] = ()) -> None:
         self._plan = plan
         self._marker = plan.reader.marker if plan.reader is not None else ""
         self._spelled = tokenizer.detokenizer(special=True)
@@ -59,6 +66,11 @@ class CallWatcher:
         self._held: list[str] = []
         self._shown: list[str] = []
         self._has_call = False
+        self._begun = begun  # ids that the answer begins with; they were sent before
+        for token in begun:
+            self._spelling += self._spelled.push(token)
+            if not self._has_call:
+                self._may_be_call()
 
     def push(self, token: Token) -> str:
         """Add a token; returns the text that can be streamed now."""
@@ -76,7 +88,7 @@ class CallWatcher:
 
     def end(self, result: Result) -> tuple[str, Result]:
         """The rest of the text to be streamed, and the result with its calls."""
-        read = self._plan.read(result)
+        read = self._plan.read(result, self._begun)
         if not read.tool_calls:
             return "".join(self._held), read
         shown = "".join(self._shown).strip()

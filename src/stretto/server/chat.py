@@ -40,7 +40,7 @@ async def prompt_of(body: ChatRequest, generation: Generation, settings: Setting
         images[i, j] = await from_url(url, param, settings)
     messages = [as_message(message, index, images) for index, message in enumerate(body.messages)]
     name_answers(messages)
-    return rendered(llm, messages, settings, plan, arguments)
+    return rendered(generation, messages, settings, plan, arguments)
 
 
 def thinking_of(llm: LLM, think: bool | str | None, param: str) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def take_images(generation: Generation, n: int, param: str) -> None:
 
 
 def rendered(
-    llm: LLM,
+    generation: Generation,
     messages: list[dict[str, Any]],
     settings: Settings,
     plan: ToolPlan,
@@ -70,7 +70,13 @@ def rendered(
 ) -> Prompt:
     """A function that renders messages as a prompt."""
     check_prompts("messages", ["".join(_texts(messages))], settings.limits)
-    return partial(llm.chat_prompt, messages, tools=plan.shown, template=arguments)
+    return partial(
+        generation.lease.llm.chat_prompt,
+        messages,
+        tools=plan.shown,
+        template=arguments,
+        cache_salt=generation.caller.salt or None,
+    )
 
 
 def as_message(message: Message, index: int, images: dict[tuple[int, int], Image]) -> dict[str, Any]:
@@ -126,7 +132,7 @@ async def ollama_prompt(
             param = f"messages[{index}].images"
             decoded = [await from_base64(text, param, settings) for text in texts]
             messages[index]["content"] = [*decoded, {"type": "text", "text": messages[index]["content"]}]
-    return rendered(generation.lease.llm, messages, settings, plan, arguments)
+    return rendered(generation, messages, settings, plan, arguments)
 
 
 def _texts(messages: list[dict[str, Any]]) -> list[str]:

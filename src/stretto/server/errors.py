@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -97,13 +98,16 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
         case errors.QueueFull():
             return ApiError(429, message, code="queue_full", retry_after=RETRY_SECONDS)
         case errors.CacheFull():
+            if error.n_needed is not None:  # its own message names the sequences of others
+                message = f"the cache is full: {error.n_needed} cells are needed, {error.n_free} are free; "
+                message += "try again later, or shorten the prompt"
             return ApiError(429, message, code="cache_full", retry_after=RETRY_SECONDS)
         case errors.InvalidGrammar():
             param = "tools" if error.param == "tools" else grammar
             return ApiError(400, message, param=param, code="invalid_grammar")
         case errors.ContextOverflow() | errors.Unsupported() | errors.InvalidRequest():
             param = (prompt or error.param) if error.param in _INPUT else error.param
-            param = "chat_template_kwargs" if param == "template" else param
+            param = _FIELDS.get(param or "", param)
             return ApiError(400, message, param=param, code=_CODES.get(type(error)))
         case errors.Cancelled():
             return ApiError(503, message, code="cancelled", retry_after=RETRY_SECONDS)
@@ -120,6 +124,7 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
 
 
 _INPUT = ("prompt", "text", "ids")  # parameters of ours that each endpoint has under a name of its own
+_FIELDS = {"template": "chat_template_kwargs", "continues": "continue_token_ids"}  # of ours, and a request's
 _CODES = {errors.ContextOverflow: "context_length_exceeded", errors.Unsupported: "unsupported"}
 
 
@@ -131,7 +136,7 @@ def install(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return answer(_explained(error), request.url.path)
+        return answer(explained(error.errors(), error.body), request.url.path)
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -143,8 +148,6 @@ def install(app: FastAPI) -> None:
             response = answer(ApiError(405, message, code="method_not_allowed"), path)
             response.headers.update(error.headers or {})
             return response
-        if error.status_code == 400:  # what FastAPI says when JSON cannot be read
-            return answer(ApiError(400, "the body is no JSON that can be read"), path)
         return answer(ApiError(error.status_code, str(error.detail)), path)
 
     async def gone(request: Request, error: Exception) -> Response:
@@ -158,13 +161,10 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, known)
 
 
-def _explained(error: RequestValidationError) -> ApiError:
-    """The error of an invalid body: its most important problem."""
-    issues = [(_path(one, error.body), one) for one in error.errors()]
+def explained(errors: Sequence[Any], body: Any) -> ApiError:
+    """The error of an invalid body, from those that the validator has found: its most important problem."""
+    issues = [(_path(one, body), one) for one in errors]
     param, first = min(issues, key=lambda pair: (pair[1]["type"] != "extra_forbidden", -len(pair[1]["loc"])))
-    if first["type"] == "json_invalid":
-        reason = first.get("ctx", {}).get("error", "it ends too early")
-        return ApiError(400, f"the body is no JSON: {reason}", code="invalid_json")
     if not param:
         return ApiError(400, "the body must be a JSON object with the fields that /docs lists")
     if first["type"] == "extra_forbidden":
@@ -175,6 +175,7 @@ def _explained(error: RequestValidationError) -> ApiError:
     reasons = [one["msg"].removeprefix("Value error, ") for path, one in issues if path == param]
     message = ", or ".join(dict.fromkeys(f"{text[:1].lower()}{text[1:]}" for text in reasons))
     given = first.get("input")
+    given = given[:MAX_QUOTED] if isinstance(given, str) else given
     shown = f"; it is {given!r:.60}" if isinstance(given, (str, int, float, bool, type(None))) else ""
     return ApiError(400, f"{param}: {message}{shown}", param=param, code="invalid_value")
 

@@ -16,18 +16,28 @@ from fastapi import Request
 from starlette.types import Receive
 
 from stretto import Result
+from stretto.engine.progress import Progress
+from stretto.server.callers import caller_of
 from stretto.server.errors import ApiError, ClientGone, translate
 from stretto.server.registry import Lease
 from stretto.server.state import State, state_of
 
 Value = TypeVar("Value")
 
+REQUEST_ID = "stretto.id"  # key in a scope: the `x-request-id`, set by the guard
+TASKS = "stretto.tasks"  # key in a scope: what a request waits for
+
 
 class Generation:
     """Running texts of a request: `start`, then `results`, or iterate `texts`; `close` in any case."""
 
-    def __init__(self, state: State, lease: Lease, since: float) -> None:
+    def __init__(self, state: State, lease: Lease, since: float, request: Request) -> None:
         self._state = state
+        self.id: str = request.scope.get(REQUEST_ID, "")
+        self.path: str = request.scope["path"]
+        self.caller = caller_of(request)
+        self.cancelled = False  # by its caller or the operator
+        self._tasks: set[asyncio.Future[Any]] = request.scope.setdefault(TASKS, set())
         self.limits = state.settings.limits
         self.max_queue = state.settings.max_queue
         self.lease = lease
@@ -64,6 +74,7 @@ class Generation:
         options["timeout"] = min(timeout, left) if timeout is not None else left
         if self.lease.llm.backend.capabilities.fused and not {"logprobs", "best_of"} & options.keys():
             options["loop"] = "fused"
+        options["cache_salt"] = self.caller.salt or None
         self.texts = self.lease.llm.astream_many(prompts, **options)
         await self.texts.start()
 
@@ -77,18 +88,25 @@ class Generation:
 
     async def finish(self) -> None:
         """Call `last`, once all texts are done."""
+        self.check_cancelled()
         if self.last is not None:
             last, self.last = self.last, None
             await asyncio.to_thread(last)
 
     def check(self, result: Result) -> None:
         """Raise if there is nothing to return."""
+        self.check_cancelled()
         if result.finish_reason == "cancelled":
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
         if result.finish_reason == "timeout" and not result.tokens and not self._has_own_timeout:
             raise ApiError(
                 503, "no token came before the time limit of the request", code="timeout", retry_after=10
             )
+
+    def check_cancelled(self) -> None:
+        """Raise if it was cancelled."""
+        if self.cancelled:
+            raise cancelled()
 
     def timings(self, results: list[Result]) -> dict[str, float]:
         """Seconds and speeds, for the answer."""
@@ -112,6 +130,27 @@ class Generation:
         if self.texts is not None:
             self.texts.cancel()
 
+    def cancel(self) -> None:
+        """End it by its caller's or the operator's word: its client gets an error that says so."""
+        self.cancelled = True
+        if self.texts is not None and self.texts.progress is not None:
+            self.texts.cancel()
+        else:
+            for task in tuple(self._tasks):
+                task.cancel()
+
+    @property
+    def model(self) -> str:
+        """The name of its model."""
+        return self.lease.slot.name
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is."""
+        if self.texts is None:  # it has none, or none yet
+            return Progress("running")
+        return self.texts.progress or Progress("waiting")
+
     def close(self) -> None:
         """Cancel the texts and release the model. Closing twice is fine."""
         if self in self._state.generations:
@@ -125,7 +164,7 @@ async def begin(state: State, name: str, request: Request, verb: str = "generate
     """A generation with a loaded model that has the verb; waiting ends if the client disconnects."""
     since = time.monotonic()
     lease = await unless_gone(request, state.registry.lease(name, verb), lambda lease: lease.release())
-    return Generation(state, lease, since)
+    return Generation(state, lease, since, request)
 
 
 async def started(
@@ -138,7 +177,7 @@ async def started(
     state, since = state_of(request), time.monotonic()
 
     async def work() -> tuple[Generation, Value]:
-        generation = Generation(state, await state.registry.lease(name), since)
+        generation = Generation(state, await state.registry.lease(name), since, request)
         try:
             return generation, await start(generation)
         except BaseException as error:
@@ -159,12 +198,17 @@ async def unless_gone(
     """
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(gone(request.receive))
+    tasks = request.scope.setdefault(TASKS, set())
+    tasks.add(task)
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if task.cancelled():
+            raise cancelled()
         if task.done():
             return task.result()
         raise ClientGone
     finally:
+        tasks.discard(task)
         watch.cancel()
         if not task.done():
             task.cancel()
@@ -172,6 +216,11 @@ async def unless_gone(
                 late = await task
                 if too_late is not None:
                     too_late(late)
+
+
+def cancelled() -> ApiError:
+    """The error of a request that was cancelled; its status is one that clients do not retry."""
+    return ApiError(410, "the request was cancelled here, by its owner or the operator", code="cancelled")
 
 
 async def gone(receive: Receive) -> None:

@@ -8,7 +8,6 @@ that is sent before all of the body has come closes the connection: nobody waits
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import time
@@ -19,7 +18,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from stretto.server.callers import CALLER
 from stretto.server.errors import ApiError, answer, translate
+from stretto.server.generation import REQUEST_ID
 from stretto.server.hosts import host_of, is_literal, is_loopback
 from stretto.server.state import State
 from stretto.server.streamed import DIRECT
@@ -39,13 +40,16 @@ CROWDED = "stretto.crowded"  # key in a scope: there are more connections than a
 class Guard:
     """An ASGI app around the app."""
 
-    def __init__(self, app: ASGIApp, state: State, paths: frozenset[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, state: State, paths: frozenset[str], open_paths: frozenset[str] = frozenset()
+    ) -> None:
         self._app = app
         self.state = state
         self._settings = state.settings
-        self._keys = [key.encode() for key in state.settings.api_keys]
+        self._callers = state.callers
         self._traffic = state.traffic
         self._paths = paths  # that are counted one by one
+        self._open_paths = open_paths.union(OPEN_PATHS)
         self._numbers = count()
         self._prefix = token_hex(4)
 
@@ -92,17 +96,14 @@ class Guard:
         if scope.get(CROWDED):
             message = f"there are more than {settings.limits.connections:,} connections; try again later"
             raise ApiError(429, message, code="too_many_connections", retry_after=1)
-        if self._keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
-            self._check_key(headers.get(b"authorization", b""))
-        if not self._keys and scope["path"] != HEALTH:
+        is_open = scope["path"] in self._open_paths or scope["method"] == "OPTIONS"
+        callers = self._callers
+        scope[CALLER] = callers.nobody if is_open else callers.find(headers.get(b"authorization", b""))
+        if not callers.need_keys and scope["path"] != HEALTH:
             self._check_host(headers)
         origin = headers.get(b"origin")
-        if origin is not None and not self._is_allowed(origin.decode("latin-1"), headers):
-            raise ApiError(
-                403,
-                "pages from elsewhere may not use this server; --allow-origin allows one",
-                code="wrong_origin",
-            )
+        if origin is not None:
+            self._check_origin(origin.decode("latin-1"), headers)
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
         """Without keys, refuse names that a web page may have given this machine."""
@@ -118,19 +119,19 @@ class Guard:
                 code="wrong_host",
             )
 
-    def _is_allowed(self, origin: str, headers: dict[bytes, bytes]) -> bool:
-        host = headers.get(b"host", b"").decode("latin-1")
+    def _check_origin(self, origin: str, headers: dict[bytes, bytes]) -> None:
+        """Refuse web pages, but for our own and those that the operator allows."""
         scheme, separator, netloc = origin.partition("://")
-        same = bool(separator) and scheme in ("http", "https") and netloc == host
-        return origin in self._settings.origins or same
-
-    def _check_key(self, given: bytes) -> None:
-        scheme, _, key = given.partition(b" ")
-        # Every key is compared, in a time that does not depend on where they differ.
-        matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]
-        if scheme.lower() != b"bearer" or not any(matches):
-            reason = "this API key is not right" if given else "there is no API key"
-            raise ApiError(401, f"{reason}; send Authorization: Bearer KEY", code="invalid_api_key")
+        is_web = bool(separator) and scheme in ("http", "https")
+        if is_web and host_of(netloc) is None:
+            raise ApiError(400, f"the Origin header {origin[:100]!r} is no origin", code="invalid_origin")
+        is_same = is_web and netloc == headers.get(b"host", b"").decode("latin-1")
+        if origin not in self._settings.origins and not is_same:
+            raise ApiError(
+                403,
+                "pages from elsewhere may not use this server; --allow-origin allows one",
+                code="wrong_origin",
+            )
 
     async def _preflight(self, scope: Scope, headers: dict[bytes, bytes], visit: _Visit) -> bool:
         """Add CORS headers for a browser; answers a preflight request and returns True for it."""
@@ -196,7 +197,7 @@ class Guard:
     def _note(self, visit: _Visit) -> None:
         """Count an answer, and log it if the settings say so."""
         path = visit.path if visit.path in self._paths else "other"
-        self._traffic.answered[path, visit.status] += 1
+        self._traffic.count(path, visit.status)
         if self._settings.log == "quiet" and visit.status < 500:
             return
         facts = {
@@ -227,6 +228,7 @@ class _Visit:
         self.begun = False
         self.extra: list[tuple[bytes, bytes]] = []
         self.notes: dict[str, Any] = scope.setdefault("stretto", {})
+        scope[REQUEST_ID] = name
         self._send = send
 
     async def send(self, message: Message) -> None:

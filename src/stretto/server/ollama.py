@@ -10,6 +10,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stretto import Result, Token, __version__
+from stretto.server.answers import long_json
+from stretto.server.callers import require_admin
 from stretto.server.calls import CallWatcher, ollama_calls, tool_plan
 from stretto.server.chat import ollama_prompt
 from stretto.server.embedding import Vectors, embedded
@@ -144,15 +146,14 @@ async def embed(body: EmbedRequest, request: Request) -> Response:
     finally:
         generation.close()
     spent = generation.spent()
-    return Json(
-        {
-            "model": body.model,
-            "embeddings": [[float(number) for number in vector] for vector in vectors],
-            "total_duration": _nanoseconds(spent["total"]),
-            "load_duration": _nanoseconds(spent["load"]),
-            "prompt_eval_count": n_tokens,
-        }
-    )
+    answer = {
+        "model": body.model,
+        "embeddings": [[float(number) for number in vector] for vector in vectors],
+        "total_duration": _nanoseconds(spent["total"]),
+        "load_duration": _nanoseconds(spent["load"]),
+        "prompt_eval_count": n_tokens,
+    }
+    return await long_json(answer, sum(len(vector) for vector in vectors))
 
 
 async def _generated(
@@ -251,6 +252,7 @@ async def _load(state: State, body: Common, request: Request, empty: dict[str, A
     name = _name(body.model)
     head = {"model": body.model, "created_at": _now(), **empty, "done": True}
     if body.keep_alive in (0, "0", "0s"):
+        require_admin(request)
         await state.registry.unload(name)
         return Json({**head, "done_reason": "unload"})
     generation = await begin(state, name, request)

@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from stretto.llm import LLM
+from stretto.server.answers import PIECE_VALUES, long_json
 from stretto.server.calls import plan_of
 from stretto.server.chat import prompt_of
 from stretto.server.embedding import Vectors, embedded, ids_of
 from stretto.server.errors import ApiError, Json, translate
 from stretto.server.generation import Generation, begin, started, unless_gone
-from stretto.server.lean import Endpoint
 from stretto.server.options import chat_options, check_at_most, check_prompts, completion_options
 from stretto.server.pins import check_pin, pin
 from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
@@ -55,14 +54,16 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     options.update(grammar_of(body, state.settings.limits))
     prompts = prompts_of(body.prompt)
     check_prompts("prompt", prompts, state.settings.limits)
-    check_at_most("n", options["n"] * len(prompts), state.settings.max_running)
+    several = "best_of" if "best_of" in options else "n"
+    check_at_most(several, options[several] * len(prompts), state.settings.max_running)
 
     async def start(generation: Generation) -> Shape:
         shape = Shape(generation, body.model, body.logprobs)
         if body.echo:
-            texts = [_text(generation.lease.llm, prompt) for prompt in prompts]
+            llm = generation.lease.llm
+            texts = await asyncio.to_thread(lambda: [_text(llm, prompt) for prompt in prompts])
             shape.before = [text for text in texts for _ in range(options["n"])]
-        ready = await _with_ids(body, shape, prompts, options["n"])
+        ready = await _with_ids(body, shape, await _continued(body, generation, prompts), options["n"])
         await _start(body, generation, ready, options)
         return shape
 
@@ -82,18 +83,30 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         plan = await plan_of(body, llm, state.settings.limits)
         prompt = await prompt_of(body, generation, state.settings, plan)
         tops = (body.top_logprobs or 0) if body.logprobs else None
-        shape = ChatShape(generation, body.model, tops, plan)
-        ready = await _with_ids(body, shape, [prompt], options["n"])
+        shape = ChatShape(generation, body.model, tops, plan, body.continue_token_ids or [])
+        ready = await _with_ids(body, shape, await _continued(body, generation, [prompt]), options["n"])
         await _start(body, generation, ready, plan.options({"reasoning": True, **options}))
         return shape
 
     return await _answer(request, body, start, 1, "messages")
 
 
-DIRECT_ROUTES: dict[str, tuple[type[BaseModel], Endpoint]] = {
-    "/v1/completions": (CompletionRequest, completions),
-    "/v1/chat/completions": (ChatRequest, chat),
-}
+async def _continued(
+    body: CompletionRequest | ChatRequest, generation: Generation, prompts: list[Any]
+) -> list[Any]:
+    """The prompts, each with the ids behind it that the answer begins with."""
+    begun = body.continue_token_ids
+    if begun is None:
+        return prompts
+    if begun[-1] in generation.lease.llm.tokenizer.end_ids and not body.ignore_eos:
+        raise ApiError(
+            400,
+            f"continue_token_ids ends with {begun[-1]}, which ends the text; there is nothing to go on with",
+            param="continue_token_ids",
+            code="already_ended",
+        )
+    ids = [await asyncio.to_thread(ids_of, generation.lease.llm, prompt) for prompt in prompts]
+    return [[*prompt, *begun] for prompt in ids]
 
 
 async def _with_ids(
@@ -117,8 +130,8 @@ async def _start(
         (prompt,) = check_one(prompts, "cache_pin")
         ids = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
         prompts = [ids]
-        check_pin(generation.lease.slot, name, len(ids), generation.limits.pins)
-        generation.last = lambda: pin(generation.lease, name, ids)
+        check_pin(generation, name, len(ids))
+        generation.last = lambda: pin(generation, name, ids)
     await generation.start(prompts, options)
 
 
@@ -138,9 +151,13 @@ async def _answer(
             usage = body.stream_options is not None and body.stream_options.include_usage
             return Streamed(generation, generation.texts, Chunks(shape, usage, n_prompts), EVENTS)
         results = await unless_gone(request, generation.results())
-        whole = shape.whole(results, n_prompts)
+        n_values = sum(len(result.tokens) for result in results) * (shape.tops or 0)
+        if n_values <= PIECE_VALUES:
+            whole = shape.whole(results, n_prompts)
+        else:
+            whole = await asyncio.to_thread(shape.whole, results, n_prompts)
         generation.close()
-        return Json(whole)
+        return await long_json(whole, n_values)
     except BaseException:
         generation.close()
         raise
@@ -164,15 +181,14 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)
     ]
-    return Json(
-        {
-            "object": "list",
-            "data": data,
-            "model": body.model,
-            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
-            "timings": generation.spent(),
-        }
-    )
+    answer = {
+        "object": "list",
+        "data": data,
+        "model": body.model,
+        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        "timings": generation.spent(),
+    }
+    return await long_json(answer, sum(len(vector) for vector in vectors))
 
 
 def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[Any]:

@@ -35,6 +35,8 @@ def engine_options(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
         raise ApiError(
             400, "stream_options is for streams; set stream, or leave it out", param="stream_options"
         )
+    if body.continue_token_ids is not None:
+        options["continues"] = len(body.continue_token_ids)
     options["n"] = body.n or 1
     check_at_most("n", options["n"], limits.n)
     return options

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import AsyncIterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -17,23 +14,26 @@ from starlette.responses import PlainTextResponse, Response
 from stretto import __version__, hardware
 from stretto.llm import LLM
 from stretto.server import metrics
+from stretto.server.answers import long_json
+from stretto.server.callers import caller_of, require_admin
 from stretto.server.embedding import ids_of
-from stretto.server.errors import ApiError, Json, body_of, dumps, translate
-from stretto.server.generation import Generation, begin, unless_gone
+from stretto.server.errors import ApiError, Json, translate
+from stretto.server.generation import begin, unless_gone
+from stretto.server.lattice import StepEvents, all_of, as_dict, check_attention
 from stretto.server.openai import EVENTS
 from stretto.server.options import check_prompts
-from stretto.server.pins import release
+from stretto.server.pins import listed, release
 from stretto.server.schemas import Body, Name, Number, Stop, Text, Tokens
 from stretto.server.slots import Slot
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
+from stretto.server.usage import cpu_seconds
+from stretto.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["Stretto"])
 
-HELPER_THREAD_NAME = "stretto-server"  # of the threads that run templates and tokenizers
-ENGINE_THREAD_NAME = "stretto"  # of the thread that runs an engine's worker
-
 ModelName = Annotated[str, Query(min_length=1, max_length=256)]
+CallerName = Annotated[str | None, Query(max_length=64, description="Whose pin: for administrators.")]
 
 
 class TokenizeRequest(Body):
@@ -43,6 +43,7 @@ class TokenizeRequest(Body):
     text: Text | None = None
     tokens: Tokens | None = None
     special: bool = Field(True, description="Special tokens in the text are tokens, and BOS is added.")
+    inside: bool = Field(False, description="The text stands within another: no BOS, no space in front.")
 
 
 class ScoreRequest(Body):
@@ -69,6 +70,7 @@ class ParallelRequest(Body):
     ignore_eos: bool | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
     timeout: Annotated[Number, Field(gt=0, le=1e9)] | None = None
+    attention: bool | None = Field(None, description="Tell what the members of each set attend to.")
 
 
 @router.get("/health")
@@ -107,27 +109,6 @@ async def stats(request: Request) -> Response:
     )
 
 
-def cpu_seconds() -> dict[str, float]:
-    """CPU time: of the process, the event loop's thread, its helper threads, and the engines' threads.
-
-    The last two are only known on Linux.
-    """
-    named = [(thread.name, thread.native_id) for thread in threading.enumerate() if thread.native_id]
-    return {
-        "process": time.process_time(),
-        "loop": time.thread_time(),
-        "helpers": sum(_seconds(number) for name, number in named if name.startswith(HELPER_THREAD_NAME)),
-        "steps": sum(_seconds(number) for name, number in named if name == ENGINE_THREAD_NAME),
-    }
-
-
-def _seconds(thread: int) -> float:
-    try:
-        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
-
-
 async def _stats(slot: Slot) -> dict[str, Any]:
     llm = slot.llm
     facts: dict[str, Any] = {
@@ -147,28 +128,20 @@ async def _stats(slot: Slot) -> dict[str, Any]:
     return facts
 
 
-@router.get("/stretto/cells")
-async def cells(request: Request, model: ModelName) -> Response:
-    """A snapshot of a model's cells: those in use with position and token, and the sequences."""
-    slot = state_of(request).registry.find(model)
-    if not isinstance(slot.llm, LLM):
-        return Json({"model": model, "loaded": False, "cells": 0, "free": 0, "used": [], "sequences": []})
-    snapshot = await asyncio.to_thread(slot.llm.cells.snapshot)
-    return Json({"model": model, "loaded": True, **snapshot})
-
-
 @router.get("/stretto/pins")
 async def pins(request: Request, model: ModelName) -> Response:
-    """The prompts that are pinned in a model's cache (`cache_pin`)."""
+    """The prompts that the caller has pinned in a model's cache (`cache_pin`); all of them for an admin."""
     slot = state_of(request).registry.find(model)
-    return Json({"model": model, "pins": [{"name": n, "tokens": p.n_tokens} for n, p in slot.pins.items()]})
+    return Json({"model": model, "pins": listed(slot, caller_of(request))})
 
 
 @router.delete("/stretto/pins/{name}")
-async def unpin(name: str, request: Request, model: ModelName) -> Response:
-    """Release a pinned prompt."""
-    slot = state_of(request).registry.find(model)
-    await asyncio.to_thread(release, slot, name)
+async def unpin(name: str, request: Request, model: ModelName, caller: CallerName = None) -> Response:
+    """Release a pinned prompt; an admin may release another caller's."""
+    slot, own = state_of(request).registry.find(model), caller_of(request).name
+    if caller not in (None, own):
+        require_admin(request)
+    await asyncio.to_thread(release, slot, own if caller is None else caller, name)
     return Json({"model": model, "released": name})
 
 
@@ -184,16 +157,27 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     generation = await begin(state, body.model, request)
     try:
         tokenizer = generation.lease.llm.tokenizer
-        if body.text is not None:
-            ids = await asyncio.to_thread(tokenizer.encode, body.text, body.special)
-        else:
-            ids = body.tokens or []
-        text = tokenizer.decode(ids, special=body.special)
-        pieces = [tokenizer.decode([token], special=True) for token in ids]
+        answer = await asyncio.to_thread(_tokenized, tokenizer, body)
     finally:
         generation.close()
-    answer = {"model": body.model, "tokens": ids, "pieces": pieces, "text": text, "count": len(ids)}
-    return Json({**answer, "timings": generation.spent()})
+    return await long_json(
+        {"model": body.model, **answer, "timings": generation.spent()}, 2 * answer["count"]
+    )
+
+
+def _tokenized(tokenizer: Tokenizer, body: TokenizeRequest) -> dict[str, Any]:
+    if body.text is None:
+        ids = body.tokens or []
+    else:
+        ids = tokenizer.encode_inside(body.text) if body.inside else tokenizer.encode(body.text, body.special)
+    text = tokenizer.decode(ids, special=body.special)
+    return {"tokens": ids, "pieces": pieces_of(tokenizer, ids), "text": text, "count": len(ids)}
+
+
+def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """The text of each token; to be called in a thread."""
+    known = {token: tokenizer.spelled(token) for token in set(ids)}
+    return [known[token] for token in ids]
 
 
 @router.post("/stretto/score")
@@ -206,23 +190,22 @@ async def score(body: ScoreRequest, request: Request) -> Response:
         llm = generation.lease.llm
         ids = await asyncio.to_thread(ids_of, llm, body.text)
         scores = await unless_gone(request, llm.ascore(ids))
-        pieces = [llm.tokenizer.decode([token], special=True) for token in ids]
+        pieces = await asyncio.to_thread(pieces_of, llm.tokenizer, ids)
     except Exception as error:
         raise translate(error, "text") from error
     finally:
         generation.close()
     logprobs = [max(-9999.0, float(number)) for number in scores]
-    return Json(
-        {
-            "model": body.model,
-            "tokens": ids,
-            "pieces": pieces,
-            "logprobs": [None, *logprobs],
-            "total": sum(logprobs),
-            "usage": {"prompt_tokens": len(ids), "total_tokens": len(ids)},
-            "timings": generation.spent(),
-        }
-    )
+    answer = {
+        "model": body.model,
+        "tokens": ids,
+        "pieces": pieces,
+        "logprobs": [None, *logprobs],
+        "total": sum(logprobs),
+        "usage": {"prompt_tokens": len(ids), "total_tokens": len(ids)},
+        "timings": generation.spent(),
+    }
+    return await long_json(answer, 3 * len(ids))
 
 
 @router.post("/stretto/parallel")
@@ -235,13 +218,18 @@ async def parallel(body: ParallelRequest, request: Request) -> Response:
     try:
         left = generation.left
         options["timeout"] = min(options.get("timeout", left), left)
+        options["cache_salt"] = generation.caller.salt or None
+        if options.pop("attention", False):
+            check_attention(generation.lease.llm, body.prompt, options)
+            options["attention"] = "mean"
         generation.texts = generation.lease.llm.aparallel(body.prompt, stream=True, **options)
         if body.stream:
             # An invalid request fails in the first step, before the answer has started.
             first = await unless_gone(request, anext(generation.texts, None))
-            return Streamed(generation, _all(first, generation.texts), _Steps(generation), EVENTS)
+            return Streamed(generation, all_of(first, generation.texts), StepEvents(generation), EVENTS)
         text = await unless_gone(request, generation.texts.result())
-        answer = {"model": body.model, **text.to_dict()}
+        await generation.finish()
+        answer = {"model": body.model, **as_dict(text, generation.lease.llm.tokenizer)}
         answer["timings"] = {**answer["timings"], **generation.spent()}
         generation.close()
         return Json(answer)
@@ -250,39 +238,3 @@ async def parallel(body: ParallelRequest, request: Request) -> Response:
         if isinstance(error, Exception):
             raise translate(error, "prompt") from error
         raise
-
-
-async def _all(first: Any, others: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    if first is not None:
-        yield first
-        async for step in others:
-            yield step
-
-
-class _Steps:
-    """The steps as events, then the whole result."""
-
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
-
-    def more(self, step: Any) -> bytes:
-        """A step."""
-        event = {
-            "index": step.index,
-            "position": step.position,
-            "text": step.text,
-            "brackets": step.brackets,
-            "threshold": step.threshold,
-            "members": [asdict(member) for member in step.members],
-        }
-        return f"data: {dumps({'step': event})}\n\n".encode()
-
-    async def end(self) -> bytes:
-        """The whole result."""
-        text = (await self._generation.texts.result()).to_dict()
-        text["timings"] = {**text["timings"], **self._generation.spent()}
-        return f"data: {dumps({'result': text})}\n\ndata: [DONE]\n\n".encode()
-
-    def failed(self, error: ApiError) -> bytes:
-        """The error is an event too, and the last one."""
-        return f"data: {dumps(body_of(error, '/stretto/'))}\n\n".encode()

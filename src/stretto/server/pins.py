@@ -1,23 +1,28 @@
-"""Prompts pinned in the prefix cache by name: `cache_pin` in a request, `/stretto/pins` to list them."""
+"""Prompts pinned in the prefix cache by name: `cache_pin` in a request, `/stretto/pins` to list them.
+
+Pins belong to their callers: each has names of its own, and an admin may see and release those of all.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from stretto.server.callers import Caller
 from stretto.server.errors import ApiError
-from stretto.server.registry import Lease
+from stretto.server.generation import Generation
 from stretto.server.slots import Slot
 
 PINNED_FRACTION = 0.5  # of the cells, which pinned prompts may hold together
 
 
-def check_pin(slot: Slot, name: str, n_tokens: int, most: int) -> None:
+def check_pin(generation: Generation, name: str, n_tokens: int) -> None:
     """Raise if a prompt cannot be pinned, before anything is computed."""
+    slot, caller, most = generation.lease.slot, generation.caller.name, generation.limits.pins
     if slot.llm is None:
         return
-    others = [pin.n_tokens for other, pin in slot.pins.items() if other != name]
-    n_free = int(PINNED_FRACTION * len(slot.llm.cells)) - sum(others)
-    if len(others) >= most:
+    others = [key for key in slot.pins if key != (caller, name)]
+    n_free = int(PINNED_FRACTION * len(slot.llm.cells)) - sum(slot.pins[key].n_tokens for key in others)
+    if sum(owner == caller for owner, _ in others) >= most:
         raise ApiError(
             400,
             f"{most} prompts are pinned already; release one with DELETE /stretto/pins/NAME",
@@ -32,19 +37,32 @@ def check_pin(slot: Slot, name: str, n_tokens: int, most: int) -> None:
         )
 
 
-def pin(lease: Lease, name: str, prompt: Any) -> None:
+def pin(generation: Generation, name: str, prompt: Any) -> None:
     """Pin a prompt; one of the same name is released. Most of it was just computed, so it costs little."""
-    with lease.llm.sequence(prompt) as sequence:
-        fresh = lease.llm.cache.pin(sequence)
-    old = lease.slot.pins.get(name)
-    lease.slot.pins[name] = fresh
+    llm, slot, caller = generation.lease.llm, generation.lease.slot, generation.caller
+    with llm.sequence(prompt, cache_salt=caller.salt or None) as sequence:
+        fresh = llm.cache.pin(sequence)
+    old = slot.pins.get((caller.name, name))
+    slot.pins[caller.name, name] = fresh
     if old is not None:
         old.release()
 
 
-def release(slot: Slot, name: str) -> None:
+def listed(slot: Slot, caller: Caller) -> list[dict[str, Any]]:
+    """The pins of a caller; those of all callers for an admin, with whose they are."""
+    own = [{"name": name, "tokens": p.n_tokens} for (who, name), p in slot.pins.items() if who == caller.name]
+    if not caller.admin:
+        return own
+    return own + [
+        {"name": name, "tokens": pin.n_tokens, "caller": who}
+        for (who, name), pin in slot.pins.items()
+        if who != caller.name
+    ]
+
+
+def release(slot: Slot, caller: str, name: str) -> None:
     """Release a pinned prompt: its cells can be evicted from now on."""
-    pinned = slot.pins.pop(name, None)
+    pinned = slot.pins.pop((caller, name), None)
     if pinned is None:
         raise ApiError(404, f"{slot.name} has no pin {name[:100]!r}", param="name", code="not_found")
     pinned.release()

@@ -22,6 +22,8 @@ from stretto.weights import hub
 
 MEMORY_FRACTION = 0.8  # of the free memory, the default limit for models
 
+MAX_MODELS = 256
+
 Opener = Callable[[ModelEntry], LLM]
 
 
@@ -82,6 +84,7 @@ class Registry:
         slot, started = self.find(name), time.monotonic()
         if slot.llm is None or self._load_lock.locked():
             async with self._load_lock:
+                slot = self.find(name)  # it may have been removed meanwhile
                 if slot.llm is None:
                     await self._ready(slot, started + self._settings.load_seconds)
                 return self._hand_out(slot, verb, time.monotonic() - started)
@@ -94,14 +97,69 @@ class Registry:
         if not slot.users:
             self._freed.set()
 
+    async def load(self, name: str) -> Slot:
+        """Load a model that is not loaded; waits for memory as a request does."""
+        deadline = time.monotonic() + self._settings.load_seconds
+        self.find(name)
+        async with self._load_lock:
+            slot = self.find(name)
+            if slot.llm is None:
+                await self._ready(slot, deadline)
+            slot.used = time.monotonic()
+        return slot
+
     async def unload(self, name: str) -> bool:
         """Unload a model now; False if it is in use."""
         slot = self.find(name)
         async with self._load_lock:
-            if slot.users:
+            return await self._unload_idle(slot)
+
+    # -- models that come and go --
+
+    async def add(self, entry: ModelEntry) -> Slot:
+        """Serve one more model, which must be on this machine; one of that name stays if it is the same.
+
+        Raises for a model that can never fit, as at the start of the server. Nothing is loaded.
+        """
+        self.require_free(entry)
+        if (slot := self.slots.get(entry.name)) is not None:
+            return slot
+        if len(self.slots) >= MAX_MODELS:
+            raise ApiError(
+                409,
+                f"there are {MAX_MODELS} models here; remove one first",
+                param="source",
+                code="over_limit",
+            )
+        slot = await asyncio.to_thread(slot_of, entry, self._settings, self.limit)
+        self.require_free(entry)  # another one may have been added meanwhile
+        slot.added = True
+        # A new table: others may be reading the old one.
+        self.slots = {**self.slots, entry.name: self.slots.get(entry.name, slot)}
+        return self.slots[entry.name]
+
+    def require_free(self, entry: ModelEntry) -> None:
+        """Raise if another model has this name."""
+        slot = self.slots.get(entry.name)
+        if slot is not None and slot.entry != entry:
+            raise ApiError(
+                409,
+                f"{entry.name} is the name of another model here; give another name",
+                param="name",
+                code="name_taken",
+            )
+
+    async def remove(self, name: str) -> bool:
+        """Unload a model that was added, and serve it no more; False if it is in use. Its file stays."""
+        slot = self.find(name)
+        if not slot.added:
+            raise ApiError(
+                409, f"{slot.name} was given to the server by its operator, and stays", param="model"
+            )
+        async with self._load_lock:
+            if not await self._unload_idle(slot):
                 return False
-            if slot.llm is not None:
-                await self._unload(slot)
+            self.slots = {key: one for key, one in self.slots.items() if one is not slot}
             return True
 
     async def close(self) -> None:
@@ -120,6 +178,16 @@ class Registry:
         )
 
     # -- within --
+
+    async def _unload_idle(self, slot: Slot) -> bool:
+        """Unload a model; False if it is in use. Under the lock."""
+        if slot.loading is not None:  # for a client that has gone
+            await asyncio.wait([slot.loading])
+        if slot.users:
+            return False
+        if slot.llm is not None:
+            await self._unload(slot)
+        return True
 
     def _hand_out(self, slot: Slot, verb: str, waited: float) -> Lease:
         assert slot.llm is not None
@@ -169,6 +237,7 @@ class Registry:
             slot.loading = None
 
     async def _unload(self, slot: Slot) -> None:
+        slot.unloaded()
         llm, slot.llm = slot.llm, None
         slot.pins.clear()
         self.unloads += 1
@@ -181,7 +250,7 @@ class Registry:
             return load(entry.source, threads=settings.threads)
         return load(
             self.slots[entry.name].path,
-            backend=settings.backend,
+            backend=entry.backend or settings.backend,
             device=settings.device,
             threads=settings.threads,
             cells=settings.cells,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 Text = Annotated[str, Field(max_length=1 << 24)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -15,10 +16,28 @@ Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 LABEL = "Accepted and only logged."
 
 
+def _fail_fast(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for inner in schema.values():
+            _fail_fast(inner)
+    elif isinstance(schema, (list, tuple)):
+        for inner in schema:
+            _fail_fast(inner)
+
+
 class Body(BaseModel):
-    """A body, or an object in one."""
+    """A body, or an object in one. Its lists fail at their first wrong value, so that errors are few."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema of the fields, with every list made to fail fast."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
 
 
 class RegexGrammar(Body):
@@ -105,6 +124,9 @@ class Sampling(Body):
     timeout: (
         Annotated[Number, Field(gt=0, le=1e9, description="Seconds; then what is there is sent.")] | None
     ) = None
+    continue_token_ids: Tokens | None = Field(
+        None, description="Ids that the text begins with already; it goes on behind them."
+    )
     grammar: GrammarField | None = Field(None, description="What the text has to look like.")
     cache_pin: (
         Annotated[

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import uvicorn
 
 from stretto.errors import InvalidRequest
 from stretto.server.app import create_app
+from stretto.server.descriptors import with_descriptors
 from stretto.server.guard import JsonLines, TextLines
-from stretto.server.own import HELPER_THREAD_NAME
 from stretto.server.protocol import protocol
 from stretto.server.registry import Opener
 from stretto.server.settings import Settings
+from stretto.server.usage import HELPER_THREAD_NAME
 
 HELPER_THREADS = 16  # for blocking work: templates, tokenizers, loading
 BACKLOG_CONNECTIONS = 2048  # not yet accepted
 START_POLL_SECONDS, END_POLL_SECONDS = 0.02, 0.5
 NOTIFY_SECONDS = 5.0  # for cancelled requests to send their last bytes
+EXIT_SECONDS = 5.0  # for everything else to end; then the process does, whatever runs
 
 
 class Server(uvicorn.Server):
@@ -35,10 +39,12 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, settings: Settings, opener: Opener | None = None) -> None:
+        settings = replace(settings, limits=with_descriptors(settings.limits))
         self.settings = settings
         self.guard = create_app(settings, opener)
         self._listening = _listen(settings)
         self.address = _address(settings, self._listening)
+        self._owns_process = False
         config = uvicorn.Config(
             self.guard,
             http=protocol(settings.limits),
@@ -60,7 +66,12 @@ class Server(uvicorn.Server):
         yield
 
     def run_until_ended(self, started: Callable[[str], None], signals: bool = True) -> None:
-        """Serve until `end` is called, by a signal if `signals`. `started` gets the address."""
+        """Serve until `end` is called, by a signal if `signals`. `started` gets the address.
+
+        With signals the process is the server's own, and ends some time after the grace period even if a
+        thread does not: a model that computes forever, a call that never returns.
+        """
+        self._owns_process = signals
         make_loop = self.config.get_loop_factory()
         loop = make_loop() if make_loop is not None else asyncio.new_event_loop()
         try:
@@ -72,6 +83,10 @@ class Server(uvicorn.Server):
         """Refuse new requests and let running ones finish; a second call cancels them."""
         if self.should_exit:
             self.guard.state.cancel_all()
+        elif self._owns_process:
+            seconds = self.settings.grace_seconds + NOTIFY_SECONDS + EXIT_SECONDS
+            # A thread of C, which needs no lock of the interpreter; it says where the others are.
+            faulthandler.dump_traceback_later(seconds, exit=True)
         self.guard.state.stop()
         self.should_exit = True
 
@@ -98,7 +113,11 @@ class Server(uvicorn.Server):
 
 
 def serve(settings: Settings, started: Callable[[str], None] = lambda address: None) -> None:
-    """Serve until a signal comes. `started` gets the address once it can be used."""
+    """Serve until a signal comes. `started` gets the address once it can be used.
+
+    It is the last thing that a process does: soon after the signal's grace period the process ends, whatever
+    still runs in it.
+    """
     _log(settings)
     Server(settings).run_until_ended(started)
 

@@ -24,6 +24,7 @@ class ModelEntry:
     name: str
     source: str
     vision: str | None = None  # the mmproj file of its image encoder
+    backend: str | None = field(default=None, repr=False)  # in place of the server's
 
     @classmethod
     def parse(cls, text: str) -> ModelEntry:
@@ -63,6 +64,8 @@ class RequestLimits:
     head: int = 32 << 10  # request line and headers
     head_seconds: float = 10.0  # until they have come
     body_seconds: float = 60.0  # until the rest has come
+    read_seconds: float = 120.0  # that a client may let an answer wait, unread
+    values: int = 1 << 18  # in a body of JSON: numbers, texts, lists, fields
     prompt: int = 1_000_000  # characters
     prompts: int = 64  # in one request
     n: int = 16
@@ -96,6 +99,8 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8080
     api_keys: tuple[str, ...] = ()
+    admin_keys: tuple[str, ...] = ()  # keys that may also administrate: load and unload models, see all cells
+    share_prefixes: bool = False  # callers with different keys share the prefix cache
     no_auth: bool = False
     origins: tuple[str, ...] = ()  # web pages that may use the server
     hosts: tuple[str, ...] = ()  # names of this server, where it has no keys
@@ -125,12 +130,14 @@ class Settings:
                 raise InvalidRequest(f"two models are called {name!r}; give one of them as NAME=MODEL")
         if not 0 <= self.port <= 65535:
             raise InvalidRequest(f"--port must be from 0 to 65535, not {self.port}")
-        for key in self.api_keys:
+        for key in (*self.api_keys, *self.admin_keys):
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise InvalidRequest("an API key must be printable ASCII without spaces, and not empty")
+        if set(self.api_keys) & set(self.admin_keys):
+            raise InvalidRequest("a key is both an --api-key and an --admin-key; an admin key is enough")
         if self.api_keys and self.no_auth:
             raise InvalidRequest("--api-key and --no-auth contradict each other; give one of them")
-        if not self.loopback and not self.api_keys and not self.no_auth:
+        if not self.loopback and not (self.api_keys or self.admin_keys or self.no_auth):
             raise InvalidRequest(
                 f"{self.host} can be reached from elsewhere; set --api-key (or STRETTO_API_KEY), or say "
                 "--no-auth to serve without keys"
@@ -152,16 +159,17 @@ class Settings:
         return is_loopback(self.host.strip("[]"))
 
 
-def api_keys(given: list[str] | None, file: Path | None) -> tuple[str, ...]:
-    """The keys from the command line, a file (one a line) and STRETTO_API_KEY."""
+def api_keys(given: list[str] | None, file: Path | None, kind: str = "api") -> tuple[str, ...]:
+    """The keys from the command line, a file (one a line) and STRETTO_API_KEY, or those of another kind."""
     keys = list(given or ())
     if file is not None:
         try:
-            keys += [line.strip() for line in file.read_text().splitlines() if line.strip()]
+            lines = [line.strip() for line in file.read_text().splitlines()]
         except (OSError, UnicodeError) as error:
-            raise InvalidRequest(f"--api-key-file {file}: {error}") from None
-        if not keys:
-            raise InvalidRequest(f"--api-key-file {file}: there is no key in it")
-    if key := os.environ.get("STRETTO_API_KEY"):
+            raise InvalidRequest(f"--{kind}-key-file {file}: {error}") from None
+        if not any(lines):
+            raise InvalidRequest(f"--{kind}-key-file {file}: there is no key in it")
+        keys += filter(None, lines)
+    if key := os.environ.get(f"STRETTO_{kind.upper()}_KEY"):
         keys.append(key)
     return tuple(dict.fromkeys(keys))

@@ -174,7 +174,7 @@ class Shape:
 
     def shown(self, token: int | None) -> str:
         """A token as text."""
-        return "" if token is None else self.tokenizer.decode([token], special=True)
+        return "" if token is None else self.tokenizer.spelled(token)
 
 
 class ChatShape(Shape):
@@ -184,9 +184,12 @@ class ChatShape(Shape):
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def __init__(self, generation: Generation, model: str, tops: int | None, plan: ToolPlan) -> None:
+    def __init__(
+        self, generation: Generation, model: str, tops: int | None, plan: ToolPlan, begun: list[int]
+    ) -> None:
         super().__init__(generation, model, tops)
         self._plan = plan
+        self._begun = begun  # ids that the answer begins with
         self._watchers: dict[int, CallWatcher] = {}
 
     def reason(self, index: int, result: Result) -> str:
@@ -195,7 +198,7 @@ class ChatShape(Shape):
 
     def read(self, result: Result) -> Result:
         """With calls, if there are tools."""
-        return self._plan.read(result)
+        return self._plan.read(result, self._begun)
 
     def opening(self, index: int) -> str:
         """The role."""
@@ -245,7 +248,7 @@ class ChatShape(Shape):
 
     def _watcher(self, index: int) -> CallWatcher:
         if index not in self._watchers:
-            self._watchers[index] = CallWatcher(self._plan, self.tokenizer)
+            self._watchers[index] = CallWatcher(self._plan, self.tokenizer, self._begun)
         return self._watchers[index]
 
     def logprobs(self, tokens: list[Token]) -> dict[str, Any]:

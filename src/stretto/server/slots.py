@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stretto.engine.history import HISTORY_SECONDS, Second
 from stretto.errors import InvalidRequest, ModelError
 from stretto.llm import LLM
 from stretto.models import read_spec
@@ -27,6 +28,7 @@ from stretto.weights.memory import memory
 AUTO_CELLS = 8192  # that "auto" is on a CPU
 SAME_SIZE = {"bf16": "f16", "fp8": "q8"}  # types of GPUs, and others that take about as much
 WORKING_BYTES = 64 << 20  # besides weights and cache: vocabulary, activations
+ENCODER_VERBS = ("embed", "rerank")  # it has more if its file has classes
 TASK_FACTOR = 2  # an ONNX file is in memory once as it is and once as its runtime wants it
 
 
@@ -45,17 +47,24 @@ class Slot:
     used: float = 0.0  # when it was last leased or released, by the monotonic clock
     loads: int = 0
     load_seconds: float = 0.0  # the last time
-    pins: dict[str, Any] = field(default_factory=dict)
+    pins: dict[tuple[str, str], Any] = field(default_factory=dict)  # by the names of caller and pin
     is_task: bool = False  # a model that does not generate, run by `stretto.tasks`
+    added: bool = False  # while the server runs, not by the operator's settings
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # a task model computes one input at a time
     waiting: int = 0  # requests for it
     done: Counter[str] = field(default_factory=Counter)  # inputs by verb
+    past: list[Second] = field(default_factory=list)  # of its engine before it was unloaded
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # computing, by verb
 
     @property
     def name(self) -> str:
         """Its name in requests."""
         return self.entry.name
+
+    def unloaded(self) -> None:
+        """Keep the history of the engine that goes."""
+        if isinstance(self.llm, LLM):
+            self.past = [*self.past, *self.llm.history.seconds()][-HISTORY_SECONDS:]
 
     @contextmanager
     def counted(self, verb: str, n: int) -> Iterator[None]:
@@ -95,6 +104,8 @@ def _task_slot(entry: ModelEntry, limit: int) -> Slot:
         "template": "",
         "license": bundle.license if bundle else "",
         "vision": False,
+        "verbs": bundle.verbs if bundle else (),
+        "memory": {"weights": TASK_FACTOR * nbytes, "working": WORKING_BYTES},
     }
     return Slot(entry, path, need, facts, is_task=True)
 
@@ -116,6 +127,7 @@ def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
             "modified": path.stat().st_mtime,
             "template": str(file.metadata.get("tokenizer.chat_template", "") or ""),
             "license": str(file.metadata.get("general.license", "") or ""),
+            "verbs": ENCODER_VERBS if spec.is_encoder else LLM.verbs,
         }
     if cache is None:
         raise ModelError("its metadata do not say how large its cache is", path=path)
@@ -129,6 +141,12 @@ def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
     if repack is False or (repack == "auto" and need > limit and settings.device != "cuda"):
         repack = False
         need -= needs.packed_bytes
+    facts["memory"] = {
+        "weights": needs.packed_bytes if repack is not False else 0,
+        "image encoder": encoder_bytes,
+        "cache": cache,
+        "working": WORKING_BYTES,
+    }
     if need > limit:
         raise InvalidRequest(
             f"{entry.name} cannot fit: it needs {megabytes(need)} "

@@ -8,6 +8,9 @@ from typing import Protocol
 
 from fastapi import Request
 
+from stretto.engine.progress import Progress
+from stretto.server.answer_history import AnswerHistory
+from stretto.server.callers import Caller, Callers
 from stretto.server.registry import Opener, Registry
 from stretto.server.settings import Settings
 
@@ -20,15 +23,46 @@ class Traffic:
         self.active = 0  # requests under way
         self.body_bytes = 0  # of all bodies in memory
         self.answered: Counter[tuple[str, int]] = Counter()  # by route and status
+        self.answers = AnswerHistory()
+
+    def count(self, path: str, status: int) -> None:
+        """Count an answer."""
+        self.answered[path, status] += 1
+        self.answers.count(status)
 
 
 class Running(Protocol):
     """The part of a generation that the server itself uses."""
 
+    id: str
+    path: str
+    caller: Caller
+    since: float
     n_images: int
+
+    @property
+    def model(self) -> str:
+        """The name of its model."""
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is."""
 
     def stop(self) -> None:
         """Cancel its texts."""
+
+    def cancel(self) -> None:
+        """End it by its caller's or the operator's word."""
+
+
+class Download(Protocol):
+    """The part of a download that the server itself uses."""
+
+    def stop(self) -> None:
+        """End it soon."""
+
+    async def ended(self, seconds: float) -> None:
+        """Wait until it has ended, that long at most."""
 
 
 class State:
@@ -36,8 +70,10 @@ class State:
 
     def __init__(self, settings: Settings, opener: Opener | None = None) -> None:
         self.settings = settings
+        self.callers = Callers(settings)
         self.registry = Registry(settings, opener)
         self.generations: set[Running] = set()
+        self.pull: Download | None = None  # the download under way; there is at most one
         self.traffic = Traffic()
         self.started = time.time()
 
@@ -46,7 +82,9 @@ class State:
         self.traffic.stopping = True
 
     def cancel_all(self) -> None:
-        """Cancel all running generations."""
+        """Cancel all running generations, and the download."""
+        if self.pull is not None:
+            self.pull.stop()
         for generation in list(self.generations):
             generation.stop()
 

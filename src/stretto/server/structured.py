@@ -45,19 +45,36 @@ def ollama_grammar(given: str | dict[str, Any] | None, limits: RequestLimits) ->
     return {"grammar": _schema("format", OBJECT if isinstance(given, str) else given, limits)}
 
 
-def check_size(name: str, text: str, limits: RequestLimits) -> None:
-    """Refuse a schema or grammar that is longer than the operator allows."""
-    if len(text) > limits.schema:
+def check_size(name: str, value: Any, limits: RequestLimits) -> None:
+    """Refuse a grammar, or a schema as JSON, that is longer than the operator allows."""
+    most = limits.schema
+    if is_longer(value, most) or (not isinstance(value, str) and len(json.dumps(value)) > most):
         raise ApiError(
             400,
-            f"{name} has {len(text):,} characters; at most {limits.schema:,} are served",
+            f"{name} has more than the {most:,} characters that are served",
             param=name,
             code="over_limit",
         )
 
 
+def is_longer(value: Any, most: int) -> bool:
+    """Whether the texts and values in a JSON value are certainly more; looks at no more than `most`."""
+    left, waiting = most, [value]
+    while waiting and left >= 0:
+        one = waiting.pop()
+        if isinstance(one, str):
+            left -= len(one)
+        elif isinstance(one, dict):
+            left -= sum(map(len, one))
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+        left -= not isinstance(one, str)
+    return left < 0
+
+
 def _schema(name: str, schema: dict[str, Any], limits: RequestLimits) -> Grammar:
-    check_size(name, json.dumps(schema), limits)
+    check_size(name, schema, limits)
     return _named(name, lambda: Grammar.json(schema))
 
 
@@ -70,9 +87,9 @@ def _grammar(given: Any, limits: RequestLimits) -> Grammar:
             check_size("grammar.grammar", given.grammar, limits)
             return Grammar.lark(given.grammar)
         case ChoiceGrammar():
-            check_size("grammar.choices", json.dumps(given.choices), limits)
+            check_size("grammar.choices", given.choices, limits)
             return Grammar.choices(given.choices)
-    check_size("grammar.schema", json.dumps(given.schema_), limits)
+    check_size("grammar.schema", given.schema_, limits)
     return Grammar.json(given.schema_)
 
 

@@ -39,6 +39,19 @@ class GuideAfterReasoning:
         """The forced tokens at the start of the answer, if it starts at once."""
         return self._guide.begin() if self._active else []
 
+    def skip(self, tokens: list[int]) -> None:
+        """Advance by tokens that are there already, before `begin`."""
+        for number, token in enumerate(tokens):
+            if not self._active and (
+                self._splitter.shows != "undecided" or token in self._reasoning.openings
+            ):
+                self._follow(token)
+                self._active = self._splitter.shows == "answer"
+            else:
+                self._active = True
+                self._guide.skip(tokens[number:])
+                return
+
     @property
     def mask(self) -> Mask:
         """uint32[n_vocab / 32]: the allowed tokens, always in the same array."""

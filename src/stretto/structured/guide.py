@@ -50,6 +50,17 @@ class Guide:
         """The forced tokens at the start; they count as pushed."""
         return self._forced()
 
+    def skip(self, tokens: list[int]) -> None:
+        """Advance by tokens that are there already, before `begin`."""
+        begun = perf_counter()
+        if not self._matcher.consume_tokens(tokens):
+            raise InvalidRequest(
+                "the tokens that the answer begins with do not fit the grammar; take others, or leave it out",
+                param="continues",
+                value=len(tokens),
+            )
+        _check_time(begun)
+
     @property
     def mask(self) -> Mask:
         """uint32[n_vocab / 32]: the allowed tokens, the lowest bit first; read-only."""

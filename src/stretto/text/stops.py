@@ -1,8 +1,12 @@
-"""Stop strings in streamed text: found also across token borders, never emitted."""
+"""Stop strings in streamed text: found also across token borders, never emitted.
+
+An Aho–Corasick automaton reads each character once, however many stop strings there are and however long.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopMatcher:
@@ -16,34 +20,87 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = list(stops)
+        self._automaton = _automaton(tuple(stops)) if stops else None
+        self._node = 0
         self._held = ""
         self.matched: str | None = None  # the stop string that was found
 
     def push(self, text: str) -> str:
         """Add text; return the part that can be emitted. After a match all further text is dropped."""
-        if not self._stops:
+        automaton = self._automaton
+        if automaton is None:
             return text
         if self.matched is not None:
             return ""
+        n_held = len(self._held)
+        self._node, n_read, self.matched = automaton.read(self._node, text)
         text = self._held + text
-        matches = [(text.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text]
-        if matches:
-            # The first to be complete, so that it does not matter how the text was cut into pieces.
-            end, length, self.matched = min(matches)
+        if self.matched is not None:
             self._held = ""
-            return text[: end + length]
-        keep = max((self._overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+            return text[: n_held + n_read - len(self.matched)]
+        n_shown = len(text) - automaton.depths[self._node]
+        self._held = text[n_shown:]
+        return text[:n_shown]
 
     def flush(self) -> str:
         """The text that was held back, at the end."""
-        held, self._held = self._held, ""
+        held, self._held, self._node = self._held, "", 0
         return held
 
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """The length of the longest suffix of `text` that is a prefix of `stop`."""
-        longest = min(len(text), len(stop) - 1)
-        return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+class _Automaton:
+    """The prefixes of some strings as nodes; 0 is the empty one."""
+
+    def __init__(self, strings: tuple[str, ...]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        self._shorter = [0]  # the longest proper suffix that is a prefix too
+        self._found: list[str | None] = [None]  # the longest string that ends here
+        self.depths = [0]  # length
+        for string in strings:
+            self._add(string)
+        self._link()
+
+    def _add(self, string: str) -> None:
+        node = 0
+        for depth, letter in enumerate(string, 1):
+            if letter not in self._next[node]:
+                self._next[node][letter] = len(self._next)
+                self._next.append({})
+                self._shorter.append(0)
+                self._found.append(None)
+                self.depths.append(depth)
+            node = self._next[node][letter]
+        self._found[node] = string
+
+    def _link(self) -> None:
+        """Find `_shorter` of all nodes, shorter ones first."""
+        nodes = list(self._next[0].values())
+        for node in nodes:  # those behind it join the list
+            for letter, longer in self._next[node].items():
+                self._shorter[longer] = self._step(self._shorter[node], letter)
+                nodes.append(longer)
+            if self._found[node] is None:
+                self._found[node] = self._found[self._shorter[node]]
+
+    def _step(self, node: int, letter: str) -> int:
+        while node and letter not in self._next[node]:
+            node = self._shorter[node]
+        return self._next[node].get(letter, 0)
+
+    def read(self, node: int, text: str) -> tuple[int, int, str | None]:
+        """The node behind a text, or behind the first string in it; how much was read; that string."""
+        following, found = self._next, self._found
+        for n_read, letter in enumerate(text, 1):
+            if letter in following[node]:
+                node = following[node][letter]
+            elif node:
+                node = self._step(node, letter)
+            if found[node] is not None:
+                # The first to be complete, so that it does not matter how the text was cut into pieces.
+                return node, n_read, found[node]
+        return node, len(text), None
+
+
+@lru_cache(maxsize=8)
+def _automaton(stops: tuple[str, ...]) -> _Automaton:
+    return _Automaton(stops)

@@ -156,6 +156,10 @@ class Tokenizer(ABC):
         """The token as the vocabulary spells it, for display."""
         return self.vocabulary.tokens[self._check_id(token)]
 
+    def spelled(self, token: int) -> str:
+        """The text of a token within a text: with the space in front of it, control tokens spelled out."""
+        return self._bytes_special[self._check_id(token)].decode("utf-8", "replace")
+
     def pieces(self, ids: Iterable[int], special: bool = False, fresh: bool = True) -> list[bytes]:
         """The bytes of each token. `fresh`: the first one starts a fragment (see `starts_fragment`)."""
         ids = self._check_ids(ids)

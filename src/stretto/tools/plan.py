@@ -51,11 +51,16 @@ class ToolPlan:
         """As `read`, also for several results."""
         return [self.read(one) for one in results] if isinstance(results, list) else self.read(results)
 
-    def read(self, result: Result) -> Result:
-        """The result with its calls; its text is without them."""
+    def read(self, result: Result, before: Sequence[int] = ()) -> Result:
+        """The result with its calls; its text is without them. The answer began with `before`."""
         if self.reader is None:
             return result
-        text, calls = self.reader.read(result.tokens[result.answer_start :])
+        start = max(0, len(before) + result.answer_start)
+        text, calls = self.reader.read([*before, *result.tokens][start:])
+        if before and calls:
+            said, _ = self.reader.read(list(before[start:]))
+            same = (i for i, pair in enumerate(zip(text, said, strict=False)) if pair[0] != pair[1])
+            text = text[next(same, min(len(text), len(said))) :]
         return replace(result, text=text, tool_calls=calls) if calls else result
 
 

@@ -44,10 +44,11 @@ class Vision:
         self._tokenizer = tokenizer
         self._fingerprint = fingerprint
         named = (tokenizer.specials[text] for text in PLACEHOLDERS if text in tokenizer.specials)
-        self._placeholder = next(named, tokenizer.eos_id or tokenizer.bos_id or 0)
+        self.placeholder: int | None = next(named, None)
+        self._placeholder = self.placeholder or tokenizer.eos_id or tokenizer.bos_id or 0
 
-    def tokens(self, image: Pixels) -> list[int]:
-        """The tokens of an image, with the markers around them."""
+    def tokens(self, image: Pixels, salt: str | None = None) -> list[int]:
+        """The tokens of an image, with the markers around them; caches know it by its pixels and its salt."""
         if not isinstance(image, Image):
             raise InvalidRequest(
                 f"an image is a stretto.Image, not {type(image).__name__}; use Image.open",
@@ -56,6 +57,8 @@ class Vision:
             )
         prepared = prepare(image, self.spec)
         head = f"{self._fingerprint()} {self.encoder.name}".encode()
+        if salt:
+            head += sha256(salt.encode("utf-8", "surrogatepass")).digest()
         encoded = EncodedImage(self._queue, prepared, sha256(head + prepared.digest()).digest(), self)
         grid = grid_of(prepared.tiles, self.spec)
         tokens: list[int] = []

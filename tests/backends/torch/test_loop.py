@@ -142,6 +142,28 @@ def test_a_callback_ends_it_at_its_token_and_an_error_leaves_the_model_usable(ah
     assert fused.tokens == plain.tokens
 
 
+@pytest.mark.parametrize("name", ["llama", "lfm2"])
+def test_a_callback_may_compute_with_the_same_model(ahead, name):
+    llm = opened(name)
+    options = {"max_tokens": 8, "temperature": 1.2, "seed": 5, "ignore_eos": True}
+    alone = llm.generate(PROMPT, loop="python", **options)
+    with llm.sequence("987") as sequence:
+        other = sequence.logits.copy()
+    seen = []
+
+    def compute(_):
+        with llm.sequence("987") as sequence:
+            seen.append(sequence.logits.copy())
+
+    with llm.sequence(PROMPT) as sequence:
+        found = llm.generate(sequence, loop="fused", callback=compute, **options)
+        logits = sequence.logits.copy()
+    assert found.tokens == alone.tokens
+    np.testing.assert_allclose(seen, [other] * len(found.tokens), atol=1e-4)
+    with llm.sequence([*llm.tokenizer.encode(PROMPT), *found.tokens]) as sequence:
+        np.testing.assert_allclose(logits, sequence.logits, atol=1e-4)
+
+
 def test_a_lone_request_runs_ahead_unasked_where_that_is_faster(ahead, monkeypatch):
     llm = opened()
     calls = []

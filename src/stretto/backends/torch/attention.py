@@ -24,11 +24,13 @@ def attend(
     work: Work,
     scoring: Scoring,
     out: Tensor | None = None,
+    deep: bool = True,
 ) -> Tensor:
     """Attention of queries [n, heads, size] to the cells of `work`: [n, heads × size of values].
 
     Each K/V head serves a group of heads. `values` may be `keys[..., :size]`. The result has the type of
-    `out`, or that of `q`.
+    `out`, or that of `q`. `deep`: kernels of few rows load far ahead, in shared memory that a kernel
+    which is launched early would need.
     """
     n, heads, _ = q.shape
     if out is None:
@@ -36,7 +38,7 @@ def attend(
     if uses_kernels(q):
         from stretto.backends.torch.kernels.attend_launch import launch_attend
 
-        launch_attend(q, keys, values, work, scoring, out)
+        launch_attend(q, keys, values, work, scoring, out, deep)
     else:
         plain_attend(q, keys, values, work, scoring, out)
     return out

@@ -17,6 +17,9 @@ from stretto.backends.torch.weights import LayerWeights
 from stretto.models.mixers import Attention
 from stretto.models.parts import Norm
 
+HEADS = 8  # that one program turns
+WHOLE_ROW = 2  # of a norm's extent: over all heads
+
 _Turning = tuple[Form, tuple[Tensor | None, ...], tuple[float, ...]]
 
 
@@ -45,6 +48,7 @@ class AttentionLayer:
         alibi = torch.tensor(mixer.alibi, device=w.device) if mixer.alibi else None
         self.scoring = Scoring(mixer.scale, mixer.cap, sinks, alibi)
         self.rope = w.weights.rope(mixer.rope) if mixer.rope is not None else None
+        self._parts = 1  # programs that share the queries of a row
         self._forms: dict[tuple[bool, bool], _Turning] = {}
 
     def __call__(self, x: Tensor, run: Pass) -> Tensor:
@@ -63,7 +67,7 @@ class AttentionLayer:
         work = run.plan.work(mixer.window, mixer.causal)
         watch(run, q, keys, work, self.scoring)
         mixed = torch.empty(len(q), mixer.n_head * mixer.head_size, dtype=self.dtype, device=q.device)
-        attention.attend(q, keys, values, work, self.scoring, mixed)
+        attention.attend(q, keys, values, work, self.scoring, mixed, deep=not run.is_lean)
         if mixer.gate:
             gate = projected[:, : self.at_k].view(len(q), mixer.n_head, -1)[..., mixer.head_size :]
             mixed = mixed.float() * torch.sigmoid(gate.float()).reshape(mixed.shape)
@@ -107,16 +111,20 @@ class AttentionLayer:
         mixer, table, warm = self.mixer, self.rope, self.mixer.temperature
         heads, kv_heads, size = mixer.n_head, mixer.n_kv_head, mixer.head_size
         norms = (self.q_norm, self.k_norm, self.v_norm)
+        together = power_of_two(heads)
+        if _extent(self.q_norm) != WHOLE_ROW:
+            together = min(HEADS, together)
+        self._parts = -(-heads // together)
         form = form_of(
             kernels.queries_and_keys,
-            H=heads, HK=kv_heads, HP=power_of_two(heads), KP=power_of_two(kv_heads), D=size,
+            H=heads, HK=kv_heads, HP=together, KP=power_of_two(kv_heads), D=size, PARTS=self._parts,
             DP=power_of_two(size), QSTRIDE=size * (2 if mixer.gate else 1),
             PAIRS=0 if table is None else table.pairs,
             ADJACENT=table is not None and table.rope.pairs == "adjacent", AXES=has_axes,
             Q_NORM=_extent(self.q_norm), Q_LAYER=_is_layer(self.q_norm), Q_GAIN=_gain(self.q_norm),
             K_NORM=_extent(self.k_norm), K_LAYER=_is_layer(self.k_norm), K_GAIN=_gain(self.k_norm),
             V_NORM=_extent(self.v_norm), V_GAIN=_gain(self.v_norm),
-            AFTER=mixer.norm_after_rope, WARM=warm is not None, KEYS=mixer.shared is None, PLACED=placed,
+            AFTER=mixer.norm_after_rope, WARM=warm is not None, PLACED=placed,
             num_warps=4, **early_options(device),
         )  # fmt: skip
         weights = tuple(None if each is None else each.weight for each in norms)
@@ -137,7 +145,8 @@ class AttentionLayer:
         none, turns = projected, run.turns
         form, weights, numbers = self._form(turns.ndim == 2, placed, q.device)
         form.launch(
-            (n,), projected, q, k, v, *[none if each is None else each for each in weights],
+            (n, self._parts + (2 if mixer.shared is None else 0)),
+            projected, q, k, v, *[none if each is None else each for each in weights],
             *((none, none) if table is None else (table.cos, table.sin)),
             turns, none if table is None else table.axes, run.positions, run.cells,
             *numbers, projected.stride(0), self.at_k, self.at_v,
@@ -178,7 +187,7 @@ def _normed(x: Tensor, norm: NormWeights | None) -> Tensor:
 
 
 def _extent(norm: NormWeights | None) -> int:
-    return 0 if norm is None else 2 if norm.part.over == "all" else 1
+    return 0 if norm is None else WHOLE_ROW if norm.part.over == "all" else 1
 
 
 def _is_layer(norm: NormWeights | None) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -92,3 +95,21 @@ def version() -> str:
         except PackageNotFoundError:
             continue
     return " ".join(found + [device.name for device in cuda_devices()[:1]])
+
+
+@contextmanager
+def capturing(graph: Any, pool: Any = None) -> Iterator[None]:
+    """Capture what the block launches as a CUDA graph, and collect no garbage meanwhile.
+
+    A model that was dropped has graphs, memory and events; to free them during a capture ends the process.
+    """
+    import torch
+
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -82,8 +82,8 @@ def _is_lean(matrix: Matrix, dtype: Any) -> bool:
     )
 
 
-def run(decoder: Decoder, x: Tensor, row: Pass) -> Tensor:
-    """Logits float32[1, n_vocab] of one row, whose embedding is x float32[1, n_embd]."""
+def run(decoder: Decoder, x: Tensor, row: Pass, out: Tensor | None = None) -> Tensor:
+    """Logits float32[1, n_vocab] of one row, whose embedding is x float32[1, n_embd]; into `out` if given."""
     for made in decoder.layers:
         mixer, ffn = made.mixer, made.ffn
         assert isinstance(mixer, AttentionLayer)
@@ -94,7 +94,7 @@ def run(decoder: Decoder, x: Tensor, row: Pass) -> Tensor:
             x, ffn.inner, made.ffn_norm, ffn.bias, activation=ffn.ffn.activation, dtype=decoder.dtype
         )
         gemv(inner, ffn.output, None, ffn.output_bias, out=x, adds=True)
-    return decoder.scaled(gemv(x, decoder.output, decoder.output_norm, None, dtype=torch.float32))
+    return decoder.scaled(gemv(x, decoder.output, decoder.output_norm, None, dtype=torch.float32, out=out))
 
 
 def gemv(

@@ -7,6 +7,9 @@ ends the text that pass was in vain: its cell is free again, and the logits befo
 of recurrent layers cannot be taken back, so there the pass is queued when its token has been accepted.
 
 Hooks look at logits on the host, and plain torch samples there: then all that is done one after the other.
+
+Accepting a token may run a callback, and that any other pass, in the memory of this step's integers and
+logits: logits are kept as rows, which are copied before they are overwritten, and integers are made again.
 """
 
 from __future__ import annotations
@@ -99,33 +102,40 @@ class Loop:
             step = self._steps.captured(plan)
             kept, sampler = self._open(plan)
             kept.copy_(logits)
+            last = None  # nobody needs them where they were
             (sampled,) = self._rows.rows(kept)
+            self._kept_rows = ref(sampled.shared)
             uniform = _uniform(run)
             sampler.queue(sampled.ask(run.params, run.tokens, run.n_prompt, uniform, run.mask))
+            made, computed = self._planner.n_made, None
             if not self._has_states:
                 step.replay()
-            token, is_queued = sampler.take(), not self._has_states
+                (computed,) = self._steps.rows(step, 1)
+            token = sampler.take()
             if token == WIDE:
                 token = sampled.sample(run.params, run.tokens, run.n_prompt, uniform, run.mask)
                 plan.tokens.fill_(token)
-                is_queued = False
+                computed = None
             if token < 0:
                 raise InvalidRequest(WRONG[token])
             found.append(token)
             if not _goes_on(run, found):
-                self._kept_rows = ref(sampled.shared)
                 return found, sampled
             if len(found) > run.n_run + 1:  # forced tokens follow: all of them together, as elsewhere
                 last = self._several(run, found[run.n_run :])
-                logits = last.current
+            elif computed is not None:
+                last = computed
             else:
-                if not is_queued:
-                    step.replay()
-                last, logits = None, step.logits[:, : self._rows.n_vocab]
+                if self._planner.n_made != made:  # a callback ran another pass, in the same memory
+                    step = self._steps.captured(self._plan(run, token))
+                step.replay()
+                (last,) = self._steps.rows(step, 1)
+            logits = last.current
             run.n_run = len(found)
             if _is_interrupted(run):
                 break
-        return found, self._steps.rows(step, 1)[0] if last is None else last
+        assert last is not None
+        return found, last
 
     def _open(self, plan: Plan) -> tuple[Tensor, Sampler]:
         """The buffers, made on first use."""

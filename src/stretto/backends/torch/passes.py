@@ -24,6 +24,7 @@ class Pass:
     received: list[Tensor] = field(default_factory=list)  # of each layer that attends: float32[n, m]
     weights: list[list[Tensor]] = field(default_factory=list)  # of each such layer, of each watched row
     inputs: Tensor | None = None  # of each layer beside x: [n_layer, n, size]
+    is_lean: bool = False  # kernels are launched early (lean.py)
 
     @property
     def tokens(self) -> Tensor:

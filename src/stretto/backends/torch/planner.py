@@ -86,9 +86,11 @@ class Planner:
         self._device = device
         self._sender = Sender(device)
         self._buckets: dict[int, _Bucket] = {}
+        self.n_made = 0  # plans so far; those of decode steps are in the same memory
 
     def plan(self, batch: Batch, placement: Placement) -> Plan:
         """The plan of any placed batch."""
+        self.n_made += 1
         try:
             return self._plan(batch, placement)
         except BaseException:
@@ -123,6 +125,7 @@ class Planner:
     def decode(self, decoding: Decoding | OneRow, bucket: int) -> Plan | None:
         """The plan of a decode step, padded to `bucket` rows; None if it is too large: take `plan` then."""
         fixed = self._buckets.get(bucket) or self._open(bucket)
+        self.n_made += 1
         try:
             size, shares = self._native.decode(
                 decoding.ids,

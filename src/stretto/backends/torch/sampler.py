@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.torch.device import Tensor
+from stretto.backends.torch.device import Tensor, capturing
 from stretto.backends.torch.penalties import Entries
 from stretto.backends.torch.wide import EXACT, STRETCH, TILE, Buffers, WideRows
 from stretto.sampling.params import SamplingParams
@@ -272,7 +272,7 @@ class Sampler:
         if replay is None:
             self._pass(bucket, whole)  # compiles
             graph = self._torch.cuda.CUDAGraph()
-            with self._torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with capturing(graph):
                 self._pass(bucket, whole)
             replay = self._graphs[bucket, whole] = graph.replay
         replay()

@@ -1,7 +1,8 @@
 """Decode steps: one row for each sequence, captured as CUDA graphs.
 
 A graph is captured when a step of its kind is first taken (rows in buckets of 1, 2, 4 … 256, with or without
-shared items), and replayed with new integers in the same memory. All graphs share one pool.
+shared items), and replayed with new integers in the same memory. All graphs share one pool for what they need
+while they run; their logits, which outlast a step, are outside of it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from stretto.backends.torch import lean
 from stretto.backends.torch.decoder import Decoder
-from stretto.backends.torch.device import Tensor, uses_kernels
+from stretto.backends.torch.device import Tensor, capturing, uses_kernels
 from stretto.backends.torch.memory import free_again, has_room, is_out_of_memory
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.plan import Plan
@@ -129,16 +130,18 @@ class Steps:
     def _record(self, plan: Plan) -> Captured:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            logits = self._step(plan)
+        logits = torch.empty(plan.n, self._sampler.n_vocab, dtype=torch.float32, device=self._device)
+        with capturing(graph, self._pool):
+            self._step(plan, logits)
         return Captured(graph, logits)
 
-    def _step(self, plan: Plan) -> Tensor:
+    def _step(self, plan: Plan, out: Tensor | None = None) -> Tensor:
         decoder = self._decoder
         for work in plan.works.values():
             append_cells(work.views, work.places, work.offsets, work.lengths, plan.cells, plan.positions)
             break  # the views are the same for all kinds of layers
         run = Pass(plan, decoder.memory, has_axes=decoder.spec.has_grid_positions)
         if self._is_lean and plan.n == 1:
-            return lean.run(decoder, decoder.embed(run), run)
-        return decoder.logits(decoder.run(run))
+            run.is_lean = True
+            return lean.run(decoder, decoder.embed(run), run, out)
+        return decoder.logits(decoder.run(run), out)

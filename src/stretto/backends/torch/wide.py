@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from stretto.backends.torch.device import Tensor
+from stretto.backends.torch.device import Tensor, capturing
 
 STRETCH = 128  # logits that have one peak, as in the native sampler
 TILE = 32  # stretches of a program that reads a whole row
@@ -71,7 +71,7 @@ class WideRows:
         self._launch(bucket)  # compiles
         self._of.tokens.copy_(marked)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with capturing(graph):
             self._launch(bucket)
         replay: Callable[[], Any] = graph.replay
         return replay

@@ -45,6 +45,7 @@ class Ahead:
         def follow(token: int, room: int) -> tuple[list[int], bool]:
             nonlocal python
             begun = time.perf_counter()
+            runner.history.tick(begun)
             try:
                 if deadline is not None and time.monotonic() >= deadline:
                     decoder.accept_fused(token, 0)

@@ -256,6 +256,7 @@ class EmbedPass(Pass):
         runner, whole = self._runner, not self._runner.spec.causal
         for number in group:
             track = runner.new_track(self._texts[number], RandomStream(0))
+            track.make_private()
             track.running = True
             track.checkpoints = None
             types = None if self._types is None else self._types[number]

@@ -26,6 +26,7 @@ from stretto.sampling.measure import measure
 from stretto.structured import Constraint
 
 MAX_FORCED = 8  # forced tokens that still count as a decoding step; more are paced like a prompt
+MAX_FORCED_STEP = 256  # forced tokens in one step; between steps deadlines hold, and others get their turn
 
 
 class PlainDecoder(OneTrack):
@@ -64,7 +65,7 @@ class PlainDecoder(OneTrack):
         self._owed: list[int] = []  # forced tokens that are not in the track yet
         if guide is not None:
             forced = guide.begin()
-            room = runner.context_length - track.position - 1
+            room = min(MAX_FORCED_STEP, runner.context_length - track.position - 1)
             self._opening, self._owed = forced[:room], forced[room:]
             track.extend(self._opening)
 
@@ -99,7 +100,7 @@ class PlainDecoder(OneTrack):
         if self.guide is None and self._speculation is None:
             return
         if self.output.ending is None:
-            if self._speculation is not None:
+            if self._speculation is not None and not self._owed:
                 self._speculation.propose(track, self._draft_room(), n_running, self.guide)
             self._pace()
 
@@ -143,13 +144,13 @@ class PlainDecoder(OneTrack):
             placed = n_right < len(draft) and draft[n_right] == token
             self.accept(token, logprob, top, placed, complete=done and not forced)
             n_right += placed
-            for i, one in enumerate(forced, 1):
+            for one, last in self._due(forced):
                 if output.ending is not None:
                     break
                 placed = placed and n_right < len(draft) and draft[n_right] == one
-                self._accept_forced(one, i == len(forced), placed)
+                self._accept_forced(one, last, placed)
                 n_right += placed
-            if not placed or output.ending is not None:
+            if not placed or output.ending is not None or self._owed:
                 break
         if self._speculation is not None:
             self._speculation.learn(len(draft), n_right)
@@ -269,9 +270,9 @@ class PlainDecoder(OneTrack):
         return not (self._opening or self._owed or self.track.draft)
 
     def accept_fused(self, token: int, room: int) -> tuple[list[int], bool]:
-        """Accept a token that the backend's loop has sampled, and up to `room` that have to follow.
+        """Accept a token that the backend's loop has sampled, and those that have to follow.
 
-        Returns those that follow, and whether the loop goes on.
+        Returns up to `room` of those that follow, and whether the loop goes on.
         """
         output, guide = self.output, self.guide
         output.n_sampled += 1
@@ -280,21 +281,26 @@ class PlainDecoder(OneTrack):
             return [], output.ending is None
         forced = guide.push(token)
         self.accept(token, placed=True, complete=guide.done and not forced)
-        for i, one in enumerate(forced, 1):
+        for one, last in self._due(forced):
             if output.ending is not None:
                 return forced[:room], False
-            self._accept_forced(one, i == len(forced), placed=True)
+            self._accept_forced(one, last, placed=True)
         if output.ending is not None or len(forced) > room:
             return forced[:room], False
         guide.mask  # noqa: B018 - worked out in place
         return forced, True
 
+    def _due(self, forced: list[int]) -> list[tuple[int, bool]]:
+        """The forced tokens of this step, each with whether it is the last of all; others are owed."""
+        due, self._owed = forced[:MAX_FORCED_STEP], forced[MAX_FORCED_STEP:]
+        return [(token, i == len(forced)) for i, token in enumerate(due, 1)]
+
     def _accept_all_forced(self, tokens: list[int]) -> None:
-        """Accept forced tokens; the next pass computes them together."""
-        for i, token in enumerate(tokens, 1):
+        """Accept forced tokens, as many as a step may have; the next pass computes them together."""
+        for token, last in self._due(tokens):
             if self.output.ending is not None:
                 return
-            self._accept_forced(token, i == len(tokens))
+            self._accept_forced(token, last)
 
     def _accept_forced(self, token: int, last: bool, placed: bool = False, in_track: bool = False) -> None:
         """Accept a token without a choice: it is certain, and says nothing of how good the text is."""
@@ -359,7 +365,7 @@ class PlainDecoder(OneTrack):
             logprob=output.mean_logprob,
             logprobs=list(output.logprobs) if self.params.logprobs else None,
             reasoning="" if thoughts is None else thoughts.text,
-            answer_start=0 if thoughts is None else thoughts.answer_start,
+            answer_start=-self.params.continues if thoughts is None else thoughts.answer_start,
         )
 
     def end_early(self, ending: Ending) -> None:

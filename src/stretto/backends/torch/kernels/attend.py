@@ -198,7 +198,6 @@ def attend(
     WHOLE: an item is all that its rows attend to (prompt). Otherwise it gives partial results of one span,
     and with JOIN (single) the last item of a row joins them all.
     """
-    await_inputs(PDL)
     STORED: tl.constexpr = keys.dtype.element_ty
     PAIRED: tl.constexpr = STORED.primitive_bitwidth == 8
     TYPE: tl.constexpr = tl.float16 if PAIRED else STORED
@@ -231,6 +230,17 @@ def attend(
         if ALIBI:
             positions = tl.load(row_positions + row, mask=valid, other=0)
             slopes = tl.load(alibi + of, mask=valid, other=0.0) * -LOG2E
+        slot = of
+        one, expected, count, base = index, index, index, of
+        if not WHOLE:
+            slot = (tl.load(slot0 + row) + span) * H + of
+        if JOIN:
+            one = tl.load(item + ITEM)
+            expected = tl.load(wait + one)
+            count = tl.load(spans + one)
+            base = (tl.load(slot0 + one) + tl.load(row_firsts + one) // SPAN) * H + of
+        # So far everything was made at the beginning of the pass, several kernels ago.
+        await_inputs(PDL)
         q_at = q + row.to(tl.int64) * QN + of * QH
         STEP: tl.constexpr = 2 if PAIRED else 1
         q1 = query(q_at, valid, 0, D1, STEP, D, TYPE)
@@ -265,20 +275,16 @@ def attend(
             )
             finish(where, sinks, of, top, total, mix1, mix2, valid, DV, E1, E2, PAIRED, SINKS)
         else:
-            slot = (tl.load(slot0 + row) + span) * H + of
             put(mixes + slot.to(tl.int64) * DV, mix1, mix2, valid, DV, E1, E2, PAIRED)
             tl.store(sums + slot * 2, top, mask=valid)
             tl.store(sums + slot * 2 + 1, total, mask=valid)
             if JOIN:
-                one = tl.load(item + ITEM)
                 counter = counters + (one * HK + h) * TILES + unit % TILES
                 tl.debug_barrier()
                 done = tl.atomic_add(counter, 1, sem="acq_rel")
-                if done == tl.load(wait + one) - 1:
+                if done == expected - 1:
                     tl.store(counter, 0)
                     top, total, mix1, mix2 = nothing(MT, E1, E2)
-                    base = (tl.load(slot0 + one) + tl.load(row_firsts + one) // SPAN) * H + of
-                    count = tl.load(spans + one)
                     for s in range(0, count, 4):  # four at a time, so that their loads overlap
                         at = base + s * H
                         m0, l0, a0, b0 = fetch(sums, mixes, at, valid, DV, E1, E2, PAIRED)
@@ -296,3 +302,5 @@ def attend(
                         top, total, mix1, mix2 = join(top, total, mix1, mix2, m2, l2, a2, b2)
                         top, total, mix1, mix2 = join(top, total, mix1, mix2, m3, l3, a3, b3)
                     finish(where, sinks, of, top, total, mix1, mix2, valid, DV, E1, E2, PAIRED, SINKS)
+    # The next kernel waits for this one alone: without items it has to last as long as the one before it.
+    await_inputs(PDL)

@@ -17,7 +17,6 @@ from stretto.backends.torch.plan import HEAD, PROMPT_ROWS, SHARED_ROWS, SPAN, It
 from stretto.backends.torch.planes import Q8, Plane
 from stretto.backends.torch.scoring import Scoring
 
-TIED_BYTES = 256  # of heads in 8 bits whose values are read as part of their keys, at least
 FEW_ROWS = 16  # of a pass, whose items are too few for all multiprocessors
 LEAST = 16  # rows and columns of a product
 COUNTERS = 1 << 20  # by row, K/V head and tile of heads
@@ -48,11 +47,11 @@ def pieces(size: int, least: int = LEAST) -> tuple[int, int]:
     return (half, rest) if least <= half < size and rest < half else (whole, 0)
 
 
-def tile_of(rows: int, group: int, width: int, stored: int, n: int = 1) -> Tile:
+def tile_of(rows: int, group: int, width: int, stored: int, n: int = 1, deep: bool = True) -> Tile:
     """The tile for items of `rows` rows: `group` heads a K/V head, heads padded to `width` numbers.
 
     K and V have `stored` bytes a number. Few rows `n` of a pass leave multiprocessors idle: their items have
-    more warps. Warps and stages were measured on an H200.
+    more warps, and load further ahead if `deep`. Warps and stages were measured on an H200.
     """
     if stored == 4:
         most, block = LEAST, 32 if width <= 128 else 16
@@ -70,7 +69,7 @@ def tile_of(rows: int, group: int, width: int, stored: int, n: int = 1) -> Tile:
     if rows == 1 and width > 256:
         warps, stages = 8, 3
     elif rows == 1 and stored == 2:
-        warps, stages = (2, 3) if width <= 128 and n > FEW_ROWS else (4, 2)
+        warps, stages = (2, 3) if width <= 128 and n > FEW_ROWS else (4, 5 if deep and width <= 128 else 3)
     elif width <= 256:
         stages = 5 if stored == 2 and wide and width <= 128 else 3
     return Tile(block, heads, warps, stages)
@@ -94,9 +93,11 @@ def _counters(device: Any) -> Tensor:
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
-def launch_attend(q: Tensor, keys: Plane, values: Plane, work: Work, scoring: Scoring, out: Tensor) -> None:
+def launch_attend(
+    q: Tensor, keys: Plane, values: Plane, work: Work, scoring: Scoring, out: Tensor, deep: bool = True
+) -> None:
     """Attention into `out`: shared items, then single ones, which join them; prompt items."""
-    call = Call(q, keys, values, work, scoring, out)
+    call = Call(q, keys, values, work, scoring, out, deep)
     for items in (work.shared, work.single, work.prompt):
         if items is not None and items.most and items.count != 0:
             call.launch(items)
@@ -106,9 +107,10 @@ class Call:
     """A call of the kernel: the arguments that all kinds of items have in common."""
 
     def __init__(
-        self, q: Tensor, keys: Plane, values: Plane, work: Work, scoring: Scoring, out: Tensor
+        self, q: Tensor, keys: Plane, values: Plane, work: Work, scoring: Scoring, out: Tensor, deep: bool
     ) -> None:
         self.n, heads, size = q.shape
+        self.deep = deep
         self.device, self.n_kv, value_size = q.device, keys.shape[1], values.shape[2]
         self.group = heads // self.n_kv
         is_q8 = isinstance(keys, Q8)
@@ -123,8 +125,8 @@ class Call:
             (d1, d2), (e1, e2) = pieces(size), pieces(value_size)
             self.width = d1 + d2
         tied = k.data_ptr() == v.data_ptr() and d1 == e1 and value_size == e1 * (2 if self.stored == 1 else 1)
-        if self.stored == 1 and value_size < TIED_BYTES:  # small heads came out wrong in prompts
-            tied = False
+        # Four warps gave wrong sums of 16 pairs of values (Triton 3.6).
+        self.narrow = self.stored == 1 and e1 == LEAST
         slots = max(1, work.n_slots) * heads
         mixes, sums = (q.new_empty(slots * each, dtype=torch.float32) for each in (value_size, 2))
         counters = (
@@ -152,7 +154,9 @@ class Call:
         self, items: Items, tile: Tile | None = None, pdl: bool | None = None, programs: int = 0
     ) -> None:
         """Compute items of one kind."""
-        tile = tile or tile_of(items.block, self.group, self.width, self.stored, self.n)
+        tile = tile or tile_of(items.block, self.group, self.width, self.stored, self.n, self.deep)
+        if self.narrow and items.block == PROMPT_ROWS:
+            tile = replace(tile, warps=8)
         kind = items.block, self.width, self.stored, self.device, tile
         tile = _FITTING.get(kind, tile)
         while True:

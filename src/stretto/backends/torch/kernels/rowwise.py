@@ -38,10 +38,10 @@ def add_norm(
 
     Row i's gain is that of group i mod `groups`.
     """
-    await_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, BLOCK)
     ok = e < WIDTH
+    await_inputs(EARLY)
     v = tl.load(x + row * WIDTH + e, mask=ok, other=0.0).to(tl.float32)
     if ADD:
         w = tl.load(y + row * stride_y + e, mask=ok, other=0.0).to(tl.float32)
@@ -58,16 +58,8 @@ def add_norm(
 
 
 @triton.jit
-def turned(
-    source, ok, head, d, gain, cos, sin, positions, axes, row, eps, stride,
-    D: tl.constexpr, H: tl.constexpr, PAIRS: tl.constexpr, ADJACENT: tl.constexpr, AXES: tl.constexpr,
-    NORM: tl.constexpr, LAYER: tl.constexpr, GAIN: tl.constexpr, AFTER: tl.constexpr,
-):  # fmt: skip
-    """The heads of a row [HP, DP], normalised and rotated.
-
-    NORM 0: no norm; 1: each head; 2: the whole row. GAIN 0: none; 1: one for all heads; 2: each head its own.
-    AFTER: the rotation comes first. Each number is computed from itself and the other of its pair.
-    """
+def partner(d, PAIRS: tl.constexpr, ADJACENT: tl.constexpr):
+    """For each number of a head: its pair, the other one of the pair, and whether it is the second."""
     rotated = d < 2 * PAIRS
     if ADJACENT:
         pair, other = d // 2, d ^ 1
@@ -76,8 +68,38 @@ def turned(
         pair = tl.where(d < PAIRS, d, d - PAIRS)
         other = tl.where(d < PAIRS, d + PAIRS, d - PAIRS)
         second = d >= PAIRS
-    other = tl.where(rotated, other, d)
-    pair = tl.where(rotated, pair, 0)
+    return tl.where(rotated, pair, 0), tl.where(rotated, other, d), second
+
+
+@triton.jit
+def angles(
+    cos, sin, positions, axes, row, d, PAIRS: tl.constexpr, ADJACENT: tl.constexpr, AXES: tl.constexpr
+):
+    """Cosines and signed sines [DP] of a row's rotation."""
+    pair, _, second = partner(d, PAIRS, ADJACENT)
+    if AXES:
+        position = tl.load(positions + row * 3 + tl.load(axes + pair))
+    else:
+        position = tl.load(positions + row) + pair * 0
+    at = position.to(tl.int64) * PAIRS + pair
+    rotated = d < 2 * PAIRS
+    c = tl.where(rotated, tl.load(cos + at), 1.0)
+    s = tl.where(rotated, tl.load(sin + at), 0.0)
+    return c, tl.where(second, s, -s)
+
+
+@triton.jit
+def turned(
+    source, ok, head, d, gain, c, s, eps, stride,
+    D: tl.constexpr, H: tl.constexpr, PAIRS: tl.constexpr, ADJACENT: tl.constexpr,
+    NORM: tl.constexpr, LAYER: tl.constexpr, GAIN: tl.constexpr, AFTER: tl.constexpr,
+):  # fmt: skip
+    """Heads of a row [heads, DP], normalised and rotated by `angles`.
+
+    NORM 0: no norm; 1: each head; 2: the whole row. GAIN 0: none; 1: one for all heads; 2: each head its own.
+    AFTER: the rotation comes first. Each number is computed from itself and the other of its pair.
+    """
+    _, other, _ = partner(d, PAIRS, ADJACENT)
     a = tl.load(source + head[:, None] * stride + d[None, :], mask=ok, other=0.0).to(tl.float32)
     b = a
     if PAIRS > 0:
@@ -97,14 +119,6 @@ def turned(
             a = a * tl.load(gain + at + d[None, :], mask=ok, other=0.0)
             b = b * tl.load(gain + at + other[None, :], mask=ok, other=0.0)
     if PAIRS > 0:
-        if AXES:
-            position = tl.load(positions + row * 3 + tl.load(axes + pair))
-        else:
-            position = tl.load(positions + row) + pair * 0
-        at = position.to(tl.int64) * PAIRS + pair
-        c = tl.where(rotated, tl.load(cos + at), 1.0)
-        s = tl.where(rotated, tl.load(sin + at), 0.0)
-        s = tl.where(second, s, -s)
         a = tl.fma(a, c[None, :], b * s[None, :])  # one way to fuse, in every kernel
     if NORM > 0 and AFTER:
         squares = tl.sum(tl.where(ok, a * a, 0.0), 1)
@@ -120,6 +134,21 @@ def turned(
 
 
 @triton.jit
+def move_heads(
+    source, target, first, d, gain, c, s, eps, factor, stride,
+    D: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, PAIRS: tl.constexpr, ADJACENT: tl.constexpr,
+    NORM: tl.constexpr, LAYER: tl.constexpr, GAIN: tl.constexpr, AFTER: tl.constexpr, TIMES: tl.constexpr,
+):  # fmt: skip
+    """HP heads of a row from `first` on, turned, and multiplied with `factor` if TIMES, to `target`."""
+    head = first + tl.arange(0, HP)
+    ok = (head < H)[:, None] & (d < D)[None, :]
+    a = turned(source, ok, head, d, gain, c, s, eps, stride, D, H, PAIRS, ADJACENT, NORM, LAYER, GAIN, AFTER)
+    if TIMES:
+        a = a * factor
+    tl.store(target + head[:, None] * D + d[None, :], a.to(target.dtype.element_ty), mask=ok)
+
+
+@triton.jit
 def queries_and_keys(
     qkv, q, k, v, q_gain, k_gain, v_gain, cos, sin, rotated, axes, positions, cells,
     q_eps, k_eps, v_eps, slope, length, offset, stride_row, at_k, at_v,
@@ -128,40 +157,43 @@ def queries_and_keys(
     Q_NORM: tl.constexpr, Q_LAYER: tl.constexpr, Q_GAIN: tl.constexpr,
     K_NORM: tl.constexpr, K_LAYER: tl.constexpr, K_GAIN: tl.constexpr,
     V_NORM: tl.constexpr, V_GAIN: tl.constexpr,
-    AFTER: tl.constexpr, WARM: tl.constexpr, KEYS: tl.constexpr, PLACED: tl.constexpr, EARLY: tl.constexpr,
+    AFTER: tl.constexpr, WARM: tl.constexpr, PLACED: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A row's queries go to `q`, rotated; its K and V to its cell (PLACED), or to its row of `k` and `v`."""
-    await_inputs(EARLY)
+    """A row's queries go to `q`, rotated; its K and V to its cell (PLACED), or to its row of `k` and `v`.
+
+    The first PARTS programs of a row have HP of its heads each; the next one has K, and the last one V.
+    """
     row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
     source = qkv + row * stride_row
     d = tl.arange(0, DP)
-    head = tl.arange(0, HP)
-    ok = (head < H)[:, None] & (d < D)[None, :]
-    a = turned(
-        source, ok, head, d, q_gain, cos, sin, rotated, axes, row, q_eps, QSTRIDE,
-        D, H, PAIRS, ADJACENT, AXES, Q_NORM, Q_LAYER, Q_GAIN, AFTER,
-    )  # fmt: skip
-    if WARM:
-        steps = tl.floor((tl.load(positions + row).to(tl.float32) + offset) / length)
-        a = a * (1.0 + slope * tl.log(1.0 + steps))
-    tl.store(q + row * (H * D) + head[:, None] * D + d[None, :], a.to(q.dtype.element_ty), mask=ok)
-    if KEYS:
-        to = row
-        if PLACED:
-            to = tl.load(cells + row).to(tl.int64)
-        head = tl.arange(0, KP)
-        ok = (head < HK)[:, None] & (d < D)[None, :]
-        a = turned(
-            source + at_k, ok, head, d, k_gain, cos, sin, rotated, axes, row, k_eps, D,
-            D, HK, PAIRS, ADJACENT, AXES, K_NORM, K_LAYER, K_GAIN, AFTER,
+    c, s = d * 1.0, d * 1.0
+    # Made at the beginning of a pass, several kernels ago: there is no need to wait for the last one.
+    if PAIRS > 0:
+        c, s = angles(cos, sin, rotated, axes, row, d, PAIRS, ADJACENT, AXES)
+    to = row
+    if PLACED:
+        to = tl.load(cells + row).to(tl.int64)
+    await_inputs(EARLY)
+    if part < PARTS:
+        factor = 1.0
+        if WARM:
+            steps = tl.floor((tl.load(positions + row).to(tl.float32) + offset) / length)
+            factor = 1.0 + slope * tl.log(1.0 + steps)
+        move_heads(
+            source, q + row * (H * D), part * HP, d, q_gain, c, s, q_eps, factor, QSTRIDE,
+            D, H, HP, PAIRS, ADJACENT, Q_NORM, Q_LAYER, Q_GAIN, AFTER, WARM,
         )  # fmt: skip
-        at = to * (HK * D) + head[:, None] * D + d[None, :]
-        tl.store(k + at, a.to(k.dtype.element_ty), mask=ok)
-        a = turned(
-            source + at_v, ok, head, d, v_gain, cos, sin, rotated, axes, row, v_eps, D,
-            D, HK, 0, False, False, V_NORM, False, V_GAIN, False,
+    elif part == PARTS:
+        move_heads(
+            source + at_k, k + to * (HK * D), 0, d, k_gain, c, s, k_eps, 1.0, D,
+            D, HK, KP, PAIRS, ADJACENT, K_NORM, K_LAYER, K_GAIN, AFTER, False,
         )  # fmt: skip
-        tl.store(v + at, a.to(v.dtype.element_ty), mask=ok)
+    else:
+        move_heads(
+            source + at_v, v + to * (HK * D), 0, d, v_gain, c, s, v_eps, 1.0, D,
+            D, HK, KP, 0, False, V_NORM, False, V_GAIN, False, False,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -1,0 +1,175 @@
+"""What a server tells of its models: those it serves, one in detail, and those that can be fetched."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from stretto import router
+from stretto.errors import InvalidRequest, StrettoError
+from stretto.llm import LLM
+from stretto.models import read_spec
+from stretto.models.summary import in_words
+from stretto.server.registry import Registry
+from stretto.server.settings import Settings
+from stretto.server.slots import TASK_FACTOR, WORKING_BYTES, Slot
+from stretto.text.reasoning import find_format
+from stretto.weights import hub
+from stretto.weights.folder import open_weights
+from stretto.weights.gguf import GGUF
+from stretto.weights.hub.bundles import Bundle
+from stretto.weights.hub.catalog import Entry
+from stretto.weights.hub.store import Model
+
+MAX_VALUE_CHARS = 200  # of a value in the metadata that is shown
+MAX_KEYS = 200
+MAX_TEMPLATE_CHARS = 100_000
+
+# Parts of a model by their tensors' names, the first that fits; the rest is "other".
+PARTS = (
+    ("experts", ("_exps",)),
+    ("attention", ("attn", "ssm", "shortconv")),
+    ("feed-forward", ("ffn",)),
+    ("embeddings", ("token_embd", "per_layer", "position_embd", "token_types")),
+    ("output", ("output",)),
+)
+
+
+def facts_of(slot: Slot, settings: Settings, with_source: bool) -> dict[str, Any]:
+    """A model of the list; where it comes from is for administrators."""
+    facts, llm = slot.facts, slot.llm
+    route = getattr(llm, "route", None)
+    backend = getattr(getattr(llm, "backend", None), "name", None)
+    return {
+        "name": slot.name,
+        "source": slot.entry.source if with_source else None,
+        "added": slot.added,
+        "loaded": llm is not None,
+        "loading": slot.loading is not None,
+        "need": slot.need,
+        "users": slot.users,
+        "verbs": list(facts["verbs"] if llm is None else llm.verbs),
+        "takes": getattr(llm, "takes", None),  # "image", "text", "bytes" or "audio" of a loaded task model
+        "architecture": facts["architecture"],
+        "parameters": facts["parameters"],
+        "formats": facts["formats"],
+        "context_length": getattr(llm, "context_length", facts["context_length"]),
+        "vision": llm.vision is not None if isinstance(llm, LLM) else facts["vision"],
+        "template": llm.has_template if isinstance(llm, LLM) else bool(facts["template"]),
+        "thinking": find_format(facts["template"]) is not None,
+        "license": facts["license"],
+        "file_bytes": facts["file_bytes"],
+        "backend": backend or slot.entry.backend or settings.backend,
+        "device": settings.device if route is None else route.device,
+    }
+
+
+def inspect(slot: Slot) -> dict[str, Any]:
+    """A model in detail: memory by part, formats, template, metadata, and the backends that can run it."""
+    made: dict[str, Any] = {
+        "model": slot.name,
+        "source": slot.entry.source,
+        "file": slot.path.name,
+        "need": slot.need,
+        "memory": slot.facts["memory"],
+        "formats": slot.facts["formats"],
+        "license": slot.facts["license"],
+        "template": slot.facts["template"][:MAX_TEMPLATE_CHARS],
+        "words": "",
+        "parts": {},
+        "metadata": {},
+        "backends": [],
+    }
+    if slot.is_task:
+        return made
+    with open_weights(slot.path) as file:
+        made["words"] = in_words(read_spec(file))
+        made["parts"] = _parts(file)
+        made["metadata"] = _metadata(file)
+    made["backends"] = _backends(slot)
+    return made
+
+
+def require_backend(slot: Slot, backend: str) -> None:
+    """Raise unless a backend can run a model."""
+    states = {} if slot.is_task else {one.backend: one for one in router.usable(slot.path)}
+    if (option := states.get(backend)) is None or option.state == "refused":
+        reason = f": {option.reason}" if option else f"; there are {', '.join(states) or 'none to choose'}"
+        raise InvalidRequest(f"{slot.name} cannot run on {backend}{reason}", param="backend", value=backend)
+
+
+def catalogue(registry: Registry) -> list[dict[str, Any]]:
+    """The models that can be fetched, and those in the store; whether each fits into the models' memory."""
+    stored = {model.name: model for model in hub.models()}
+    served = {slot.entry.source: slot.name for slot in registry.slots.values()}
+    known: dict[str, Entry | Bundle | Model] = {**stored, **hub.known()}
+    return [
+        {
+            "source": name,
+            "summary": entry.path.name if isinstance(entry, Model) else entry.summary,
+            "verbs": [] if isinstance(entry, Model) else list(entry.verbs),
+            "bytes": entry.nbytes,
+            "license": entry.license,
+            "license_url": entry.license_url,
+            "here": name in stored,
+            "served": served.get(name),
+            "fits": _need(entry) <= registry.limit,
+        }
+        for name, entry in known.items()
+    ]
+
+
+def disk_free() -> int | None:
+    """Bytes that are free where models are kept; None if that cannot be told."""
+    place: Path = hub.Store.default().home
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        return shutil.disk_usage(place).free
+    except OSError:
+        return None
+
+
+def _need(entry: Entry | Bundle | Model) -> int:
+    """The least bytes that a model takes when it is loaded, by its files' size; a cache comes on top."""
+    factor = TASK_FACTOR if isinstance(entry, Bundle) and not entry.is_folder else 1
+    return factor * entry.nbytes + WORKING_BYTES
+
+
+def _parts(file: GGUF) -> dict[str, int]:
+    """The weights' bytes by part, the largest first."""
+    sizes: Counter[str] = Counter()
+    for name, tensor in file.tensors.items():
+        part = next((part for part, signs in PARTS if any(sign in name for sign in signs)), "other")
+        sizes[part] += tensor.nbytes
+    return dict(sizes.most_common())
+
+
+def _metadata(file: GGUF) -> dict[str, Any]:
+    """The keys with short values; of long texts the beginning, of arrays the length."""
+    made: dict[str, Any] = {}
+    for key, value in list(file.metadata.items())[:MAX_KEYS]:
+        if key.startswith("tokenizer.chat_template"):
+            continue
+        if isinstance(value, str):
+            made[key[:MAX_VALUE_CHARS]] = value[:MAX_VALUE_CHARS]
+        elif isinstance(value, (bool, int)):
+            made[key[:MAX_VALUE_CHARS]] = value
+        elif isinstance(value, float):
+            made[key[:MAX_VALUE_CHARS]] = f"{value:g}"  # may be no number of JSON's
+        else:
+            made[key[:MAX_VALUE_CHARS]] = f"{len(value):,} values"
+    return made
+
+
+def _backends(slot: Slot) -> list[dict[str, Any]]:
+    """What runs the model, or could; speeds where the router has measured them."""
+    route = getattr(slot.llm, "route", None)
+    if route is not None:
+        return list(route.as_data())
+    try:
+        return [dict(vars(option)) for option in router.usable(slot.path)]
+    except StrettoError:
+        return []

@@ -1,0 +1,69 @@
+// One live connection for the whole page. It is closed while the tab is hidden, and reopened after a loss.
+import {events, key} from './api.js';
+
+const FIRST_WAIT_MS = 1000, LONGEST_WAIT_MS = 15000, LOG_LINES = 200;
+const watchers = new Set(), cellWatchers = new Set();
+let wanted = {cells: false, model: null}, abort = null, timer = null, wait = FIRST_WAIT_MS, refused = false;
+
+export const live = {
+  state: {connected: false, hello: null, stats: null, history: null, requests: [], logs: [], model: null},
+  // fn(state, event) is called with every event, and without one when the connection comes or goes.
+  subscribe(fn) { watchers.add(fn); return () => watchers.delete(fn); },
+  onCells(fn) { cellWatchers.add(fn); return () => cellWatchers.delete(fn); },
+  want(change) {
+    const next = {...wanted, ...change};
+    if (next.cells === wanted.cells && next.model === wanted.model) return;
+    wanted = next;
+    live.state.model = wanted.model;
+    reopen();
+  },
+  retry() { refused = false; reopen(); },
+};
+
+function tell(event) { for (const fn of [...watchers]) fn(live.state, event); }
+
+function take(event) {
+  const {state} = live;
+  if (event.hello) { state.hello = event.hello; wait = FIRST_WAIT_MS; }
+  if (event.history) state.history = event.history;
+  if (event.stats) state.stats = event.stats;
+  if (event.requests) state.requests = event.requests;
+  if (event.logs) state.logs = [...state.logs, ...event.logs].slice(-LOG_LINES);
+  if (event.cells) for (const fn of [...cellWatchers]) fn(event.cells);
+  if (!state.connected) { state.connected = true; tell(); }
+  if (!event.cells) tell(event);
+}
+
+function close() {
+  clearTimeout(timer);
+  abort?.abort();
+  abort = null;
+  if (live.state.connected) { live.state.connected = false; tell(); }
+}
+
+function reopen() {
+  close();
+  if (document.hidden || refused) return;
+  timer = setTimeout(follow, 0); // several changes of one moment become one connection
+}
+
+async function follow() {
+  const mine = abort = new AbortController();
+  const query = new URLSearchParams({...(wanted.model && {model: wanted.model}), ...(wanted.cells && {cells: '1'})});
+  try {
+    for await (const event of events(`/stretto/live?${query}`, {signal: mine.signal})) if (mine === abort) take(event);
+  } catch (error) {
+    if (error.status === 401) refused = true;
+    if (error.status === 404 && wanted.model) wanted = {...wanted, model: null}; // a model that is gone
+  }
+  if (mine !== abort) return; // closed on purpose
+  close();
+  if (refused && key.declined) return;
+  timer = setTimeout(follow, wait);
+  wait = Math.min(2 * wait, LONGEST_WAIT_MS);
+}
+
+document.addEventListener('visibilitychange', () => { wait = FIRST_WAIT_MS; reopen(); });
+addEventListener('online', reopen);
+addEventListener('pageshow', event => { if (event.persisted) reopen(); });
+reopen();
