@@ -1,7 +1,7 @@
 // Writers of formats with code books: IQ1, IQ2 and IQ3. Each entry is tried for every four or eight numbers that stand together.
 //
-// With a scale s the error of an entry g is Σ w x² − 2 s Σ w x g + s² Σ w g². The two sums do not depend on the scale, so they are
-// computed once for every entry, and scales are then compared cheaply.
+// With a scale s the error of an entry g is Σ w x² − 2 s Σ w x g + s² Σ w g². The two sums do not depend on the scale, so they
+// are computed once for every entry, and scales are then compared cheaply.
 
 #include <vector>
 
@@ -130,8 +130,8 @@ void choose_entries(const Book& book, const Sums& sums, size_t vectors, float sc
     }
 }
 
-// Candidates take the largest number to 0.65 … 1.25 times the largest of the book, or with three levels to 0.8 … 2 times; the last
-// one refines the best.
+// Candidates take the largest number to 0.65 … 1.25 times the largest of the book, or with three levels to 0.8 … 2 times;
+// the last one refines the best.
 Chosen fit_group(const Book& book, const Sums& sums, size_t vectors, float most) {
     const float first = book.most < 10.0f ? 0.8f : 0.65f, step = book.most < 10.0f ? 0.15f : 0.075f;
     Chosen best, now;
