@@ -19,7 +19,7 @@ from stretto.weights.gguf import GGUF
 
 TIER_WORDS = {
     BREADTH: "for models that the others cannot run",
-    ORACLE: "the oracle of tests, never chosen while another can",
+    ORACLE: "slow, for comparisons; chosen only if nothing else can run the model",
 }
 
 
