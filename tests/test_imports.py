@@ -74,6 +74,7 @@ ALLOWED = {
         "text",
         "weights",
     },
+    "evaluation": {"backends.base", "llm", "text"},
     "server": {
         "Grammar",
         "Image",
@@ -99,6 +100,7 @@ ALLOWED = {
     "cli": {
         "bench",
         "door",
+        "evaluation",
         "export",
         "hardware",
         "llm",

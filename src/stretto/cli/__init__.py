@@ -23,12 +23,14 @@ from stretto.cli.convert import convert
 from stretto.cli.detect import detect
 from stretto.cli.devices import devices
 from stretto.cli.embed import embed
+from stretto.cli.eval import eval_
 from stretto.cli.export import export
 from stretto.cli.imatrix import imatrix
 from stretto.cli.inspect import inspect
 from stretto.cli.models import models
 from stretto.cli.output import clean
 from stretto.cli.parallel import parallel
+from stretto.cli.perplexity import perplexity
 from stretto.cli.pull import pull
 from stretto.cli.quantize import quantize
 from stretto.cli.read import read
@@ -59,6 +61,8 @@ for task in (embed, rerank, classify, detect, segment, read, transcribe):
     app.command(rich_help_panel="Other kinds of models")(task)
 for making in (quantize, convert, imatrix):
     app.command(rich_help_panel="Files in other formats")(making)
+app.command("perplexity", rich_help_panel="Quality")(perplexity)
+app.command("eval", rich_help_panel="Quality")(eval_)
 app.add_typer(bench, name="bench")
 app.add_typer(export, name="export")
 
