@@ -86,6 +86,7 @@ ALLOWED = {
         "engine.history",
         "engine.metrics",
         "engine.progress",
+        "engine.types",
         "hardware",
         "llm",
         "load",
