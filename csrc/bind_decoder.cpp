@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "bind_adapter.h"
 #include "bind_config.h"
 #include "bind_sampler.h"
 #include "decoder.h"
@@ -82,7 +83,9 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
                       const std::vector<Input1<int32_t>>& views, Input1<int32_t> view_of, Input1<int32_t> lengths,
                       Input1<int32_t> table, Input1<int32_t> wanted, const nb::dict& vectors, bool hidden,
                       Input1<int32_t> probes, Input1<int32_t> watched, const nb::object& rotated,
-                      const Maybe<int32_t>& slots, const Maybe<int32_t>& causal, const Maybe<int32_t>& types) {
+                      const Maybe<int32_t>& slots, const Maybe<int32_t>& causal, const Maybe<int32_t>& types,
+                      const AdapterScales& adapters, const std::vector<size_t>& kept,
+                      const Maybe<float>& states) {
     const Config& config = decoder.config();
     check_complete(decoder);
     Input input;
@@ -137,6 +140,15 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
     input.probes.assign(probes.data(), probes.data() + probes.shape(0));
     check_range(watched.data(), watched.shape(0), input.n, "watched rows");
     input.watched.assign(watched.data(), watched.data() + watched.shape(0));
+    set_adapters(decoder, adapters, input);
+    for (const size_t layer : kept) {
+        if (layer >= config.layers.size()) fail("there is no such layer");
+    }
+    if (!kept.empty()) {
+        if (!states || states->shape(0) != kept.size() * input.n * config.n_embd) fail("states have another size");
+        input.kept = kept;
+        input.states = const_cast<float*>(states->data());
+    }
     input.tokens = tokens.data();
     input.positions = positions.data();
     input.cells = cells.data();
@@ -164,7 +176,8 @@ Array2<float> forward(Decoder& decoder, Input1<int32_t> tokens, Input1<int32_t> 
 // get logits. Views may be longer than what they hold.
 Array2<float> decode(Decoder& decoder, const std::vector<int32_t>& tokens, const std::vector<int32_t>& positions,
                      const std::vector<int32_t>& cells, const std::vector<Input1<int32_t>>& views,
-                     const std::vector<int32_t>& lengths, Input1<int32_t> table, const std::vector<int32_t>& slots) {
+                     const std::vector<int32_t>& lengths, Input1<int32_t> table, const std::vector<int32_t>& slots,
+                     const AdapterScales& adapters) {
     check_complete(decoder);
     check_causal(decoder);
     Input input;
@@ -191,6 +204,7 @@ Array2<float> decode(Decoder& decoder, const std::vector<int32_t>& tokens, const
     input.lengths = lengths.data();
     input.table = table.data();
     input.slots = slots_of(decoder, slots.data(), slots.size(), input.n);
+    set_adapters(decoder, adapters, input);
     return run(decoder, input, false);
 }
 
@@ -239,7 +253,8 @@ nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, in
                size_t n_prompt, const Maybe<int32_t>& biased, const Maybe<float>& bias, uint64_t seed, uint64_t index,
                uint64_t draws, std::vector<int32_t> ends,
                const std::vector<std::pair<uintptr_t, uintptr_t>>& hooks, const Maybe<uint32_t>& mask,
-               const nb::object& guide, const Maybe<uint8_t>& interrupt, int32_t slot) {
+               const nb::object& guide, const Maybe<uint8_t>& interrupt, int32_t slot,
+               const std::vector<std::pair<int, float>>& adapters) {
     check_complete(decoder);
     check_causal(decoder);
     const size_t n_vocab = decoder.config().n_vocab;
@@ -251,6 +266,7 @@ nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, in
     }
     check_range(cells.data(), loop.most, decoder.n_cells(), "cells");
     check_range(view.data(), n_view, decoder.n_cells(), "the view");
+    for (const auto& [number, scale] : adapters) loop.adapters.emplace_back(adapter_of(decoder, number), scale);
     loop.slot = slots_of(decoder, &slot, 1, 1) ? slot : -1;
     loop.logits = logits.data();
     loop.cells = cells.data();
@@ -430,10 +446,13 @@ void bind_decoder(nb::module_& m) {
              nb::arg("lengths").noconvert(), nb::arg("table").noconvert(), nb::arg("wanted").noconvert(),
              nb::arg("vectors"), nb::arg("hidden"), nb::arg("probes").noconvert(), nb::arg("watched").noconvert(),
              nb::arg("rotated").none() = nb::none(), nb::arg("slots").noconvert() = nb::none(),
-             nb::arg("causal").noconvert() = nb::none(), nb::arg("types").noconvert() = nb::none())
+             nb::arg("causal").noconvert() = nb::none(), nb::arg("types").noconvert() = nb::none(),
+             nb::arg("adapters") = AdapterScales(), nb::arg("kept") = std::vector<size_t>(),
+             nb::arg("states").noconvert() = nb::none())
         .def("project", &project, nb::arg("name"), nb::arg("rows").noconvert())
         .def("decode", &decode, nb::arg("tokens"), nb::arg("positions"), nb::arg("cells"), nb::arg("views"),
-             nb::arg("lengths"), nb::arg("table").noconvert(), nb::arg("slots") = std::vector<int32_t>())
+             nb::arg("lengths"), nb::arg("table").noconvert(), nb::arg("slots") = std::vector<int32_t>(),
+             nb::arg("adapters") = AdapterScales())
         .def("received", [](const Decoder& decoder) { return copy_of(decoder.received()); })
         .def("watched", [](const Decoder& decoder) { return copy_of(decoder.watched()); })
         .def("collect", &Decoder::collect, nb::arg("wanted"))
@@ -443,7 +462,12 @@ void bind_decoder(nb::module_& m) {
              nb::arg("tokens").noconvert(), nb::arg("n_prompt"), nb::arg("biased").noconvert(),
              nb::arg("bias").noconvert(), nb::arg("seed"), nb::arg("index"), nb::arg("draws"), nb::arg("ends"),
              nb::arg("hooks"), nb::arg("mask").noconvert(), nb::arg("guide").none(),
-             nb::arg("interrupt").noconvert() = nb::none(), nb::arg("slot") = -1)
+             nb::arg("interrupt").noconvert() = nb::none(), nb::arg("slot") = -1,
+             nb::arg("adapters") = std::vector<std::pair<int, float>>())
+        .def("add_change", &add_change, nb::arg("adapter"), nb::arg("name"), nb::arg("rank"), nb::arg("scale"),
+             nb::arg("a_code"), nb::arg("a").noconvert(), nb::arg("b_code"), nb::arg("b").noconvert())
+        .def("add_vector", &add_vector, nb::arg("adapter"), nb::arg("layer"), nb::arg("vector").noconvert())
+        .def("remove_adapter", &Decoder::remove_adapter, nb::arg("adapter"))
         .def("copy_cells", &copy_cells, nb::arg("source").noconvert(), nb::arg("target").noconvert())
         .def("rotate_cells", &rotate_cells, nb::arg("cells").noconvert(), nb::arg("delta"))
         .def("read_cells", &read_cells, nb::arg("cells").noconvert())

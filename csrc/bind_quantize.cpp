@@ -45,7 +45,8 @@ public:
         size_t wrong;
         {
             nb::gil_scoped_release release;
-            wrong = convert_rows({from, to, rows, columns, data.data(), importance ? importance->data() : nullptr}, out.get(), &pool_);
+            const float* weights = importance ? importance->data() : nullptr;
+            wrong = convert_rows({from, to, rows, columns, data.data(), weights}, out.get(), &pool_);
         }
         if (wrong < rows) fail("row " + std::to_string(wrong) + " holds NaN or infinity");
         uint8_t* raw = out.release();

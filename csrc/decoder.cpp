@@ -133,6 +133,13 @@ void Decoder::set_vector(const std::string& name, const float* data, size_t n) {
     }
 }
 
+void Decoder::add_change(int adapter, const std::string& name, size_t rank, float scale, int a_format, const uint8_t* a,
+                         int b_format, const uint8_t* b) {
+    const Tensors::Entry* entry = tensors_.find(name);
+    if (!entry || !entry->matrix) throw std::invalid_argument("no matrix to change: " + name);
+    adapters_[adapter].add(entry->matrix, entry->rows, entry->columns, rank, scale, a_format, a, b_format, b);
+}
+
 // `first` is where its weights begin, for norms with weights for each head.
 void Decoder::normalize(const Norm& norm, const float* x, size_t n, float* out, size_t first) const {
     if (!norm.config.centred) return kernels_->rms_norm(x, norm.weight.data() + first, n, norm.config.eps, out);

@@ -3,10 +3,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "adapter.h"
 #include "collector.h"
 #include "config.h"
 #include "half.h"
@@ -33,9 +35,12 @@ struct Input {
     const int32_t* types = nullptr;       // the token type of each row; null: all are 0
     const int32_t* slots = nullptr;       // with recurrent layers: the slot whose state each row advances
     std::vector<const float*> vectors;    // empty, or for each row a vector or null
+    std::vector<std::pair<const Adapter*, const float*>> adapters;  // with a scale for each row, 0: not for it
     std::vector<size_t> wanted;           // rows
     std::vector<int32_t> probes;          // cells whose share of attention is asked for
     std::vector<size_t> watched;          // rows whose whole attention is asked for
+    std::vector<size_t> kept;             // layers after which the rows are asked for:
+    float* states = nullptr;              // [kept][n][n_embd]
 };
 
 class Decoder {
@@ -72,6 +77,19 @@ public:
             reads_integers_ = tensors_.any_quantized();
         }
         return complete_;
+    }
+
+    // Adds the change of a matrix to an adapter, which begins with its first.
+    void add_change(int adapter, const std::string& name, size_t rank, float scale, int a_format, const uint8_t* a,
+                    int b_format, const uint8_t* b);
+    void add_vector(int adapter, size_t layer, const float* vector) {
+        adapters_[adapter].add_vector(layer, vector, config_.n_embd);
+    }
+    void remove_adapter(int adapter) { adapters_.erase(adapter); }
+    // An adapter by its number, or null.
+    const Adapter* adapter(int number) const {
+        const auto at = adapters_.find(number);
+        return at == adapters_.end() ? nullptr : &at->second;
     }
 
     // Runs a batch: logits [n_wanted][n_vocab], or with `hidden` the final states [n_wanted][n_embd]. `peaks` gets the
@@ -129,6 +147,7 @@ private:
     void group_slots(Plan& plan) const;
     void find_windows(Plan& plan) const;
     void find_probes(Plan& plan);
+    void find_adapted(Plan& plan) const;
     void carve(Plan& plan);
     void finish_logits(const Plan& plan, size_t first, size_t last, size_t from, size_t to) const;
     // Notes that a head's K or V is not finite.
@@ -143,6 +162,7 @@ private:
     const Kernels* kernels_;
     Pool pool_;
     std::vector<Layer> layers_;
+    std::map<int, Adapter> adapters_;
     Matrix embedding_, output_;
     Norm output_norm_;
     ModelWeights model_;

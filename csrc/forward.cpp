@@ -25,6 +25,7 @@ void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks)
             for (size_t i = layer; i < next; ++i) {
                 walk.layer(i);
                 if (i < config_.deepstack) walk.add_features(i);
+                if (!plan.adapted.empty() || !input.kept.empty()) walk.steer(i);
             }
             if (next == n_layers) walk.logits();
         };
@@ -194,22 +195,26 @@ void Decoder::Walk::add_rows(float* rows, const std::vector<float>& bias, const 
 }
 
 void Decoder::Walk::product(const Matrix& w, const float* floats, size_t columns, float* out, const Quantized& in) {
+    prepare_changes({&w}, floats, in, columns, plan_.adapted);
     each_piece(w.panels(), columns, w.data, [&](const Pieces::Piece& piece) {
-        d_.multiply(w, {in, floats, piece.first, piece.last}, piece.begin, piece.end, out, mine_.product);
+        multiply(w, {in, floats, piece.first, piece.last}, piece.begin, piece.end, out);
     });
 }
 
 void Decoder::Walk::products(std::initializer_list<Target> targets, const float* floats) {
     size_t panels = 0;
+    const Matrix* matrices[kMostTargets] = {};
     for (const Target& target : targets) panels += target.matrix->panels();
+    std::transform(targets.begin(), targets.end(), matrices, [](const Target& target) { return target.matrix; });
+    prepare_changes({matrices[0], matrices[1], matrices[2], matrices[3]}, floats, quantized_, n_, plan_.adapted);
     each_piece(panels, n_, targets.begin()->matrix->data, [&](const Pieces::Piece& piece) {
         size_t before = 0;
         for (const Target& target : targets) {
             const size_t count = target.matrix->panels();
             const size_t from = std::max(piece.begin, before), to = std::min(piece.end, before + count);
             if (from < to) {
-                d_.multiply(*target.matrix, {quantized_, floats, piece.first, piece.last}, from - before, to - before,
-                            target.out, mine_.product);
+                multiply(*target.matrix, {quantized_, floats, piece.first, piece.last}, from - before, to - before,
+                         target.out);
             }
             before += count;
         }
@@ -220,10 +225,11 @@ void Decoder::Walk::products(std::initializer_list<Target> targets, const float*
 void Decoder::Walk::dense(const DenseConfig& config, const DenseWeights& w, const float* in) {
     const Matrix& first = config.gated ? w.gate.matrix : w.up.matrix;
     float* up_out = config.gated ? plan_.up : plan_.gate;
+    prepare_changes({&w.gate.matrix, &w.up.matrix}, in, quantized_, n_, plan_.adapted);
     each_piece(first.panels(), n_, first.data, [&](const Pieces::Piece& piece) {
         const Rows rows{quantized_, in, piece.first, piece.last};
-        if (config.gated) d_.multiply(w.gate.matrix, rows, piece.begin, piece.end, plan_.gate, mine_.product);
-        d_.multiply(w.up.matrix, rows, piece.begin, piece.end, up_out, mine_.product);
+        if (config.gated) multiply(w.gate.matrix, rows, piece.begin, piece.end, plan_.gate);
+        multiply(w.up.matrix, rows, piece.begin, piece.end, up_out);
         const size_t from = piece.begin * kPanelRows, to = std::min(piece.end * kPanelRows, config.n_ff);
         const float* gate_bias = config.bias && config.gated ? w.gate.bias.data() + from : nullptr;
         const float* up_bias = config.bias ? w.up.bias.data() + from : nullptr;
@@ -312,10 +318,11 @@ void Decoder::Walk::logits() {
     if (plan_.hidden || !n_wanted) return;
     meet_if_shared();
     const Matrix& w = c_.tied ? d_.embedding_ : d_.output_;
+    prepare_changes({&w}, own, quantized, n_wanted, plan_.adapted_wanted);
     each_piece(
         w.panels(), n_wanted, w.data,
         [&](const Pieces::Piece& piece) {
-            d_.multiply(w, {quantized, own, piece.first, piece.last}, piece.begin, piece.end, plan_.out, mine_.product);
+            multiply(w, {quantized, own, piece.first, piece.last}, piece.begin, piece.end, plan_.out);
             d_.finish_logits(plan_, piece.first, piece.last, piece.begin * kPanelRows,
                              std::min(piece.end * kPanelRows, c_.n_vocab));
         },

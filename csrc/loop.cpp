@@ -51,6 +51,7 @@ void run_loop(Decoder& decoder, Loop& loop, float* out) {
     }
     std::vector<float> peaks(stretches(n_vocab));  // of the last pass's logits, unless hooks change them
     bool known = false;
+    std::vector<std::vector<float>> scales(loop.adapters.size());  // of each adapter, for each row
     std::vector<int32_t> more, positions, lengths, view_of, slots;  // of the tokens of one pass
     loop.tokens.reserve(loop.most);
     while (loop.tokens.size() < loop.most) {
@@ -93,6 +94,11 @@ void run_loop(Decoder& decoder, Loop& loop, float* out) {
         input.positions = positions.data();
         input.cells = loop.cells + first;
         input.lengths = lengths.data();
+        input.adapters.clear();
+        for (size_t i = 0; i < scales.size(); ++i) {
+            scales[i].assign(n, loop.adapters[i].second);
+            input.adapters.emplace_back(loop.adapters[i].first, scales[i].data());
+        }
         input.slots = loop.slot < 0 ? nullptr : slots.data();
         known = loop.hooks.empty();
         decoder.forward(input, out, false, known ? peaks.data() : nullptr);

@@ -34,6 +34,7 @@ struct Loop {
     const uint8_t* interrupt = nullptr; // not 0: a request waits, and the loop ends after the current token
     Guide guide;                    // called after each token, if there is one; may change history.mask
 
+    std::vector<std::pair<const Adapter*, float>> adapters;  // of all its tokens, with a scale for each
     int32_t slot = -1;              // with recurrent layers: whose state the tokens advance
     std::vector<int32_t> tokens;    // sampled and forced tokens, an end token included
     size_t n_run = 0;               // how many of them have been run

@@ -167,6 +167,16 @@ void Decoder::find_probes(Plan& plan) {
     plan.watched = watched_.data();
 }
 
+void Decoder::find_adapted(Plan& plan) const {
+    const Input& input = *plan.input;
+    for (const auto& [adapter, scales] : input.adapters) {
+        std::vector<float> wanted;
+        for (const size_t row : input.wanted) wanted.push_back(scales[row]);
+        plan.adapted.emplace_back(adapter, std::vector<float>(scales, scales + input.n), *kernels_);
+        plan.adapted_wanted.emplace_back(adapter, std::move(wanted), *kernels_);
+    }
+}
+
 void Decoder::carve(Plan& plan) {
     const Config& c = config_;
     const Input& input = *plan.input;
@@ -183,6 +193,13 @@ void Decoder::carve(Plan& plan) {
         const AttentionConfig& a = c.layers[i].attention;
         if (plan.split[i]) widen(n_partials, plan.blocks.size() * a.n_kv_head * plan.spans * kRowsAtOnce * a.group());
     }
+    size_t ranks = 0, rank_blocks = 0;  // of all adapters
+    for (const std::vector<AdaptedRows>* several : {&plan.adapted, &plan.adapted_wanted}) {
+        size_t blocks = 0;
+        for (const AdaptedRows& rows : *several) blocks += rows.padded * rows.adapter->rank() / kBlock;
+        widen(rank_blocks, blocks);
+    }
+    for (const AdaptedRows& rows : plan.adapted) ranks += rows.adapter->rank();
     auto take_all = [&](uint8_t* base) {
         Carver carver(base);
         auto floats = [&](size_t count) { return carver.take<float>(count); };
@@ -221,6 +238,8 @@ void Decoder::carve(Plan& plan) {
         plan.inputs = floats(n * c.inputs());
         plan.streams = floats(n * n_streams);
         plan.states = floats(input.wanted.size() * c.n_embd);
+        for (float*& buffer : plan.low_rank) buffer = floats(kMostTargets * n * ranks);
+        for (Quantized& rows : plan.low_rank_bytes) rows = carver.quantized(kMostTargets * rank_blocks, kBlock, 1);
         plan.cos.clear();
         plan.sin.clear();
         for (const Rope& rope : c.ropes) {
@@ -246,6 +265,7 @@ void Decoder::carve(Plan& plan) {
             thread.partial = partial(kRowsAtOnce * most.group);
             thread.total = partial(kRowsAtOnce * most.group);
             thread.product.pairs = floats(precision_ == Precision::kHigh ? kPairFloats : 0);
+            thread.adapted = carver.quantized(ranks && n > 1 ? kAdaptedRows : 0, most.input, kMostLanes);
             plan.threads.push_back(thread);
         }
         return carver.used();
@@ -265,6 +285,7 @@ void Decoder::make_plan(Plan& plan, const Input& input, float* out, bool hidden,
     group_slots(plan);
     find_windows(plan);
     find_probes(plan);
+    find_adapted(plan);
     carve(plan);
     for (size_t r = 0; r < c.ropes.size(); ++r) {
         const Rope& rope = c.ropes[r];

@@ -15,6 +15,7 @@ constexpr size_t kLayerTasks = 16;  // of a layer that threads share out, at mos
 constexpr size_t kOtherTasks = 3 * kLayerTasks;  // logits, what is beside the embeddings, merging streams
 constexpr size_t kRowsAtOnce = 16;  // rows of one view that attention takes together
 constexpr size_t kMostLanes = 16;   // of quantised rows, in any kernel set
+constexpr size_t kMostTargets = 4;  // matrices that read the same rows as one range of work
 
 // Rows that follow each other and have the same view.
 struct RowBlock {
@@ -41,6 +42,7 @@ struct Decoder::Thread {
     float* recurrent;  // room for recurrent mixers
     Partial partial, total;
     ProductScratch product;
+    Quantized adapted;  // rows that adapters change, as integers
 };
 
 struct Decoder::Plan {
@@ -79,6 +81,9 @@ struct Decoder::Plan {
     float* inputs;            // [n][layers × size], of all layers
     float* streams;           // [streams][n][n_embd]
     float* states;            // [n_wanted][n_embd]
+    std::vector<AdaptedRows> adapted, adapted_wanted;  // rows, and wanted rows, that adapters change
+    float* low_rank[2];       // [matrices of a product × adapters][n][rank]
+    Quantized low_rank_bytes[2];  // the same as integers, [rows made up to whole lanes][rank in whole blocks]
     std::vector<float*> cos, sin;             // by rope: [n][pairs]
     std::vector<std::vector<int32_t>> begins, ends; // by layer's window: [n]; ends where a window has two sides
     std::vector<size_t> window_of;            // layer → entry of begins and ends

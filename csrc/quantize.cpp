@@ -20,6 +20,8 @@ const Entry kWriters[] = {
     {0, write_f32},     {1, write_f16},    {2, write_q4_0},     {3, write_q4_1},  {6, write_q5_0},  {7, write_q5_1},
     {8, write_q8_0},    {10, write_q2_k},  {11, write_q3_k},    {12, write_q4_k}, {13, write_q5_k}, {14, write_q6_k},
     {20, write_iq4_nl}, {23, write_iq4_xs}, {30, write_bf16},   {39, write_mxfp4}, {40, write_nvfp4},
+    {16, write_iq2_xxs}, {17, write_iq2_xs}, {18, write_iq3_xxs}, {21, write_iq3_s}, {22, write_iq2_s},
+    {19, write_iq1_s},  {29, write_iq1_m}, {34, write_tq1_0},  {35, write_tq2_0}, {41, write_q1_0},
 };
 
 constexpr size_t kPieceNumbers = 1 << 16;  // that a thread takes at a time, at least a row

@@ -55,4 +55,18 @@ void write_iq4_xs(const float* x, const float* importance, size_t blocks, uint8_
 void write_mxfp4(const float* x, const float* importance, size_t blocks, uint8_t* out);
 void write_nvfp4(const float* x, const float* importance, size_t blocks, uint8_t* out);
 
+// quantize_grid.cpp
+void write_iq1_s(const float* x, const float* importance, size_t blocks, uint8_t* out);
+void write_iq1_m(const float* x, const float* importance, size_t blocks, uint8_t* out);
+void write_iq2_xxs(const float* x, const float* importance, size_t blocks, uint8_t* out);
+void write_iq2_xs(const float* x, const float* importance, size_t blocks, uint8_t* out);
+void write_iq2_s(const float* x, const float* importance, size_t blocks, uint8_t* out);
+void write_iq3_xxs(const float* x, const float* importance, size_t blocks, uint8_t* out);
+void write_iq3_s(const float* x, const float* importance, size_t blocks, uint8_t* out);
+
+// quantize_few.cpp
+void write_q1_0(const float* x, const float* importance, size_t blocks, uint8_t* out);
+void write_tq1_0(const float* x, const float* importance, size_t blocks, uint8_t* out);
+void write_tq2_0(const float* x, const float* importance, size_t blocks, uint8_t* out);
+
 }  // namespace stretto

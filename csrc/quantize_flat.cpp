@@ -47,7 +47,7 @@ void write_signed(const float* x, const float* importance, size_t blocks, uint8_
     by_eight(blocks, [&](size_t at, size_t count) {
         Groups<kBlock> groups;
         load_groups(x + at * kBlock, importance ? importance + at * kBlock : nullptr, count, emphasis, &groups);
-        const Search search{offset - 0.4f, 0.8f, 2};
+        const Search search{offset - 0.6f, 0.4f, 4};
         const Steps steps{-offset, offset - 1};
         uint16_t halves[kLanes];
         const Lanes by = inverse(half_scales(fit_signed(groups, steps, search, 1), halves));
@@ -104,10 +104,18 @@ void write_bf16(const float* x, const float*, size_t blocks, uint8_t* out) {
     }
 }
 
-void write_q4_0(const float* x, const float* importance, size_t blocks, uint8_t* out) { write_signed<4>(x, importance, blocks, out); }
-void write_q5_0(const float* x, const float* importance, size_t blocks, uint8_t* out) { write_signed<5>(x, importance, blocks, out); }
-void write_q4_1(const float* x, const float* importance, size_t blocks, uint8_t* out) { write_affine<4>(x, importance, blocks, out); }
-void write_q5_1(const float* x, const float* importance, size_t blocks, uint8_t* out) { write_affine<5>(x, importance, blocks, out); }
+void write_q4_0(const float* x, const float* importance, size_t blocks, uint8_t* out) {
+    write_signed<4>(x, importance, blocks, out);
+}
+void write_q5_0(const float* x, const float* importance, size_t blocks, uint8_t* out) {
+    write_signed<5>(x, importance, blocks, out);
+}
+void write_q4_1(const float* x, const float* importance, size_t blocks, uint8_t* out) {
+    write_affine<4>(x, importance, blocks, out);
+}
+void write_q5_1(const float* x, const float* importance, size_t blocks, uint8_t* out) {
+    write_affine<5>(x, importance, blocks, out);
+}
 
 // With 255 levels a search gains nothing: the largest magnitude becomes ±127, and quants are those of the rounded scale.
 void write_q8_0(const float* x, const float* importance, size_t blocks, uint8_t* out) {

@@ -15,6 +15,7 @@ public:
     void embed();
     void layer(size_t index);
     void add_features(size_t index);
+    void steer(size_t index);  // adds adapters' vectors, and keeps rows that are asked for
     // How much of its view each row sees in a layer.
     const int32_t* ends_of(size_t layer) const;
     void logits();  // and what is before them: the last norm
@@ -26,6 +27,23 @@ private:
         size_t first, count;   // rows, in what the groups give
         Quantized in;
         const float* floats;   // the same rows, for float layouts
+    };
+
+    // What one adapter adds to one product.
+    struct Change {
+        const Matrix* matrix;
+        const LowRank* pair;
+        const AdaptedRows* rows;
+        float* narrow;         // [n][rank], A x times the scale
+        Quantized bytes;       // the same as integers, chunk after chunk
+
+        // A x of a chunk from a row on, as integers.
+        Quantized bytes_of(const AdaptedChunk& chunk, size_t row) const {
+            if (!pair->of_bytes()) return bytes;
+            Quantized found = bytes.from(chunk.at + row, pair->b.columns);
+            found.lanes = chunk.lanes;
+            return found;
+        }
     };
 
     void meet() { d_.pool_.barrier(thread_); }
@@ -43,6 +61,16 @@ private:
     void each_piece(size_t panels, size_t columns, bool packed, F f, size_t grain = 1) {
         Pieces pieces(plan_.cursors, next_task(), panels, columns, !packed, grain, thread_, n_threads_);
         for (Pieces::Piece piece; pieces.next(&piece);) f(piece);
+    }
+    // What adapters add to the next product, before it begins: A x of all that change one of these matrices.
+    void prepare_changes(std::initializer_list<const Matrix*> matrices, const float* floats, const Quantized& in, size_t n,
+                         const std::vector<AdaptedRows>& adapted);
+    void narrow_rows(const Change& change, const AdaptedChunk& chunk, const float* floats, const Quantized& in);
+    void add_changes(const Matrix& w, const Rows& rows, size_t begin, size_t end, float* out) const;
+    // Panels [begin, end) of w × some rows, with what adapters add.
+    void multiply(const Matrix& w, const Rows& rows, size_t begin, size_t end, float* out) const {
+        d_.multiply(w, rows, begin, end, out, mine_.product);
+        if (!changes_.empty()) add_changes(w, rows, begin, end, out);
     }
     void product(const Matrix& w, const float* floats, size_t columns, float* out, const Quantized& in);
     // Several products of the same rows, as one range of work: the panels of one after the other.
@@ -116,6 +144,9 @@ private:
     float *x_, *normed_, *sum_, *renormed_, *narrow_, *inputs_, *streams_;
     Quantized quantized_;
     size_t task_ = 0;       // the next of Plan::cursors
+    std::vector<Change> changes_;  // of the current product
+    size_t changes_turn_ = 0;      // which of Plan::low_rank is next
+    std::vector<float> whole_blocks_;  // a row of A x
     std::vector<Group> groups_;
     std::vector<size_t> pair_rows_, pair_of_;  // of each gathered row: which it is; of each row and choice: where it went
 };

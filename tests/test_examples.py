@@ -51,6 +51,12 @@ def test_streaming(output_of):
     assert end == "16 tokens, ended by 'cancelled'"
 
 
+def test_steering(output_of):
+    *_, beyond = output_of("steering.py").splitlines()
+    low = re.search(r"interval ([+-][\d.]+) to", beyond)
+    assert float(low[1]) > 0.5
+
+
 def test_sampling(output_of):
     lines = output_of("sampling.py").splitlines()
     assert [line.split(":")[0].strip() for line in lines] == ["greedy", "careful", "default", "wild"]

@@ -132,6 +132,9 @@ class Decoder:
         slots: NDArray[np.int32] | None = None,
         causal: NDArray[np.int32] | None = None,
         types: NDArray[np.int32] | None = None,
+        adapters: list[tuple[int, NDArray[np.float32]]] = ...,
+        kept: list[int] = ...,
+        states: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]: ...
     def project(self, name: str, rows: NDArray[np.float32]) -> NDArray[np.float32]: ...
     def decode(
@@ -143,7 +146,21 @@ class Decoder:
         lengths: list[int],
         table: NDArray[np.int32],
         slots: list[int] = ...,
+        adapters: list[tuple[int, NDArray[np.float32]]] = ...,
     ) -> NDArray[np.float32]: ...
+    def add_change(
+        self,
+        adapter: int,
+        name: str,
+        rank: int,
+        scale: float,
+        a_code: int,
+        a: NDArray[np.uint8],
+        b_code: int,
+        b: NDArray[np.uint8],
+    ) -> None: ...
+    def add_vector(self, adapter: int, layer: int, vector: NDArray[np.float32]) -> None: ...
+    def remove_adapter(self, adapter: int) -> None: ...
     def copy_slots(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None: ...
     def clear_slots(self, slots: NDArray[np.int32]) -> None: ...
     def read_slots(self, slots: NDArray[np.int32]) -> NDArray[np.uint8]: ...
@@ -174,6 +191,7 @@ class Decoder:
         guide: Callable[[int, int], tuple[list[int], bool]] | None,
         interrupt: NDArray[np.uint8] | None = None,
         slot: int = -1,
+        adapters: list[tuple[int, float]] = ...,
     ) -> tuple[list[int], NDArray[np.float32], int, int, int, float]: ...
     def copy_cells(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None: ...
     def rotate_cells(self, cells: NDArray[np.int32], delta: int) -> None: ...

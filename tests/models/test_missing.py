@@ -27,7 +27,7 @@ def refusal(path, metadata, tensors=WEIGHTS):
     ("metadata", "field", "words"),
     [
         ({**LLAMA, "general.type": "adapter", "adapter.type": "lora"}, "general.type", "a LoRA adapter"),
-        ({**LLAMA, "adapter.type": "lora"}, "adapter.type", "merge it into its base model"),
+        ({**LLAMA, "adapter.type": "lora"}, "adapter.type", "stretto merge"),
         ({"general.architecture": "clip"}, "general.architecture", "pass it as vision="),
         (
             {"general.type": "mmproj", "general.architecture": "clip"},

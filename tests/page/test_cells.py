@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from page.frames import SOURCE, frame, push, sequence
+from page_frames import SOURCE, frame, push, sequence
 from serving import serving
 
 FREE, RUNNING, PARKED = "free", "running", "parked"

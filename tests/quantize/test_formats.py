@@ -7,11 +7,10 @@ from gguf.quants import dequantize as gguf_dequantize
 from gguf.quants import quantize as gguf_quantize
 
 from stretto import _native
-from stretto.weights.formats import WRITABLE, Format, dequantize, quantize
+from stretto.weights.formats import READABLE, WRITABLE, Format, dequantize, quantize
 
 QUANTISED = sorted(fmt for fmt in WRITABLE if fmt.block > 1)
 NAMES = [fmt.name for fmt in QUANTISED]
-PROMISED = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4"
 # The root of the mean squared error, relative to Gaussian numbers.
 LIMITS = {
     "Q4_0": 0.09,
@@ -27,6 +26,17 @@ LIMITS = {
     "IQ4_NL": 0.08,
     "IQ4_XS": 0.082,
     "MXFP4": 0.12,
+    "NVFP4": 0.12,
+    "IQ3_S": 0.14,
+    "IQ3_XXS": 0.19,
+    "IQ2_S": 0.26,
+    "IQ2_XS": 0.31,
+    "IQ2_XXS": 0.36,
+    "IQ1_S": 0.48,
+    "IQ1_M": 0.45,
+    "TQ1_0": 0.46,
+    "TQ2_0": 0.46,
+    "Q1_0": 0.62,
 }
 
 
@@ -39,18 +49,18 @@ def relative_error(values, data, fmt):
     return np.sqrt((off**2).sum() / (values.astype(np.float64) ** 2).sum())
 
 
-def test_promised_formats_can_be_written():
-    assert set(PROMISED.split()) <= {fmt.name for fmt in WRITABLE}
+def test_every_format_that_is_read_can_be_written():
+    assert WRITABLE == READABLE
 
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_the_error_of_gaussian_numbers_is_small(name):
-    values = normal(16, 1024)
+    values = normal(16, 1024, scale=0.5 if name == "NVFP4" else 0.02)  # which has no scale for tiny ones
     assert relative_error(values, quantize(values, Format[name]), Format[name]) < LIMITS[name]
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("name", [name for name in LIMITS if name != "MXFP4"])
+@pytest.mark.parametrize("name", [name for name in LIMITS if name != "Q1_0"])
 def test_other_readers_read_the_same_numbers(name):
     data = quantize(normal(4, 512), Format[name])
     theirs = gguf_dequantize(data, gguf.GGMLQuantizationType[name])
@@ -119,8 +129,8 @@ def test_any_magnitude_gives_finite_numbers(name, scale):
 def test_constant_and_one_sided_rows_are_expressed(name):
     fmt = Format[name]
     rows = np.stack([np.full(256, 0.5), np.full(256, -0.5), np.linspace(0.1, 1, 256)]).astype(np.float32)
-    found = dequantize(quantize(rows, fmt), fmt)
-    assert np.abs(found - rows).max() < (0.35 if fmt.size * 8 / fmt.block < 3 else 0.17)
+    for row in rows:
+        assert relative_error(row, quantize(row, fmt), fmt) < max(0.12, 1.2 * LIMITS[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -156,7 +166,7 @@ def test_native_code_checks_its_arguments():
     with pytest.raises(ValueError, match="not whole rows"):
         quantizer.convert(0, data[:64], Format.Q4_0.value, 32)
     with pytest.raises(ValueError, match="only be read"):
-        quantizer.convert(0, data, Format.IQ1_S.value, 32)
+        quantizer.convert(0, data, Format.Q8_K.value, 32)
     with pytest.raises(ValueError, match="format 99 is not known"):
         quantizer.convert(99, data, 2, 32)
     with pytest.raises(ValueError, match="one number for each column"):

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.backends.adapters import Adapts, LoRA, Mix
 from stretto.backends.batch import Batch, Decoding
 from stretto.errors import Unsupported
 from stretto.models.heads import POOLINGS, Head, Pooling
@@ -19,6 +20,8 @@ from stretto.sampling.rng import RandomStream
 
 __all__ = [
     "POOLINGS",
+    "Activates",
+    "Adapts",
     "Backend",
     "Batch",
     "Capabilities",
@@ -28,7 +31,9 @@ __all__ = [
     "Follow",
     "FusedRun",
     "Head",
+    "LoRA",
     "Mask",
+    "Mix",
     "NoSlots",
     "Pooling",
     "Prepares",
@@ -147,6 +152,7 @@ class FusedRun:
     slot: int = -1  # with recurrent layers: the slot whose state its tokens advance, in place
     sequence: int = -1  # whose view it is, for backends that keep views
     edits: int = 0  # the number of the view's last edit (cache/views.py); 0: not known
+    mix: Mix | None = None  # the adapters that its tokens are computed with
     n_run: int = 0  # output: how many of its tokens have K and V in their cells, and are in the state
     sampling: float = 0.0  # output: seconds of sampling
 
@@ -235,6 +241,15 @@ class Projects(Protocol):
 
         Each row's result has the same bits whatever the others are.
         """
+        ...
+
+
+@runtime_checkable
+class Activates(Protocol):
+    """The part of a backend that shows the residual stream between layers."""
+
+    def activations(self, batch: Batch, layers: list[int]) -> Floats:
+        """float32[layers, n, n_embd]: of all rows of a placed batch, at the end of layers."""
         ...
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from stretto.backends.adapters import Mix
+from stretto.backends.placement import Placement
 from stretto.backends.states import StateRows, state_rows
 from stretto.cache.cells import Cells
 from stretto.cache.checks import MAX_POSITION
@@ -15,32 +16,14 @@ from stretto.cache.lags import GridPlace, rotated_positions, set_lags
 from stretto.cache.slots import Moves
 from stretto.errors import InvalidRequest
 
+__all__ = ["Batch", "Decoding", "Placement"]
+
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+Mixes = list[Mix | None] | None  # of each row; None: no row has any
 
 NO_PROBES = np.empty(0, np.int32)
 NO_MOVES = Moves()
-
-
-@dataclass(frozen=True)
-class Placement:
-    """The cells of a batch's tokens, and the cells that each token attends to.
-
-    Row i writes cell `cells[i]` and attends to the first `lengths[i]` entries of `views[view_of[i]]`
-    (in layers with a window: to those of them whose positions are near enough). In recurrent layers it
-    advances the state in slot `slots[i]`, in place; rows of one slot stand in order of position.
-    """
-
-    cells: Ints  # int32[n]
-    views: list[Ints]
-    view_of: Ints  # int32[n]
-    lengths: Ints  # int32[n]
-    table: Ints  # int32[n_cells], the position of every cell
-    rotated: Ints | None = None  # int32[n, 3] where they are not the positions (cache/lags.py)
-    slots: Ints | None = None  # int32[n]; None: the model has no recurrent layers
-    causal: Ints | None = None  # int32[n], the lengths if no row attended beyond its own position
-    sequences: list[int] | None = None  # whose views these are, for backends that keep views
-    edits: list[int] | None = None  # the number of each view's last edit (cache/views.py)
 
 
 class Batch:
@@ -63,6 +46,7 @@ class Batch:
         self._ahead: dict[int, int] = {}  # rows that attend beyond their own position, and how far
         self._places: dict[int, GridPlace] = {}  # rows whose positions are rows and columns of an image
         self._types: dict[int, int] = {}  # rows whose token type is not 0
+        self._mixes: dict[int, Mix] = {}  # rows that are computed with adapters
         self._placement: Placement | None = None
         self.moves = NO_MOVES  # of slots, that must be done before the pass
         self.probes = NO_PROBES  # cells whose share of attention is asked for
@@ -165,6 +149,11 @@ class Batch:
         self.watched.append(int(row))
         return len(self.watched) - 1
 
+    def adapt(self, first: int, mix: Mix | None) -> None:
+        """Have the rows from `first` on computed with adapters."""
+        if mix is not None:
+            self._mixes |= dict.fromkeys(range(first, len(self._tokens)), mix)
+
     def placed(self, placement: Placement) -> None:
         """Take cells that somebody else has found for its tokens."""
         self._placement = placement
@@ -215,6 +204,11 @@ class Batch:
     def has_types(self) -> bool:
         """Whether a row has another token type than 0."""
         return bool(self._types)
+
+    @property
+    def mixes(self) -> Mixes:
+        """The adapters of each row; None if no row has any."""
+        return [self._mixes.get(row) for row in range(len(self))] if self._mixes else None
 
     # -- placing --
 
@@ -314,8 +308,9 @@ class Decoding(Batch):
 
     probes, received, watched, attention = NO_PROBES, None, [], []  # not in a decode step
 
-    def __init__(self, cells: Cells, tokens: list[int], sequences: list[int]) -> None:
+    def __init__(self, cells: Cells, tokens: list[int], sequences: list[int], mixes: Mixes = None) -> None:
         self.ids = tokens  # the lists of `Batch` are not needed here
+        self._each_mix = mixes if mixes is not None and any(mixes) else None
         self.sequences = sequences
         slots = cells.slots
         if slots is not None and slots.n_free < len(sequences):
@@ -360,6 +355,11 @@ class Decoding(Batch):
     def vectors(self) -> dict[int, Floats]:
         """None."""
         return {}
+
+    @property
+    def mixes(self) -> Mixes:
+        """The adapters of each row; None if no row has any."""
+        return self._each_mix
 
     @property
     def placement(self) -> Placement | None:

@@ -9,6 +9,7 @@ bits whatever else is in the batch, in however many chunks and with however many
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -16,13 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto import _native, kernels
-from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun
+from stretto.backends.adapters import changes_of, scales_of
+from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun, LoRA
 from stretto.backends.matrices import Matrices, Rows
 from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.models.parts import Rope
 from stretto.models.spec import ModelSpec
 from stretto.sampling.sampler import WRONG, bias_arrays, history
-from stretto.weights.formats import Format
+from stretto.weights.adapters import Pair
+from stretto.weights.formats import Format, quantize
 from stretto.weights.gguf import GGUF
 from stretto.weights.placement import Placement
 
@@ -72,6 +75,8 @@ class NativeBackend:
         )
         self.n_slots, self.slot_bytes = self._decoder.n_slots, self._decoder.slot_bytes
         self.slot_layout = f"native f32, {spec.state_layout}"
+        self._adapters: dict[str, int] = {}  # their numbers in the decoder
+        self._quantized: set[str] = set()  # matrices that are multiplied with activations of 8 bits
         self.cell_bytes = self._decoder.cell_bytes
         kind = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
         self.cell_layout = f"{kind}, {spec.kv_layout}"
@@ -101,6 +106,8 @@ class NativeBackend:
                 path=file.path,
                 field=f"tensor {rows.tensor.name!r}",
             )
+        if rows.format not in FLOATS and self.precision == "standard":
+            self._quantized.add(name)
         n, nbytes = rows.data.shape
         code = rows.format.value
         if not repack:
@@ -132,13 +139,57 @@ class NativeBackend:
         """float32[n_wanted, n_vocab]."""
         if isinstance(batch, Decoding) and batch.rotated is None:
             return (self._decoder or self._open).decode(
-                batch.ids, batch.places, batch.taken, batch.stores, batch.counts, batch.table, batch.slots
+                batch.ids,
+                batch.places,
+                batch.taken,
+                batch.stores,
+                batch.counts,
+                batch.table,
+                batch.slots,
+                self._scales(batch),
             )
         return self._run(batch, hidden=False)
 
     def hidden(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_embd]."""
         return self._run(batch, hidden=True)
+
+    def load_adapter(self, name: str, lora: LoRA) -> None:
+        """Pack an adapter's matrices.
+
+        Where the matrix that they change is quantised they become bytes (Q8_0), unless precision is high:
+        far exacter than that matrix, and multiplied with the same activations. Elsewhere no bit is lost.
+        """
+        number = max(self._adapters.values(), default=-1) + 1
+        try:
+            for tensor, pair in changes_of(self.spec, lora.pairs).items():
+                matrix = tensor.removesuffix(".weight")
+                both = as_bytes(pair) if matrix in self._quantized else None
+                a, b = both or (narrowest(pair.a), narrowest(pair.b))
+                self._open.add_change(number, matrix, pair.rank, pair.scale, *a, *b)
+            for layer, vector in lora.vectors.items():
+                self._open.add_vector(number, layer, vector)
+        except BaseException:
+            self._open.remove_adapter(number)
+            raise
+        self._adapters[name] = number
+
+    def activations(self, batch: Batch, layers: list[int]) -> Floats:
+        """float32[layers, n, n_embd]: the residual stream of all rows at the end of layers."""
+        states = np.empty((len(layers), len(batch), self.spec.n_embd), np.float32)
+        self._run(batch, True, layers, states.reshape(-1))
+        return states
+
+    def unload_adapter(self, name: str) -> None:
+        """Free an adapter."""
+        self._open.remove_adapter(self._adapters.pop(name))
+
+    def _scales(self, batch: Batch) -> list[tuple[int, Floats]]:
+        """The adapters of a batch and their scale for each row."""
+        mixes = batch.mixes
+        if mixes is None:
+            return []
+        return [(self._adapters[name], scales) for name, scales in scales_of(mixes).items()]
 
     def project(self, name: str, rows: Floats) -> Floats:
         """float32[n, rows of the matrix]: what a projection makes of pooled hidden states."""
@@ -178,6 +229,7 @@ class NativeBackend:
             run.follow,
             run.interrupt,
             run.slot,
+            [] if run.mix is None else [(self._adapters[name], scale) for name, scale in run.mix.parts],
         )
         run.random.skip_to(draws)
         if error:
@@ -226,7 +278,9 @@ class NativeBackend:
             raise InvalidRequest("the model is closed; load it again")
         return self._decoder
 
-    def _run(self, batch: Batch, hidden: bool) -> Floats:
+    def _run(
+        self, batch: Batch, hidden: bool, layers: Sequence[int] = (), states: Floats | None = None
+    ) -> Floats:
         placement = batch.placement
         if placement is None:
             raise InvalidRequest("the batch has no cells yet; call batch.place(cells) first")
@@ -247,6 +301,9 @@ class NativeBackend:
             placement.slots,
             placement.causal,
             batch.types if batch.has_types else None,
+            self._scales(batch),
+            list(layers),
+            states,
         )
         if len(batch.probes):
             batch.received = self._open.received().reshape(len(batch), len(batch.probes))
@@ -263,7 +320,30 @@ class NativeBackend:
 
 # Tensors of which only rows are read, one for each token: they stay in the file.
 LOOKED_UP = frozenset({"per_layer_token_embd", "position_embd"})
+FLOATS = frozenset({Format.F32, Format.F16, Format.BF16})
 PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
+
+
+def as_bytes(pair: Pair) -> tuple[tuple[int, Bytes], tuple[int, Bytes]] | None:
+    """Both matrices of a change in Q8_0, the rank made up to whole blocks; None if columns are no blocks."""
+    block = Format.Q8_0.block
+    if pair.a.shape[1] % block:
+        return None
+    b = np.pad(pair.b, ((0, 0), (0, -pair.rank % block)))
+    a_bytes, b_bytes = (quantize(one, Format.Q8_0).reshape(-1) for one in (pair.a, b))
+    return (Format.Q8_0.value, a_bytes), (Format.Q8_0.value, b_bytes)
+
+
+def narrowest(numbers: Floats) -> tuple[int, Bytes]:
+    """Numbers in the smallest format that has all of them exactly: its code, and their bytes."""
+    with np.errstate(over="ignore"):
+        halves = numbers.astype(np.float16)
+    words = numbers.view(np.uint32)
+    if np.array_equal(halves.astype(np.float32), numbers):
+        return Format.F16.value, halves.reshape(-1).view(np.uint8)
+    if not (words & 0xFFFF).any():
+        return Format.BF16.value, (words >> 16).astype(np.uint16).reshape(-1).view(np.uint8)
+    return Format.F32.value, np.ascontiguousarray(numbers).reshape(-1).view(np.uint8)
 
 
 def _check(spec: ModelSpec) -> None:

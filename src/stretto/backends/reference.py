@@ -6,23 +6,25 @@ dense mask here, made from the views or given by hand. Each kind of mixer and fe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Batch, Capabilities, FusedRun
+from stretto.backends.adapters import changes_of, scales_of
+from stretto.backends.base import Batch, Capabilities, FusedRun, LoRA
 from stretto.backends.batch import Placement
 from stretto.backends.oracle import attention as attention_mixer
 from stretto.backends.oracle import latent, recurrent, streams
 from stretto.backends.oracle.attention import attend
 from stretto.backends.oracle.feed_forward import dense, experts
-from stretto.backends.oracle.layer import Floats, LayerWeights, Mask, Pass
+from stretto.backends.oracle.layer import Changes, Floats, LayerWeights, Mask, Pass, changed
 from stretto.backends.oracle.maths import ACTIVATIONS, cap, gelu, rms_norm, rotate, silu
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.models.feed_forward import Dense, Experts, FeedForward
 from stretto.models.mixers import Attention, Beside, Convolution, DeltaNet, Latent, Mamba2, Mixer
 from stretto.models.spec import Layer, ModelSpec
+from stretto.weights.adapters import Pair
 from stretto.weights.gguf import GGUF
 
 __all__ = ["ACTIVATIONS", "ReferenceBackend", "attend", "cap", "gelu", "rms_norm", "rotate", "silu"]
@@ -38,6 +40,7 @@ class Computed:
     hidden: Floats  # float32[n, n_embd], after the last norm
     # Of each layer that attends: float32[n_head, n, n_cells]; empty unless asked for.
     attention: list[Floats]
+    states: list[Floats] = field(default_factory=list)  # float32[n, n_embd] at the end of each layer
 
 
 class ReferenceBackend:
@@ -63,6 +66,8 @@ class ReferenceBackend:
         self.states: list[Floats] = [
             np.zeros((n_slots, layer.state_floats), np.float32) for layer in spec.layers
         ]
+        self._adapters: dict[str, dict[str, Pair]] = {}
+        self._vectors: dict[str, dict[int, Floats]] = {}
         self.cell_bytes = 4 * spec.kv_floats
         self.cell_layout = f"reference f32, {spec.kv_layout}"
         self.n_slots = n_slots if spec.recurrent else 0
@@ -71,7 +76,7 @@ class ReferenceBackend:
 
     def forward(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_vocab]."""
-        return self.logits(self.hidden(batch))
+        return self.logits(self.hidden(batch), self._changes(batch, batch.wanted))
 
     def hidden(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_embd]."""
@@ -82,11 +87,34 @@ class ReferenceBackend:
         batch.attention = [_row_of(computed.attention, batch, row) for row in batch.watched]
         return computed.hidden[batch.wanted]
 
-    def logits(self, hidden: Floats) -> Floats:
+    def logits(self, hidden: Floats, changes: Changes | None = None) -> Floats:
         """The output matrix applied to final hidden states."""
-        output = self.weights["token_embd.weight" if self.spec.tied else "output.weight"]
-        logits: Floats = hidden @ output.T * np.float32(self.spec.logit_scale)
+        name = "token_embd.weight" if self.spec.tied else "output.weight"
+        logits: Floats = hidden @ self.weights[name].T
+        logits = changed(logits, hidden, (changes or {}).get(name, [])) * np.float32(self.spec.logit_scale)
         return cap(logits, self.spec.logit_cap)
+
+    def load_adapter(self, name: str, lora: LoRA) -> None:
+        """Have an adapter ready."""
+        self._adapters[name] = changes_of(self.spec, lora.pairs)
+        self._vectors[name] = lora.vectors
+
+    def unload_adapter(self, name: str) -> None:
+        """Free an adapter."""
+        del self._adapters[name], self._vectors[name]
+
+    def activations(self, batch: Batch, layers: list[int]) -> Floats:
+        """float32[layers, n, n_embd]: the residual stream of all rows at the end of layers."""
+        states = self.compute(batch).states
+        return np.stack([states[layer] for layer in layers])
+
+    def _changes(self, batch: Batch, rows: Ints | slice = slice(None)) -> Changes:
+        """What the adapters of a batch add to products of some of its rows."""
+        found: dict[str, list[tuple[Floats, Pair]]] = {}
+        for name, scales in scales_of(batch.mixes or ()).items():
+            for matrix, pair in self._adapters[name].items():
+                found.setdefault(matrix, []).append((scales[rows], pair))
+        return found
 
     def project(self, name: str, rows: Floats) -> Floats:
         """float32[n, rows of the matrix]: what a projection makes of pooled hidden states."""
@@ -131,19 +159,25 @@ class ReferenceBackend:
             attention,
             causal=causal,
             given=given,
+            changes=self._changes(batch),
         )
         if spec.per_layer is not None:
             run.inputs = streams.inputs(spec.per_layer, whole, batch, x)
         if spec.streams is not None:
             x = streams.spread(whole, x)
+        states, scales = [], scales_of(batch.mixes or ())
         for i, layer in enumerate(spec.layers):
             x = (self._layer if layer.streams is None else self._streams_layer)(i, layer, x, run)
             if i < spec.deepstack:
                 for row, vector in batch.vectors.items():
                     x[row] += vector[(i + 1) * spec.n_embd : (i + 2) * spec.n_embd]
+            for name, each in scales.items():
+                if i in self._vectors[name]:
+                    x = x + each[:, None] * self._vectors[name][i]
+            states.append(x)
         if spec.streams is not None:
             x = streams.merge(whole, x)
-        return Computed(whole.norm(spec.output_norm, x), run.attention)
+        return Computed(whole.norm(spec.output_norm, x), run.attention, states)
 
     def _mask(self, placement: Placement, lengths: Ints) -> Mask:
         """bool[n, n_cells]: the first `lengths` cells of each row's view."""
@@ -158,7 +192,8 @@ class ReferenceBackend:
 
     def _layer(self, i: int, layer: Layer, x: Floats, run: Pass) -> Floats:
         """x with what the layer's mixer and feed-forward add to it, and its input."""
-        w, scale = LayerWeights(self.weights, i, layer.slices()), np.float32(layer.residual_scale)
+        w = LayerWeights(self.weights, i, layer.slices(), changes=run.changes)
+        scale = np.float32(layer.residual_scale)
         normed = before = w.norm(layer.norm, x)
         if layer.mixer is not None:
             x = x + scale * w.norm(layer.post_norm, mix(layer.mixer, w, i, normed, run))

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.cache.snapshot_adapters import KEY as ADAPTERS
+from stretto.cache.snapshot_adapters import SavedAdapter, adapters_from, adapters_text
 from stretto.cache.snapshot_images import SavedImages
 from stretto.cache.snapshot_states import STATE_KEYS, SavedStates
 from stretto.errors import InvalidRequest, SnapshotError
@@ -48,6 +50,7 @@ class Snapshot:
     fresh: bool = False  # whether the next token starts a text
     images: SavedImages | None = None  # among the tokens
     states: SavedStates | None = None  # of recurrent layers
+    adapters: tuple[SavedAdapter, ...] = ()  # that it was computed with
 
     def metadata(self, cells: str, states: str = "") -> dict[str, str]:
         """All but the tensors as text; `cells` and `states` are checksums of these."""
@@ -69,6 +72,8 @@ class Snapshot:
             fields["images"] = self.images.digest()
         if self.states is not None:
             fields |= self.states.metadata(states)
+        if self.adapters:
+            fields[ADAPTERS] = adapters_text(self.adapters)
         return {**fields, "checksum": _checksum(fields, self.tokens, self.positions)}
 
     @staticmethod
@@ -100,6 +105,7 @@ class Snapshot:
         has_states = metadata.get("version") == WITH_STATES
         keys = KEYS if images is None else KEYS | {"images"}
         keys = keys | STATE_KEYS if has_states else keys
+        keys = keys | {ADAPTERS} if ADAPTERS in metadata else keys
         if metadata.keys() != keys:
             odd = ", ".join(sorted(metadata.keys() ^ keys))[:200]
             raise SnapshotError(f"damaged: keys are missing or too many: {odd}", path=path)
@@ -131,6 +137,7 @@ class Snapshot:
             fresh=number("fresh", 1) == 1,
             images=images,
             states=SavedStates.from_metadata(metadata, path) if has_states else None,
+            adapters=adapters_from(metadata[ADAPTERS], path) if ADAPTERS in metadata else (),
         )
 
     def check(self, path: Path) -> None:

@@ -27,6 +27,7 @@ from stretto.cli.eval import eval_
 from stretto.cli.export import export
 from stretto.cli.imatrix import imatrix
 from stretto.cli.inspect import inspect
+from stretto.cli.merge import merge
 from stretto.cli.models import models
 from stretto.cli.output import clean
 from stretto.cli.parallel import parallel
@@ -55,7 +56,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, run, parallel, serve, pull, models, rm, inspect, tokenize, devices, compare):
+for command in (chat, run, parallel, serve, pull, models, rm, merge, inspect, tokenize, devices, compare):
     app.command()(command)
 for task in (embed, rerank, classify, detect, segment, read, transcribe):
     app.command(rich_help_panel="Other kinds of models")(task)

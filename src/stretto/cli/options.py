@@ -19,6 +19,14 @@ Vision = Annotated[
     str | None,
     typer.Option("--vision", metavar="FILE", help="The mmproj file that lets the model see images."),
 ]
+Adapter = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="PATH[=SCALE]",
+        help="A LoRA adapter of the model, a GGUF file or a PEFT folder; may be repeated.",
+    ),
+]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")]
 TemplateArg = Annotated[
     list[str] | None,

@@ -25,6 +25,7 @@ def run(
     template_arg: o.TemplateArg = None,
     reasoning: o.Reasoning = None,
     vision: o.Vision = None,
+    adapter: o.Adapter = None,
     image: Annotated[
         list[Path] | None,
         typer.Option("--image", metavar="FILE", help="An image before the prompt; may be repeated."),
@@ -50,6 +51,7 @@ def run(
 
     The prompt is continued as it is; --chat asks it in the model's own chat format instead.
     """
+    from stretto.cli.adapters import load_adapters
     from stretto.cli.generation import note, open_images, open_llm, say, template_arguments, wants_stats
 
     arguments = template_arguments(template_arg)
@@ -77,6 +79,7 @@ def run(
         repack=o.REPACK[repack],
         vision=vision,
     ) as llm:
+        settings["adapter"] = load_adapters(llm, adapter or [])
         parts: Parts = (*images, text)
         asked: str | list[int] | Parts = parts if images else text
         if chat:

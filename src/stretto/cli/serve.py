@@ -41,6 +41,15 @@ def serve(
             rich_help_panel=_MODELS,
         ),
     ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[MODEL:]NAME=PATH",
+            help="A LoRA adapter of a model, a GGUF file or a PEFT folder; may be repeated. Requests give "
+            "MODEL:NAME as their model.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
     memory: Annotated[
         str | None,
         typer.Option(
@@ -175,6 +184,7 @@ def serve(
     Point a client at it: OPENAI_BASE_URL=http://localhost:8080/v1, or OLLAMA_HOST=localhost:8080.
     """
     try:
+        from stretto.server.adapters import with_adapters
         from stretto.server.serve import serve as run
         from stretto.server.settings import ModelEntry, RequestLimits, Settings, api_keys
     except ImportError as error:
@@ -182,7 +192,7 @@ def serve(
             f"{error.name} is missing; the server needs: pip install 'stretto[server]'"
         ) from None
     entries = tuple(ModelEntry.parse(text) for text in model or [o.DEFAULT_MODEL])
-    entries = ModelEntry.with_vision(entries, vision or ())
+    entries = with_adapters(ModelEntry.with_vision(entries, vision or ()), adapter or ())
     settings = Settings(
         models=entries,
         host=host,

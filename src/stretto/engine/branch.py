@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from stretto.engine.adapters import check_same
 from stretto.engine.combinations import check_combinations
 from stretto.engine.decoders.beam import BeamDecoder, BeamParams
 from stretto.engine.decoders.drafted import Speculation
@@ -181,6 +182,7 @@ def _text_request(
     engine: Engine, track: Track, params: RequestParams, keep_track: bool = False
 ) -> Request[PlainDecoder]:
     runner, tokenizer = engine.runner, engine.tokenizer
+    adapt(engine, track, params, keep_track)
     track.running = True
     track.n_prompt = min(track.n_prompt, len(track.tokens) - params.continues)
     guide, speculation = _constraint(engine, track, params), None
@@ -197,12 +199,23 @@ def _beam_request(
     engine: Engine, track: Track, params: RequestParams, how: Branching
 ) -> Request[BeamDecoder]:
     runner = engine.runner
+    adapt(engine, track, params)
     track.running = True
     guide = _constraint(engine, track, params)
     output = _output(engine, track, params, guide is not None)
     beam = BeamParams(how.beams or 1, how.length_penalty)
     decoder = BeamDecoder(runner, track, output, params, end_ids_of(engine, params), beam, guide)
     return Request(decoder, runner.metrics, priority=params.priority, timeout=params.timeout)
+
+
+def adapt(engine: Engine, track: Track, params: RequestParams, is_sequence: bool = False) -> None:
+    """Have a request's track computed with its adapters; one with cells has to have been so far."""
+    if params.adapter:
+        mix = engine.runner.adapters.mix(params.adapter)
+        if is_sequence or track.n_placed:
+            check_same(track, mix)
+        else:
+            track.adapt(mix)
 
 
 def new_guide(params: RequestParams) -> Guide | None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.drafts import Drafter, PromptLookup
+from stretto.engine.adapters import Parts, adapter_parts
 from stretto.engine.combinations import check_combinations
 from stretto.engine.types import Token
 from stretto.errors import InvalidRequest
@@ -64,6 +65,7 @@ class Keywords(SamplingOptions, total=False):
     keep: int
     draft: Drafter | Literal["lookup"] | None
     reasoning: bool
+    adapter: str | Mapping[str, float] | None
     cache_salt: str | None
     continues: int
 
@@ -93,6 +95,8 @@ class RequestParams:
       text stays the same
     - `reasoning`: tell the model's reasoning apart from its answer: the result's `reasoning` and `text`
       (docs/chat.md); what `chat` does unless it is False
+    - `adapter`: the name of a loaded adapter, or names with a scale for each (docs/adapters.md); None: the
+      model itself, or what the sequence was made with that is continued
     - `cache_salt`: the prompt shares cached prefixes and images with prompts of the same salt alone; None
       is the salt of all that give none
     - `continues`: so many tokens at the end of the prompt are the start of the answer: its grammar and its
@@ -119,6 +123,7 @@ class RequestParams:
     keep: int = 0
     draft: Drafter | None = None
     reasoning: bool = False
+    adapter: Parts = ()
     cache_salt: str | None = None
     continues: int = 0
     scored: bool = False
@@ -202,6 +207,7 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
         raise InvalidRequest(
             f"callback must be a function, not {rest['callback']!r}", param="callback", value=rest["callback"]
         )
+    rest["adapter"] = adapter_parts(rest.get("adapter"))
     rest["hooks"] = _all("hooks", rest.get("hooks", ()), callable, "functions")
     rest["draft"] = _drafter(rest)
     stops = rest.pop("stop", ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import POOLINGS, Head, Pooling, Projects
+from stretto.backends.base import POOLINGS, Activates, Batch, Head, Pooling, Projects
+from stretto.engine.adapters import adapter_parts
 from stretto.engine.decoders.passes import EmbedPass, MeasurePass, Pass, ScorePass, normalized
 from stretto.engine.engine import Engine
 from stretto.engine.request import Request
@@ -20,17 +22,24 @@ from stretto.sampling.rng import RandomStream
 Floats = NDArray[np.float32]
 
 
-def score_request(engine: Engine, tokens: list[int]) -> Request[ScorePass]:
+def score_request(
+    engine: Engine, tokens: list[int], adapter: str | Mapping[str, float] | None = None
+) -> Request[ScorePass]:
     """The log-probability of each token after the first, given those before it: float32[n-1]."""
     runner = engine.runner
     _check_scorable(engine, tokens)
     track = runner.new_track(tokens[:-1], RandomStream(0))
+    track.adapt(runner.adapters.mix(adapter_parts(adapter)))
     track.make_private()
     return Request(ScorePass(runner, track, tokens), runner.metrics)
 
 
 def measure_request(
-    engine: Engine, tokens: list[int], n_top: int, salt: str | None = None
+    engine: Engine,
+    tokens: list[int],
+    n_top: int,
+    salt: str | None = None,
+    adapter: str | Mapping[str, float] | None = None,
 ) -> Request[MeasurePass]:
     """As `score_request`, with the `n_top` most probable tokens; prompts of the salt may share its cells."""
     runner = engine.runner
@@ -38,6 +47,7 @@ def measure_request(
     if type(n_top) is not int or n_top < 0:
         raise InvalidRequest(f"top must be a number from 0 on, not {n_top!r}", param="top", value=n_top)
     track = runner.new_track(tokens[:-1], RandomStream(0), salt)
+    track.adapt(runner.adapters.mix(adapter_parts(adapter)))
     return Request(MeasurePass(runner, track, tokens, n_top), runner.metrics)
 
 
@@ -54,6 +64,39 @@ def _check_scorable(engine: Engine, tokens: list[int]) -> None:
         )
     if any(type(token) is not int for token in tokens):
         raise Unsupported("texts with images are not scored; use a sequence and its logits")
+
+
+def activations_of(
+    engine: Engine, tokens: list[int], layers: list[int], adapter: str | Mapping[str, float] | None = None
+) -> Floats:
+    """float32[layers, n, n_embd]: the residual stream of a text at the end of layers."""
+    runner = engine.runner
+    if not isinstance(runner.backend, Activates) or runner.spec.streams is not None:
+        raise Unsupported(
+            f"the {runner.backend.name} backend does not show activations of this model; backend='native' "
+            "does, of models with one residual stream"
+        )
+    if not tokens or any(type(token) is not int for token in tokens):
+        raise InvalidRequest("a text of at least one token, without images, is needed", param="text")
+    if not layers or not all(type(one) is int and 0 <= one < runner.spec.n_layer for one in layers):
+        raise InvalidRequest(
+            f"layers must be a list of numbers from 0 to {runner.spec.n_layer - 1}, not {layers!r:.60}",
+            param="layers",
+            value=layers,
+        )
+    mix, found = runner.adapters.mix(adapter_parts(adapter)), []
+    with engine.arrivals.arriving(), engine.lock:
+        runner.check_open()
+        sequence = runner.new_id()
+        try:
+            for first in range(0, len(tokens), runner.chunk):
+                batch = Batch()
+                batch.extend(tokens[first : first + runner.chunk], first, (sequence,))
+                batch.adapt(0, mix)
+                found.append(runner.activations(batch, layers))
+        finally:
+            runner.cells.remove(sequence)
+    return np.concatenate(found, axis=1)
 
 
 def embedding_head(engine: Engine, pooling: Pooling | None) -> Head:

@@ -17,12 +17,13 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Backend, Batch, Decoding
+from stretto.backends.base import Activates, Backend, Batch, Decoding
 from stretto.cache.cells import Cells
 from stretto.cache.items import Images, Pixels
 from stretto.cache.prefix import CacheKey, Domain, PrefixCache
 from stretto.cache.radix import common
 from stretto.cache.slots import Slots
+from stretto.engine.adapters import Adapters
 from stretto.engine.checkpoints import Checkpoints
 from stretto.engine.history import History
 from stretto.engine.images import REMEDY
@@ -78,6 +79,7 @@ class Runner:
         self.metrics = Metrics()
         self.history = History(self.metrics)
         self.tracks: WeakValueDictionary[int, Track] = WeakValueDictionary()  # those that are open
+        self.adapters = Adapters(backend, self.tracks)
         self.orphans: deque[tuple[int, CacheKey, int | None]] = deque()  # of handles dropped without closing
         self.images: Images | None = None  # makes tokens of images, if the model has a vision encoder
         self.closed = False
@@ -180,6 +182,7 @@ class Runner:
         for source, n in work:
             first = len(batch)
             wanted.append((source, source.fill(batch, n), len(batch) - first))
+            batch.adapt(first, source.track.mix)
         self._place(batch)
         rows, start = self._compute(batch, hidden), 0
         for source, n_rows, n in wanted:
@@ -211,7 +214,8 @@ class Runner:
             self.make_room(n)
         if self.states is not None and n > self.states.slots.n_free:
             self.states.make_room([(number,) for number in ids])
-        rows = self._compute(Decoding(self.cells, tokens, ids))
+        mixes = [track.mix for track in tracks] if self.adapters else None
+        rows = self._compute(Decoding(self.cells, tokens, ids, mixes))
         if self.states is not None:
             for track in tracks:
                 if track.checkpoints is not None:
@@ -251,6 +255,19 @@ class Runner:
             batch.check(self.spec.n_vocab, self.spec.n_vector, self.context_length)
             self._place(batch)
             return host_rows(self._compute(batch, hidden), self.spec.n_vocab)
+
+    def activations(self, batch: Batch, layers: list[int]) -> Floats:
+        """Place a batch and run it: float32[layers, n, n_embd], the residual stream at the end of layers."""
+        assert isinstance(self.backend, Activates)
+        batch.check(self.spec.n_vocab, self.spec.n_vector, self.context_length)
+        self._place(batch)
+        try:
+            if self.states is not None:
+                self.states.apply(batch.moves)
+            return self.backend.activations(batch, layers)
+        except BaseException:
+            batch.unplace(self.cells)
+            raise
 
     def shift(self, sequence: int, start: int, stop: int | None, delta: int, lag: int = 0) -> None:
         """Move a sequence's tokens to other positions, rotating their keys; shared cells are copied first.

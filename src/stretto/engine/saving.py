@@ -50,6 +50,7 @@ class Saving:
             fresh=fresh,
             images=SavedImages.of(track.tokens) if track.has_images else None,
             states=self._saved_states(),
+            adapters=runner.adapters.saved(track.mix),
         )
         states = self._snapshot.states
         # A sequence for each state: that of one in use is never evicted.
@@ -100,6 +101,7 @@ def restore(
         saved = file.snapshot
         with runner.lock:
             runner.check_open()
+            track.adapt(runner.adapters.restored(saved.adapters, file.path))
             runner.make_room(len(saved.tokens))
             track.running = True  # nothing else may change its cells meanwhile
             cells = runner.cells.place(saved.tokens, saved.positions, [(track.id,)] * len(saved.tokens))

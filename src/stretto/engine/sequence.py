@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from stretto.backends.base import DeviceRow, Draw
 from stretto.engine import editing
+from stretto.engine.adapters import Parts
 from stretto.engine.engine import Engine
 from stretto.engine.params import sampling_params
 from stretto.engine.saving import Saving, restore
@@ -72,6 +73,11 @@ class Sequence:
     def text(self) -> str:
         """Its tokens as text."""
         return self._engine.tokenizer.decode(self._track.tokens)
+
+    @property
+    def adapter(self) -> dict[str, float]:
+        """The adapters that it is computed with, and their scales."""
+        return {} if self._track.mix is None else dict(self._track.mix.parts)
 
     @property
     def positions(self) -> list[int]:
@@ -336,11 +342,13 @@ class Sequence:
 
 
 def new_sequence(
-    engine: Engine, tokens: list[int], random: RandomStream, salt: str | None = None
+    engine: Engine, tokens: list[int], random: RandomStream, salt: str | None = None, adapter: Parts = ()
 ) -> Sequence:
-    """A sequence with checked tokens."""
+    """A sequence with checked tokens, which is computed with adapters if there are any."""
     engine.runner.check_open()
-    return Sequence(engine, engine.runner.new_track(tokens, random, salt))
+    sequence = Sequence(engine, engine.runner.new_track(tokens, random, salt))
+    sequence._track.adapt(engine.runner.adapters.mix(adapter))
+    return sequence
 
 
 def restored_sequence(

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Batch, DeviceRow, Draw, Mask
+from stretto.backends.base import Batch, DeviceRow, Draw, Mask, Mix
 from stretto.cache.cells import Cells
 from stretto.cache.items import ImageToken, bare
 from stretto.cache.prefix import COMMON, CacheKey, Domain
@@ -94,6 +94,7 @@ class Track:
         "has_images",
         "id",
         "logits",
+        "mix",
         "n_cached",
         "n_edits",
         "n_prompt",
@@ -117,6 +118,7 @@ class Track:
         self.n_prompt = 0  # how many of them are the prompt
         self.n_cached = 0  # how many were found in the prefix cache
         self.has_images = False
+        self.mix: Mix | None = None  # the adapters that its tokens are computed with
         self.domain: Domain = COMMON  # in which it shares cells with others
         self.resume: int | None = None  # the position of the first token without a cell, if not at the end
         self.logits: Row | DeviceRow | None = None  # of the last token, while they are valid
@@ -205,6 +207,11 @@ class Track:
         """Share cells with forks alone from now on."""
         self.domain = self.domain._replace(private=self.id)
 
+    def adapt(self, mix: Mix | None) -> None:
+        """Have its tokens computed with adapters; it has no cells yet."""
+        self.mix = mix
+        self.domain = self.domain._replace(adapter=None if mix is None else mix.key)
+
     @property
     def text_tokens(self) -> tuple[list[int], int]:
         """Its tokens without those of images, and how many of them belong to the prompt."""
@@ -284,7 +291,7 @@ class Track:
         self.cells.copy(other.id, self.id)
         self.tokens = list(other.tokens)
         self.has_images = other.has_images
-        self.domain = other.domain
+        self.domain, self.mix = other.domain, other.mix
         self.resume = other.resume
         self.logits = None if other.logits is None else other.logits.copy()
         self.n_prompt = other.n_prompt

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Backend, Batch
 from stretto.engine import Engine, Limits, Request, Sequence, Step
+from stretto.engine.adapters import AdapterInfo, adapter_parts
 from stretto.engine.events import StepEvents
 from stretto.engine.options import Options, combined
 from stretto.engine.params import check_salt, sampling_params
 from stretto.engine.parked import ParkedSequences
 from stretto.engine.passes import (
+    activations_of,
     complete,
     compute_all,
     embed_request,
@@ -34,6 +36,7 @@ from stretto.llm.making import new_runs
 from stretto.llm.prompts import Prompt, prompt_ids
 from stretto.llm.scores import PromptScores
 from stretto.llm.texts import Texts, is_list
+from stretto.models.adapting import target_of
 from stretto.parallel import ParallelStream, ParallelText, run_all
 from stretto.routing.route import Route
 from stretto.sampling.rng import RandomStream
@@ -42,6 +45,8 @@ from stretto.text.reasoning import find_reasoning
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.vision.vision import Vision
+from stretto.weights.adapters import read_adapter
+from stretto.weights.adapters.steering import make_steering, write_steering
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,6 +57,7 @@ if TYPE_CHECKING:
     from stretto.parallel.aio import AsyncParallelStream
 
 Floats = NDArray[np.float32]
+Adapter = str | Mapping[str, float]  # a name, or names with a scale for each
 
 ONE_STREAM = "a stream is of one run; make one for each prompt, and take steps in turns"
 
@@ -95,22 +101,29 @@ class LLM(Texts, EngineModel):
 
     # -- passes --
 
-    def score(self, ids: Seq[int] | str) -> Floats:
+    def score(self, ids: Seq[int] | str, *, adapter: Adapter | None = None) -> Floats:
         """float32[n-1]: the log-probability of each token after the first, given those before it."""
         engine = self._engine
-        return cast(Floats, complete(engine, score_request(engine, prompt_ids(engine, ids))))
+        return cast(Floats, complete(engine, score_request(engine, prompt_ids(engine, ids), adapter)))
 
-    async def ascore(self, ids: Seq[int] | str) -> Floats:
+    async def ascore(self, ids: Seq[int] | str, *, adapter: Adapter | None = None) -> Floats:
         """As `score`, to await; cancelling the task cancels it."""
         from stretto.engine.aio import finished_pass
 
         engine = self._engine
-        return cast(
-            Floats, await finished_pass(self._worker, lambda: score_request(engine, prompt_ids(engine, ids)))
-        )
+
+        def make() -> Request[Any]:
+            return score_request(engine, prompt_ids(engine, ids), adapter)
+
+        return cast(Floats, await finished_pass(self._worker, make))
 
     def prompt_logprobs(
-        self, prompts: list[str] | list[list[int]], top: int = 1, *, cache_salt: str | None = None
+        self,
+        prompts: list[str] | list[list[int]],
+        top: int = 1,
+        *,
+        cache_salt: str | None = None,
+        adapter: Adapter | None = None,
     ) -> list[list[Token]]:
         """Each token of some prompts with its log-probability and those of the `top` most probable ones.
 
@@ -118,12 +131,17 @@ class LLM(Texts, EngineModel):
 
         >>> [token.logprob for token in llm.prompt_logprobs(["Grass is green"])[0]]
         """
-        plan = PromptScores(self._engine, prompts, top, cache_salt)
+        plan = PromptScores(self._engine, prompts, top, cache_salt, adapter)
         self._engine.complete([[request] for request in plan.requests])
         return plan.results()
 
     async def aprompt_logprobs(
-        self, prompts: list[str] | list[list[int]], top: int = 1, *, cache_salt: str | None = None
+        self,
+        prompts: list[str] | list[list[int]],
+        top: int = 1,
+        *,
+        cache_salt: str | None = None,
+        adapter: Adapter | None = None,
     ) -> list[list[Token]]:
         """As `prompt_logprobs`, to await; cancelling the task cancels it."""
         from stretto.engine.aio import finished
@@ -131,7 +149,7 @@ class LLM(Texts, EngineModel):
         plans: list[PromptScores] = []
 
         def make() -> list[list[Request[Any]]]:
-            plans.append(PromptScores(self._engine, prompts, top, cache_salt))
+            plans.append(PromptScores(self._engine, prompts, top, cache_salt, adapter))
             return [[request] for request in plans[0].requests]
 
         await finished(self._worker, make)
@@ -247,15 +265,21 @@ class LLM(Texts, EngineModel):
     # -- tokens --
 
     def sequence(
-        self, prompt: Prompt = (), seed: int | None = None, *, cache_salt: str | None = None
+        self,
+        prompt: Prompt = (),
+        seed: int | None = None,
+        *,
+        cache_salt: str | None = None,
+        adapter: Adapter | None = None,
     ) -> Sequence:
         """A sequence in your own hands: logits, sample, step, append, fork, truncate, remove.
 
-        It shares cached prefixes with sequences and prompts of the same `cache_salt` alone.
+        It shares cached prefixes with sequences and prompts of the same `cache_salt` alone. All its tokens,
+        and those of its forks, are computed with `adapter`, as in `generate`.
         """
         check_salt(cache_salt)
-        ids = prompt_ids(self._engine, prompt, cache_salt)
-        return new_sequence(self._engine, ids, RandomStream(seed), cache_salt)
+        ids, parts = prompt_ids(self._engine, prompt, cache_salt), adapter_parts(adapter)
+        return new_sequence(self._engine, ids, RandomStream(seed), cache_salt, parts)
 
     def guide(self, grammar: Grammar | Mapping[str, Any]) -> Guide:
         """A guide through a grammar for a loop of your own: what may come next, and what has to.
@@ -303,6 +327,64 @@ class LLM(Texts, EngineModel):
         if not isinstance(batch, Batch):
             raise InvalidRequest(f"forward takes a stretto.Batch, not {type(batch).__name__}", param="batch")
         return self.cells.forward(batch)
+
+    # -- adapters --
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """The loaded adapters by name: path, rank, how many matrices, fingerprint."""
+        return self._engine.runner.adapters
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str]) -> AdapterInfo:
+        """Load a LoRA adapter, a GGUF file or a PEFT folder, for requests that name it (docs/adapters.md).
+
+        One of another model, or one that changes what adapters cannot change, raises `ModelError`.
+
+        >>> llm.load_adapter("pirate", "pirate.gguf")
+        >>> llm.generate("Hello", adapter="pirate")
+        """
+        adapters = self._engine.runner.adapters
+        adapters.able()
+        adapters.check_free(name)
+        lora = read_adapter(path, target_of(self.spec))
+        with self._engine.arrivals.arriving(), self._engine.lock:
+            self._engine.runner.check_open()
+            adapters.load(name, lora)
+        return adapters[name]
+
+    def load_steering(self, name: str, vectors: Mapping[int, Any]) -> AdapterInfo:
+        """Load vectors that are added to the residual stream at the end of layers, as an adapter.
+
+        >>> llm.load_steering("calm", {12: direction})
+        >>> llm.generate("Hello", adapter={"calm": 4.0})
+        """
+        adapters = self._engine.runner.adapters
+        adapters.able()
+        made = make_steering(vectors, target_of(self.spec))
+        with self._engine.arrivals.arriving(), self._engine.lock:
+            self._engine.runner.check_open()
+            adapters.load(name, made)
+        return adapters[name]
+
+    def save_steering(self, path: str | os.PathLike[str], vectors: Mapping[int, Any]) -> None:
+        """Write vectors by layer as a GGUF file, which `load_adapter` and llama.cpp read."""
+        write_steering(path, vectors, target_of(self.spec))
+
+    def activations(
+        self, text: str | Seq[int], layers: Seq[int], *, adapter: Adapter | None = None
+    ) -> Floats:
+        """float32[layers, tokens, n_embd]: the residual stream of each token at the end of layers.
+
+        >>> llm.activations("I am calm.", [12])[0, -1]
+        """
+        ids = prompt_ids(self._engine, text)
+        return activations_of(self._engine, ids, list(layers), adapter)
+
+    def unload_adapter(self, name: str) -> None:
+        """Free an adapter; while a sequence or a request uses it, that raises `InvalidRequest`."""
+        with self._engine.arrivals.arriving(), self._engine.lock:
+            self._engine.scheduler.sweep()
+            self._engine.runner.adapters.unload(name)
 
     # -- the end --
 

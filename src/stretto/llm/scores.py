@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from stretto.engine import Engine, Request
@@ -15,7 +16,14 @@ from stretto.llm.prompts import prompt_ids
 class PromptScores:
     """The requests that score some prompts, and what they found; a prompt of one token needs none."""
 
-    def __init__(self, engine: Engine, prompts: Any, top: int, salt: str | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Any,
+        top: int,
+        salt: str | None,
+        adapter: str | Mapping[str, float] | None = None,
+    ) -> None:
         if not isinstance(prompts, list) or not prompts:
             raise InvalidRequest("prompts must be a list of texts or of lists of ids", param="prompt")
         check_salt(salt)
@@ -25,7 +33,7 @@ class PromptScores:
         if not all(self._ids):
             raise InvalidRequest("a prompt has no tokens; give at least one", param="prompt")
         self._requests = [
-            measure_request(engine, ids, top, salt) if len(ids) > 1 else None for ids in self._ids
+            measure_request(engine, ids, top, salt, adapter) if len(ids) > 1 else None for ids in self._ids
         ]
 
     @property

@@ -13,8 +13,8 @@ from stretto.weights.gguf import GGUF
 ARCHITECTURE = "general.architecture"
 
 ADAPTER = (
-    "a LoRA adapter, the changes to a model and not the model; merge it into its base model "
-    "(llama.cpp's llama-export-lora writes one file), and load that"
+    "a LoRA adapter, the changes to a model and not the model; load its base model and this with "
+    "llm.load_adapter, or merge both (stretto merge)"
 )
 PROJECTOR = "an mmproj, the image encoder of a model; load the language model, and pass it as vision="
 IMPORTANCE = "an importance matrix, which is for quantising a model; load the model itself"

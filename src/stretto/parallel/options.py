@@ -44,6 +44,7 @@ class ParallelOptions(TypedDict, total=False):
     grammar: Grammar | Mapping[str, Any] | None
     callback: Callable[[ParallelStep], Any] | None
     priority: int
+    adapter: str | Mapping[str, float] | None
     cache_salt: str | None
 
 

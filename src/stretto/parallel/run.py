@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from stretto.engine.branch import check_prompt, check_same_salt, end_ids_of, new_guide
+from stretto.engine.branch import adapt, check_prompt, check_same_salt, end_ids_of, new_guide
 from stretto.engine.decoders.base import OneTrack
 from stretto.engine.engine import Engine
 from stretto.engine.metrics import Metrics
@@ -279,6 +279,7 @@ def new_run(engine: Engine, prompt: list[int] | Sequence, run: ParallelParams, p
     else:
         check_prompt(engine, len(prompt), params)
         track = runner.new_track(prompt, RandomStream(0), params.cache_salt)
+    adapt(engine, track, params)
     track.running = True
     guide = new_guide(params)
     detokenizer = engine.tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)

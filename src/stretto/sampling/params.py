@@ -95,13 +95,15 @@ def check_temperature(value: float) -> None:
         )
 
 
-def check_number(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+def check_number(
+    name: str, value: float, low: float, high: float, *, open_low: bool = False, param: str | None = None
+) -> None:
     """Raise `InvalidRequest` unless `value` is a finite number in [low, high], or (low, high]."""
     fine = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if not fine or not isfinite(value) or not low <= value <= high or (open_low and value == low):
         above = f"above {low:g}" if open_low else f"from {low:g}"
         raise InvalidRequest(
-            f"{name} must be a number {above} to {high:g}, not {value!r}", param=name, value=value
+            f"{name} must be a number {above} to {high:g}, not {value!r}", param=param or name, value=value
         )
 
 

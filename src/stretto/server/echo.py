@@ -11,6 +11,7 @@ from typing import Any
 
 from stretto import Result, Token
 from stretto.engine.types import Timings, Usage
+from stretto.server.adapters import choose_adapter
 from stretto.server.errors import ApiError
 from stretto.server.generation import Generation
 from stretto.server.schemas import CompletionRequest
@@ -35,10 +36,13 @@ def check_echo(body: CompletionRequest) -> None:
         )  # fmt: skip
 
 
-async def echoed(generation: Generation, prompts: list[Any], top: int) -> list[list[Token]]:
-    """The tokens of each prompt with their log-probabilities."""
+async def echoed(generation: Generation, prompts: list[Any], options: dict[str, Any]) -> list[list[Token]]:
+    """The tokens of each prompt with their log-probabilities, by the adapter that its text will have."""
     salt = generation.caller.salt or None
-    scoring = generation.lease.llm.aprompt_logprobs(prompts, top, cache_salt=salt)
+    choose_adapter(options, generation.lease.adapter)
+    scoring = generation.lease.llm.aprompt_logprobs(
+        prompts, options["logprobs"], cache_salt=salt, adapter=options.get("adapter")
+    )
     try:
         return await asyncio.wait_for(scoring, generation.left)
     except asyncio.TimeoutError:

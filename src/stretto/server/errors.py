@@ -124,7 +124,8 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
 
 
 _INPUT = ("prompt", "text", "ids")  # parameters of ours that each endpoint has under a name of its own
-_FIELDS = {"template": "chat_template_kwargs", "continues": "continue_token_ids"}  # of ours, and a request's
+# Parameters of ours, and the fields of a request that set them.
+_FIELDS = {"template": "chat_template_kwargs", "continues": "continue_token_ids", "adapter": "lora"}
 _CODES = {errors.ContextOverflow: "context_length_exceeded", errors.Unsupported: "unsupported"}
 
 

@@ -17,6 +17,7 @@ from starlette.types import Receive
 
 from stretto import Result
 from stretto.engine.progress import Progress
+from stretto.server.adapters import choose_adapter
 from stretto.server.callers import caller_of
 from stretto.server.errors import ApiError, ClientGone, translate
 from stretto.server.registry import Lease
@@ -46,6 +47,7 @@ class Generation:
         self._has_own_timeout = False  # the request's timeout ends it before the server's limit
         self.last: Callable[[], None] | None = None  # called in a thread after the last text
         self.n_images = 0
+        self.adapter: Any = None  # of its texts
         state.generations.add(self)
 
     @property
@@ -74,6 +76,8 @@ class Generation:
         options["timeout"] = min(timeout, left) if timeout is not None else left
         if self.lease.llm.backend.capabilities.fused and not {"logprobs", "best_of"} & options.keys():
             options["loop"] = "fused"
+        choose_adapter(options, self.lease.adapter)
+        self.adapter = options.get("adapter")
         options["cache_salt"] = self.caller.salt or None
         self.texts = self.lease.llm.astream_many(prompts, **options)
         await self.texts.start()

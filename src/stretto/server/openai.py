@@ -23,6 +23,7 @@ from stretto.server.options import chat_options, check_at_most, check_prompts, c
 from stretto.server.pins import check_pin, pin
 from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from stretto.server.shapes import ChatShape, Chunks, Shape
+from stretto.server.slots import Slot
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
 from stretto.server.structured import grammar_of
@@ -36,15 +37,14 @@ router = APIRouter(tags=["OpenAI"])
 async def models(request: Request) -> Response:
     """The models that are served."""
     state = state_of(request)
-    listed = [_model(slot.name, slot.facts) for slot in state.registry.slots.values()]
+    listed = [_model(name, slot) for name, slot in state.registry.names()]
     return Json({"object": "list", "data": listed})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> Response:
     """One model that is served."""
-    slot = state_of(request).registry.find(name)
-    return Json(_model(slot.name, slot.facts))
+    return Json(_model(name, state_of(request).registry.find(name)))
 
 
 @router.post("/v1/completions")
@@ -66,7 +66,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
             texts = await asyncio.to_thread(lambda: [_text(llm, prompt) for prompt in prompts])
             shape.before = [text for text in texts for _ in range(options["n"])]
             if body.logprobs is not None:
-                scored = await echoed(generation, prompts, max(1, body.logprobs))
+                scored = await echoed(generation, prompts, dict(options))
                 shape.scored = [tokens for tokens in scored for _ in range(options["n"])]
         if body.max_tokens == 0:
             return shape
@@ -250,11 +250,12 @@ def _encoded(vector: Any, how: str | None) -> list[float] | str:
     return [float(number) for number in np.asarray(vector)]
 
 
-def _model(name: str, facts: dict[str, Any]) -> dict[str, Any]:
+def _model(name: str, slot: Slot) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": int(facts["modified"]),
+        "created": int(slot.facts["modified"]),
         "owned_by": "stretto",
-        "context_length": facts["context_length"],
+        "context_length": slot.facts["context_length"],
+        **({"parent": slot.name} if name != slot.name else {}),
     }

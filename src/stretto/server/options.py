@@ -29,6 +29,8 @@ def engine_options(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
     options = {name: value for name in SAME if (value := getattr(body, name)) is not None}
     if body.logit_bias:
         options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
+    if body.lora is not None:
+        options["adapter"] = body.lora
     if body.seed is not None:
         options["seed"] = body.seed % (1 << 64)
     if body.stream_options is not None and not body.stream:

@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 from stretto import __version__, hardware
 from stretto.llm import LLM
 from stretto.server import metrics
+from stretto.server.adapters import choose_adapter
 from stretto.server.answers import long_json
 from stretto.server.callers import caller_of, require_admin
 from stretto.server.embedding import ids_of
@@ -189,7 +190,7 @@ async def score(body: ScoreRequest, request: Request) -> Response:
     try:
         llm = generation.lease.llm
         ids = await asyncio.to_thread(ids_of, llm, body.text)
-        scores = await unless_gone(request, llm.ascore(ids))
+        scores = await unless_gone(request, llm.ascore(ids, adapter=generation.lease.adapter))
         pieces = await asyncio.to_thread(pieces_of, llm.tokenizer, ids)
     except Exception as error:
         raise translate(error, "text") from error
@@ -218,6 +219,7 @@ async def parallel(body: ParallelRequest, request: Request) -> Response:
     try:
         left = generation.left
         options["timeout"] = min(options.get("timeout", left), left)
+        choose_adapter(options, generation.lease.adapter)
         options["cache_salt"] = generation.caller.salt or None
         if options.pop("attention", False):
             check_attention(generation.lease.llm, body.prompt, options)

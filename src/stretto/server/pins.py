@@ -40,7 +40,7 @@ def check_pin(generation: Generation, name: str, n_tokens: int) -> None:
 def pin(generation: Generation, name: str, prompt: Any) -> None:
     """Pin a prompt; one of the same name is released. Most of it was just computed, so it costs little."""
     llm, slot, caller = generation.lease.llm, generation.lease.slot, generation.caller
-    with llm.sequence(prompt, cache_salt=caller.salt or None) as sequence:
+    with llm.sequence(prompt, cache_salt=caller.salt or None, adapter=generation.adapter) as sequence:
         fresh = llm.cache.pin(sequence)
     old = slot.pins.get((caller.name, name))
     slot.pins[caller.name, name] = fresh

@@ -30,12 +30,15 @@ Opener = Callable[[ModelEntry], LLM]
 class Lease:
     """The right to use a model, until it is released; a context manager."""
 
-    def __init__(self, registry: Registry, slot: Slot, llm: LLM, waited: float) -> None:
+    def __init__(
+        self, registry: Registry, slot: Slot, llm: LLM, waited: float, adapter: str | None = None
+    ) -> None:
         self._registry = registry
         self._open = True
         self.slot = slot
         self.llm = llm
         self.waited = waited  # seconds, for the model to be ready
+        self.adapter = adapter  # that the request named with the model
 
     def release(self) -> None:
         """Return it to the registry. Releasing twice is fine."""
@@ -68,27 +71,45 @@ class Registry:
 
     def find(self, name: str) -> Slot:
         """The model of that name; nothing but these names is ever looked up."""
-        slot = self.slots.get(name)
+        return self.resolve(name)[0]
+
+    def names(self) -> list[tuple[str, Slot]]:
+        """All names that requests may give: models, and adapters as `MODEL:ADAPTER`."""
+        return [
+            (name, slot)
+            for slot in self.slots.values()
+            for name in (slot.name, *(f"{slot.name}:{adapter}" for adapter, _ in slot.entry.adapters))
+        ]
+
+    def resolve(self, name: str) -> tuple[Slot, str | None]:
+        """The model of a name, and the adapter behind its colon."""
+        slot, adapter = self.slots.get(name), None
         if slot is None:
-            known = ", ".join(sorted(self.slots))
+            base, _, adapter = name.rpartition(":")
+            slot = self.slots.get(base)
+            slot = slot if slot is not None and adapter in dict(slot.entry.adapters) else None
+        if slot is None:
+            known = ", ".join(sorted(name for name, _ in self.names()))
             raise ApiError(
                 404,
                 f"there is no model {name[:100]!r} here; there is {known}",
                 param="model",
                 code="model_not_found",
             )
-        return slot
+        return slot, adapter
 
     async def lease(self, name: str, verb: str = "generate") -> Lease:
         """A lease on a loaded model that has the verb; loads it, and waits for memory, if necessary."""
-        slot, started = self.find(name), time.monotonic()
+        (slot, adapter), started = self.resolve(name), time.monotonic()
+        if adapter is not None and verb != "generate":
+            raise ApiError(400, f"adapters are for texts, not for {verb}", param="model", code="unsupported")
         if slot.llm is None or self._load_lock.locked():
             async with self._load_lock:
                 slot = self.find(name)  # it may have been removed meanwhile
                 if slot.llm is None:
                     await self._ready(slot, started + self._settings.load_seconds)
-                return self._hand_out(slot, verb, time.monotonic() - started)
-        return self._hand_out(slot, verb, 0.0)
+                return self._hand_out(slot, adapter, verb, time.monotonic() - started)
+        return self._hand_out(slot, adapter, verb, 0.0)
 
     def give_back(self, slot: Slot) -> None:
         """Note that a lease has ended."""
@@ -189,14 +210,14 @@ class Registry:
             await self._unload(slot)
         return True
 
-    def _hand_out(self, slot: Slot, verb: str, waited: float) -> Lease:
+    def _hand_out(self, slot: Slot, adapter: str | None, verb: str, waited: float) -> Lease:
         assert slot.llm is not None
         if verb not in slot.llm.verbs:
             has = ", ".join(slot.llm.verbs)
             raise ApiError(400, f"{slot.name} cannot {verb}; it can {has}", param="model", code="unsupported")
         slot.users += 1
         slot.used = time.monotonic()
-        return Lease(self, slot, slot.llm, waited)
+        return Lease(self, slot, slot.llm, waited, adapter)
 
     async def _ready(self, slot: Slot, deadline: float) -> None:
         """Load a model, once there is memory for it. If the client disconnects, it is loaded all the same."""
@@ -230,7 +251,7 @@ class Registry:
     async def _load(self, slot: Slot) -> None:
         started = time.monotonic()
         try:
-            slot.llm = await asyncio.to_thread(self._open, slot.entry)
+            slot.llm = await asyncio.to_thread(self._open_adapted, slot.entry)
             slot.loads += 1
             slot.load_seconds = time.monotonic() - started
         finally:
@@ -243,6 +264,16 @@ class Registry:
         self.unloads += 1
         if llm is not None:
             await asyncio.to_thread(llm.close)
+
+    def _open_adapted(self, entry: ModelEntry) -> LLM:
+        llm = self._open(entry)
+        try:
+            for name, path in entry.adapters:
+                llm.load_adapter(name, path)
+        except BaseException:
+            llm.close()
+            raise
+        return llm
 
     def _load_file(self, entry: ModelEntry) -> LLM:
         settings = self._settings

@@ -11,6 +11,8 @@ Text = Annotated[str, Field(max_length=1 << 24)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, max_length=1 << 20)]
+AdapterName = Annotated[str, Field(min_length=1, max_length=64)]
+AdapterScale = Annotated[float, Field(allow_inf_nan=False, ge=-1000, le=1000)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 LABEL = "Accepted and only logged."
@@ -128,6 +130,9 @@ class Sampling(Body):
         None, description="Ids that the text begins with already; it goes on behind them."
     )
     grammar: GrammarField | None = Field(None, description="What the text has to look like.")
+    lora: (
+        AdapterName | Annotated[dict[AdapterName, AdapterScale], Field(min_length=1, max_length=16)] | None
+    ) = Field(None, description="An adapter of the model by name, or names with a scale for each.")
     cache_pin: (
         Annotated[
             str, Field(pattern="^[A-Za-z0-9._-]{1,64}$", description="Keep the prompt in the cache, by name.")

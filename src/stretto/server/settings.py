@@ -18,12 +18,13 @@ class ModelEntry:
     """A model to serve: the name that requests give, and what `stretto.load` gets.
 
     >>> ModelEntry.parse("small=./models/m.gguf")
-    ModelEntry(name='small', source='./models/m.gguf', vision=None)
+    ModelEntry(name='small', source='./models/m.gguf', vision=None, adapters=())
     """
 
     name: str
     source: str
     vision: str | None = None  # the mmproj file of its image encoder
+    adapters: tuple[tuple[str, str], ...] = ()  # (name, path) each
     backend: str | None = field(default=None, repr=False)  # in place of the server's
 
     @classmethod

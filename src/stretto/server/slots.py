@@ -15,11 +15,13 @@ from typing import Any
 from stretto.engine.history import HISTORY_SECONDS, Second
 from stretto.errors import InvalidRequest, ModelError
 from stretto.llm import LLM
-from stretto.models import read_spec
+from stretto.models import ModelSpec, read_spec
+from stretto.models.adapting import target_of
 from stretto.models.summary import model_memory
 from stretto.server.settings import ModelEntry, Settings
 from stretto.tasks.loading import is_task
 from stretto.weights import hub
+from stretto.weights.adapters import read_adapter
 from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
 from stretto.weights.hub.bundles import BUNDLES
@@ -114,6 +116,7 @@ def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
     path = hub.resolve(entry.source)
     with open_weights(path) as file:
         spec = read_spec(file)
+        adapter_bytes = _check_adapters(entry, spec)
         needs = model_memory(file, spec)
         cells = AUTO_CELLS if isinstance(settings.cells, str) else settings.cells
         kind = SAME_SIZE.get(settings.kv, settings.kv)
@@ -137,7 +140,7 @@ def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
             encoder_bytes = memory(file).packed_bytes
     facts["vision"] = entry.vision is not None
     repack = settings.repack
-    need = needs.packed_bytes + encoder_bytes + cache + WORKING_BYTES
+    need = needs.packed_bytes + encoder_bytes + adapter_bytes + cache + WORKING_BYTES
     if repack is False or (repack == "auto" and need > limit and settings.device != "cuda"):
         repack = False
         need -= needs.packed_bytes
@@ -155,6 +158,12 @@ def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
             f"and models may take {megabytes(limit)}; give fewer --cells, or more --memory"
         )
     return Slot(entry, path, need, facts, repack)
+
+
+def _check_adapters(entry: ModelEntry, spec: ModelSpec) -> int:
+    """The bytes of a model's adapters; raises for one that is not for this model."""
+    target = target_of(spec)
+    return sum(read_adapter(path, target).nbytes for _, path in entry.adapters)
 
 
 def megabytes(nbytes: int) -> str:

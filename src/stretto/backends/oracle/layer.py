@@ -12,10 +12,24 @@ from stretto.backends.base import Batch
 from stretto.backends.batch import Placement
 from stretto.backends.oracle.maths import layer_norm, rms_norm
 from stretto.models.parts import Norm, Slice
+from stretto.weights.adapters import Pair
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Mask = NDArray[np.bool_]
+
+
+# The changes of each matrix by adapters, with their scales for each row, float32[n].
+Changes = Mapping[str, list[tuple[Floats, Pair]]]
+NO_CHANGES: Changes = {}
+
+
+def changed(out: Floats, x: Floats, changes: list[tuple[Floats, Pair]]) -> Floats:
+    """A product of rows x, with what adapters add to it: scale × b (a x) for each row."""
+    for scales, pair in changes:
+        added = (x @ pair.a.T * (scales * np.float32(pair.scale))[:, None]) @ pair.b.T
+        out = np.where(scales[:, None] != 0, out + added, out)
+    return out
 
 
 class LayerWeights:
@@ -27,8 +41,10 @@ class LayerWeights:
         index: int,
         slices: Mapping[str, Slice],
         prefix: str | None = None,
+        changes: Changes = NO_CHANGES,
     ) -> None:
         self._weights = weights
+        self._changes = changes
         self._prefix = f"blk.{index}." if prefix is None else prefix
         self._slices = slices
 
@@ -52,8 +68,9 @@ class LayerWeights:
         return self[f"{name.removesuffix('_exps')}.{e}.weight"] if stacked is None else stacked[e]
 
     def matmul(self, x: Floats, name: str) -> Floats:
-        """x times a matrix, plus its bias if it has one."""
+        """x times a matrix, with what adapters add, plus its bias if it has one."""
         out: Floats = x @ self[f"{name}.weight"].T
+        out = changed(out, x, self._changes.get(f"{self._prefix}{name}.weight", []))
         bias = self.get(f"{name}.bias")
         return out if bias is None else out + bias
 
@@ -90,6 +107,7 @@ class Pass:
     causal: Mask | None = None  # the mask of layers without a window, if it is another
     attention: list[Floats] = field(default_factory=list)
     given: bool = False  # the mask is the caller's, also for attention in both directions
+    changes: Changes = field(default_factory=dict)  # by adapters
 
     @property
     def positions(self) -> Ints:

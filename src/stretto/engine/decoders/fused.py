@@ -81,6 +81,7 @@ class Ahead:
             slot=slot,
             sequence=track.id,
             edits=view.edits,
+            mix=track.mix,
         )
         metrics, begun, cpu = runner.metrics, time.perf_counter(), time.thread_time()
         try:

@@ -61,7 +61,10 @@ def _nothing(folder: Path) -> str:
             "AutoModel.from_pretrained(folder).save_pretrained(folder)"
         )
     if (folder / "adapter_config.json").exists():
-        return "an adapter, the changes to a model and not the model; load its base model"
+        return (
+            "an adapter, the changes to a model and not the model; load its base model and this with "
+            "llm.load_adapter"
+        )
     if any(folder.glob("*.onnx")) or any(folder.glob("onnx/*.onnx")):
         return "its weights are ONNX files; load it with backend='onnx'"
     ggufs = sorted(path.name for path in folder.glob("*.gguf"))
