@@ -174,6 +174,12 @@ def test_errors_allow_for_dependence_within_a_window():
     assert (median.value, median.low, median.high) == (2, 1, 3)
 
 
+def test_an_interval_is_cut_to_what_is_possible():
+    estimate = clustered_mean([np.array([1.0, 1.0]), np.array([1.0, 0.0])])
+    assert estimate.high > 1
+    assert (estimate.within(0, 1).low, estimate.within(0, 1).high) == (0, 1)
+
+
 def test_a_single_window_has_no_interval():
     assert clustered_mean([np.arange(5.0)]).low is None
 

@@ -178,11 +178,11 @@ class _Tally:
         return Comparison(
             reference_perplexity=clustered_mean(reference).exp(),
             log_ratio=clustered_mean([a - b for a, b in zip(nll, reference, strict=True)]),
-            kl_mean=clustered_mean(kl),
+            kl_mean=clustered_mean(kl).within(0),
             kl_median=median,
             kl_99=high,
             kl_max=max(float(each.max()) for each in kl),
-            same_top=clustered_mean(_joined(self._same)),
+            same_top=clustered_mean(_joined(self._same)).within(0, 1),
         )
 
 

@@ -48,6 +48,12 @@ class Estimate:
             return Estimate(value)
         return Estimate(value, self.error * value, math.exp(self.low), math.exp(self.high))
 
+    def within(self, least: float, most: float = math.inf) -> Estimate:
+        """With its interval cut to values that are possible."""
+        if self.low is None or self.high is None:
+            return self
+        return Estimate(self.value, self.error, max(least, self.low), min(most, self.high))
+
 
 def student95(freedom: int) -> float:
     """The factor of a standard error in a 95 % interval.
