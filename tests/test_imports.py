@@ -74,6 +74,7 @@ ALLOWED = {
         "text",
         "weights",
     },
+    "evaluation": {"backends.base", "llm", "text"},
     "server": {
         "Grammar",
         "Image",
@@ -85,6 +86,7 @@ ALLOWED = {
         "engine.history",
         "engine.metrics",
         "engine.progress",
+        "engine.types",
         "hardware",
         "llm",
         "load",
@@ -99,6 +101,7 @@ ALLOWED = {
     "cli": {
         "bench",
         "door",
+        "evaluation",
         "export",
         "hardware",
         "llm",

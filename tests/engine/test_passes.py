@@ -171,3 +171,30 @@ def test_changes_of_the_cells_add_up_to_the_table():
             held.pop(0).close(park=False)
             llm.cache.clear()
         follow()
+
+
+def test_prompts_are_scored_token_by_token_with_the_best_ones():
+    llm = mock_llm("AB")
+    texts = ["xAB", "q"]
+    scored, single = llm.prompt_logprobs(texts, top=2)
+    assert [token.id for token in scored] == [*b"xAB"]
+    assert [token.text for token in scored] == ["x", "A", "B"]
+    assert scored[0].logprob is None
+    assert [token.logprob for token in scored[1:]] == pytest.approx(llm.score("xAB"))
+    assert [token.top[0].token for token in scored[1:]] == [*b"AB"]
+    assert [len(token.top) for token in scored] == [0, 2, 2]
+    assert [(token.id, token.logprob) for token in single] == [(ord("q"), None)]
+
+
+def test_a_scored_prompt_stays_in_the_cache_of_its_salt():
+    llm = mock_llm("AB")
+    llm.prompt_logprobs(["x" * 40], cache_salt="mine")
+    assert llm.generate("x" * 40, max_tokens=1).usage.cached_tokens == 0
+    assert llm.generate("x" * 40, max_tokens=1, cache_salt="mine").usage.cached_tokens == 39
+
+
+@pytest.mark.parametrize("prompts", [[], "x", [""], [[]]])
+def test_no_prompts_are_not_scored(prompts):
+    with pytest.raises(InvalidRequest) as refused:
+        mock_llm("A").prompt_logprobs(prompts)
+    assert refused.value.param == "prompt"

@@ -23,6 +23,7 @@ from stretto.cli.convert import convert
 from stretto.cli.detect import detect
 from stretto.cli.devices import devices
 from stretto.cli.embed import embed
+from stretto.cli.eval import eval_
 from stretto.cli.export import export
 from stretto.cli.imatrix import imatrix
 from stretto.cli.inspect import inspect
@@ -30,6 +31,7 @@ from stretto.cli.merge import merge
 from stretto.cli.models import models
 from stretto.cli.output import clean
 from stretto.cli.parallel import parallel
+from stretto.cli.perplexity import perplexity
 from stretto.cli.pull import pull
 from stretto.cli.quantize import quantize
 from stretto.cli.read import read
@@ -60,6 +62,8 @@ for task in (embed, rerank, classify, detect, segment, read, transcribe):
     app.command(rich_help_panel="Other kinds of models")(task)
 for making in (quantize, convert, imatrix):
     app.command(rich_help_panel="Files in other formats")(making)
+app.command("perplexity", rich_help_panel="Quality")(perplexity)
+app.command("eval", rich_help_panel="Quality")(eval_)
 app.add_typer(bench, name="bench")
 app.add_typer(export, name="export")
 

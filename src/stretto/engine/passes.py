@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import POOLINGS, Activates, Batch, Head, Pooling, Projects
 from stretto.engine.adapters import adapter_parts
-from stretto.engine.decoders.passes import EmbedPass, Pass, ScorePass, normalized
+from stretto.engine.decoders.passes import EmbedPass, MeasurePass, Pass, ScorePass, normalized
 from stretto.engine.engine import Engine
 from stretto.engine.request import Request
 from stretto.engine.sequence import Sequence
@@ -27,6 +27,32 @@ def score_request(
 ) -> Request[ScorePass]:
     """The log-probability of each token after the first, given those before it: float32[n-1]."""
     runner = engine.runner
+    _check_scorable(engine, tokens)
+    track = runner.new_track(tokens[:-1], RandomStream(0))
+    track.adapt(runner.adapters.mix(adapter_parts(adapter)))
+    track.make_private()
+    return Request(ScorePass(runner, track, tokens), runner.metrics)
+
+
+def measure_request(
+    engine: Engine,
+    tokens: list[int],
+    n_top: int,
+    salt: str | None = None,
+    adapter: str | Mapping[str, float] | None = None,
+) -> Request[MeasurePass]:
+    """As `score_request`, with the `n_top` most probable tokens; prompts of the salt may share its cells."""
+    runner = engine.runner
+    _check_scorable(engine, tokens)
+    if type(n_top) is not int or n_top < 0:
+        raise InvalidRequest(f"top must be a number from 0 on, not {n_top!r}", param="top", value=n_top)
+    track = runner.new_track(tokens[:-1], RandomStream(0), salt)
+    track.adapt(runner.adapters.mix(adapter_parts(adapter)))
+    return Request(MeasurePass(runner, track, tokens, n_top), runner.metrics)
+
+
+def _check_scorable(engine: Engine, tokens: list[int]) -> None:
+    runner = engine.runner
     if len(tokens) < 2:
         raise InvalidRequest(f"a text of at least 2 tokens can be scored, not of {len(tokens)}", param="text")
     if len(tokens) > runner.context_length:
@@ -38,10 +64,6 @@ def score_request(
         )
     if any(type(token) is not int for token in tokens):
         raise Unsupported("texts with images are not scored; use a sequence and its logits")
-    track = runner.new_track(tokens[:-1], RandomStream(0))
-    track.adapt(runner.adapters.mix(adapter_parts(adapter)))
-    track.make_private()
-    return Request(ScorePass(runner, track, tokens), runner.metrics)
 
 
 def activations_of(
@@ -158,6 +180,7 @@ __all__ = [
     "embed_request",
     "embedding_head",
     "logits_of",
+    "measure_request",
     "normalized",
     "score_request",
 ]

@@ -29,10 +29,12 @@ from stretto.engine.passes import (
 )
 from stretto.engine.sequence import new_sequence, restored_sequence
 from stretto.engine.table import CellTable
+from stretto.engine.types import Token
 from stretto.errors import InvalidRequest
 from stretto.llm.base import EngineModel
 from stretto.llm.making import new_runs
 from stretto.llm.prompts import Prompt, prompt_ids
+from stretto.llm.scores import PromptScores
 from stretto.llm.texts import Texts, is_list
 from stretto.models.adapting import target_of
 from stretto.parallel import ParallelStream, ParallelText, run_all
@@ -114,6 +116,44 @@ class LLM(Texts, EngineModel):
             return score_request(engine, prompt_ids(engine, ids), adapter)
 
         return cast(Floats, await finished_pass(self._worker, make))
+
+    def prompt_logprobs(
+        self,
+        prompts: list[str] | list[list[int]],
+        top: int = 1,
+        *,
+        cache_salt: str | None = None,
+        adapter: Adapter | None = None,
+    ) -> list[list[Token]]:
+        """Each token of some prompts with its log-probability and those of the `top` most probable ones.
+
+        Prompts share passes. The first token of each has no log-probability: nothing comes before it.
+
+        >>> [token.logprob for token in llm.prompt_logprobs(["Grass is green"])[0]]
+        """
+        plan = PromptScores(self._engine, prompts, top, cache_salt, adapter)
+        self._engine.complete([[request] for request in plan.requests])
+        return plan.results()
+
+    async def aprompt_logprobs(
+        self,
+        prompts: list[str] | list[list[int]],
+        top: int = 1,
+        *,
+        cache_salt: str | None = None,
+        adapter: Adapter | None = None,
+    ) -> list[list[Token]]:
+        """As `prompt_logprobs`, to await; cancelling the task cancels it."""
+        from stretto.engine.aio import finished
+
+        plans: list[PromptScores] = []
+
+        def make() -> list[list[Request[Any]]]:
+            plans.append(PromptScores(self._engine, prompts, top, cache_salt, adapter))
+            return [[request] for request in plans[0].requests]
+
+        await finished(self._worker, make)
+        return plans[0].results()
 
     def embed(
         self, texts: list[str] | list[list[int]], *, pooling: Pooling | None = None, normalize: bool = True

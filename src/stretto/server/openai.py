@@ -15,6 +15,7 @@ from stretto.llm import LLM
 from stretto.server.answers import PIECE_VALUES, long_json
 from stretto.server.calls import plan_of
 from stretto.server.chat import prompt_of
+from stretto.server.echo import check_echo, echoed, nothing_new
 from stretto.server.embedding import Vectors, embedded, ids_of
 from stretto.server.errors import ApiError, Json, translate
 from stretto.server.generation import Generation, begin, started, unless_gone
@@ -50,6 +51,7 @@ async def model(name: str, request: Request) -> Response:
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue a text, or several."""
     state = state_of(request)
+    check_echo(body)
     options = completion_options(body, state.settings.limits)
     options.update(grammar_of(body, state.settings.limits))
     prompts = prompts_of(body.prompt)
@@ -63,10 +65,17 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
             llm = generation.lease.llm
             texts = await asyncio.to_thread(lambda: [_text(llm, prompt) for prompt in prompts])
             shape.before = [text for text in texts for _ in range(options["n"])]
+            if body.logprobs is not None:
+                scored = await echoed(generation, prompts, dict(options))
+                shape.scored = [tokens for tokens in scored for _ in range(options["n"])]
+        if body.max_tokens == 0:
+            return shape
         ready = await _with_ids(body, shape, await _continued(body, generation, prompts), options["n"])
         await _start(body, generation, ready, options)
         return shape
 
+    if body.max_tokens == 0:
+        return await _echo(request, body, start, prompts, options["n"])
     return await _answer(request, body, start, len(prompts), "prompt")
 
 
@@ -135,6 +144,31 @@ async def _start(
     await generation.start(prompts, options)
 
 
+async def _echo(
+    request: Request,
+    body: CompletionRequest,
+    start: Callable[[Generation], Awaitable[Shape]],
+    prompts: list[Any],
+    n: int,
+) -> Response:
+    """The answer to a request for no new tokens: its prompts, with log-probabilities if they are wanted."""
+    _note(request, body)
+    generation, shape = await started(request, body.model, start, "prompt")
+    try:
+        llm = generation.lease.llm
+        ids = await asyncio.to_thread(lambda: [ids_of(llm, prompt) for prompt in prompts])
+        results = [nothing_new(len(prompt)) for prompt in ids for _ in range(n)]
+        whole = await asyncio.to_thread(shape.whole, results, len(prompts))
+        return await long_json(whole, sum(map(len, ids)) * n * (1 + (shape.tops or 0)))
+    finally:
+        generation.close()
+
+
+def _note(request: Request, body: CompletionRequest | ChatRequest) -> None:
+    """Put the model and the user into the request's log line."""
+    request.scope["stretto"].update(model=body.model, **({"user": body.user[:100]} if body.user else {}))
+
+
 async def _answer(
     request: Request,
     body: CompletionRequest | ChatRequest,
@@ -143,7 +177,7 @@ async def _answer(
     prompt: str,
 ) -> Response:
     """Start a generation and answer with it; `prompt` is the field that holds the prompt."""
-    request.scope["stretto"].update(model=body.model, **({"user": body.user[:100]} if body.user else {}))
+    _note(request, body)
     shaped = "grammar" if body.grammar else "response_format"
     generation, shape = await started(request, body.model, start, prompt, shaped)
     try:
@@ -152,6 +186,7 @@ async def _answer(
             return Streamed(generation, generation.texts, Chunks(shape, usage, n_prompts), EVENTS)
         results = await unless_gone(request, generation.results())
         n_values = sum(len(result.tokens) for result in results) * (shape.tops or 0)
+        n_values += sum(map(len, shape.scored)) * (1 + (shape.tops or 0))
         if n_values <= PIECE_VALUES:
             whole = shape.whole(results, n_prompts)
         else:

@@ -55,13 +55,6 @@ def completion_options(body: CompletionRequest, limits: RequestLimits) -> dict[s
             options["best_of"] = body.best_of
     if body.logprobs is not None:
         options["logprobs"] = max(1, body.logprobs)  # 0 asks for the token's own, and so does 1
-        if body.echo:
-            raise ApiError(
-                400,
-                "echo gives no logprobs of the prompt; /stretto/score does",
-                param="echo",
-                code="unsupported",
-            )
     return options
 
 

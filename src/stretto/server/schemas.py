@@ -150,7 +150,7 @@ class CompletionRequest(Sampling):
         | Tokens
         | Annotated[list[Tokens], Field(min_length=1, max_length=2048)]
     )
-    max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = 16
+    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31, description="0 with echo only.")] | None = 16
     best_of: Annotated[int, Field(ge=1, le=256)] | None = None
     echo: bool | None = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

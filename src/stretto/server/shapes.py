@@ -35,6 +35,7 @@ class Shape:
         self.id = f"{self.prefix}-{token_hex(12)}"
         self.created = int(time.time())
         self.before: list[str] = []  # the text that comes before each of them (`echo`)
+        self.scored: list[list[Token]] = []  # the prompt's tokens of each, where they have log-probabilities
         self.prompts: list[list[int] | None] | None = None  # of each text, where ids of tokens are asked for
         self.ends: frozenset[int] = self.tokenizer.end_ids  # tokens that end a text and are not part of it
 
@@ -78,9 +79,16 @@ class Shape:
         return {
             **self.head(self.kind),
             "choices": choices,
-            "usage": usage(results, n_prompts),
+            "usage": self.usage(results, n_prompts),
             "timings": self.generation.timings(results),
         }
+
+    def usage(self, results: list[Result], n_prompts: int) -> dict[str, Any]:
+        """Tokens counted; a prompt that was scored here first was computed, not found in the cache."""
+        counted = usage(results, n_prompts)
+        if self.scored:
+            counted["prompt_tokens_details"]["cached_tokens"] = 0
+        return counted
 
     def whole_ids(self, index: int, result: Result) -> dict[str, Any]:
         """The ids of a text and of its prompt, where they are asked for; those of an image are none."""
@@ -114,7 +122,8 @@ class Shape:
         if not self.before and self.prompts is None:
             return ""
         text = self.before[index] if self.before else ""
-        return f'"text":{quoted(text)},"logprobs":null{self.opening_ids(index)}'
+        logprobs = dumps(self.prompt_logprobs(index)) if self.scored else "null"
+        return f'"text":{quoted(text)},"logprobs":{logprobs}{self.opening_ids(index)}'
 
     def opening_ids(self, index: int) -> str:
         """The ids of a text's prompt, as a field, where they are asked for."""
@@ -137,27 +146,43 @@ class Shape:
 
     def choice(self, index: int, result: Result) -> dict[str, Any]:
         """A whole text."""
-        logprobs = None if self.tops is None else self.logprobs(result.logprobs or [])
         before = self.before[index] if self.before else ""
+        logprobs = None if self.tops is None else self.logprobs(result.logprobs or [], len(before))
+        if logprobs is not None and self.scored:
+            logprobs = {
+                name: [*first, *logprobs[name]] for name, first in self.prompt_logprobs(index).items()
+            }
         return {"text": before + result.text, "logprobs": logprobs}
 
-    def logprobs(self, tokens: list[Token]) -> dict[str, Any]:
-        """Log-probabilities in the shape of `/v1/completions`."""
+    def prompt_logprobs(self, index: int) -> dict[str, Any]:
+        """Log-probabilities of a prompt's tokens; the first has none."""
+        found = self.logprobs(self.scored[index])
+        found["token_logprobs"][0] = found["top_logprobs"][0] = None
+        end = len(self.before[index])  # of which the detokenized text may be another form
+        found["text_offset"] = [min(at, end) for at in found["text_offset"]]
+        return found
+
+    def logprobs(self, tokens: list[Token], at: int = 0) -> dict[str, Any]:
+        """Log-probabilities in the shape of `/v1/completions`; the text of the first token starts at `at`."""
         known = [token for token in tokens if token.id is not None]
-        offsets, at = [], 0
+        offsets = []
         for token in known:
             offsets.append(at)
             at += len(token.text)
         return {
             "tokens": [self.shown(token.id) for token in known],
             "token_logprobs": [lowest(token.logprob) for token in known],
-            "top_logprobs": [
-                {self.shown(one.token): lowest(one.logprob) for one in token.top[: self.tops]}
-                for token in known
-            ],
+            "top_logprobs": [self._best(token) for token in known],
             "text_offset": offsets,
             **({} if self.prompts is None else self._ids_of_logprobs(known)),
         }
+
+    def _best(self, token: Token) -> dict[str, float]:
+        """The most probable tokens by text; of several with the same text the most probable one."""
+        best: dict[str, float] = {}
+        for one in token.top[: self.tops]:
+            best.setdefault(self.shown(one.token), lowest(one.logprob))
+        return best
 
     def _ids_of_logprobs(self, tokens: list[Token]) -> dict[str, Any]:
         """Ids beside the texts, which may be the same for several tokens."""
@@ -251,8 +276,8 @@ class ChatShape(Shape):
             self._watchers[index] = CallWatcher(self._plan, self.tokenizer, self._begun)
         return self._watchers[index]
 
-    def logprobs(self, tokens: list[Token]) -> dict[str, Any]:
-        """Log-probabilities in the shape of chats."""
+    def logprobs(self, tokens: list[Token], at: int = 0) -> dict[str, Any]:
+        """Log-probabilities in the shape of chats, which have no offsets."""
         content = [
             {
                 **self._entry(token.id, token.logprob),
@@ -310,7 +335,7 @@ class Chunks:
         last = {
             **self._shape.head(self._shape.chunk_kind),
             "choices": [],
-            "usage": usage(results, self._n_prompts),
+            "usage": self._shape.usage(results, self._n_prompts),
             "timings": self._shape.generation.timings(results),
         }
         return f"data: {dumps(last)}\n\n".encode() + done

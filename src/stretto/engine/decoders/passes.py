@@ -17,10 +17,13 @@ from stretto.engine.output import Ending, Output
 from stretto.engine.params import Hook
 from stretto.engine.runner import Runner
 from stretto.engine.track import Row, Rows, Source, Track, host_row, host_rows
+from stretto.engine.types import Logprob
+from stretto.sampling.measure import measure
 from stretto.sampling.rng import RandomStream
 from stretto.sampling.transforms import log_softmax
 
 Floats = NDArray[np.float32]
+Measured = tuple[float, tuple[Logprob, ...]]  # of a token, and of the most probable ones in its place
 
 MAX_LOGITS = 1 << 24  # held at once by a pass that scores: 64 MB
 
@@ -141,6 +144,22 @@ class _Scored(_AllRows):
             self.scores[i] = log_softmax(row)[self._tokens[i + 1]]
 
 
+class _Measured(_Scored):
+    """Scores with the most probable tokens beside each."""
+
+    def __init__(self, track: Track, tokens: list[int], most: int, n_top: int) -> None:
+        super().__init__(track, tokens, most)
+        self._n_top = n_top
+        self.measured: list[Measured] = []
+
+    def take(self, rows: Rows) -> None:
+        """Keep the log-probabilities of the token behind each row and of the best ones."""
+        first = self.track.n_placed - len(rows)
+        for i, row in enumerate(host_rows(rows), first + 1):
+            logprob, best = measure(row, self._tokens[i], self._n_top)
+            self.measured.append((logprob, tuple(Logprob(*one) for one in best)))
+
+
 class ScorePass(Pass):
     """The log-probability of each token of a text after its first, given those before it."""
 
@@ -149,7 +168,7 @@ class ScorePass(Pass):
         track.running = True
         track.checkpoints = None  # nothing of it stays
         self._runner = runner
-        self._source = _Scored(track, tokens, max(1, min(runner.chunk, MAX_LOGITS // runner.spec.n_vocab)))
+        self._source = _Scored(track, tokens, rows_at_once(runner))
 
     @property
     def sources(self) -> Sequence[Source]:
@@ -163,6 +182,36 @@ class ScorePass(Pass):
     def close(self) -> None:
         """Free the cells: a text that was scored is not kept for prompts to come."""
         self._runner.close_track(self._source.track, park=False)
+
+
+class MeasurePass(Pass):
+    """As `ScorePass`, with the `n_top` most probable tokens at each place; the cells stay for prompts."""
+
+    def __init__(self, runner: Runner, track: Track, tokens: list[int], n_top: int) -> None:
+        super().__init__(runner.metrics)
+        track.running = True
+        track.checkpoints = None
+        self._runner = runner
+        self._source = _Measured(track, tokens, rows_at_once(runner), n_top)
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The text without its last token."""
+        return (self._source,)
+
+    def result(self) -> list[Measured]:
+        """Of each token after the first."""
+        return self._source.measured
+
+    def close(self) -> None:
+        """Park the cells: the text is usually continued next."""
+        whole = not self._source.track.n_missing and self._runner.prefix_cache and self._runner.slots is None
+        self._runner.close_track(self._source.track, park=whole)
+
+
+def rows_at_once(runner: Runner) -> int:
+    """How many rows of logits a pass may have."""
+    return max(1, min(runner.chunk, MAX_LOGITS // runner.spec.n_vocab))
 
 
 class _Embedded(_AllRows):

@@ -1,0 +1,48 @@
+"""`stretto eval`: multiple choice by log-likelihood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stretto.cli.perplexity import AsJson, Backend, Threads
+
+
+def eval_(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name, a path, or hf:org/repo/file.gguf.")],
+    task: Annotated[
+        Path, typer.Argument(metavar="TASK.jsonl", help='Lines of {"context", "choices", "answer"}.')
+    ],
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first questions.")] = None,
+    delimiter: Annotated[str, typer.Option(help="What stands between a context and a choice.")] = " ",
+    cells: Annotated[int, typer.Option(min=64, max=1 << 24, help="The size of the cache in tokens.")] = 8192,
+    backend: Backend = "auto",
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer multiple-choice questions: the choice with the highest log-likelihood behind the context.
+
+    The normalised accuracy divides by the number of characters of a choice. Intervals are Wilson's, of 95 %.
+    """
+    from stretto.cli.output import console, print_json
+    from stretto.cli.perplexity import check_generates, figure
+    from stretto.cli.quantize import progress_bar
+    from stretto.evaluation import multiple_choice, read_questions
+    from stretto.llm import load
+
+    questions = read_questions(task, limit)
+    with load(model, backend=backend, threads=threads, cells=cells) as llm, progress_bar() as bar:
+        check_generates(llm, model)
+        line = bar.add_task(task.name, total=len(questions))
+        report = multiple_choice(
+            llm, questions, delimiter=delimiter, progress=lambda done: bar.update(line, completed=done)
+        )
+    if as_json:
+        print_json({"model": model, "task": str(task), **report.as_dict()})
+        return
+    out = console()
+    out.print(f"{len(questions):,} questions", soft_wrap=True)
+    out.print(f"accuracy             {figure(report.accuracy)}", soft_wrap=True)
+    out.print(f"normalised accuracy  {figure(report.accuracy_norm)}", soft_wrap=True)

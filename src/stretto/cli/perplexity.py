@@ -1,0 +1,142 @@
+"""`stretto perplexity`: how well a model predicts a text, and how near it is to another file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from stretto.evaluation import Estimate, PerplexityReport
+
+MAX_TEXT_BYTES = 1 << 30
+
+Backend = Annotated[str, typer.Option(help="What runs the model (docs/routing.md).")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="How many threads (default: as suits the machine).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document, with the figures of each window.")]
+
+
+def perplexity(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name, a path, or hf:org/repo/file.gguf.")],
+    text: Annotated[Path, typer.Argument(metavar="TEXT", help="A UTF-8 text file.")],
+    window: Annotated[int, typer.Option(min=4, max=1 << 20, help="Tokens that are read together.")] = 512,
+    stride: Annotated[
+        int | None,
+        typer.Option(min=1, help="Overlapping windows, so many tokens apart; all tokens are scored."),
+    ] = None,
+    chunks: Annotated[int | None, typer.Option(min=1, help="At most so many windows.")] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help='Compare with this model; "reference": the same file, computed exactly.'
+        ),
+    ] = None,
+    backend: Backend = "auto",
+    reference_backend: Annotated[str, typer.Option(help="What runs the other model.")] = "auto",
+    threads: Threads = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Write a plot of the windows.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the perplexity of a text by llama.cpp's windows, or by overlapping ones (--stride).
+
+    With --reference also the KL divergence from that model to this one, and how often both find the same
+    token most probable. Intervals are of 95 %, over windows.
+    """
+    from contextlib import ExitStack
+
+    from stretto.cli.output import print_json
+    from stretto.cli.quantize import progress_bar
+    from stretto.evaluation import perplexity as measure
+    from stretto.evaluation import plot_windows
+    from stretto.llm import load
+
+    content = read_text(text)
+    cells = max(window, 512)
+    with ExitStack() as stack:
+        llm = stack.enter_context(load(model, backend=backend, threads=threads, cells=cells))
+        check_generates(llm, model)
+        other = None
+        if reference is not None:
+            exactly = reference == "reference"
+            how = "reference" if exactly else reference_backend
+            name = model if exactly else reference
+            other = stack.enter_context(load(name, backend=how, threads=threads, cells=cells))
+            check_generates(other, name)
+        bar = stack.enter_context(progress_bar())
+        task = bar.add_task(text.name, total=None)
+        report = measure(
+            llm,
+            content,
+            window=window,
+            stride=stride,
+            chunks=chunks,
+            reference=other,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if plot is not None:
+        plot.write_text(plot_windows(report, f"{Path(model).name} on {text.name}"), encoding="utf-8")
+    if as_json:
+        print_json({"model": model, "text": str(text), "reference": reference, **report.as_dict()})
+    else:
+        show(report)
+
+
+def read_text(path: Path) -> str:
+    """A file's text; raises for one that is too large or not UTF-8."""
+    from stretto.errors import InvalidRequest
+
+    if (nbytes := path.stat().st_size) > MAX_TEXT_BYTES:
+        raise InvalidRequest(
+            f"{path} has {nbytes:,} bytes; at most {MAX_TEXT_BYTES:,} are read", param="text"
+        )
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{path} is not UTF-8: {error}", param="text", value=str(path)) from None
+
+
+def check_generates(llm: object, name: str) -> None:
+    """Raise for a model that predicts no tokens: an encoder, say."""
+    from stretto.errors import Unsupported
+
+    if "score" not in getattr(llm, "verbs", ()):
+        raise Unsupported(f"{name} does not predict tokens; give a language model", param="model")
+
+
+def show(report: PerplexityReport) -> None:
+    """Print the figures."""
+    from stretto.cli.output import console
+
+    out = console()
+    how = "windows of" if report.stride is None else f"windows {report.stride} apart of"
+    out.print(
+        f"{report.n_scored:,} of {report.n_tokens:,} tokens scored, {len(report.windows):,} {how} "
+        f"{report.window}",
+        soft_wrap=True,
+    )
+    out.print(f"perplexity       {figure(report.perplexity)}", soft_wrap=True)
+    if report.token_error is not None:
+        out.print(f"  llama.cpp's ±  {report.token_error:.5f}", soft_wrap=True)
+    if (found := report.comparison) is not None:
+        for name, estimate in (
+            ("its reference's", found.reference_perplexity),
+            ("ln of the ratio", found.log_ratio),
+            ("KL mean", found.kl_mean),
+            ("KL median", found.kl_median),
+            ("KL 99 %", found.kl_99),
+            ("same top token", found.same_top),
+        ):
+            out.print(f"{name:<16} {figure(estimate, 6)}", soft_wrap=True)
+        out.print(f"{'KL maximum':<16} {found.kl_max:.6f}", soft_wrap=True)
+
+
+def figure(estimate: Estimate, digits: int = 4) -> str:
+    """An estimate with its interval."""
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.{digits}f}"
+    return f"{estimate.value:.{digits}f}  (95 %: {estimate.low:.{digits}f} to {estimate.high:.{digits}f})"

@@ -1,0 +1,28 @@
+"""Quality of a model in numbers: perplexity, KL divergence to another model, multiple choice.
+
+    from stretto.evaluation import perplexity
+    perplexity(llm, text).perplexity.value
+
+For `stretto perplexity` and `stretto eval`, and for programs of your own (docs/evaluation.md).
+"""
+
+from stretto.evaluation.choices import ChoiceReport, Question, multiple_choice, read_questions
+from stretto.evaluation.perplexity import Comparison, PerplexityReport, perplexity
+from stretto.evaluation.plot import plot_windows
+from stretto.evaluation.statistics import Estimate
+from stretto.evaluation.windows import Window, half_scored_windows, strided_windows
+
+__all__ = [
+    "ChoiceReport",
+    "Comparison",
+    "Estimate",
+    "PerplexityReport",
+    "Question",
+    "Window",
+    "half_scored_windows",
+    "multiple_choice",
+    "perplexity",
+    "plot_windows",
+    "read_questions",
+    "strided_windows",
+]
