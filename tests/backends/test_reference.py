@@ -372,7 +372,7 @@ def state(cells):
 
 
 class Failing(ReferenceBackend):
-    def logits(self, hidden):
+    def logits(self, hidden, changes=None):
         raise RuntimeError("out of luck")
 
 
