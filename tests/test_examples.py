@@ -52,7 +52,13 @@ def test_streaming(output_of):
 
 
 def test_steering(output_of):
-    *_, beyond = output_of("steering.py").splitlines()
+    lines = output_of("steering.py").splitlines()
+    assert [line.split(":")[0] for line in lines] == ["-2", "+0", "+2"]
+    assert len({line.split(":")[1] for line in lines}) == 3
+
+
+def test_a_direction_shifts_more_than_random_vectors(output_of):
+    *_, beyond = output_of("../benchmarks/steering.py").splitlines()
     low = re.search(r"interval ([+-][\d.]+) to", beyond)
     assert float(low[1]) > 0.5
 
