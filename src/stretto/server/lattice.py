@@ -13,8 +13,9 @@ from stretto.llm import LLM
 from stretto.parallel.options import ParallelParams
 from stretto.parallel.render import ParallelText
 from stretto.parallel.types import Attention, Member, ParallelStep
-from stretto.server.errors import ApiError, body_of, dumps
+from stretto.server.errors import ApiError, body_of
 from stretto.server.generation import Generation
+from stretto.server.open_response import DONE, event
 from stretto.text.tokenizer import Tokenizer
 
 ATTENTION_BYTES = 256 << 20  # that the attention of a run may take, at most
@@ -88,7 +89,7 @@ class StepEvents:
         pruned = [[at, number] for at, number, member in self._kept if not member.kept]
         self._kept = deque((entry for entry in self._kept if entry[2].kept), WATCHED_MEMBERS)
         self._kept.extend((step.index, number, member) for number, member in enumerate(step.members))
-        event: dict[str, Any] = {
+        told: dict[str, Any] = {
             "step": {
                 "index": step.index,
                 "position": step.position,
@@ -103,15 +104,15 @@ class StepEvents:
         before, self._before = self._before, step
         if before is not None and before.attention is not None:
             tokenizer = self._generation.lease.llm.tokenizer
-            event["attention"] = {"index": before.index, **in_brief(before.attention, tokenizer)}
-        return f"data: {dumps(event)}\n\n".encode()
+            told["attention"] = {"index": before.index, **in_brief(before.attention, tokenizer)}
+        return event(told).encode()
 
     async def end(self) -> bytes:
         """The whole result."""
         text = (await self._generation.texts.result()).to_dict()
         text["timings"] = {**text["timings"], **self._generation.spent()}
-        return f"data: {dumps({'result': text})}\n\ndata: [DONE]\n\n".encode()
+        return event({"result": text}).encode() + DONE
 
     def failed(self, error: ApiError) -> bytes:
         """The error is an event too, and the last one."""
-        return f"data: {dumps(body_of(error, '/stretto/'))}\n\n".encode()
+        return event(body_of(error, "/stretto/")).encode()

@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
@@ -21,12 +20,12 @@ from starlette.types import Receive, Scope, Send
 from stretto import __version__
 from stretto.engine.history import HISTORY_SECONDS
 from stretto.server.callers import Caller, caller_of
-from stretto.server.errors import ApiError, dumps, translate
+from stretto.server.errors import ApiError, translate
 from stretto.server.following import Following
-from stretto.server.generation import gone
 from stretto.server.history import Watched, columns
 from stretto.server.load import Load
 from stretto.server.logs import LastLines
+from stretto.server.open_response import OpenResponse, event
 from stretto.server.running import listed
 from stretto.server.state import State, state_of
 from stretto.server.streamed import DIRECT
@@ -152,7 +151,7 @@ class Live:
         self._past.append(Watched(int(time.perf_counter()), figures["cpu"], figures["memory"]["rss"]))
         self._share = min(CPU_SHARE, max(MIN_CPU_SHARE, PROCESS_SHARE * figures["cpu"]["process"]))
         self._n_load += 1
-        self._figures = _event({"stats": figures})
+        self._figures = event({"stats": figures})
         self._requests.clear()
         self.spend(time.thread_time() - begun)
 
@@ -176,7 +175,7 @@ class Live:
         begun = time.thread_time()
         admin = watcher.caller.admin
         hello = {"version": __version__, "watchers": len(self.watchers), "admin": admin}
-        text = _event({"hello": hello}) + _event({"history": columns(self.state, self._past)})
+        text = event({"hello": hello}) + event({"history": columns(self.state, self._past)})
         self.spend(time.thread_time() - begun, is_first=True)
         return text
 
@@ -190,7 +189,7 @@ class Live:
         if watcher.caller.admin:
             watcher.n_lines, lines = self.lines.since(watcher.n_lines)
             if lines:
-                events.append(_event({"logs": lines}))
+                events.append(event({"logs": lines}))
         if watcher.model is not None and watcher.model in self._followed:
             followed = self._followed[watcher.model]
             watcher.seen, frame = followed.event(watcher.caller, watcher.seen)
@@ -201,41 +200,25 @@ class Live:
 
     def _requests_of(self, caller: Caller) -> str:
         if caller not in self._requests:
-            self._requests[caller] = _event({"requests": listed(self.state, caller)})
+            self._requests[caller] = event({"requests": listed(self.state, caller)})
         return self._requests[caller]
 
 
-def _event(data: dict[str, Any]) -> str:
-    return f"data: {dumps(data)}\n\n"
-
-
-class LiveStream(Response):
+class LiveStream(OpenResponse):
     """The events of a watcher, until it disconnects or the server shuts down."""
 
     def __init__(self, live: Live, watcher: Watcher) -> None:
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        super().__init__(media_type="text/event-stream", headers=headers)
-        del self.headers["content-length"]
+        super().__init__()
         self._live = live
         self._watcher = watcher
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events."""
-        self._live.join(self._watcher)
-        work = asyncio.ensure_future(self._send(send, scope.get(DIRECT, send)))
-        watch = asyncio.ensure_future(gone(receive))
-        left = asyncio.ensure_future(self._watcher.left.wait())
-        try:
-            await asyncio.wait((work, watch, left), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-        finally:
-            self._live.leave(self._watcher)
-            for task in (work, watch, left):
-                task.cancel()
-                with suppress(BaseException):
-                    await task
-        if self._watcher.left.is_set() and self._watcher.sending is None:
+        live, watcher = self._live, self._watcher
+        live.join(watcher)
+        work = self._send(send, scope.get(DIRECT, send))
+        await self.send_until(work, receive, lambda: live.leave(watcher), watcher.left.wait())
+        if watcher.left.is_set() and watcher.sending is None:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, direct: Send) -> None:

@@ -19,6 +19,7 @@ from stretto.server.echo import check_echo, echoed, nothing_new
 from stretto.server.embedding import Vectors, embedded, ids_of
 from stretto.server.errors import ApiError, Json, translate
 from stretto.server.generation import Generation, begin, started, unless_gone
+from stretto.server.open_response import EVENTS
 from stretto.server.options import chat_options, check_at_most, check_prompts, completion_options
 from stretto.server.pins import check_pin, pin
 from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
@@ -27,8 +28,6 @@ from stretto.server.slots import Slot
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
 from stretto.server.structured import grammar_of
-
-EVENTS = "text/event-stream"
 
 router = APIRouter(tags=["OpenAI"])
 

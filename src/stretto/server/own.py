@@ -21,7 +21,7 @@ from stretto.server.embedding import ids_of
 from stretto.server.errors import ApiError, Json, translate
 from stretto.server.generation import begin, unless_gone
 from stretto.server.lattice import StepEvents, all_of, as_dict, check_attention
-from stretto.server.openai import EVENTS
+from stretto.server.open_response import EVENTS
 from stretto.server.options import check_prompts
 from stretto.server.pins import listed, release
 from stretto.server.schemas import Body, Name, Number, Stop, Text, Tokens

@@ -11,6 +11,7 @@ from stretto import Result, Token, __version__
 from stretto.server.calls import CallWatcher, openai_calls
 from stretto.server.errors import ApiError, body_of, dumps
 from stretto.server.generation import Generation, usage
+from stretto.server.open_response import DONE, event
 from stretto.tools.plan import ToolPlan
 
 FINGERPRINT = f"stretto-{__version__}"
@@ -328,9 +329,8 @@ class Chunks:
 
     async def end(self) -> bytes:
         """The usage, if it was asked for, and the last event."""
-        done = b"data: [DONE]\n\n"
         if not self._usage:
-            return done
+            return DONE
         results = [self._results[index] for index in sorted(self._results)]
         last = {
             **self._shape.head(self._shape.chunk_kind),
@@ -338,11 +338,11 @@ class Chunks:
             "usage": self._shape.usage(results, self._n_prompts),
             "timings": self._shape.generation.timings(results),
         }
-        return f"data: {dumps(last)}\n\n".encode() + done
+        return event(last).encode() + DONE
 
     def failed(self, error: ApiError) -> bytes:
         """The error is an event too, and the last one."""
-        return f"data: {dumps(body_of(error, '/v1/'))}\n\n".encode()
+        return event(body_of(error, "/v1/")).encode()
 
 
 def lowest(logprob: float | None) -> float:

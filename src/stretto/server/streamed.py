@@ -6,16 +6,14 @@ and chunks go to the connection directly, past the middleware.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any, Protocol
 
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from stretto.server.errors import ApiError, translate
-from stretto.server.generation import Generation, gone
+from stretto.server.generation import Generation
+from stretto.server.open_response import OpenResponse
 
 DRAIN_SECONDS = 30.0  # that a client may take after the end to read the rest
 DIRECT = "stretto.send"  # key in a scope: the connection's own `send`, set by the guard
@@ -34,7 +32,7 @@ class StreamFormat(Protocol):
         """The last chunk after an error."""
 
 
-class Streamed(Response):
+class Streamed(OpenResponse):
     """Streams a generation; closes it at the end, whatever the reason.
 
     Meanwhile the connection is watched: if the client disconnects, the generation is cancelled.
@@ -43,10 +41,7 @@ class Streamed(Response):
     def __init__(
         self, generation: Generation, news: AsyncIterator[Any], stream_format: StreamFormat, media_type: str
     ) -> None:
-        super().__init__(
-            media_type=media_type, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
-        )
-        del self.headers["content-length"]
+        super().__init__(media_type)
         self._generation = generation
         self._news = news
         self._format = stream_format
@@ -54,21 +49,9 @@ class Streamed(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the chunks."""
-        work = asyncio.ensure_future(self._send(send, scope.get(DIRECT, send)))
-        watch = asyncio.ensure_future(gone(receive))
-        try:
-            await asyncio.wait(
-                (work, watch), timeout=self._seconds + DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
-            if work.done():
-                work.result()
-        finally:
-            watch.cancel()
-            self._generation.close()  # at once: the next step frees the cells
-            if not work.done():
-                work.cancel()
-                with suppress(BaseException):
-                    await work
+        work = self._send(send, scope.get(DIRECT, send))
+        # The generation is closed at once: the next step frees the cells.
+        await self.send_until(work, receive, self._generation.close, timeout=self._seconds + DRAIN_SECONDS)
 
     async def _send(self, send: Send, direct: Send) -> None:
         """Send the head, the chunks and the end. Only the first and the last pass through the middleware."""
