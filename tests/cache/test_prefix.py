@@ -51,7 +51,8 @@ def test_domains_find_nothing_of_each_other(cells, prefixes):
         assert prefixes.match([1, 2, 3], other) == (None, 0)
     assert park(cells, prefixes, 2, [1, 2, 3], domain=theirs) == 2  # cells of its own
     assert (prefixes.match([1, 2, 4], ours), prefixes.match([1, 2, 4], theirs)) == ((1, 2), (2, 2))
-    assert (prefixes.domain(1), prefixes.domain(3)) == (ours, None)
+    domains = {entry.id: entry.domain for entry in prefixes.entries()}
+    assert (domains[1], domains.get(3)) == (ours, None)
 
 
 def test_a_domain_leaves_nothing_behind(cells, prefixes):

@@ -142,11 +142,6 @@ class PrefixCache:
         n, entry = (0, None) if tree is None else tree.longest(items)
         return (None, 0) if entry is None else (entry.id, n)
 
-    def domain(self, sequence: int) -> Domain | None:
-        """The domain of a parked sequence; None if it is not parked."""
-        entry = self._entries.get(sequence)
-        return None if entry is None else entry.domain
-
     def find_state(self, items: Sequence[object], domain: Domain = COMMON) -> tuple[int | None, int]:
         """The parked sequence with the latest state that a text with these items can go on from."""
         source, best, wanted = None, 0, tuple(items)

@@ -61,7 +61,7 @@ def copy_table(runner: Runner, follower: Follower) -> TableCopy:
         delta=delta,
         images=np.zeros(len(delta.cells), bool) if placeholder is None else delta.tokens == placeholder,
         states=_states(runner),
-        salts=_salts(runner),
+        salts=salts_of(runner),
         slots=cells.slots.as_data() if delta.complete and cells.slots is not None else None,
         seconds=time.thread_time() - begun,
     )
@@ -71,7 +71,7 @@ def copy_cell(runner: Runner, cell: int) -> CellCopy:
     """Copy one cell of the table; under the runner's lock."""
     cells, states = runner.cells, _states(runner)
     found = {i: states[i] for i in sorted(cells.members(cell))}
-    return CellCopy(int(cells.positions[cell]), int(cells.tokens[cell]), found, _salts(runner))
+    return CellCopy(int(cells.positions[cell]), int(cells.tokens[cell]), found, salts_of(runner))
 
 
 def _states(runner: Runner) -> dict[int, SequenceState]:
@@ -85,7 +85,7 @@ def _states(runner: Runner) -> dict[int, SequenceState]:
     return states
 
 
-def _salts(runner: Runner) -> dict[int, str]:
+def salts_of(runner: Runner) -> dict[int, str]:
     """The salts of all sequences that have one."""
     salts = {track.id: track.domain.salt for track in runner.tracks.values() if track.domain.salt}
     for entry in runner.prefixes.entries():

@@ -146,20 +146,3 @@ class Metrics:
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain data."""
         return asdict(self)
-
-
-def quantile(counts: tuple[int, ...], share: float, bounds: tuple[float, ...] = SECONDS) -> float | None:
-    """The value below which a share of a histogram's values lies, evenly spread within bounds; None for none.
-
-    >>> quantile((0, 10), 0.5, (1.0, 2.0))
-    1.5
-    """
-    wanted, seen = share * sum(counts), 0
-    if not wanted:
-        return None
-    for i, n in enumerate(counts[: len(bounds)]):
-        if seen + n >= wanted:
-            low = bounds[i - 1] if i else 0.0
-            return low + (bounds[i] - low) * (wanted - seen) / n
-        seen += n
-    return bounds[-1]

@@ -364,12 +364,6 @@ class Runner:
         self.prefixes.park(parked, key.items[:n], domain=key.domain)
         self.prefixes.trim_states()
 
-    def salt_of(self, sequence: int) -> str | None:
-        """The salt of a sequence, which an open track has or a parked one."""
-        track = self.tracks.get(sequence)
-        domain = self.prefixes.domain(sequence) if track is None else track.domain
-        return None if domain is None else domain.salt
-
     def make_room(self, wanted: int) -> None:
         """See that so many cells are free: parked sequences are evicted, then `CacheFull` is raised."""
         if wanted <= self.cells.n_free and not self.orphans:

@@ -17,7 +17,7 @@ from stretto.backends.base import Batch
 from stretto.cache.changes import CellChanges
 from stretto.cache.checks import check_id, check_integers, check_range
 from stretto.cache.following import Follower
-from stretto.engine.copying import CellCopy, TableCopy, as_data, copy_cell, copy_table
+from stretto.engine.copying import CellCopy, TableCopy, as_data, copy_cell, copy_table, salts_of
 from stretto.engine.engine import Engine
 from stretto.engine.reads import Reads
 from stretto.engine.runner import FIRST_ID
@@ -82,8 +82,8 @@ class CellTable:
     def owned(self, salt: str) -> set[int]:
         """The sequences that have cells and were made with this `cache_salt`; "" is that of all others."""
         with self._engine.lock:
-            salt_of = self._engine.runner.salt_of
-            return {i for i in self._cells.sequences if (salt_of(i) or "") == salt}
+            salts = salts_of(self._engine.runner)
+            return {i for i in self._cells.sequences if salts.get(i, "") == salt}
 
     def snapshot(self, salt: str | None = None) -> dict[str, Any]:
         """The table as plain data: the cells in use with position and token, the sequences with their cells.

@@ -17,7 +17,6 @@ from stretto.server.errors import ApiError
 from stretto.server.settings import Settings
 
 CALLER = "stretto.caller"  # key in a scope
-NOTHING = "nothing"  # a salt that no sequence has
 
 
 @dataclass(frozen=True)
@@ -26,13 +25,14 @@ class Caller:
 
     The name is a keyed hash of the key, "" without keys: it says nothing about the key, and changes with
     every start of the server. The salt keeps a caller's prompts in the prefix cache apart from others'; it
-    is "" where they are shared. `view` is the salt of the sequences that the caller may see, None for all.
+    is "" where they are shared. `shares`: its cells may be others' too, so only those of its running requests
+    are known to be its own; an admin sees all of them anyway.
     """
 
     name: str = ""
     admin: bool = False
     salt: str = ""
-    view: str | None = ""
+    shares: bool = False
 
 
 class Callers:
@@ -52,9 +52,7 @@ class Callers:
 
     def _caller(self, name: str, admin: bool) -> Caller:
         salt = name if self._several and not self._share else ""
-        # Shared cells have no owner: with several callers only an admin sees any.
-        own = NOTHING if self._several and self._share else salt
-        return Caller(name, admin, salt, None if admin else own)
+        return Caller(name, admin, salt, shares=self._several and self._share and not admin)
 
     def find(self, authorization: bytes) -> Caller:
         """The caller with an Authorization header; raises unless it holds a known key, where one is needed.

@@ -15,11 +15,10 @@ from stretto.server.callers import caller_of
 from stretto.server.errors import ApiError, Json
 from stretto.server.reading import soon
 from stretto.server.running import owned
+from stretto.server.schemas import ModelName
 from stretto.server.state import state_of
 
 router = APIRouter(tags=["Stretto"])
-
-ModelName = Annotated[str, Query(min_length=1, max_length=256)]
 
 
 @router.get("/stretto/cells")

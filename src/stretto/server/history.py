@@ -85,17 +85,23 @@ def _engine_columns(seconds: list[Second], first: int) -> dict[str, Column]:
         }
 
 
-def quantiles(counts: Column, share: float) -> Column:
-    """float64[n]: for each row of a histogram's counts what `quantile` says, NaN for an empty one."""
+def quantiles(counts: NDArray[Any], share: float) -> Column:
+    """float64[n]: for each row of counts by the bounds `SECONDS` the value below which a share of them lies.
+
+    Values are evenly spread within bounds; those above all bounds count as the last one. NaN: no values.
+
+    >>> quantiles(np.eye(1, 15, 1), 0.5)  # one value between a millisecond and two and a half
+    array([0.00175])
+    """
     sums = counts.cumsum(axis=1)
     wanted = share * sums[:, -1]
     at = np.minimum((sums < wanted[:, np.newaxis]).sum(axis=1), counts.shape[1] - 1)
     rows = np.arange(len(counts))
     n = counts[rows, at]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        part = (wanted - (sums[rows, at] - n)) / n
     low, high = BOUNDS[at], BOUNDS[at + 1]
-    return np.where(wanted > 0, low + (high - low) * part, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = low + (high - low) * (wanted - (sums[rows, at] - n)) / n
+    return np.where(wanted > 0, value, np.nan)
 
 
 def _answer_columns(answers: deque[AnswerSecond], first: int) -> dict[str, Column]:

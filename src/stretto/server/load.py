@@ -10,9 +10,12 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from stretto.engine.metrics import NO_COUNTS, Counts, quantile
+import numpy as np
+
+from stretto.engine.metrics import NO_COUNTS, Counts
 from stretto.hardware.limits import memory
 from stretto.llm import LLM
+from stretto.server.history import quantiles
 from stretto.server.slots import Slot
 from stretto.server.state import State
 from stretto.server.usage import cpu_seconds, resident
@@ -91,8 +94,8 @@ def latencies(counts: Counts) -> dict[str, Any]:
     """Quantiles of times in seconds, and the share of prompt tokens that were cached; None for nothing."""
     prompt = counts.prompt + counts.cached
     return {
-        "first_token": {f"p{n}": _rounded(quantile(counts.first_token, n / 100)) for n in (50, 90)},
-        "gap": {f"p{n}": _rounded(quantile(counts.gaps, n / 100)) for n in (50, 99)},
+        "first_token": {f"p{n}": _quantile(counts.first_token, n / 100) for n in (50, 90)},
+        "gap": {f"p{n}": _quantile(counts.gaps, n / 100) for n in (50, 99)},
         "hit_rate": round(counts.cached / prompt, 3) if prompt else None,
     }
 
@@ -119,5 +122,5 @@ def _model(slot: Slot, counts: Counts, seconds: float) -> dict[str, Any]:
     return facts
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 5)
+def _quantile(counts: tuple[int, ...], share: float) -> float | None:
+    return round(float(quantiles(np.array([counts]), share)[0]), 5) if any(counts) else None

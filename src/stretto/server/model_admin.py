@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -17,14 +17,13 @@ from stretto.server.generation import unless_gone
 from stretto.server.model_facts import catalogue, disk_free, facts_of, inspect, require_backend
 from stretto.server.pulls import Pull, source_of
 from stretto.server.registry import Registry
-from stretto.server.schemas import Body, Name
+from stretto.server.schemas import Body, ModelName, Name
 from stretto.server.settings import ModelEntry
 from stretto.server.slots import Slot
 from stretto.server.state import state_of
 
 router = APIRouter(tags=["Models"])
 
-ModelName = Annotated[str, Query(min_length=1, max_length=256)]
 NewName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 

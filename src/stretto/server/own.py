@@ -24,7 +24,7 @@ from stretto.server.lattice import StepEvents, all_of, as_dict, check_attention
 from stretto.server.open_response import EVENTS
 from stretto.server.options import check_prompts
 from stretto.server.pins import listed, release
-from stretto.server.schemas import Body, Name, Number, Stop, Text, Tokens
+from stretto.server.schemas import Body, ModelName, Name, Number, Stop, Text, Tokens
 from stretto.server.slots import Slot
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
@@ -33,7 +33,6 @@ from stretto.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["Stretto"])
 
-ModelName = Annotated[str, Query(min_length=1, max_length=256)]
 CallerName = Annotated[str | None, Query(max_length=64, description="Whose pin: for administrators.")]
 
 

@@ -45,7 +45,7 @@ def owned(state: State, caller: Caller, salts: dict[int, str]) -> Callable[[int]
     Where prefixes are shared, cells of requests that have ended belong to nobody.
     """
     running = {i for one in state.generations if one.caller == caller for i in one.progress.sequences}
-    if caller.view not in (None, caller.salt):
+    if caller.shares:
         return running.__contains__
     return lambda i: i in running or salts.get(i, "") == caller.salt
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
 Text = Annotated[str, Field(max_length=1 << 24)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+ModelName = Annotated[str, Query(min_length=1, max_length=256)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, max_length=1 << 20)]
 AdapterName = Annotated[str, Field(min_length=1, max_length=64)]
