@@ -34,7 +34,7 @@ def test_a_wrong_key_is_refused():
 
 
 def test_without_keys_everybody_is_one_caller_who_administrates_on_this_machine_only():
-    assert callers().find(b"") == callers().find(b"Bearer anything") == Caller("", admin=True, view=None)
+    assert callers().find(b"") == callers().find(b"Bearer anything") == Caller("", admin=True)
     assert callers(host="0.0.0.0", no_auth=True).find(b"") == Caller("", admin=False)
 
 
