@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stretto.cli.quantize import Imatrix, Pure, TensorTypes, Threads, progress_bar, read_types, show
+from stretto.cli.quantize import Imatrix, Pure, TensorTypes, Threads, read_types, show
 
 
 def convert(
@@ -28,6 +28,7 @@ def convert(
 
     The file appears when all of it is written; an interrupted command leaves nothing behind.
     """
+    from stretto.cli.output import progress_bar
     from stretto.quantize import convert_folder
 
     with progress_bar() as bar:

@@ -26,9 +26,8 @@ def eval_(
 
     The normalised accuracy divides by the number of characters of a choice. Intervals are Wilson's, of 95 %.
     """
-    from stretto.cli.output import console, print_json
+    from stretto.cli.output import console, print_json, progress_bar
     from stretto.cli.perplexity import check_generates, figure
-    from stretto.cli.quantize import progress_bar
     from stretto.evaluation import multiple_choice, read_questions
     from stretto.llm import load
 

@@ -47,22 +47,11 @@ def onnx(
     Plain onnxruntime, onnxruntime-genai and Optimum run the form gqa. An export that is interrupted leaves
     nothing behind.
     """
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    from stretto.cli.output import clean, console, size
+    from stretto.cli.output import clean, console, progress_bar, size
     from stretto.export import export_onnx
     from stretto.weights import hub
 
-    screen = console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} layers"),
-        console=screen,
-        transient=True,
-        disable=not screen.is_terminal,
-    )
-    with bar:
+    with progress_bar("{task.completed}/{task.total} layers") as bar:
         task = bar.add_task(clean(model), total=None)
 
         def show(done: int, total: int) -> None:

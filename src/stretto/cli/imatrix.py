@@ -26,8 +26,7 @@ def imatrix(
 
     The file has llama.cpp's form, and `stretto quantize --imatrix FILE` takes it, or one of llama-imatrix.
     """
-    from stretto.cli.output import clean, console
-    from stretto.cli.quantize import progress_bar
+    from stretto.cli.output import clean, console, progress_bar
     from stretto.errors import InvalidRequest
     from stretto.llm import load
     from stretto.quantize import collect_importance

@@ -30,10 +30,8 @@ def merge(
     Matrices that the adapter changes become float16 or float32, all others stay as they are. A merge that is
     interrupted leaves nothing behind.
     """
-    from rich.progress import BarColumn, Progress, TextColumn
-
     from stretto.cli.adapters import read_scaled
-    from stretto.cli.output import clean, console, size
+    from stretto.cli.output import clean, console, progress_bar, size
     from stretto.errors import InvalidRequest
     from stretto.models import read_spec
     from stretto.models.adapting import target_of
@@ -45,16 +43,7 @@ def merge(
     source, (path, scale) = hub.resolve(model, pull=False), read_scaled(adapter)
     if source.is_dir():
         raise InvalidRequest(f"{source} is a folder; merge takes a GGUF file")
-    screen = console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} matrices"),
-        console=screen,
-        transient=True,
-        disable=not screen.is_terminal,
-    )
-    with GGUF(source) as file, bar:
+    with GGUF(source) as file, progress_bar("{task.completed}/{task.total} matrices") as bar:
         lora = read_adapter(path, target_of(read_spec(file)))
         task = bar.add_task(clean(model), total=len(lora.pairs))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
     from rich.table import Table
 
 # Control, format (these reverse the direction of text), surrogate, private, line and paragraph separators.
@@ -78,3 +79,18 @@ def finite(value: Any) -> Any:
     if isinstance(value, list):
         return [finite(item) for item in value]
     return value
+
+
+def progress_bar(*columns: ProgressColumn | str) -> Progress:
+    """A bar on stderr, in a terminal, with these columns behind it; a share and the time left by default."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    screen = console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        *(columns or (TaskProgressColumn(), TimeRemainingColumn())),
+        console=screen,
+        transient=True,
+        disable=not screen.is_terminal,
+    )

@@ -49,8 +49,7 @@ def perplexity(
     """
     from contextlib import ExitStack
 
-    from stretto.cli.output import print_json
-    from stretto.cli.quantize import progress_bar
+    from stretto.cli.output import print_json, progress_bar
     from stretto.evaluation import perplexity as measure
     from stretto.evaluation import plot_windows
     from stretto.llm import load

