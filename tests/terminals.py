@@ -53,13 +53,12 @@ class Terminal:
         above = ["".join(line[x].data for x in range(width)) for line in self.screen.history.top]
         return "\n".join(line.rstrip() for line in [*above, *self.screen.display]).rstrip()
 
-    def until(self, *texts):
-        """Read until each of some texts is seen; return all that is."""
+    def until(self, text, n=1):
+        """Read until a text is seen `n` times; return all that is seen."""
         end = time.monotonic() + SECONDS
-        while not all(text in self.text for text in texts):
-            assert time.monotonic() < end, f"{texts} did not come, but:\n{self.text}"
-            if not self._read():
-                assert all(text in self.text for text in texts), f"it ended without {texts}:\n{self.text}"
+        while self.text.count(text) < n:
+            assert time.monotonic() < end, f"{text!r} did not come, but:\n{self.text}"
+            assert self._read() or self.text.count(text) >= n, f"it ended without {text!r}:\n{self.text}"
         return self.text
 
     def prompt(self, n=None):
@@ -76,7 +75,7 @@ class Terminal:
     def _at_prompt(self):
         cursor = self.screen.cursor
         line = self.screen.display[cursor.y]
-        return line.rstrip() == ">" and cursor.x == 2 and " tokens (" in self.text.split("\n")[-1]
+        return line.rstrip() == ">" and cursor.x == 2 and self.text.split("\n")[-1].startswith(" turn ")
 
     def _read(self):
         try:

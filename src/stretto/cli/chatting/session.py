@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto.cli.chatting.answers import Answer, Screen, exact_prompt, generate
@@ -196,11 +197,11 @@ class Chat:
 
     def status(self) -> list[tuple[str, str]]:
         """The status line: pieces of text, each with its class of style."""
-        used, size, last = self.n_used, self.llm.context_length, self.last
+        size, last = self.llm.context_length, self.last
+        used = min(self.n_used, size)
         share = used / size
         use = "full" if share > 0.9 else "much" if share > 0.75 else "some"
         pieces = [
-            ("model", clean(self.model)),
             ("turn", f"turn {0 if self.conversation.head is None else self.conversation.head.number}"),
             (use, f"{used:,}/{size:,} tokens ({share:.0%})"),
         ]
@@ -212,4 +213,4 @@ class Chat:
             pieces.append(
                 ("images", f"{len(self.images)} image{'s' if len(self.images) > 1 else ''} to show")
             )
-        return pieces
+        return [*pieces, ("model", clean(Path(self.model).name))]
