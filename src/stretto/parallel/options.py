@@ -22,6 +22,7 @@ from stretto.structured import Grammar
 Mode = Literal["isolated", "visible"] | ArrayLike | Callable[[list[Member]], ArrayLike]
 
 MAX_WIDTH = 256
+MAX_DELAY = 4096
 
 
 class ParallelOptions(TypedDict, total=False):
@@ -34,6 +35,7 @@ class ParallelOptions(TypedDict, total=False):
     prune: float | None
     prune_after: int
     temperature: float
+    delay: int
     attention: bool | Literal["mean"]
     max_tokens: int | None
     stop: Stop | Iterable[Stop]
@@ -61,6 +63,7 @@ class ParallelParams:
     - `prune`: members that get less than so many times their set's mean attention are removed; None: none are
     - `prune_after`: how many steps later that is decided
     - `temperature`: applied before the threshold; 0 keeps the best token alone
+    - `delay`: which member the text takes is decided so many steps later at the latest (see `BestPath`)
     - `attention`: keep the attention of every set, by layer and head; "mean": only the mean over these
     """
 
@@ -71,6 +74,7 @@ class ParallelParams:
     prune: float | None = None
     prune_after: int = 4
     temperature: float = 1.0
+    delay: int = 16
     attention: bool | Literal["mean"] = False
 
     def __post_init__(self) -> None:
@@ -87,6 +91,7 @@ class ParallelParams:
             check_number("prune", self.prune, 0.0, 100.0, open_low=True)
         check_integer("prune_after", self.prune_after, 1, 1 << 20)
         check_temperature(self.temperature)
+        check_integer("delay", self.delay, 0, MAX_DELAY)
         if not isinstance(self.attention, bool) and self.attention != "mean":
             raise InvalidRequest(
                 f"attention must be True, False or 'mean', not {self.attention!r}",
