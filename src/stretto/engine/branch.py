@@ -27,6 +27,8 @@ from stretto.engine.thoughts import Thoughts
 from stretto.engine.track import Track
 from stretto.engine.types import Result
 from stretto.errors import ContextOverflow, InvalidRequest
+from stretto.options.documenting import documented
+from stretto.options.generating import BRANCHING
 from stretto.sampling.params import check_integer, check_number
 from stretto.sampling.rng import RandomStream
 from stretto.structured import Compiled, Constraint, Guide, constraint
@@ -43,15 +45,10 @@ class BranchKeywords(Keywords, total=False):
     n: int | None
 
 
+@documented(BRANCHING)
 @dataclass(frozen=True)
 class Branching:
-    """How many texts come from a prompt, and how they are found.
-
-    - `n`: how many results; they come in a list
-    - `best_of`: sample so many, and keep the `n` (or the one) whose tokens are most probable on average
-    - `beams`: beam search with so many hypotheses, and the `n` best of them (or the best)
-    - `length_penalty`: a hypothesis counts with its log-probability / length ** length_penalty
-    """
+    """How many texts come from a prompt, and how they are found."""
 
     n: int | None = None
     best_of: int | None = None

@@ -19,6 +19,8 @@ from stretto.engine.saving import Saving, restore
 from stretto.engine.track import Row, Track
 from stretto.engine.types import Step
 from stretto.errors import InvalidRequest
+from stretto.options.documenting import documented
+from stretto.options.generating import SAMPLING
 from stretto.sampling.rng import RandomStream
 from stretto.sampling.sampler import log_probability
 from stretto.text.detokenizer import Detokenizer
@@ -148,6 +150,7 @@ class Sequence:
             raise InvalidRequest(f"sequence {self.id} was changed while its logits were computed")
         return track.logits
 
+    @documented(SAMPLING)
     def sample(self, logits: ArrayLike | None = None, **options: Unpack[SamplingOptions]) -> int:
         """A token drawn from the logits as they are now, or from yours. Nothing is appended."""
         params = sampling_params(options)
@@ -160,6 +163,7 @@ class Sequence:
             )
         return self._track.sample(row, params)
 
+    @documented(SAMPLING)
     def step(self, **options: Unpack[SamplingOptions]) -> Step:
         """Sample a token and append it. An end token is returned and not appended."""
         return self.step_with(sampling_params(options))

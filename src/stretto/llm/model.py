@@ -37,6 +37,9 @@ from stretto.llm.prompts import Prompt, prompt_ids
 from stretto.llm.scores import PromptScores
 from stretto.llm.texts import Texts, is_list
 from stretto.models.adapting import target_of
+from stretto.options.documenting import documented
+from stretto.options.generating import SAMPLING
+from stretto.options.parallel import PARALLEL
 from stretto.parallel import ParallelStream, ParallelText, run_all
 from stretto.routing.route import Route
 from stretto.sampling.rng import RandomStream
@@ -210,14 +213,14 @@ class LLM(Texts, EngineModel):
         stream: Literal[False] = False,
         **keywords: Unpack[ParallelOptions],
     ) -> list[ParallelText]: ...
+    @documented(PARALLEL)
     def parallel(
         self, prompt: Any, options: Options | None = None, *, stream: bool = False, **keywords: Any
     ) -> ParallelText | list[ParallelText] | ParallelStream:
         """Keep every token that is probable enough, several at one position (docs/parallel.md).
 
         A prompt is text, token ids, or a sequence, from a fork of which the run goes on; a list of them is
-        run in one batch. `ParallelParams` and `RequestParams` document the options. With `stream=True` steps
-        come one by one.
+        run in one batch. With `stream=True` steps come one by one.
 
         >>> llm.parallel("The cat", threshold=0.2, max_tokens=20).brackets
         """
@@ -248,6 +251,7 @@ class LLM(Texts, EngineModel):
         stream: Literal[True],
         **keywords: Unpack[ParallelOptions],
     ) -> AsyncParallelStream: ...
+    @documented(PARALLEL)
     def aparallel(
         self, prompt: Any, options: Options | None = None, *, stream: bool = False, **keywords: Any
     ) -> Awaitable[ParallelText | list[ParallelText]] | AsyncParallelStream:
@@ -304,6 +308,7 @@ class LLM(Texts, EngineModel):
         check_salt(cache_salt)
         return restored_sequence(self._engine, path, share, cache_salt)
 
+    @documented(SAMPLING)
     def step(self, sequences: Iterable[Sequence], **options: Unpack[SamplingOptions]) -> list[Step]:
         """Move several sequences on by one token each, with one forward pass for all."""
         params = sampling_params(options)

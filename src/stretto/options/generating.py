@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stretto.options.option import Option, only, without
 
 SAMPLING = (
@@ -161,7 +163,7 @@ CHAT = (
         "Whether the model must call a tool, or the name of the one to call.",
     ),
     TEMPLATE,
-    *GENERATE,
+    *(replace(option, default=True) if option.name == "reasoning" else option for option in GENERATE),
 )
 ACHAT = without(CHAT, "stream")
 OPTIONS = (*GENERATE, TEMPLATE)

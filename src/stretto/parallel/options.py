@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike
 from stretto.engine.combinations import check_parallel
 from stretto.engine.params import Hook, RequestParams, Stop, request_params
 from stretto.errors import InvalidRequest
+from stretto.options.documenting import documented
+from stretto.options.parallel import OWN as OWN_OPTIONS
 from stretto.parallel.schedule import Schedule, check_threshold
 from stretto.parallel.sets import Matrix
 from stretto.parallel.types import Member, ParallelStep
@@ -25,7 +27,7 @@ MAX_WIDTH = 256
 
 
 class ParallelOptions(TypedDict, total=False):
-    """Keyword arguments of `llm.parallel`; `ParallelParams` and `RequestParams` say what they mean."""
+    """Keyword arguments of `llm.parallel`; `stretto.options` says what they mean."""
 
     threshold: float | Schedule
     mode: Mode
@@ -48,21 +50,10 @@ class ParallelOptions(TypedDict, total=False):
     cache_salt: str | None
 
 
+@documented(OWN_OPTIONS)
 @dataclass(frozen=True)
 class ParallelParams:
-    """The options of a parallel run that ordinary requests do not have, checked.
-
-    - `threshold`: every token at least so probable is kept; a number above 0 up to 1, or a schedule
-      (`Linear`, `Cosine`, `Bezier`, or any function of how much of the run has passed, from 0 to 1)
-    - `mode`: "isolated", "visible", a boolean matrix (does the row's member see the column's?) of which the
-      first rows and columns are used, or a function that makes one from a list of members
-    - `max_width`: members of a set, at most
-    - `combine`: the next distribution is the "mixture" of the members' ones, or that of the "best"
-    - `prune`: members that get less than so many times their set's mean attention are removed; None: none are
-    - `prune_after`: how many steps later that is decided
-    - `temperature`: applied before the threshold; 0 keeps the best token alone
-    - `attention`: keep the attention of every set, by layer and head; "mean": only the mean over these
-    """
+    """The options of a parallel run that ordinary requests do not have, checked."""
 
     threshold: float | Schedule = 0.25
     mode: Mode = "isolated"
