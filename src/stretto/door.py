@@ -17,11 +17,13 @@ from stretto.errors import InvalidRequest
 from stretto.llm import LLM
 from stretto.options.documenting import documented
 from stretto.options.loading import LOAD
+from stretto.options.refusing import refusing_unknown
 from stretto.tasks.loading import is_task, load_task
 from stretto.vision.cache import ImageCache
 
 
 @documented(LOAD)
+@refusing_unknown
 def load(
     model: str | os.PathLike[str],
     *,

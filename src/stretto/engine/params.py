@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Literal, TypedDict
 
@@ -16,6 +15,8 @@ from stretto.engine.adapters import Parts, adapter_parts
 from stretto.engine.combinations import check_combinations
 from stretto.engine.types import Token
 from stretto.errors import InvalidRequest
+from stretto.options.generating import GENERATE
+from stretto.options.other_names import unknown_name
 from stretto.sampling.hooks import NativeHook
 from stretto.sampling.params import SamplingParams, check_integer, check_number
 from stretto.structured import Compiled, Grammar, as_grammar
@@ -112,7 +113,7 @@ class RequestParams:
 
 
 SAMPLING_NAMES = tuple(field.name for field in fields(SamplingParams))
-NAMES = tuple(Keywords.__annotations__)
+NAMES = tuple(option.name for option in GENERATE)  # `n` and its kin too, which `branching` takes
 
 
 def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
@@ -241,9 +242,7 @@ def _drafter(options: Mapping[str, Any]) -> Drafter | None:
 def _known(options: Mapping[str, Any], names: tuple[str, ...]) -> None:
     for name in options:
         if name not in names:
-            near = get_close_matches(name, names, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}"
-            raise InvalidRequest(f"there is no parameter {name!r}{hint}", param=name)
+            raise InvalidRequest(unknown_name(name, names), param=name)
 
 
 def _all(name: str, values: Any, test: Callable[[Any], Any], what: str) -> tuple[Any, ...]:

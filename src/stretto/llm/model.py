@@ -40,6 +40,7 @@ from stretto.models.adapting import target_of
 from stretto.options.documenting import documented
 from stretto.options.generating import SAMPLING
 from stretto.options.parallel import PARALLEL
+from stretto.options.refusing import check_backend
 from stretto.parallel import ParallelStream, ParallelText, run_all
 from stretto.routing.route import Route
 from stretto.sampling.rng import RandomStream
@@ -69,6 +70,11 @@ class LLM(Texts, EngineModel):
     """A model, ready to generate. Make one with `stretto.load`; close it, or use it in a `with`."""
 
     verbs = "generate", "stream", "chat", "score", "embed", "parallel"
+
+    def __new__(cls, *args: Any, **keywords: Any) -> LLM:
+        """An empty model for `__init__`; a name instead of a backend is answered with `stretto.load`."""
+        check_backend(args, keywords)
+        return super().__new__(cls)
 
     def __init__(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -14,6 +13,7 @@ from stretto.engine.combinations import check_parallel
 from stretto.engine.params import Hook, RequestParams, Stop, request_params
 from stretto.errors import InvalidRequest
 from stretto.options.documenting import documented
+from stretto.options.other_names import unknown_name
 from stretto.options.parallel import OWN as OWN_OPTIONS
 from stretto.parallel.schedule import Schedule, check_threshold
 from stretto.parallel.sets import Matrix
@@ -139,9 +139,7 @@ def parallel_params(options: Mapping[str, Any], n_vocab: int) -> tuple[ParallelP
     check_parallel(options)
     for name in options:
         if name not in NAMES:
-            near = get_close_matches(name, NAMES, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(NAMES)}"
-            raise InvalidRequest(f"there is no parameter {name!r}{hint}", param=name)
+            raise InvalidRequest(unknown_name(name, NAMES), param=name)
     own = {name: value for name, value in options.items() if name in OWN}
     shared = {name: value for name, value in options.items() if name not in OWN}
     return ParallelParams(**own), request_params(shared, n_vocab)
