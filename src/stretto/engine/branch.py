@@ -22,7 +22,7 @@ from stretto.engine.engine import Engine
 from stretto.engine.output import TextOutput
 from stretto.engine.params import Keywords, RequestParams
 from stretto.engine.request import Request
-from stretto.engine.sequence import Sequence
+from stretto.engine.sequence import Sequence, track_in
 from stretto.engine.thoughts import Thoughts
 from stretto.engine.track import Track
 from stretto.engine.types import Result
@@ -113,7 +113,7 @@ def new_text(engine: Engine, prompt: Prompt, params: RequestParams) -> Request[P
     """A request for one text. A sequence as prompt is continued, and has the text when that has ended."""
     if isinstance(prompt, Sequence):
         with engine.lock:
-            track = prompt.track_in(engine)
+            track = track_in(engine, prompt)
             check_prompt(engine, track.position, params)
             check_same_salt(track, params)
             if params.seed is not None:
@@ -136,7 +136,7 @@ def new_branches(engine: Engine, prompt: Prompt, params: RequestParams, how: Bra
     seed = RandomStream(params.seed).seed  # one for all, and an index for each
     if isinstance(prompt, Sequence):
         with engine.lock:
-            track = prompt.track_in(engine)
+            track = track_in(engine, prompt)
             check_prompt(engine, track.position, params)
             check_same_salt(track, params)
             if params.seed is None:

@@ -27,7 +27,7 @@ from stretto.engine.passes import (
     logits_of,
     score_request,
 )
-from stretto.engine.sequence import new_sequence, restored_sequence
+from stretto.engine.sequence import new_sequence, restored_sequence, step_all
 from stretto.engine.table import CellTable
 from stretto.engine.types import Token
 from stretto.errors import InvalidRequest
@@ -321,8 +321,7 @@ class LLM(Texts, EngineModel):
         several = list(sequences)
         with self._engine.lock:
             compute_all(self._engine, several)
-            self._engine.sample_ahead([draw for one in several if (draw := one.draw(params)) is not None])
-            return [sequence.step_with(params) for sequence in several]
+            return step_all(self._engine, several, params)
 
     def logits(self, sequences: Iterable[Sequence]) -> Floats:
         """float32[n, n_vocab]: the logits of several sequences, in one forward pass and without sampling.
