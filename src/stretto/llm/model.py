@@ -40,7 +40,6 @@ from stretto.models.adapting import target_of
 from stretto.options.documenting import documented
 from stretto.options.generating import SAMPLING
 from stretto.options.parallel import PARALLEL
-from stretto.options.refusing import check_backend
 from stretto.parallel import ParallelStream, ParallelText, run_all
 from stretto.routing.route import Route
 from stretto.sampling.rng import RandomStream
@@ -70,11 +69,6 @@ class LLM(Texts, EngineModel):
     """A model, ready to generate. Make one with `stretto.load`; close it, or use it in a `with`."""
 
     verbs = "generate", "stream", "chat", "score", "embed", "parallel"
-
-    def __new__(cls, *args: Any, **keywords: Any) -> LLM:
-        """An empty model for `__init__`; a name instead of a backend is answered with `stretto.load`."""
-        check_backend(args, keywords)
-        return super().__new__(cls)
 
     def __init__(
         self,
@@ -112,19 +106,17 @@ class LLM(Texts, EngineModel):
 
     def score(self, ids: Seq[int] | str, *, adapter: Adapter | None = None) -> Floats:
         """float32[n-1]: the log-probability of each token after the first, given those before it."""
-        engine = self._engine
-        return cast(Floats, complete(engine, score_request(engine, prompt_ids(engine, ids), adapter)))
+        return cast(Floats, complete(self._engine, self._scoring(ids, adapter)))
 
     async def ascore(self, ids: Seq[int] | str, *, adapter: Adapter | None = None) -> Floats:
         """As `score`, to await; cancelling the task cancels it."""
         from stretto.engine.aio import finished_pass
 
-        engine = self._engine
-
-        def make() -> Request[Any]:
-            return score_request(engine, prompt_ids(engine, ids), adapter)
-
+        make = partial(self._scoring, ids, adapter)
         return cast(Floats, await finished_pass(self._worker, make))
+
+    def _scoring(self, ids: Seq[int] | str, adapter: Adapter | None) -> Request[Any]:
+        return score_request(self._engine, prompt_ids(self._engine, ids), adapter)
 
     def prompt_logprobs(
         self,

@@ -19,13 +19,14 @@ from stretto.llm.making import new_batch, new_branches, new_text
 from stretto.llm.prompts import Message, OnePrompt, Parts, Prompt, conversation_ids, known_template
 from stretto.options.documenting import documented
 from stretto.options.generating import ACHAT, CHAT, GENERATE, STREAM
+from stretto.options.refusing import check_backend
 from stretto.text.arguments import thinking_arguments
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.plan import ToolPlan, ToolStream, plan_tools
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
     from stretto.engine.aio import AsyncStream
     from stretto.engine.many import AsyncTexts
@@ -43,6 +44,11 @@ class Texts:
     _template: ChatTemplate | None
     tokenizer: Tokenizer
     defaults: Options
+
+    def __new__(cls, *args: Any, **keywords: Any) -> Self:
+        """An empty model for `__init__`; a name instead of a backend is answered with `stretto.load`."""
+        check_backend(args, keywords)
+        return super().__new__(cls)
 
     @overload
     def generate(
