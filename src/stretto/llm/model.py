@@ -112,8 +112,7 @@ class LLM(Texts, EngineModel):
         """As `score`, to await; cancelling the task cancels it."""
         from stretto.engine.aio import finished_pass
 
-        make = partial(self._scoring, ids, adapter)
-        return cast(Floats, await finished_pass(self._worker, make))
+        return cast(Floats, await finished_pass(self._worker, partial(self._scoring, ids, adapter)))
 
     def _scoring(self, ids: Seq[int] | str, adapter: Adapter | None) -> Request[Any]:
         return score_request(self._engine, prompt_ids(self._engine, ids), adapter)

@@ -85,7 +85,7 @@ OURS = {other: ours for ours, others in SAME.items() for other in others}
 _HOOK = "a hook can do it: it gets the logits (docs/control.md)"
 _GPU = 'device="cuda" runs the whole model on a GPU, device="cpu" none of it'
 _FILE = "the model's file says it"
-_PROMPT = 'a prompt with images is a tuple: ("What is this?", stretto.Image("cat.jpg"))'
+_PROMPT = 'a prompt with images is a tuple: ("What is this?", stretto.Image.open("cat.jpg"))'
 _THINKING = "llm.chat(messages, template=llm.thinking(False)) turns thinking off"
 _NOTHING = "leave it out: nothing needs it"
 
