@@ -163,7 +163,7 @@ CHAT = (
         "Whether the model must call a tool, or the name of the one to call.",
     ),
     TEMPLATE,
-    *(replace(option, default=True) if option.name == "reasoning" else option for option in GENERATE),
+    *(replace(one, default=True) if one.name == "reasoning" else one for one in without(GENERATE, "n")),
 )
 ACHAT = without(CHAT, "stream")
 OPTIONS = (*GENERATE, TEMPLATE)
