@@ -42,6 +42,9 @@ class ParallelText:
     cells_freed: int = 0
     rest: str = field(default="", repr=False)  # of a character that was never finished
 
+    def __repr__(self) -> str:
+        return f"<ParallelText {self.brackets!r}: {len(self.steps)} steps, {self.finish_reason}>"
+
     def __str__(self) -> str:
         return self.brackets
 

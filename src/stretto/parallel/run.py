@@ -11,7 +11,7 @@ from stretto.engine.output import Ending
 from stretto.engine.params import RequestParams
 from stretto.engine.request import Request
 from stretto.engine.runner import Runner
-from stretto.engine.sequence import Sequence
+from stretto.engine.sequence import Sequence, track_in
 from stretto.engine.track import Row, Track
 from stretto.engine.types import Usage
 from stretto.errors import InvalidRequest
@@ -208,7 +208,7 @@ def new_run(engine: Engine, prompt: list[int] | Sequence, run: ParallelParams, p
         )
     if isinstance(prompt, Sequence):
         with engine.lock:
-            track = prompt.track_in(engine)
+            track = track_in(engine, prompt)
             if not len(track):
                 raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
             check_same_salt(track, params)
