@@ -172,15 +172,19 @@ class Texts:
         *,
         template: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
+        continue_final: bool = False,
         **variables: Any,
     ) -> list[int]:
         """The ids of a conversation in the model's own format, up to where its answer begins.
 
         The text of a message can never become a special token. `template` are arguments of the chat template,
-        as in `chat`; `cache_salt` is that of the request, for its images.
+        as in `chat`; `cache_salt` is that of the request, for its images. `continue_final` ends them behind
+        the text of the last message, one of the assistant, which the model then continues.
         """
         check_salt(cache_salt)
-        return conversation_ids(self._engine, self._template, messages, template, variables, cache_salt)
+        return conversation_ids(
+            self._engine, self._template, messages, template, variables, cache_salt, continue_final
+        )
 
     @property
     def has_template(self) -> bool:
