@@ -1,37 +1,16 @@
 """Tools: calls are told apart from what is said, whole and streamed, by OpenAI's clients and by Ollama's."""
 
 import json
-from pathlib import Path
 
 import jsonschema
-import numpy as np
 import ollama
 import openai
 import pytest
 
-import vocabularies
 from serving import serving
-from stretto import LLM
 from stretto.server.calls import CallWatcher
-from stretto.testing import MockBackend
-from stretto.text.bpe import BPETokenizer
-from stretto.text.template import ChatTemplate
+from tool_models import SAID, make
 
-TEMPLATES = Path(__file__).parent.parent / "data" / "templates"
-SPECIALS = {
-    "chatml-tools": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"],
-    "mistral-nemo": [
-        *("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
-        *("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
-    ],
-}
-OSLO = '{"name": "weather", "arguments": {"town": "Oslo"}'
-SAID = {  # an answer with two calls, as the template's model writes it
-    "chatml-tools": f"Let me < see.\n<tool_call>\n{OSLO}}}\n</tool_call>\n"
-    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
-    "mistral-nemo": f'[TOOL_CALLS][{OSLO}, "id": "abcdefghi"}}, '
-    '{"name": "now", "arguments": {}, "id": "123456789"}]',
-}
 PARAMETERS = {
     "type": "object",
     "properties": {"town": {"type": "string", "maxLength": 9}},
@@ -40,22 +19,6 @@ PARAMETERS = {
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "x", "parameters": PARAMETERS}}
 TOOLS = [WEATHER, {"type": "function", "function": {"name": "now"}}]
 HELLO = [{"role": "user", "content": "Is it cold in Oslo?"}]
-
-
-def make(name, say):
-    """A model with a template that knows tools; it says a text, or noise."""
-    specials = SPECIALS[name]
-    values = vocabularies.bpe(specials=specials)
-    end = values["tokens"].index(specials[1])
-    tokenizer = BPETokenizer(vocabularies.metadata({**values, "eos_token_id": end}))
-    source = (TEMPLATES / f"{name}.jinja").read_text()
-    template = ChatTemplate(source, tokenizer.specials, bos=specials[0], eos=specials[1])
-
-    def noise(seen):
-        return np.random.default_rng(sum(seen)).standard_normal(tokenizer.n_vocab).astype(np.float32)
-
-    script = noise if say is None else [*tokenizer.encode(say, special=True, bos=False), end]
-    return LLM(MockBackend(script, tokenizer.n_vocab, 8192, 4096), tokenizer, template)
 
 
 def client_of(server):

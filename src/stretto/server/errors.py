@@ -19,6 +19,15 @@ log = logging.getLogger("stretto.server")
 RETRY_SECONDS = 2  # value of Retry-After
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_TYPES = {  # by status
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 MAX_QUOTED = 300  # characters of a message that come from a request
 
@@ -68,9 +77,14 @@ def unsupported(message: str, param: str) -> ApiError:
 
 
 def body_of(error: ApiError, path: str) -> dict[str, Any]:
-    """The JSON body: OpenAI's shape, or Ollama's under `/api/`."""
+    """The JSON body: OpenAI's shape, Ollama's under `/api/`, Anthropic's under `/v1/messages`."""
     if path.startswith("/api/"):
         return {"error": error.message}
+    if path.startswith(ANTHROPIC_PATH):
+        kind = ANTHROPIC_TYPES.get(error.status, INVALID if error.status < 500 else "api_error")
+        named = not error.param or error.param in error.message  # there is no field for it
+        message = error.message if named else f"{error.param}: {error.message}"
+        return {"type": "error", "error": {"type": kind, "message": message}}
     return {
         "error": {
             "message": error.message,

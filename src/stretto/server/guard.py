@@ -98,7 +98,8 @@ class Guard:
             raise ApiError(429, message, code="too_many_connections", retry_after=1)
         is_open = scope["path"] in self._open_paths or scope["method"] == "OPTIONS"
         callers = self._callers
-        scope[CALLER] = callers.nobody if is_open else callers.find(headers.get(b"authorization", b""))
+        keys = headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
+        scope[CALLER] = callers.nobody if is_open else callers.find(*keys)
         if not callers.need_keys and scope["path"] != HEALTH:
             self._check_host(headers)
         origin = headers.get(b"origin")
@@ -143,7 +144,7 @@ class Guard:
             return False
         visit.extra += [
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-allow-headers", b"authorization, content-type"),
+            (b"access-control-allow-headers", b"authorization, content-type, x-api-key, anthropic-version"),
         ]
         await visit.send({"type": "http.response.start", "status": 204, "headers": []})
         await visit.send({"type": "http.response.body"})

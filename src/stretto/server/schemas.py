@@ -296,6 +296,13 @@ class ChatRequest(Sampling):
         Annotated[dict[str, Any], Field(max_length=64, description="Arguments of the model's chat template.")]
         | None
     ) = None
+    continue_final_message: (
+        Annotated[bool, Field(description="The answer continues the last message, one of the assistant.")]
+        | None
+    ) = None
+    add_generation_prompt: (
+        Annotated[bool, Field(description="Whether the template begins an answer; true by default.")] | None
+    ) = None
     metadata: Annotated[dict[str, str], Field(max_length=64, description=LABEL)] | None = None
     safety_identifier: Annotated[Text, Field(description=LABEL)] | None = None
     prompt_cache_key: Annotated[Text, Field(description=LABEL)] | None = None
