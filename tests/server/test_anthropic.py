@@ -217,7 +217,10 @@ def test_an_image_needs_a_model_that_sees(client):
         ({"model": None}, "model"),
         ({"messages": []}, "messages"),
         ({"bogus": 1}, "bogus"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 2}]},
+            r"tools\[0\].type",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]}, "content"),
         ({"messages": [{"role": "assistant", "content": [{"type": "image"}]}]}, "content"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),

@@ -95,6 +95,17 @@ def test_openai_with_asyncio(address):
     assert all(together)
 
 
+def test_openai_responds_and_goes_on(client, expected):
+    first = client.responses.create(
+        model="smollm2", input=MESSAGES[0]["content"], temperature=0, max_output_tokens=20
+    )
+    assert first.output_text == expected
+    second = client.responses.create(
+        model="smollm2", input="And of Italy?", previous_response_id=first.id, max_output_tokens=5
+    )
+    assert second.usage.input_tokens_details.cached_tokens > first.usage.input_tokens
+
+
 def test_openai_completes_several(client):
     answer = client.completions.create(
         model="smollm2", prompt=["One, two,", "A, B,"], n=2, max_tokens=4, temperature=0, stop=["five"]

@@ -67,6 +67,7 @@ def test_nothing_that_fits_or_does_not_breaks_the_server(server, document):
         "/v1/completions",
         "/v1/embeddings",
         "/v1/messages",
+        "/v1/responses",
         "/api/chat",
         "/stretto/parallel",
     ):
@@ -76,7 +77,15 @@ def test_nothing_that_fits_or_does_not_breaks_the_server(server, document):
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/api/chat"]
+    "path",
+    [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/messages",
+        "/v1/responses",
+        "/api/chat",
+    ],
 )
 def test_the_document_says_what_a_body_takes(document, path):
     schema = document.raw_schema

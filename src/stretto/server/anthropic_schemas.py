@@ -131,9 +131,9 @@ class AnthropicMessage(Body):
 class AnthropicTool(Body):
     """A function that the model may call."""
 
+    type: Literal["custom"] | None = None
     name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
     input_schema: dict[str, Any]
-    type: Literal["custom"] | None = None
     description: Text | None = None
     strict: bool | None = None
     cache_control: Annotated[CacheControl, Field(description=NEUTRAL)] | None = None

@@ -21,6 +21,7 @@ from stretto.server import (
     openai,
     own,
     pages,
+    responses,
     running,
     speech,
     tasks,
@@ -39,6 +40,7 @@ DESCRIPTION = (
 )
 ROUTERS = (
     openai.router,
+    responses.router,
     anthropic.router,
     speech.router,
     tasks.router,

@@ -179,7 +179,7 @@ def install(app: FastAPI) -> None:
 def explained(errors: Sequence[Any], body: Any) -> ApiError:
     """The error of an invalid body, from those that the validator has found: its most important problem."""
     issues = [(_path(one, body), one) for one in errors]
-    param, first = min(issues, key=lambda pair: (pair[1]["type"] != "extra_forbidden", -len(pair[1]["loc"])))
+    param, first = min(issues, key=_rank)
     if not param:
         return ApiError(400, "the body must be a JSON object with the fields that /docs lists")
     if first["type"] == "extra_forbidden":
@@ -193,6 +193,13 @@ def explained(errors: Sequence[Any], body: Any) -> ApiError:
     given = given[:MAX_QUOTED] if isinstance(given, str) else given
     shown = f"; it is {given!r:.60}" if isinstance(given, (str, int, float, bool, type(None))) else ""
     return ApiError(400, f"{param}: {message}{shown}", param=param, code="invalid_value")
+
+
+def _rank(issue: tuple[str, Any]) -> tuple[bool, bool, int]:
+    """The order of issues: a `type` that is not known explains the others, then come unknown fields."""
+    one = issue[1]
+    is_type = one["type"] == "literal_error" and one["loc"][-1] == "type"
+    return not is_type, one["type"] != "extra_forbidden", -len(one["loc"])
 
 
 def _path(one: Any, body: Any) -> str:

@@ -287,7 +287,7 @@ class ChatRequest(Sampling):
     parallel_tool_calls: bool | None = None
     reasoning_effort: (
         Annotated[
-            Literal["none", "minimal", "low", "medium", "high", "xhigh"],
+            Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"],
             Field(description="By the model's own switch: where that is on or off, only none turns it off."),
         ]
         | None

@@ -79,6 +79,8 @@ class RequestLimits:
     tools: int = 128
     seconds: float = 600.0  # of a whole request
     pins: int = 16
+    responses: int = 256  # of one caller that are kept
+    response_bytes: int = 64 << 20  # of these together
     connections: int = 1024
 
     def __post_init__(self) -> None:
