@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from stretto.server.schemas import LABEL, Body, Name, Number, Stop, Text
+from stretto.server.schemas import LABEL, NEUTRAL, Body, Name, Number, Stop, Text
 
-NEUTRAL = "Accepted, and changes nothing here."
 Data = Annotated[str, Field(min_length=1, max_length=1 << 26)]
 
 

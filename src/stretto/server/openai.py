@@ -19,9 +19,11 @@ from stretto.server.echo import check_echo, echoed, nothing_new
 from stretto.server.embedding import Vectors, embedded, ids_of
 from stretto.server.errors import ApiError, Json, translate
 from stretto.server.generation import Generation, begin, started, unless_gone
+from stretto.server.legacy import FunctionShape, with_tools
 from stretto.server.open_response import EVENTS
 from stretto.server.options import check_at_most, check_prompts, completion_options
 from stretto.server.pins import check_pin, pin
+from stretto.server.prompts import check_suffix, is_mixed, made_prompts
 from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from stretto.server.shapes import ChatShape, Chunks, Shape
 from stretto.server.slots import Slot
@@ -56,13 +58,16 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     options.update(grammar_of(body, state.settings.limits))
     prompts = prompts_of(body.prompt)
     check_prompts("prompt", prompts, state.settings.limits)
+    check_suffix(body, prompts, state.settings.limits)
     several = "best_of" if "best_of" in options else "n"
     check_at_most(several, options[several] * len(prompts), state.settings.max_running)
 
     async def start(generation: Generation) -> Shape:
+        llm = generation.lease.llm
         shape = Shape(generation, body.model, body.logprobs)
+        if body.suffix or any(map(is_mixed, prompts)):
+            prompts[:] = await asyncio.to_thread(made_prompts, llm, prompts, body.suffix)
         if body.echo:
-            llm = generation.lease.llm
             texts = await asyncio.to_thread(lambda: [_text(llm, prompt) for prompt in prompts])
             shape.before = [text for text in texts for _ in range(options["n"])]
             if body.logprobs is not None:
@@ -83,13 +88,16 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 async def chat(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     state = state_of(request)
+    legacy = body.functions is not None
+    body = with_tools(body)
     options = options_of(body, state.settings.limits)
     check_at_most("n", options["n"], state.settings.max_running)
 
     async def start(generation: Generation) -> Shape:
         plan, prompt = await planned(body, generation, state.settings)
         tops = (body.top_logprobs or 0) if body.logprobs else None
-        shape = ChatShape(generation, body.model, tops, plan, body.continue_token_ids or [])
+        kind = FunctionShape if legacy else ChatShape
+        shape = kind(generation, body.model, tops, plan, body.continue_token_ids or [])
         ready = await _with_ids(body, shape, await _continued(body, generation, [prompt]), options["n"])
         await _start(body, generation, ready, plan.options({"reasoning": True, **options}))
         return shape
@@ -223,9 +231,9 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     return await long_json(answer, sum(len(vector) for vector in vectors))
 
 
-def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[Any]:
-    """A prompt or a list of prompts as a list."""
-    if isinstance(given, str) or isinstance(given[0], int):
+def prompts_of(given: str | list[Any]) -> list[Any]:
+    """A prompt or a list of prompts as a list; a list with ids in it is one prompt."""
+    if isinstance(given, str) or isinstance(given[0], int) or is_mixed(given):
         return [given]
     return list(given)
 

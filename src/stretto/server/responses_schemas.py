@@ -8,6 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from stretto.server.schemas import (
     LABEL,
+    NEUTRAL,
     Body,
     Function,
     JsonFormat,
@@ -19,7 +20,6 @@ from stretto.server.schemas import (
     Text,
 )
 
-NEUTRAL = "Accepted, and changes nothing here."
 Status = Annotated[Literal["in_progress", "completed", "incomplete"], Field(description=NEUTRAL)]
 
 
