@@ -391,6 +391,29 @@ def test_a_page_that_was_allowed_may_ask():
         assert web.get("/health", headers={"origin": "https://other.example"}).status_code == 403
 
 
+def test_all_pages_may_ask_where_the_operator_says_so():
+    with visiting(origins=("*",)) as (_, web):
+        for origin in ("localhost", "https://any.example", "null"):
+            before = web.options("/v1/completions", headers={"origin": origin})
+            assert before.status_code == 200
+            allowed = {
+                name[21:]: value for name, value in before.headers.items() if name.startswith("access")
+            }
+            assert allowed == {
+                "origin": origin,
+                "credentials": "true",
+                "methods": "GET, POST",
+                "headers": "*",
+            }
+            answer = web.post("/v1/completions", json=TEXT, headers={"origin": origin})
+            assert answer.headers["access-control-allow-origin"] == origin
+        body = {"model": "mock"}
+        assert web.post("/stretto/models/unload", json=body, headers={"origin": origin}).status_code == 403
+        assert web.post("/stretto/models/unload", json=body).status_code == 200
+        assert web.get("/health", headers={"host": "evil.example"}).status_code == 200
+        assert web.get("/v1/models", headers={"host": "evil.example"}).status_code == 421
+
+
 MODELS = (ModelEntry("mock", str(TINY)),)
 
 
