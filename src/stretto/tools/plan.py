@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from hashlib import sha256
+from secrets import token_hex
 from typing import Any
 
 from stretto.engine.engine import Engine
@@ -18,7 +18,7 @@ from stretto.text.reasoning import Reasoning, find_format
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.check import Choice, Tools, check_choice, check_tools
-from stretto.tools.format import call_format
+from stretto.tools.finding import call_format
 from stretto.tools.grammar import required_calls
 from stretto.tools.reading import CallReader
 
@@ -47,6 +47,13 @@ class ToolPlan:
         raw = {} if self.thinks else {"reasoning": False}
         return {**options, **raw, "grammar": self.grammar}
 
+    def salted(self, prompt: Sequence[int]) -> ToolPlan:
+        """The plan for a prompt: the ids of calls in the same answer to it are the same."""
+        if self.reader is None:
+            return self
+        digest = sha256(",".join(map(str, prompt)).encode()).hexdigest()
+        return replace(self, reader=self.reader.salted(digest))
+
     def read_all(self, results: Result | list[Result]) -> Result | list[Result]:
         """As `read`, also for several results."""
         return [self.read(one) for one in results] if isinstance(results, list) else self.read(results)
@@ -65,9 +72,13 @@ class ToolPlan:
 
 
 def plan_tools(
-    template: ChatTemplate | None, tokenizer: Tokenizer, tools: Tools | None, choice: Choice | None
+    template: ChatTemplate | None,
+    tokenizer: Tokenizer,
+    tools: Tools | None,
+    choice: Choice | None,
+    parallel: bool = True,
 ) -> ToolPlan:
-    """The plan for some tools; `Unsupported` where the template has none."""
+    """The plan for some tools; one call at most if not `parallel`."""
     if tools is None:
         if choice is not None and choice != "none":
             raise InvalidRequest(
@@ -84,13 +95,13 @@ def plan_tools(
         raise Unsupported(
             "this model has no chat template; use generate with a prompt of your own", param="messages"
         )
-    layout = call_format(template, tokenizer, checked)
     shown = [tool.description for tool in checked]
-    reasoning = find_format(template.source)
-    reader = CallReader(layout, tokenizer, reasoning)
+    layout = call_format(template, tokenizer, shown)
+    reasoning = find_format(template.tool_source) or find_format(template.source)
+    one = isinstance(choice, Mapping) or not parallel
+    reader = CallReader(layout, tokenizer, reasoning, checked, token_hex(8), 1 if one else None)
     if mode == "auto":
         return ToolPlan(shown, None, reader)
-    one = isinstance(choice, Mapping)
     # A call that is written in a header is over when the text of an answer could start.
     thinks = reasoning is not None and bool(reasoning.blocks) and Reasoning(reasoning, tokenizer).is_guided
     return ToolPlan(shown, required_calls(layout, chosen, one, thinks), reader, thinks)
@@ -107,26 +118,3 @@ class ToolStream(TextStream):
     def result(self) -> Result:
         """The whole result; runs the rest of the generation first."""
         return self._plan.read(super().result)
-
-
-def with_arguments(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Messages whose calls have their arguments as templates want them: as objects, not as JSON."""
-    if not isinstance(messages, (list, tuple)) or not any(
-        isinstance(message, Mapping) and message.get("tool_calls") for message in messages
-    ):
-        return messages
-    return [_with_objects(message) if isinstance(message, Mapping) else message for message in messages]
-
-
-def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    calls = message.get("tool_calls")
-    if not isinstance(calls, (list, tuple)):
-        return message
-    changed = []
-    for call in calls:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
-            with suppress(ValueError):  # a text that is not JSON is passed on as it is
-                call = {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
-        changed.append(call)
-    return {**message, "tool_calls": changed}
