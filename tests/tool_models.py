@@ -17,6 +17,7 @@ SPECIALS = {
         *("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
         *("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
     ],
+    "smollm2": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"],
 }
 OSLO = '{"name": "weather", "arguments": {"town": "Oslo"}'
 SAID = {  # an answer with two calls, as the template's model writes it

@@ -98,7 +98,7 @@ def test_calls_are_blocks_whole_and_streamed(caller):
         assert (weather.type, weather.name, weather.input) == ("tool_use", "weather", {"town": "Oslo"})
         assert (now.name, now.input) == ("now", {})
         assert message.stop_reason == "tool_use"
-    assert [block.id for block in whole.content[1:]] == [block.id for block in streamed.content[1:]]
+        assert weather.id != now.id
 
 
 def test_results_of_calls_go_back(caller):
@@ -124,7 +124,9 @@ def test_a_tool_is_called_where_one_has_to_be():
     with serving(lambda entry: tool_models.make("chatml-tools", None)) as server, client_of(server) as client:
         for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
             tools = TOOLS[:1]
-            message = client.messages.create(**{**COLD, "tools": tools}, tool_choice=choice)
+            message = client.messages.create(
+                **{**COLD, "tools": tools, "max_tokens": 2000}, tool_choice=choice
+            )
             assert message.content[0].name == "weather"
             assert len(message.content[0].input["town"]) <= 9
 

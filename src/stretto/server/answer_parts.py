@@ -34,17 +34,25 @@ class AnswerParts:
     def push(self, token: Token) -> list[Piece]:
         """What a token adds."""
         text = token.text if self._watcher is None else self._watcher.push(token)
-        return [Piece("reasoning" if token.is_reasoning else "text", text)] if text else []
+        pieces = [Piece("reasoning" if token.is_reasoning else "text", text)] if text else []
+        return pieces + self._calls()
 
     def end(self, result: Result) -> tuple[list[Piece], Result]:
         """The rest, and the result with its calls."""
         if self._watcher is None:
             return [], result
         rest, result = self._watcher.end(result)
-        pieces = [Piece("text", rest)] if rest else []
-        for call in result.tool_calls:
-            pieces += Piece("call", "", call), Piece("arguments", arguments_of(call))
-        return pieces, result
+        return ([Piece("text", rest)] if rest else []) + self._calls(), result
+
+    def _calls(self) -> list[Piece]:
+        """The starts of calls and the pieces of their arguments that have come."""
+        events = self._watcher.take() if self._watcher is not None else []
+        return [
+            Piece("call", "", ToolCall(event.name, {}, event.id))
+            if event.name
+            else Piece("arguments", event.arguments)
+            for event in events
+        ]
 
 
 def arguments_of(call: ToolCall) -> str:

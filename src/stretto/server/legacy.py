@@ -24,7 +24,8 @@ def with_tools(body: ChatRequest) -> ChatRequest:
     if isinstance(choice, NamedFunction):
         choice = NamedTool(type="function", function=choice)
     tools = [Tool(type="function", function=function) for function in body.functions]
-    changed = {"tools": tools, "tool_choice": choice, "functions": None, "function_call": None}
+    changed = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+    changed |= {"functions": None, "function_call": None}
     return body.model_copy(update={**changed, "messages": messages})
 
 
