@@ -185,15 +185,19 @@ class Texts:
         *,
         template: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
+        continue_final: bool = False,
         **variables: Any,
     ) -> list[int]:
         """The ids of a conversation in the model's own format, up to where its answer begins.
 
         The text of a message can never become a special token. `template` are arguments of the chat template,
-        as in `chat`; `cache_salt` is that of the request, for its images.
+        as in `chat`; `cache_salt` is that of the request, for its images. `continue_final` ends them behind
+        the text of the last message, one of the assistant, which the model then continues.
         """
         check_salt(cache_salt)
-        return conversation_ids(self._engine, self._template, messages, template, variables, cache_salt)
+        return conversation_ids(
+            self._engine, self._template, messages, template, variables, cache_salt, continue_final
+        )
 
     @property
     def has_template(self) -> bool:
@@ -268,7 +272,7 @@ class Texts:
         arguments, chosen = _chat_options(self._chosen(options, keywords), template)
         plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
         prompt = self._conversation(messages, plan, arguments, chosen.get("cache_salt"))
-        chosen = plan.options(chosen)
+        plan, chosen = plan.salted(_tokens(prompt)), plan.options(chosen)
         if stream:
             return ToolStream(self._engine, new_text(self._engine, prompt, chosen), plan)
         (found,) = self._run([new_branches(self._engine, prompt, chosen)])
@@ -291,7 +295,7 @@ class Texts:
         arguments, chosen = _chat_options(self._chosen(options, keywords), template)
         plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
         prompt = await to_thread(self._conversation, messages, plan, arguments, chosen.get("cache_salt"))
-        chosen = plan.options(chosen)
+        plan, chosen = plan.salted(_tokens(prompt)), plan.options(chosen)
         return cast(Result, plan.read_all(await self.agenerate(cast(Any, prompt), **chosen)))
 
     def _conversation(
@@ -310,13 +314,15 @@ class Texts:
             )
         return messages
 
-    def tool_plan(self, tools: Tools | None, tool_choice: Choice | None = None) -> ToolPlan:
-        """What `chat` does about tools, for loops of your own.
+    def tool_plan(
+        self, tools: Tools | None, tool_choice: Choice | None = None, parallel: bool = True
+    ) -> ToolPlan:
+        """What `chat` does about tools, for loops of your own; one call at most if not `parallel`.
 
         `plan.shown` is for `chat_prompt(messages, tools=…)`, `plan.options(…)` for the request, and
         `plan.read(result)` finds the calls.
         """
-        return plan_tools(self._template, self.tokenizer, tools, tool_choice)
+        return plan_tools(self._template, self.tokenizer, tools, tool_choice, parallel)
 
     def _run(self, several: list[Branches]) -> list[Result | list[Result]]:
         """Step the engine until all have finished."""
@@ -331,6 +337,10 @@ def _chat_options(
     rest = {"reasoning": True, **options}
     known = rest.pop("template", None)
     return known if arguments is None else arguments, rest
+
+
+def _tokens(prompt: list[int] | Sequence) -> list[int]:
+    return list(prompt.tokens) if isinstance(prompt, Sequence) else prompt
 
 
 def is_list(prompt: Any) -> bool:

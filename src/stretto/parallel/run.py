@@ -158,7 +158,7 @@ class SetDecoder(OneTrack):
     @property
     def usage(self) -> Usage:
         """Tokens counted so far."""
-        return Usage(self._n_prompt, len(self.output.steps), self.track.n_cached)
+        return Usage(self._n_prompt, len(self.output.steps), min(self.track.n_cached, self._n_prompt))
 
     def result(self) -> ParallelText:
         """What has come up to now."""

@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, Response
 
 from stretto import __version__
 from stretto.server import (
+    anthropic,
     cells,
     docs,
     live,
@@ -20,6 +21,7 @@ from stretto.server import (
     openai,
     own,
     pages,
+    responses,
     running,
     speech,
     tasks,
@@ -34,11 +36,13 @@ from stretto.server.settings import Settings
 from stretto.server.state import State
 
 DESCRIPTION = (
-    "Language models on your own machine: OpenAI's endpoints, Ollama's, and our own. "
+    "Language models on your own machine: the endpoints of OpenAI, Anthropic and Ollama, and our own. "
     "Fields that are not listed are refused; every answer carries its timings."
 )
 ROUTERS = (
     openai.router,
+    responses.router,
+    anthropic.router,
     speech.router,
     tasks.router,
     ollama.router,

@@ -20,6 +20,15 @@ log = logging.getLogger("stretto.server")
 RETRY_SECONDS = 2  # value of Retry-After
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_TYPES = {  # by status
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 MAX_QUOTED = 300  # characters of a message that come from a request
 
@@ -69,9 +78,14 @@ def unsupported(message: str, param: str) -> ApiError:
 
 
 def body_of(error: ApiError, path: str) -> dict[str, Any]:
-    """The JSON body: OpenAI's shape, or Ollama's under `/api/`."""
+    """The JSON body: OpenAI's shape, Ollama's under `/api/`, Anthropic's under `/v1/messages`."""
     if path.startswith("/api/"):
         return {"error": error.message}
+    if path.startswith(ANTHROPIC_PATH):
+        kind = ANTHROPIC_TYPES.get(error.status, INVALID if error.status < 500 else "api_error")
+        named = not error.param or error.param in error.message  # there is no field for it
+        message = error.message if named else f"{error.param}: {error.message}"
+        return {"type": "error", "error": {"type": kind, "message": message}}
     return {
         "error": {
             "message": error.message,
@@ -167,7 +181,7 @@ def explained(errors: Sequence[Any], body: Any, known: Collection[str] = ()) -> 
     `known` are the body's fields, one of which may be meant by an unknown one.
     """
     issues = [(_path(one, body), one) for one in errors]
-    param, first = min(issues, key=lambda pair: (pair[1]["type"] != "extra_forbidden", -len(pair[1]["loc"])))
+    param, first = min(issues, key=_rank)
     if not param:
         return ApiError(400, "the body must be a JSON object with the fields that /docs lists")
     if first["type"] == "extra_forbidden":
@@ -181,6 +195,13 @@ def explained(errors: Sequence[Any], body: Any, known: Collection[str] = ()) -> 
     given = given[:MAX_QUOTED] if isinstance(given, str) else given
     shown = f"; it is {given!r:.60}" if isinstance(given, (str, int, float, bool, type(None))) else ""
     return ApiError(400, f"{param}: {message}{shown}", param=param, code="invalid_value")
+
+
+def _rank(issue: tuple[str, Any]) -> tuple[bool, bool, int]:
+    """The order of issues: a `type` that is not known explains the others, then come unknown fields."""
+    one = issue[1]
+    is_type = one["type"] == "literal_error" and one["loc"][-1] == "type"
+    return not is_type, one["type"] != "extra_forbidden", -len(one["loc"])
 
 
 def _path(one: Any, body: Any) -> str:
