@@ -16,6 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stretto.errors import PullError
+from stretto.weights.hub.listing import read_listing
+from stretto.weights.hub.names import Reference
+from stretto.weights.hub.web import Web
+
 
 @dataclass(frozen=True)
 class Size:
@@ -41,13 +46,22 @@ class Entry:
     licence_url: str
 
     @property
-    def reference(self) -> str:
-        """The name that is fetched: `hf:org/repo:Q4_K_M`."""
-        return f"hf:{self.repo}:{self.files}"
+    def reference(self) -> Reference:
+        """Its repository, and the tag that is wanted."""
+        return Reference(self.repo, tag=self.files)
 
     def sizes(self) -> tuple[Size, ...] | None:
-        """The repository's files, asked from the Hub now; None if it cannot be reached."""
-        return None
+        """The repository's files, asked from the Hub now; None if it cannot be reached, or has none."""
+        try:
+            listing = read_listing(Web.hub(), self.reference)
+            chosen = listing.choose(self.files, exact=False)
+        except PullError:
+            return None
+        return tuple(
+            Size(one.tag, one.files[0].path, one.nbytes, one == chosen)
+            for one in listing.choices
+            if one.nbytes is not None
+        )
 
 
 def _read() -> tuple[dict[str, Entry], tuple[str, ...]]:
