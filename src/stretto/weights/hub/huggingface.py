@@ -98,7 +98,7 @@ def named(name: str) -> Iterator[None]:
     except PullError as error:
         if name in str(error) or error.path is not None:
             raise
-        raise PullError(f"{name} could not be fetched: {error}") from None
+        raise type(error)(f"{name} could not be fetched: {error}") from None
 
 
 def _fetch(

@@ -193,7 +193,8 @@ class Store:
         """The place of a download that can be continued, of this process only while the block lasts."""
         place = self.home / "partial"
         with explained(self.home):
-            place.mkdir(parents=True, exist_ok=True)
+            for needed in (place, self.home / "locks"):
+                needed.mkdir(parents=True, exist_ok=True)
             with self._lock(f"part~{key}", lambda: None):
                 yield place / key
 

@@ -69,6 +69,10 @@ class Answer:
         self.close()
 
 
+class Unreachable(PullError):
+    """There is no server at all: no network, or a wrong address."""
+
+
 class Broken(Exception):
     """A connection that failed or a server that asks to come back; `seconds` is how long to wait, if said."""
 
@@ -187,7 +191,8 @@ def pause(broken: Broken, attempt: int, wait: Wait) -> None:
         remedy = "check the network and the proxy, or try again later"
         if broken.seconds is not None:
             remedy = f"it asks to wait {seconds:,.0f} seconds; try again then, or log in for higher limits"
-        raise PullError(f"{broken}; {remedy}") from None
+        kind = PullError if broken.attempts == ATTEMPTS else Unreachable
+        raise kind(f"{broken}; {remedy}") from None
     wait(seconds)
 
 
