@@ -69,3 +69,4 @@ def models(
         cells = (row["name"], can, size(row["bytes"]), row["license"] or "not stated", where)
         listing.add_row(*map(clean, cells), style=None if row["path"] else "dim")
     console().print(listing)
+    console().print("Well-known models of the Hugging Face Hub: stretto models --catalogue", style="dim")

@@ -29,7 +29,7 @@ def load(
     vision: str | os.PathLike[str] | None = None,
     image_cache: bool | str | os.PathLike[str] | ImageCache = True,
 ) -> LLM:
-    """Load a model by name (`"smollm2"`), path, or `"hf:org/repo/file.gguf"`.
+    """Load a model by name (`"smollm2"`), path, or `"hf:org/repo:Q4_K_M"`.
 
     `backend="auto"` and `device="auto"` take what can run the file and is fastest here (docs/routing.md);
     `llm.route` says what was chosen, what else was possible, and why not.
