@@ -41,7 +41,7 @@ def load(
     vision: str | os.PathLike[str] | None = None,
     image_cache: bool | str | os.PathLike[str] | ImageCache = True,
 ) -> LLM:
-    """Load a model by name (`"smollm2"`), path, or `"hf:org/repo/file.gguf"`.
+    """Load a model by name (`"smollm2"`), path, or `"hf:org/repo:Q4_K_M"`.
 
     What comes back has the verbs of that model (`.verbs`): a language model is an `LLM`, an encoder has
     `embed` and its kin, and models of other kinds are `stretto.tasks.TaskModel`s, which take `device` and

@@ -52,7 +52,7 @@ app = typer.Typer(
     name="stretto",
     help="Language models, and models of other kinds, on your own machine.",
     epilog="Errors are one line and exit code 2. A model is a name (stretto models), a path, "
-    "or hf:org/repo/file.gguf.",
+    "or hf:org/repo:Q4_K_M.",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -32,7 +32,7 @@ def load(
     vision: str | os.PathLike[str] | None = None,
     image_cache: bool | str | os.PathLike[str] | ImageCache = True,
 ) -> LLM:
-    """Load a model by name (`"smollm2"`), path, or `"hf:org/repo/file.gguf"`.
+    """Load a model by name (`"smollm2"`), path, or `"hf:org/repo:Q4_K_M"`.
 
     >>> llm = stretto.load("smollm2")
     >>> llm.generate("Once upon a time").text
