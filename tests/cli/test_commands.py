@@ -1,5 +1,6 @@
 """The table of commands: the help, the documentation, and what commands refuse."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,20 @@ def test_a_state_spares_the_prefill(tmp_path, capsys):
             assert chat.n_failed == 0
             assert chat.last.n_cached >= n_used * n_cached
     assert [turn.answer for turn in chat.conversation.path] == ["Yes.", "Yes."]
+
+
+def test_a_summary_that_is_stopped_changes_nothing(capsys):
+    def script(seen):
+        if len(seen) > 60:  # the summary, not the turn before it
+            signal.raise_signal(signal.SIGINT)
+        return 257 if seen[-1] == ord("a") and len(seen) < 60 else ord("a")
+
+    with mock_llm(script) as llm:
+        chat = Chat(llm, "mock.gguf", Conversation(), {"temperature": 0})
+        take(chat, "One?")
+        take(chat, "/summarise")
+    assert "no whole summary, so nothing was changed" in capsys.readouterr().err
+    assert [turn.question for turn in chat.conversation.turns.values()] == ["One?"]
 
 
 def test_an_answer_tried_again_has_the_next_seed(chat):

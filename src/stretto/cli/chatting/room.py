@@ -68,6 +68,8 @@ def summarise(chat: Chat) -> int:
     if n == 0:
         raise InvalidRequest("there is nothing that can be summed up; /drop or /undo make room")
     answer = chat.generate(chat.prompt(path[:n], REQUEST), max_tokens=room)
+    if answer.ending == "cancelled" or not answer.text.strip():
+        raise InvalidRequest("there is no whole summary, so nothing was changed")
     chat.conversation.rebase([Turn(0, None, REQUEST, answer.text, answer.reasoning), *path[n:]])
     return n
 
