@@ -2,11 +2,14 @@
 
 import re
 import stat
+from pathlib import Path
 
+import PIL.Image
 import pytest
 
 import terminals
 from stretto.cli.lines import HISTORY_LINES, LINE_CHARACTERS, LineFile
+from tiny_vision import picture
 
 # Answers with what was asked, on one line: ⏎ for the end of a line.
 ECHO = """
@@ -132,6 +135,32 @@ def test_tab_completes_commands_and_paths_anywhere(start, tmp_path):
     terminal.type("x.json\r")
     terminal.prompt(3)
     assert (tmp_path / "folder" / "x.json").exists()
+
+
+SEEING = """
+import sys
+sys.path.insert(0, {tests!r})
+import stretto.llm
+from stretto.cli import main
+from tiny_vision import seeing_llm
+
+stretto.llm.load = lambda model, **options: seeing_llm("mlp")
+main(["chat", "-m", "mock.gguf", "--vision", "mm.gguf", "-n", "2"])
+"""
+
+
+def test_an_image_is_shown_by_its_path(tmp_path):
+    PIL.Image.fromarray(picture(0).pixels).save(tmp_path / "cat.png")
+    program = SEEING.format(tests=str(Path(terminals.__file__).parent))
+    terminal = terminals.Terminal(["-c", program], folder=str(tmp_path))
+    terminal.prompt()
+    terminal.type("ca\t")
+    terminal.until("> cat.png")
+    terminal.type("\r")
+    terminal.prompt(2)
+    assert "1 (an image) → " in terminal.say("/tree")
+    terminal.type("\x04")
+    assert terminal.end() == 0
 
 
 # -- answers --
