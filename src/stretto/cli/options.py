@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from stretto.cli.completion import model_names
+
 _SAMPLING = "Sampling"
 _LIMITS = "Limits"
 _MACHINE = "Backend"
@@ -13,7 +15,14 @@ _MACHINE = "Backend"
 DEFAULT_MODEL = "smollm2"
 
 Model = Annotated[
-    str, typer.Option("--model", "-m", metavar="MODEL", help="A name, a path, or hf:org/repo/file.gguf.")
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="A name, a path, or hf:org/repo/file.gguf.",
+        autocompletion=model_names,
+    ),
 ]
 Vision = Annotated[
     str | None,
@@ -124,10 +133,17 @@ Cells = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
-Backend = Annotated[str, typer.Option(help="What runs the model.", rich_help_panel=_MACHINE)]
+Backend = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="What runs the model: native, torch, onnx …", rich_help_panel=_MACHINE),
+]
 Device = Annotated[
     str,
-    typer.Option(help="The device: cpu, cuda … (default: by measurement).", rich_help_panel=_MACHINE),
+    typer.Option(
+        metavar="NAME",
+        help="Where it runs: cpu, cuda …; auto: where it is fastest, by measurement.",
+        rich_help_panel=_MACHINE,
+    ),
 ]
 Threads = Annotated[
     int | None,

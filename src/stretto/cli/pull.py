@@ -8,13 +8,18 @@ from typing import Annotated
 
 import typer
 
+from stretto.cli.completion import model_names
 from stretto.errors import ModelError
 
 
 def pull(
     model: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="A name, or hf:org/repo/file.gguf, with @revision if you like."),
+        typer.Argument(
+            metavar="NAME",
+            help="A name, or hf:org/repo/file.gguf, with @revision if you like.",
+            autocompletion=model_names,
+        ),
     ],
     force: Annotated[bool, typer.Option("--force", help="Fetch it again, even if it is here.")] = False,
 ) -> None:

@@ -1,0 +1,21 @@
+"""What a shell offers for a model: names that are here, then those that can be pulled."""
+
+from __future__ import annotations
+
+from stretto.errors import StrettoError
+
+
+def model_names(incomplete: str) -> list[str]:
+    """Names of models that begin so; files are the shell's own to complete.
+
+    >>> model_names("smol")
+    ['smollm2']
+    """
+    from stretto.weights import hub
+
+    try:
+        here = [model.name for model in hub.models()]
+    except StrettoError:  # a completion has nowhere to say what is wrong with the store
+        here = []
+    names = dict.fromkeys((*here, *sorted(hub.known())))
+    return [name for name in names if name.startswith(incomplete)]
