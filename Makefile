@@ -28,7 +28,7 @@ chat: export STRETTO_MODEL  := $(or $(value MODEL),smollm2)
 
 chat: $(VENV)/.installed
 	@if [ -n "$$STRETTO_PROMPT" ]; \
-	then printf '%s\n' "$$STRETTO_PROMPT" | $(BIN)/stretto run --chat --model "$$STRETTO_MODEL"; \
+	then printf '%s\n' "$$STRETTO_PROMPT" | $(BIN)/stretto run --model "$$STRETTO_MODEL"; \
 	else exec $(BIN)/stretto chat --model "$$STRETTO_MODEL"; \
 	fi
 

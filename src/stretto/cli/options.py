@@ -92,6 +92,31 @@ Seed = Annotated[
     typer.Option(help="For the same tokens again (default: a fresh one).", rich_help_panel=_SAMPLING),
 ]
 
+RepetitionPenalty = Annotated[
+    float | None,
+    typer.Option(
+        help="Above 1: tokens of the prompt and the answer become less probable.",
+        show_default=f"1{_OWN}",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+PresencePenalty = Annotated[
+    float | None,
+    typer.Option(
+        help="Subtracted from the logits of tokens that the answer has.",
+        show_default=f"0{_OWN}",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    typer.Option(
+        help="The same, for each time that it has them.",
+        show_default=f"0{_OWN}",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+
 MaxTokens = Annotated[
     int | None,
     typer.Option(
@@ -130,6 +155,22 @@ Cells = Annotated[
         parser=read_cells,
         metavar="N|auto",
         help="The size of the cache in tokens; auto: what is free on a GPU.",
+        rich_help_panel=_MACHINE,
+    ),
+]
+Kv = Annotated[
+    Literal["f16", "q8", "f32", "bf16", "fp8"],
+    typer.Option(
+        help="Type of the KV cache; q8 takes half the memory. bf16 and fp8 are for GPUs.",
+        rich_help_panel=_MACHINE,
+    ),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        metavar="lookup|MODEL",
+        help="Speculative decoding, the same text in fewer passes: by n-grams of the text, or by a small "
+        "model with the same tokenizer.",
         rich_help_panel=_MACHINE,
     ),
 ]
