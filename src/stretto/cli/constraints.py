@@ -10,7 +10,7 @@ import typer
 from stretto.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from stretto.structured import Grammar
+    from stretto import Grammar
 
 _PANEL = "Constraints"
 MAX_FILE_BYTES = 16 << 20
@@ -47,7 +47,7 @@ def constraint(
     >>> constraint(None, None, "[0-9]+", None).kind
     'regex'
     """
-    from stretto.structured import Grammar
+    from stretto import Grammar
 
     given = {"--schema": schema, "--grammar": grammar, "--regex": regex, "--choice": choices or None}
     names = [name for name, value in given.items() if value is not None]

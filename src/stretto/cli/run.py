@@ -157,8 +157,8 @@ def _chats(llm: LLM, model: str, wanted: bool | None, needs_template: bool) -> b
 
 def _drafter(draft: str, stack: ExitStack, machine: dict[str, Any]) -> Any:
     """The value of `draft=`: "lookup", or a drafter with a model of its own."""
+    from stretto import DraftModel
     from stretto.cli.generation import open_llm
-    from stretto.drafts import DraftModel
 
     if draft == "lookup":
         return draft

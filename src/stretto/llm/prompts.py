@@ -9,6 +9,7 @@ from typing import Any, cast
 from stretto.engine import Engine
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.text.arguments import check_arguments, with_reasoning
+from stretto.text.parts import with_known_parts
 from stretto.text.template import ChatTemplate
 from stretto.tools.plan import with_arguments
 from stretto.vision.chat import check_count, has_images, place_images
@@ -60,7 +61,7 @@ def conversation_ids(
     template = known_template(template)
     if arguments:
         variables = {**variables, **check_arguments(template, arguments)}
-    messages = with_reasoning(messages, template)
+    messages = with_known_parts(with_reasoning(messages, template), template.source)
     tokenizer = engine.tokenizer
     parts: Iterable[str | int | Image]
     if has_images(messages):
