@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from machines import FOUND
 
+from machines import FOUND
 from stretto import hardware
 from stretto.cli import app, main
 from stretto.cli.checks import broken_folders, checks

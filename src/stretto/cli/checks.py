@@ -24,7 +24,6 @@ COMPILERS = ("c++", "g++", "clang++")
 EXTRAS = {  # the name of an extra, a module of it, and what it is for
     "cuda": (("torch", "triton"), "NVIDIA GPUs"),
     "onnx": (("onnx", "onnxruntime"), "ONNX models: images, speech, classes"),
-    "hub": (("huggingface_hub",), "models by hf:org/repo/file.gguf"),
     "llamacpp": (("llama_cpp",), "architectures that only llama.cpp has"),
 }
 

@@ -20,7 +20,7 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="MODEL",
-        help="A name, a path, or hf:org/repo/file.gguf.",
+        help="A name, a path, or hf:org/repo:Q4_K_M.",
         autocompletion=model_names,
     ),
 ]
