@@ -59,20 +59,25 @@ def checked_model(word: str) -> str:
 def names_model(word: str) -> bool:
     """Whether an argument that stands alone is a model: a known name, hf:…, a .gguf or a model's folder.
 
+    What only looks like a repository, `either/or`, is a prompt: hf:org/repo says that it is a model.
+
     >>> names_model("smollm2"), names_model("What is the capital of France?")
     (True, False)
     """
     from stretto.weights import hub
+    from stretto.weights.hub.catalogue import CATALOGUE
 
-    if word.startswith("hf:"):
+    if word.startswith("hf:") or word in hub.known() or word in CATALOGUE:
         return True
     try:
-        path = hub.resolve(word, pull=False)
-    except ModelError:  # a name that can be pulled
-        return True
-    except StrettoError:
+        path = Path(word).expanduser()
+        if hub.resolve(word, pull=False) != path:  # one of the store
+            return True
+    except RuntimeError:  # ~ and a name that is no user's
         return False
-    return path != Path(word).expanduser() or _is_model(path)  # another path is one of the store
+    except StrettoError:
+        pass
+    return _is_model(path)
 
 
 def _is_model(path: Path) -> bool:

@@ -88,6 +88,7 @@ def run(
     One argument is the prompt, unless it is the name or path of a model; two are model and prompt.
     """
     from stretto.cli.adapters import load_adapters
+    from stretto.cli.first_run import first_run_note
     from stretto.cli.generation import open_images, open_llm, template_arguments
     from stretto.cli.prompts import joined_prompt, model_and_prompt
 
@@ -136,6 +137,7 @@ def run(
             _print(llm, asked, settings, model)
         else:
             _say(llm, asked, settings, reasoning, stats)
+            first_run_note(model)
 
 
 def _chats(llm: LLM, model: str, wanted: bool | None, needs_template: bool) -> bool:
