@@ -69,7 +69,7 @@ def parallel(
 ) -> None:
     """Continue a prompt, and keep every probable token: sat[ on/ under/ beside] the."""
     from stretto.cli.generation import note, open_llm, printable, wants_stats
-    from stretto.cli.run import prompt_text
+    from stretto.cli.prompts import prompt_text
 
     text = prompt_text(prompt)
     settings: dict[str, Any] = {
