@@ -12,12 +12,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stretto.errors import InvalidGrammar
+from stretto.structured.closed import closed_objects
+from stretto.structured.rewrite import SPECIAL, rewritten
 
 MAX_CHARACTERS = 256 << 10  # of a grammar
 MAX_LARK_CHARACTERS = 64 << 10  # of a Lark grammar, whose rules may be combined more freely
 MAX_DEPTH = 100  # of brackets in a JSON schema
 OPTIONS_KEY = "x-guidance"  # settings of the library, hidden in a schema
 
+_SPECIAL = re.compile(f'"({"|".join(sorted(SPECIAL))})"')
 _TEMPERATURE = re.compile(r"^[ \t]*[?!]?[\w-]+(\.\d+)?[ \t]*\[[^\]]*\btemperature\b", re.MULTILINE)
 
 
@@ -54,8 +57,12 @@ def check_lark(text: str) -> None:
         )
 
 
-def check_schema(schema: Any) -> str:
-    """The text of a schema; raises if it is none, too large or too deep, or refers to other documents."""
+def check_schema(schema: Any, *, closed: bool = False, checks: bool = False) -> str:
+    """The text of a schema as the parser takes it.
+
+    Raises if it is none, too large or too deep, refers to other documents, or says what cannot be followed.
+    `closed` forbids properties that are not named; `checks`: see `rewritten`.
+    """
     if isinstance(schema, str):
         check_size(schema, "the JSON schema", "schema")
         try:
@@ -75,6 +82,16 @@ def check_schema(schema: Any) -> str:
     for path, value in walk(schema):
         if isinstance(value, Mapping):
             _check_mapping(path, value)
+    text = _written(schema)
+    if closed or _SPECIAL.search(text):
+        plain = json.loads(text)  # without classes of the caller's
+        text = _written(rewritten(closed_objects(plain) if closed else plain, checks=checks))
+        if text == "false":
+            raise InvalidGrammar("no value fits the JSON schema", param="schema", value=schema)
+    return text
+
+
+def _written(schema: Any) -> str:
     try:
         text = json.dumps(schema, allow_nan=False, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError) as error:
@@ -105,6 +122,20 @@ def find_key(schema: str, key: str) -> str | None:
     """The path of a keyword in a schema, the first if there are several."""
     places = [path for path, value in walk(json.loads(schema)) if isinstance(value, dict) and key in value]
     return f"{min(places, key=len)}/{_escaped(key)}" if places else None
+
+
+def find_mentioned(schema: str, message: str) -> str | None:
+    """The path of the pattern or reference in a schema that a message of the parser quotes."""
+    for path, value in sorted(walk(json.loads(schema)), key=lambda found: len(found[0])):
+        if not isinstance(value, dict):
+            continue
+        for key in ("pattern", "$ref"):
+            if isinstance(text := value.get(key), str) and text.removeprefix("#") in message:
+                return f"{path}/{key}"
+        patterns = value.get("patternProperties")
+        if isinstance(patterns, dict) and any(pattern in message for pattern in patterns):
+            return f"{path}/patternProperties"
+    return None
 
 
 def _check_mapping(path: str, value: Mapping[Any, Any]) -> None:
