@@ -1,6 +1,6 @@
 """Counts how a folder of JSON Schema test cases fares: `python scripts/schema_suite.py FOLDER`.
 
-The folder has files in the form of JSON-Schema-Test-Suite: a list of groups, each with a `schema` and `tests`,
+The folder has files in the form of JSON-Schema-Test-Suite: lists of groups, each with a `schema` and `tests`,
 each with `data` and `valid`. A value is written as `json.dumps` does, its keys in the order of the file.
 """
 
