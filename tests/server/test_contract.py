@@ -60,7 +60,7 @@ def test_nothing_that_fits_or_does_not_breaks_the_server(server, document):
                 found[operation.label, mode] = statuses_of(operation, mode)
             except (hypothesis.errors.Unsatisfiable, schemathesis.errors.SchemathesisError):
                 assert operation.body.items == []  # what takes nothing can be given nothing wrong
-    assert len({label for label, _ in found}) == 44
+    assert len({label for label, _ in found}) == 50
     for path in (
         "/v1/chat/completions",
         "/v1/completions",
