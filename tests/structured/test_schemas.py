@@ -12,6 +12,8 @@ from random_schemas import WORDS
 from schema_cases import SCHEMAS, VALUES
 from stretto import Grammar, InvalidGrammar
 from stretto.structured import Compiler
+from stretto.structured.checks import check_schema
+from stretto.structured.rewrite import SPECIAL
 from stretto.text.loading import load_tokenizer
 from vocabularies import bpe, metadata
 
@@ -65,7 +67,9 @@ REFUSED = [
     ({"items": {"propertyNames": {"not": {}}}}, "#/items/propertyNames/not"),
     ({"if": {"multipleOf": 2}, "then": {"minimum": 2}}, "#/if/multipleOf"),
     ({"properties": {"a": {}}, "minProperties": 3}, "#/minProperties"),
-    ({"properties": {"a": {"$id": "http://x.org/a", "not": {}}}}, "#/properties/a/$id"),
+    ({"properties": {"a": {"$id": "http://x.org/a", "not": {"$ref": "#/x"}}}}, "#/properties/a/$id"),
+    ({"properties": {"a": {"oneOf": {}, "not": 5}}}, "#/properties/a"),
+    ({"properties": {"a": {"required": 3, "minProperties": 1, "properties": {"b": {}}}}}, "#/properties/a"),
     ({"patternProperties": {"^a": {}, "b$": {}}}, "#/patternProperties"),
     ({"properties": {"a": {"pattern": "(?=x)y"}}}, "#/properties/a/pattern"),
     ({"properties": {"a": {"$ref": "#/nowhere"}, "b": {"not": {}}}}, "#/properties/a/$ref"),
@@ -85,6 +89,17 @@ def test_a_schema_that_nothing_fits_is_refused(schema):
         COMPILER.compile(Grammar.json(schema))
 
 
+def test_an_id_that_nothing_refers_to_is_no_obstacle():
+    schema = {"properties": {"a": {"$id": "/properties/a", "type": "string", "format": "color"}}}
+    assert accepts(Grammar.json(schema), {"a": "x"})
+    assert not accepts(Grammar.json(schema), {"a": 1})
+
+
+def test_tools_keep_schemas_that_only_a_grammar_would_refuse():
+    odd = {"type": "array", "items": {"type": "string", "pattern": "(?=a)"}, "uniqueItems": True}
+    assert json.loads(check_schema(odd)) == odd
+
+
 def test_objects_are_closed_on_request():
     schema = {
         "properties": {"a": {"properties": {"b": {}}}, "c": {"additionalProperties": True, "properties": {}}},
@@ -101,6 +116,21 @@ def test_a_schema_with_many_conditions_is_refused_in_time():
     branches = [{"required": [f"k{i}"], "properties": {f"k{i}": {"minimum": i}}} for i in range(400)]
     with pytest.raises(InvalidGrammar, match="oneOf"):
         Grammar.json({"oneOf": branches})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_keywords_with_wrong_values_are_refused_and_nothing_else(seed):
+    rng = random.Random(seed)
+    wrong = [5, "x", None, [], {}, [1], {"a": 1}, True, -1, 1.5, [{}], {"a": {}}, {"$ref": "#/not"}]
+    keywords = sorted(SPECIAL | {"properties", "items", "required", "type", "enum", "allOf", "$ref", "$id"})
+    refused = 0
+    for _ in range(300):
+        part = {key: rng.choice(wrong) for key in rng.sample(keywords, 3)}
+        try:
+            Grammar.json({"properties": {"a": part, "b": {"not": part}}}, closed=rng.random() < 0.5)
+        except InvalidGrammar:
+            refused += 1
+    assert refused > 50
 
 
 # -- random schemas --

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stretto.errors import InvalidGrammar
-from stretto.structured.closed import closed_objects
 from stretto.structured.rewrite import SPECIAL, rewritten
 
 MAX_CHARACTERS = 256 << 10  # of a grammar
@@ -57,12 +56,8 @@ def check_lark(text: str) -> None:
         )
 
 
-def check_schema(schema: Any, *, closed: bool = False, checks: bool = False) -> str:
-    """The text of a schema as the parser takes it.
-
-    Raises if it is none, too large or too deep, refers to other documents, or says what cannot be followed.
-    `closed` forbids properties that are not named; `checks`: see `rewritten`.
-    """
+def check_schema(schema: Any) -> str:
+    """The text of a schema; raises if it is none, too large or too deep, or refers to other documents."""
     if isinstance(schema, str):
         check_size(schema, "the JSON schema", "schema")
         try:
@@ -82,16 +77,26 @@ def check_schema(schema: Any, *, closed: bool = False, checks: bool = False) -> 
     for path, value in walk(schema):
         if isinstance(value, Mapping):
             _check_mapping(path, value)
-    text = _written(schema)
-    if closed or _SPECIAL.search(text):
-        plain = json.loads(text)  # without classes of the caller's
-        text = _written(rewritten(closed_objects(plain) if closed else plain, checks=checks))
-        if text == "false":
-            raise InvalidGrammar("no value fits the JSON schema", param="schema", value=schema)
-    return text
+    return written(schema)
 
 
-def _written(schema: Any) -> str:
+def parser_schema(text: str, *, closed: bool = False, checks: bool = False) -> str:
+    """The text of a schema as the parser takes it, from one that `check_schema` gave.
+
+    Raises for what the parser cannot follow. `closed` forbids properties that are not named; `checks`: see
+    `rewritten`.
+    """
+    if not closed and not _SPECIAL.search(text):
+        return text
+    schema = json.loads(text)
+    made = written(rewritten(schema, closed=closed, checks=checks))
+    if made == "false":
+        raise InvalidGrammar("no value fits the JSON schema", param="schema", value=schema)
+    return made
+
+
+def written(schema: Any) -> str:
+    """A schema as JSON, which is not too long."""
     try:
         text = json.dumps(schema, allow_nan=False, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError) as error:

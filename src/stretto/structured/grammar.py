@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stretto.errors import InvalidGrammar, InvalidRequest
-from stretto.structured.checks import check_lark, check_regex, check_schema, check_size
+from stretto.structured.checks import check_lark, check_regex, check_schema, check_size, parser_schema
 
 Kind = Literal["json", "regex", "lark", "choices", "tools"]
 
@@ -71,7 +71,8 @@ class Grammar:
             options = {"whitespace_pattern": whitespace_pattern}
         if callable(getattr(schema, "model_json_schema", None)):
             schema = schema.model_json_schema()
-        return cls("json", check_schema(schema, closed=closed, checks=True), json.dumps(options))
+        text = parser_schema(check_schema(schema), closed=closed, checks=True)
+        return cls("json", text, json.dumps(options))
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:

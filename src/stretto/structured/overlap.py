@@ -8,7 +8,7 @@ from stretto.structured.places import NotExpressible, Schema, dereferenced
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 MAX_DEPTH = 6
-MAX_STEPS = 50_000  # comparisons for one schema
+MAX_STEPS = 30_000  # comparisons for one schema
 
 
 def type_of(value: Any) -> str:

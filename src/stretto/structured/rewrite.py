@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import Any
 
 from stretto.structured.array_rules import contains, unique
+from stretto.structured.closed import closed_objects
 from stretto.structured.formats import FORMATS
 from stretto.structured.negation import Negation, both, either
 from stretto.structured.object_rules import (
@@ -36,16 +37,20 @@ SPECIAL = frozenset(_SPECIAL_WORDS.split())
 _UNSUPPORTED = ("$dynamicRef", "$recursiveRef")
 
 
-def rewritten(schema: Schema, *, checks: bool = False) -> Schema:
+def rewritten(schema: Schema, *, closed: bool = False, checks: bool = False) -> Schema:
     """A schema without the keywords that the parser lacks; raises `InvalidGrammar` at what cannot be said.
 
-    With `checks`, arrays whose items must differ are marked for `unique`, which checks them as they are
-    written, if they cannot be written out.
+    With `closed`, objects have only properties that are named. With `checks`, arrays whose items must differ
+    are marked for `unique`, which checks them as they are written, if they cannot be written out.
     """
+    rewriter = _Rewriter(schema, checks)
     try:
-        return _Rewriter(schema, checks).rewrite(schema, "#")
+        return rewriter.rewrite(closed_objects(schema) if closed else schema, "#")
     except NotExpressible as error:
         raise refused(error.place, error.reason) from None
+    except (AttributeError, TypeError, KeyError, ValueError, IndexError):
+        reason = "a keyword here, or a schema that it refers to, has a value of the wrong kind"
+        raise refused(rewriter.place, reason) from None
 
 
 class _Rewriter:
@@ -57,6 +62,7 @@ class _Rewriter:
         self._overlap = Overlap(root)
         self._unevaluated = Unevaluated(root, self._negation)
         self._n_schemas = 0
+        self.place = "#"  # of the schema that is being rewritten
 
     def rewrite(self, schema: Schema, place: str, depth: int = 0) -> Schema:
         """The schema at `place`, and all within it, rewritten."""
@@ -67,9 +73,12 @@ class _Rewriter:
             raise NotExpressible(place, "the schema becomes too large when its conditions are written out")
         if not isinstance(schema, dict):
             raise NotExpressible(place, "a schema is an object, true or false")
-        if isinstance(schema.get("$id"), str) and place != "#" and not schema["$id"].startswith("#"):
-            raise NotExpressible(f"{place}/$id", "schemas within a schema with an $id of their own")
+        self.place = place
         rest = {key: value for key, value in schema.items() if key != "$schema"}
+        if depth and isinstance(rest.get("$id"), str) and not rest["$id"].startswith("#"):
+            if _refers(rest):
+                raise NotExpressible(f"{place}/$id", "references within a schema that has an $id of its own")
+            del rest["$id"]  # nothing is relative to it
         rest = _modern_items(rest)
         members = self._members(rest, place)
         out = {key: self._within(key, value, place, depth) for key, value in rest.items()}
@@ -180,6 +189,20 @@ class _Rewriter:
                 )
             members += replaced or []
         return members
+
+
+def _refers(schema: Any) -> bool:
+    """Whether there is a reference in a schema."""
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            if isinstance(one.get("$ref"), str):
+                return True
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+    return False
 
 
 def _modern_items(schema: dict[str, Any]) -> dict[str, Any]:
