@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import count
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from stretto.cache.prefix import CacheKey, Domain, PrefixCache
 from stretto.cache.radix import common
 from stretto.cache.slots import Slots
 from stretto.engine.adapters import Adapters
+from stretto.engine.borrowed import Borrowed, recover
 from stretto.engine.checkpoints import Checkpoints
 from stretto.engine.history import History
 from stretto.engine.images import REMEDY
@@ -58,10 +59,6 @@ NO_MATCH = Match()
 NO_KEY = CacheKey(())
 
 
-class Borrower:
-    """An owner of borrowed ids, where there is no other."""
-
-
 class Runner:
     """A backend with its cells, and the tracks that use them."""
 
@@ -86,13 +83,13 @@ class Runner:
         self.tracks: WeakValueDictionary[int, Track] = WeakValueDictionary()  # those that are open
         self.adapters = Adapters(backend, self.tracks)
         self.orphans: deque[tuple[int, CacheKey, int | None]] = deque()  # of handles dropped without closing
-        self._borrowed: WeakKeyDictionary[object, set[int]] = WeakKeyDictionary()
         self.images: Images | None = None  # makes tokens of images, if the model has a vision encoder
         self.maps: Collection[GuardedMap] = ()  # files that stay mapped
         self._n_broken = 0
         self.closed = False
         self._is_forked = False
         self._ids = count(FIRST_ID)
+        self.borrowed = Borrowed(self.cells, self._ids)
 
     # -- tracks --
 
@@ -407,7 +404,7 @@ class Runner:
         self.recover()
         while self.orphans:
             self.park(*self.orphans.popleft())
-        known = set().union(*self._borrowed.values())
+        known = self.borrowed.ids()
         for sequence in self.cells.sequences:
             # An exception came while it was on its way from one owner to the next.
             if sequence >= FIRST_ID and not (
@@ -417,24 +414,7 @@ class Runner:
 
     def recover(self) -> None:
         """Undo what an exception interrupted, if any did."""
-        slots, prefixes = self.slots, self.prefixes
-        is_broken = prefixes.is_interrupted or (slots is not None and slots.is_interrupted)
-        if is_broken or self.cells.is_interrupted:
-            self.cells.repair(anyway=True)
-            prefixes.repair()
-
-    def borrow(self, owner: object) -> int:
-        """An id of its own for cells that `owner` uses for a while; they are free once it is gone."""
-        sequence = self.new_id()
-        self._borrowed.setdefault(owner, set()).add(sequence)
-        return sequence
-
-    def give_back(self, owner: object, sequences: Iterable[int]) -> None:
-        """Free the cells of borrowed ids."""
-        several = list(sequences)
-        for sequence in several:
-            self.cells.remove(sequence)
-        self._borrowed.get(owner, set()).difference_update(several)
+        recover(self.cells, self.prefixes)
 
     def cache_full(self, wanted: int, claimed: Iterable[Match] = ()) -> CacheFull:
         """The error that says what holds the cells, and what to do."""
