@@ -134,7 +134,8 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="ORIGIN",
-            help="Web pages from there may use the server, as https://example.org; may be repeated.",
+            help="Web pages from there may use the server, as https://example.org, or '*': from everywhere; "
+            "may be repeated.",
             rich_help_panel=_ACCESS,
         ),
     ] = None,

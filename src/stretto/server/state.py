@@ -12,6 +12,7 @@ from stretto.engine.progress import Progress
 from stretto.server.answer_history import AnswerHistory
 from stretto.server.callers import Caller, Callers
 from stretto.server.registry import Opener, Registry
+from stretto.server.response_store import ResponseStore
 from stretto.server.settings import Settings
 
 
@@ -72,6 +73,7 @@ class State:
         self.settings = settings
         self.callers = Callers(settings)
         self.registry = Registry(settings, opener)
+        self.responses = ResponseStore(settings.limits)
         self.generations: set[Running] = set()
         self.pull: Download | None = None  # the download under way; there is at most one
         self.traffic = Traffic()
