@@ -28,7 +28,7 @@ def serve(
             "--model",
             "-m",
             metavar="[NAME=]MODEL",
-            help="A name, a path, or hf:org/repo/file.gguf; may be repeated. Loaded on first use "
+            help="A name, a path, or hf:org/repo:Q4_K_M; may be repeated. Loaded on first use "
             f"(default: {o.DEFAULT_MODEL}).",
             rich_help_panel=_MODELS,
         ),

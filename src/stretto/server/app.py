@@ -26,6 +26,7 @@ from stretto.server import (
     speech,
     tasks,
 )
+from stretto.server.descriptions import described
 from stretto.server.errors import install
 from stretto.server.guard import Guard, TextLines
 from stretto.server.lean import Lean
@@ -63,6 +64,16 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+class Api(FastAPI):
+    """FastAPI, with a description of every field in its OpenAPI document."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The document, made once."""
+        if self.openapi_schema is None:
+            self.openapi_schema = described(super().openapi())
+        return self.openapi_schema
+
+
 def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
     """The ASGI app of a server. `opener` loads models from entries, for tests.
 
@@ -81,7 +92,7 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
             await state.pull.ended(PULL_SECONDS)
         await state.registry.close()
 
-    app = FastAPI(
+    app = Api(
         title="Stretto",
         version=__version__,
         description=DESCRIPTION,

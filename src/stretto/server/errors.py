@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from stretto import errors
+from stretto.server.field_names import FIELDS, remedy
 
 log = logging.getLogger("stretto.server")
 
@@ -121,7 +122,7 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
             return ApiError(400, message, param=param, code="invalid_grammar")
         case errors.ContextOverflow() | errors.Unsupported() | errors.InvalidRequest():
             param = (prompt or error.param) if error.param in _INPUT else error.param
-            param = _FIELDS.get(param or "", param)
+            param = FIELDS.get(param or "", param)
             return ApiError(400, message, param=param, code=_CODES.get(type(error)))
         case errors.Cancelled():
             return ApiError(503, message, code="cancelled", retry_after=RETRY_SECONDS)
@@ -138,8 +139,6 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
 
 
 _INPUT = ("prompt", "text", "ids")  # parameters of ours that each endpoint has under a name of its own
-# Parameters of ours, and the fields of a request that set them.
-_FIELDS = {"template": "chat_template_kwargs", "continues": "continue_token_ids", "adapter": "lora"}
 _CODES = {errors.ContextOverflow: "context_length_exceeded", errors.Unsupported: "unsupported"}
 
 
@@ -176,14 +175,17 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, known)
 
 
-def explained(errors: Sequence[Any], body: Any) -> ApiError:
-    """The error of an invalid body, from those that the validator has found: its most important problem."""
+def explained(errors: Sequence[Any], body: Any, known: Collection[str] = ()) -> ApiError:
+    """The error of an invalid body, from those that the validator has found: its most important problem.
+
+    `known` are the body's fields, one of which may be meant by an unknown one.
+    """
     issues = [(_path(one, body), one) for one in errors]
     param, first = min(issues, key=_rank)
     if not param:
         return ApiError(400, "the body must be a JSON object with the fields that /docs lists")
     if first["type"] == "extra_forbidden":
-        message = f"{param} is no field that is known here; leave it out"
+        message = f"{param} is no field that is known here; {remedy(param, known)}"
         return ApiError(400, message, param=param, code="unknown_field")
     if first["type"] == "missing":
         return ApiError(400, f"{param} is missing", param=param, code="missing_field")

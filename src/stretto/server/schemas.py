@@ -109,28 +109,16 @@ class Sampling(Body):
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
     user: Annotated[Text, Field(description=LABEL)] | None = None
-    # Not among OpenAI's fields
-    top_k: Annotated[int, Field(ge=0, lt=1 << 31, description="Only the k most probable; 0: all.")] | None = (
-        None
-    )
-    min_p: (
-        Annotated[Number, Field(ge=0, le=1, description="Only those with this share of the best one's.")]
-        | None
-    ) = None
-    repetition_penalty: (
-        Annotated[Number, Field(gt=0, le=100, description="Above 1: repeated tokens are less probable.")]
-        | None
-    ) = None
-    ignore_eos: Annotated[bool, Field(description="Continue after the model's end tokens.")] | None = None
+    # Not among OpenAI's fields. Descriptions that are not here are in descriptions.py.
+    top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
+    ignore_eos: bool | None = None
     return_token_ids: (
         Annotated[bool, Field(description="Ids of tokens too: of prompt, text and alternatives.")] | None
     ) = None
-    stop_tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=64)] | None = (
-        Field(None, description="Ids that end the text.")
-    )
-    timeout: (
-        Annotated[Number, Field(gt=0, le=1e9, description="Seconds; then what is there is sent.")] | None
-    ) = None
+    stop_tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=64)] | None = None
+    timeout: Annotated[Number, Field(gt=0, le=1e9)] | None = None
     continue_token_ids: Tokens | None = Field(
         None, description="Ids that the text begins with already; it goes on behind them."
     )
