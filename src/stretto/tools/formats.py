@@ -282,13 +282,13 @@ LLAMA3 = CallFormat(
     '", "parameters": ',
     "}",
     aliases=("<|python_tag|>",),
-    signs=(("<|start_header_id|>", '"parameters"'), ("<|python_tag|>",)),
+    signs=(("<|start_header_id|>", '"parameters"'),),
 )
 GENERIC = CallFormat("generic", '{"name": "', '", "arguments": ', "}", "\n", is_described=True)
 
 DECLARED = (
     *(HARMONY, MISTRAL_IDS, MISTRAL_ARGS, DEEPSEEK_V32, DEEPSEEK_R1, DEEPSEEK_V31, KIMI, MINIMAX, SEED),
     *(QWEN_XML, GLM, GLM_DENSE, GEMMA, LFM2, OLMO, COMMAND_R7B, COMMAND_R, APERTUS, FUNCTIONARY_32),
-    *(FUNCTIONARY_31, NEMOTRON, PHI4, GRANITE, GIGACHAT, FIREFUNCTION),
+    *(FUNCTIONARY_31, NEMOTRON, PHI4, GRANITE, GIGACHAT, FIREFUNCTION, LLAMA3),
 )
-AFTER_LEARNING = (MISTRAL, HERMES, LLAMA3)
+AFTER_LEARNING = (MISTRAL, HERMES)

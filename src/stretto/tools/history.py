@@ -39,10 +39,11 @@ class Shape:
     """What a template does with calls.
 
     It takes arguments as text if `as_text`, or as objects; it leaves calls out unless `has_calls`, and their
-    answers unless `has_answers`.
+    answers unless `has_answers`; it takes one call a turn unless `has_several`.
     """
 
     as_text: bool = False
+    has_several: bool = True
     has_calls: bool = True
     has_answers: bool = True
 
@@ -101,22 +102,28 @@ def _probe(template: ChatTemplate) -> Shape:
             continue
         if f'\\"{_KEY}' in text and not as_text:
             continue  # it writes JSON as a string
-        return Shape(as_text, True, _ANSWER in text)
+        several = _rendered(template, as_text, n=2)
+        return Shape(as_text, several is not None and f"{_NAME}2" in several, True, _ANSWER in text)
     return Shape(has_calls=False, has_answers=_ANSWER in (_rendered(template, None) or ""))
 
 
-def _rendered(template: ChatTemplate, as_text: bool | None) -> str | None:
-    """A conversation with a call, or without it if None, and its answer."""
+def _rendered(template: ChatTemplate, as_text: bool | None, n: int = 1) -> str | None:
+    """A conversation with `n` calls, or without them if `as_text` is None, and answers."""
     arguments: Any = {_KEY: _VALUE}
     arguments = json.dumps(arguments) if as_text else arguments
-    call = {"id": "Stretto01", "type": "function", "function": {"name": _NAME, "arguments": arguments}}
-    turn = {"role": "assistant", "content": "" if as_text is not None else "y"}
-    if as_text is not None:
-        turn["tool_calls"] = [call]  # type: ignore[assignment]
-    answer = {"role": "tool", "name": _NAME, "tool_call_id": "Stretto01", "content": _ANSWER}
+    turn: dict[str, Any] = {"role": "assistant", "content": "" if as_text is not None else "y"}
+    answers = []
+    for number in range(1, n + 1):
+        name, given = _NAME + (str(number) if number > 1 else ""), f"Stretto0{number}"
+        if as_text is not None:
+            function = {"name": name, "arguments": arguments}
+            turn.setdefault("tool_calls", []).append({"id": given, "type": "function", "function": function})
+        answers.append({"role": "tool", "name": name, "tool_call_id": given, "content": _ANSWER})
+    if n > 1:
+        answers = [{**answer, "name": _NAME} for answer in answers]  # so that only the call has the name
     for tools in ([_TOOL], None):
         with suppress(StrettoError):
-            text = template.render([_USER, turn, answer], tools=tools)
+            text = template.render([_USER, turn, *answers], tools=tools)
             # The tool's own description is no sign that calls are written.
             return text.replace(template.render([_USER], tools=tools, add_generation_prompt=False), "")
     return None
@@ -127,7 +134,37 @@ def _with_calls(
 ) -> Messages:
     shape = shape_of(template)
     writes = GENERIC if layout is None else spelled(layout, tokenizer)
+    if not shape.has_several:
+        messages = list(_one_by_one(messages))
     return list(_fitted(messages, shape, writes))
+
+
+def _one_by_one(messages: Messages) -> Iterator[Mapping[str, Any]]:
+    """Messages with one call each, and the answer to it behind it."""
+    waiting: dict[Any, Mapping[str, Any]] = {}  # messages with a call, by its id
+    for message in messages:
+        calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+        if isinstance(calls, (list, tuple)) and len(calls) > 1:
+            yield from waiting.values()
+            alone = {**message, "content": ""}
+            waiting = {
+                _id(call, n): {**(alone if n else message), "tool_calls": [call]}
+                for n, call in enumerate(calls)
+            }
+            continue
+        if waiting and message.get("role") == "tool":
+            given = message.get("tool_call_id")
+            yield waiting.pop(given if given in waiting else next(iter(waiting)))
+        else:
+            yield from waiting.values()
+            waiting = {}
+        yield message
+    yield from waiting.values()
+
+
+def _id(call: Any, number: int) -> Any:
+    given = call.get("id") if isinstance(call, Mapping) else None
+    return given if isinstance(given, str) else number
 
 
 def _fitted(messages: Messages, shape: Shape, layout: CallFormat) -> Iterator[Mapping[str, Any]]:
