@@ -1,4 +1,4 @@
-"""Whatever arguments a call has: a format that writes them may do so under its grammar, and they are read back."""
+"""Whatever arguments a call has: its format writes them, its grammar allows that, and they are read back."""
 
 import json
 from functools import cache
@@ -36,10 +36,11 @@ PARAMETERS = {
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 TOOLS = check_tools([{"name": "do_it", "description": "x", "parameters": PARAMETERS}, {"name": "now"}])
 MARKERS = [
-    *("<tool_call>", "</tool_call>", "\n</parameter>\n", "</parameter", "</arg_value>", "[TOOL_CALLS]", "[ARGS]"),
-    *('<|"|>', "</｜DSML｜parameter>", "<｜tool▁call▁end｜>", "<|tool_call_end|>", ")]", "}]", '"}', "'", '"', "\\"),
-    *("</function>", ">>>now\n{}", "<|channel|>", "```", "null", "None", "5", "true", "{", "[", "\n", " ", "é", "𝄞", "\0"),
+    *("<tool_call>", "</tool_call>", "\n</parameter>\n", "</parameter", "</arg_value>", "[TOOL_CALLS]"),
+    *('<|"|>', "</｜DSML｜parameter>", "<｜tool▁call▁end｜>", "<|tool_call_end|>", ")]", "}]", '"}'),
+    *("</function>", ">>>now\n{}", "<|channel|>", "```", "null", "None", "5", "true", "{", "[", "\n"),
     *("<think>", "</think>", "functions.now:0", "\\u0041", "\\n", "\r\n", "\u2028", "\U000d0107"),
+    *("'", '"', "\\", " ", "é", "𝄞", "\0", "[ARGS]"),
 ]  # fmt: skip
 PLAIN = st.characters(exclude_categories=["Cs"], max_codepoint=MARKS - 1, exclude_characters="\x7f")
 TEXTS = st.lists(
@@ -74,7 +75,7 @@ def tokens_of(tokenizer, text):
     """Tokens of a text with marks: only the format's own markers are special tokens."""
     ids, plain = [], ""
     for character in [*text, ""]:
-        if character and not is_mark(character) or character == "\U000d0107":
+        if (character and not is_mark(character)) or character == "\U000d0107":
             plain += character
             continue
         ids += tokenizer._encode_plain(plain) if plain else []
