@@ -1,6 +1,7 @@
 """Formats of calls: recognised by templates, written under a grammar, read whole and in a stream."""
 
 import json
+import re
 import zlib
 
 import jsonschema
@@ -49,7 +50,7 @@ def noise(tokenizer):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_template_shows_its_format(name):
     llm = make(FAMILIES[name])
-    layout = call_format(llm._template, llm.tokenizer, SHOWN)
+    layout = call_format(llm._template, llm.tokenizer)
     assert layout.name in (name, "learned")
 
 
@@ -140,3 +141,18 @@ def test_several_calls_are_turns_of_their_own_where_a_template_takes_one():
         text.index(part, text.index("commentary")) for part in ('"Bergen"', "Bergen: 4", '"Oslo"', "Oslo: 4")
     ]
     assert places == sorted(places)
+
+
+def test_ids_are_shortened_for_a_template_that_takes_no_long_ones():
+    family = FAMILIES["mistral, ids before arguments"]
+    check = "{% if m.tool_calls[0].id | length != 9 %}{{ raise_exception('nine') }}{% endif %}"
+    strict = family._replace(
+        template=family.template.replace("{% if m.tool_calls %}", "{% if m.tool_calls %}" + check)
+    )
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": "", "tool_calls": [ToolCall("now", {}, "call_1").message]},
+    ]
+    llm = make(strict)
+    text = llm.tokenizer.decode(llm.chat_prompt(messages, tools=SHOWN), special=True)
+    assert re.search(r"now\[CALL_ID\][0-9a-f]{9}\[ARGS\]\{\}", text)

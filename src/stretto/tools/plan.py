@@ -96,7 +96,7 @@ def plan_tools(
             "this model has no chat template; use generate with a prompt of your own", param="messages"
         )
     shown = [tool.description for tool in checked]
-    layout = call_format(template, tokenizer, shown)
+    layout = call_format(template, tokenizer)
     reasoning = find_format(template.tool_source) or find_format(template.source)
     one = isinstance(choice, Mapping) or not parallel
     reader = CallReader(layout, tokenizer, reasoning, checked, token_hex(8), 1 if one else None)
