@@ -22,6 +22,7 @@ HARMONY = CallFormat(
         "<|start|>assistant<|channel|>analysis to=functions.",
     ),
     at_start="to=functions.",
+    thoughts=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
     signs=(("<|channel|>", "<|message|>", "functions."),),
 )
 MISTRAL_IDS = CallFormat(
