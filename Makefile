@@ -32,8 +32,9 @@ chat: $(VENV)/.installed
 	else exec $(BIN)/stretto chat --model "$$STRETTO_MODEL"; \
 	fi
 
+# Two workers: about half of the tests keep one core busy, the others two.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --durations=25
+	$(BIN)/python -m pytest --durations=25 --numprocesses=2 --dist=loadfile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

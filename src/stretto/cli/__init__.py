@@ -42,6 +42,7 @@ from stretto.cli.segment import segment
 from stretto.cli.serve import serve
 from stretto.cli.tokenize import tokenize
 from stretto.cli.transcribe import transcribe
+from stretto.cli.unknown import renamed
 from stretto.errors import StrettoError
 
 EXIT_ERROR = 2
@@ -51,7 +52,7 @@ app = typer.Typer(
     name="stretto",
     help="Language models, and models of other kinds, on your own machine.",
     epilog="Errors are one line and exit code 2. A model is a name (stretto models), a path, "
-    "or hf:org/repo/file.gguf.",
+    "or hf:org/repo:Q4_K_M.",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -131,7 +132,7 @@ def _message(error: Exception) -> str:
         return str(error)
     # The parser's exceptions live in click or inside typer, depending on typer's version.
     if hasattr(error, "format_message"):
-        return f"{error.format_message()} (stretto --help shows more)"
+        return f"{error.format_message()}{renamed(error)} (stretto --help shows more)"
     if isinstance(error, OSError):
         return str(error)
     return f"{type(error).__name__}: {error} (a bug in Stretto; --debug shows where)"

@@ -13,7 +13,7 @@ _MACHINE = "Backend"
 DEFAULT_MODEL = "smollm2"
 
 Model = Annotated[
-    str, typer.Option("--model", "-m", metavar="MODEL", help="A name, a path, or hf:org/repo/file.gguf.")
+    str, typer.Option("--model", "-m", metavar="MODEL", help="A name, a path, or hf:org/repo:Q4_K_M.")
 ]
 Vision = Annotated[
     str | None,

@@ -28,6 +28,13 @@ Prune = Annotated[
     typer.Option(help="Remove what gets less than so many times the mean attention.", rich_help_panel=_SETS),
 ]
 PruneAfter = Annotated[int, typer.Option(help="Decide that so many steps later.", rich_help_panel=_SETS)]
+Delay = Annotated[
+    int,
+    typer.Option(help="Decide the text's token so many steps later at the latest.", rich_help_panel=_SETS),
+]
+Paths = Annotated[
+    int, typer.Option(help="Show so many of the most probable paths at the end.", rich_help_panel=_SETS)
+]
 Temperature = Annotated[
     float, typer.Option(help="Below 1 sharper, above 1 flatter, before the threshold.", rich_help_panel=_SETS)
 ]
@@ -43,6 +50,8 @@ def parallel(
     prune: Prune = None,
     prune_after: PruneAfter = 4,
     temperature: Temperature = 1.0,
+    delay: Delay = 16,
+    paths: Paths = 0,
     max_tokens: o.MaxTokens = None,
     stop: o.Stop = None,
     timeout: o.Timeout = None,
@@ -56,7 +65,7 @@ def parallel(
     repack: o.Repack = "auto",
 ) -> None:
     """Continue a prompt, and keep every probable token: sat[ on/ under/ beside] the."""
-    from stretto.cli.generation import note, open_llm, wants_stats
+    from stretto.cli.generation import note, open_llm, printable, wants_stats
     from stretto.cli.run import prompt_text
 
     text = prompt_text(prompt)
@@ -68,6 +77,7 @@ def parallel(
         "prune": prune,
         "prune_after": prune_after,
         "temperature": temperature,
+        "delay": delay,
         "max_tokens": max_tokens,
         "stop": stop or (),
         "timeout": timeout,
@@ -87,6 +97,9 @@ def parallel(
             print_json({**stream.result.to_dict(), "statistics": statistics(stream.result), "model": model})
             return
         _show(stream, show_probs)
+        if paths:
+            for path in stream.result.paths(paths):
+                typer.echo(f"{path.logprob:9.2f}  {printable(path.text)}")
         if wants_stats(stats):
             note(_sentence(statistics(stream.result)))
 

@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse, Response
 
 from stretto import __version__
 from stretto.server import (
+    anthropic,
     cells,
     docs,
     live,
@@ -22,10 +23,12 @@ from stretto.server import (
     openai,
     own,
     pages,
+    responses,
     running,
     speech,
     tasks,
 )
+from stretto.server.descriptions import described
 from stretto.server.errors import install
 from stretto.server.guard import Guard, TextLines
 from stretto.server.lean import Lean
@@ -35,11 +38,13 @@ from stretto.server.settings import Settings
 from stretto.server.state import State
 
 DESCRIPTION = (
-    "Language models on your own machine: OpenAI's endpoints, Ollama's, and our own. "
+    "Language models on your own machine: the endpoints of OpenAI, Anthropic and Ollama, and our own. "
     "Fields that are not listed are refused; every answer carries its timings."
 )
 ROUTERS = (
     openai.router,
+    responses.router,
+    anthropic.router,
     speech.router,
     tasks.router,
     ollama.router,
@@ -63,6 +68,16 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+class Api(FastAPI):
+    """FastAPI, with a description of every field in its OpenAPI document."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The document, made once."""
+        if self.openapi_schema is None:
+            self.openapi_schema = described(super().openapi())
+        return self.openapi_schema
+
+
 def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
     """The ASGI app of a server. `opener` loads models from entries, for tests.
 
@@ -81,7 +96,7 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
             await state.pull.ended(PULL_SECONDS)
         await state.registry.close()
 
-    app = FastAPI(
+    app = Api(
         title="Stretto",
         version=__version__,
         description=DESCRIPTION,

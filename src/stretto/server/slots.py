@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stretto import router
 from stretto.engine.history import HISTORY_SECONDS, Second
 from stretto.errors import InvalidRequest, ModelError
 from stretto.llm import LLM
@@ -113,7 +114,7 @@ def _task_slot(entry: ModelEntry, limit: int) -> Slot:
 
 
 def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
-    path = hub.resolve(entry.source)
+    path = hub.resolve(entry.source, check=router.check_download)
     with open_weights(path) as file:
         spec = read_spec(file)
         adapter_bytes = _check_adapters(entry, spec)
