@@ -27,7 +27,7 @@ main(["chat", "--model", "mock.gguf", "--temperature", "0", *{arguments!r}])
 class Terminal:
     """A Python program in a pseudo-terminal, with an emulator that answers it as terminals do."""
 
-    def __init__(self, arguments, width=WIDTH, height=HEIGHT, **environment):
+    def __init__(self, arguments, width=WIDTH, height=HEIGHT, folder=None, **environment):
         environment = {
             **{
                 name: value
@@ -42,7 +42,12 @@ class Terminal:
         self.screen = pyte.HistoryScreen(width, height, history=10_000)
         self._stream = pyte.Stream(self.screen)
         self.process = pexpect.spawn(
-            sys.executable, arguments, env=environment, dimensions=(height, width), encoding="utf-8"
+            sys.executable,
+            arguments,
+            cwd=folder,
+            env=environment,
+            dimensions=(height, width),
+            encoding="utf-8",
         )
         self.screen.write_process_input = self.process.send
 

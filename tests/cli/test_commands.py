@@ -1,5 +1,6 @@
 """The table of commands: the help, the documentation, and what commands refuse."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_aliases_are_of_commands():
     assert not set(ALIASES) & set(COMMANDS)
 
 
-@pytest.mark.parametrize("name", ["undo", "retry", "edit", "tree", "tokens"])
+@pytest.mark.parametrize("name", ["undo", "retry", "edit", "tree", "tokens", "drop", "summarise"])
 def test_nothing_can_be_done_before_anything_was_said(chat, capsys, name):
     assert take(chat, f"/{name}")
     assert "nothing has been said yet" in capsys.readouterr().err
@@ -86,6 +87,34 @@ def test_the_system_message_is_removed_with_a_dash(chat, capsys):
     assert chat.conversation.system == "Be brief."
     take(chat, "/system -")
     assert chat.conversation.system is None
+
+
+def test_a_state_spares_the_prefill(tmp_path, capsys):
+    for line, n_cached in ((f"/save {tmp_path}/c.json --state", 0), (f"/load {tmp_path}/c.json --state", 1)):
+        with mock_llm("Yes.") as llm:
+            chat = Chat(llm, "mock.gguf", Conversation(), {"temperature": 0})
+            if n_cached == 0:
+                take(chat, "One? " * 20)
+            take(chat, line)
+            n_used = chat.n_used
+            take(chat, "Two?")
+            assert chat.n_failed == 0
+            assert chat.last.n_cached >= n_used * n_cached
+    assert [turn.answer for turn in chat.conversation.path] == ["Yes.", "Yes."]
+
+
+def test_a_summary_that_is_stopped_changes_nothing(capsys):
+    def script(seen):
+        if len(seen) > 60:  # the summary, not the turn before it
+            signal.raise_signal(signal.SIGINT)
+        return 257 if seen[-1] == ord("a") and len(seen) < 60 else ord("a")
+
+    with mock_llm(script) as llm:
+        chat = Chat(llm, "mock.gguf", Conversation(), {"temperature": 0})
+        take(chat, "One?")
+        take(chat, "/summarise")
+    assert "no whole summary, so nothing was changed" in capsys.readouterr().err
+    assert [turn.question for turn in chat.conversation.turns.values()] == ["One?"]
 
 
 def test_an_answer_tried_again_has_the_next_seed(chat):

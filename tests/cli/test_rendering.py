@@ -154,6 +154,13 @@ def test_reasoning_is_set_off_and_ends_where_the_answer_begins(drawn):
     assert "\x1b[2;3m" in written
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_reasoning_is_the_same_however_it_comes(drawn, size):
+    thought = "\n\nFirst\nsecond line of it\n\n\nthird after two empty ones\n\n"
+    text, _ = drawn([*((piece, True) for piece in cut(thought, size)), "Yes."])
+    assert text == "First\nsecond line of it\n\n\nthird after two empty ones\n\nYes."
+
+
 def test_no_colour_codes_without_colours(drawn):
     _, written = drawn([TEXT], no_color=True)
     assert not re.search(r"\x1b\[(?:[\d;]*;)?(3[0-7]|4[0-7]|9[0-7]|38|48)(?:;[\d;]*)?m", written)

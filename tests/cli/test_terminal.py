@@ -2,11 +2,14 @@
 
 import re
 import stat
+from pathlib import Path
 
+import PIL.Image
 import pytest
 
 import terminals
 from stretto.cli.lines import HISTORY_LINES, LINE_CHARACTERS, LineFile
+from tiny_vision import picture
 
 # Answers with what was asked, on one line: ⏎ for the end of a line.
 ECHO = """
@@ -134,6 +137,32 @@ def test_tab_completes_commands_and_paths_anywhere(start, tmp_path):
     assert (tmp_path / "folder" / "x.json").exists()
 
 
+SEEING = """
+import sys
+sys.path.insert(0, {tests!r})
+import stretto.llm
+from stretto.cli import main
+from tiny_vision import seeing_llm
+
+stretto.llm.load = lambda model, **options: seeing_llm("mlp")
+main(["chat", "-m", "mock.gguf", "--vision", "mm.gguf", "-n", "2"])
+"""
+
+
+def test_an_image_is_shown_by_its_path(tmp_path):
+    PIL.Image.fromarray(picture(0).pixels).save(tmp_path / "cat.png")
+    program = SEEING.format(tests=str(Path(terminals.__file__).parent))
+    terminal = terminals.Terminal(["-c", program], folder=str(tmp_path))
+    terminal.prompt()
+    terminal.type("ca\t")
+    terminal.until("> cat.png")
+    terminal.type("\r")
+    terminal.prompt(2)
+    assert "1 (an image) → " in terminal.say("/tree")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+
+
 # -- answers --
 
 MARKDOWN = (
@@ -165,19 +194,19 @@ def test_a_dumb_terminal_gets_plain_text():
     terminal = terminals.chat("Hello **there**", TERM="dumb")
     terminal.until("\n>")
     terminal.type("Hi\r")
-    assert "Hello **there**" in terminal.until("tok/s")
+    assert "Hello **there**" in terminal.until("\n>", 2)
     terminal.type("\x04")
     assert terminal.end() == 0
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_it_and_twice_at_the_prompt_leaves(start):
-    terminal = start(ENDLESS, "--no-repeat-guard")
+    terminal = start(ENDLESS, "--no-repeat-guard", model={"cells": 16384, "context_length": 16384})
     terminal.type("Hi\r")
     terminal.until("z z z")
     terminal.type("typed meanwhile")  # nothing of it shows in the answer
     terminal.type("\x03")
     text = terminal.prompt(2)
-    assert "stopped" in text
+    assert "\nstopped\n" in text
     assert "typed" not in text
     assert "1 Hi → z z z" in terminal.say("/tree")
     terminal.type("half a line\x03")
@@ -194,14 +223,13 @@ def test_ctrl_c_stops_an_answer_and_keeps_it_and_twice_at_the_prompt_leaves(star
 def test_an_answer_that_repeats_itself_is_stopped_and_says_so(start):
     text = start(ENDLESS).say("Hi")
     assert "stopped because it repeats itself (--no-repeat-guard" in text.replace("\n", " ")
-    assert "80 tokens" in text
 
 
 # -- the tree --
 
 
 def test_go_back_branch_and_find_everything_in_the_cache(start):
-    terminal = start(ECHO)
+    terminal = start(ECHO, "--stats")
     for line in ("one", "two", "three"):
         terminal.say(line)
     terminal.say("/undo")
@@ -263,9 +291,8 @@ def test_a_full_context_offers_what_can_be_done_and_the_message_waits(start):
     terminal.type("/drop\r")
     terminal.until("without the oldest 1 turn")
     terminal.until("> two two")
-    terminal.type("\x15\r")
-    text = terminal.say("/summarise")
-    assert "nothing that can be summed up" in text
+    terminal.type("\r")
+    assert "You said two two" in terminal.until("the context is full, so the answer ends here")
 
 
 def test_a_summary_takes_the_place_of_the_oldest_turns(start):
@@ -278,10 +305,8 @@ def test_a_summary_takes_the_place_of_the_oldest_turns(start):
 
 
 def test_a_real_model_chats(start, smollm2_path):
-    program = (
-        f"from stretto.cli import main; main(['chat', '-m', {str(smollm2_path)!r}, '--temperature', '0'])"
-    )
-    terminal = terminals.Terminal(["-c", program])
+    arguments = ["chat", "-m", str(smollm2_path), "--temperature", "0", "--stats"]
+    terminal = terminals.Terminal(["-c", f"from stretto.cli import main; main({arguments})"])
     terminal.prompt()
     assert "Paris" in terminal.say("What is the capital of France? One word.")
     assert "%) · " in terminal.text.split("\n")[-1]

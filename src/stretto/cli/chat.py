@@ -84,7 +84,7 @@ def chat(
             model,
             conversation,
             settings,
-            stats=wants_stats(stats),
+            stats=bool(stats) if interactive else wants_stats(stats),  # a terminal has the status line
             arguments=arguments,
             screen=new_screen(interactive, wants_stats(reasoning)),
             guard=repeat_guard,
@@ -110,5 +110,5 @@ def _talk(session: Any) -> None:
     note(
         f"{clean(session.model)}, backend {llm.backend.name}, context {llm.context_length:,}; /help for help"
     )
-    session.quiet = no_echo
+    session.quiet, session.tells_ends = no_echo, True
     loop.run(session, typed(session, Store.default().home / "chat_history"))

@@ -79,7 +79,7 @@ class State:
         self.generations: set[Running] = set()
         self.pull: Download | None = None  # the download under way; there is at most one
         self.traffic = Traffic()
-        self.started = time.time()
+        self.started = time.monotonic()  # the clock on the wall may jump
 
     def stop(self) -> None:
         """Refuse new requests."""

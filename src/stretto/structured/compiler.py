@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from stretto import forking
 from stretto.errors import InvalidGrammar, InvalidRequest
 from stretto.structured.checks import find_key, find_mentioned
 from stretto.structured.grammar import Grammar, ascii_classes, choice_pattern
@@ -58,7 +59,7 @@ class Compiled:
     def __init__(self, grammar: Grammar, guide: Guide) -> None:
         self.grammar = grammar
         self._start = guide
-        self._lock = threading.Lock()
+        self._lock = forking.lock()
 
     def guide(self) -> Guide:
         """A guide in the initial state."""
@@ -77,7 +78,7 @@ class Compiler:
         self._n_vocab = n_vocab  # of the logits
         self._matched: LLTokenizer | None = None  # the vocabulary for the library
         self._cache: OrderedDict[Grammar, Compiled] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = forking.lock()
         self._worker = Worker()
         self._table: TokenTable | None = None  # for arrays whose items must differ
 
@@ -138,7 +139,7 @@ class Worker:
     """Runs functions in threads of their own, each for a limited time."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forking.lock()
         self._abandoned: list[threading.Thread] = []
 
     def run(self, work: Callable[[], Value], seconds: float) -> Value:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stretto.errors import ModelError
+from stretto.text.digits import Grouping
 
 KEY = "tokenizer.ggml.pre"
 
@@ -27,6 +28,7 @@ class PreTokenizer:
     ignore_merges: bool = False  # a word that is itself a token is taken whole
     add_bos: bool = False  # the default if the file does not say
     words: bool = True  # no piece spans several words, so a long text may be cut between two
+    digits: Grouping = ""  # how it groups digits by three, if it looks ahead for that
 
 
 # -- the recurring parts --
@@ -122,7 +124,7 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
                 r"[\r\n]",
                 rf"\s?[{_DEEPSEEK_LETTERS}]+",
                 _DEEPSEEK_PUNCTUATION,
-                r"\s+$",
+                r"(?<!\s)\s+$",  # once for each run: without the first part it is tried from every space
                 _DEEPSEEK_CJK,
                 r"\p{N}+",
             )
@@ -136,10 +138,10 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ("tekken", PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True)),
     ("gpt-4o llama4 kanana2 minimax-m2 talkie", PreTokenizer((_GPT4O,))),
     ("kimi-k2", PreTokenizer((_KIMI,))),
-    ("tiny_aya cohere2moe", PreTokenizer((_TINY_AYA,))),
+    ("tiny_aya cohere2moe", PreTokenizer((_TINY_AYA,), digits="words")),
     ("youtu", PreTokenizer((_YOUTU_SCRIPTS, _YOUTU), ignore_merges=True)),
     ("exaone-moe", PreTokenizer((_EXAONE_MOE,), words=False)),
-    ("superbpe", PreTokenizer((r"\p{N}+", r"(?=([0-9]{3})+(?![0-9]))"), words=False)),
+    ("superbpe", PreTokenizer((r"\p{N}+", r"(?=([0-9]{3})+(?![0-9]))"), words=False, digits="ascii")),
     ("laguna", PreTokenizer((r"[^\n]+|\n+", _QWEN2))),
     ("ufakzeka", PreTokenizer((rf"{_WORD}|\p{{N}}|{_TAIL}",))),
     (

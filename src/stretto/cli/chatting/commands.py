@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stretto.cli.chatting import files, looks, room
 from stretto.cli.chatting.notes import note, pairs, show
+from stretto.cli.chatting.pictures import unquoted
 from stretto.cli.chatting.session import Chat
 from stretto.cli.conversation import images_of
 from stretto.cli.output import clean
@@ -160,7 +161,7 @@ def _image(chat: Chat, argument: str) -> None:
 
     if chat.llm.vision is None:
         raise InvalidRequest("this model sees no images; start the chat with --vision and an mmproj file")
-    image = Image.open(Path(argument).expanduser())
+    image = Image.open(Path(unquoted(argument)).expanduser())
     chat.images.append(image)
     note(f"{image.width} × {image.height} pixels; now say something about it")
 

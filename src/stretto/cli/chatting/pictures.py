@@ -35,8 +35,14 @@ def _candidates(line: str, start: int, end: int) -> list[tuple[int, int]]:
     return [(start, end), (start + offset, start + offset + len(inner))]
 
 
+def unquoted(word: str) -> str:
+    """A path as it is, from one in quotes or with backslashes before its spaces."""
+    is_quoted = len(word) > 1 and word[0] in "\"'" and word[0] == word[-1]
+    return word[1:-1] if is_quoted else re.sub(r"\\(.)", r"\1", word)
+
+
 def _image_path(word: str) -> Path | None:
-    text = word[1:-1] if word[:1] in "\"'" and word[:1] == word[-1:] else re.sub(r"\\(.)", r"\1", word)
+    text = unquoted(word)
     if not text.lower().endswith(SUFFIXES):
         return None
     try:

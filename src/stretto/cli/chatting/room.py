@@ -46,7 +46,7 @@ def _is_too_long(chat: Chat) -> bool:
 
 def drop(chat: Chat, n: int | None = None) -> int:
     """Go on without the oldest `n` turns, or with so many that half of the context is free."""
-    path = chat.conversation.path
+    path = chat.conversation.last().path
     if n is None:
         limit = chat.llm.context_length * KEPT_SHARE
         n = next((n for n in range(1, len(path)) if _size(chat, path[n:]) <= limit), len(path))
@@ -58,7 +58,7 @@ def drop(chat: Chat, n: int | None = None) -> int:
 
 def summarise(chat: Chat) -> int:
     """Let the model sum up the oldest turns, and go on with the summary in their place."""
-    path, size = chat.conversation.path, chat.llm.context_length
+    path, size = chat.conversation.last().path, chat.llm.context_length
     room = int(size * SUMMARY_SHARE)
     # Enough of them that half is free again, but no more than can be read with room for the summary.
     enough = next(
@@ -68,6 +68,8 @@ def summarise(chat: Chat) -> int:
     if n == 0:
         raise InvalidRequest("there is nothing that can be summed up; /drop or /undo make room")
     answer = chat.generate(chat.prompt(path[:n], REQUEST), max_tokens=room)
+    if answer.ending == "cancelled" or not answer.text.strip():
+        raise InvalidRequest("there is no whole summary, so nothing was changed")
     chat.conversation.rebase([Turn(0, None, REQUEST, answer.text, answer.reasoning), *path[n:]])
     return n
 

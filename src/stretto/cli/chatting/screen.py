@@ -14,8 +14,8 @@ from stretto.cli.output import console
 if TYPE_CHECKING:
     from rich.console import Console
 
-FRAME_SECONDS = 1 / 30
-DRAWING_SHARE = 0.2  # of the time at most
+FRAME_SECONDS = 1 / 25
+DRAWING_SHARE = 0.1  # of the time at most
 
 
 class PlainScreen:
@@ -51,6 +51,9 @@ class MarkdownScreen:
     """Markdown on a terminal: final blocks are printed once, the last one is redrawn where it changes."""
 
     def __init__(self, show_reasoning: bool, screen: Console | None = None) -> None:
+        from stretto.cli.chatting import markdown  # not with the module: pipes need no Markdown
+
+        self._markdown = markdown
         self._console = console() if screen is None else screen
         self._show_reasoning = show_reasoning
         self._live = LiveLines(self._console.file, lambda: self._console.height)
@@ -88,27 +91,27 @@ class MarkdownScreen:
 
     def _blocks(self, last: bool) -> tuple[list[str], list[str]]:
         """The lines of the answer's final blocks, and those of the rest."""
-        from stretto.cli.chatting import markdown
-
-        final, self._text = markdown.final_blocks(self._text)
-        rest = markdown.blocks(self._text)
+        final, self._text = self._markdown.final_blocks(self._text)
+        rest = self._markdown.blocks(self._text)
         if last:
             final, rest, self._text = [*final, *rest], [], ""
-        lines = markdown.lines_of(self._console, final, self._above, self._width)
+        lines = self._markdown.lines_of(self._console, final, self._above, self._width)
         self._above = final[-1].kind if final else self._above
-        return lines, markdown.lines_of(self._console, rest, self._above, self._width)
+        return lines, self._markdown.lines_of(self._console, rest, self._above, self._width)
 
     def _thoughts(self, last: bool) -> tuple[list[str], list[str]]:
         """The lines of reasoning, which is plain text: a line is final when it has ended."""
-        from stretto.cli.chatting import markdown
-
-        final, _, self._text = self._text.rpartition("\n")
-        if last:
-            final, self._text = f"{final}\n{self._text}".rstrip(), ""
-        final = final if self._above == "thought" else final.lstrip("\n")
-        lines = markdown.dim(self._console, final, self._width) if final else []
+        text, dim = self._text, self._markdown.dim
+        end = len(text.rstrip()) if last else len(text[: text.rfind("\n") + 1].rstrip("\n"))
+        final, self._text = text[:end], "" if last else text[end:]  # empty lines wait for what follows them
+        lines = dim(self._console, self._below_thought(final), self._width) if final else []
         self._above = "thought" if lines else self._above
-        return lines, markdown.dim(self._console, self._text, self._width) if self._text.strip() else []
+        rest = self._below_thought(self._text)
+        return lines, dim(self._console, rest, self._width) if rest.strip() else []
+
+    def _below_thought(self, text: str) -> str:
+        """Reasoning without the line break that belongs to the line above, or those before the first line."""
+        return text.removeprefix("\n") if self._above == "thought" else text.lstrip("\n")
 
 
 def new_screen(interactive: bool, show_reasoning: bool) -> Screen:

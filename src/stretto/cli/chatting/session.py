@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stretto.cli.chatting.answers import Answer, Screen, exact_prompt, generate
+from stretto.cli.chatting.answers import ENDS, Answer, Screen, exact_prompt, generate
 from stretto.cli.chatting.notes import note
 from stretto.cli.chatting.pictures import find_images, with_images
 from stretto.cli.chatting.screen import PlainScreen
@@ -51,6 +51,7 @@ class Chat:
         self.last: Answer | None = None
         self.n_failed = 0
         self._open_model = open_model
+        self.tells_ends = False  # that an answer was stopped or cut
         # Around an answer, so that typed keys do not show in it.
         self.quiet: Callable[[], AbstractContextManager[None]] = nullcontext
         self._use: tuple[Any, int] = (None, 0)
@@ -141,8 +142,8 @@ class Chat:
         turn = self.conversation.add(question, answer.text, answer.reasoning, answer)
         if self.stats:
             note(str(answer))
-        elif answer.ending == "repeats":
-            note("stopped because it repeats itself; --no-repeat-guard lets it")
+        elif answer.ending in ENDS and self.tells_ends:
+            note(ENDS[answer.ending])
         return turn
 
     # -- the model --
