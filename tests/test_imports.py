@@ -94,12 +94,15 @@ ALLOWED = {
         "models",
         "parallel",
         "router",
+        "routing.images",  # encoders by their names
         "tasks",
         "text",
         "tools",
         "weights",
     },
     "cli": {
+        "DraftModel",
+        "Grammar",
         "bench",
         "door",
         "evaluation",

@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -50,6 +50,7 @@ from stretto.vision.vision import Vision
 from stretto.weights import hub
 from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
+from stretto.weights.mapped import GuardedMap, check_maps, maps_of
 from stretto.weights.onnx import read_onnx
 from stretto.weights.onnx.fingerprint import fingerprint
 from stretto.weights.onnx.folder import OnnxFolder, find_folder, has_other_weights, is_onnx_folder
@@ -72,6 +73,7 @@ class Opened:
     route: Route | None = None  # what was chosen to run it, and why
     rerank_template: str = ""  # of a decoder that is used as a cross-encoder
     defaults: Mapping[str, float | int] = field(default_factory=dict)  # options that its authors recommend
+    maps: Collection[GuardedMap] = ()  # files that it may still read from
 
 
 def open_model(
@@ -152,15 +154,22 @@ def open_model(
             model_backend.close()
             raise
         rerank_template = file.metadata.text("tokenizer.chat_template.rerank", "")
+        fingerprint, maps = file.fingerprint(), maps_of([*file.files, *([mmproj] if mmproj else [])])
+        try:
+            check_maps(maps)
+        except BaseException:
+            model_backend.close()
+            raise
         return Opened(
             model_backend,
             tokenizer,
             template,
-            file.fingerprint(),
+            fingerprint,
             model_vision,
             route,
             rerank_template,
             _defaults(file.path),
+            maps,
         )
 
 

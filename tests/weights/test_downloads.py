@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -95,6 +96,18 @@ def test_a_damaged_part_is_found_and_not_kept(server, store_home):
         hub.pull(NAME)
     assert partial(store_home) == []
     assert hub.pull(NAME).verified
+
+
+def test_what_is_here_already_needs_no_more_room(server, store_home, monkeypatch):
+    server.faults = [local_hub.fine, local_hub.cut, *[503] * 9]
+    with pytest.raises(PullError):
+        hub.pull(NAME)
+    server.faults = []
+    usage, room = shutil.disk_usage(store_home), len(server.files[FILE]) // 2 + 1000
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=room))
+    assert hub.pull(NAME).verified
+    with pytest.raises(PullError, match="make room"):
+        hub.pull(NAME, force=True)
 
 
 def test_a_part_that_is_longer_than_the_file_begins_again(server, store_home):

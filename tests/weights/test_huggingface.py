@@ -391,3 +391,49 @@ def test_a_tag_of_a_repository_without_gguf_files_is_refused(server):
     put_folder(server, "llama")
     with pytest.raises(PullError, match="no GGUF files, and so none of Q4_K_M"):
         hub.pull("org/folder:Q4_K_M")
+
+
+# -- hostile lists --
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        None,
+        7,
+        {},
+        {"rfilename": 7},
+        {"rfilename": "../x.gguf"},
+        {"rfilename": "/etc/passwd.gguf"},
+        {"rfilename": "a/../../x.gguf"},
+        {"rfilename": "a\\..\\x.gguf"},
+        {"rfilename": "x\0.gguf"},
+        {"rfilename": ".hidden.gguf"},
+        {"rfilename": "x" * 5000 + ".gguf"},
+    ],
+)
+def test_entries_that_no_repository_has_are_passed_over(server, entry):
+    server.api_faults = [
+        lambda handler: handler.send(
+            200, json.dumps({"sha": local_hub.COMMIT, "siblings": [entry], "cardData": [1]}).encode()
+        )
+    ]
+    with pytest.raises(PullError, match="has neither GGUF files nor"):
+        hub.pull("hf:org/repo")
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"lfs": {"size": -1}},
+        {"lfs": {"size": 1 << 70}},
+        {"lfs": {"size": "7", "sha256": ["0"]}},
+        {"lfs": {"size": True, "sha256": "../../x"}},
+        {"lfs": 7, "size": None, "blobId": "x" * 40},
+    ],
+)
+def test_sizes_and_hashes_that_make_no_sense_are_asked_for_again(server, lie, store_home):
+    server.lies["org/repo/sub/tiny.gguf"] = lie
+    model = hub.pull(NAME)
+    assert model.path.read_bytes() == server.files["org/repo/sub/tiny.gguf"]
+    assert model.verified

@@ -55,6 +55,9 @@ def parallel(
     max_tokens: o.MaxTokens = None,
     stop: o.Stop = None,
     timeout: o.Timeout = None,
+    explore: Annotated[
+        bool, typer.Option("--explore", help="Walk through the alternatives with the arrow keys.")
+    ] = False,
     show_probs: Annotated[bool, typer.Option("--show-probs", help="Show the probabilities in sets.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object, at the end.")] = False,
     stats: o.Stats = None,
@@ -66,7 +69,7 @@ def parallel(
 ) -> None:
     """Continue a prompt, and keep every probable token: sat[ on/ under/ beside] the."""
     from stretto.cli.generation import note, open_llm, printable, wants_stats
-    from stretto.cli.run import prompt_text
+    from stretto.cli.prompts import prompt_text
 
     text = prompt_text(prompt)
     settings: dict[str, Any] = {
@@ -90,6 +93,9 @@ def parallel(
         precision=precision,
         repack=o.REPACK[repack],
     ) as llm:
+        if explore:
+            _explore(llm, text, max_width)
+            return
         stream = llm.parallel(text, stream=True, **settings)
         if as_json:
             from stretto.cli.output import print_json
@@ -102,6 +108,17 @@ def parallel(
                 typer.echo(f"{path.logprob:9.2f}  {printable(path.text)}")
         if wants_stats(stats):
             note(_sentence(statistics(stream.result)))
+
+
+def _explore(llm: Any, prompt: str, width: int) -> None:
+    """Walk through the tree of alternatives, then print the text that was reached."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise typer.BadParameter("it needs a terminal; leave it out in a pipe", param_hint="--explore")
+    from stretto.cli.exploring.screen import explore
+    from stretto.cli.exploring.tree import Tree
+    from stretto.cli.generation import printable
+
+    typer.echo(prompt + printable(explore(Tree(llm, prompt, width))))
 
 
 def _show(stream: Any, probabilities: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stretto.cli.completion import model_names
 from stretto.errors import ModelError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def pull(
             metavar="NAME",
             help="A name, hf:org/repo, hf:org/repo:Q4_K_M, hf:org/repo/file.gguf (@revision if you like), "
             "or a link.",
+            autocompletion=model_names,
         ),
     ],
     force: Annotated[bool, typer.Option("--force", help="Fetch it again, even if it is here.")] = False,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import POOLINGS, Activates, Batch, Head, Pooling, Projects
 from stretto.engine.adapters import adapter_parts
+from stretto.engine.borrowed import Borrower
 from stretto.engine.decoders.passes import EmbedPass, MeasurePass, Pass, ScorePass, normalized
 from stretto.engine.engine import Engine
 from stretto.engine.request import Request
@@ -87,7 +88,7 @@ def activations_of(
     mix, found = runner.adapters.mix(adapter_parts(adapter)), []
     with engine.arrivals.arriving(), engine.lock:
         runner.check_open()
-        sequence = runner.new_id()
+        sequence = runner.borrowed.take(borrower := Borrower())
         try:
             for first in range(0, len(tokens), runner.chunk):
                 batch = Batch()
@@ -95,7 +96,7 @@ def activations_of(
                 batch.adapt(0, mix)
                 found.append(runner.activations(batch, layers))
         finally:
-            runner.cells.remove(sequence)
+            runner.borrowed.give_back(borrower, [sequence])
     return np.concatenate(found, axis=1)
 
 

@@ -62,8 +62,9 @@ def load(
             limits=limits,
             rerank_template=opened.rerank_template,
         )
+        encoder._engine.runner.maps = opened.maps
         return cast(LLM, encoder)
-    return LLM(
+    llm = LLM(
         opened.backend,
         opened.tokenizer,
         opened.template,
@@ -74,3 +75,5 @@ def load(
         route=opened.route,
         defaults=opened.defaults,
     )
+    llm._engine.runner.maps = opened.maps
+    return llm

@@ -10,6 +10,7 @@ from stretto.engine import Engine
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.llm.final import before_end, with_end
 from stretto.text.arguments import check_arguments, with_reasoning
+from stretto.text.parts import with_known_parts
 from stretto.text.systems import fit_system
 from stretto.text.template import ChatTemplate
 from stretto.tools.history import fit_calls
@@ -69,9 +70,8 @@ def conversation_ids(
     if arguments:
         variables = {**variables, **check_arguments(template, arguments)}
     tokenizer = engine.tokenizer
-    messages, tools = fit_calls(
-        template, tokenizer, with_reasoning(messages, template), variables.get("tools")
-    )
+    messages = with_known_parts(with_reasoning(messages, template), template.source)
+    messages, tools = fit_calls(template, tokenizer, messages, variables.get("tools"))
     messages = fit_system(template, messages, bool(tools))
     variables = {**variables, "tools": tools}
     parts: Iterable[str | int | Image]

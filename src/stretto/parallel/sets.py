@@ -204,7 +204,7 @@ class SetSource:
         position, self._n_entered = self.track.start, len(sets)
         lanes: list[list[int]] = []
         for one in sets:
-            lanes.append([] if one.sees is None else [self._runner.new_id() for _ in one.tokens])
+            lanes.append([] if one.sees is None else [self._runner.borrowed.take(self) for _ in one.tokens])
             for lane in lanes[-1]:
                 self._lanes.append(lane)
                 self._runner.cells.copy(self.track.id, lane)
@@ -268,8 +268,7 @@ class SetSource:
             table.remove_cells(self.track.id, table.view(self.track.id)[-extra:].tolist())
 
     def _drop_lanes(self) -> None:
-        for lane in self._lanes:
-            self._runner.cells.remove(lane)
+        self._runner.borrowed.give_back(self, self._lanes)
         self._lanes = []
 
     def _look(self, back: NDArray[np.intp]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Collection, Sequence
@@ -132,12 +133,17 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
             return ApiError(
                 503, "there is not enough memory", code="out_of_memory", retry_after=RETRY_SECONDS
             )
+        case OSError() if error.errno in _EXHAUSTED:
+            message = f"the server lacks what it needs for this: {error.strerror}"
+            return ApiError(503, message, code="out_of_resources", retry_after=RETRY_SECONDS)
     log.error("a bug: %s", type(error).__name__, exc_info=error)
     return ApiError(
         500, "something went wrong here that should not; the log says more", code="internal_error"
     )
 
 
+# No memory, no descriptors, no space on the disk: it passes, and is no bug.
+_EXHAUSTED = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN}
 _INPUT = ("prompt", "text", "ids")  # parameters of ours that each endpoint has under a name of its own
 _CODES = {errors.ContextOverflow: "context_length_exceeded", errors.Unsupported: "unsupported"}
 

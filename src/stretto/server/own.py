@@ -78,7 +78,9 @@ class ParallelRequest(Body):
 async def health(request: Request) -> Response:
     """Health check: the server takes requests."""
     state = state_of(request)
-    return Json({"status": "ok", "version": __version__, "uptime": round(time.time() - state.started, 1)})
+    return Json(
+        {"status": "ok", "version": __version__, "uptime": round(time.monotonic() - state.started, 1)}
+    )
 
 
 @router.get("/metrics")
@@ -100,7 +102,7 @@ async def stats(request: Request) -> Response:
     registry = state.registry
     return Json(
         {
-            "uptime": round(time.time() - state.started, 3),
+            "uptime": round(time.monotonic() - state.started, 3),
             "requests": state.traffic.active,
             "generations": len(state.generations),
             "cpu": cpu_seconds(),

@@ -112,7 +112,7 @@ def _fetch(
         if (notice.nbytes or 0) <= _MAX_NOTICE_BYTES
     ]
     meter.total = sum(file.nbytes or 0 for file in (*files, *notices))
-    require_space(work, meter.total)
+    require_space(work, meter.total - sum(store.partial_bytes(key_of(file)) for file in files))
     staged.mkdir()
     whole, verified, digest = hashlib.sha256(), True, ""
     for notice in notices:  # the terms come first: without them the rest is not fetched

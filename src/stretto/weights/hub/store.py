@@ -198,6 +198,13 @@ class Store:
             with self._lock(f"part~{key}", lambda: None):
                 yield place / key
 
+    def partial_bytes(self, key: str) -> int:
+        """The bytes of a download that are here."""
+        try:
+            return (self.home / "partial" / f"{key}.part").stat().st_size
+        except OSError:
+            return 0
+
     def remove(self, name: str) -> None:
         """Remove a model: first renamed, in one step, then deleted."""
         given, name = name, self.target(name)
