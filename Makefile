@@ -9,7 +9,8 @@
 #   make check-threads              the thread pool under the thread sanitizer
 #   make check-arm                  the ARM kernels, run here or by qemu, and the cycles of their loops
 #   make check-compilers            the native core with every compiler there is, without warnings
-#   make check-wheel                a wheel, tried out where there is no compiler
+#   make wheel                      a wheel in dist/ for pip, pipx and uvx, tried out where there is no compiler
+#   make check-wheel                the same, and nothing is kept
 #   make check-triton               the kernels for GPUs, in Triton's interpreter; needs torch and triton
 #   make check-cuda [PART=2]        the suites of engine, cache and parallel tokens on a GPU
 #   make bench-kernels              what each kernel set's matrix products reach
@@ -24,17 +25,18 @@ unexport PROMPT MODEL
 chat: export STRETTO_PROMPT := $(value PROMPT)
 chat: export STRETTO_MODEL  := $(or $(value MODEL),smollm2)
 
-.PHONY: chat test check format bench fuzz asan check-threads check-arm check-compilers check-wheel \
+.PHONY: chat test check format bench fuzz asan check-threads check-arm check-compilers wheel check-wheel \
         check-triton check-cuda bench-kernels clean
 
 chat: $(VENV)/.installed
 	@if [ -n "$$STRETTO_PROMPT" ]; \
-	then printf '%s\n' "$$STRETTO_PROMPT" | $(BIN)/stretto run --chat --model "$$STRETTO_MODEL"; \
+	then printf '%s\n' "$$STRETTO_PROMPT" | $(BIN)/stretto run --model "$$STRETTO_MODEL"; \
 	else exec $(BIN)/stretto chat --model "$$STRETTO_MODEL"; \
 	fi
 
+# Two workers: about half of the tests keep one core busy, the others two.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --durations=25
+	$(BIN)/python -m pytest --durations=25 --numprocesses=2 --dist=loadfile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -88,6 +90,9 @@ check-arm:
 check-compilers:
 	scripts/check_compilers.sh
 
+wheel: $(BIN)/python
+	$(BIN)/python scripts/check_wheel.py --make --out dist
+
 check-wheel: $(BIN)/python
 	$(BIN)/python scripts/check_wheel.py --make
 
@@ -113,18 +118,20 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml $(NATIVE)
-	@echo 'installing into $(VENV)' >&2
-	@$(BIN)/python -m pip install --quiet --editable .
+	@echo 'installing into $(VENV): the native core is compiled, which takes a minute or a few' >&2
+	@$(BIN)/python scripts/build_progress.py -m pip install --editable .
 	@touch $@
+	@echo 'installed: the command is $(CURDIR)/$(BIN)/stretto' >&2
+	@echo '           . $(CURDIR)/$(BIN)/activate   makes it stretto in this shell' >&2
 
 $(VENV)/.test: $(BIN)/python pyproject.toml $(NATIVE)
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@$(BIN)/python scripts/build_progress.py -m pip install --editable '.[test]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.cuda: $(VENV)/.test
-	$(BIN)/python -m pip install --quiet --editable '.[test,cuda]'
+	@$(BIN)/python scripts/build_progress.py -m pip install --editable '.[test,cuda]'
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[test,dev]'
+	@$(BIN)/python scripts/build_progress.py -m pip install --editable '.[test,dev]'
 	@touch $@ $(VENV)/.test $(VENV)/.installed

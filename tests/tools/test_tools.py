@@ -10,14 +10,14 @@ import pytest
 
 import stretto
 import vocabularies
-from stretto import Grammar, InvalidRequest, ToolCall, Unsupported
+from stretto import Grammar, InvalidRequest, ToolCall
 from stretto.llm import LLM
 from stretto.testing import MockBackend
 from stretto.text.bpe import BPETokenizer
 from stretto.text.template import ChatTemplate
 from stretto.tools import call_grammar, read_call
 from stretto.tools.check import check_tools
-from stretto.tools.format import call_format
+from stretto.tools.finding import call_format
 from stretto.tools.reading import CallReader
 
 TEMPLATES = Path(__file__).parent.parent / "data" / "templates"
@@ -76,6 +76,7 @@ MOVE = {
     },
 }
 TOOLS = [WEATHER, MOVE, {"name": "now"}]
+SHOWN = [tool.description for tool in check_tools(TOOLS)]
 HELLO = [{"role": "user", "content": "Is it cold in Oslo?"}]
 WILD = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -234,18 +235,21 @@ def test_lists_of_calls_behind_a_special_token():
     assert spelled.tool_calls == ()
 
 
-def test_bare_json_is_a_call_only_at_the_beginning():
+def test_bare_json_is_a_call_if_it_names_a_function():
     text = '{"name": "now", "parameters": {}}'
     assert make("bare", saying(text)).chat(HELLO, tools=TOOLS, temperature=0).tool_calls[0].name == "now"
-    said = make("bare", saying(f"As JSON: {text}")).chat(HELLO, tools=TOOLS, temperature=0)
-    assert (said.text, said.tool_calls) == (f"As JSON: {text}", ())
+    said = make("bare", saying(f"As JSON: {text} Done.")).chat(HELLO, tools=TOOLS, temperature=0)
+    assert (said.text, [call.name for call in said.tool_calls]) == ("As JSON:  Done.", ["now"])
+    other = text.replace("now", "fly")
+    said = make("bare", saying(f"As JSON: {other}")).chat(HELLO, tools=TOOLS, temperature=0)
+    assert (said.text, said.tool_calls) == (f"As JSON: {other}", ())
+
+
+def test_tags_around_arguments_are_read():
     tagged = make("tagged", saying('Well. <function=now>{"a": 1}</function>'))
     result = tagged.chat(HELLO, tools=TOOLS, temperature=0)
-    assert (result.text, result.tool_calls[0].name, result.tool_calls[0].arguments) == (
-        "Well.",
-        "now",
-        {"a": 1},
-    )
+    (call,) = result.tool_calls
+    assert (result.text, call.name, call.arguments) == ("Well.", "now", {"a": 1})
 
 
 def test_streams_and_several_answers():
@@ -276,27 +280,34 @@ def _holds(batches, tokens):
 
 
 @pytest.mark.parametrize("name", ["smollm2", "llama3", "gemma"])
-def test_templates_without_tools_refuse(name):
+def test_templates_without_tools_get_them_in_a_message(name):
     specials = {"llama3": LLAMA, "gemma": ["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"]}
-    tokenizer = BPETokenizer(vocabularies.metadata(vocabularies.bpe(specials=specials.get(name, CHATML))))
+    values = vocabularies.bpe(specials=specials.get(name, CHATML))
+    end = values["tokens"].index(specials.get(name, CHATML)[1])
+    tokenizer = BPETokenizer(vocabularies.metadata({**values, "eos_token_id": end}))
     template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), tokenizer.specials)
-    llm = LLM(MockBackend([1], tokenizer.n_vocab), tokenizer, template)
-    for choice in (None, "auto", "required"):
-        with pytest.raises(Unsupported, match="call_grammar"):
-            llm.chat(HELLO, tools=TOOLS, tool_choice=choice)
-    assert llm.chat(HELLO, tools=TOOLS, tool_choice="none", max_tokens=1).tokens == [1]
+    llm = LLM(MockBackend(noise(tokenizer), tokenizer.n_vocab, 8192, 4096), tokenizer, template)
+    result = llm.chat(HELLO, tools=TOOLS, tool_choice="required", seed=1, **WILD)
+    assert result.text == ""
+    assert {call.name for call in result.tool_calls} <= {"get_weather", "move", "now"}
+    messages = [{"role": "system", "content": "Be brief."}, *HELLO, result.message]
+    messages += [call.answer("-4") for call in result.tool_calls]
+    text = llm.tokenizer.decode(llm.chat_prompt(messages, tools=SHOWN), special=True)
+    assert "Be brief." in text
+    assert '"The weather in a town."' in text
+    assert text.count(result.tool_calls[0].name + '", "arguments": ') >= 1
+    assert "-4" in text
 
 
-def test_templates_that_write_no_calls_refuse():
+@pytest.mark.parametrize("calls", ["", "{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}"])
+def test_templates_that_write_no_calls_get_them_as_text(calls):
     tokenizer = BPETokenizer(vocabularies.metadata(vocabularies.bpe(specials=CHATML)))
-    silent = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    other = silent.replace(
-        "{{ m.content }}", "{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}"
-    )
-    for source, reason in ((silent, "leaves the name"), (other, "arguments as JSON")):
-        template = ChatTemplate(source, tokenizer.specials)
-        with pytest.raises(Unsupported, match=reason):
-            call_format(template, tokenizer, check_tools(TOOLS))
+    source = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}" + calls + "{% endfor %}"
+    llm = LLM(MockBackend([1], tokenizer.n_vocab), tokenizer, ChatTemplate(source, tokenizer.specials))
+    turn = ToolCall("now", {"zone": "UTC"}, "1").message
+    messages = [*HELLO, {"role": "assistant", "content": "", "tool_calls": [turn]}]
+    text = llm.tokenizer.decode(llm.chat_prompt(messages, tools=SHOWN))
+    assert '{"name": "now", "arguments": {"zone": "UTC"}}' in text
 
 
 WRONG = [
@@ -359,7 +370,7 @@ def test_reading_never_fails():
     ]
     for name in KNOWN:
         llm = make(name, noise)
-        reader = CallReader(call_format(llm._template, llm.tokenizer, check_tools(TOOLS)), llm.tokenizer)
+        reader = CallReader(call_format(llm._template, llm.tokenizer, SHOWN), llm.tokenizer)
         for _ in range(300):
             text = "".join(rng.choice(pieces, rng.integers(1, 30)))
             said, calls = reader.read_text(text)
@@ -372,6 +383,6 @@ def test_formats_are_learned_with_special_tokens_of_high_ids():
     values = vocabularies.bpe(specials=[*fillers, *CHATML])
     tokenizer = BPETokenizer(vocabularies.metadata({**values, "eos_token_id": len(values["tokens"]) - 2}))
     template = ChatTemplate((TEMPLATES / "chatml-tools.jinja").read_text(), tokenizer.specials)
-    layout = call_format(template, tokenizer, check_tools(TOOLS))
+    layout = call_format(template, tokenizer, SHOWN)
     text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     assert CallReader(layout, tokenizer).read_text(text)[1][0].name == "now"

@@ -16,7 +16,7 @@ from stretto.engine.borrowed import Borrower
 from stretto.engine.decoders.passes import EmbedPass, MeasurePass, Pass, ScorePass, normalized
 from stretto.engine.engine import Engine
 from stretto.engine.request import Request
-from stretto.engine.sequence import Sequence
+from stretto.engine.sequence import Sequence, prepare, track_in
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
 from stretto.sampling.rng import RandomStream
 
@@ -166,11 +166,11 @@ def compute_all(engine: Engine, sequences: Seq[Sequence]) -> None:
     for sequence in sequences:
         if not isinstance(sequence, Sequence):
             raise InvalidRequest(f"{sequence!r} is not a sequence of this model", param="sequences")
-    tracks = [sequence.track_in(engine) for sequence in sequences]
+    tracks = [track_in(engine, sequence) for sequence in sequences]
     if len({track.id for track in tracks}) != len(tracks):
         raise InvalidRequest("a sequence is in the list twice; fork it to go two ways", param="sequences")
     for sequence in sequences:
-        sequence.prepare()
+        prepare(sequence)
     engine.compute(tracks)
 
 

@@ -9,38 +9,32 @@ from typing import Any
 
 from stretto import Result, Token
 from stretto.llm import LLM
-from stretto.server.errors import ApiError, unsupported
+from stretto.server.errors import ApiError
 from stretto.server.schemas import ChatRequest, NamedTool
 from stretto.server.settings import RequestLimits
 from stretto.server.structured import check_size
 from stretto.text.tokenizer import Tokenizer
+from stretto.tools.following import Event
 from stretto.tools.plan import ToolPlan
 
 
 async def plan_of(body: ChatRequest, llm: LLM, limits: RequestLimits) -> ToolPlan:
     """The tool plan of a chat request."""
     choice = body.tool_choice
-    named = isinstance(choice, NamedTool)
-    if body.parallel_tool_calls is False and body.tools and choice != "none" and not named:
-        raise unsupported(
-            "parallel_tool_calls: false is only supported where tool_choice names a function",
-            "parallel_tool_calls",
-        )
     check_count(body.tools, limits)
     tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
-    return await tool_plan(
-        llm, tools, choice.model_dump() if isinstance(choice, NamedTool) else choice, limits
-    )
+    named = choice.model_dump() if isinstance(choice, NamedTool) else choice
+    return await tool_plan(llm, tools, named, limits, body.parallel_tool_calls is not False)
 
 
 async def tool_plan(
-    llm: LLM, tools: list[dict[str, Any]] | None, choice: Any, limits: RequestLimits
+    llm: LLM, tools: list[dict[str, Any]] | None, choice: Any, limits: RequestLimits, parallel: bool = True
 ) -> ToolPlan:
     """As `llm.tool_plan`, with the limits of the server; an empty list is no tools."""
     if tools:
         check_count(tools, limits)
         check_size("tools", tools, limits)
-        return await asyncio.to_thread(llm.tool_plan, tools, choice)
+        return await asyncio.to_thread(llm.tool_plan, tools, choice, parallel)
     return llm.tool_plan(None, choice)
 
 
@@ -54,56 +48,75 @@ def check_count(tools: Sequence[object] | None, limits: RequestLimits) -> None:
 class CallWatcher:
     """Follows one text of a chat with tools.
 
-    Text that cannot be a call is streamed at once, as is reasoning. From the start of a call on, all is held
-    back until the end, when the calls are parsed.
+    `push` returns the text that can be streamed, as soon as it cannot be part of a call; reasoning at once.
+    `take` returns what has come of calls since: each starts with its name and id, and its arguments follow
+    piece by piece as JSON. `end` returns the rest of the text, and the result with its calls.
     """
 
     def __init__(self, plan: ToolPlan, tokenizer: Tokenizer, begun: Sequence[int] = ()) -> None:
+        if plan.reader is None:
+            raise ValueError("a plan without tools has no calls to follow")
         self._plan = plan
-        self._marker = plan.reader.marker if plan.reader is not None else ""
-        self._spelled = tokenizer.detokenizer(special=True)
-        self._spelling = ""  # the end of the text, with special tokens
-        self._held: list[str] = []
-        self._shown: list[str] = []
+        self._follower = plan.reader.follow()
+        self._has_blocks = plan.reader.has_blocks
+        self._held: list[str] = []  # texts of tokens that may be part of a call
+        self._said: list[str] = []  # text beside calls, since one has started
+        self._pieces: list[Event] = []
         self._has_call = False
         self._begun = begun  # ids that the answer begins with; they were sent before
         for token in begun:
-            self._spelling += self._spelled.push(token)
-            if not self._has_call:
-                self._may_be_call()
+            self._sort(self._follower.push(token))
+        self._said = []
 
     def push(self, token: Token) -> str:
         """Add a token; returns the text that can be streamed now."""
-        if token.is_reasoning and token.text:
+        if token.is_reasoning and (token.text or self._has_blocks):
             return token.text
-        if token.id is not None:
-            self._spelling += self._spelled.push(token.id)
         self._held.append(token.text)
-        if self._has_call or self._may_be_call() or token.is_reasoning:
+        if token.id is not None:
+            self._sort(self._follower.push(token.id))
+        if not self._has_call and (self._follower.is_pending or token.is_reasoning):
             return ""
-        text = "".join(self._held)
-        self._held = []
-        self._shown.append(text)
-        return text
+        return self._taken()
+
+    def take(self) -> list[Event]:
+        """The starts of calls and the pieces of their arguments since the last call of this."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
 
     def end(self, result: Result) -> tuple[str, Result]:
         """The rest of the text to be streamed, and the result with its calls."""
-        read = self._plan.read(result, self._begun)
-        if not read.tool_calls:
-            return "".join(self._held), read
-        shown = "".join(self._shown).strip()
-        rest = read.text.removeprefix(shown) if shown else read.text
-        return rest if rest.strip() else "", read
+        self._sort(self._follower.end())
+        rest = self._taken()
+        return rest if rest.strip() or not self._has_call else "", self._plan.read(result, self._begun)
 
-    def _may_be_call(self) -> bool:
-        """Whether there is a call, or the end of the text may be a prefix of its marker."""
-        text, marker = self._spelling, self._marker
-        if not marker:
-            self._has_call = text.lstrip().startswith("{")
-            return self._has_call or not text.strip()
-        self._has_call = marker in text
-        self._spelling = text[-len(marker) :] if not self._has_call else ""
-        return self._has_call or any(text.endswith(marker[:n]) for n in range(1, len(marker)))
+    def _sort(self, events: list[Event]) -> None:
+        for event in events:
+            if event.text:
+                self._said.append(event.text)
+            elif event.call is None:
+                self._has_call = True
+                self._pieces.append(event)
+
+    def _taken(self) -> str:
+        """The text that is no call: of the tokens, or from the first call on what stands beside calls."""
+        text = "".join(self._said if self._has_call else self._held)
+        self._held, self._said = [], []
+        return text
+
+
+def call_deltas(pieces: list[Event]) -> list[dict[str, Any]]:
+    """Starts of calls and pieces of arguments as OpenAI's clients read them in a stream."""
+    deltas: list[dict[str, Any]] = []
+    for piece in pieces:
+        if piece.name:
+            function = {"name": piece.name, "arguments": ""}
+            deltas.append({"index": piece.index, "id": piece.id, "type": "function", "function": function})
+        elif deltas and deltas[-1]["index"] == piece.index:
+            deltas[-1]["function"]["arguments"] += piece.arguments
+        else:
+            deltas.append({"index": piece.index, "function": {"arguments": piece.arguments}})
+    return deltas
 
 
 def openai_calls(result: Result) -> list[dict[str, Any]]:

@@ -65,6 +65,7 @@ class ParallelRequest(Body):
     combine: Literal["mixture", "best"] | None = None
     prune: Annotated[Number, Field(gt=0, le=100)] | None = None
     prune_after: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    delay: Annotated[int, Field(ge=0, le=4096)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     ignore_eos: bool | None = None

@@ -8,7 +8,7 @@ from secrets import token_hex
 from typing import Any
 
 from stretto import Result, Token, __version__
-from stretto.server.calls import CallWatcher, openai_calls
+from stretto.server.calls import CallWatcher, call_deltas, openai_calls
 from stretto.server.errors import ApiError, body_of, dumps
 from stretto.server.generation import Generation, usage
 from stretto.server.open_response import DONE, event
@@ -179,10 +179,14 @@ class Shape:
         }
 
     def _best(self, token: Token) -> dict[str, float]:
-        """The most probable tokens by text; of several with the same text the most probable one."""
+        """The most probable tokens by text; of several with the same text the most probable one.
+
+        The token itself is always among them, so that there may be one more than was asked for.
+        """
         best: dict[str, float] = {}
         for one in token.top[: self.tops]:
             best.setdefault(self.shown(one.token), lowest(one.logprob))
+        best.setdefault(self.shown(token.id), lowest(token.logprob))
         return best
 
     def _ids_of_logprobs(self, tokens: list[Token]) -> dict[str, Any]:
@@ -236,15 +240,20 @@ class ChatShape(Shape):
 
     def piece(self, index: int, token: Token) -> str:
         """A token as the fields of a chunk's choice."""
+        calls = ""
         if self._plan.reader is not None:
-            token = token._replace(text=self._watcher(index).push(token))
-            if not token.text and self.tops is None and self.prompts is None:  # part of a call, perhaps
+            watcher = self._watcher(index)
+            token = token._replace(text=watcher.push(token))
+            if deltas := call_deltas(watcher.take()):
+                calls = f',"tool_calls":{dumps(deltas)}'
+            elif not token.text and self.tops is None and self.prompts is None:  # part of a call, perhaps
                 return ""
-        if not token.text and not self.is_sent(token):
+        if not token.text and not calls and not self.is_sent(token):
             return ""
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
         kind = "reasoning_content" if token.is_reasoning else "content"
-        return f'"delta":{{"{kind}":{quoted(token.text)}}},"logprobs":{logprobs}{self.piece_ids(token)}'
+        text = "null" if calls and not token.text else quoted(token.text)
+        return f'"delta":{{"{kind}":{text}{calls}}},"logprobs":{logprobs}{self.piece_ids(token)}'
 
     def choice(self, index: int, result: Result) -> dict[str, Any]:
         """A whole message."""
@@ -263,10 +272,8 @@ class ChatShape(Shape):
         if self._plan.reader is not None:
             rest, result = self._watcher(index).end(result)
             deltas: list[dict[str, Any]] = [{"content": rest}] if rest else []
-            if result.tool_calls:
-                deltas.append(
-                    {"tool_calls": [{"index": i, **call} for i, call in enumerate(openai_calls(result))]}
-                )
+            if calls := call_deltas(self._watcher(index).take()):
+                deltas.append({"tool_calls": calls})
             for delta in deltas:
                 choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
                 last.append(dumps({"choices": [choice]})[1:])

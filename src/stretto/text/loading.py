@@ -44,9 +44,13 @@ def load_tokenizer(metadata: Metadata) -> Tokenizer:
         from stretto.text.unigram import UnigramTokenizer
 
         return UnigramTokenizer(metadata)
+    if model == "rwkv":
+        from stretto.text.rwkv import RWKVTokenizer
+
+        return RWKVTokenizer(metadata)
     raise ModelError(
         f"tokenizers of kind {model!r} are not supported, only 'gpt2' (BPE), 'llama' (SentencePiece), "
-        "'gemma4' (BPE over characters), 'bert' (WordPiece) and 't5' (Unigram)",
+        "'gemma4' (BPE over characters), 'bert' (WordPiece), 't5' (Unigram) and 'rwkv'",
         field=PREFIX + "model",
     )
 
@@ -90,7 +94,7 @@ def load_template_of(file: GGUF, tokenizer: Tokenizer) -> ChatTemplate | None:
         return load_template_folder(file.path, tokenizer)
     source = file.metadata.text("tokenizer.chat_template", "")
     with_tools = file.metadata.text("tokenizer.chat_template.tool_use", "")
-    return make_template(source, with_tools, tokenizer) if source else None
+    return _template_of(source, with_tools, tokenizer)
 
 
 def load_template_folder(path: str | os.PathLike[str], tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -98,7 +102,14 @@ def load_template_folder(path: str | os.PathLike[str], tokenizer: Tokenizer) -> 
     from stretto.text.folder_config import read_tokenizer_config
 
     config = read_tokenizer_config(Path(path))
-    return make_template(config.template, config.template_with_tools, tokenizer) if config.template else None
+    return _template_of(config.template, config.template_with_tools, tokenizer)
+
+
+def _template_of(source: str, with_tools: str, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """A model's template; one for tools alone serves all conversations."""
+    if not source or not with_tools:
+        return make_template(source or with_tools, "", tokenizer) if source or with_tools else None
+    return make_template(source, with_tools, tokenizer)
 
 
 def make_template(source: str, with_tools: str, tokenizer: Tokenizer) -> ChatTemplate:

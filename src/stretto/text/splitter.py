@@ -40,8 +40,9 @@ class Splitter:
     ([('Hm', True)], [('.', True)], [('Yes', False)])
     """
 
-    def __init__(self, states: Mapping[str, State], state: str) -> None:
+    def __init__(self, states: Mapping[str, State], state: str, keeps_marks: bool = False) -> None:
         self._states = states
+        self._keeps_marks = keeps_marks  # special tokens that are no marker here stay in the text
         self._at = state
         self._held = ""  # may become a marker
         self._white = ""  # before more text, or before nothing
@@ -107,12 +108,12 @@ class Splitter:
             return
         shows = self.shows
         if shows == "nothing":
-            self._hidden += "" if self._moved else _plain(text)
+            self._hidden += "" if self._moved else self._plain(text)
             return
         if self._fresh:
             text = text.lstrip()
             self._fresh = not text
-        text = self._white + _plain(text)
+        text = self._white + self._plain(text)
         self._white = ""
         if shows != "answer":
             kept = text.rstrip()
@@ -125,6 +126,12 @@ class Splitter:
         is_reasoning = shows == "reasoning"
         found.append(("\n\n" + text if self._gap and is_reasoning in self._shown else text, is_reasoning))
         self._gap, self._shown = False, self._shown | {is_reasoning}
+
+    def _plain(self, text: str) -> str:
+        """Text without special tokens that were no marker here."""
+        if self._keeps_marks or text.isascii():
+            return text
+        return "".join(c for c in text if not "\ud800" <= c <= "\udfff")
 
 
 def block(opening: str, closing: str, hidden: Sequence[str] = ()) -> dict[str, State]:
@@ -159,8 +166,3 @@ def _overlap(text: str, marker: str) -> int:
 
 def _may_grow(text: str, markers: Mapping[str, str]) -> bool:
     return any(len(marker) > len(text) and marker.startswith(text) for marker in markers)
-
-
-def _plain(text: str) -> str:
-    """Text without special tokens that were no marker here."""
-    return text if text.isascii() else "".join(c for c in text if not "\ud800" <= c <= "\udfff")

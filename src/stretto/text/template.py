@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -55,6 +56,11 @@ class ChatTemplate:
         self._compiled: _Compiled | None = None
         self._variables: frozenset[str] | None = None
         self._lock = forking.lock()
+
+    @property
+    def tool_source(self) -> str:
+        """The source of the template for conversations with tools, which is the same in most models."""
+        return self.source if self._with_tools is None else self._with_tools.source
 
     @property
     def variables(self) -> frozenset[str]:
@@ -121,9 +127,19 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"{name}: chat templates set this name themselves; choose another", param=name
             )
-        intake = Intake()
         data = {"documents": None, **variables, "messages": messages, "tools": tools}
-        data = {name: intake.plain(value, name) for name, value in data.items()}
+        if tools is not None:
+            return self._rendering(data, add_generation_prompt)
+        try:
+            return self._rendering(data, add_generation_prompt)
+        except InvalidRequest:
+            with suppress(InvalidRequest):  # some templates can only do with a list, which may be empty
+                return self._rendering({**data, "tools": []}, add_generation_prompt)
+            raise
+
+    def _rendering(self, values: Mapping[str, Any], add_generation_prompt: bool) -> _Rendering:
+        intake = Intake()
+        data = {name: intake.plain(value, name) for name, value in values.items()}
         data["add_generation_prompt"] = add_generation_prompt
         return _Rendering(self._ready(), data, intake)
 

@@ -1,12 +1,14 @@
 """Tools that a model may call.
 
-    check.py      the tools and the choice of a request, checked
-    format.py     how a chat template writes calls, learned by letting it write some
-    grammar.py    grammars for calls: in the template's format, or plain JSON
-    reading.py    calls found in a text
-    plan.py       all of it for one chat
-
-For models whose template has no tools, `call_grammar` and `read_call` do the same with JSON.
+check.py            the tools and the choice of a request, checked
+format.py           what a format of calls is; formats.py: those of known families
+learning.py         a format learned from a template, by letting it write calls
+finding.py          which of them a model has
+parsing.py          the parser of calls, for all formats (source.py, json_reading.py, tag_reading.py)
+following.py        an answer followed token by token; reading.py: read as a whole
+grammar.py          grammars for calls, in a format or as plain JSON (argument_rules.py, lark.py)
+history.py          calls and their answers in conversations, as a template takes them (writing.py)
+plan.py             all of it for one chat
 """
 
 from stretto.engine.types import ToolCall

@@ -1,68 +1,161 @@
-"""The format of a chat template's tool calls, learned by rendering some.
+"""How a family of models writes tool calls: a description that one reader and one grammar maker interpret.
 
-Templates differ: some put `<tool_call>` around JSON, others a list after a special token, or plain JSON.
-Each can write a turn of the assistant that holds calls, since such turns are part of later prompts. So a call
-with a name and arguments that stand nowhere else is rendered, and what stands around them is the format.
+A turn is `opening`, one call or several with `joint` between them, and `closing`. A call is `before`, the
+function's name, `between`, the arguments, and `after`. Where name and arguments are members of one JSON
+object, `before` ends with `"name": "`, and the reader takes the members in any order.
+
+Once a format is bound to a vocabulary, its special tokens are characters from `MARKS` on, in planes that
+Unicode has left empty: text cannot forge them.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import takewhile
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from stretto.errors import InvalidRequest, Unsupported
-from stretto.text.reasoning import find_format
-from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
-from stretto.tools.check import Tool
 
-MARKS = 0x40000  # special tokens are characters from here on, in planes that Unicode has left empty
+MARKS = 0x40000
 LAST_MARK = 0xDFFFF  # room for 655,360 ids
-ID = "Stretto0"  # with a digit after it the id of a call: nine letters and digits, as Mistral's are
+ID = "\ue1d0"  # stands for the id of a call
 
-FALLBACK = (
-    "describe the tools in a message instead and use grammar=stretto.tools.call_grammar(tools) "
-    "(docs/structured.md)"
-)
-_learned: WeakKeyDictionary[ChatTemplate, CallFormat] = WeakKeyDictionary()
+_DESCRIPTIVE = ("name", "signs", "ids", "whole_id", "says", "is_described")
+_OBJECT = re.compile(r'\{[^{}]*"(name|tool_name)"\s*:\s*"$')
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """Arguments as tags, one for each: `key` stands before a name, `value` and `end` around its value.
+
+    Strings are written as they are and other values as JSON. `value_json` is written instead of `value`
+    before the latter, where the tags tell them apart.
+    """
+
+    key: str
+    value: str
+    end: str
+    value_json: str = ""
+
+
+@dataclass(frozen=True)
+class Literals:
+    """Arguments as `name=value` or `name:value`, with commas between them; values are literals.
+
+    `quote` stands around strings. Where it is empty, strings are those of Python and JSON, and so are other
+    values.
+    """
+
+    assign: str
+    comma: str
+    quote: str = ""
 
 
 @dataclass(frozen=True)
 class CallFormat:
-    """The text before a name, between it and the arguments, after them, and between two calls.
+    """The format of one family.
 
-    Special tokens are characters from `MARKS` on. `joint` is None where a turn has one call at most. `block`
-    is the empty reasoning that the template writes before a call.
+    A template has this format if all texts of one of the `signs` are in its source. `joint` is None where a
+    turn has one call at most. `ids` is a pattern for the ids of calls (`ID`), and `whole_id` the id that
+    clients see. A call may also start with one of `aliases` in place of `before`, and the first one of an
+    answer with `at_start`. A call of the function `says` is text. `block` is the empty reasoning that the
+    template writes before a call, and `begun` the beginning of a call with which prompts end.
+    `is_described`: the template shows no tools, so a message describes them.
     """
 
+    name: str
     before: str
     between: str
-    after: str
-    joint: str | None
+    after: str = ""
+    joint: str | None = None
+    opening: str = ""
+    closing: str = ""
+    encoding: Tagged | Literals | None = None  # JSON if None
+    signs: tuple[tuple[str, ...], ...] = ()
+    ids: str = "[a-zA-Z0-9]{9}"
+    whole_id: str = ID
+    aliases: tuple[str, ...] = ()
+    at_start: str = ""
+    says: str = ""
     block: str = ""
+    begun: str = ""
+    is_described: bool = False
+
+    @property
+    def is_object(self) -> bool:
+        """Whether a call is one JSON object that holds the name and the arguments."""
+        return self.encoding is None and _OBJECT.search(self.before) is not None
+
+    @property
+    def lead(self) -> str:
+        """The text of `before` in front of the JSON object."""
+        return self.before[: self.before.rfind("{")] if self.is_object else self.before
+
+    @property
+    def tail(self) -> str:
+        """The text of `after` behind the JSON object."""
+        return self.after[self.after.find("}") + 1 :] if self.is_object else self.after
+
+    @property
+    def has_late_id(self) -> bool:
+        """Whether the id of a call stands behind its arguments."""
+        return ID in self.after
+
+    def fits(self, source: str) -> bool:
+        """Whether the source of a template shows this format."""
+        return any(all(sign in source for sign in group) for group in self.signs)
 
 
-def call_format(template: ChatTemplate, tokenizer: Tokenizer, tools: list[Tool]) -> CallFormat:
-    """The format of a template's calls; `Unsupported` where it has no tools or writes no calls."""
-    shown = [tool.description for tool in tools]
-    user = {"role": "user", "content": "x"}
-    try:
-        prompt = _text(template.parts([user], tools=shown))
-        bare = _text(template.parts([user]))
-    except InvalidRequest as error:
-        raise Unsupported(
-            f"this model's chat template takes no tools ({error}); {FALLBACK}", param="tools"
-        ) from None
-    if prompt == bare:
-        raise Unsupported(f"this model's chat template does not mention tools; {FALLBACK}", param="tools")
-    learned = _learned.get(template)
-    if learned is None:
-        learned = _learned[template] = _learn(template, tokenizer, shown, user, prompt)
-    return learned
+def bind(layout: CallFormat, tokenizer: Tokenizer) -> CallFormat:
+    """A format in which the special tokens of a vocabulary are marks."""
+    marks = special_marks(tokenizer)
+    return changed(layout, lambda text: with_marks(text, marks))
+
+
+def spelled(layout: CallFormat, tokenizer: Tokenizer) -> CallFormat:
+    """A format that was bound, with its special tokens spelled out."""
+
+    def spell(text: str) -> str:
+        return "".join(tokenizer.piece(ord(c) - MARKS) if is_mark(c) else c for c in text)
+
+    return changed(layout, spell)
+
+
+def changed(layout: CallFormat, change: Callable[[str], str]) -> CallFormat:
+    """A format with all its texts changed."""
+    found: CallFormat = _changed(layout, change)
+    return found
+
+
+def texts_of(value: Any) -> list[str]:
+    """All texts of a format."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, tuple):
+        return [text for one in value for text in texts_of(one)]
+    if isinstance(value, (CallFormat, Tagged, Literals)):
+        return [text for name in _names(value) for text in texts_of(getattr(value, name))]
+    return []
+
+
+def special_marks(tokenizer: Tokenizer) -> dict[str, str]:
+    """The mark of each special token, by its text."""
+    return {text: marked(token) for text, token in tokenizer.specials.items()}
+
+
+def with_marks(text: str, marks: Mapping[str, str]) -> str:
+    """A text in which special tokens are marks; of those that overlap, the longer."""
+    for special in sorted((one for one in marks if one and one in text), key=len, reverse=True):
+        text = text.replace(special, marks[special])
+    return text
+
+
+def shared_prefix(first: str, second: str) -> str:
+    """The beginning that two texts share."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return "".join(one for one, _ in same)
 
 
 def marked(token: int) -> str:
@@ -75,122 +168,16 @@ def is_mark(character: str) -> bool:
     return MARKS <= ord(character) <= LAST_MARK
 
 
-def _learn(
-    template: ChatTemplate,
-    tokenizer: Tokenizer,
-    shown: list[Mapping[str, Any]],
-    user: Mapping[str, Any],
-    prompt: str,
-) -> CallFormat:
-    markers = _markers(template, tokenizer)
-    begin = _without_opening(prompt, markers)
-
-    def turn_with(n: int) -> str:
-        """A turn with `n` calls, as the template writes it after the prompt."""
-        calls = [{"id": _id(i), "type": "function", "function": _call(i)} for i in range(n)]
-        turn = {"role": "assistant", "content": "", "tool_calls": calls}
-        whole = _text(template.parts([user, turn], tools=shown, add_generation_prompt=False))
-        if not whole.startswith(begin):
-            raise InvalidRequest("a turn with a call does not start as an answer does")
-        turn_text = whole[len(begin) :]
-        ends = [turn_text.find(marked(token)) for token in tokenizer.end_ids]
-        end = min((at for at in ends if at >= 0), default=len(turn_text.rstrip()))
-        return turn_text[:end]
-
-    def answer(n: int) -> str:
-        """The same without reasoning."""
-        text = turn_with(n)
-        return text[_reasoning_length(text, markers) :]
-
-    try:
-        one = turn_with(1)
-        block = one[: _reasoning_length(one, markers)]
-        before, between, after = _around(one[len(block) :], 0)
-    except InvalidRequest as error:
-        raise Unsupported(
-            f"the format of this model's tool calls cannot be learned from its template: {error}; {FALLBACK}",
-            param="tools",
-        ) from None
-    return CallFormat(before, between, after, _joint(answer, before, between, after), block)
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, tuple):
+        return tuple(_changed(one, change) for one in value)
+    if isinstance(value, (CallFormat, Tagged, Literals)):
+        return replace(value, **{name: _changed(getattr(value, name), change) for name in _names(value)})
+    return value
 
 
-def _markers(template: ChatTemplate, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """The markers that open and close reasoning, special tokens as marks."""
-    layout = find_format(template.source)
-    marks = {text: marked(token) for text, token in tokenizer.specials.items()}
-    return [] if layout is None else [(_marked(a, marks), _marked(b, marks)) for a, b in layout.blocks]
-
-
-def _marked(text: str, marks: Mapping[str, str]) -> str:
-    for special in sorted((one for one in marks if one in text), key=len, reverse=True):
-        text = text.replace(special, marks[special])
-    return text
-
-
-def _without_opening(prompt: str, markers: list[tuple[str, str]]) -> str:
-    """A prompt up to where reasoning may start: turns of the past may be without it."""
-    bare = prompt.rstrip()
-    for opening, closing in markers:
-        if bare.endswith(closing):
-            bare = bare.removesuffix(closing).rstrip()
-        if bare.endswith(opening):
-            return bare.removesuffix(opening)
-    return prompt
-
-
-def _reasoning_length(turn: str, markers: list[tuple[str, str]]) -> int:
-    """The length of the block of reasoning, empty as a rule, that a template writes into a turn."""
-    for opening, closing in markers:
-        if turn.lstrip().startswith(opening) and closing in turn:
-            return len(turn) - len(turn.partition(closing)[2].lstrip("\n"))
-    return 0
-
-
-def _joint(answer: Any, before: str, between: str, after: str) -> str | None:
-    """The text between two calls, if they are written as one call is."""
-    try:
-        two = answer(2)
-        first = _around(two, 0)
-        head, middle, tail = _around(two, 1)
-    except InvalidRequest:
-        return None  # the template refuses, or writes them in another way
-    joint = head.removeprefix(first[0] + _name(0) + first[1])
-    arguments = re.match(_arguments(0), joint)
-    same = (first[0], first[1], middle) == (before, between, between)
-    if not same or arguments is None or tail != after.replace(_id(0), _id(1)):
-        return None
-    return joint[arguments.end() :]
-
-
-def _around(text: str, number: int) -> tuple[str, str, str]:
-    """The text before the name of a call, between it and its arguments, and after them."""
-    at = text.find(_name(number))
-    if at < 0:
-        raise InvalidRequest("it leaves the name of the function out")
-    rest = text[at + len(_name(number)) :]
-    arguments = re.search(_arguments(number), rest)
-    if arguments is None:
-        raise InvalidRequest("it does not write the arguments as JSON after the name")
-    return text[:at], rest[: arguments.start()], rest[arguments.end() :]
-
-
-def _name(number: int) -> str:
-    return f"stretto_function_{number}"
-
-
-def _id(number: int) -> str:
-    return f"{ID}{number}"
-
-
-def _call(number: int) -> dict[str, Any]:
-    return {"name": _name(number), "arguments": {f"stretto_key_{number}": f"stretto_value_{number}"}}
-
-
-def _arguments(number: int) -> str:
-    """A pattern for the arguments of a call as JSON, whatever its white space."""
-    key, value = (re.escape(json.dumps(f"stretto_{what}_{number}")) for what in ("key", "value"))
-    return rf"\{{\s*{key}\s*:\s*{value}\s*\}}"
-
-
-def _text(parts: list[str | int]) -> str:
-    return "".join(marked(part) if isinstance(part, int) else part for part in parts)
+def _names(value: CallFormat | Tagged | Literals) -> list[str]:
+    """The fields that are text in answers; the others describe the format."""
+    return [field.name for field in fields(value) if field.name not in _DESCRIPTIVE]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+from secrets import token_hex
 from typing import Any
 
 from stretto.engine.engine import Engine
@@ -13,13 +14,13 @@ from stretto.engine.request import Request
 from stretto.engine.stream import TextStream
 from stretto.engine.types import Result
 from stretto.errors import InvalidRequest, Unsupported
-from stretto.structured import Grammar
+from stretto.structured import Grammar, as_grammar
 from stretto.text.reasoning import Reasoning, find_format
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.check import Choice, Tools, check_choice, check_tools
-from stretto.tools.format import call_format
-from stretto.tools.grammar import required_calls
+from stretto.tools.finding import call_format
+from stretto.tools.grammar import calls_or_json, required_calls
 from stretto.tools.reading import CallReader
 
 
@@ -27,25 +28,43 @@ from stretto.tools.reading import CallReader
 class ToolPlan:
     """`shown` goes to the template, `grammar` to the request, and `read` gets its result.
 
-    `thinks` is False where a required call comes at once, without reasoning.
+    `thinks` is False where a call that a grammar describes comes at once, without reasoning.
     """
 
     shown: list[Mapping[str, Any]] | None = None
     grammar: Grammar | None = None
     reader: CallReader | None = None
     thinks: bool = True
+    required: Callable[[], Grammar] | None = field(default=None, compare=False, repr=False)  # of calls
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options of the request, with the grammar of a call where one is required."""
         if self.shown is not None and options.get("grammar") is not None:
-            raise InvalidRequest(
-                "grammar with tools: a call has a grammar of its own; leave one of them out",
-                param="grammar",
-            )
+            return self._with_answer(options, as_grammar(options["grammar"]))
         if self.grammar is None:
             return dict(options)
         raw = {} if self.thinks else {"reasoning": False}
         return {**options, **raw, "grammar": self.grammar}
+
+    def _with_answer(self, options: Mapping[str, Any], answer: Grammar) -> dict[str, Any]:
+        """The options where the answer has a schema: it is calls, or JSON that fits; required calls alone."""
+        if answer.kind != "json":
+            raise InvalidRequest(
+                "grammar with tools: a call has a grammar of its own, beside which an answer may have a JSON "
+                "schema, and nothing else; leave one of them out",
+                param="grammar",
+            )
+        if self.grammar is not None or self.required is None:
+            return self.options({**options, "grammar": None})
+        raw = {} if self.thinks else {"reasoning": False}
+        return {**options, **raw, "grammar": calls_or_json(self.required(), answer)}
+
+    def salted(self, prompt: Sequence[int]) -> ToolPlan:
+        """The plan for a prompt: the ids of calls in the same answer to it are the same."""
+        if self.reader is None:
+            return self
+        digest = sha256(",".join(map(str, prompt)).encode()).hexdigest()
+        return replace(self, reader=self.reader.salted(digest))
 
     def read_all(self, results: Result | list[Result]) -> Result | list[Result]:
         """As `read`, also for several results."""
@@ -65,9 +84,13 @@ class ToolPlan:
 
 
 def plan_tools(
-    template: ChatTemplate | None, tokenizer: Tokenizer, tools: Tools | None, choice: Choice | None
+    template: ChatTemplate | None,
+    tokenizer: Tokenizer,
+    tools: Tools | None,
+    choice: Choice | None,
+    parallel: bool = True,
 ) -> ToolPlan:
-    """The plan for some tools; `Unsupported` where the template has none."""
+    """The plan for some tools; one call at most if not `parallel`."""
     if tools is None:
         if choice is not None and choice != "none":
             raise InvalidRequest(
@@ -84,16 +107,17 @@ def plan_tools(
         raise Unsupported(
             "this model has no chat template; use generate with a prompt of your own", param="messages"
         )
-    layout = call_format(template, tokenizer, checked)
     shown = [tool.description for tool in checked]
-    reasoning = find_format(template.source)
-    reader = CallReader(layout, tokenizer, reasoning)
-    if mode == "auto":
-        return ToolPlan(shown, None, reader)
-    one = isinstance(choice, Mapping)
+    layout = call_format(template, tokenizer, shown)
+    reasoning = find_format(template.tool_source) or find_format(template.source)
+    one = isinstance(choice, Mapping) or not parallel
+    reader = CallReader(layout, tokenizer, reasoning, checked, token_hex(8), 1 if one else None)
     # A call that is written in a header is over when the text of an answer could start.
     thinks = reasoning is not None and bool(reasoning.blocks) and Reasoning(reasoning, tokenizer).is_guided
-    return ToolPlan(shown, required_calls(layout, chosen, one, thinks), reader, thinks)
+    required = partial(required_calls, layout, chosen, one, thinks)
+    if mode == "auto":
+        return ToolPlan(shown, None, reader, thinks, required)
+    return ToolPlan(shown, required(), reader, thinks, required)
 
 
 class ToolStream(TextStream):
@@ -107,26 +131,3 @@ class ToolStream(TextStream):
     def result(self) -> Result:
         """The whole result; runs the rest of the generation first."""
         return self._plan.read(super().result)
-
-
-def with_arguments(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Messages whose calls have their arguments as templates want them: as objects, not as JSON."""
-    if not isinstance(messages, (list, tuple)) or not any(
-        isinstance(message, Mapping) and message.get("tool_calls") for message in messages
-    ):
-        return messages
-    return [_with_objects(message) if isinstance(message, Mapping) else message for message in messages]
-
-
-def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    calls = message.get("tool_calls")
-    if not isinstance(calls, (list, tuple)):
-        return message
-    changed = []
-    for call in calls:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
-            with suppress(ValueError):  # a text that is not JSON is passed on as it is
-                call = {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
-        changed.append(call)
-    return {**message, "tool_calls": changed}

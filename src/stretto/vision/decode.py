@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.uint8]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+SVG_HEAD_BYTES = 4096  # where its first tag is looked for
 MAX_SCANS = 100  # of a JPEG; usual ones have ten
 SCANS_PER_PIXEL = 12  # of as many pixels as are taken
 MAX_SLOW_PIXELS = 1_000_000  # decoded in Python
@@ -76,12 +77,24 @@ def decode(data: bytes, name: str, max_pixels: int) -> Pixels:
         raise InvalidRequest(f"image {name} is empty; give a file of {_listed()}", param="image")
     if data[:2] in PLAIN:
         raise InvalidRequest(f"image {name} is a PPM file in plain text; save it as PNG", param="image")
+    if _is_svg(data):
+        raise InvalidRequest(
+            f"image {name} is an SVG: a drawing, without pixels; save it as PNG", param="image"
+        )
     if (size := _webp_size(data)) is not None:
         check_size(name, *size, max_pixels)
     check_parts(data, name)
     with _refusing(name, max_pixels), Pillow.open(io.BytesIO(data), formats=FORMATS) as image:
         _check_claims(image, data, name, max_pixels)
         return _pixels(image, name, max_pixels)
+
+
+def _is_svg(data: bytes) -> bool:
+    """Whether this is XML that begins a drawing."""
+    head = data[:SVG_HEAD_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    return head.startswith(b"<svg") or (
+        head.startswith((b"<?xml", b"<!doctype svg", b"<!--")) and b"<svg" in head
+    )
 
 
 def convert(image: PillowImage, max_pixels: int) -> Pixels:

@@ -1,0 +1,229 @@
+"""Rules for the arguments of a call, by the JSON schema of a function's parameters, in each encoding."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stretto.errors import Unsupported
+from stretto.structured.grammar import ascii_classes
+from stretto.tools.check import Tool
+from stretto.tools.format import Literals, Tagged
+from stretto.tools.lark import ANY, dumped, escaped, items, json_value, members, text_until
+from stretto.tools.tag_reading import value_of
+from stretto.tools.types import ALL, resolved, type_name, types_of
+
+_NOTES = frozenset(("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"))
+_NOTES |= {"$comment", "$schema", "$id", "$defs", "definitions"}
+_PLAIN = frozenset(("type", "properties", "required", "additionalProperties"))
+_STRING = frozenset(("type", "enum", "const", "minLength", "maxLength", "pattern", "format"))
+_KEY = re.compile(r"[\w.$@-]{1,128}")
+_FORMATS = {
+    "date": r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])",
+    "time": r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])",
+    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "ipv4": r"((25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\.){3}(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])",
+    "email": r"[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+",
+}
+_FORMATS["date-time"] = f"{_FORMATS['date']}T{_FORMATS['time']}"
+# Text that would be read as a value of another type, where a parameter may have both.
+_WORDS = {
+    "null": "null|None",
+    "boolean": "true|false|True|False",
+    "integer": r"-?[0-9][-+.eE0-9]*",
+    "number": r"-?[0-9][-+.eE0-9]*",
+    "object": r"\{(?s:.*)",
+    "array": r"\[(?s:.*)",
+}
+
+
+class Rules:
+    """The rules for one tool: `start` is the expression for its arguments, `lines` the rules it needs."""
+
+    def __init__(self, encoding: Tagged | Literals | None, tool: Tool, prefix: str) -> None:
+        self.lines: list[str] = []
+        self._tool = tool
+        self._prefix = prefix
+        self._root: Mapping[str, Any] = json.loads(tool.schema)
+        self._references: dict[str, str] = {}
+        self._count = 0
+        if encoding is None:
+            self.start = json_value(tool.schema)
+        elif isinstance(encoding, Tagged):
+            self.start = self._tags(encoding)
+        else:
+            self.start = self._literals(encoding, self._root, "arguments")
+
+    def _tags(self, tags: Tagged) -> str:
+        parts = []
+        for key, schema, required in self._properties(self._root, "parameters"):
+            name = self._name()
+            choices = []
+            for one in self._alternatives(schema, key):
+                types = types_of(one, self._root)
+                if types == {"string"}:
+                    others = frozenset() if tags.value_json else types_of(schema, self._root) - {"string"}
+                    value = f"{items(tags.key + key + tags.value)} {self._string(one, tags.end, others, key)}"
+                else:
+                    opening = items(tags.key + key + (tags.value_json or tags.value))
+                    value = f"{opening} {self._json(one, key)} {items(tags.end)}"
+                choices.append(value)
+            self.lines.append(f"{name}: " + " | ".join(choices))
+            parts.append((name, required))
+        start, lines = members(parts, "")
+        self.lines += lines
+        return start
+
+    def _literals(self, encoding: Literals, schema: Mapping[str, Any], where: str) -> str:
+        """The members of an object as `name=value`."""
+        parts = []
+        for key, inner, required in self._properties(schema, where):
+            name = self._name()
+            self.lines.append(f"{name}: {items(key + encoding.assign)} {self._literal(encoding, inner, key)}")
+            parts.append((name, required))
+        start, lines = members(parts, items(encoding.comma))
+        self.lines += lines
+        return start
+
+    def _literal(self, encoding: Literals, schema: Any, where: str) -> str:
+        """One value as a literal."""
+        if not encoding.quote:
+            return self._json(schema, where)
+        if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
+            return self._reference(encoding, schema["$ref"], where)
+        choices = [self._one(encoding, one, where) for one in self._alternatives(schema, where)]
+        return choices[0] if len(choices) == 1 else self._rule(" | ".join(choices))
+
+    def _one(self, encoding: Literals, schema: Mapping[str, Any], where: str) -> str:
+        types = types_of(schema, self._root)
+        if types == {"string"}:
+            return f"{items(encoding.quote)} {self._string(schema, encoding.quote, frozenset(), where)}"
+        if types <= {"integer", "number", "boolean", "null"}:
+            return self._json(schema, where)
+        if types == {"object"}:
+            return f'"{{" {self._rule(self._literals(encoding, schema, where))} "}}"'
+        if types != {"array"}:
+            raise self._refused(where, "a value of any type")
+        self._check(schema, {"type", "items", "minItems", "maxItems"}, where)
+        inner = self._literal(encoding, schema.get("items", {}), f"{where}[]")
+        least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
+        if most == 0:
+            return '"[]"'
+        rest = f"{max(0, least - 1)},{'' if most is None else int(most) - 1}"
+        value = f'{inner} ("," {inner}){{{rest}}}'
+        return f'"[" {value if least else f"({value})?"} "]"'
+
+    def _reference(self, encoding: Literals, reference: str, where: str) -> str:
+        """A rule for a definition, which may refer to itself."""
+        if reference not in self._references:
+            name = self._references[reference] = self._name()
+            value = self._literal(encoding, resolved(reference, self._root), where)
+            self.lines.append(f"{name}: {value}")
+        return self._references[reference]
+
+    def _properties(self, schema: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any, bool]]:
+        """The properties of an object: name, schema, and whether it is required."""
+        if isinstance(schema.get("$ref"), str):
+            schema = resolved(schema["$ref"], self._root)
+        self._check(schema, _PLAIN, where)
+        properties, required = schema.get("properties") or {}, schema.get("required") or ()
+        for key in {*properties, *required}:
+            if not _KEY.fullmatch(key):
+                raise self._refused(where, f"the name {key!r:.50}")
+            if key not in properties:
+                raise self._refused(where, f"the required name {key!r:.50} without a schema")
+        for key, inner in properties.items():
+            yield key, inner, key in required
+
+    def _alternatives(self, schema: Any, where: str) -> list[Mapping[str, Any]]:
+        """A schema as several, each for strings alone or for no strings."""
+        if schema is True or schema == {}:
+            schema = {"type": sorted(ALL - {"integer"})}
+        if not isinstance(schema, Mapping):
+            raise self._refused(where, "no schema")
+        if isinstance(schema.get("$ref"), str):
+            return self._alternatives(resolved(schema["$ref"], self._root), where)
+        for key in ("anyOf", "oneOf"):
+            if key in schema:
+                self._check(schema, {key}, where)
+                return [one for part in schema[key] for one in self._alternatives(part, where)]
+        types = types_of(schema, self._root)
+        if types == {"string"} or "string" not in types:
+            return [schema]
+        if "enum" in schema:
+            kinds = {type_name(value) == "string" for value in schema["enum"]}
+            split = [[v for v in schema["enum"] if (type_name(v) == "string") == kind] for kind in kinds]
+            return [{"enum": values} for values in split]
+        if not set(schema) - _NOTES:
+            return self._alternatives({}, where)
+        if isinstance(schema.get("type"), (list, tuple)):
+            rest = [kind for kind in schema["type"] if kind != "string"]
+            texts = {key: value for key, value in schema.items() if key in _STRING}
+            others = {key: value for key, value in schema.items() if key not in _STRING - {"type"}}
+            return [{**texts, "type": "string"}, {**others, "type": rest}]
+        raise self._refused(where, "a schema without a type")
+
+    def _string(self, schema: Mapping[str, Any], end: str, others: frozenset[str], where: str) -> str:
+        """A string as it is, up to `end`; it must not read as a value of one of the `others`."""
+        self._check(schema, _STRING, where)
+        excluded = [rf"\s*({_WORDS[kind]})\s*" for kind in sorted(others)]
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        patterns = []
+        if values is not None:
+            values = [v for v in values if value_of(v, others) == v]
+            patterns.append("|".join(escaped(value) for value in values))
+        if "minLength" in schema or "maxLength" in schema:
+            patterns.append(f"(?s:.{{{int(schema.get('minLength', 0))},{schema.get('maxLength', '')}}})")
+        if "pattern" in schema:
+            patterns.append(self._pattern(schema["pattern"], where))
+        if "format" in schema:
+            if schema["format"] not in _FORMATS:
+                raise self._refused(where, f"the format {schema['format']!r:.50}")
+            patterns.append(_FORMATS[schema["format"]])
+        terminal, rest = text_until(patterns, excluded, end)
+        name = self._name().upper()
+        self.lines.append(f"{name}: {terminal}")
+        return f"{name} {rest}"
+
+    def _pattern(self, pattern: str, where: str) -> str:
+        """A pattern for a whole text that JSON Schema looks for in it."""
+        inner = pattern.removeprefix("^")
+        inner = inner[:-1] if inner.endswith("$") and not inner.endswith("\\$") else inner
+        bare = re.sub(r"\\.|\[(\\.|[^\]\\])*\]", "", inner)
+        if "^" in bare or "$" in bare or "\\b" in inner or ("|" in bare and inner != pattern):
+            raise self._refused(where, f"the pattern {pattern!r:.50}")
+        start = "" if pattern.startswith("^") else ANY
+        end = "" if pattern.endswith("$") and not pattern.endswith("\\$") else ANY
+        return f"{start}({ascii_classes(inner)}){end}".replace("/", "\\x{2F}").replace("\n", "\\n")
+
+    def _json(self, schema: Any, where: str) -> str:
+        text = dumped(schema)
+        if re.search(r'"\$ref": "(?!#/(\$defs|definitions)/)', text):
+            raise self._refused(where, "a reference that does not lead to $defs")
+        if isinstance(schema, Mapping):
+            kept = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+            text = dumped({**kept, **schema})
+        return json_value("{}" if schema is True else text)
+
+    def _check(self, schema: Mapping[str, Any], known: frozenset[str] | set[str], where: str) -> None:
+        for key in schema:
+            if key not in known and key not in _NOTES:
+                raise self._refused(where, f"the keyword {key!r:.50}")
+
+    def _refused(self, where: str, what: str) -> Unsupported:
+        return Unsupported(
+            f"tools: a required call of {self._tool.name} has {where} with {what}, which this model's format "
+            'of calls cannot constrain; use tool_choice "auto", or simplify the schema',
+            param="tools",
+        )
+
+    def _rule(self, expression: str) -> str:
+        name = self._name()
+        self.lines.append(f"{name}: {expression}")
+        return name
+
+    def _name(self) -> str:
+        self._count += 1
+        return f"{self._prefix}_{self._count}"
