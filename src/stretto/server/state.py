@@ -74,11 +74,8 @@ class State:
         self.settings = settings
         self.callers = Callers(settings)
         self.registry = Registry(settings, opener)
-<<<<<<< HEAD
         self.made = MadeModels()  # by Ollama's /api/create
-=======
         self.responses = ResponseStore(settings.limits)
->>>>>>> main
         self.generations: set[Running] = set()
         self.pull: Download | None = None  # the download under way; there is at most one
         self.traffic = Traffic()
