@@ -1,6 +1,5 @@
 """The line about the default model: once, in a terminal only, with the best model that fits."""
 
-import os
 import subprocess
 import sys
 
