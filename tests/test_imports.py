@@ -10,7 +10,7 @@ from import_graph import find_cycle, import_graph
 
 PACKAGE = Path(__file__).parent.parent / "src" / "stretto"
 
-# What each part may use beside itself. Everyone may use `errors`, `forking`, `options`, the native core and `kernels`.
+# What each part may use beside itself; all of them may use those in `EVERYONE`.
 ALLOWED = {
     "errors": set(),
     "forking": set(),
