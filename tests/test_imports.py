@@ -10,9 +10,10 @@ from import_graph import find_cycle, import_graph
 
 PACKAGE = Path(__file__).parent.parent / "src" / "stretto"
 
-# What each part may use beside itself. Everyone may use `errors`, `options`, the native core and `kernels`.
+# What each part may use beside itself; all of them may use those in `EVERYONE`.
 ALLOWED = {
     "errors": set(),
+    "forking": set(),
     "kernels": set(),
     "options": set(),
     "weights": set(),
@@ -27,7 +28,7 @@ ALLOWED = {
     "export": {"models", "text", "weights"},
     "quantize": {"backends.matrices", "backends.native", "hardware", "models", "text", "weights"},
     "structured": {"text"},
-    "engine": {"backends.base", "cache", "drafts", "sampling", "structured", "text"},
+    "engine": {"backends.base", "cache", "drafts", "sampling", "structured", "text", "weights.mapped"},
     "parallel": {"backends.base", "engine", "sampling", "structured", "text"},
     "router": {
         "backends",
@@ -98,6 +99,8 @@ ALLOWED = {
         "tasks",
         "text",
         "tools",
+        "vision.apart",  # decodes images
+        "vision.image",
         "weights",
     },
     "cli": {
@@ -121,7 +124,7 @@ ALLOWED = {
     },
     "__init__": {"*"},
 }
-EVERYONE = {"errors", "kernels", "options", "_native"}
+EVERYONE = {"errors", "forking", "kernels", "options", "_native"}
 
 
 def part_of(path):
