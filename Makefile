@@ -13,6 +13,7 @@
 #   make check-wheel                the same, and nothing is kept
 #   make check-triton               the kernels for GPUs, in Triton's interpreter; needs torch and triton
 #   make check-cuda [PART=2]        the suites of engine, cache and parallel tokens on a GPU
+#   make check-clients [CLIENTS=…]  real client packages against the server, each with its main job
 #   make bench-kernels              what each kernel set's matrix products reach
 
 PYTHON ?= python3
@@ -26,7 +27,7 @@ chat: export STRETTO_PROMPT := $(value PROMPT)
 chat: export STRETTO_MODEL  := $(or $(value MODEL),smollm2)
 
 .PHONY: chat test check format bench fuzz asan check-threads check-arm check-compilers wheel check-wheel \
-        check-triton check-cuda bench-kernels clean
+        check-triton check-cuda check-clients bench-kernels clean
 
 chat: $(VENV)/.installed
 	@if [ -n "$$STRETTO_PROMPT" ]; \
@@ -103,6 +104,10 @@ check-triton: $(VENV)/.test
 
 check-cuda: $(VENV)/.cuda
 	$(BIN)/python scripts/check_cuda.py $(addprefix --part ,$(PART))
+
+# Packages that cannot share the environment of the tests are installed into build/clients.
+check-clients: $(VENV)/.test
+	$(BIN)/python scripts/check_clients.py $(CLIENTS)
 
 bench-kernels: $(VENV)/.installed
 	@mkdir -p build

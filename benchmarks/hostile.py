@@ -50,8 +50,8 @@ BODIES = (
 class Client:
     """One connection at a time to the server."""
 
-    def __init__(self, port: int, model: str) -> None:
-        self.port, self.model = port, model
+    def __init__(self, port: int, model: str, pause: float = 0.0) -> None:
+        self.port, self.model, self.pause = port, model, pause
 
     async def ask(self, data: bytes, path: str = "/v1/completions", read: bool = True) -> bytes:
         """Send a request and read all of the answer, or leave."""
@@ -80,9 +80,9 @@ class Client:
     async def hostile(self, rng: random.Random, end: float) -> None:
         """One misbehaviour after the other."""
         while time.monotonic() < end:
+            await asyncio.sleep(2 * self.pause * rng.random())
             with suppress(OSError, asyncio.IncompleteReadError):
                 await rng.choice((self.drip, self.never_complete, self.costly, self.vanish))(rng, end)
-            await asyncio.sleep(rng.random())
 
     async def drip(self, rng: random.Random, end: float) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -119,12 +119,21 @@ def quantile(times: list[float], q: float) -> float:
     return sorted(times)[min(len(times) - 1, int(q * len(times)))]
 
 
+async def honest_apart(port: int, seconds: float) -> list[float]:
+    """The honest client in a process of its own, so that it does not wait for the hostile ones here."""
+    command = [sys.executable, __file__, "--honest", str(port), "--seconds", str(seconds)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    output, _ = await process.communicate()
+    times: list[float] = json.loads(output)
+    return times
+
+
 async def measure(client: Client, pid: int, connections: int, seconds: float) -> None:
-    quiet, before = await client.honest(seconds), resident(pid)
+    quiet, before = await honest_apart(client.port, seconds), resident(pid)
     end, rng, most = time.monotonic() + seconds, random.Random(1), before
     crowd = [asyncio.create_task(client.hostile(rng, end)) for _ in range(connections)]
     await asyncio.sleep(1)
-    honest = asyncio.create_task(client.honest(seconds - 1))
+    honest = asyncio.create_task(honest_apart(client.port, seconds - 1))
     while not honest.done():
         most = max(most, resident(pid))
         await asyncio.sleep(0.2)
@@ -143,7 +152,12 @@ def main() -> None:
     parser.add_argument("--model", help="a model for `stretto serve`; a mock without it")
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--pause", type=float, default=5, help="seconds between two misdeeds of a client")
+    parser.add_argument("--honest", type=int, metavar="PORT", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.honest:
+        print(json.dumps(asyncio.run(Client(options.honest, "mock").honest(options.seconds))))
+        return
     tests = str(Path(__file__).parents[1] / "tests")
     if options.model:
         port = random.randrange(20_000, 30_000)
@@ -156,7 +170,9 @@ def main() -> None:
         assert server.stdout is not None
         port = int(server.stdout.readline())
     try:
-        asyncio.run(measure(Client(port, "mock"), server.pid, options.connections, options.seconds))
+        asyncio.run(
+            measure(Client(port, "mock", options.pause), server.pid, options.connections, options.seconds)
+        )
     finally:
         server.kill()
         server.wait()

@@ -1,5 +1,6 @@
 """The line about the default model: once, in a terminal only, with the best model that fits."""
 
+import os
 import subprocess
 import sys
 
@@ -53,7 +54,6 @@ def test_it_comes_once_in_a_terminal_and_never_in_a_pipe(store_home):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        env=os.environ,
     )
     assert (piped.stdout, piped.stderr) == ("Hello\n", "")
     assert not (store_home / MARKER).exists()

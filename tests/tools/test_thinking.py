@@ -66,11 +66,18 @@ def test_calls_in_channels():
     assert "functions.run_analysis" in llm.tokenizer.decode(again)
 
 
-def test_a_required_call_in_channels_comes_at_once():
-    llm = make("gpt-oss", " to=functions.now<|channel|>commentary json<|message|>{}<|call|>")
+@pytest.mark.parametrize("thought", ["", "It is late < now."])
+def test_a_required_call_in_channels_may_come_after_reasoning(thought):
+    before = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant" if thought else ""
+    llm = make(
+        "gpt-oss", before + "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>"
+    )
     result = llm.chat(HELLO, tools=TOOLS, tool_choice="required", **GREEDY)
     assert [(call.name, call.arguments) for call in result.tool_calls] == [("now", {})]
-    assert (result.reasoning, result.text) == ("", "")
+    assert (result.reasoning, result.text) == (thought, "")
+    stream = llm.chat(HELLO, tools=TOOLS, tool_choice="required", stream=True, **GREEDY)
+    assert "".join(token.text for token in stream if token.is_reasoning) == thought
+    assert [call.name for call in stream.result.tool_calls] == ["now"]
 
 
 def test_streams_tell_calls_and_reasoning_apart():

@@ -370,7 +370,7 @@ def test_reading_never_fails():
     ]
     for name in KNOWN:
         llm = make(name, noise)
-        reader = CallReader(call_format(llm._template, llm.tokenizer, SHOWN), llm.tokenizer)
+        reader = CallReader(call_format(llm._template, llm.tokenizer), llm.tokenizer)
         for _ in range(300):
             text = "".join(rng.choice(pieces, rng.integers(1, 30)))
             said, calls = reader.read_text(text)
@@ -383,6 +383,6 @@ def test_formats_are_learned_with_special_tokens_of_high_ids():
     values = vocabularies.bpe(specials=[*fillers, *CHATML])
     tokenizer = BPETokenizer(vocabularies.metadata({**values, "eos_token_id": len(values["tokens"]) - 2}))
     template = ChatTemplate((TEMPLATES / "chatml-tools.jinja").read_text(), tokenizer.specials)
-    layout = call_format(template, tokenizer, SHOWN)
+    layout = call_format(template, tokenizer)
     text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     assert CallReader(layout, tokenizer).read_text(text)[1][0].name == "now"

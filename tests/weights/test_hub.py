@@ -78,7 +78,9 @@ def test_a_model_is_fetched_verified_kept_listed_and_removed(tiny, store_home):
 
     done = [step[0] for step in steps]
     assert done == sorted(done)
-    assert steps[-1] == (done[-1], done[-1], "unpacking")
+    announced = tiny.download_nbytes  # the total is what `stretto pull` announces
+    assert steps[-1] == (announced, announced, "unpacking")
+    assert {total for _, total, _ in steps} == {announced}
     assert left_behind(store_home) == [
         f"models/tiny/{name}" for name in ("LICENSE", "model.json", "tiny.gguf")
     ]

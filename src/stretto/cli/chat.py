@@ -104,11 +104,13 @@ def _talk(session: Any) -> None:
     from stretto.cli.chatting import loop
     from stretto.cli.chatting.keyboard import no_echo, typed
     from stretto.cli.chatting.notes import note
+    from stretto.cli.first_run import first_run_note
     from stretto.weights.hub import Store
 
     llm = session.llm
     note(
         f"{clean(session.model)}, backend {llm.backend.name}, context {llm.context_length:,}; /help for help"
     )
+    first_run_note(session.model)
     session.quiet, session.tells_ends = no_echo, True
     loop.run(session, typed(session, Store.default().home / "chat_history"))

@@ -86,7 +86,8 @@ def _announce(model: str, force: bool) -> None:
 
     screen = console(stderr=True)
     if entry := hub.known().get(model):
-        screen.print(f"{entry.summary}, {size(entry.nbytes)}. Licence: {entry.license}, {entry.license_url}")
+        sizes = f"{size(entry.download_nbytes)} to fetch, {size(entry.nbytes)} on disk"
+        screen.print(f"{entry.summary}: {sizes}. Licence: {entry.license}, {entry.license_url}")
     elif listed := CATALOGUE.get(model):
         screen.print(
             f"{listed.summary}, from hf:{listed.repo}. Licence: {listed.licence}, {listed.licence_url}"

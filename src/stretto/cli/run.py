@@ -176,8 +176,8 @@ def _say(llm: LLM, asked: Any, settings: dict[str, Any], reasoning: bool | None,
         note(answer.nothing)
     if wants_stats(stats):
         note(str(answer))
-        if placement := getattr(llm.backend, "placement", None):
-            note(str(placement))
+    if stats and (placement := getattr(llm.backend, "placement", None)):
+        note(str(placement))
 
 
 def _asked(llm: LLM, parts: Parts, system: str | None, arguments: dict[str, Any]) -> list[int]:

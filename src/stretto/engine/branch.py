@@ -226,7 +226,9 @@ def _constraint(engine: Engine, track: Track, params: RequestParams) -> Constrai
     if guide is None:
         return None
     n = len(track.tokens) - params.continues
-    made = constraint(guide, _reasoning(engine, params), track.tokens[:n])
+    compiled = params.grammar
+    waits = isinstance(compiled, Compiled) and not compiled.grammar.covers_reasoning
+    made = constraint(guide, _reasoning(engine, params) if waits else None, track.tokens[:n])
     if params.continues:
         made.skip(track.tokens[n:])
     return made

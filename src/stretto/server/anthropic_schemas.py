@@ -216,7 +216,9 @@ class CountRequest(Body):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: Annotated[CacheControl, Field(description=NEUTRAL)] | None = None
-    context_management: ContextManagement | None = None
+    context_management: (
+        Annotated[ContextManagement, Field(description="Accepted where it asks for no change.")] | None
+    ) = None
     speed: Literal["standard"] | None = None
 
 
@@ -229,5 +231,8 @@ class MessagesRequest(CountRequest):
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
-    metadata: Metadata | None = None
+    metadata: Annotated[Metadata, Field(description=LABEL)] | None = None
     service_tier: Annotated[Literal["auto", "standard_only"], Field(description=NEUTRAL)] | None = None
+    inference_geo: Annotated[Text, Field(description=NEUTRAL)] | None = None
+    user_profile_id: Annotated[Text, Field(description=LABEL)] | None = None
+    workspace_id: Annotated[Text, Field(description=LABEL)] | None = None

@@ -174,7 +174,7 @@ class ReasoningConfig(Body):
 class StreamHints(Body):
     """Options of a stream."""
 
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Annotated[bool, Field(description=NEUTRAL)] | None = None
 
 
 Include = Literal[
@@ -205,7 +205,7 @@ class ResponseRequest(InputTokensRequest):
     """`POST /v1/responses`."""
 
     stream: bool | None = False
-    stream_options: StreamHints | None = None
+    stream_options: Annotated[StreamHints, Field(description=NEUTRAL)] | None = None
     store: bool | None = Field(None, description="Keep the response (the default): others may go on with it.")
     max_output_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
@@ -220,7 +220,7 @@ class ResponseRequest(InputTokensRequest):
         Annotated[Literal["in_memory", "in-memory", "24h"], Field(description=NEUTRAL)] | None
     ) = None
     service_tier: Annotated[Literal["auto", "default"], Field(description=NEUTRAL)] | None = None
-    max_tool_calls: Annotated[int, Field(ge=1, description="Of built-in tools; there are none.")] | None = (
+    max_tool_calls: Annotated[int, Field(ge=1, description=f"{NEUTRAL} It is for built-in tools.")] | None = (
         None
     )
     background: Literal[False] | None = None

@@ -204,6 +204,9 @@ class Message(Body):
     refusal: Text | None = None
     reasoning_content: Text | None = None
     reasoning: Annotated[Text, Field(description="The same as reasoning_content.")] | None = None
+    provider_specific_fields: (
+        Annotated[dict[str, Any], Field(max_length=64, description=f"Of LiteLLM. {NEUTRAL}")] | None
+    ) = None
     audio: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Annotated[FunctionCall, Field(description="Of old clients; see functions.")] | None = None

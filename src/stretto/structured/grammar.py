@@ -22,6 +22,7 @@ WHITESPACE: dict[str, dict[str, Any]] = {
 }
 
 
+TURN = '{"from": "start"}'  # the options of a grammar for tools that holds the reasoning too
 CLASSES = {r"\d": "0-9", r"\w": "0-9A-Za-z_", r"\s": r" \t\n\r\f\v"}
 
 
@@ -40,6 +41,11 @@ class Grammar:
     kind: Kind
     text: str
     options: str = "{}"  # of a JSON grammar: its separators and white space, as JSON
+
+    @property
+    def covers_reasoning(self) -> bool:
+        """Whether it is for the whole turn, and does not wait for the reasoning to end."""
+        return self.kind == "tools" and self.options == TURN
 
     @classmethod
     def json(

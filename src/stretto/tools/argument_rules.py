@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stretto.errors import Unsupported
@@ -38,6 +38,14 @@ _WORDS = {
     "array": r"\[(?s:.*)",
 }
 
+_INTEGER = "-?(0|[1-9][0-9]*)"
+_SCALARS = {
+    "null": "null",
+    "boolean": "true|false",
+    "integer": _INTEGER,
+    "number": rf"{_INTEGER}(\.[0-9]+)?([eE][+-]?[0-9]{{1,2}})?",
+}
+
 
 class Rules:
     """The rules for one tool: `start` is the expression for its arguments, `lines` the rules it needs."""
@@ -59,22 +67,41 @@ class Rules:
     def _tags(self, tags: Tagged) -> str:
         parts = []
         for key, schema, required in self._properties(self._root, "parameters"):
-            name = self._name()
-            choices = []
-            for one in self._alternatives(schema, key):
-                types = types_of(one, self._root)
-                if types == {"string"}:
-                    others = frozenset() if tags.value_json else types_of(schema, self._root) - {"string"}
-                    value = f"{items(tags.key + key + tags.value)} {self._string(one, tags.end, others, key)}"
-                else:
-                    opening = items(tags.key + key + (tags.value_json or tags.value))
-                    value = f"{opening} {self._json(one, key)} {items(tags.end)}"
-                choices.append(value)
-            self.lines.append(f"{name}: " + " | ".join(choices))
-            parts.append((name, required))
+            parts.append((self._rule(" | ".join(self._tag(tags, key, schema))), required))
         start, lines = members(parts, "")
         self.lines += lines
         return start
+
+    def _tag(self, tags: Tagged, key: str, schema: Any) -> Iterator[str]:
+        """The ways to write one argument."""
+        found = self._alternatives(schema, key)
+        strings = [one for one in found if types_of(one, self._root) == {"string"}]
+        others = [one for one in found if one not in strings]
+        words: list[str] = []
+        if strings and not tags.value_json:
+            words = [word for one in others for word in self._words(one, key)]
+            others = [one for one in others if types_of(one, self._root) <= {"array", "object"}]
+        types = frozenset() if tags.value_json else types_of(schema, self._root) - {"string"}
+        for one in strings:
+            value = self._string(one, tags.end, types, key, words)
+            yield f"{items(tags.key + key + tags.value)} {value}"
+        for one in others:
+            opening = items(tags.key + key + (tags.value_json or tags.value))
+            yield f"{opening} {self._json(one, key)} {items(tags.end)}"
+
+    def _words(self, schema: Mapping[str, Any], where: str) -> Iterator[str]:
+        """Patterns for values that are no strings, and may stand where a string may."""
+        types = types_of(schema, self._root)
+        if types <= {"array", "object"}:
+            return
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if values is not None:
+            yield from (escaped(dumped(value)) for value in values)
+            return
+        self._check(schema, {"type"}, where)
+        if types & {"array", "object"}:
+            raise self._refused(where, "values of several types")
+        yield from (_SCALARS[kind] for kind in sorted(types))
 
     def _literals(self, encoding: Literals, schema: Mapping[str, Any], where: str) -> str:
         """The members of an object as `name=value`."""
@@ -161,12 +188,19 @@ class Rules:
         if isinstance(schema.get("type"), (list, tuple)):
             rest = [kind for kind in schema["type"] if kind != "string"]
             texts = {key: value for key, value in schema.items() if key in _STRING}
-            others = {key: value for key, value in schema.items() if key not in _STRING - {"type"}}
-            return [{**texts, "type": "string"}, {**others, "type": rest}]
+            others = {key: value for key, value in schema.items() if key not in _STRING}
+            return [{**texts, "type": "string"}, *({**others, "type": kind} for kind in rest)]
         raise self._refused(where, "a schema without a type")
 
-    def _string(self, schema: Mapping[str, Any], end: str, others: frozenset[str], where: str) -> str:
-        """A string as it is, up to `end`; it must not read as a value of one of the `others`."""
+    def _string(
+        self,
+        schema: Mapping[str, Any],
+        end: str,
+        others: frozenset[str],
+        where: str,
+        words: Sequence[str] = (),
+    ) -> str:
+        """A string as it is, or one of some words, up to `end`; it must not read as one of the `others`."""
         self._check(schema, _STRING, where)
         excluded = [rf"\s*({_WORDS[kind]})\s*" for kind in sorted(others)]
         values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -182,7 +216,7 @@ class Rules:
             if schema["format"] not in _FORMATS:
                 raise self._refused(where, f"the format {schema['format']!r:.50}")
             patterns.append(_FORMATS[schema["format"]])
-        terminal, rest = text_until(patterns, excluded, end)
+        terminal, rest = text_until(patterns, excluded, words, end)
         name = self._name().upper()
         self.lines.append(f"{name}: {terminal}")
         return f"{name} {rest}"

@@ -22,6 +22,7 @@ HARMONY = CallFormat(
         "<|start|>assistant<|channel|>analysis to=functions.",
     ),
     at_start="to=functions.",
+    thoughts=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
     signs=(("<|channel|>", "<|message|>", "functions."),),
 )
 MISTRAL_IDS = CallFormat(
@@ -282,13 +283,13 @@ LLAMA3 = CallFormat(
     '", "parameters": ',
     "}",
     aliases=("<|python_tag|>",),
-    signs=(("<|start_header_id|>", '"parameters"'), ("<|python_tag|>",)),
+    signs=(("<|start_header_id|>", '"parameters"'),),
 )
 GENERIC = CallFormat("generic", '{"name": "', '", "arguments": ', "}", "\n", is_described=True)
 
 DECLARED = (
     *(HARMONY, MISTRAL_IDS, MISTRAL_ARGS, DEEPSEEK_V32, DEEPSEEK_R1, DEEPSEEK_V31, KIMI, MINIMAX, SEED),
     *(QWEN_XML, GLM, GLM_DENSE, GEMMA, LFM2, OLMO, COMMAND_R7B, COMMAND_R, APERTUS, FUNCTIONARY_32),
-    *(FUNCTIONARY_31, NEMOTRON, PHI4, GRANITE, GIGACHAT, FIREFUNCTION),
+    *(FUNCTIONARY_31, NEMOTRON, PHI4, GRANITE, GIGACHAT, FIREFUNCTION, LLAMA3),
 )
-AFTER_LEARNING = (MISTRAL, HERMES, LLAMA3)
+AFTER_LEARNING = (MISTRAL, HERMES)

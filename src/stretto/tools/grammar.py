@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
+from stretto.errors import Unsupported
 from stretto.structured import Grammar
 from stretto.structured.checks import check_size
+from stretto.structured.grammar import TURN
 from stretto.tools.argument_rules import Rules
 from stretto.tools.check import Tool, Tools, check_tools
 from stretto.tools.format import CallFormat
@@ -41,12 +44,17 @@ def call_grammar(tools: Tools) -> Grammar:
 def required_calls(layout: CallFormat, tools: list[Tool], one: bool, thinks: bool = False) -> Grammar:
     """One call, or several, of these tools in a format.
 
-    If the model may think before it calls, its reasoning is not part of the grammar.
+    If the model may think before it calls, its reasoning is not part of the grammar, but for formats in which
+    it is a message before that of the call.
     """
     start = (layout.opening + layout.before).removeprefix(layout.begun)
     first = start if thinks else layout.block + start
     has_more = not one and layout.joint is not None
-    rules = [f"start: first call{f' (more call){{0,{MAX_CALLS - 1}}}' if has_more else ''} last"]
+    opening, closing = layout.thoughts
+    covers = bool(opening) and thinks
+    rules = [f"thought: {items(opening)} THOUGHT? {items(closing)}", "THOUGHT: /(?s:.+)/"] if covers else []
+    calls = f"call (more call){{0,{MAX_CALLS - 1}}}" if has_more else "call"
+    rules.append(f"start: {'thought? ' if covers else ''}first {calls} last")
     rules += [f"first: {items(first)}", f"last: {items(layout.after + layout.closing)}"]
     if has_more:
         rules.append(f"more: {items(layout.after + (layout.joint or '') + layout.before)}")
@@ -57,10 +65,16 @@ def required_calls(layout: CallFormat, tools: list[Tool], one: bool, thinks: boo
         rules += arguments.lines
     text = "\n".join([*rules, f"ID: /{layout.ids}/"])
     check_size(text, "the description of the tools", "tools")
-    return Grammar("tools", text)
+    return Grammar("tools", text, TURN) if covers else Grammar("tools", text)
 
 
 def calls_or_json(calls: Grammar, answer: Grammar) -> Grammar:
     """Calls as `required_calls` has them, or JSON that fits the schema of an answer."""
-    rules = calls.text.replace("start:", "calls:", 1)
+    if calls.options == TURN:
+        raise Unsupported(
+            "this model writes calls and answers as messages of their own; a schema of the answer does not "
+            "go with tools here: leave one of them out",
+            param="grammar",
+        )
+    rules = re.sub("^start:", "calls:", calls.text, count=1, flags=re.MULTILINE)
     return Grammar("tools", f"start: calls | answer\n{rules}\nanswer: {json_value(answer.text)}")

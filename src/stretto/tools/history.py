@@ -6,16 +6,18 @@ A template's needs are found by rendering short conversations, once for each tem
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from stretto.errors import StrettoError
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
-from stretto.tools.finding import Shown, call_format, in_system
+from stretto.tools.finding import PROBE, Shown, call_format, in_system
 from stretto.tools.format import CallFormat, spelled
 from stretto.tools.formats import GENERIC
 from stretto.tools.writing import write_call, write_calls
@@ -24,14 +26,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 _USER = {"role": "user", "content": "x"}
 _NAME, _KEY, _VALUE, _ANSWER = "stretto_function", "stretto_key", "stretto_value", "stretto_answer"
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": _NAME,
-        "description": "x",
-        "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}},
-    },
-}
+_LONG_ID = "call_Stretto0123456789"
 
 
 @dataclass(frozen=True)
@@ -39,12 +34,15 @@ class Shape:
     """What a template does with calls.
 
     It takes arguments as text if `as_text`, or as objects; it leaves calls out unless `has_calls`, and their
-    answers unless `has_answers`.
+    answers unless `has_answers`; it takes one call a turn unless `has_several`, and ids of nine letters and
+    digits alone if `has_short_ids`.
     """
 
     as_text: bool = False
+    has_several: bool = True
     has_calls: bool = True
     has_answers: bool = True
+    has_short_ids: bool = False
 
 
 _shapes: WeakKeyDictionary[ChatTemplate, Shape] = WeakKeyDictionary()
@@ -59,7 +57,7 @@ def fit_calls(
     has_calls = any(_is_tool_message(message) for message in messages)
     if not tools and not has_calls:
         return messages, tools
-    layout = call_format(template, tokenizer, tools) if tools else None
+    layout = call_format(template, tokenizer) if tools else None
     if has_calls:
         messages = _with_calls(template, tokenizer, messages, layout)
     if not tools or layout is None:
@@ -101,24 +99,32 @@ def _probe(template: ChatTemplate) -> Shape:
             continue
         if f'\\"{_KEY}' in text and not as_text:
             continue  # it writes JSON as a string
-        return Shape(as_text, True, _ANSWER in text)
+        several = _rendered(template, as_text, n=2)
+        is_short = _rendered(template, as_text, given=_LONG_ID) is None
+        has_several = several is not None and f"{_NAME}2" in several
+        return Shape(as_text, has_several, True, _ANSWER in text, is_short)
     return Shape(has_calls=False, has_answers=_ANSWER in (_rendered(template, None) or ""))
 
 
-def _rendered(template: ChatTemplate, as_text: bool | None) -> str | None:
-    """A conversation with a call, or without it if None, and its answer."""
+def _rendered(
+    template: ChatTemplate, as_text: bool | None, n: int = 1, given: str = "Stretto01"
+) -> str | None:
+    """A conversation with `n` calls, or without them if `as_text` is None, and answers."""
     arguments: Any = {_KEY: _VALUE}
     arguments = json.dumps(arguments) if as_text else arguments
-    call = {"id": "Stretto01", "type": "function", "function": {"name": _NAME, "arguments": arguments}}
-    turn = {"role": "assistant", "content": "" if as_text is not None else "y"}
-    if as_text is not None:
-        turn["tool_calls"] = [call]  # type: ignore[assignment]
-    answer = {"role": "tool", "name": _NAME, "tool_call_id": "Stretto01", "content": _ANSWER}
-    for tools in ([_TOOL], None):
+    turn: dict[str, Any] = {"role": "assistant", "content": "" if as_text is not None else "y"}
+    answers = []
+    for number in range(1, n + 1):
+        name, given = _NAME + (str(number) if number > 1 else ""), given[:-1] + str(number)
+        if as_text is not None:
+            function = {"name": name, "arguments": arguments}
+            turn.setdefault("tool_calls", []).append({"id": given, "type": "function", "function": function})
+        answers.append({"role": "tool", "name": name, "tool_call_id": given, "content": _ANSWER})
+    if n > 1:
+        answers = [{**answer, "name": _NAME} for answer in answers]  # so that only the call has the name
+    for tools in ([PROBE], None):
         with suppress(StrettoError):
-            text = template.render([_USER, turn, answer], tools=tools)
-            # The tool's own description is no sign that calls are written.
-            return text.replace(template.render([_USER], tools=tools, add_generation_prompt=False), "")
+            return template.render([_USER, turn, *answers], tools=tools)
     return None
 
 
@@ -127,7 +133,56 @@ def _with_calls(
 ) -> Messages:
     shape = shape_of(template)
     writes = GENERIC if layout is None else spelled(layout, tokenizer)
+    if shape.has_short_ids:
+        messages = [_with_short_ids(message) for message in messages]
+    if not shape.has_several:
+        messages = list(_one_by_one(messages))
     return list(_fitted(messages, shape, writes))
+
+
+def _with_short_ids(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose ids are short, for templates that take no others."""
+    if isinstance(message.get("tool_call_id"), str):
+        return {**message, "tool_call_id": _short(message["tool_call_id"])}
+    calls = message.get("tool_calls")
+    if not isinstance(calls, (list, tuple)):
+        return message
+    shortened = [
+        {**call, "id": _short(str(call.get("id")))} if isinstance(call, Mapping) else call for call in calls
+    ]
+    return {**message, "tool_calls": shortened}
+
+
+def _short(given: str) -> str:
+    return given if re.fullmatch("[a-zA-Z0-9]{9}", given) else sha256(given.encode()).hexdigest()[:9]
+
+
+def _one_by_one(messages: Messages) -> Iterator[Mapping[str, Any]]:
+    """Messages with one call each, and the answer to it behind it."""
+    waiting: dict[Any, Mapping[str, Any]] = {}  # messages with a call, by its id
+    for message in messages:
+        calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+        if isinstance(calls, (list, tuple)) and len(calls) > 1:
+            yield from waiting.values()
+            alone = {**message, "content": ""}
+            waiting = {
+                _id(call, n): {**(alone if n else message), "tool_calls": [call]}
+                for n, call in enumerate(calls)
+            }
+            continue
+        if waiting and message.get("role") == "tool":
+            given = message.get("tool_call_id")
+            yield waiting.pop(given if given in waiting else next(iter(waiting)))
+        else:
+            yield from waiting.values()
+            waiting = {}
+        yield message
+    yield from waiting.values()
+
+
+def _id(call: Any, number: int) -> Any:
+    given = call.get("id") if isinstance(call, Mapping) else None
+    return given if isinstance(given, str) else number
 
 
 def _fitted(messages: Messages, shape: Shape, layout: CallFormat) -> Iterator[Mapping[str, Any]]:

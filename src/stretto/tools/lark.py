@@ -40,17 +40,22 @@ def json_value(schema: str) -> str:
     return f'%json {{"x-guidance": {options}{"" if rest.strip() == "}" else ", "}{rest}'
 
 
-def text_until(patterns: Sequence[str], excluded: Sequence[str], end: str) -> tuple[str, str]:
-    """A terminal for text that fits all of some patterns, none of others, and ends with `end`.
+def text_until(
+    patterns: Sequence[str], excluded: Sequence[str], others: Sequence[str], end: str
+) -> tuple[str, str]:
+    """A terminal for text that fits all of some patterns and none of those excluded, or one of `others`.
+
+    After it comes `end`. All is one terminal, since a text is split into terminals as long as possible.
 
     Also the items behind the terminal, from the first special token of `end` on: it cannot be in a terminal.
     """
     at = next((i for i, c in enumerate(end) if is_mark(c)), len(end))
     plain, rest = end[:at], end[at:]
-    if plain.strip():
+    if plain.strip() and not rest:
         excluded = [*excluded, ANY + escaped(plain.strip()) + ANY]
     parts = [f"/{pattern}/" for pattern in patterns or [ANY]] + [f"~/{pattern}/" for pattern in excluded]
-    terminal = "(" + " & ".join(parts) + ")" + (f" {json.dumps(plain, ensure_ascii=False)}" if plain else "")
+    text = " | ".join(["(" + " & ".join(parts) + ")", *(f"/{other}/" for other in others)])
+    terminal = f"({text})" + (f" {json.dumps(plain, ensure_ascii=False)}" if plain else "")
     return terminal, items(rest) if rest else ""
 
 

@@ -15,11 +15,12 @@ from stretto.engine.stream import TextStream
 from stretto.engine.types import Result
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.structured import Grammar, as_grammar
-from stretto.text.reasoning import Reasoning, find_format
+from stretto.text.reasoning import Format, Reasoning, find_format
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.check import Choice, Tools, check_choice, check_tools
 from stretto.tools.finding import call_format
+from stretto.tools.format import is_mark
 from stretto.tools.grammar import calls_or_json, required_calls
 from stretto.tools.reading import CallReader
 
@@ -108,16 +109,20 @@ def plan_tools(
             "this model has no chat template; use generate with a prompt of your own", param="messages"
         )
     shown = [tool.description for tool in checked]
-    layout = call_format(template, tokenizer, shown)
+    layout = call_format(template, tokenizer)
     reasoning = find_format(template.tool_source) or find_format(template.source)
     one = isinstance(choice, Mapping) or not parallel
     reader = CallReader(layout, tokenizer, reasoning, checked, token_hex(8), 1 if one else None)
-    # A call that is written in a header is over when the text of an answer could start.
-    thinks = reasoning is not None and bool(reasoning.blocks) and Reasoning(reasoning, tokenizer).is_guided
+    thinks = is_mark(layout.thoughts[0][:1]) if layout.thoughts[0] else _is_guided(reasoning, tokenizer)
     required = partial(required_calls, layout, chosen, one, thinks)
     if mode == "auto":
         return ToolPlan(shown, None, reader, thinks, required)
     return ToolPlan(shown, required(), reader, thinks, required)
+
+
+def _is_guided(reasoning: Format | None, tokenizer: Tokenizer) -> bool:
+    """Whether a grammar can start when the reasoning has ended."""
+    return reasoning is not None and bool(reasoning.blocks) and Reasoning(reasoning, tokenizer).is_guided
 
 
 class ToolStream(TextStream):

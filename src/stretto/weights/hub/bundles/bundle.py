@@ -64,6 +64,11 @@ class Bundle:
         return sum(member.nbytes for member in self.members)
 
     @property
+    def download_nbytes(self) -> int:
+        """The bytes that a pull fetches, which its progress counts."""
+        return sum(package.nbytes for package in self.packages)
+
+    @property
     def sha256(self) -> str:
         """The SHA-256 of the file, or of the list of the files' own."""
         digests = [member.sha256 for member in self.members]
