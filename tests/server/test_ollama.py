@@ -133,12 +133,12 @@ def test_what_is_not_ours_is_not_deleted_or_replaced(server):
 
 
 def test_a_model_is_pulled_with_progress(client, server, monkeypatch):
-    def pull(source, *, progress):
+    def pull(source, *, progress, **others):
         progress(50, 100, "model.gguf")
         return TINY
 
     monkeypatch.setattr(hub, "pull", pull)
-    monkeypatch.setattr(hub, "resolve", lambda source: TINY)
+    monkeypatch.setattr(hub, "resolve", lambda source, *others, **more: TINY)
     statuses = list(client.pull("smollm2", stream=True))
     assert statuses[0].status == "pulling manifest"
     assert statuses[-1].status == "success"

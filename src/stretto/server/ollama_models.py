@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from datetime import datetime, timezone
 from typing import Any
@@ -89,7 +90,7 @@ async def pull(body: OllamaPullRequest, request: Request) -> Response:
     state, name = state_of(request), plain(body.wanted)
     if name in state.registry.slots or name in state.made.all():
         return await _told(_statuses("pulling manifest", "success"), body.stream)
-    source = source_of(name)
+    source = source_of(re.sub(r"^(https?://)?(hf\.co|huggingface\.co)/", "", name))
     started = Pull(state, ModelEntry(name, source))
     if body.stream is not False:
         return LineStream(_progress(started), started.stop)

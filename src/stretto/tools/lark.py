@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from stretto.structured.checks import parser_schema
 from stretto.structured.grammar import WHITESPACE
 from stretto.tools.format import ID, LAST_MARK, MARKS, is_mark
 
@@ -35,7 +36,7 @@ def escaped(text: str) -> str:
 def json_value(schema: str) -> str:
     """A value by a JSON schema."""
     options = json.dumps(WHITESPACE["spaced"])
-    rest = schema.removeprefix("{")
+    rest = parser_schema(schema).removeprefix("{") if schema != "true" else "}"
     return f'%json {{"x-guidance": {options}{"" if rest.strip() == "}" else ", "}{rest}'
 
 
