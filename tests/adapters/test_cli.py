@@ -1,6 +1,7 @@
 """`stretto run --adapter` on a real model."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -27,9 +28,27 @@ def adapter(smollm2_path, tmp_path_factory):
     return path
 
 
+@pytest.fixture(autouse=True)
+def no_stdin(monkeypatch):
+    """What stdin has would join the prompt."""
+    monkeypatch.setattr(sys, "stdin", None)
+
+
 def said(capsys, *arguments):
     with pytest.raises(SystemExit) as ended:
-        main(["run", PROMPT, "--temperature", "0", "--max-tokens", "6", "--json", *map(str, arguments)])
+        main(
+            [
+                "run",
+                PROMPT,
+                "--raw",
+                "--temperature",
+                "0",
+                "--max-tokens",
+                "6",
+                "--json",
+                *map(str, arguments),
+            ]
+        )
     assert ended.value.code == 0
     return json.loads(capsys.readouterr().out)["tokens"]
 

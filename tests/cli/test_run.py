@@ -298,7 +298,7 @@ def test_models_that_are_not_there(capsys, monkeypatch):
         return (ended.value.code, *capsys.readouterr())
 
     assert "no such file" in refused(failing("-m", "no.gguf"))
-    assert "did you mean smollm2?" in refused(failing("-m", "smolm2"))
+    assert "did you mean smollm2 " in refused(failing("-m", "smolm2"))
     assert "backend must be one of" in refused(failing("-m", "no.gguf", "--backend", "steam"))
 
 

@@ -40,7 +40,7 @@ def test_template_arguments_reach_the_template(cli):
     code, _, errors = cli(*RUN, "--template-arg", "thinkin=1", "Is it?", llm=make("qwen3"))
     assert (code, "reads no variable 'thinkin'" in errors) == (2, True)
     code, _, errors = cli(*RUN, "--raw", "--template-arg", "a=1", "Is it?", llm=make("qwen3"))
-    assert (code, "--template-arg is for --chat" in errors) == (2, True)
+    assert (code, "--template-arg is for a chat" in errors) == (2, True)
 
 
 def test_a_chat_keeps_the_reasoning_for_the_template(cli, tmp_path):

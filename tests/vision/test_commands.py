@@ -1,5 +1,7 @@
 """Images on the command line: `stretto run --image`, and `/image` in a chat."""
 
+import sys
+
 import PIL.Image
 import pytest
 
@@ -32,6 +34,7 @@ def loaded(monkeypatch):
         return seeing_llm("mlp")
 
     monkeypatch.setattr(stretto.llm, "load", load)
+    monkeypatch.setattr(sys, "stdin", None)
     return asked
 
 
@@ -47,7 +50,7 @@ def answer(*parts):
 
 
 def test_run(loaded, file, capsys):
-    assert run("--vision", "mm.gguf", "--image", file, "--image", file, "AB") == 0
+    assert run("--vision", "mm.gguf", "--raw", "--image", file, "--image", file, "AB") == 0
     assert capsys.readouterr().out.rstrip("\n") == answer(picture(0), picture(0), "AB").rstrip("\n")
     assert loaded[0]["vision"] == "mm.gguf"
 
