@@ -39,7 +39,7 @@ def streamed(client, **asked):
                 thoughts += new
                 content += choice.delta.content or ""
                 calls += choice.delta.tool_calls or []
-    return thoughts, content, [call.function.name for call in calls]
+    return thoughts, content, [call.function.name for call in calls if call.function.name]
 
 
 @pytest.mark.parametrize("name", NAMES)

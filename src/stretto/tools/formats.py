@@ -216,7 +216,7 @@ FUNCTIONARY_32 = CallFormat(
     ">>>",
     "\n",
     "",
-    "\n",
+    "",
     says="all",
     signs=((">>>all",), (">>>${recipient}",)),
 )
