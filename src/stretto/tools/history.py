@@ -141,7 +141,9 @@ def _with_calls(
         messages = list(_one_by_one(messages))
     if "{name}" in writes.whole_id:
         messages = _with_named_ids(messages, writes)
-    if not shape.has_answers:
+    if "tool_responses" in template.tool_source and "'tool'" not in template.tool_source:
+        messages = _with_responses(messages)
+    elif not shape.has_answers:
         messages = _with_joined_answers(messages)
     return list(_fitted(messages, shape, writes))
 
@@ -165,6 +167,21 @@ def _with_named_ids(messages: Messages, layout: CallFormat) -> Messages:
         elif isinstance(message, Mapping) and message.get("tool_call_id") in names:
             message = {**message, "tool_call_id": names[message["tool_call_id"]]}
         found.append(message)
+    return found
+
+
+def _with_responses(messages: Messages) -> Messages:
+    """Messages in which answers are part of the turn that has called, as Gemma 4's templates take them."""
+    found: list[Mapping[str, Any]] = []
+    for message in messages:
+        last = found[-1] if found else {}
+        if message.get("role") == "tool" and last.get("tool_calls"):
+            names = {call.get("id"): call.get("function", {}).get("name") for call in last["tool_calls"]}
+            name = message.get("name") or names.get(message.get("tool_call_id")) or "function"
+            answer = {"name": name, "response": _arguments(message.get("content"), as_text=False)}
+            found[-1] = {**last, "tool_responses": [*last.get("tool_responses", ()), answer]}
+        else:
+            found.append(message)
     return found
 
 
