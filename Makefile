@@ -5,12 +5,15 @@
 #   make chat MODEL=./mine.gguf     another model
 #   make test                       all tests
 #   make asan                       the native core's tests under sanitizers (gcc)
+#   make fuzz [SECONDS=600]         mutated files, images, grammars, templates and bodies, for long
 #   make check-threads              the thread pool under the thread sanitizer
 #   make check-arm                  the ARM kernels, run here or by qemu, and the cycles of their loops
 #   make check-compilers            the native core with every compiler there is, without warnings
-#   make check-wheel                a wheel, tried out where there is no compiler
+#   make wheel                      a wheel in dist/ for pip, pipx and uvx, tried out where there is no compiler
+#   make check-wheel                the same, and nothing is kept
 #   make check-triton               the kernels for GPUs, in Triton's interpreter; needs torch and triton
 #   make check-cuda [PART=2]        the suites of engine, cache and parallel tokens on a GPU
+#   make check-clients [CLIENTS=…]  real client packages against the server, each with its main job
 #   make bench-kernels              what each kernel set's matrix products reach
 
 PYTHON ?= python3
@@ -23,17 +26,18 @@ unexport PROMPT MODEL
 chat: export STRETTO_PROMPT := $(value PROMPT)
 chat: export STRETTO_MODEL  := $(or $(value MODEL),smollm2)
 
-.PHONY: chat test check format bench asan check-threads check-arm check-compilers check-wheel \
-        check-triton check-cuda bench-kernels clean
+.PHONY: chat test check format bench fuzz asan check-threads check-arm check-compilers wheel check-wheel \
+        check-triton check-cuda check-clients bench-kernels clean
 
 chat: $(VENV)/.installed
 	@if [ -n "$$STRETTO_PROMPT" ]; \
-	then printf '%s\n' "$$STRETTO_PROMPT" | $(BIN)/stretto run --chat --model "$$STRETTO_MODEL"; \
+	then printf '%s\n' "$$STRETTO_PROMPT" | $(BIN)/stretto run --model "$$STRETTO_MODEL"; \
 	else exec $(BIN)/stretto chat --model "$$STRETTO_MODEL"; \
 	fi
 
+# Two workers: about half of the tests keep one core busy, the others two.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --durations=25
+	$(BIN)/python -m pytest --durations=25 --numprocesses=2 --dist=loadfile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -49,6 +53,10 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/open_gguf.py
 	$(BIN)/python benchmarks/tokenizer.py
 
+SECONDS ?= 600
+fuzz: $(VENV)/.test
+	STRETTO_FUZZ_SECONDS=$(SECONDS) STRETTO_FUZZ_SEED=$$(date +%s) $(BIN)/python -m pytest --quiet tests/fuzz
+
 # The module is built apart, into build/asan, with the tools of .venv beside it. -S keeps the interpreter from
 # reading the .pth files of .venv, one of which leads to the usual module. The C++ library has to be there
 # before the sanitizer, which wraps its exceptions; an interpreter never frees all it has, so leaks are not
@@ -61,7 +69,7 @@ ASAN_TESTS := tests/backends/test_ops.py tests/backends/test_decoder.py tests/ba
               tests/structured/test_mask.py \
               tests/engine/test_save.py tests/engine/test_table.py tests/weights/test_formats.py \
               tests/weights/test_gguf.py tests/weights/test_gguf_fuzz.py tests/vision/test_encoders.py \
-              tests/vision/test_mmproj.py
+              tests/vision/test_mmproj.py tests/fuzz
 asan: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/asan/site --config-settings \
 	    build-dir=build/asan/cmake --config-settings cmake.build-type=RelWithDebInfo \
@@ -83,6 +91,9 @@ check-arm:
 check-compilers:
 	scripts/check_compilers.sh
 
+wheel: $(BIN)/python
+	$(BIN)/python scripts/check_wheel.py --make --out dist
+
 check-wheel: $(BIN)/python
 	$(BIN)/python scripts/check_wheel.py --make
 
@@ -93,6 +104,10 @@ check-triton: $(VENV)/.test
 
 check-cuda: $(VENV)/.cuda
 	$(BIN)/python scripts/check_cuda.py $(addprefix --part ,$(PART))
+
+# Packages that cannot share the environment of the tests are installed into build/clients.
+check-clients: $(VENV)/.test
+	$(BIN)/python scripts/check_clients.py $(CLIENTS)
 
 bench-kernels: $(VENV)/.installed
 	@mkdir -p build
@@ -108,18 +123,20 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml $(NATIVE)
-	@echo 'installing into $(VENV)' >&2
-	@$(BIN)/python -m pip install --quiet --editable .
+	@echo 'installing into $(VENV): the native core is compiled, which takes a minute or a few' >&2
+	@$(BIN)/python scripts/build_progress.py -m pip install --editable .
 	@touch $@
+	@echo 'installed: the command is $(CURDIR)/$(BIN)/stretto' >&2
+	@echo '           . $(CURDIR)/$(BIN)/activate   makes it stretto in this shell' >&2
 
 $(VENV)/.test: $(BIN)/python pyproject.toml $(NATIVE)
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@$(BIN)/python scripts/build_progress.py -m pip install --editable '.[test]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.cuda: $(VENV)/.test
-	$(BIN)/python -m pip install --quiet --editable '.[test,cuda]'
+	@$(BIN)/python scripts/build_progress.py -m pip install --editable '.[test,cuda]'
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[test,dev]'
+	@$(BIN)/python scripts/build_progress.py -m pip install --editable '.[test,dev]'
 	@touch $@ $(VENV)/.test $(VENV)/.installed

@@ -38,7 +38,7 @@ void set_unpacked(Decoder& decoder, const std::string& name, int code, size_t ro
 void pack_rows(Decoder& decoder, const std::string& name, int code, size_t rows, size_t columns,
                Input1<uint8_t> data, size_t count) {
     check_matrix(code, rows, columns, count, data.shape(0));
-    nb::gil_scoped_release release;
+    Unlocked unlocked;
     decoder.pack_rows(name, code, rows, columns, data.data(), count);
 }
 
@@ -72,7 +72,7 @@ Array2<float> run(Decoder& decoder, const Input& input, bool hidden) {
     const size_t columns = hidden ? decoder.config().n_embd : decoder.config().n_vocab;
     std::unique_ptr<float[]> out(new float[input.wanted.size() * columns]);
     {
-        nb::gil_scoped_release release;
+        Unlocked unlocked;
         decoder.forward(input, out.get(), hidden);
     }
     float* raw = out.release();
@@ -218,7 +218,7 @@ Array2<float> project(Decoder& decoder, const std::string& name, Input2<float> r
     if (rows.shape(1) != at->columns) fail("rows of " + std::to_string(at->columns) + " numbers are needed");
     std::unique_ptr<float[]> out(new float[n * at->rows]);
     {
-        nb::gil_scoped_release release;
+        Unlocked unlocked;
         decoder.project(static_cast<size_t>(at - all.begin()), rows.data(), n, out.get());
     }
     float* raw = out.release();
@@ -298,7 +298,7 @@ nb::tuple loop(Decoder& decoder, Input1<float> logits, Input1<int32_t> cells, in
     }
     std::unique_ptr<float[]> out(new float[n_vocab]());
     {
-        nb::gil_scoped_release release;
+        Unlocked unlocked;
         run_loop(decoder, loop, out.get());
     }
     float* raw = out.release();
@@ -310,14 +310,14 @@ void copy_cells(Decoder& decoder, Input1<int32_t> source, Input1<int32_t> target
     if (source.shape(0) != target.shape(0)) fail("as many targets as sources are needed");
     check_range(source.data(), source.shape(0), decoder.n_cells(), "source");
     check_range(target.data(), target.shape(0), decoder.n_cells(), "target");
-    nb::gil_scoped_release release;
+    Unlocked unlocked;
     decoder.copy_cells(source.data(), target.data(), source.shape(0));
 }
 
 void rotate_cells(Decoder& decoder, Input1<int32_t> cells, int delta) {
     check_complete(decoder);
     check_range(cells.data(), cells.shape(0), decoder.n_cells(), "cells");
-    nb::gil_scoped_release release;
+    Unlocked unlocked;
     decoder.rotate_cells(cells.data(), cells.shape(0), delta);
 }
 
@@ -327,7 +327,7 @@ Array2<uint8_t> read_cells(const Decoder& decoder, Input1<int32_t> cells) {
     check_range(cells.data(), n, decoder.n_cells(), "cells");
     std::unique_ptr<uint8_t[]> out(new uint8_t[n * bytes]);
     {
-        nb::gil_scoped_release release;
+        Unlocked unlocked;
         decoder.read_cells(cells.data(), n, out.get());
     }
     uint8_t* raw = out.release();
@@ -340,7 +340,7 @@ void write_cells(Decoder& decoder, Input1<int32_t> cells, Input2<uint8_t> data) 
         fail("data must be " + std::to_string(n) + " rows of " + std::to_string(decoder.cell_bytes()) + " bytes");
     }
     check_range(cells.data(), n, decoder.n_cells(), "cells");
-    nb::gil_scoped_release release;
+    Unlocked unlocked;
     decoder.write_cells(cells.data(), n, data.data());
 }
 
@@ -351,13 +351,13 @@ void copy_slots(Decoder& decoder, Input1<int32_t> source, Input1<int32_t> target
     for (size_t i = 0; i < source.shape(0); ++i) {
         if (source.data()[i] == target.data()[i]) fail("a slot cannot be copied to itself");
     }
-    nb::gil_scoped_release release;
+    Unlocked unlocked;
     decoder.copy_slots(source.data(), target.data(), source.shape(0));
 }
 
 void clear_slots(Decoder& decoder, Input1<int32_t> slots) {
     check_range(slots.data(), slots.shape(0), decoder.n_slots(), "slots");
-    nb::gil_scoped_release release;
+    Unlocked unlocked;
     decoder.clear_slots(slots.data(), slots.shape(0));
 }
 
@@ -367,7 +367,7 @@ Array2<uint8_t> read_slots(const Decoder& decoder, Input1<int32_t> slots) {
     check_range(slots.data(), n, decoder.n_slots(), "slots");
     std::unique_ptr<uint8_t[]> out(new uint8_t[n * bytes]);
     {
-        nb::gil_scoped_release release;
+        Unlocked unlocked;
         decoder.read_slots(slots.data(), n, out.get());
     }
     uint8_t* raw = out.release();
@@ -380,7 +380,7 @@ void write_slots(Decoder& decoder, Input1<int32_t> slots, Input2<uint8_t> data) 
         fail("data must be " + std::to_string(n) + " rows of " + std::to_string(decoder.slot_bytes()) + " bytes");
     }
     check_range(slots.data(), n, decoder.n_slots(), "slots");
-    nb::gil_scoped_release release;
+    Unlocked unlocked;
     decoder.write_slots(slots.data(), n, data.data());
 }
 

@@ -33,7 +33,7 @@ Array1<float> dequantize(int code, Input1<uint8_t> data) {
     const size_t blocks = whole_blocks(data.shape(0), format.size, "bytes");
     std::unique_ptr<float[]> out(new float[blocks * format.block]);
     {
-        nb::gil_scoped_release release;
+        Unlocked unlocked;
         const uint8_t* bytes = data.data();
         for (size_t i = 0; i < blocks; ++i) {
             format.dequantize(bytes + i * format.size, out.get() + i * format.block);

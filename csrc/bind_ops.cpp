@@ -79,7 +79,7 @@ struct Packed {
         matrix = matrix_for(layout, rows, columns, code);
         bytes.resize(matrix.bytes());
         matrix.data = bytes.data();
-        nb::gil_scoped_release release;
+        Unlocked unlocked;
         pack_panels(code, data.data(), matrix, 0, matrix.panels(), bytes.data());
     }
 
@@ -117,7 +117,7 @@ Array2<float> matmul(int code, Input1<uint8_t> data, size_t rows, size_t columns
     const Packed w(code, data, rows, columns);
     auto out = room<float>(n * rows);
     {
-        nb::gil_scoped_release release;
+        Unlocked unlocked;
         w.multiply(kernel, x.data(), n, out.get(), chosen);
     }
     return give(std::move(out), n, rows);
@@ -184,7 +184,7 @@ Array2<float> ffn(int code, Input1<uint8_t> gate, Input1<uint8_t> up, Input1<uin
     const Packed g(code, gate, n_ff, n_embd), u(code, up, n_ff, n_embd), d(code, down, n_embd, n_ff);
     auto wide = room<float>(n * n_ff), other = room<float>(n * n_ff), out = room<float>(n * n_embd);
     {
-        nb::gil_scoped_release release;
+        Unlocked unlocked;
         g.multiply(kernel, x.data(), n, wide.get());
         u.multiply(kernel, x.data(), n, other.get());
         (activation == "gelu" ? kernel.gelu : kernel.silu)(wide.get(), other.get(), n * n_ff);
@@ -304,7 +304,7 @@ Array3<float> attention(Input3<float> queries, Input2<float> keys, Input2<float>
     std::vector<float> scratch(attention_scratch(size, rows, group));
     auto out = room<float>(rows * group * size);
     {
-        nb::gil_scoped_release release;
+        Unlocked unlocked;
         for (size_t cell = 0; cell < cells; ++cell) {
             kernel.store_head(type, keys.data() + cell * size, size, k.data() + cell * stride);
             kernel.store_head(type, values.data() + cell * size, size, v.data() + cell * stride);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "probe.h"
+#include "unlocked.h"
 
 namespace nb = nanobind;
 
@@ -34,13 +35,13 @@ nb::tuple names(const std::vector<std::string>& words) {
 
 std::vector<double> checked_read_bandwidth(size_t nbytes, const std::vector<int>& threads, double seconds) {
     for (const int n : threads) check(n, seconds);
-    nb::gil_scoped_release release;
+    stretto::Unlocked unlocked;
     return stretto::read_bandwidth(nbytes, threads, seconds);
 }
 
 double checked_integer_peak(const std::string& instruction, int threads, double seconds) {
     check(threads, seconds);
-    nb::gil_scoped_release release;
+    stretto::Unlocked unlocked;
     return stretto::integer_peak(instruction, threads, seconds);
 }
 

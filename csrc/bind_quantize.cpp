@@ -44,7 +44,7 @@ public:
         std::unique_ptr<uint8_t[]> out(new uint8_t[bytes]);
         size_t wrong;
         {
-            nb::gil_scoped_release release;
+            Unlocked unlocked;
             const float* weights = importance ? importance->data() : nullptr;
             wrong = convert_rows({from, to, rows, columns, data.data(), weights}, out.get(), &pool_);
         }

@@ -22,20 +22,20 @@ int sample_row(Input1<float> logits, double uniform, float temperature, size_t t
     const SamplerParams params{temperature, top_k, top_p, min_p, repetition, presence, frequency};
     check_params(params);
     const SamplerHistory history = history_of(n, tokens, n_prompt, biased, bias, mask);
-    nb::gil_scoped_release release;
+    Unlocked unlocked;
     return sample(logits.data(), n, params, history, uniform);
 }
 
 double log_probability_of(Input1<float> logits, size_t token) {
     if (token >= logits.shape(0)) fail("the token has no logit");
-    nb::gil_scoped_release release;
+    Unlocked unlocked;
     return log_probability(logits.data(), logits.shape(0), token);
 }
 
 void call_hook(uintptr_t function, uintptr_t state, Row logits, Input1<int32_t> tokens) {
     if (!function) fail("a hook has no address");
     if (logits.shape(0) > kMost || tokens.shape(0) > kMost) fail("a row or a history is too long");
-    nb::gil_scoped_release release;
+    Unlocked unlocked;
     Hook::at(function, state)(logits.data(), logits.shape(0), tokens.data(), tokens.shape(0));
 }
 

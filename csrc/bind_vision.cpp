@@ -52,7 +52,7 @@ Vision* make(size_t n_embd, size_t n_ff, size_t n_head, float norm_eps, const st
 
 void set_matrix(Vision& vision, const std::string& name, int code, size_t rows, size_t columns, Input1<uint8_t> data) {
     check_matrix(code, rows, columns, rows, data.shape(0));
-    nb::gil_scoped_release release;
+    Unlocked unlocked;
     vision.set_matrix(name, code, rows, columns, data.data());
 }
 
@@ -71,7 +71,7 @@ Array3 multiply(Vision& vision, const std::string& name, Input3 x, const std::st
     const Activation chosen = activation_named(activation);
     Array3 out = copy_of(x, matrix->rows);
     {
-        nb::gil_scoped_release release;
+        Unlocked unlocked;
         vision.multiply(name, x.data(), x.shape(0) * x.shape(1), chosen, out.data());
     }
     return out;
@@ -88,7 +88,7 @@ Array3 norm(Vision& vision, const std::string& name, Input3 x, float eps) {
     Array3 out = copy_of(x, width);
     std::memcpy(out.data(), x.data(), x.size() * sizeof(float));
     {
-        nb::gil_scoped_release release;
+        Unlocked unlocked;
         vision.norm(name, out.data(), x.shape(0) * x.shape(1), width, eps);
     }
     return out;
@@ -133,14 +133,14 @@ void look(Vision& vision, const std::string& name, Rows3 x, Rows3 q, Rows3 keys,
                              rotation.shape(2) != 2)) {
         fail("a rotation of the wrong size");
     }
-    nb::gil_scoped_release release;
+    Unlocked unlocked;
     vision.look(name, x.data(), x.shape(1), first, last, rotation.data(), q.data(), keys.data(), values.data());
 }
 
 void mix(Vision& vision, const std::string& name, Rows3 x, Rows3 q, Rows3 keys, Rows3 values, size_t first,
          size_t last) {
     check_piece(vision, name, x, q, keys, values, first, last);
-    nb::gil_scoped_release release;
+    Unlocked unlocked;
     vision.mix(name, x.data(), x.shape(1), first, last, q.data(), keys.data(), values.data());
 }
 

@@ -1,9 +1,13 @@
 #include "threads.h"
 
 #include <ctime>
+#include <stdexcept>
 
 #if defined(__linux__)
 #include <sched.h>
+#endif
+#if !defined(_WIN32)
+#include <pthread.h>
 #endif
 
 namespace stretto {
@@ -25,9 +29,20 @@ Nanoseconds processor_time() {
     return std::chrono::seconds(now.tv_sec) + Nanoseconds(now.tv_nsec);
 }
 
+std::atomic<unsigned> forks{0};  // that lie between the process that loaded this and the present one
+
+// Has forks counted from now on; returns how many there were.
+unsigned count_forks() {
+#if !defined(_WIN32)
+    static const int failed = pthread_atfork(nullptr, nullptr, [] { ++forks; });
+    static_cast<void>(failed);
+#endif
+    return forks;
+}
+
 }  // namespace
 
-Pool::Pool(int threads) : size_(threads), active_(threads), governor_(threads) {
+Pool::Pool(int threads) : size_(threads), forks_(count_forks()), active_(threads), governor_(threads) {
     const unsigned cores = std::thread::hardware_concurrency();
     spin_ = cores && static_cast<unsigned>(threads) > cores ? kCrowdedSpin : kSpin;
     while (1 << rounds_ < threads) ++rounds_;
@@ -43,7 +58,13 @@ Pool::Pool(int threads) : size_(threads), active_(threads), governor_(threads) {
 
 Pool::~Pool() { stop(); }
 
+bool Pool::is_forked() const { return forks_ != forks.load(std::memory_order_relaxed); }
+
 void Pool::stop() {
+    if (is_forked()) {  // handles of threads that are not there can be neither joined nor freed
+        new std::vector<std::thread>(std::move(threads_));
+        return;
+    }
     stop_ = true;
     ++jobs_;
     for (size_t i = 1; i <= threads_.size(); ++i) workers_[i].job.set(jobs_);
@@ -52,6 +73,7 @@ void Pool::stop() {
 
 void Pool::run(const std::function<void(int)>& job, Measured measured, size_t kind) {
     if (size_ == 1) return job(0);
+    if (is_forked()) throw std::runtime_error("made before this process was forked; its threads are not here");
     const Clock::time_point begun = Clock::now();
     const int n = active();
     job_ = &job;

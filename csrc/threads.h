@@ -3,6 +3,9 @@
 // The caller is thread 0. The others spin briefly for the next job and then sleep, so an idle pool costs
 // nothing and a decoding one loses no time to waking up. On a busy machine fewer threads than there are may get more done:
 // how many run is decided between jobs (governor.h).
+//
+// A forked child has no threads but the one that forked. A pool that was made before throws there instead of waiting for
+// the others, and its end waits for none.
 #pragma once
 
 #include <atomic>
@@ -12,7 +15,7 @@
 #include <vector>
 
 #include "governor.h"
-#include "signal.h"
+#include "wake.h"
 
 namespace stretto {
 
@@ -46,12 +49,14 @@ private:
         std::atomic<int> cpu{-1};      // where it ran when the last job began
     };
 
+    bool is_forked() const;
     void work(int thread);
     void run_job(int thread);
     void leave_shared_cpu(int thread);
     void stop();
 
     int size_;
+    unsigned forks_;                      // of the process and those before it, when the pool was made
     std::atomic<int> active_;             // changed by the thread that runs jobs, read by others too
     Nanoseconds spin_;                    // at barriers, before sleeping
     unsigned jobs_ = 0;

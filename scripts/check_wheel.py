@@ -3,6 +3,7 @@
 python scripts/check_wheel.py               the Stretto that this Python has
 python scripts/check_wheel.py --make        builds a wheel, installs it in a clean environment whose PATH
                                             holds no compiler, and tries it out there
+python scripts/check_wheel.py --make --out dist    and keeps it there
 """
 
 import argparse
@@ -26,11 +27,13 @@ def try_out():
 
     if not (Path(stretto.__file__).parent / "server" / "page" / "index.html").is_file():
         raise SystemExit("the page of the server is missing")
+    import stretto.server.serve
+
     texts = {}
     with tempfile.TemporaryDirectory() as folder:
         path = make(Path(folder) / "tiny.gguf", SHAPES["tiny"])
         for name in kernels.available():
-            os.environ[kernels.VARIABLE] = name
+            os.environ[kernels.ENVIRONMENT_VARIABLE] = name
             with stretto.load(path, cells=64, threads=2) as llm:
                 result = llm.generate("Hello, my name is", max_tokens=16, temperature=0, ignore_eos=True)
             if len(result.tokens) != 16:
@@ -39,27 +42,55 @@ def try_out():
     print(f"stretto {stretto.__version__}, {_native.__file__}: 16 tokens with each of {', '.join(texts)}")
 
 
-def make_wheel():
+def make_wheel(out):
     """Build a wheel, install it in a clean environment and try it out without any compiler."""
+    import build_progress
+
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder)
-        wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, str(HERE.parent)]
-        subprocess.run(wheel, check=True)
+        wheel = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--verbose",
+            "--no-deps",
+            "-w",
+            folder,
+            str(HERE.parent),
+        ]
+        if code := build_progress.run(wheel):
+            raise SystemExit(code)
         (path,) = made.glob("*.whl")
         venv.create(made / "env", with_pip=True)
-        python = made / "env" / ("Scripts" if os.name == "nt" else "bin") / "python"
+        bin_folder = made / "env" / ("Scripts" if os.name == "nt" else "bin")
+        python = bin_folder / "python"
         # No compiler can be found, and none could stand in for a missing binary.
-        bare = {**os.environ, "PATH": str(python.parent), "CC": "/nowhere", "CXX": "/nowhere"}
+        bare = {**os.environ, "PATH": str(bin_folder), "CC": "/nowhere", "CXX": "/nowhere"}
         for name in COMPILERS:
             if shutil.which(name, path=bare["PATH"]):
                 raise SystemExit(f"{name} is on the path of the clean environment")
         install = [python, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", str(path)]
         subprocess.run(install, check=True, env=bare)
         subprocess.run([python, "-I", str(HERE / "check_wheel.py")], check=True, env=bare, cwd=folder)
+        for command in (["--version"], ["serve", "--help"], ["doctor", "--json"]):
+            subprocess.run(
+                [bin_folder / "stretto", *command], check=True, env=bare, stdout=subprocess.DEVNULL
+            )
         print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB, runs where there is no compiler")
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            kept = out / path.name
+            shutil.move(path, kept)
+            print(f"it is {kept}; take it with any of")
+            for command in ("pip install", "pipx install", "uv tool install"):
+                print(f"    {command} {kept}")
+            print(f"    uvx --from {kept} stretto chat")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--make", action="store_true", help="build a wheel and try that one out")
-    make_wheel() if parser.parse_args().make else try_out()
+    parser.add_argument("--out", type=Path, help="with --make: a folder to keep the wheel in")
+    given = parser.parse_args()
+    make_wheel(given.out) if given.make else try_out()

@@ -61,6 +61,7 @@ def store_home(tmp_path, monkeypatch) -> Path:
 
 def pytest_configure(config):
     config.stash[golden] = Counter()
+    config.pluginmanager.register(GoldenCounter(config.stash[golden]))
     if other_backend.NAME:
         other_backend.install()
 
@@ -73,11 +74,19 @@ def pytest_collection_modifyitems(items):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    if item.get_closest_marker("golden"):
-        counts = item.config.stash[golden]
-        if report.when == "call" or report.outcome != "passed":
-            counts[report.outcome] += 1
+    report.golden = item.get_closest_marker("golden") is not None  # travels with the report to the counter
     return report
+
+
+class GoldenCounter:
+    """Counts the golden tests' outcomes: those of all worker processes, where there are several."""
+
+    def __init__(self, counts):
+        self.counts = counts
+
+    def pytest_runtest_logreport(self, report):
+        if getattr(report, "golden", False) and (report.when == "call" or report.outcome != "passed"):
+            self.counts[report.outcome] += 1
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,8 +1,7 @@
-"""A package index and a model hub on this machine, for tests: tiny wheels, and a server that is both."""
+"""A package index on this machine, for tests: tiny wheels and their server."""
 
 import hashlib
 import io
-import json
 import threading
 import zipfile
 from contextlib import contextmanager
@@ -81,7 +80,7 @@ def install(entry: str) -> None:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the wheels of a folder as an index, and `files` as a hub.
+    """Serves the wheels of a folder as an index.
 
     With `stall`, half of a wheel is sent and the rest when `go` is set; `asked` is set when it was asked for.
     """
@@ -94,9 +93,6 @@ class Server(ThreadingHTTPServer):
         self.stall = False
         self.asked, self.go = threading.Event(), threading.Event()
         self.requests: list[str] = []
-        self.files: dict[str, bytes] = {}  # org/repo/file
-        self.etags: dict[str, str] = {}  # where it is not the SHA-256
-        self.license: str | None = None
 
     @property
     def url(self) -> str:
@@ -109,7 +105,6 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Server
-    commit = "0123456789abcdef0123456789abcdef01234567"
 
     def log_message(self, *args) -> None:
         """Say nothing."""
@@ -129,12 +124,8 @@ class Handler(BaseHTTPRequestHandler):
                 f'<a href="/wheels/{w.name}">{w.name}</a>' for w in self.server.wheels.glob(f"{stem}-*.whl")
             ]
             self.send("".join(links).encode(), body, {"Content-Type": "text/html"}, 200 if links else 404)
-        elif kind == "wheels":
-            self.wheel((self.server.wheels / Path(rest).name).read_bytes())
-        elif kind == "api":
-            self.api(rest, body)
         else:
-            self.hub_file(body)
+            self.wheel((self.server.wheels / Path(rest).name).read_bytes())
 
     def send(self, data: bytes, body: bool, headers: dict[str, str], status: int = 200) -> None:
         self.send_response(status)
@@ -155,41 +146,6 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.stall:
             self.server.go.wait(120)
             self.wfile.write(data[half:])
-
-    def api(self, path: str, body: bool) -> None:
-        repo = "/".join(path.split("/")[1:3])
-        names = [name.removeprefix(f"{repo}/") for name in self.server.files if name.startswith(f"{repo}/")]
-        card = {"license": self.server.license} if self.server.license else {}
-        info = {
-            "id": repo,
-            "sha": self.commit,
-            "cardData": card,
-            "siblings": [{"rfilename": n} for n in names],
-        }
-        data = json.dumps(info).encode()
-        self.send(data, body, {"Content-Type": "application/json"}, 200 if names else 404)
-
-    def hub_file(self, body: bool) -> None:
-        org, repo, _, _, *rest = self.path.lstrip("/").split("/")
-        name = f"{org}/{repo}/{'/'.join(rest)}"
-        data = self.server.files.get(name)
-        if data is None:
-            known = any(file.startswith(f"{org}/{repo}/") for file in self.server.files)
-            self.send(b"", body, {"X-Error-Code": "EntryNotFound" if known else "RepoNotFound"}, 404)
-            return
-        etag = f'"{self.server.etags.get(name) or hashlib.sha256(data).hexdigest()}"'
-        headers = {
-            "ETag": etag,
-            "X-Linked-Etag": etag,
-            "X-Repo-Commit": self.commit,
-            "Accept-Ranges": "bytes",
-        }
-        headers["X-Linked-Size"] = str(len(data))
-        start = 0
-        if asked := self.headers.get("Range"):
-            start = int(asked.removeprefix("bytes=").split("-")[0])
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        self.send(data[start:], body, headers, 206 if asked else 200)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def recorded(llm, prompt, look=None, **options):
                 look(stream, steps[-1])
         steps.append(step)
 
-    stream = llm.parallel(prompt, stream=True, callback=note, **options)
+    stream = llm.parallel(prompt, stream=True, callback=note, delay=0, **options)
     return stream.result, rows
 
 

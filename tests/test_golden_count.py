@@ -29,10 +29,21 @@ def test_other():
 """
 
 
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["here", "in two workers"])
 @pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
-def test_golden_tests_are_counted(tmp_path, ci, code):
+def test_golden_tests_are_counted(tmp_path, ci, code, workers):
     (tmp_path / "test_sample.py").write_text(SAMPLE)
-    command = [sys.executable, "-m", "pytest", "-p", "conftest", "-o", "markers=golden: x", "--rootdir=."]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "conftest",
+        "-o",
+        "markers=golden: x",
+        "--rootdir=.",
+        *workers,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "CI": ci}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "golden tests: 1 ran, 1 passed, 2 skipped" in done.stdout

@@ -129,7 +129,9 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"stretto.{name}")
     if name not in _HOME:
-        raise AttributeError(f"module 'stretto' has no attribute {name!r}")
+        from stretto.options.refusing import CALLS, no_attribute
+
+        raise no_attribute("module 'stretto'", name, CALLS)
     value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value

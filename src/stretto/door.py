@@ -15,10 +15,15 @@ from stretto import llm
 from stretto.engine import Limits
 from stretto.errors import InvalidRequest
 from stretto.llm import LLM
+from stretto.options.documenting import documented
+from stretto.options.loading import LOAD
+from stretto.options.refusing import refusing_unknown
 from stretto.tasks.loading import is_task, load_task
 from stretto.vision.cache import ImageCache
 
 
+@documented(LOAD)
+@refusing_unknown
 def load(
     model: str | os.PathLike[str],
     *,
@@ -36,12 +41,14 @@ def load(
     vision: str | os.PathLike[str] | None = None,
     image_cache: bool | str | os.PathLike[str] | ImageCache = True,
 ) -> LLM:
-    """Load a model by name (`"smollm2"`), path, or `"hf:org/repo/file.gguf"`.
+    """Load a model by name (`"smollm2"`), path, or `"hf:org/repo:Q4_K_M"`.
 
     What comes back has the verbs of that model (`.verbs`): a language model is an `LLM`, an encoder has
     `embed` and its kin, and models of other kinds are `stretto.tasks.TaskModel`s, which take `device` and
     `threads` only. A verb that a model lacks raises `Unsupported`, so the type says `LLM` for all of them.
 
+    >>> llm = stretto.load("smollm2")
+    >>> llm.generate("Once upon a time").text
     """
     options = {
         "backend": backend,
@@ -67,7 +74,3 @@ def load(
                 value=value,
             )
     return cast(LLM, load_task(model, device=device, threads=threads))
-
-
-# What a language model takes is written once.
-load.__doc__ = f"{load.__doc__ or ''}{(llm.load.__doc__ or '').partition(chr(10))[2].lstrip(chr(10))}"

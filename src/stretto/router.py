@@ -7,9 +7,10 @@ them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from stretto.backends.base import Backend
@@ -24,12 +25,13 @@ from stretto.backends.registry import (
     serving,
 )
 from stretto.errors import InvalidRequest, ModelError, Unsupported, UnsupportedModel
-from stretto.hardware import cpu_name, free_memory, usable_cores
+from stretto.hardware import cpu_name, free_memory, total_memory, usable_cores
 from stretto.models import ModelSpec, read_spec
 from stretto.models.bare import bare_spec
 from stretto.routing.candidates import Candidate, gguf_candidates, onnx_candidates
 from stretto.routing.decide import Trial, open_best, unmeasured
 from stretto.routing.decide import survey as survey_candidates
+from stretto.routing.head import check_head
 from stretto.routing.images import encoder_bytes, find_encoder, load_vision
 from stretto.routing.probe import TEXT, measure
 from stretto.routing.route import Option, Route
@@ -48,6 +50,7 @@ from stretto.vision.vision import Vision
 from stretto.weights import hub
 from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
+from stretto.weights.mapped import GuardedMap, check_maps, maps_of
 from stretto.weights.onnx import read_onnx
 from stretto.weights.onnx.fingerprint import fingerprint
 from stretto.weights.onnx.folder import OnnxFolder, find_folder, has_other_weights, is_onnx_folder
@@ -70,6 +73,7 @@ class Opened:
     route: Route | None = None  # what was chosen to run it, and why
     rerank_template: str = ""  # of a decoder that is used as a cross-encoder
     defaults: Mapping[str, float | int] = field(default_factory=dict)  # options that its authors recommend
+    maps: Collection[GuardedMap] = ()  # files that it may still read from
 
 
 def open_model(
@@ -150,21 +154,34 @@ def open_model(
             model_backend.close()
             raise
         rerank_template = file.metadata.text("tokenizer.chat_template.rerank", "")
+        fingerprint, maps = file.fingerprint(), maps_of([*file.files, *([mmproj] if mmproj else [])])
+        try:
+            check_maps(maps)
+        except BaseException:
+            model_backend.close()
+            raise
         return Opened(
             model_backend,
             tokenizer,
             template,
-            file.fingerprint(),
+            fingerprint,
             model_vision,
             route,
             rerank_template,
             _defaults(file.path),
+            maps,
         )
+
+
+def check_download(head: Path, *, oversize: bool = False) -> None:
+    """Raise `ModelError` for a model that cannot run here, by its head; `oversize`: it may exceed memory."""
+    check_head(head, None if oversize else total_memory())
 
 
 def _open_file(model: str | os.PathLike[str], quantize: str | None, threads: int) -> GGUF:
     """A model's file or folder, in other formats if they are asked for."""
-    file = open_weights(hub.resolve(model))
+    check = partial(check_download, oversize=quantize is not None)
+    file = open_weights(hub.resolve(model, check=check))
     if quantize is None:
         return file
     from stretto.quantize.loading import QuantisedFile
@@ -249,7 +266,7 @@ def survey(
     if _is_onnx(model, "auto"):
         folder = find_folder(Path(model).expanduser())
         return survey_candidates(*_onnx_trial(folder, replace(options, device="auto"), refresh))
-    with open_weights(hub.resolve(model)) as file:
+    with open_weights(hub.resolve(model, check=check_download)) as file:
         spec, problem = _read_spec(file, cells)
         candidates = gguf_candidates(file, spec, problem, serving(), options)
         _check_runnable(candidates, problem)

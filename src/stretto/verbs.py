@@ -8,9 +8,10 @@ llm.detect("street.jpg")         # Unsupported: smollm2 cannot detect; it can ge
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from stretto.errors import Unsupported
+from stretto.options.refusing import METHODS, no_attribute
 
 Self = TypeVar("Self", bound="Verbs")
 
@@ -66,6 +67,13 @@ class Verbs:
     def transcribe(self, *args: Any, **options: Any) -> Any:
         """Write down speech."""
         self._lacks("transcribe")
+
+    if not TYPE_CHECKING:  # or every name would pass a type checker
+
+        def __getattr__(self, name: str) -> Any:
+            if name in METHODS:
+                raise no_attribute(f"{type(self).__name__!r} object", name, METHODS)
+            return object.__getattribute__(self, name)  # raises Python's own error
 
     def close(self) -> None:
         """Release what the model holds; it cannot be used afterwards."""

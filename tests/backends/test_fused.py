@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import stretto
+from param_names import named
 from stretto import _native
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.sampling import RandomStream
@@ -49,7 +50,7 @@ def same(a, b):
         {"seed": 9, "stop": lambda text: len(text) > 60},
         {"seed": 10, "stop_tokens": [260, 284, 28]},
     ],
-    ids=str,
+    ids=named,
 )
 @pytest.mark.parametrize("max_tokens", [1, 2, 31, 32, 33, 70])
 def test_the_same_result(llm, options, max_tokens):
@@ -115,7 +116,7 @@ def test_nobody_waits_for_tokens_that_are_run_ahead(smollm2_path):
             "grammar": {"type": "object", "properties": {"a": {"type": "integer"}}},
         },
     ],
-    ids=str,
+    ids=named,
 )
 def test_an_interrupt_changes_nothing_but_the_steps(llm, options):
     """When a request arrives, the loop ends after the current token."""
@@ -152,7 +153,7 @@ def test_an_interrupt_changes_nothing_but_the_steps(llm, options):
         {"temperature": 2.0, "top_k": 3, "min_p": 0.001},
         {"repetition_penalty": 1.2, "logit_bias": {260: 2.0}},
     ],
-    ids=str,
+    ids=named,
 )
 @pytest.mark.parametrize("pattern", ["[a-z ,.]{80}", "[^e]{60}", "[0-9]{50}", r"(\w+ ){30}"])
 def test_the_same_under_a_mask(llm, pattern, options):

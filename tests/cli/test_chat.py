@@ -1,20 +1,12 @@
-"""`stretto chat`: turns, commands, errors that do not end it, Ctrl-C, and the terminal itself."""
+"""`stretto chat`: turns, commands, errors that do not end it, Ctrl-C."""
 
 import json
-import os
 import re
-import select
 import signal
-import stat
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from stretto.cli.conversation import Conversation
-from stretto.cli.lines import HISTORY_LINES
+from stretto.cli.chatting import files
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.testing import mock_llm
 
@@ -169,7 +161,7 @@ def test_only_saved_chats_are_loaded(tmp_path, content):
     path = tmp_path / "chat.json"
     path.write_bytes(content)
     with pytest.raises(InvalidRequest, match=r"chat\.json"):
-        Conversation.load(path)
+        files.load(path)
 
 
 def test_loading_what_is_not_there_is_one_line(chat, tmp_path):
@@ -192,10 +184,9 @@ def test_unknown_commands_are_not_said_and_two_slashes_are(chat):
     code, _, errors = chat("/etc is a folder", "/reset now", "//etc is one", llm=llm)
     assert code == 2
     assert errors.splitlines() == [
-        "error: /etc stands alone; // begins a text that begins with a /",
+        "error: there is no command /etc; /help lists them, and // begins a text that begins with a /",
         "error: /reset stands alone; // begins a text that begins with a /",
     ]
-    assert "there is no command /foo; /help lists them" in chat("/foo")[2]
     assert prompts(llm) == [user("/etc is one") + NEXT]
 
 
@@ -221,15 +212,12 @@ def test_an_error_removes_the_turn_and_the_chat_goes_on(chat):
     assert prompts(llm)[-1] == "good|\x01|again"
 
 
-def test_a_full_context_is_said_in_one_line_and_reset_helps(chat):
-    code, output, errors = chat("short", "x" * 2000, "/reset", "short")
-    assert code == 2
-    assert output == "Hello there\n" * 2
-    error, note = errors.splitlines()
+def test_a_message_that_never_fits_is_one_line(chat):
+    code, output, errors = chat("short", "x" * 2000, "short")
+    assert (code, output) == (2, "Hello there\n" * 2)
     assert re.fullmatch(
-        r"error: the conversation has 2,\d+ tokens, the context 1,024; /reset begins a new one", error
+        r"error: this message alone has 2,\d+ tokens, the context 1,024; send a shorter one\n", errors
     )
-    assert note == "a new conversation"
 
 
 def test_what_is_no_text_is_refused_and_the_chat_goes_on(chat):
@@ -283,163 +271,13 @@ def test_ctrl_c_stops_the_answer_and_keeps_it(chat):
 
 def test_ctrl_c_twice_in_one_step_does_not_wait(chat):
     llm = interrupting("c", times=2)
+    assert chat("One?", "Two?", llm=llm)[:2] == (0, "abc\nabcdef\n")
+    assert prompts(llm)[-1] == user("One?") + assistant("abc") + user("Two?") + NEXT
+
+
+def test_ctrl_c_before_the_first_token_drops_the_turn(chat):
+    llm = interrupting("`", times=2)
     code, output, errors = chat("One?", "Two?", llm=llm)
-    assert (code, output) == (0, "abc\nabcdef\n")
+    assert (code, output) == (0, "abcdef\n")
     assert errors == "stopped before there was an answer; that turn is dropped\n"
     assert prompts(llm)[-1] == user("Two?") + NEXT
-
-
-# -- the terminal --
-
-PROGRAM = """
-import fcntl, sys, termios, time
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C becomes a signal
-
-import stretto.llm
-from stretto.cli import main
-from stretto.testing import mock_llm
-
-def slow(seen):
-    time.sleep(0.01)
-    return ord("z")
-
-stretto.llm.load = lambda model, **options: mock_llm({script})
-{before}
-main(["chat", "--model", "mock.gguf"])
-"""
-
-
-class Terminal:
-    """A chat in a terminal of its own, as somebody at the keyboard has it."""
-
-    def __init__(self, script, before=""):
-        pty = pytest.importorskip("pty")
-        self.ours, theirs = pty.openpty()
-        program = PROGRAM.format(script=script, before=before)
-        environment = {**os.environ, "TERM": "dumb", "PYTHONWARNINGS": "error", "NO_COLOR": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env=environment,
-            start_new_session=True,
-        )
-        os.close(theirs)
-        self.seen = ""
-
-    def until(self, text, seconds=120):
-        """What is shown from here on up to a text."""
-        end = time.monotonic() + seconds
-        while text not in self.seen:
-            left = end - time.monotonic()
-            assert left > 0, f"{text!r} did not come, but {self.seen!r}"
-            if select.select([self.ours], [], [], left)[0]:
-                self.seen += os.read(self.ours, 65536).decode()
-        shown, self.seen = self.seen.split(text, 1)
-        return shown + text
-
-    def type(self, keys):
-        os.write(self.ours, keys.encode())
-
-    def interrupt(self):
-        """Ctrl-C at the prompt, by somebody who has seen it.
-
-        Between showing the prompt and waiting for keys there is a moment when the line editor would notice
-        the signal only at the next key. It has passed when the process has slept for a while.
-        """
-        told = Path(f"/proc/{self.process.pid}/stat")  # where there is none, the while is enough
-        for _ in range(400):
-            states = []
-            for _ in range(30):
-                time.sleep(0.01)
-                states.append(told.read_text().rpartition(")")[2].split()[0] if told.exists() else "S")
-            if set(states) == {"S"}:
-                break
-        self.type("\x03")
-
-    def end(self):
-        """Its exit code."""
-        try:
-            return self.process.wait(120)
-        finally:
-            self.process.kill()
-            os.close(self.ours)
-
-
-def test_a_chat_in_a_terminal(store_home):
-    terminal = Terminal("'Hello there'")
-    assert "mock.gguf, backend mock, context 1,024; /help for help" in terminal.until("> ")
-    terminal.type("Hi\n")
-    assert re.search(r"Hi\r\nHello there\r\n11 tokens, [\d.]+ tok/s, first token after", terminal.until("> "))
-    terminal.type("\x04")
-    assert terminal.end() == 0
-    history = store_home / "chat_history"
-    assert history.read_text() == "Hi\n"
-    assert stat.S_IMODE(history.stat().st_mode) == 0o600
-
-    history.chmod(0o644)  # as a careless copy might be
-    again = Terminal("'Hello there'")
-    again.until("> ")
-    again.type("\x10\n")  # Ctrl-P: the line before
-    assert "Hello there" in again.until("\n> ")
-    again.type("/exit\n")
-    assert again.end() == 0
-    assert history.read_text() == "Hi\nHi\n/exit\n"
-    assert stat.S_IMODE(history.stat().st_mode) == 0o600
-
-
-def test_ctrl_c_stops_a_real_answer():
-    terminal = Terminal("slow")
-    terminal.until("> ")
-    terminal.type("Hi\n")
-    terminal.until("zzz")
-    terminal.type("\x03")
-    assert "stopped" in terminal.until("> ")
-    terminal.type("/stats\n")
-    assert "1 turn in" in terminal.until("\n> ")
-    terminal.interrupt()
-    assert "Ctrl-C again or Ctrl-D ends the chat" in terminal.until("\n> ")
-    terminal.type("/stats\n")  # whoever goes on has not meant it
-    terminal.until("1 turn in")
-    terminal.until("\n> ")
-    terminal.interrupt()
-    terminal.until("ends the chat")
-    terminal.until("\n> ")
-    terminal.interrupt()
-    assert terminal.end() == 0
-
-
-def test_without_readline_lines_can_be_typed_all_the_same(store_home):
-    terminal = Terminal("'Hello there'", before="sys.modules['readline'] = None")
-    terminal.until("> ")
-    terminal.type("Hi\n")
-    terminal.until("Hello there")
-    terminal.until("> ")
-    terminal.type("\x04")
-    assert terminal.end() == 0
-    assert not (store_home / "chat_history").exists()
-
-
-def test_a_long_history_is_cut_back_and_one_that_cannot_be_kept_is_no_error(store_home):
-    history = store_home / "chat_history"
-    history.parent.mkdir(parents=True)
-    history.write_text("".join(f"line {n}\n" for n in range(3 * HISTORY_LINES)))
-    terminal = Terminal("'Hello there'")
-    terminal.until("> ")
-    terminal.type("\x10\n")
-    terminal.until("Hello there")
-    terminal.until("> ")
-    terminal.type("\x04")
-    assert terminal.end() == 0
-    lines = history.read_text().splitlines()
-    assert (len(lines), lines[-1]) == (HISTORY_LINES + 1, f"line {3 * HISTORY_LINES - 1}")
-
-    history.unlink()
-    history.mkdir()
-    terminal = Terminal("'Hello there'")
-    terminal.until("> ")
-    terminal.type("Hi\n")
-    terminal.until("Hello there")
-    terminal.type("/exit\n")
-    assert terminal.end() == 0

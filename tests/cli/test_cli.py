@@ -160,7 +160,7 @@ def test_unsafe_names(stretto, name):
 
 
 def test_an_unknown_name_has_near_ones(stretto):
-    assert "did you mean smollm2?" in refused(stretto("pull", "smolm2"))
+    assert "did you mean smollm2" in refused(stretto("pull", "smolm2"))
 
 
 def test_a_model_that_is_not_here_is_not_fetched_on_the_side(stretto, tiny):

@@ -20,6 +20,15 @@ from stretto.errors import Unsupported
 from stretto.sampling import SamplingParams
 from stretto.testing import mock_llm
 
+SAMPLING = {
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+}
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -31,6 +40,20 @@ def ask(cli):
         return cli("run", "--model", "mock.gguf", *arguments, **options)
 
     call.loaded = lambda: cli.loaded
+    return call
+
+
+@pytest.fixture
+def ask_real(capsys, monkeypatch):
+    """`stretto run MODEL PROMPT …` with nothing on stdin."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "stdin", None)
+        with pytest.raises(SystemExit) as ended:
+            main(["run", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
     return call
 
 
@@ -46,6 +69,13 @@ def recording():
     """A model that says "ok", and the prompt it was asked."""
     llm = mock_llm("ok")
     return llm, lambda: llm.tokenizer.decode(llm.backend.batches[0], special=True)
+
+
+def without_template():
+    """The same, as a base model."""
+    llm, prompt = recording()
+    llm._template = None
+    return llm, prompt
 
 
 # -- output --
@@ -79,7 +109,7 @@ def test_text_comes_token_by_token(ask, monkeypatch, capsys):
 
 
 def test_json(ask):
-    code, output, errors = ask("Hi", "--json", "--seed", 5, "--max-tokens", 4)
+    code, output, errors = ask("Hi", "--json", "--raw", "--seed", 5, "--max-tokens", 4)
     assert (code, errors) == (0, "")
     document = json.loads(output)
     assert document.pop("timings").keys() == {"first_token", "decode", "n_decoded", "tokens_per_second"}
@@ -134,19 +164,25 @@ def test_the_sentence_about_speed():
 @pytest.mark.parametrize("arguments", [(), ("-",)])
 def test_the_prompt_from_stdin_without_its_last_line_break(ask, arguments):
     llm, prompt = recording()
-    assert ask(*arguments, llm=llm, stdin="Größe\n\n".encode())[:2] == (0, "ok\n")
+    assert ask(*arguments, "--raw", llm=llm, stdin="Größe\n\n".encode())[:2] == (0, "ok\n")
     assert prompt() == "Größe\n"
 
 
-def test_a_prompt_is_continued_as_it_is(ask):
+def test_raw_continues_the_prompt_as_it_is(ask):
     llm, prompt = recording()
+    ask("Once upon", "--raw", llm=llm)
+    assert prompt() == "Once upon"
+
+
+def test_a_model_without_a_template_continues_too(ask):
+    llm, prompt = without_template()
     ask("Once upon", llm=llm)
     assert prompt() == "Once upon"
 
 
-def test_with_chat_it_is_a_message(ask):
+def test_it_is_a_message_where_there_is_a_template(ask):
     llm, prompt = recording()
-    ask("--chat", "Hi <|end|>", "--system", "Be brief.", llm=llm)
+    ask("Hi <|end|>", "--system", "Be brief.", llm=llm)
     text = "<|start|>system\nBe brief.<|end|><|start|>user\nHi <|end|><|end|><|start|>assistant\n"
     assert prompt() == text
     assert llm.backend.batches[0].count(llm.tokenizer.eos_id) == 2  # the one in the message is text
@@ -154,7 +190,7 @@ def test_with_chat_it_is_a_message(ask):
 
 def test_a_prompt_behind_two_dashes_may_look_like_an_option(ask):
     llm, prompt = recording()
-    assert ask("--", "--json", llm=llm)[1] == "ok\n"
+    assert ask("--raw", "--", "--json", llm=llm)[1] == "ok\n"
     assert prompt() == "--json"
 
 
@@ -162,8 +198,9 @@ def test_a_prompt_behind_two_dashes_may_look_like_an_option(ask):
 
 
 def test_options_of_loading(ask):
-    ask("Hi", "--cells", 512, "--backend", "reference", "--threads", 2, "--precision", "high")
+    ask("Hi", "--cells", 512, "--backend", "reference", "--threads", 2, "--precision", "high", "--kv", "q8")
     machine = {"backend": "reference", "device": "auto", "threads": 2, "cells": 512, "precision": "high"}
+    machine["kv"] = "q8"
     assert ask.loaded() == [("mock.gguf", {**machine, "repack": "auto", "vision": None})]
 
 
@@ -209,9 +246,9 @@ def test_a_timeout_ends_it(ask):
 def test_defaults_are_those_of_the_library(command):
     shown = {name: given.default for name, given in inspect.signature(command).parameters.items()}
     sampling, help_of = SamplingParams(), get_type_hints(command, include_extras=True)
-    for name in ("temperature", "top_k", "top_p", "min_p"):
+    for name in SAMPLING & shown.keys():
         assert shown[name] is None  # the library's, or the model's own
-        assert help_of[name].__metadata__[0].show_default.startswith(f"{getattr(sampling, name)};")
+        assert help_of[name].__metadata__[0].show_default.startswith(f"{getattr(sampling, name):g};")
     for name, given in inspect.signature(stretto.llm.load).parameters.items():
         if name in shown and name != "model":
             assert shown[name] == given.default
@@ -230,10 +267,17 @@ def test_defaults_are_those_of_the_library(command):
         (("Hi", "--timeout", "0"), "timeout"),
         (("Hi", "--stop", ""), "stop"),
         (("Hi", "--temperature", "hot"), "--temperature"),
-        (("Hi", "--system", "Be brief."), "--system is for --chat"),
+        (("Hi", "--raw", "--system", "Be brief."), "--system is for a chat; with --raw"),
+        (("Hi", "--raw", "--template-arg", "a=1"), "--template-arg is for a chat; with --raw"),
         (("",), "the prompt is empty"),
-        (("x" * 2000,), "2000 tokens and the context 1024"),
-        (("Hi", "there"), "unexpected extra argument"),
+        (("\n",), "the prompt is empty"),
+        (("x" * 2000, "--raw"), "2000 tokens and the context 1024"),
+        (("Hi", "there"), "with --model one argument is left, the prompt; 2 were given"),
+        (("Hi", "--kv", "q2"), "--kv"),
+        (("Hi", "--schema", "{"), "the JSON schema is no JSON"),
+        (("Hi", "--schema", "@no.json"), "--schema: no.json cannot be read: No such file or directory"),
+        (("Hi", "--regex", "a", "--choice", "b"), "one constraint; --regex and --choice were given"),
+        (("Hi", "--repetition-penalty", "0"), "repetition_penalty"),
     ],
 )
 def test_errors_are_one_line(ask, arguments, message):
@@ -245,7 +289,9 @@ def test_what_is_no_text_is_refused(ask):
     assert "the text is not UTF-8" in refused(ask("\udcff"))
 
 
-def test_models_that_are_not_there(capsys):
+def test_models_that_are_not_there(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+
     def failing(*arguments):
         with pytest.raises(SystemExit) as ended:
             main(["run", "Hi", *arguments])
@@ -272,7 +318,7 @@ def test_an_interruption_is_short_and_leaves_what_was_said(ask):
             raise KeyboardInterrupt
         return seen[-1] + 1
 
-    assert ask("`", llm=mock_llm(interrupted)) == (130, "ab\n", "\ninterrupted\n")
+    assert ask("`", "--raw", llm=mock_llm(interrupted)) == (130, "ab\n", "\ninterrupted\n")
 
 
 def test_a_model_that_is_not_here_is_fetched_and_stdout_stays_clean(cli, tiny, store_home):
@@ -289,13 +335,26 @@ def test_a_model_that_is_not_here_is_fetched_and_stdout_stays_clean(cli, tiny, s
 @pytest.mark.golden
 def test_the_real_model(smollm2_path):
     command = [sys.executable, "-c", "from stretto.cli import main; main()", "run", "-m", str(smollm2_path)]
-    options = ["--temperature", "0", "--max-tokens", "2"]
+    options = ["--temperature", "0", "--max-tokens", "2", "--raw"]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, *options], input=b"The capital of France is\n", env=environment, capture_output=True
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == b" Paris.\n"
+
+
+@pytest.mark.golden
+def test_the_real_model_answers_a_question(smollm2_path, ask_real):
+    code, output, errors = ask_real(smollm2_path, "What is 2+2?", "--temperature", "0", "-n", 24)
+    assert (code, errors) == (0, "")
+    assert re.search(r"\b4\b", output)
+    schema = {"type": "object", "properties": {"capital": {"enum": ["Paris", "Rome"]}}}
+    schema |= {"required": ["capital"], "additionalProperties": False}
+    code, output, _ = ask_real(
+        smollm2_path, "The capital of France, as JSON?", "--schema", json.dumps(schema)
+    )
+    assert (code, list(json.loads(output))) == (0, ["capital"])
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
@@ -328,5 +387,5 @@ def test_make_chat_passes_the_prompt_as_it_is(tmp_path, prompt):
         text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    asked = "<run><--chat><--model><a b$c>" + prompt + "\n"
+    asked = "<run><--model><a b$c>" + prompt + "\n"
     assert done.stdout == (asked if prompt else "<chat><--model><a b$c>")

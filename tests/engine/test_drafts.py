@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import stretto
+from param_names import named
 from stretto import DraftModel, Limits, PromptLookup
 from stretto.backends.native import NativeBackend
 from stretto.drafts.base import DraftLength
@@ -67,7 +68,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 17, 60])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=named)
 def test_the_same_text(llm, options, max_tokens):
     options = {**options, "max_tokens": max_tokens, "ignore_eos": True}
     plain = llm.generate(COPY, **options)

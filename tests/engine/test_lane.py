@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import stretto
+from param_names import named
 from stretto.engine.branch import Branching, new_branches
 from stretto.engine.lane import Lane
 from stretto.engine.params import RequestParams
@@ -54,7 +55,7 @@ OPTIONS = {"temperature": 1.0, "seed": 3, "max_tokens": 12}
         {"max_tokens": 1},
         {"min_p": 0.4, "top_k": 3},
     ],
-    ids=str,
+    ids=named,
 )
 def test_texts_are_those_of_any_other_step(both, more):
     llm, plain = both

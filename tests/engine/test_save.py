@@ -158,7 +158,7 @@ def test_a_position_that_is_to_be_redone(path):
     seq = llm.sequence("abcd")
     seq.logits  # noqa: B018
     seq.remove(1, 2)
-    seq.prepare()  # its last token has no cell now
+    seq._prepare()  # its last token has no cell now
     seq.save(path)
     assert llm.restore(path).positions == [0, 2, 3]
 
@@ -359,16 +359,16 @@ def test_what_is_closed(path):
 def test_one_that_another_thread_closes_just_before(path):
     llm = mock_llm("abc")
     seq = llm.sequence("pending tokens")
-    check = seq.check_usable
+    check = seq._check_usable
 
     def check_and_close():
-        seq.check_usable = check
+        seq._check_usable = check
         check()
         other = threading.Thread(target=seq.close)
         other.start()
         other.join(0.2)  # it waits for the lock, if the check was made under it
 
-    seq.check_usable = check_and_close
+    seq._check_usable = check_and_close
     with suppress(InvalidRequest):
         seq.save(path)
     while not seq.closed:

@@ -166,7 +166,7 @@ def test_pruning(llm, name, mode):
 
 
 def test_pruned_cells_are_free(llm):
-    stream = llm.parallel(PROMPT, stream=True, prune=0.95, prune_after=2, **OPTIONS)
+    stream = llm.parallel(PROMPT, stream=True, delay=0, prune=0.95, prune_after=2, **OPTIONS)
     for step in islice(stream, 11):
         taken = sum(s.width for s in stream.so_far.steps[: step.index])
         assert llm.cells.n_used == len(PROMPT) + taken - stream.so_far.n_pruned

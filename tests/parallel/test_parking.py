@@ -80,7 +80,7 @@ def test_cells_given_up_at_any_step(after, mode):
         assert alone.n_pruned
         llm.cache.clear()
         found = []
-        stream = llm.parallel([5, 60, 17, 33, 2], stream=True, **options)
+        stream = llm.parallel([5, 60, 17, 33, 2], stream=True, delay=0, **options)
         for step in stream:
             if step.index:
                 found.append(stream._run.decoder.source.rows.copy())
@@ -97,7 +97,7 @@ def test_cells_given_up_at_any_step(after, mode):
 
 def test_members_know_their_new_cells():
     with tiny_native() as llm:
-        stream = llm.parallel([5, 60, 17, 33, 2], stream=True, **TINY)
+        stream = llm.parallel([5, 60, 17, 33, 2], stream=True, delay=0, **TINY)
         for step in stream:
             if step.index == 5:
                 with llm._engine.lock:
@@ -134,7 +134,7 @@ def test_the_reference_backend_computes_them_again_too():
 
 def test_several_sets_are_computed_in_one_pass(monkeypatch):
     with tiny_native(prefix_cache=False) as llm:
-        stream = llm.parallel([5, 60, 17, 33, 2], stream=True, **TINY)
+        stream = llm.parallel([5, 60, 17, 33, 2], stream=True, delay=0, **TINY)
         steps = [next(stream) for _ in range(10)]
         passes = []
         forward = llm.backend.forward

@@ -116,7 +116,7 @@ def test_what_a_hook_changes_is_what_the_set_is_taken_from(llm):
 
 
 def test_rows_are_as_the_model_gave_them(llm):
-    stream = llm.parallel("x", stream=True, hooks=[Ban([ord("a")])])
+    stream = llm.parallel("x", stream=True, hooks=[Ban([ord("a")])], delay=0)
     next(stream)
     assert stream._run.decoder.source.rows[0].argmax() == ord("a")
     stream.cancel()
@@ -184,7 +184,7 @@ def test_an_interrupted_hook_is_called_again_with_the_row_as_it_was(llm):
             raise KeyboardInterrupt
         logits[:] = seen[-1]
 
-    stream = llm.parallel("x", stream=True, hooks=[hook])
+    stream = llm.parallel("x", stream=True, hooks=[hook], delay=0)
     other = llm.stream("x", temperature=0)
     next(stream)
     with pytest.raises(KeyboardInterrupt):
@@ -304,7 +304,7 @@ def test_cancelling(endless):
 
 
 def test_an_interrupted_pass_takes_nothing_along(llm, monkeypatch):
-    stream = llm.parallel("x", stream=True)
+    stream = llm.parallel("x", stream=True, delay=0)
     next(stream)
     forward = llm.backend.forward
 
@@ -321,7 +321,7 @@ def test_an_interrupted_pass_takes_nothing_along(llm, monkeypatch):
 
 @pytest.mark.parametrize("method", ["_look", "_gave", "_drop_lanes"])
 def test_interrupted_books_are_put_in_order(llm, monkeypatch, method):
-    stream = llm.parallel("x", stream=True)
+    stream = llm.parallel("x", stream=True, delay=0)
     next(stream)
     kept = stream._run.decoder.source
 

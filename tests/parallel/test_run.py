@@ -62,7 +62,7 @@ def test_json_and_graph():
     assert data["edges"][3]["probability"] == pytest.approx(0.4)
     graph = run.graph()
     assert graph.startswith("digraph")
-    assert 's0_0 [label="a\\n0.60"];' in graph
+    assert 's0_0 [label="a\\n0.60", penwidth=2];' in graph
     assert 's1_0 -> s2_1 [label="0.40"];' in graph
 
 
@@ -70,7 +70,7 @@ def test_streaming():
     llm = mock_llm(says(*THREE))
     stream = llm.parallel("x", threshold=0.25, stream=True)
     assert next(stream).brackets == "[a/b]"
-    assert stream.so_far.brackets == "[a/b]"
+    assert stream.so_far.brackets == "[a/b]d"  # all paths go through "d": so both are decided
     assert [step.brackets for step in stream] == ["d", "[e/f]"]
     assert stream.result.brackets == "[a/b]d[e/f]"
     with llm.parallel("x", stream=True) as stream:

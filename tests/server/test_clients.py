@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import anthropic
 import ollama
 import openai
 import pytest
@@ -94,6 +95,17 @@ def test_openai_with_asyncio(address):
     assert all(together)
 
 
+def test_openai_responds_and_goes_on(client, expected):
+    first = client.responses.create(
+        model="smollm2", input=MESSAGES[0]["content"], temperature=0, max_output_tokens=20
+    )
+    assert first.output_text == expected
+    second = client.responses.create(
+        model="smollm2", input="And of Italy?", previous_response_id=first.id, max_output_tokens=5
+    )
+    assert second.usage.input_tokens_details.cached_tokens > first.usage.input_tokens
+
+
 def test_openai_completes_several(client):
     answer = client.completions.create(
         model="smollm2", prompt=["One, two,", "A, B,"], n=2, max_tokens=4, temperature=0, stop=["five"]
@@ -150,6 +162,17 @@ def test_openai_takes_extensions(client):
     )
     assert answer.choices[0].message.content == again.choices[0].message.content
     assert again.usage.prompt_tokens_details.cached_tokens > 0
+
+
+def test_anthropic_answers_and_streams(address, expected):
+    asked = {"model": "smollm2", "max_tokens": 20, "messages": MESSAGES, "extra_body": {"temperature": 0}}
+    with anthropic.Anthropic(base_url=address, api_key="a-key", max_retries=0) as made:
+        assert made.messages.create(**asked).content[0].text == expected
+        with made.messages.stream(**asked) as stream:
+            assert "".join(stream.text_stream) == expected
+        counted = made.messages.count_tokens(model="smollm2", messages=MESSAGES).input_tokens
+        usage = stream.get_final_message().usage
+        assert counted == usage.input_tokens + usage.cache_read_input_tokens
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
@@ -166,3 +167,51 @@ def test_what_cannot_be_fetched_is_refused(site, path, code):
 def test_a_picture_that_is_too_large_is_not_read_to_its_end(site):
     with pytest.raises(ApiError, match="more than 500 bytes"):
         images.fetch(f"{site}/here", "image", 500)
+
+
+def drips(link):
+    """Sends a head that never ends, a byte at a time."""
+    link.recv(1000)
+    with suppress(OSError):
+        link.sendall(b"HTTP/1.1 200 OK\r\n")
+        for byte in b"x-never: ends\r\n" * 100:
+            link.sendall(bytes([byte]))
+            time.sleep(0.05)
+
+
+def drips_chunks(link):
+    link.recv(1000)
+    with suppress(OSError):
+        link.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for byte in b"0000000000000001\r\nx\r\n" * 60:
+            link.sendall(bytes([byte]))
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("talk", [drips, drips_chunks])
+def test_a_site_that_drips_is_cut_off_at_the_deadline(talk, monkeypatch):
+    monkeypatch.setattr(images, "is_public", lambda text: True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            link, _ = server.accept()
+            with link:
+                talk(link)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        begun = time.monotonic()
+        with pytest.raises(ApiError, match="took too long"):
+            images.fetch(f"http://127.0.0.1:{server.getsockname()[1]}/", "image", 1000, seconds=0.5)
+        assert time.monotonic() - begun < 30  # it would drip for over a minute
+        thread.join()
+
+
+def test_a_resolver_that_hangs_is_left_at_the_deadline(monkeypatch):
+    released = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: released.wait(60) and [])
+    try:
+        with pytest.raises(ApiError, match="took too long"):
+            images.fetch("http://slow.example/", "image", 1000, seconds=0.2)
+    finally:
+        released.set()

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import anthropic
 import httpx
 import ollama
 import openai
@@ -49,6 +50,22 @@ def ask(client, messages, **more):
     return client.chat.completions.create(
         model="mock", messages=messages, temperature=0, max_tokens=4, logprobs=True, **more
     )
+
+
+def test_anthropics_clients_send_blocks(client, server):
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(RED).decode()}
+    text = {"type": "text", "text": "What?"}
+    asked = {"model": "mock", "max_tokens": 4, "extra_body": {"temperature": 0}}
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as other:
+        content = [{"type": "image", "source": source}, text]
+        message = other.messages.create(**asked, messages=[{"role": "user", "content": content}])
+        used = message.usage
+        assert message.content[0].text == ask(client, shown(url_of(RED))).choices[0].message.content
+        same = ask(client, shown(url_of(RED))).usage.prompt_tokens
+        assert used.input_tokens + used.cache_read_input_tokens == same
+        content[0]["source"] = {"type": "url", "url": "http://127.0.0.1/x.png"}
+        with pytest.raises(anthropic.BadRequestError, match="only data: URLs are taken"):
+            other.messages.create(**asked, messages=[{"role": "user", "content": content}])
 
 
 def test_a_picture_is_seen(client, server):

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import httpx
 import pytest
 
+import local_hub
 import local_index
 from serving import TINY, endless, mock, serving, until, visiting
 from stretto.errors import InvalidRequest
@@ -16,6 +18,8 @@ from stretto.testing import mock_llm
 from stretto.weights.hub import catalog
 
 HOSTILE = ["/etc/passwd", "./m.gguf", "../m.gguf", "~/m.gguf", "file:///m.gguf", "hf:../../m.gguf", "x" * 200]
+FOLDERS = Path(__file__).parent.parent / "data" / "folders"
+HOSTILE += ["https://example.org/m.gguf", "http://127.0.0.1/m.gguf", "a/../b", "a/b/c", "./b"]
 
 
 @pytest.fixture
@@ -86,6 +90,21 @@ def test_a_model_is_fetched_with_progress_and_served(shelf):
         (entry,) = web.get("/stretto/catalogue").json()["models"]
         assert (entry["here"], entry["served"]) == (True, "small")
         assert running.state.pull is None
+
+
+def test_a_repository_of_the_hub_is_looked_at_fetched_and_served(monkeypatch):
+    with local_hub.serving(monkeypatch) as shelf, visiting(mock("Hi.")) as (_, web):
+        for path in (FOLDERS / "llama").iterdir():
+            shelf.files[f"org/folder/{path.name}"] = path.read_bytes()
+        assert events_of(web, source="org/folder")[-1] == {"done": "hf:org/folder"}
+        answer = web.post("/v1/completions", json={"model": "hf:org/folder", "prompt": "a"}).json()
+        assert answer["choices"][0]["text"] == "Hi."
+        shelf.files["org/other/config.json"] = b'{"model_type": "mamba"}'
+        shelf.files["org/other/model.safetensors"] = shelf.files["org/folder/model.safetensors"]
+        shelf.requests.clear()
+        error = events_of(web, source="hf:org/other")[-1]["error"]
+        assert "hf:org/other was not fetched: " in error["message"]
+        assert None not in shelf.stored()  # heads alone
 
 
 def test_a_name_that_is_taken_is_refused_before_anything_is_fetched(shelf):

@@ -65,7 +65,9 @@ CHAT_WRONG = [
     ({"model": "other"}, "model", "model_not_found"),
     ({"model": "../../etc/passwd"}, "model", "model_not_found"),
     ({"model": str(TINY)}, "model", "model_not_found"),
-    ({"store": True}, "store", "invalid_value"),
+    ({"store": 1}, "store", "invalid_value"),
+    ({"function_call": "auto"}, "function_call", "invalid_value"),
+    ({"web_search_options": {}}, "web_search_options", "unknown_field"),
     ({"seed": 1 << 64}, "seed", "invalid_value"),
     ({"cache_pin": "../x"}, "cache_pin", "invalid_value"),
     ({"response_format": {"type": "xml"}}, "response_format", "invalid_value"),
@@ -387,6 +389,29 @@ def test_a_page_that_was_allowed_may_ask():
         assert before.headers["access-control-allow-origin"] == "https://good.example"
         assert web.post("/v1/completions", json=TEXT, headers=page).status_code == 200
         assert web.get("/health", headers={"origin": "https://other.example"}).status_code == 403
+
+
+def test_all_pages_may_ask_where_the_operator_says_so():
+    with visiting(origins=("*",)) as (_, web):
+        for origin in ("localhost", "https://any.example", "null"):
+            before = web.options("/v1/completions", headers={"origin": origin})
+            assert before.status_code == 200
+            allowed = {
+                name[21:]: value for name, value in before.headers.items() if name.startswith("access")
+            }
+            assert allowed == {
+                "origin": origin,
+                "credentials": "true",
+                "methods": "GET, POST",
+                "headers": "*",
+            }
+            answer = web.post("/v1/completions", json=TEXT, headers={"origin": origin})
+            assert answer.headers["access-control-allow-origin"] == origin
+        body = {"model": "mock"}
+        assert web.post("/stretto/models/unload", json=body, headers={"origin": origin}).status_code == 403
+        assert web.post("/stretto/models/unload", json=body).status_code == 200
+        assert web.get("/health", headers={"host": "evil.example"}).status_code == 200
+        assert web.get("/v1/models", headers={"host": "evil.example"}).status_code == 421
 
 
 MODELS = (ModelEntry("mock", str(TINY)),)

@@ -53,6 +53,18 @@ def test_a_schema_is_kept_to_whole_and_streamed(client):
         assert streamed == answer.choices[0].message.content
 
 
+def test_any_object_may_have_a_schema_too(client):
+    for shape in (
+        {"type": "json_object", "schema": PERSON},
+        {
+            "type": "json_schema",
+            "json_schema": {"schema": PERSON},
+        },  # as llama.cpp's clients leave the name out
+    ):
+        answer = client.chat.completions.create(**CHAT, response_format=shape)
+        jsonschema.validate(json.loads(answer.choices[0].message.content), PERSON)
+
+
 def test_openai_parses_into_classes(client):
     answer = client.chat.completions.parse(**CHAT, response_format=Person, seed=3)
     assert isinstance(answer.choices[0].message.parsed, Person)

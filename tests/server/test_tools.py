@@ -2,38 +2,16 @@
 
 import json
 import re
-from pathlib import Path
 
 import jsonschema
-import numpy as np
 import ollama
 import openai
 import pytest
 
-import vocabularies
 from serving import serving
-from stretto import LLM
 from stretto.server.calls import CallWatcher
-from stretto.testing import MockBackend
-from stretto.text.bpe import BPETokenizer
-from stretto.text.template import ChatTemplate
+from tool_models import SAID, make
 
-TEMPLATES = Path(__file__).parent.parent / "data" / "templates"
-SPECIALS = {
-    "chatml-tools": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"],
-    "mistral-nemo": [
-        *("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
-        *("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
-    ],
-    "smollm2": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"],
-}
-OSLO = '{"name": "weather", "arguments": {"town": "Oslo"}'
-SAID = {  # an answer with two calls, as the template's model writes it
-    "chatml-tools": f"Let me < see.\n<tool_call>\n{OSLO}}}\n</tool_call>\n"
-    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
-    "mistral-nemo": f'[TOOL_CALLS][{OSLO}, "id": "abcdefghi"}}, '
-    '{"name": "now", "arguments": {}, "id": "123456789"}]',
-}
 PARAMETERS = {
     "type": "object",
     "properties": {"town": {"type": "string", "maxLength": 9}},
@@ -42,22 +20,6 @@ PARAMETERS = {
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "x", "parameters": PARAMETERS}}
 TOOLS = [WEATHER, {"type": "function", "function": {"name": "now"}}]
 HELLO = [{"role": "user", "content": "Is it cold in Oslo?"}]
-
-
-def make(name, say):
-    """A model with a template that knows tools; it says a text, or noise."""
-    specials = SPECIALS[name]
-    values = vocabularies.bpe(specials=specials)
-    end = values["tokens"].index(specials[1])
-    tokenizer = BPETokenizer(vocabularies.metadata({**values, "eos_token_id": end}))
-    source = (TEMPLATES / f"{name}.jinja").read_text()
-    template = ChatTemplate(source, tokenizer.specials, bos=specials[0], eos=specials[1])
-
-    def noise(seen):
-        return np.random.default_rng(sum(seen)).standard_normal(tokenizer.n_vocab).astype(np.float32)
-
-    script = noise if say is None else [*tokenizer.encode(say, special=True, bos=False), end]
-    return LLM(MockBackend(script, tokenizer.n_vocab, 8192, 4096), tokenizer, template)
 
 
 def client_of(server):
@@ -211,3 +173,32 @@ def test_what_is_wrong_with_tools_is_said():
                 client.chat.completions.create(model="mock", messages=HELLO, extra_body=wrong)
         plain = client.chat.completions.create(model="mock", messages=HELLO, tools=TOOLS, tool_choice="none")
         assert plain.choices[0].message.tool_calls is None
+
+
+def test_an_answer_has_a_schema_beside_tools():
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": PARAMETERS}}
+    call = '<tool_call>{"name": "weather", "arguments": {"town": "Oslo"}}</tool_call>'
+    said = {"call": call, "answer": '{"town": "Bergen"}', "noise": None}
+    for kind, say in said.items():
+        with serving(lambda entry, say=say: make("chatml-tools", say)) as server, client_of(server) as client:
+            asked = {"model": "mock", "messages": HELLO, "tools": TOOLS, "response_format": shape}
+            (choice,) = client.chat.completions.create(**asked, temperature=0, max_tokens=2000).choices
+            if kind == "call":
+                assert [call.function.name for call in choice.message.tool_calls] == ["weather"]
+            elif kind == "answer":
+                assert json.loads(choice.message.content) == {"town": "Bergen"}
+            else:  # either of them, and nothing else
+                calls = choice.message.tool_calls or ()
+                texts = [call.function.arguments for call in calls if call.function.name == "weather"]
+                for text in texts if calls else [choice.message.content]:
+                    jsonschema.validate(json.loads(text), PARAMETERS)
+            one = {**asked, "tool_choice": {"type": "function", "function": {"name": "weather"}}}
+            (choice,) = client.chat.completions.create(**one, temperature=0, max_tokens=2000).choices
+            assert choice.message.tool_calls[0].function.name == "weather"
+
+
+def test_other_grammars_do_not_go_with_tools():
+    with serving(lambda entry: make("chatml-tools")) as server, client_of(server) as client:
+        grammar = {"grammar": {"type": "regex", "pattern": "a+"}}
+        with pytest.raises(openai.BadRequestError, match="grammar with tools"):
+            client.chat.completions.create(model="mock", messages=HELLO, tools=TOOLS, extra_body=grammar)

@@ -77,3 +77,11 @@ def test_a_sequence_has_the_text_that_was_cut(llm):
     with llm.sequence("x") as seq:
         result = llm.generate(seq, max_tokens=MAX_FORCED_STEP + 10, **OPTIONS)
         assert seq.text == "x" + result.text == "x" + LONG[: MAX_FORCED_STEP + 10]
+
+
+def test_forced_tokens_that_are_cached_are_not_of_the_prompt(llm):
+    options = {"grammar": Grammar.choices(["a rather long text"])}
+    first, second = (llm.generate("Hi", **options).usage for _ in range(2))
+    beams = llm.generate("Hi", beams=2, **options).usage
+    assert [usage.cached_tokens for usage in (first, second, beams)] == [0, 2, 2]
+    assert second.prompt_tokens == 2

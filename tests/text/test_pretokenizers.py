@@ -1,4 +1,4 @@
-"""Every pre-tokenizer against llama.cpp, which made tests/data/pretokenizers.json."""
+"""Every pre-tokenizer against llama.cpp (tests/data/pretokenizers.json) or its maker (maker_cuts.json)."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,13 @@ import pytest
 
 from stretto.errors import InvalidRequest, ModelError
 from stretto.text.loading import load_tokenizer
-from stretto.text.pretokenizers import PRETOKENIZERS, pretokenizer
+from stretto.text.pretokenizers import FOLLOW_MAKERS, PRETOKENIZERS, pretokenizer
 from stretto.text.tokenizer import chunks
 from vocabularies import BYTE, CONTROL, NORMAL, bpe, metadata
 
-GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "pretokenizers.json").read_text("utf-8"))
+DATA = Path(__file__).parent.parent / "data"
+GOLDEN = json.loads((DATA / "pretokenizers.json").read_text("utf-8"))
+MAKERS = json.loads((DATA / "maker_cuts.json").read_text("utf-8"))
 REQUIRED = "default smollm gpt-2 llama3 llama-bpe qwen2 deepseek-llm deepseek-coder falcon starcoder tekken"
 
 
@@ -31,10 +33,31 @@ def tokenizers():
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("name", sorted(PRETOKENIZERS))
+@pytest.mark.parametrize("name", sorted(PRETOKENIZERS.keys() - FOLLOW_MAKERS))
 def test_ids_are_those_of_llama_cpp(tokenizers, name):
     for text, ids in zip(GOLDEN["texts"], GOLDEN["ids"][GOLDEN["names"][name]], strict=True):
         assert tokenizers[name].encode(text) == ids, text
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", sorted(FOLLOW_MAKERS))
+def test_texts_are_cut_as_the_makers_cut(tokenizers, name):
+    family = name if name in MAKERS["cuts"] else "gpt-4o"
+    cut = tokenizers[name]._engine.pre_tokenizer.pre_tokenize_str
+    texts = [*GOLDEN["texts"], *MAKERS["texts"]]
+    for text, lengths in zip(texts, MAKERS["cuts"][family], strict=True):
+        assert [end - begin for _, (begin, end) in cut(text)] == lengths, text
+
+
+@pytest.mark.parametrize("name", sorted(FOLLOW_MAKERS))
+def test_llama_cpp_differs_from_the_makers_only_in_marks_and_case(tokenizers, name):
+    found = [
+        text
+        for text, ids in zip(GOLDEN["texts"], GOLDEN["ids"][GOLDEN["names"][name]], strict=True)
+        if tokenizers[name].encode(text) != ids
+    ]
+    assert 5 <= len(found) <= 7
+    assert "नमस्ते दुनिया। कैसे हो?" in found
 
 
 @pytest.mark.parametrize("name", sorted(PRETOKENIZERS))

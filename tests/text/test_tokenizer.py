@@ -332,7 +332,7 @@ def test_decode_never_raises_on_bytes_that_are_no_text():
 N, M = len(bpe()["tokens"]), len(spm()["tokens"])
 HOSTILE = {
     "model missing": (bpe(model=None), "tokenizer.ggml.model.*missing"),
-    "model unknown": (bpe(model="rwkv"), "'rwkv' are not supported, only 'gpt2'"),
+    "model unknown": (bpe(model="plamo2"), "'plamo2' are not supported, only 'gpt2'"),
     "model no string": (bpe(model=3), "tokenizer.ggml.model.*must be a string"),
     "pre no string": (bpe(pre=True), "tokenizer.ggml.pre.*must be a string"),
     "no tokens": (bpe(tokens=None), "tokenizer.ggml.tokens.*missing"),

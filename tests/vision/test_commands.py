@@ -5,7 +5,10 @@ import pytest
 
 import stretto.llm
 from stretto.cli import main
-from stretto.cli.chat import Chat
+from stretto.cli.chatting import files
+from stretto.cli.chatting.loop import take
+from stretto.cli.chatting.pictures import find_images
+from stretto.cli.chatting.session import Chat
 from stretto.cli.conversation import Conversation
 from tiny_vision import picture, seeing_llm
 
@@ -64,22 +67,57 @@ def test_run_without_vision_or_file(loaded, file, capsys):
     assert not loaded
 
 
-def test_chat(file, capsys):
+def parts(turn):
+    return [type(part).__name__ for part in turn.question]
+
+
+def test_chat(file, capsys, tmp_path):
     with seeing_llm("mlp") as llm:
-        chat = Chat(llm, "m", Conversation(), SETTINGS, stats=False)
-        assert chat.take(f"/image {file}")
+        chat = Chat(llm, "m", Conversation(), SETTINGS)
+        assert take(chat, f"/image {file}")
         assert "40 × 40" in capsys.readouterr().err
-        assert chat.take("AB")
-        first = chat.conversation.turns[0]["content"]
-        assert [type(part).__name__ for part in first] == ["Image", "str"]
-        assert chat.take("CD")  # the image stays in the conversation, and is not shown again
-        assert chat.conversation.turns[2]["content"] == "CD"
+        assert take(chat, "AB")
+        assert parts(chat.conversation.turns[1]) == ["Image", "str"]
+        assert take(chat, "CD")  # the image stays in the conversation, and is not shown again
+        assert chat.conversation.turns[2].question == "CD"
         assert llm.vision.n_encoded == 1
         capsys.readouterr()
-        assert chat.take("/save x.json")
-        assert "images cannot be saved" in capsys.readouterr().err
-        assert chat.take("/image")
+        assert take(chat, f"/save {tmp_path}/x.json")
+        saved = files.load(tmp_path / "x.json")
+        first, second = saved.turns[1].question
+        assert (first.pixels == picture(0).pixels).all()
+        assert second == "AB"
+        assert take(chat, "/image")
         assert "needs the name" in capsys.readouterr().err
         llm.vision = None
-        assert chat.take(f"/image {file}")
+        assert take(chat, f"/image {file}")
         assert "--vision" in capsys.readouterr().err
+
+
+def test_paths_of_images_anywhere_in_a_line(file, capsys, monkeypatch):
+    monkeypatch.chdir(file.parent)
+    with seeing_llm("mlp") as llm:
+        chat = Chat(llm, "m", Conversation(), SETTINGS)
+        assert take(chat, f"{file} and 'cat.png': alike?")
+        assert parts(chat.conversation.turns[1]) == ["Image", "str", "Image", "str"]
+        assert take(chat, "/edit")
+        assert (chat.draft, len(chat.images)) == ("and : alike?", 2)
+        llm.vision = None
+        chat.images = []
+        assert take(chat, "See cat.png")
+        assert "sees no images" in capsys.readouterr().err
+        assert chat.conversation.last().question == "See cat.png"
+
+
+def test_which_words_are_images(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spaced = tmp_path / "a cat.png"
+    spaced.write_bytes(file.read_bytes())
+    for line, found in {
+        "What is in cat.png?": ["cat.png"],
+        "(cat.png) ./cat.png, ok": ["cat.png", "./cat.png"],
+        "a\\ cat.png": ["a\\ cat.png"],
+        '"a cat.png" cat.png': ['"a cat.png"', "cat.png"],
+        "no.png, cat.txt, a\0.png, it's cat": [],
+    }.items():
+        assert [line[start:end] for start, end, _ in find_images(line)] == found

@@ -102,7 +102,8 @@ class NativeBackend:
         """
         if rows.tensor.format not in PACKABLE:
             raise ModelError(
-                f"{rows.tensor.format.name} is not supported; backend='reference' may read it",
+                f"weights in {rows.tensor.format.name} are read by no backend; make the file again from the "
+                "original model, in another format (stretto quantize)",
                 path=file.path,
                 field=f"tensor {rows.tensor.name!r}",
             )

@@ -11,6 +11,8 @@ free. The table defines the attention mask: a token attends to the cells of its 
 its own, so the backend gets a *view* (the sequence's cells in position order, within one position in order of
 token) and how many of them. Every operation updates the views.
 
+An edit that an exception interrupts, wherever that is, is undone before the next one (cache/edits.py).
+
 With recurrent layers there are `slots` too, and a sequence's cells end where its state stands: removing its
 end takes it back to its last checkpoint, with its cells; copies end at one; other edits are `Unsupported`.
 """
@@ -22,9 +24,9 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stretto.cache.changes import CellChanges, ChangeLog
+from stretto.cache.changes import CellChanges
 from stretto.cache.checks import MAX_POSITION, check_id, check_integers, check_members, check_range
-from stretto.cache.slots import Slots
+from stretto.cache.state import CellState
 from stretto.cache.views import View, follow_up_each
 from stretto.errors import CacheFull, InvalidRequest
 
@@ -33,27 +35,12 @@ Ints = NDArray[np.int32]
 FEW_CELLS = 8
 
 
-class Cells:
+class Cells(CellState):
     """A fixed number of cells and the sequences that use them.
 
     `positions` and `tokens` have an entry for every cell (−1 where it is free), as has `shares`: the number
     of sequences that the cell belongs to.
     """
-
-    def __init__(self, n_cells: int, slots: Slots | None = None) -> None:
-        if isinstance(n_cells, bool) or not isinstance(n_cells, int) or not 1 <= n_cells <= 1 << 30:
-            raise InvalidRequest(
-                f"cells must be an integer from 1 to 2^30, not {n_cells!r}", param="cells", value=n_cells
-            )
-        self.n_cells = n_cells
-        self.slots = slots  # the states of recurrent layers, if the model has any
-        self.positions = np.full(n_cells, -1, np.int32)
-        self.tokens = np.full(n_cells, -1, np.int32)
-        self.shares = np.zeros(n_cells, np.int32)
-        self.views: dict[int, View] = {}  # of the sequences that have cells
-        self.lags: Ints | None = None  # how far rotated positions are behind (cache/lags.py), if any are
-        self.log = ChangeLog(n_cells)
-        self._free = list(range(n_cells - 1, -1, -1))  # a stack; low cells are handed out first
 
     def __len__(self) -> int:
         return self.n_cells
@@ -142,6 +129,7 @@ class Cells:
 
         All or nothing: without enough free cells nothing changes and `CacheFull` is raised.
         """
+        self._recover()
         ids, places = check_integers(tokens, "tokens", -1), check_integers(positions, "positions", 0)
         n = len(ids)
         if len(places) != n or len(sequences) != n:
@@ -150,6 +138,12 @@ class Cells:
             )
         known: dict[tuple[int, ...], list[int]] = {}
         sets = [known.get(key) or known.setdefault(key, check_members(key)) for key in map(tuple, sequences)]
+        first, edit = min(places, default=0), self._begin()
+        for members in known.values():
+            for sequence in members:
+                view = self.views.get(sequence)
+                edit.note(sequence, view, view is not None and view.last[0] >= first)
+        self._edit = edit
         taken = self._take(n)
         cells = np.array(taken, np.int32)
         if n <= FEW_CELLS:  # for a few, going through them is faster than three indexed stores
@@ -175,6 +169,7 @@ class Cells:
                     view.extend(cells[start:stop], self.positions, self.tokens)
                 self.log.touch(sequence, cells[start:stop])
             start = stop
+        self._end()
         return cells
 
     def append(
@@ -185,6 +180,9 @@ class Cells:
         As `place`, all or nothing; returns the cells, their positions, and of each sequence's view the array,
         how many of its entries are valid, and the number of its last edit.
         """
+        edit = self._begin()
+        edit.note_appended(sequences, [self.views.get(sequence) for sequence in sequences])
+        self._edit = edit
         taken, log = self._take(len(tokens)), self.log
         log.version = version = log.version + 1
         if len(taken) > FEW_CELLS:
@@ -195,6 +193,7 @@ class Cells:
             log.cells[cells] = version
             log.sequences.update(dict.fromkeys(sequences, version))
             stores, counts = [view.store for view in views], [view.n for view in views]
+            self._end()
             return taken, places, stores, counts, [view.edits for view in views]
         places, stores, counts, edits = [], [], [], []
         for cell, token, sequence in zip(taken, tokens, sequences, strict=True):
@@ -210,10 +209,14 @@ class Cells:
             stores.append(view.store)
             counts.append(view.n)
             edits.append(view.edits)
+        self._end()
         return taken, places, stores, counts, edits
 
     def reserve(self, sequence: int, n: int) -> Ints:
         """Append cells for tokens that are not known yet; `name` sets them. As `place`, all or nothing."""
+        edit = self._begin()
+        edit.note_appended([sequence], [self.views.get(sequence)])
+        self._edit = edit
         taken, view = self._take(n), self._view(sequence)
         if self.lags is not None:
             self.lags[taken] = self.lags[view.cells[-1]] if view else 0
@@ -221,43 +224,56 @@ class Cells:
             self.positions[cell] = view.follow_up(cell, 0)
             self.tokens[cell] = 0
             self.shares[cell] = 1
+        self._end()
         return np.array(taken, np.int32)
 
     def name(self, sequence: int, cells: Ints, tokens: list[int]) -> None:
         """Set the tokens of the first of the cells that were reserved last."""
-        view = self.views[sequence]
+        self._recover()
+        view, edit = self.views[sequence], self._begin()
+        edit.note_columns(cells, self.positions, self.tokens)
+        self._edit = edit
         for cell, token in zip(cells.tolist(), tokens, strict=False):
             self.tokens[cell] = token
         if len(tokens) == len(cells):
             view.last = (view.last[0], tokens[-1])
         self.log.touch(sequence, cells)
+        self._end()
 
     def copy(self, source: int, target: int, start: int = 0, stop: int | None = None) -> int:
         """Put the cells of `source` at positions start ≤ p < stop also into `target`; return how many."""
+        self._recover()
         chosen = self._range(source, start, stop)
         if check_id(source) == check_id(target):
             return len(chosen)
+        edit = self._begin()
+        edit.note(target, self.views.get(target))
         if self.slots is not None and len(chosen):
             end = self.end(source) if stop is None else min(stop, self.end(source))
             self.slots.check_copy(source, start, end, target in self.views)
+            self._edit = edit
             self.slots.copy(source, target, end)
         held = self.views.get(target)
         if held:
             chosen = chosen[~np.isin(chosen, held.cells)]
         if len(chosen):
+            self._edit = edit
             self.shares[chosen] += 1
             self._view(target).extend(chosen, self.positions, self.tokens)
             self.log.touch(target, chosen)
+        self._end()
         return len(chosen)
 
     def remove(self, sequence: int, start: int = 0, stop: int | None = None) -> int:
         """Take the sequence out of its cells at start ≤ p < stop; return how many cells became free."""
+        self._recover()
         chosen = self._range(sequence, start, stop)
         self._check_tail(sequence, chosen)
         return self._drop(sequence, chosen)
 
     def remove_cells(self, sequence: int, cells: ArrayLike) -> int:
         """Take the sequence out of these cells, which must be its own; return how many became free."""
+        self._recover()
         chosen = np.unique(self._cells(cells))
         foreign = chosen[~np.isin(chosen, self.view(sequence))]
         if len(foreign):
@@ -268,8 +284,10 @@ class Cells:
     def rewind(self, sequence: int, position: int) -> None:
         """Take a sequence back to its last state at or before a position; cells behind that go."""
         assert self.slots is not None
-        self.slots.cut(sequence, position)
-        self._drop(sequence, self._range(sequence, self.slots.position(sequence), None))
+        with self._held():
+            self._note(sequence)
+            self.slots.cut(sequence, position)
+            self._drop(sequence, self._range(sequence, self.slots.position(sequence), None))
 
     def keep(self, sequence: int) -> int:
         """Remove all other sequences; return how many cells became free."""
@@ -279,7 +297,6 @@ class Cells:
         """Remove all sequences."""
         for sequence in self.sequences:
             self.remove(sequence)
-        self._free = list(range(self.n_cells - 1, -1, -1))
 
     def shift(self, sequence: int, start: int, stop: int | None, delta: int) -> Ints:
         """Move the sequence's cells at start ≤ p < stop by `delta` positions; return those cells.
@@ -287,6 +304,7 @@ class Cells:
         Their keys must then be rotated by `delta`. A cell has one position for all sequences that share it,
         so shared cells are refused: give the sequence cells of its own first (`unshare`).
         """
+        self._recover()
         chosen = self._range(sequence, start, stop).copy()
         if isinstance(delta, bool) or not isinstance(delta, (int, np.integer)):
             raise InvalidRequest(f"delta must be an integer, not {delta!r}", param="delta", value=delta)
@@ -303,49 +321,26 @@ class Cells:
             )
         if (self.shares[chosen] > 1).any():
             raise InvalidRequest(f"cells of sequence {sequence} in this range are shared; unshare them first")
+        edit, view = self._begin(), self.views[sequence]
+        edit.note(sequence, view)
+        edit.note_columns(chosen, self.positions, self.tokens)
+        self._edit = edit
         self.positions[chosen] = moved
-        self.views[sequence].sort(self.positions, self.tokens)
+        view.sort(self.positions, self.tokens)
         self.log.touch(sequence, chosen)
+        self._end()
         return chosen
 
     def unshare(self, sequence: int, start: int = 0, stop: int | None = None) -> tuple[Ints, Ints]:
         """Give the sequence cells of its own where it shares; return (old, new): K and V must be copied."""
-        chosen = self._range(sequence, start, stop)
-        old = chosen[self.shares[chosen] > 1].copy()
-        new = self.place(self.tokens[old], self.positions[old], [(sequence,)] * len(old))
-        if self.lags is not None:
-            self.lags[new] = self.lags[old]
-        self._drop(sequence, old)
+        with self._held():
+            chosen = self._range(sequence, start, stop)
+            old = chosen[self.shares[chosen] > 1].copy()
+            new = self.place(self.tokens[old], self.positions[old], [(sequence,)] * len(old))
+            if self.lags is not None:
+                self.lags[new] = self.lags[old]
+            self._drop(sequence, old)
         return old, new
-
-    # -- consistency --
-
-    def check(self) -> None:
-        """Raise `RuntimeError` if the table contradicts itself anywhere."""
-        shares = np.zeros(self.n_cells, np.int32)
-        for sequence, view in self.views.items():
-            if not view:
-                raise RuntimeError(f"sequence {sequence} has an empty view")
-            if len(np.unique(view.cells)) != len(view.cells):
-                raise RuntimeError(f"sequence {sequence} has a cell twice")
-            order = np.lexsort((self.tokens[view.cells], self.positions[view.cells]))
-            keys = np.stack((self.positions[view.cells], self.tokens[view.cells]))
-            if not np.array_equal(keys, keys[:, order]):
-                raise RuntimeError(f"the view of sequence {sequence} is out of order")
-            shares[view.cells] += 1
-        if not np.array_equal(shares, self.shares):
-            raise RuntimeError("the counts of sharing sequences are wrong")
-        free = np.zeros(self.n_cells, bool)
-        free[self._free] = True
-        if free.sum() != len(self._free) or not np.array_equal(free, shares == 0):
-            raise RuntimeError("the free cells are not those without a sequence")
-        if (self.positions[free] != -1).any() or (self.positions[~free] < 0).any():
-            raise RuntimeError("positions must be −1 in free cells and only there")
-        if self.slots is not None:
-            self.slots.check()
-            for sequence in {*self.views, *self.slots.views}:
-                if not self.slots.position(sequence) == self.end(sequence) == self.count(sequence):
-                    raise RuntimeError(f"the state of sequence {sequence} is not at the end of its cells")
 
     # -- within --
 
@@ -369,10 +364,24 @@ class Cells:
         return view
 
     def _drop(self, sequence: int, cells: Ints) -> int:
+        """Take cells out of a view, and with recurrent layers those that no state is left for."""
+        if self.slots is None or not len(cells):
+            return self._drop_cells(sequence, cells)
+        with self._held():
+            n_freed = self._drop_cells(sequence, cells)
+            self.slots.cut(sequence, self.end(sequence))
+            if self.slots.position(sequence) < self.end(sequence):
+                n_freed += self._drop(sequence, self._range(sequence, self.slots.position(sequence), None))
+        return n_freed
+
+    def _drop_cells(self, sequence: int, cells: Ints) -> int:
         if not len(cells):
             return 0
         cells = cells.copy()  # it may be a part of the view that is about to change
-        view = self.views[sequence]
+        view, edit = self.views[sequence], self._begin()
+        edit.note(sequence, view, not np.array_equal(cells, view.store[view.n - len(cells) : view.n]))
+        edit.note_columns(cells, self.positions, self.tokens)
+        self._edit = edit
         view.drop(cells, self.positions, self.tokens)
         self.log.touch(sequence, cells)
         if not view:
@@ -383,12 +392,8 @@ class Cells:
         self.positions[freed] = -1
         self.tokens[freed] = -1
         self._free.extend(np.sort(freed)[::-1].tolist())
-        n_freed = len(freed)
-        if self.slots is not None:
-            self.slots.cut(sequence, self.end(sequence))
-            if self.slots.position(sequence) < self.end(sequence):  # no state is left for the last cells
-                n_freed += self._drop(sequence, self._range(sequence, self.slots.position(sequence), None))
-        return n_freed
+        self._end()
+        return len(freed)
 
     def _check_tail(self, sequence: int, cells: Ints) -> None:
         """With recurrent layers only the end of a sequence can be removed."""

@@ -7,6 +7,7 @@ columns of just those, copied in microseconds.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +61,13 @@ class ChangeLog:
         self._removed.append((self.version, sequence))
         if len(self._removed) > MAX_REMOVED_SEQUENCES:
             self._forgotten, _ = self._removed.popleft()
+
+    def forget(self, sequences: Iterable[int]) -> None:
+        """Note that anything may have changed: readers get all of the table, with these sequences."""
+        self.version = self._forgotten = version = self.version + 1
+        self.cells[:] = version
+        self.sequences = dict.fromkeys(sequences, version)
+        self._removed.clear()
 
     def knows_since(self, since: int) -> bool:
         """Whether all changes since a version are known."""

@@ -16,9 +16,10 @@ parked sequence ends at its last one. States are evicted like cells, the least r
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence, ValuesView
+from collections.abc import Callable, Collection, Sequence, ValuesView
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import wraps
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +85,25 @@ class CacheStats:
     slot_bytes: int = 0  # of each
 
 
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+def _change(
+    method: Callable[Concatenate[PrefixCache, Args], Result],
+) -> Callable[Concatenate[PrefixCache, Args], Result]:
+    """A method that leaves a note if an exception ends it."""
+
+    @wraps(method)
+    def noted(self: PrefixCache, /, *args: Args.args, **options: Args.kwargs) -> Result:
+        outer, self.is_interrupted = self.is_interrupted, True
+        result = method(self, *args, **options)
+        self.is_interrupted = outer
+        return result
+
+    return noted
+
+
 class PrefixCache:
     """The parked sequences of a table of cells, least recently used first."""
 
@@ -93,6 +113,7 @@ class PrefixCache:
         self._trees: dict[Domain, Radix[Parked]] = {}  # those that are not empty
         self._entries: OrderedDict[int, Parked] = OrderedDict()
         self.lookups = self.hits = self.tokens_saved = self.evictions = 0
+        self.is_interrupted = False  # in a change that came to no end
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -104,6 +125,7 @@ class PrefixCache:
         """The parked sequences, least recently used first."""
         return self._entries.values()
 
+    @_change
     def park(self, sequence: int, items: Sequence[object], *, pins: int = 0, domain: Domain = COMMON) -> int:
         """Take over a sequence's first len(items) cells, one for each item; the others become free.
 
@@ -164,6 +186,7 @@ class PrefixCache:
             self.touch(source)
         return source, n
 
+    @_change
     def drop(self, entry: Parked) -> None:
         """Remove a parked sequence and free its cells."""
         self._forget(entry)
@@ -177,6 +200,7 @@ class PrefixCache:
             del self._trees[entry.domain]  # salts come and go
         del self._entries[entry.id]
 
+    @_change
     def unpin(self, sequence: int) -> None:
         """Undo one pin; without pins the sequence can be evicted. No effect if it is not parked."""
         entry = self._entries.get(sequence)
@@ -186,6 +210,7 @@ class PrefixCache:
                 self._forget(entry)
                 self.park(sequence, entry.items, domain=entry.domain)
 
+    @_change
     def evict(self, wanted: int) -> bool:
         """Evict parked sequences until `wanted` cells are free; return whether they are. Pinned ones stay."""
         for entry in list(self._entries.values()):
@@ -208,6 +233,7 @@ class PrefixCache:
 
     # -- states of recurrent layers --
 
+    @_change
     def evict_states(self, wanted: int) -> bool:
         """Evict checkpoints until `wanted` slots are free; return whether they are."""
         slots = self._slots
@@ -218,6 +244,7 @@ class PrefixCache:
             self.forget_state(found[0])
         return True
 
+    @_change
     def trim_states(self) -> None:
         """Evict checkpoints beyond their limit."""
         if self._slots is not None and self._slots.has_changed:
@@ -225,6 +252,7 @@ class PrefixCache:
                 self.forget_state(found[0])
             self._slots.has_changed = False
 
+    @_change
     def forget_state(self, slot: int, keep: Collection[int] = ()) -> None:
         """Take all sequences but `keep` out of a slot; parked ones are cut to the state before it."""
         assert self._slots is not None
@@ -258,10 +286,30 @@ class PrefixCache:
             counts[cells] = 0
         return int(((counts > 0) & (counts == self._cells.shares)).sum())
 
+    @_change
     def clear(self) -> None:
         """Remove every sequence that is not pinned."""
         for entry in [entry for entry in self._entries.values() if not entry.pins]:
             self.drop(entry)
+
+    def repair(self) -> None:
+        """Cut parked sequences to the cells that they have, after the table was repaired; find them anew."""
+        self._trees = {}
+        for entry in list(self._entries.values()):
+            n = min(len(entry.items), self._cells.count(entry.id))
+            tree = self._trees.get(entry.domain)
+            _, other = (0, None) if tree is None else tree.longest(entry.items[:n])
+            if not n or (other is not None and other.items == entry.items[:n]):
+                del self._entries[entry.id]
+                self._cells.remove(entry.id)
+                continue
+            entry.items = entry.items[:n]
+            self._cells.remove(entry.id, n)
+            self._trees.setdefault(entry.domain, Radix()).insert(entry.items, entry)
+        if self._slots is not None:
+            unpinned = {entry.id for entry in self._entries.values() if not entry.pins}
+            self._slots.parked = unpinned & self._slots.views.keys()
+        self.is_interrupted = False
 
     def stats(self) -> CacheStats:
         """Counts; see `CacheStats`."""

@@ -16,8 +16,6 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
-from pathlib import Path
-from stat import S_ISREG
 from types import TracebackType
 from typing import Any
 
@@ -27,6 +25,7 @@ from numpy.typing import NDArray
 from stretto.cache.snapshot_head import Expected, Snapshot, checked_path
 from stretto.cache.snapshot_images import IMAGE_TYPES, SavedImages, check_shapes
 from stretto.cache.snapshot_states import STATE_TYPES, SavedStates, check_states
+from stretto.cache.snapshot_tensors import SavedTensors
 from stretto.errors import SnapshotError
 from stretto.weights.files import atomic_write
 from stretto.weights.safetensors import safetensors_head
@@ -35,7 +34,6 @@ __all__ = ["Bytes", "Expected", "SavedStates", "Snapshot", "SnapshotFile", "writ
 
 Bytes = NDArray[np.uint8]
 
-MAX_HEAD_BYTES = 1 << 16  # of JSON; ours have about a thousand
 PIECE_BYTES = 1 << 20  # of cells that are read or written at a time
 UNKNOWN = "0" * 64  # stands for the checksum of cells that are still to be written
 TYPES = {"tokens": "I32", "positions": "I32", "cells": "U8"}
@@ -98,14 +96,21 @@ class SnapshotFile:
 
     def __init__(self, path: str | os.PathLike[str], expected: Expected) -> None:
         self.path = checked_path(path)
-        self._file = _open(self.path)
-        metadata: dict[str, str] = self._file.metadata() or {}
+        self._file = SavedTensors(self.path)
+        try:
+            self._read(expected)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _read(self, expected: Expected) -> None:
+        metadata = self._file.metadata
         Snapshot.check_version(metadata, self.path)
         self._n, cell_bytes, states_shape = self._check_tensors(expected)
-        tokens, positions = (self._file.get_tensor(name) for name in ("tokens", "positions"))
+        tokens, positions = (self._file.tensor(name) for name in ("tokens", "positions"))
         images = None
-        if "runs" in self._file.keys():  # noqa: SIM118 - it is no dict
-            images = SavedImages(**{name: self._file.get_tensor(name) for name in IMAGE_TYPES})
+        if "runs" in self._file.names():
+            images = SavedImages(**{name: self._file.tensor(name) for name in IMAGE_TYPES})
         self.snapshot = Snapshot.from_metadata(metadata, tokens, positions, self.path, images)
         self.snapshot.check(self.path)
         expected.check(self.snapshot, self.path)
@@ -121,13 +126,13 @@ class SnapshotFile:
 
         They are valid once the iterator ends: it raises `SnapshotError` at the end if the checksum is wrong.
         """
-        digest, cells = sha256(), self._file.get_slice("cells")
+        digest = sha256()
         # SHA-256 has instructions of its own on most processors, and is then the fastest hash in the standard
         # library. It still takes as long as reading, so it runs in a thread.
         with ThreadPoolExecutor(1) as pool:
             hashed = pool.submit(digest.update, b"")
             for first in range(0, self._n, self._step):
-                data: Bytes = cells[first : min(first + self._step, self._n)]
+                data: Bytes = self._file.rows("cells", first, min(first + self._step, self._n))
                 hashed.result()
                 hashed = pool.submit(digest.update, data.reshape(-1).data)
                 yield first, data
@@ -140,9 +145,8 @@ class SnapshotFile:
         saved, digest = self.snapshot.states, sha256()
         if saved is None:
             return
-        states = self._file.get_slice("states")
         for index in range(len(saved.positions)):
-            data: Bytes = states[index : index + 1]
+            data: Bytes = self._file.rows("states", index, index + 1)
             digest.update(data.reshape(-1).data)
             yield data
         if digest.hexdigest() != self._states_hash:
@@ -150,7 +154,7 @@ class SnapshotFile:
 
     def _check_tensors(self, expected: Expected) -> tuple[int, int, tuple[int, ...]]:
         """Number of tokens, bytes of a cell, shape of the states: types, shapes and lengths agree."""
-        names = set(self._file.keys())
+        names = self._file.names()
         wanted = TYPES | (IMAGE_TYPES if "runs" in names else {}) | (STATE_TYPES if "states" in names else {})
         if names != wanted.keys():
             raise SnapshotError(
@@ -160,10 +164,9 @@ class SnapshotFile:
             )
         shapes: dict[str, list[int]] = {}
         for name, kind in wanted.items():
-            tensor = self._file.get_slice(name)
-            shapes[name] = tensor.get_shape()
-            if tensor.get_dtype() != kind or len(shapes[name]) != (1 if name in FLAT else 2):
-                message = f"{kind} is needed, not {tensor.get_dtype()}{shapes[name]}"
+            shapes[name] = list(self._file.shape(name))
+            if self._file.type(name) != kind or len(shapes[name]) != (1 if name in FLAT else 2):
+                message = f"{kind} is needed, not {self._file.type(name)}{shapes[name]}"
                 raise SnapshotError(message, path=self.path, field=f"tensor {name!r}")
         (n,), (n_positions,), (n_cells, cell_bytes) = (shapes[name] for name in TYPES)
         if not n == n_positions == n_cells:
@@ -179,7 +182,7 @@ class SnapshotFile:
 
     def close(self) -> None:
         """Close the file."""
-        self._file = None
+        self._file.close()
 
     def __enter__(self) -> SnapshotFile:
         return self
@@ -188,27 +191,3 @@ class SnapshotFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _open(path: Path) -> Any:
-    """The file as the safetensors package reads it, which checks that the tensors fill it without a gap."""
-    import safetensors  # when it is needed: it takes longer than the rest of this module
-
-    opener: Any = safetensors.safe_open
-    try:
-        if not S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its other end
-            raise SnapshotError("is not a file", path=path)
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-        if length > MAX_HEAD_BYTES:
-            raise SnapshotError(
-                f"no saved sequence, or damaged: a head of {length} bytes, more than the "
-                f"{MAX_HEAD_BYTES} allowed",
-                path=path,
-                offset=0,
-            )
-        return opener(path, "numpy")
-    except FileNotFoundError:
-        raise SnapshotError("no such file", path=path) from None
-    except (OSError, safetensors.SafetensorError) as error:
-        raise SnapshotError(f"no saved sequence, or damaged: {error}", path=path) from None

@@ -96,11 +96,21 @@ class View:
         self._shown = None
         self._find_last(positions, tokens)
 
+    def restore(self, n: int, cells: Ints | None, positions: Ints, tokens: Ints) -> None:
+        """Become what it was: its first n entries, or these cells."""
+        if cells is not None:
+            store = np.empty(max(16, n), np.int32)
+            store[:n] = cells
+            self.store = store
+        self.n = n
+        self.sort(positions, tokens)
+
     def sort(self, positions: Ints, tokens: Ints) -> None:
         """Put the cells into order again."""
         cells = self.store[: self.n]
         cells[:] = cells[np.lexsort((tokens[cells], positions[cells]))]
         self.edits = next(_edits)
+        self._shown = None
         self._find_last(positions, tokens)
 
     def index(self, position: int, positions: Ints) -> int:

@@ -22,9 +22,11 @@ from stretto.cli.compare import compare
 from stretto.cli.convert import convert
 from stretto.cli.detect import detect
 from stretto.cli.devices import devices
+from stretto.cli.doctor import doctor
 from stretto.cli.embed import embed
 from stretto.cli.eval import eval_
 from stretto.cli.export import export
+from stretto.cli.help import Command, Group
 from stretto.cli.imatrix import imatrix
 from stretto.cli.inspect import inspect
 from stretto.cli.merge import merge
@@ -38,10 +40,12 @@ from stretto.cli.read import read
 from stretto.cli.rerank import rerank
 from stretto.cli.rm import rm
 from stretto.cli.run import run
+from stretto.cli.score import score
 from stretto.cli.segment import segment
 from stretto.cli.serve import serve
 from stretto.cli.tokenize import tokenize
 from stretto.cli.transcribe import transcribe
+from stretto.cli.unknown import renamed
 from stretto.errors import StrettoError
 
 EXIT_ERROR = 2
@@ -49,21 +53,36 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 app = typer.Typer(
     name="stretto",
+    cls=Group,
     help="Language models, and models of other kinds, on your own machine.",
     epilog="Errors are one line and exit code 2. A model is a name (stretto models), a path, "
-    "or hf:org/repo/file.gguf.",
-    add_completion=False,
+    "or hf:org/repo:Q4_K_M.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (chat, run, parallel, serve, pull, models, rm, merge, inspect, tokenize, devices, compare):
-    app.command()(command)
+for command in (
+    chat,
+    run,
+    parallel,
+    serve,
+    pull,
+    models,
+    rm,
+    merge,
+    inspect,
+    tokenize,
+    devices,
+    doctor,
+    compare,
+):
+    app.command(cls=Command)(command)
 for task in (embed, rerank, classify, detect, segment, read, transcribe):
-    app.command(rich_help_panel="Other kinds of models")(task)
+    app.command(cls=Command, rich_help_panel="Other kinds of models")(task)
 for making in (quantize, convert, imatrix):
-    app.command(rich_help_panel="Files in other formats")(making)
-app.command("perplexity", rich_help_panel="Quality")(perplexity)
-app.command("eval", rich_help_panel="Quality")(eval_)
+    app.command(cls=Command, rich_help_panel="Files in other formats")(making)
+app.command("score", cls=Command, rich_help_panel="Quality")(score)
+app.command("perplexity", cls=Command, rich_help_panel="Quality")(perplexity)
+app.command("eval", cls=Command, rich_help_panel="Quality")(eval_)
 app.add_typer(bench, name="bench")
 app.add_typer(export, name="export")
 
@@ -131,7 +150,7 @@ def _message(error: Exception) -> str:
         return str(error)
     # The parser's exceptions live in click or inside typer, depending on typer's version.
     if hasattr(error, "format_message"):
-        return f"{error.format_message()} (stretto --help shows more)"
+        return f"{error.format_message()}{renamed(error)} (stretto --help shows more)"
     if isinstance(error, OSError):
         return str(error)
     return f"{type(error).__name__}: {error} (a bug in Stretto; --debug shows where)"

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stretto.cli import options as o
+from stretto.cli.help import Command, Group
 
 if TYPE_CHECKING:
     from stretto.bench import Loop, Machine, Row
     from stretto.llm import LLM
 
-bench = typer.Typer(invoke_without_command=True)
+bench = typer.Typer(cls=Group, invoke_without_command=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, every sample in it.")]
 Tokens = Annotated[int, typer.Option(help="How many tokens to decode.")]
@@ -77,7 +78,7 @@ def speed(
         _print(model, setup, machine, rows)
 
 
-@bench.command()
+@bench.command(cls=Command)
 def loops(
     models: Annotated[list[str] | None, typer.Argument(help="Models (default: smollm2 gemma3-270m).")] = None,
     tokens: Tokens = 128,

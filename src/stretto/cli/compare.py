@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def compare(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name, a path, or hf:org/repo/file.gguf.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name, a path, or hf:org/repo:Q4_K_M.")],
     peer_python: Annotated[
         list[str] | None,
         typer.Option(

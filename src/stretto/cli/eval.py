@@ -11,7 +11,7 @@ from stretto.cli.perplexity import AsJson, Backend, Threads
 
 
 def eval_(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name, a path, or hf:org/repo/file.gguf.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name, a path, or hf:org/repo:Q4_K_M.")],
     task: Annotated[
         Path, typer.Argument(metavar="TASK.jsonl", help='Lines of {"context", "choices", "answer"}.')
     ],

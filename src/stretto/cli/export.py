@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-export = typer.Typer(help="Write a model in another format.", no_args_is_help=True)
+from stretto.cli.help import Command, Group
+
+export = typer.Typer(cls=Group, help="Write a model in another format.", no_args_is_help=True)
 
 
 @export.callback()
@@ -15,7 +17,7 @@ def _formats() -> None:
     """Write a model in another format."""
 
 
-@export.command()
+@export.command(cls=Command)
 def onnx(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A GGUF file, or a model that is here.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to write.")],

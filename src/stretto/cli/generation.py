@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 _OBEYED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _HARMLESS = frozenset("\n\t\u200c\u200d")
 
+_NOTHING = {
+    "length": "no answer within the limit of tokens",
+    "timeout": "no answer before the timeout",
+    "cancelled": "stopped before there was an answer",
+}
 _ENDS = {"length": "cut at the limit", "timeout": "cut by the timeout", "cancelled": "stopped"}
 
 
@@ -49,6 +54,16 @@ class Answer:
             facts.append(_ENDS[self.finish_reason])
         return ", ".join(facts)
 
+    @property
+    def nothing(self) -> str | None:
+        """Why there is no text, in a sentence; None if there is some."""
+        if self.text:
+            return None
+        why = _NOTHING.get(self.finish_reason, "the model ended its answer at once, without a token of text")
+        if self.reasoning:
+            return f"{why}; it only reasoned, {self.n_tokens:,} tokens long (--reasoning shows it)"
+        return f"{why}; another wording, a higher temperature or another model may help"
+
 
 def open_images(paths: Iterable[Path], vision: str | None) -> list[Image]:
     """Open image files, before the model is loaded."""
@@ -70,6 +85,7 @@ def open_llm(
     precision: str,
     repack: bool | str = "auto",
     vision: str | None = None,
+    kv: str = "f16",
 ) -> LLM:
     """Load a model; one that is not here is fetched first. Both are shown on stderr."""
     from rich.text import Text
@@ -86,6 +102,7 @@ def open_llm(
             device=device,
             threads=threads,
             cells=cells,
+            kv=kv,
             precision=precision,
             repack=repack,
             vision=vision,

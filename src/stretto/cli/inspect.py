@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from stretto.models import ModelSpec
     from stretto.weights.gguf import GGUF
     from stretto.weights.memory import Memory
@@ -17,20 +21,42 @@ _MAX_ELEMENTS = 6  # elements of an array that are shown
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(metavar="FILE|NAME", help="A GGUF file, or a model that is here.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|NAME",
+            help="A GGUF file, a folder, a model that is here, or hf:… of which only the head is fetched.",
+        ),
+    ],
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, nothing cut.")] = False,
 ) -> None:
     """Show a model's metadata, tensors, formats, and the memory that loading it needs."""
     from stretto.cli.output import print_json
-    from stretto.weights import hub
     from stretto.weights.folder import open_weights
 
-    with open_weights(hub.resolve(model, pull=False)) as file:
+    with _path_of(model) as (path, shown), open_weights(path) as file:
         if as_json:
-            print_json(_document(file))
+            print_json(_document(file) | ({"path": shown, "files": [shown]} if shown else {}))
         else:
-            _show(file, tensors)
+            _show(file, tensors, shown)
+
+
+@contextmanager
+def _path_of(model: str) -> Iterator[tuple[Path, str]]:
+    """The path of a model, and what to show in its place; of one on the Hub, its head for a while."""
+    from stretto.errors import ModelError
+    from stretto.weights import hub
+
+    try:
+        path = hub.resolve(model, pull=False)
+    except ModelError:
+        if not hub.is_online(model):
+            raise
+        with hub.head(model) as path:
+            yield path, f"{model} (its head; the weights are not here)"
+        return
+    yield path, ""
 
 
 def _document(file: GGUF) -> dict[str, Any]:
@@ -124,7 +150,7 @@ def _plain(value: Value) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
-def _show(file: GGUF, tensors: bool) -> None:
+def _show(file: GGUF, tensors: bool, shown: str = "") -> None:
     from stretto.cli.output import clean, console, size, table
 
     screen = console()
@@ -134,8 +160,8 @@ def _show(file: GGUF, tensors: bool) -> None:
         size(file.nbytes),
     ]
     screen.print(" · ".join([*title, f"GGUF {file.version}"]), style="bold")
-    for path in file.files:
-        screen.print(clean(str(path)), style="dim", soft_wrap=True)
+    for place in [shown] if shown else map(str, file.files):
+        screen.print(clean(place), style="dim", soft_wrap=True)
     spec, problem = _spec(file)
     need = _need(file, spec)
     for line in _words(spec, need) if spec is not None else filter(None, [problem]):

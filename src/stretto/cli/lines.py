@@ -1,39 +1,17 @@
-"""The lines of a chat: typed into a line editor with a history, or read from a pipe."""
+"""The lines of a chat that come from a pipe, and the file that keeps the lines of a keyboard."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-PROMPT = "> "
 HISTORY_LINES = 1000
-
-
-def typed(hint: Callable[[], None], history: Path | None) -> Iterator[str]:
-    """Lines from the terminal until Ctrl-D, or Ctrl-C twice; after the first Ctrl-C comes the hint."""
-    remember = _line_editor(history)
-    warned = False
-    while True:
-        try:
-            line = input(PROMPT)
-        except EOFError:
-            print()
-            return
-        except KeyboardInterrupt:
-            print()
-            if warned:
-                return
-            warned = True
-            hint()
-            continue
-        warned = False
-        if line.strip():
-            remember(line)
-            yield line
+HISTORY_BYTES = 8 << 20  # of the file; older lines are not read
+LINE_CHARACTERS = 16_384  # a longer text, such as a pasted file, is not remembered
 
 
 def piped() -> Iterator[str]:
@@ -44,35 +22,58 @@ def piped() -> Iterator[str]:
             yield text
 
 
-def _line_editor(history: Path | None) -> Callable[[str], None]:
-    """Make `input` a line editor where that is possible; returns a function that adds to the history."""
-    try:
-        import readline
-    except ImportError:  # some builds of Python have none; lines can be typed all the same
-        return lambda line: None
-    if history is None:
-        return lambda line: None
-    readline.clear_history()
-    with suppress(OSError):
-        for line in _remembered(history):
-            readline.add_history(line)
+class LineFile:
+    """A file of lines that only its owner can read; a text of several lines is kept as one.
 
-    def remember(line: str) -> None:
-        with suppress(OSError):  # a history is a convenience; a full disk must not end the chat
-            history.parent.mkdir(parents=True, exist_ok=True)
-            with _private(history, "a") as file:
-                file.write(line + "\n")
+    It is a convenience: one that cannot be read or written is no error.
+    """
 
-    return remember
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> list[str]:
+        """The last texts, oldest first; a file that has grown is cut back to them."""
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - HISTORY_BYTES))
+                lines = file.read().decode("utf-8", "replace").splitlines()
+        except OSError:
+            return []
+        last = lines[-HISTORY_LINES:]
+        if len(lines) > 2 * HISTORY_LINES or size > HISTORY_BYTES:
+            self._write("w", last)
+        return [_joined(line) for line in last]
+
+    def append(self, text: str) -> None:
+        """Add a text."""
+        if text.strip() and len(text) <= LINE_CHARACTERS:
+            self._write("a", [_one_line(text)])
+
+    def _write(self, mode: str, lines: list[str]) -> None:
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with _private(self._path, mode) as file:
+                file.writelines(f"{line}\n" for line in lines)
 
 
-def _remembered(path: Path) -> list[str]:
-    """The last lines of the history; a file that has grown is cut back to them."""
-    lines = path.read_text("utf-8", "replace").splitlines()
-    if len(lines) > 2 * HISTORY_LINES:
-        with _private(path, "w") as file:
-            file.writelines(f"{line}\n" for line in lines[-HISTORY_LINES:])
-    return lines[-HISTORY_LINES:]
+def _one_line(text: str) -> str:
+    r"""A text as one line.
+
+    >>> _one_line("a\nb")
+    'a\\nb'
+    """
+    lines = text.replace("\\", "\\\\").splitlines()
+    return "\\n".join(lines)
+
+
+def _joined(line: str) -> str:
+    r"""The text that `_one_line` made a line of.
+
+    >>> _joined(_one_line("a\nb\\n")) == "a\nb\\n"
+    True
+    """
+    return "\\".join(part.replace("\\n", "\n") for part in line.split("\\\\"))
 
 
 def _private(path: Path, mode: str) -> IO[str]:

@@ -9,10 +9,22 @@ import typer
 
 def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of objects.")] = False,
+    catalogue: Annotated[
+        bool,
+        typer.Option(
+            "--catalogue", help="List well-known models of the Hub: licence, size, whether each fits here."
+        ),
+    ] = False,
 ) -> None:
     """List the models that are here, and the names that can be pulled."""
     from stretto.cli.output import clean, console, print_json, size, table
     from stretto.weights import hub
+
+    if catalogue:
+        from stretto.cli.catalogue import show_catalogue
+
+        show_catalogue(as_json)
+        return
 
     known = hub.known()
     rows: list[dict[str, Any]] = [
@@ -57,3 +69,4 @@ def models(
         cells = (row["name"], can, size(row["bytes"]), row["license"] or "not stated", where)
         listing.add_row(*map(clean, cells), style=None if row["path"] else "dim")
     console().print(listing)
+    console().print("Well-known models of the Hugging Face Hub: stretto models --catalogue", style="dim")

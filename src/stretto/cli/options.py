@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from stretto.cli.completion import model_names
+
 _SAMPLING = "Sampling"
 _LIMITS = "Limits"
 _MACHINE = "Backend"
@@ -13,7 +15,14 @@ _MACHINE = "Backend"
 DEFAULT_MODEL = "smollm2"
 
 Model = Annotated[
-    str, typer.Option("--model", "-m", metavar="MODEL", help="A name, a path, or hf:org/repo/file.gguf.")
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="A name, a path, or hf:org/repo:Q4_K_M.",
+        autocompletion=model_names,
+    ),
 ]
 Vision = Annotated[
     str | None,
@@ -83,6 +92,31 @@ Seed = Annotated[
     typer.Option(help="For the same tokens again (default: a fresh one).", rich_help_panel=_SAMPLING),
 ]
 
+RepetitionPenalty = Annotated[
+    float | None,
+    typer.Option(
+        help="Above 1: tokens of the prompt and the answer become less probable.",
+        show_default=f"1{_OWN}",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+PresencePenalty = Annotated[
+    float | None,
+    typer.Option(
+        help="Subtracted from the logits of tokens that the answer has.",
+        show_default=f"0{_OWN}",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+FrequencyPenalty = Annotated[
+    float | None,
+    typer.Option(
+        help="The same, for each time that it has them.",
+        show_default=f"0{_OWN}",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+
 MaxTokens = Annotated[
     int | None,
     typer.Option(
@@ -124,10 +158,33 @@ Cells = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
-Backend = Annotated[str, typer.Option(help="What runs the model.", rich_help_panel=_MACHINE)]
+Kv = Annotated[
+    Literal["f16", "q8", "f32", "bf16", "fp8"],
+    typer.Option(
+        help="Type of the KV cache; q8 takes half the memory. bf16 and fp8 are for GPUs.",
+        rich_help_panel=_MACHINE,
+    ),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        metavar="lookup|MODEL",
+        help="Speculative decoding, the same text in fewer passes: by n-grams of the text, or by a small "
+        "model with the same tokenizer.",
+        rich_help_panel=_MACHINE,
+    ),
+]
+Backend = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="What runs the model: native, torch, onnx …", rich_help_panel=_MACHINE),
+]
 Device = Annotated[
     str,
-    typer.Option(help="The device: cpu, cuda … (default: by measurement).", rich_help_panel=_MACHINE),
+    typer.Option(
+        metavar="NAME",
+        help="Where it runs: cpu, cuda …; auto: where it is fastest, by measurement.",
+        rich_help_panel=_MACHINE,
+    ),
 ]
 Threads = Annotated[
     int | None,

@@ -28,6 +28,13 @@ Prune = Annotated[
     typer.Option(help="Remove what gets less than so many times the mean attention.", rich_help_panel=_SETS),
 ]
 PruneAfter = Annotated[int, typer.Option(help="Decide that so many steps later.", rich_help_panel=_SETS)]
+Delay = Annotated[
+    int,
+    typer.Option(help="Decide the text's token so many steps later at the latest.", rich_help_panel=_SETS),
+]
+Paths = Annotated[
+    int, typer.Option(help="Show so many of the most probable paths at the end.", rich_help_panel=_SETS)
+]
 Temperature = Annotated[
     float, typer.Option(help="Below 1 sharper, above 1 flatter, before the threshold.", rich_help_panel=_SETS)
 ]
@@ -43,9 +50,14 @@ def parallel(
     prune: Prune = None,
     prune_after: PruneAfter = 4,
     temperature: Temperature = 1.0,
+    delay: Delay = 16,
+    paths: Paths = 0,
     max_tokens: o.MaxTokens = None,
     stop: o.Stop = None,
     timeout: o.Timeout = None,
+    explore: Annotated[
+        bool, typer.Option("--explore", help="Walk through the alternatives with the arrow keys.")
+    ] = False,
     show_probs: Annotated[bool, typer.Option("--show-probs", help="Show the probabilities in sets.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object, at the end.")] = False,
     stats: o.Stats = None,
@@ -56,8 +68,8 @@ def parallel(
     repack: o.Repack = "auto",
 ) -> None:
     """Continue a prompt, and keep every probable token: sat[ on/ under/ beside] the."""
-    from stretto.cli.generation import note, open_llm, wants_stats
-    from stretto.cli.run import prompt_text
+    from stretto.cli.generation import note, open_llm, printable, wants_stats
+    from stretto.cli.prompts import prompt_text
 
     text = prompt_text(prompt)
     settings: dict[str, Any] = {
@@ -68,6 +80,7 @@ def parallel(
         "prune": prune,
         "prune_after": prune_after,
         "temperature": temperature,
+        "delay": delay,
         "max_tokens": max_tokens,
         "stop": stop or (),
         "timeout": timeout,
@@ -80,6 +93,9 @@ def parallel(
         precision=precision,
         repack=o.REPACK[repack],
     ) as llm:
+        if explore:
+            _explore(llm, text, max_width)
+            return
         stream = llm.parallel(text, stream=True, **settings)
         if as_json:
             from stretto.cli.output import print_json
@@ -87,8 +103,22 @@ def parallel(
             print_json({**stream.result.to_dict(), "statistics": statistics(stream.result), "model": model})
             return
         _show(stream, show_probs)
+        if paths:
+            for path in stream.result.paths(paths):
+                typer.echo(f"{path.logprob:9.2f}  {printable(path.text)}")
         if wants_stats(stats):
             note(_sentence(statistics(stream.result)))
+
+
+def _explore(llm: Any, prompt: str, width: int) -> None:
+    """Walk through the tree of alternatives, then print the text that was reached."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise typer.BadParameter("it needs a terminal; leave it out in a pipe", param_hint="--explore")
+    from stretto.cli.exploring.screen import explore
+    from stretto.cli.exploring.tree import Tree
+    from stretto.cli.generation import printable
+
+    typer.echo(prompt + printable(explore(Tree(llm, prompt, width))))
 
 
 def _show(stream: Any, probabilities: bool) -> None:

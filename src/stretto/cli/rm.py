@@ -6,10 +6,15 @@ from typing import Annotated
 
 import typer
 
+from stretto.cli.completion import model_names
+
 
 def rm(
     models: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="Names as `stretto models` has them.")
+        list[str],
+        typer.Argument(
+            metavar="NAME...", help="Names as `stretto models` has them.", autocompletion=model_names
+        ),
     ],
 ) -> None:
     """Remove models from this machine."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stretto.cli import constraints as c
 from stretto.cli import options as o
+from stretto.cli.completion import model_names
 from stretto.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -16,11 +18,35 @@ if TYPE_CHECKING:
 
 
 def run(
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, or with -, stdin.")] = None,
-    model: o.Model = o.DEFAULT_MODEL,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL] PROMPT",
+            help="The prompt, in quotes, and a model before it. What stdin has joins the prompt, and stands "
+            "before it.",
+            autocompletion=model_names,
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="A name, a path, or hf:org/repo/file.gguf.",
+            show_default=o.DEFAULT_MODEL,
+            autocompletion=model_names,
+        ),
+    ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat/--raw", help="Ask the prompt as a user would, or continue it as it is.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Ask the prompt as a user would, or continue it as it is (default: --chat if the model has "
+            "a chat template).",
+        ),
+    ] = None,
     system: o.System = None,
     template_arg: o.TemplateArg = None,
     reasoning: o.Reasoning = None,
@@ -32,15 +58,24 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: one object, at the end.")] = False,
     stats: o.Stats = None,
+    schema: c.Schema = None,
+    grammar: c.Lark = None,
+    regex: c.Regex = None,
+    choice: c.Choice = None,
     temperature: o.Temperature = None,
     top_k: o.TopK = None,
     top_p: o.TopP = None,
     min_p: o.MinP = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    presence_penalty: o.PresencePenalty = None,
+    frequency_penalty: o.FrequencyPenalty = None,
     seed: o.Seed = None,
     max_tokens: o.MaxTokens = None,
     stop: o.Stop = None,
     timeout: o.Timeout = None,
     cells: o.Cells = 8192,
+    kv: o.Kv = "f16",
+    draft: o.Draft = None,
     backend: o.Backend = "auto",
     device: o.Device = "auto",
     threads: o.Threads = None,
@@ -49,49 +84,100 @@ def run(
 ) -> None:
     """Answer one prompt, and show the text as it comes.
 
-    The prompt is continued as it is; --chat asks it in the model's own chat format instead.
+    Asks in the model's chat format; a model without one, or --raw, continues the text.
+    One argument is the prompt, unless it is the name or path of a model; two are model and prompt.
     """
     from stretto.cli.adapters import load_adapters
-    from stretto.cli.generation import note, open_images, open_llm, say, template_arguments, wants_stats
+    from stretto.cli.first_run import first_run_note
+    from stretto.cli.generation import open_images, open_llm, template_arguments
+    from stretto.cli.prompts import joined_prompt, model_and_prompt
 
     arguments = template_arguments(template_arg)
-    if system is not None and not chat:
-        raise InvalidRequest("--system is for --chat; without it the prompt is the model's whole input")
-    if arguments and not chat:
-        raise InvalidRequest("--template-arg is for --chat; without it no chat template is used")
+    for name, given in (("--system", system), ("--template-arg", arguments)):
+        if given and chat is False:
+            raise InvalidRequest(f"{name} is for a chat; with --raw the prompt is the model's whole input")
     images = open_images(image or [], vision)
-    text = prompt_text(prompt)
+    model, prompt = model_and_prompt(words or [], model, o.DEFAULT_MODEL)
     settings: dict[str, Any] = {
         **o.named(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p),
+        **o.named(
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+        ),
         "seed": seed,
         "max_tokens": max_tokens,
         "stop": stop or (),
         "timeout": timeout,
-        "reasoning": chat,
+        "grammar": c.constraint(schema, grammar, regex, choice),
     }
-    with open_llm(
-        model,
-        backend=backend,
-        device=device,
-        threads=threads,
-        cells=cells,
-        precision=precision,
-        repack=o.REPACK[repack],
-        vision=vision,
-    ) as llm:
+    text = joined_prompt(prompt)
+    if not text.strip() and not images:
+        raise InvalidRequest("the prompt is empty")
+    parts: Parts = (*images, text)
+    machine: dict[str, Any] = {
+        "backend": backend,
+        "device": device,
+        "threads": threads,
+        "cells": cells,
+        "kv": kv,
+        "precision": precision,
+        "repack": o.REPACK[repack],
+    }
+    with ExitStack() as stack:
+        llm = stack.enter_context(open_llm(model, vision=vision, **machine))
+        if draft is not None:
+            settings["draft"] = _drafter(draft, stack, machine)
         settings["adapter"] = load_adapters(llm, adapter or [])
-        parts: Parts = (*images, text)
-        asked: str | list[int] | Parts = parts if images else text
-        if chat:
+        settings["reasoning"] = chats = _chats(llm, model, chat, system is not None or bool(arguments))
+        asked: list[int] | Parts | str = parts if images else text
+        if chats:
             asked = _asked(llm, parts, system, arguments)
         if as_json:
             _print(llm, asked, settings, model)
         else:
-            answer = say(llm, asked, settings, show_reasoning=wants_stats(reasoning))
-            if wants_stats(stats):
-                note(str(answer))
-                if placement := getattr(llm.backend, "placement", None):
-                    note(str(placement))
+            _say(llm, asked, settings, reasoning, stats)
+            first_run_note(model)
+
+
+def _chats(llm: LLM, model: str, wanted: bool | None, needs_template: bool) -> bool:
+    """Whether the prompt is a message: as asked for, else if the model has a chat template."""
+    from stretto.cli.generation import note, wants_stats
+
+    if wanted is not None:
+        return wanted
+    if getattr(llm, "has_template", False):
+        return True
+    if needs_template:
+        raise InvalidRequest(
+            f"{model} has no chat template; --system and --template-arg are for models that chat"
+        )
+    if wants_stats(None):
+        note(f"{model} has no chat template: it continues the text")
+    return False
+
+
+def _drafter(draft: str, stack: ExitStack, machine: dict[str, Any]) -> Any:
+    """The value of `draft=`: "lookup", or a drafter with a model of its own."""
+    from stretto import DraftModel
+    from stretto.cli.generation import open_llm
+
+    if draft == "lookup":
+        return draft
+    return DraftModel(stack.enter_context(open_llm(draft, **machine)))
+
+
+def _say(llm: LLM, asked: Any, settings: dict[str, Any], reasoning: bool | None, stats: bool | None) -> None:
+    """Show the answer, that there is none, and its speed."""
+    from stretto.cli.generation import note, say, wants_stats
+
+    answer = say(llm, asked, settings, show_reasoning=wants_stats(reasoning))
+    if answer.nothing:
+        note(answer.nothing)
+    if wants_stats(stats):
+        note(str(answer))
+        if placement := getattr(llm.backend, "placement", None):
+            note(str(placement))
 
 
 def _asked(llm: LLM, parts: Parts, system: str | None, arguments: dict[str, Any]) -> list[int]:
@@ -119,15 +205,3 @@ def _print(llm: LLM, prompt: str | list[int] | Parts, settings: dict[str, Any], 
         "model": model,
     }
     print_json(document)
-
-
-def prompt_text(argument: str | None) -> str:
-    """The prompt. From stdin its last line break is removed, as a shell's `$(…)` does."""
-    from stretto.cli.generation import check_text, note
-
-    if argument is not None and argument != "-":
-        return check_text(argument)
-    if sys.stdin.isatty():
-        note("Type the prompt; Ctrl-D on a line of its own ends it.")
-    text = check_text(sys.stdin.buffer.read().decode("utf-8", "surrogateescape"))
-    return text.removesuffix("\n")

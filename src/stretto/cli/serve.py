@@ -28,7 +28,7 @@ def serve(
             "--model",
             "-m",
             metavar="[NAME=]MODEL",
-            help="A name, a path, or hf:org/repo/file.gguf; may be repeated. Loaded on first use "
+            help="A name, a path, or hf:org/repo:Q4_K_M; may be repeated. Loaded on first use "
             f"(default: {o.DEFAULT_MODEL}).",
             rich_help_panel=_MODELS,
         ),
@@ -134,7 +134,8 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="ORIGIN",
-            help="Web pages from there may use the server, as https://example.org; may be repeated.",
+            help="Web pages from there may use the server, as https://example.org, or '*': from everywhere; "
+            "may be repeated.",
             rich_help_panel=_ACCESS,
         ),
     ] = None,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+
+from stretto import forking
 
 LOCK_HANDOFF_SECONDS = 0.002  # between two steps, at most
 
@@ -15,7 +16,7 @@ class Arrivals:
     """Counts the threads that are making requests; `interrupt` ends a fused loop early for them."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = forking.condition()
         self._n = 0
         self.interrupt = np.zeros(1, np.uint8)  # read by the fused loop
 

@@ -22,11 +22,13 @@ from stretto.engine.engine import Engine
 from stretto.engine.output import TextOutput
 from stretto.engine.params import Keywords, RequestParams
 from stretto.engine.request import Request
-from stretto.engine.sequence import Sequence
+from stretto.engine.sequence import Sequence, track_in
 from stretto.engine.thoughts import Thoughts
 from stretto.engine.track import Track
 from stretto.engine.types import Result
 from stretto.errors import ContextOverflow, InvalidRequest
+from stretto.options.documenting import documented
+from stretto.options.generating import BRANCHING
 from stretto.sampling.params import check_integer, check_number
 from stretto.sampling.rng import RandomStream
 from stretto.structured import Compiled, Constraint, Guide, constraint
@@ -43,15 +45,10 @@ class BranchKeywords(Keywords, total=False):
     n: int | None
 
 
+@documented(BRANCHING)
 @dataclass(frozen=True)
 class Branching:
-    """How many texts come from a prompt, and how they are found.
-
-    - `n`: how many results; they come in a list
-    - `best_of`: sample so many, and keep the `n` (or the one) whose tokens are most probable on average
-    - `beams`: beam search with so many hypotheses, and the `n` best of them (or the best)
-    - `length_penalty`: a hypothesis counts with its log-probability / length ** length_penalty
-    """
+    """How many texts come from a prompt, and how they are found."""
 
     n: int | None = None
     best_of: int | None = None
@@ -116,7 +113,7 @@ def new_text(engine: Engine, prompt: Prompt, params: RequestParams) -> Request[P
     """A request for one text. A sequence as prompt is continued, and has the text when that has ended."""
     if isinstance(prompt, Sequence):
         with engine.lock:
-            track = prompt.track_in(engine)
+            track = track_in(engine, prompt)
             check_prompt(engine, track.position, params)
             check_same_salt(track, params)
             if params.seed is not None:
@@ -139,7 +136,7 @@ def new_branches(engine: Engine, prompt: Prompt, params: RequestParams, how: Bra
     seed = RandomStream(params.seed).seed  # one for all, and an index for each
     if isinstance(prompt, Sequence):
         with engine.lock:
-            track = prompt.track_in(engine)
+            track = track_in(engine, prompt)
             check_prompt(engine, track.position, params)
             check_same_salt(track, params)
             if params.seed is None:

@@ -9,12 +9,12 @@ cannot step the engine that is calling them.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from stretto import forking
 from stretto.backends.base import Backend, Draw, Prepares, SamplesRows
 from stretto.cache.cells import Cells
 from stretto.engine.arrivals import Arrivals
@@ -74,7 +74,8 @@ class Engine:
         self._lane: Lane | None = None  # the running requests, while all of them just sample on a device
         self._in_step = False
         self._n_steps = self._n_waiting = 0
-        self._stepped = threading.Condition()  # notified after every step
+        self._stepped = forking.condition()  # notified after every step
+        forking.abandon_in_child(self)
 
     @property
     def backend(self) -> Backend:
@@ -99,6 +100,7 @@ class Engine:
         with self.lock:
             self.runner.check_open()
             self.check_may_step()
+            self.runner.recover()
             self._in_step = True
             try:
                 self._step()
@@ -349,6 +351,8 @@ class Engine:
         several = list(tracks)
         with self.lock:
             self.runner.check_open()
+            if not self._in_step:
+                self.runner.recover()
             if self._in_step or self.scheduler.idle:
                 self._compute_now(several)
                 return
@@ -371,6 +375,12 @@ class Engine:
         with self.lock, self.encoding.of([track], everything):
             self.compute([track])
             yield
+
+    def abandon(self) -> None:
+        """Refuse everything from now on: this is a forked child."""
+        self.runner.abandon()
+        self._in_step = False
+        self._n_waiting = 0
 
     def close(self) -> None:
         """Cancel everything and free the backend."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from stretto.engine.branch import branching
 from stretto.engine.params import request_params
 from stretto.errors import InvalidRequest
+from stretto.options.documenting import documented
+from stretto.options.generating import OPTIONS
 from stretto.text.arguments import check_mapping
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 MAX_TOKEN = 1 << 31  # a token id that any vocabulary could have; the model itself checks the rest
 
 
+@documented(OPTIONS)
 class Options(Mapping[str, Any]):
     """Options of `generate`, `stream` and `chat`, as a value. Keywords of a call win over it.
 

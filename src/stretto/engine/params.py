@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Literal, TypedDict
 
@@ -16,6 +15,8 @@ from stretto.engine.adapters import Parts, adapter_parts
 from stretto.engine.combinations import check_combinations
 from stretto.engine.types import Token
 from stretto.errors import InvalidRequest
+from stretto.options.generating import GENERATE
+from stretto.options.other_names import unknown_name
 from stretto.sampling.hooks import NativeHook
 from stretto.sampling.params import SamplingParams, check_integer, check_number
 from stretto.structured import Compiled, Grammar, as_grammar
@@ -31,7 +32,7 @@ MAX_SALT_LENGTH = 256
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Keyword arguments of everything that samples; `SamplingParams` says what they mean."""
+    """Keyword arguments of everything that samples; `stretto.options` says what they mean."""
 
     temperature: float
     top_k: int
@@ -44,7 +45,7 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class Keywords(SamplingOptions, total=False):
-    """Keyword arguments of `generate`, `stream` and `chat`; `RequestParams` says what they mean."""
+    """Keyword arguments of `generate`, `stream` and `chat`; `stretto.options` says what they mean."""
 
     max_tokens: int | None
     seed: int | None
@@ -72,35 +73,12 @@ class Keywords(SamplingOptions, total=False):
 
 @dataclass(frozen=True)
 class RequestParams:
-    """A request's options, checked.
+    """A request's options, checked: those of `stretto.options.generating`, and what is made of them.
 
-    - `max_tokens`: how many to generate; None: to the end of the context
-    - `seed`: for the same tokens again; None: a fresh one, told in the result
-    - `stop`: strings that end the text and are not part of it, and functions that get the text so far
-      and return True to end it
-    - `stop_tokens`: ids that end it, as the model's own end tokens do unless `ignore_eos`
-    - `timeout`: seconds after which the text so far is returned
-    - `logprobs`: 0 for none, n for each token's own log-probability and the n best
-    - `hooks`: functions that get (logits, tokens) before each token and may change logits in place
-      (docs/control.md)
-    - `grammar`: what the text has to look like: a JSON schema, or made by `stretto.Grammar`
-      (docs/structured.md); the engine wants it compiled
-    - `callback`: gets each `Token`; returning False ends the generation
-    - `fused`: several tokens at a time in the backend's own loop, the same ones (`loop="fused"`)
-    - `may_run_ahead`: that is done unasked where the backend gains by it (`loop="auto"`)
-    - `priority`: requests with a higher one go first in the queue
-    - `overflow`: at the end of the context the generation ends ("error": never silently); "shift" forgets
-      the older half of the tokens behind the first `keep` and goes on
-    - `draft`: speculative decoding: "lookup", or a `Drafter` that proposes tokens; the
-      text stays the same
-    - `reasoning`: tell the model's reasoning apart from its answer: the result's `reasoning` and `text`
-      (docs/chat.md); what `chat` does unless it is False
-    - `adapter`: the name of a loaded adapter, or names with a scale for each (docs/adapters.md); None: the
-      model itself, or what the sequence was made with that is continued
-    - `cache_salt`: the prompt shares cached prefixes and images with prompts of the same salt alone; None
-      is the salt of all that give none
-    - `continues`: so many tokens at the end of the prompt are the start of the answer: its grammar and its
-      reasoning go on from there, and `answer_start` may be negative
+    - `stop_functions`: the functions among the entries of `stop`
+    - `grammar`: the engine wants it compiled
+    - `fused`: `loop="fused"`
+    - `may_run_ahead`: `loop="auto"`: several tokens at a time where the backend gains by it
     - `scored`: the log-probability of the whole is summed up
     """
 
@@ -135,7 +113,7 @@ class RequestParams:
 
 
 SAMPLING_NAMES = tuple(field.name for field in fields(SamplingParams))
-NAMES = (*SAMPLING_NAMES, *Keywords.__annotations__)
+NAMES = tuple(option.name for option in GENERATE)  # `n` and its kin too, which `branching` takes
 
 
 def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
@@ -264,9 +242,7 @@ def _drafter(options: Mapping[str, Any]) -> Drafter | None:
 def _known(options: Mapping[str, Any], names: tuple[str, ...]) -> None:
     for name in options:
         if name not in names:
-            near = get_close_matches(name, names, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(names)}"
-            raise InvalidRequest(f"there is no parameter {name!r}{hint}", param=name)
+            raise InvalidRequest(unknown_name(name, names), param=name)
 
 
 def _all(name: str, values: Any, test: Callable[[Any], Any], what: str) -> tuple[Any, ...]:

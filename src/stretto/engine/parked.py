@@ -8,7 +8,7 @@ from types import TracebackType
 from stretto.cache.prefix import CacheStats
 from stretto.engine.engine import Engine
 from stretto.engine.runner import Runner
-from stretto.engine.sequence import Sequence
+from stretto.engine.sequence import Sequence, track_in
 from stretto.errors import InvalidRequest
 
 
@@ -61,7 +61,7 @@ class ParkedSequences:
         if not isinstance(sequence, Sequence):
             raise InvalidRequest(f"{sequence!r} is not a sequence of this model", param="sequence")
         with engine.lock:
-            track = sequence.track_in(engine)
+            track = track_in(engine, sequence)
             if not runner.prefix_cache:
                 raise InvalidRequest(
                     "there is nothing to pin to: the model was loaded with prefix_cache=False"

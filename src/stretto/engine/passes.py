@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import POOLINGS, Activates, Batch, Head, Pooling, Projects
 from stretto.engine.adapters import adapter_parts
+from stretto.engine.borrowed import Borrower
 from stretto.engine.decoders.passes import EmbedPass, MeasurePass, Pass, ScorePass, normalized
 from stretto.engine.engine import Engine
 from stretto.engine.request import Request
-from stretto.engine.sequence import Sequence
+from stretto.engine.sequence import Sequence, prepare, track_in
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
 from stretto.sampling.rng import RandomStream
 
@@ -87,7 +88,7 @@ def activations_of(
     mix, found = runner.adapters.mix(adapter_parts(adapter)), []
     with engine.arrivals.arriving(), engine.lock:
         runner.check_open()
-        sequence = runner.new_id()
+        sequence = runner.borrowed.take(borrower := Borrower())
         try:
             for first in range(0, len(tokens), runner.chunk):
                 batch = Batch()
@@ -95,7 +96,7 @@ def activations_of(
                 batch.adapt(0, mix)
                 found.append(runner.activations(batch, layers))
         finally:
-            runner.cells.remove(sequence)
+            runner.borrowed.give_back(borrower, [sequence])
     return np.concatenate(found, axis=1)
 
 
@@ -165,11 +166,11 @@ def compute_all(engine: Engine, sequences: Seq[Sequence]) -> None:
     for sequence in sequences:
         if not isinstance(sequence, Sequence):
             raise InvalidRequest(f"{sequence!r} is not a sequence of this model", param="sequences")
-    tracks = [sequence.track_in(engine) for sequence in sequences]
+    tracks = [track_in(engine, sequence) for sequence in sequences]
     if len({track.id for track in tracks}) != len(tracks):
         raise InvalidRequest("a sequence is in the list twice; fork it to go two ways", param="sequences")
     for sequence in sequences:
-        sequence.prepare()
+        prepare(sequence)
     engine.compute(tracks)
 
 

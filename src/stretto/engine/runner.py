@@ -6,10 +6,9 @@ reuse of cached prefixes, parking (closed sequences stay in the prefix cache) an
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import count
 from weakref import WeakValueDictionary
@@ -17,6 +16,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto import forking
 from stretto.backends.base import Activates, Backend, Batch, Decoding
 from stretto.cache.cells import Cells
 from stretto.cache.items import Images, Pixels
@@ -24,6 +24,7 @@ from stretto.cache.prefix import CacheKey, Domain, PrefixCache
 from stretto.cache.radix import common
 from stretto.cache.slots import Slots
 from stretto.engine.adapters import Adapters
+from stretto.engine.borrowed import Borrowed, recover
 from stretto.engine.checkpoints import Checkpoints
 from stretto.engine.history import History
 from stretto.engine.images import REMEDY
@@ -33,6 +34,7 @@ from stretto.engine.tokens import checked_tokens
 from stretto.engine.track import Rows, Source, Track, host_rows
 from stretto.errors import CacheFull, InvalidRequest
 from stretto.sampling.rng import RandomStream
+from stretto.weights.mapped import GuardedMap, broken_mappings, check_maps
 
 Floats = NDArray[np.float32]
 Work = tuple[Source, int]  # so many pending tokens of a source
@@ -75,15 +77,19 @@ class Runner:
         self.prefix_cache = prefix_cache
         self.context_length = min(self.spec.context_length, backend.n_cells)
         self.chunk = chunk  # tokens in one pass, at most
-        self.lock = threading.RLock()
+        self.lock = forking.recursive_lock()
         self.metrics = Metrics()
         self.history = History(self.metrics)
         self.tracks: WeakValueDictionary[int, Track] = WeakValueDictionary()  # those that are open
         self.adapters = Adapters(backend, self.tracks)
         self.orphans: deque[tuple[int, CacheKey, int | None]] = deque()  # of handles dropped without closing
         self.images: Images | None = None  # makes tokens of images, if the model has a vision encoder
+        self.maps: Collection[GuardedMap] = ()  # files that stay mapped
+        self._n_broken = 0
         self.closed = False
+        self._is_forked = False
         self._ids = count(FIRST_ID)
+        self.borrowed = Borrowed(self.cells, self._ids)
 
     # -- tracks --
 
@@ -183,8 +189,7 @@ class Runner:
             first = len(batch)
             wanted.append((source, source.fill(batch, n), len(batch) - first))
             batch.adapt(first, source.track.mix)
-        self._place(batch)
-        rows, start = self._compute(batch, hidden), 0
+        rows, start = self._compute(self._placing(batch), hidden), 0
         for source, n_rows, n in wanted:
             if n > source.step_tokens:
                 self.metrics.prompt_tokens += n
@@ -215,7 +220,7 @@ class Runner:
         if self.states is not None and n > self.states.slots.n_free:
             self.states.make_room([(number,) for number in ids])
         mixes = [track.mix for track in tracks] if self.adapters else None
-        rows = self._compute(Decoding(self.cells, tokens, ids, mixes))
+        rows = self._compute(lambda: Decoding(self.cells, tokens, ids, mixes))
         if self.states is not None:
             for track in tracks:
                 if track.checkpoints is not None:
@@ -223,22 +228,32 @@ class Runner:
         self.metrics.decoded_tokens += n
         return rows
 
-    def _place(self, batch: Batch) -> None:
-        """Take cells for a batch, and slots where states have to be copied."""
+    def _placing(self, batch: Batch) -> Callable[[], Batch]:
+        """Make room for a batch: what takes its cells, and slots where states have to be copied."""
         self.make_room(len(batch))
         if self.states is not None:
             self.states.make_room([members for members, _ in batch.states(self.cells).groups])
-        batch.place(self.cells)
 
-    def _compute(self, batch: Batch, hidden: bool = False) -> Rows:
-        """Run a batch that has its cells, and take them back if that fails."""
+        def place() -> Batch:
+            batch.place(self.cells)
+            return batch
+
+        return place
+
+    def _compute(self, place: Callable[[], Batch], hidden: bool = False) -> Rows:
+        """Place a batch and run it; cells that were not computed, for whatever reason, are given back."""
         begun, cpu = time.perf_counter(), time.thread_time()
         try:
+            self.cells.hold()
+            batch = place()
             if self.states is not None:
                 self.states.apply(batch.moves)
-            return self.backend.hidden(batch) if hidden else self.backend.forward(batch)
+            rows = self.backend.hidden(batch) if hidden else self.backend.forward(batch)
+            self.check_maps()
+            self.cells.commit()
+            return rows
         except BaseException:
-            batch.unplace(self.cells)
+            self.cells.rollback()
             raise
         finally:
             self.metrics.forward += time.perf_counter() - begun
@@ -253,20 +268,25 @@ class Runner:
         with self.lock:
             self.check_open()
             batch.check(self.spec.n_vocab, self.spec.n_vector, self.context_length)
-            self._place(batch)
-            return host_rows(self._compute(batch, hidden), self.spec.n_vocab)
+            rows = self._compute(self._placing(batch), hidden)
+            return host_rows(rows, self.spec.n_vocab)
 
     def activations(self, batch: Batch, layers: list[int]) -> Floats:
         """Place a batch and run it: float32[layers, n, n_embd], the residual stream at the end of layers."""
         assert isinstance(self.backend, Activates)
         batch.check(self.spec.n_vocab, self.spec.n_vector, self.context_length)
-        self._place(batch)
+        place = self._placing(batch)
         try:
+            self.cells.hold()
+            place()
             if self.states is not None:
                 self.states.apply(batch.moves)
-            return self.backend.activations(batch, layers)
+            states = self.backend.activations(batch, layers)
+            self.check_maps()
+            self.cells.commit()
+            return states
         except BaseException:
-            batch.unplace(self.cells)
+            self.cells.rollback()
             raise
 
     def shift(self, sequence: int, start: int, stop: int | None, delta: int, lag: int = 0) -> None:
@@ -346,6 +366,7 @@ class Runner:
 
     def park(self, sequence: int, key: CacheKey, exact: int | None, keep_id: bool = False) -> None:
         """Keep a sequence's cells in the prefix cache until space is needed."""
+        self.recover()
         n = min(len(key.items), self.cells.count(sequence))
         n = n if exact is None else min(n, exact)
         if self.slots is not None:
@@ -366,6 +387,7 @@ class Runner:
 
     def make_room(self, wanted: int) -> None:
         """See that so many cells are free: parked sequences are evicted, then `CacheFull` is raised."""
+        self.recover()
         if wanted <= self.cells.n_free and not self.orphans:
             return
         self.tidy()
@@ -378,9 +400,21 @@ class Runner:
         return self.cells.n_free + self.prefixes.n_evictable(taken)
 
     def tidy(self) -> None:
-        """Park the cells of handles that were dropped without being closed."""
+        """Park the cells of handles that were dropped without being closed; free those that nobody has."""
+        self.recover()
         while self.orphans:
             self.park(*self.orphans.popleft())
+        known = self.borrowed.ids()
+        for sequence in self.cells.sequences:
+            # An exception came while it was on its way from one owner to the next.
+            if sequence >= FIRST_ID and not (
+                sequence in self.tracks or sequence in self.prefixes or sequence in known
+            ):
+                self.cells.remove(sequence)
+
+    def recover(self) -> None:
+        """Undo what an exception interrupted, if any did."""
+        recover(self.cells, self.prefixes)
 
     def cache_full(self, wanted: int, claimed: Iterable[Match] = ()) -> CacheFull:
         """The error that says what holds the cells, and what to do."""
@@ -416,10 +450,23 @@ class Runner:
             raise InvalidRequest(f"this model sees no images; {REMEDY}", param="images")
         return self.images.tokens(image, salt)
 
+    def check_maps(self) -> None:
+        """Raise `ModelError` if a file that the model is read from was cut: the results are worthless."""
+        if broken_mappings() != self._n_broken:
+            check_maps(self.maps)
+            self._n_broken = broken_mappings()  # another model's
+
     def check_open(self) -> None:
         """Raise unless the model is open."""
+        if self._is_forked:
+            raise InvalidRequest(forking.FORKED)
         if self.closed:
             raise InvalidRequest("the model is closed; load it again")
+
+    def abandon(self) -> None:
+        """Refuse everything from now on, and leave the backend alone: this is a forked child."""
+        self.closed = self._is_forked = True
+        self.orphans.clear()
 
     def close(self) -> None:
         """Free the backend and the vision encoder."""

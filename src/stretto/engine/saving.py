@@ -55,7 +55,7 @@ class Saving:
         states = self._snapshot.states
         # A sequence for each state: that of one in use is never evicted.
         ends: Sequence[int | None] = (None,) if states is None else states.positions
-        self._holders = {runner.new_id(): end for end in ends}
+        self._holders = {runner.borrowed.take(self): end for end in ends}
         for holder, end in self._holders.items():
             runner.cells.copy(track.id, holder, 0, end)
 
@@ -86,8 +86,7 @@ class Saving:
             write_snapshot(path, self._snapshot, backend.cell_bytes, read, backend.slot_bytes, read_state)
         finally:
             with runner.lock:
-                for holder in self._holders:
-                    runner.cells.remove(holder)
+                runner.borrowed.give_back(self, self._holders)
 
 
 def restore(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from stretto.backends.base import DeviceRow, Draw
+from stretto.backends.base import DeviceRow
 from stretto.engine import editing
 from stretto.engine.adapters import Parts
 from stretto.engine.engine import Engine
@@ -19,6 +19,8 @@ from stretto.engine.saving import Saving, restore
 from stretto.engine.track import Row, Track
 from stretto.engine.types import Step
 from stretto.errors import InvalidRequest
+from stretto.options.documenting import documented
+from stretto.options.generating import SAMPLING
 from stretto.sampling.rng import RandomStream
 from stretto.sampling.sampler import log_probability
 from stretto.text.detokenizer import Detokenizer
@@ -141,13 +143,14 @@ class Sequence:
     def _compute_row(self) -> Row | DeviceRow:
         """The logits for the next token, where the backend has them; under the engine's lock."""
         track = self._track
-        self.prepare()
+        self._prepare()
         self._engine.compute([track])
-        self.check_open()
+        self._check_open()
         if track.logits is None:
             raise InvalidRequest(f"sequence {self.id} was changed while its logits were computed")
         return track.logits
 
+    @documented(SAMPLING)
     def sample(self, logits: ArrayLike | None = None, **options: Unpack[SamplingOptions]) -> int:
         """A token drawn from the logits as they are now, or from yours. Nothing is appended."""
         params = sampling_params(options)
@@ -160,16 +163,10 @@ class Sequence:
             )
         return self._track.sample(row, params)
 
+    @documented(SAMPLING)
     def step(self, **options: Unpack[SamplingOptions]) -> Step:
         """Sample a token and append it. An end token is returned and not appended."""
-        return self.step_with(sampling_params(options))
-
-    def draw(self, params: SamplingParams) -> Draw | None:
-        """What `step_with` will ask of a row on the backend's device; None if it is on the host."""
-        row = self._track.logits
-        if row is None or isinstance(row, np.ndarray):
-            return None
-        return self._track.draw(row, params, n_top=0)
+        return self._step(sampling_params(options))
 
     def _draw(self, params: SamplingParams) -> tuple[int, float]:
         """A token and its log-probability: on the device, unless the logits have been looked at."""
@@ -183,14 +180,13 @@ class Sequence:
         token = self._track.sample(row, params)
         return token, log_probability(row, token)
 
-    def step_with(self, params: SamplingParams) -> Step:
-        """`step`, with options that have been checked."""
+    def _step(self, params: SamplingParams) -> Step:
         token, logprob = self._draw(params)
         track = self._track
         if token in self._engine.tokenizer.end_ids:
             return Step(token, "", True, logprob)
         with self._engine.lock:
-            self.check_usable()
+            self._check_usable()
             track.check_room(1)
             track.append_sampled(token)
         return Step(token, self._text_state().push(token), False, logprob)
@@ -204,7 +200,7 @@ class Sequence:
         several = [what] if isinstance(what, (int, np.integer)) else what
         tokens = self._runner.check_tokens(several)
         with self._engine.lock:
-            self.check_usable()
+            self._check_usable()
             self._track.extend(tokens)
 
     # -- editing --
@@ -215,7 +211,7 @@ class Sequence:
         It continues this sequence's random numbers, unless it gets a seed of its own.
         """
         with self._engine.lock:
-            self.check_usable()
+            self._check_usable()
             random = self._track.random.fork() if seed is None else RandomStream(seed)
             self._engine.compute([self._track])  # so that there are cells to share
             twin = Sequence(self._engine, self._runner.fork(self._track, random))
@@ -234,7 +230,7 @@ class Sequence:
         their keys to the new positions.
         """
         with self._engine.lock:
-            self.check_usable()
+            self._check_usable()
             editing.remove(self._runner, self._track, start, stop, close, self._compute)
 
     def shift(self, start: int, stop: int | None = None, *, by: int) -> None:
@@ -244,7 +240,7 @@ class Sequence:
         """
         start, stop, by = editing.check_shift(start, stop, by)
         with self._engine.lock:
-            self.check_usable()
+            self._check_usable()
             self._runner.require_shift()
             self._compute(self._track)
             editing.shift(self._runner, self._track, start, stop, by)
@@ -252,7 +248,7 @@ class Sequence:
     def clear(self) -> None:
         """Remove all tokens; the next one stands at position 0 again."""
         with self._engine.lock:
-            self.check_usable()
+            self._check_usable()
             track = self._track
             self._runner.release(track)
             track.tokens = []
@@ -280,9 +276,9 @@ class Sequence:
         The file is there whole or not at all. Logits you have edited are not part of it.
         """
         with self._engine.lock:
-            self.check_usable()  # under the lock: a closed sequence must not be computed
+            self._check_usable()  # under the lock: a closed sequence must not be computed
             with self._engine.computed(self._track, everything=True):
-                self.check_usable()  # a callback of a request that ran meanwhile may have closed it
+                self._check_usable()  # a callback of a request that ran meanwhile may have closed it
                 saving = Saving(self._runner, self._track, self._text_state().state, self._engine.fingerprint)
         saving.write(path)
 
@@ -302,29 +298,19 @@ class Sequence:
         elif not track.closed and not self._runner.closed:
             self._runner.orphans.append((track.id, track.cache_key, track.exact))
 
-    # -- for the library itself --
-
-    def prepare(self) -> None:
-        """Make sure that computing the pending tokens gives logits: after an edit the last one is redone."""
-        self.check_usable()
+    def _prepare(self) -> None:
+        self._check_usable()
         self._track.redo_last()
 
-    def track_in(self, engine: Engine) -> Track:
-        """Its record in an engine; raises if it belongs to another one, or is closed."""
-        if self._engine is not engine:
-            raise InvalidRequest(f"{self!r} is not a sequence of this model")
-        self.check_usable()
-        return self._track
-
-    def check_open(self) -> None:
+    def _check_open(self) -> None:
         """Raise unless it and its model are open."""
         if self.closed:
             raise InvalidRequest(f"sequence {self.id} is closed; make a new one with llm.sequence")
         self._runner.check_open()
 
-    def check_usable(self) -> None:
+    def _check_usable(self) -> None:
         """Raise unless it is open and no request is continuing it."""
-        self.check_open()
+        self._check_open()
         if self._track.running:
             self._engine.settle()  # what was continuing it may have been dropped
         if self._track.running:
@@ -339,6 +325,34 @@ class Sequence:
             self._n_edits = self._track.n_edits
             self._detokenizer = self._engine.tokenizer.detokenizer()
         return self._detokenizer
+
+
+# -- for the library itself --
+
+
+def track_in(engine: Engine, sequence: Sequence) -> Track:
+    """The record of a sequence in an engine; raises if it belongs to another one, or is closed."""
+    if sequence._engine is not engine:
+        raise InvalidRequest(f"{sequence!r} is not a sequence of this model")
+    sequence._check_usable()
+    return sequence._track
+
+
+def prepare(sequence: Sequence) -> None:
+    """Make sure that computing the pending tokens gives logits: after an edit the last one is redone."""
+    sequence._prepare()
+
+
+def step_all(engine: Engine, sequences: list[Sequence], params: SamplingParams) -> list[Step]:
+    """A step of each sequence, whose logits are there; a device samples for all of them at once."""
+    rows = [(one._track, one._track.logits) for one in sequences]
+    draws = [
+        track.draw(row, params, n_top=0)
+        for track, row in rows
+        if row is not None and not isinstance(row, np.ndarray)
+    ]
+    engine.sample_ahead(draws)
+    return [sequence._step(params) for sequence in sequences]
 
 
 def new_sequence(

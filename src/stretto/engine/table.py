@@ -124,6 +124,7 @@ class CellTable:
     def check(self) -> None:
         """Raise `RuntimeError` if the table contradicts itself anywhere."""
         with self._engine.lock:
+            self._engine.runner.tidy()
             self._cells.check()
 
     # -- changing --

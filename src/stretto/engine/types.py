@@ -115,11 +115,11 @@ class Result:
     """
 
     text: str
-    tokens: list[int]
+    tokens: list[int] = field(repr=False)
     finish_reason: FinishReason
     stop_reason: str | int | None
     usage: Usage
-    timings: Timings
+    timings: Timings = field(repr=False)
     seed: int
     logprobs: list[Token] | None = field(default=None, repr=False)
     logprob: float | None = None

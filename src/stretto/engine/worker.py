@@ -9,6 +9,7 @@ import threading
 from contextlib import AbstractContextManager
 from typing import Any
 
+from stretto import forking
 from stretto.engine.engine import Engine
 from stretto.engine.news import News, notify
 from stretto.engine.request import Request
@@ -22,11 +23,12 @@ class Worker:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._requests: list[Request[Any]] = []
-        self._changed = threading.Condition()
+        self._changed = forking.condition()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._stepping = 0  # the thread's number while it is in a step
         self._told: set[News] = set()  # by this step
+        forking.abandon_in_child(self)
 
     def arriving(self) -> AbstractContextManager[None]:
         """Within it requests are being made, and a thread that steps makes room for them."""
@@ -64,6 +66,12 @@ class Worker:
             thread = self._thread
         if wait and thread is not None and thread is not threading.current_thread():
             thread.join()
+
+    def abandon(self) -> None:
+        """Forget the thread, which a forked child does not have."""
+        self._closed = True
+        self._thread, self._stepping = None, 0
+        self._requests, self._told = [], set()
 
     def _work(self) -> None:
         engine = self._engine

@@ -11,6 +11,7 @@ from stretto.engine.branch import Branches, branching
 from stretto.engine.branch import new_branches as branches_of
 from stretto.engine.branch import new_text as text_of
 from stretto.engine.params import RequestParams, request_params
+from stretto.engine.sequence import track_in
 from stretto.errors import InvalidRequest
 from stretto.llm.prompts import Prompt, prompt_ids
 from stretto.parallel import Run, new_run, parallel_params
@@ -71,7 +72,7 @@ def _start_of(engine: Engine, prompt: Prompt | Sequence, params: RequestParams) 
     """Token ids, or a sequence of this model."""
     if not isinstance(prompt, Sequence):
         return prompt_ids(engine, prompt, params.cache_salt)
-    prompt.track_in(engine)
+    track_in(engine, prompt)
     return prompt
 
 

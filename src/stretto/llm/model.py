@@ -27,7 +27,7 @@ from stretto.engine.passes import (
     logits_of,
     score_request,
 )
-from stretto.engine.sequence import new_sequence, restored_sequence
+from stretto.engine.sequence import new_sequence, restored_sequence, step_all
 from stretto.engine.table import CellTable
 from stretto.engine.types import Token
 from stretto.errors import InvalidRequest
@@ -37,6 +37,9 @@ from stretto.llm.prompts import Prompt, prompt_ids
 from stretto.llm.scores import PromptScores
 from stretto.llm.texts import Texts, is_list
 from stretto.models.adapting import target_of
+from stretto.options.documenting import documented
+from stretto.options.generating import SAMPLING
+from stretto.options.parallel import PARALLEL
 from stretto.parallel import ParallelStream, ParallelText, run_all
 from stretto.routing.route import Route
 from stretto.sampling.rng import RandomStream
@@ -103,19 +106,16 @@ class LLM(Texts, EngineModel):
 
     def score(self, ids: Seq[int] | str, *, adapter: Adapter | None = None) -> Floats:
         """float32[n-1]: the log-probability of each token after the first, given those before it."""
-        engine = self._engine
-        return cast(Floats, complete(engine, score_request(engine, prompt_ids(engine, ids), adapter)))
+        return cast(Floats, complete(self._engine, self._scoring(ids, adapter)))
 
     async def ascore(self, ids: Seq[int] | str, *, adapter: Adapter | None = None) -> Floats:
         """As `score`, to await; cancelling the task cancels it."""
         from stretto.engine.aio import finished_pass
 
-        engine = self._engine
+        return cast(Floats, await finished_pass(self._worker, partial(self._scoring, ids, adapter)))
 
-        def make() -> Request[Any]:
-            return score_request(engine, prompt_ids(engine, ids), adapter)
-
-        return cast(Floats, await finished_pass(self._worker, make))
+    def _scoring(self, ids: Seq[int] | str, adapter: Adapter | None) -> Request[Any]:
+        return score_request(self._engine, prompt_ids(self._engine, ids), adapter)
 
     def prompt_logprobs(
         self,
@@ -210,14 +210,14 @@ class LLM(Texts, EngineModel):
         stream: Literal[False] = False,
         **keywords: Unpack[ParallelOptions],
     ) -> list[ParallelText]: ...
+    @documented(PARALLEL)
     def parallel(
         self, prompt: Any, options: Options | None = None, *, stream: bool = False, **keywords: Any
     ) -> ParallelText | list[ParallelText] | ParallelStream:
         """Keep every token that is probable enough, several at one position (docs/parallel.md).
 
         A prompt is text, token ids, or a sequence, from a fork of which the run goes on; a list of them is
-        run in one batch. `ParallelParams` and `RequestParams` document the options. With `stream=True` steps
-        come one by one.
+        run in one batch. With `stream=True` steps come one by one.
 
         >>> llm.parallel("The cat", threshold=0.2, max_tokens=20).brackets
         """
@@ -248,6 +248,7 @@ class LLM(Texts, EngineModel):
         stream: Literal[True],
         **keywords: Unpack[ParallelOptions],
     ) -> AsyncParallelStream: ...
+    @documented(PARALLEL)
     def aparallel(
         self, prompt: Any, options: Options | None = None, *, stream: bool = False, **keywords: Any
     ) -> Awaitable[ParallelText | list[ParallelText]] | AsyncParallelStream:
@@ -304,14 +305,14 @@ class LLM(Texts, EngineModel):
         check_salt(cache_salt)
         return restored_sequence(self._engine, path, share, cache_salt)
 
+    @documented(SAMPLING)
     def step(self, sequences: Iterable[Sequence], **options: Unpack[SamplingOptions]) -> list[Step]:
         """Move several sequences on by one token each, with one forward pass for all."""
         params = sampling_params(options)
         several = list(sequences)
         with self._engine.lock:
             compute_all(self._engine, several)
-            self._engine.sample_ahead([draw for one in several if (draw := one.draw(params)) is not None])
-            return [sequence.step_with(params) for sequence in several]
+            return step_all(self._engine, several, params)
 
     def logits(self, sequences: Iterable[Sequence]) -> Floats:
         """float32[n, n_vocab]: the logits of several sequences, in one forward pass and without sampling.

@@ -8,7 +8,9 @@ from typing import Any, cast
 
 from stretto.engine import Engine
 from stretto.errors import InvalidRequest, Unsupported
+from stretto.llm.final import before_end, with_end
 from stretto.text.arguments import check_arguments, with_reasoning
+from stretto.text.parts import with_known_parts
 from stretto.text.systems import fit_system
 from stretto.text.template import ChatTemplate
 from stretto.tools.history import fit_calls
@@ -56,15 +58,20 @@ def conversation_ids(
     arguments: Mapping[str, Any] | None,
     variables: Mapping[str, Any],
     salt: str | None = None,
+    continue_final: bool = False,
 ) -> list[int]:
-    """The ids of a conversation, as the model's template writes it with these arguments."""
+    """The ids of a conversation, as the model's template writes it with these arguments.
+
+    With `continue_final` they end where the text of the last message does, for the model to go on with it.
+    """
     template = known_template(template)
+    if continue_final:
+        messages, variables = with_end(messages), {**variables, "add_generation_prompt": False}
     if arguments:
         variables = {**variables, **check_arguments(template, arguments)}
     tokenizer = engine.tokenizer
-    messages, tools = fit_calls(
-        template, tokenizer, with_reasoning(messages, template), variables.get("tools")
-    )
+    messages = with_known_parts(with_reasoning(messages, template), template.source)
+    messages, tools = fit_calls(template, tokenizer, messages, variables.get("tools"))
     messages = fit_system(template, messages, bool(tools))
     variables = {**variables, "tools": tools}
     parts: Iterable[str | int | Image]
@@ -72,6 +79,8 @@ def conversation_ids(
         parts = place_images(template, messages, tokenizer.specials, variables)
     else:
         parts = template.parts(messages, **variables)
+    if continue_final:
+        parts = before_end(list(parts))
     ids: list[int] = []
     for part in parts:
         if isinstance(part, int):

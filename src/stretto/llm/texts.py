@@ -17,13 +17,16 @@ from stretto.engine.worker import Worker
 from stretto.errors import InvalidRequest
 from stretto.llm.making import new_batch, new_branches, new_text
 from stretto.llm.prompts import Message, OnePrompt, Parts, Prompt, conversation_ids, known_template
+from stretto.options.documenting import documented
+from stretto.options.generating import ACHAT, CHAT, GENERATE, STREAM
+from stretto.options.refusing import check_backend
 from stretto.text.arguments import thinking_arguments
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.plan import ToolPlan, ToolStream, plan_tools
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
     from stretto.engine.aio import AsyncStream
     from stretto.engine.many import AsyncTexts
@@ -41,6 +44,11 @@ class Texts:
     _template: ChatTemplate | None
     tokenizer: Tokenizer
     defaults: Options
+
+    def __new__(cls, *args: Any, **keywords: Any) -> Self:
+        """An empty model for `__init__`; a name instead of a backend is answered with `stretto.load`."""
+        check_backend(args, keywords)
+        return super().__new__(cls)
 
     @overload
     def generate(
@@ -68,6 +76,7 @@ class Texts:
     def generate(
         self, prompt: Prompts, options: Options | None = None, *, n: None = None, **keywords: Unpack[Keywords]
     ) -> list[Result]: ...
+    @documented(GENERATE)
     def generate(
         self, prompt: OnePrompt | Sequence | Prompts, options: Options | None = None, **keywords: Any
     ) -> Result | list[Result] | list[list[Result]]:
@@ -75,8 +84,8 @@ class Texts:
 
         A prompt is text, a list of token ids, a tuple of texts and images, or a `Sequence`, which is then
         continued: it has the generated tokens in the end, and its edits and forks stay. (With `n`, `best_of`
-        or `beams` its forks are continued instead.) `RequestParams` documents the options, `Branching` those
-        for several texts from one prompt: with `n` each gets a list of results.
+        or `beams` its forks are continued instead.) Options of sampling that are not given are those that the
+        model's authors recommend (`llm.defaults`), if they do, or the defaults below.
 
         >>> llm.generate("The capital of France is", max_tokens=8, temperature=0).text
         """
@@ -86,12 +95,14 @@ class Texts:
             return self._run(several)  # type: ignore[return-value]  # as many with `n` as the overloads say
         return self._run([new_branches(self._engine, cast(Prompt, prompt), chosen)])[0]
 
+    @documented(STREAM)
     def stream(
         self, prompt: Prompt | Sequence, options: Options | None = None, **keywords: Unpack[Keywords]
     ) -> TextStream:
         """Generate token by token: iterate the stream, then read its `result`."""
         return TextStream(self._engine, new_text(self._engine, prompt, self._chosen(options, keywords)))
 
+    @documented(STREAM)
     def astream(
         self, prompt: Prompt | Sequence, options: Options | None = None, **keywords: Unpack[Keywords]
     ) -> AsyncStream:
@@ -127,6 +138,7 @@ class Texts:
     async def agenerate(
         self, prompt: Prompts, options: Options | None = None, *, n: None = None, **keywords: Unpack[Keywords]
     ) -> list[Result]: ...
+    @documented(GENERATE)
     async def agenerate(
         self, prompt: OnePrompt | Sequence | Prompts, options: Options | None = None, **keywords: Any
     ) -> Result | list[Result] | list[list[Result]]:
@@ -145,6 +157,7 @@ class Texts:
         results = [branches.results() for branches in several]
         return cast(list[Result], results) if whole else results[0]
 
+    @documented(STREAM)
     def astream_many(
         self,
         prompts: Seq[str | list[int] | Callable[[], list[int]]],
@@ -172,15 +185,19 @@ class Texts:
         *,
         template: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
+        continue_final: bool = False,
         **variables: Any,
     ) -> list[int]:
         """The ids of a conversation in the model's own format, up to where its answer begins.
 
         The text of a message can never become a special token. `template` are arguments of the chat template,
-        as in `chat`; `cache_salt` is that of the request, for its images.
+        as in `chat`; `cache_salt` is that of the request, for its images. `continue_final` ends them behind
+        the text of the last message, one of the assistant, which the model then continues.
         """
         check_salt(cache_salt)
-        return conversation_ids(self._engine, self._template, messages, template, variables, cache_salt)
+        return conversation_ids(
+            self._engine, self._template, messages, template, variables, cache_salt, continue_final
+        )
 
     @property
     def has_template(self) -> bool:
@@ -230,6 +247,7 @@ class Texts:
         template: Mapping[str, Any] | None = None,
         **keywords: Unpack[Keywords],
     ) -> Result | TextStream: ...
+    @documented(CHAT)
     def chat(
         self,
         messages: Seq[Message] | Sequence,
@@ -260,6 +278,7 @@ class Texts:
         (found,) = self._run([new_branches(self._engine, prompt, chosen)])
         return cast(Result, plan.read_all(found))
 
+    @documented(ACHAT)
     async def achat(
         self,
         messages: Seq[Message] | Sequence,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stretto.models.showing import short_repr
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -44,6 +46,8 @@ class Rope:
     magnitude: float = 1.0
     axes: tuple[int, ...] | None = None
     by_length: ByLength | None = None
+
+    __repr__ = short_repr
 
     @property
     def chosen(self) -> str:
@@ -88,7 +92,7 @@ class Norm:
     """
 
     name: str
-    eps: float
+    eps: float = field(repr=False)  # the same for all norms of a model
     kind: Literal["rms", "layer"] = "rms"
     weight: bool = True
     bias: bool = False

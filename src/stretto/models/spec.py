@@ -18,6 +18,7 @@ from stretto.models.feed_forward import Dense, Experts, FeedForward, Routing
 from stretto.models.heads import Head, Projection
 from stretto.models.mixers import Attention, Beside, Convolution, DeltaNet, Latent, Mamba2, Mixer
 from stretto.models.parts import Norm, Rope, Shapes, Slice, Temperature
+from stretto.models.showing import short_repr
 from stretto.models.streams import LayerInput, LowRank, PerLayer, Streams
 
 __all__ = [
@@ -67,6 +68,8 @@ class Layer:
     output_scale: bool = False  # at the end x is multiplied by a number of the file
     sum_norm: Norm | None = None  # of x once the mixer's output has been added
     ffn_sum_norm: Norm | None = None
+
+    __repr__ = short_repr
 
     def within(self, context: int) -> Layer:
         """The layer in a context of so many tokens."""
@@ -162,6 +165,8 @@ class ModelSpec:
     embedding_norm: Norm | None = None
     embedder: Head | None = None  # what makes a vector of a text; None: the file says nothing about it
     classifier: Head | None = None  # what makes scores of a text
+
+    __repr__ = short_repr
 
     def within(self, context: int) -> ModelSpec:
         """The spec for a context of at most so many tokens, where that makes a difference to its ropes."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -13,6 +12,9 @@ from numpy.typing import ArrayLike
 from stretto.engine.combinations import check_parallel
 from stretto.engine.params import Hook, RequestParams, Stop, request_params
 from stretto.errors import InvalidRequest
+from stretto.options.documenting import documented
+from stretto.options.other_names import unknown_name
+from stretto.options.parallel import OWN as OWN_OPTIONS
 from stretto.parallel.schedule import Schedule, check_threshold
 from stretto.parallel.sets import Matrix
 from stretto.parallel.types import Member, ParallelStep
@@ -22,10 +24,11 @@ from stretto.structured import Grammar
 Mode = Literal["isolated", "visible"] | ArrayLike | Callable[[list[Member]], ArrayLike]
 
 MAX_WIDTH = 256
+MAX_DELAY = 4096
 
 
 class ParallelOptions(TypedDict, total=False):
-    """Keyword arguments of `llm.parallel`; `ParallelParams` and `RequestParams` say what they mean."""
+    """Keyword arguments of `llm.parallel`; `stretto.options` says what they mean."""
 
     threshold: float | Schedule
     mode: Mode
@@ -34,6 +37,7 @@ class ParallelOptions(TypedDict, total=False):
     prune: float | None
     prune_after: int
     temperature: float
+    delay: int
     attention: bool | Literal["mean"]
     max_tokens: int | None
     stop: Stop | Iterable[Stop]
@@ -48,21 +52,10 @@ class ParallelOptions(TypedDict, total=False):
     cache_salt: str | None
 
 
+@documented(OWN_OPTIONS)
 @dataclass(frozen=True)
 class ParallelParams:
-    """The options of a parallel run that ordinary requests do not have, checked.
-
-    - `threshold`: every token at least so probable is kept; a number above 0 up to 1, or a schedule
-      (`Linear`, `Cosine`, `Bezier`, or any function of how much of the run has passed, from 0 to 1)
-    - `mode`: "isolated", "visible", a boolean matrix (does the row's member see the column's?) of which the
-      first rows and columns are used, or a function that makes one from a list of members
-    - `max_width`: members of a set, at most
-    - `combine`: the next distribution is the "mixture" of the members' ones, or that of the "best"
-    - `prune`: members that get less than so many times their set's mean attention are removed; None: none are
-    - `prune_after`: how many steps later that is decided
-    - `temperature`: applied before the threshold; 0 keeps the best token alone
-    - `attention`: keep the attention of every set, by layer and head; "mean": only the mean over these
-    """
+    """The options of a parallel run that ordinary requests do not have, checked."""
 
     threshold: float | Schedule = 0.25
     mode: Mode = "isolated"
@@ -71,6 +64,7 @@ class ParallelParams:
     prune: float | None = None
     prune_after: int = 4
     temperature: float = 1.0
+    delay: int = 16
     attention: bool | Literal["mean"] = False
 
     def __post_init__(self) -> None:
@@ -87,6 +81,7 @@ class ParallelParams:
             check_number("prune", self.prune, 0.0, 100.0, open_low=True)
         check_integer("prune_after", self.prune_after, 1, 1 << 20)
         check_temperature(self.temperature)
+        check_integer("delay", self.delay, 0, MAX_DELAY)
         if not isinstance(self.attention, bool) and self.attention != "mean":
             raise InvalidRequest(
                 f"attention must be True, False or 'mean', not {self.attention!r}",
@@ -148,9 +143,7 @@ def parallel_params(options: Mapping[str, Any], n_vocab: int) -> tuple[ParallelP
     check_parallel(options)
     for name in options:
         if name not in NAMES:
-            near = get_close_matches(name, NAMES, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(NAMES)}"
-            raise InvalidRequest(f"there is no parameter {name!r}{hint}", param=name)
+            raise InvalidRequest(unknown_name(name, NAMES), param=name)
     own = {name: value for name, value in options.items() if name in OWN}
     shared = {name: value for name, value in options.items() if name not in OWN}
     return ParallelParams(**own), request_params(shared, n_vocab)

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stretto.engine.types import FinishReason, Timings, Usage
-from stretto.parallel.types import Member, ParallelStep
+from stretto.parallel.lattice import Lattice, Path
+from stretto.parallel.types import ParallelStep
 
 MIN_REPEATED = 12  # tokens: shorter repetitions are ordinary language
 MAX_PERIOD = 64
@@ -27,8 +28,9 @@ class Loop:
 class ParallelText:
     """A parallel run: `steps[i].members[j]` are its tokens.
 
-    `text` is the best path, `brackets` shows the sets (`sat[ on/ under/ beside] the`), `raw` is everything in
-    a row. `cells_freed` are those that pruning has given back.
+    `text` is the best path through them, `paths(k)` are the k best, `sample_path(seed)` draws one.
+    `brackets` shows the sets (`sat[ on/ under/ beside] the`), `raw` is everything in a row. `lattice` has
+    nodes and edges. `cells_freed` are those that pruning has given back.
     """
 
     steps: list[ParallelStep]
@@ -36,8 +38,12 @@ class ParallelText:
     stop_reason: str | int | None
     usage: Usage
     timings: Timings
+    lattice: Lattice = field(repr=False)
     cells_freed: int = 0
     rest: str = field(default="", repr=False)  # of a character that was never finished
+
+    def __repr__(self) -> str:
+        return f"<ParallelText {self.brackets!r}: {len(self.steps)} steps, {self.finish_reason}>"
 
     def __str__(self) -> str:
         return self.brackets
@@ -46,7 +52,7 @@ class ParallelText:
 
     @property
     def text(self) -> str:
-        """The best path: the most probable member of every set."""
+        """The best path: the most probable way through the sets, not the most probable member of each."""
         return "".join(step.text for step in self.steps) + self.rest
 
     @property
@@ -65,7 +71,20 @@ class ParallelText:
     @property
     def tokens(self) -> list[int]:
         """The ids of the best path."""
-        return [step.best.id for step in self.steps]
+        return [step.token for step in self.steps if step.token is not None]
+
+    @property
+    def logprob(self) -> float:
+        """The log-probability of the best path, as the model saw its tokens in the run."""
+        return self.lattice.logprob([step.chosen or 0 for step in self.steps])
+
+    def paths(self, k: int = 1) -> list[Path]:
+        """The k most probable paths, the best first. The first is `text`, unless `delay` decided sooner."""
+        return self.lattice.paths(k)
+
+    def sample_path(self, seed: int | None = None) -> Path:
+        """A path drawn by its probability among all paths of the lattice."""
+        return self.lattice.sample(seed)
 
     # -- as numbers --
 
@@ -95,6 +114,7 @@ class ParallelText:
         """All of it but the attention, as plain data. An edge goes from [step, member] to [step, member]."""
         return {
             "text": self.text,
+            "logprob": self.logprob,
             "brackets": self.brackets,
             "finish_reason": self.finish_reason,
             "stop_reason": self.stop_reason,
@@ -102,6 +122,7 @@ class ParallelText:
                 {
                     "position": step.position,
                     "text": step.text,
+                    "chosen": step.chosen,
                     "threshold": step.threshold,
                     "members": [asdict(member) for member in step.members],
                 }
@@ -135,15 +156,8 @@ class ParallelText:
                     yield (step.index - 1, i), (step.index, j), probability
 
     def graph(self) -> str:
-        """The run as a graph in the DOT language, for Graphviz; members that were pruned are dashed."""
-        lines = ["digraph parallel {", "  rankdir=LR;", "  node [shape=box];"]
-        for step in self.steps:
-            for j, member in enumerate(step.members):
-                style = "" if member.kept else ", style=dashed"
-                lines.append(f"  s{step.index}_{j} [label={_label(member)}{style}];")
-        for (i, a), (k, b), probability in self.edges():
-            lines.append(f'  s{i}_{a} -> s{k}_{b} [label="{probability:.2f}"];')
-        return "\n".join([*lines, "}"]) + "\n"
+        """The run as a graph in the DOT language, for Graphviz."""
+        return self.lattice.to_dot()
 
 
 def find_loop(items: list[tuple[int, ...]]) -> Loop | None:
@@ -155,8 +169,3 @@ def find_loop(items: list[tuple[int, ...]]) -> Loop | None:
         if n >= 3 * period and n >= MIN_REPEATED:
             return Loop(len(items) - n, period, n // period)
     return None
-
-
-def _label(member: Member) -> str:
-    text = member.text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\\\n")
-    return f'"{text}\\n{member.probability:.2f}"'

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Iterable
 
 from stretto.engine.branch import adapt, check_prompt, check_same_salt, end_ids_of, new_guide
 from stretto.engine.decoders.base import OneTrack
 from stretto.engine.engine import Engine
-from stretto.engine.metrics import Metrics
-from stretto.engine.output import Ending, Output
+from stretto.engine.output import Ending
 from stretto.engine.params import RequestParams
 from stretto.engine.request import Request
 from stretto.engine.runner import Runner
-from stretto.engine.sequence import Sequence
+from stretto.engine.sequence import Sequence, track_in
 from stretto.engine.track import Row, Track
 from stretto.engine.types import Usage
 from stretto.errors import InvalidRequest
-from stretto.parallel.held import HeldSteps
+from stretto.parallel.guides import PathGuides
+from stretto.parallel.lattice import Lattice
 from stretto.parallel.options import ParallelParams
+from stretto.parallel.output import SetOutput
 from stretto.parallel.prune import Pruner
 from stretto.parallel.render import ParallelText
 from stretto.parallel.select import Chosen, check_shares, distribution, select, temper
@@ -26,77 +26,14 @@ from stretto.parallel.sets import SetSource
 from stretto.parallel.types import Member, ParallelStep
 from stretto.sampling.rng import RandomStream
 from stretto.structured import Guide
-from stretto.text.detokenizer import Detokenizer
-from stretto.text.stops import StopMatcher
 
 Run = Request["SetDecoder"]
-
-
-class SetOutput(Output[ParallelStep]):
-    """The steps of a run. One that may begin a stop string is held until that is known."""
-
-    def __init__(self, metrics: Metrics, params: RequestParams, detokenizer: Detokenizer) -> None:
-        super().__init__(metrics)
-        self.steps: list[ParallelStep] = []
-        self.detokenizer = detokenizer
-        self._params = params
-        self._matcher = StopMatcher(params.stop)
-        self._held = HeldSteps()
-        self._text = ""
-
-    def text_of(self, token: int) -> str:
-        """What a token would add to the best path; half a character shows as U+FFFD."""
-        fork = self.detokenizer.fork()
-        return fork.push(token) + fork.flush()
-
-    def read(self, step: ParallelStep) -> tuple[list[ParallelStep], Ending | None]:
-        """Take a step; return those that may be shown, and why the run ends here if it does."""
-        self.steps.append(step)
-        certain = self._matcher.push(step.text)
-        self._text += certain
-        shown = self._held.add(step, len(certain))
-        if self._matcher.matched is not None:
-            return shown + self._held.cut(), Ending("stop", self._matcher.matched)
-        if any(stop(self._text) for stop in self._params.stop_functions):
-            return shown + self._held.flush(), Ending("stop", "stop function")
-        return shown, None
-
-    def emit(self, steps: list[ParallelStep], ending: Ending | None = None) -> None:
-        """Give out steps, and the ending with the last of them."""
-        if ending is not None:
-            steps = steps + self._held.flush()
-        self.events += steps
-        if steps and self.notify is not None:
-            self.notify()
-        callback = cast("Callable[[ParallelStep], Any] | None", self._params.callback)
-        go_on = callback is None or all(callback(step) is not False for step in steps)
-        if ending is not None:
-            self.end(ending)
-        elif not go_on:
-            self.end_early(Ending("stop", "callback"))
-
-    def end_early(self, ending: Ending) -> None:
-        """End without another step."""
-        if self.ending is None:
-            self.events += self._held.flush()
-            self.end(ending)
-
-    @property
-    def shown(self) -> list[ParallelStep]:
-        """The steps that are not held back."""
-        return self.steps[: len(self.steps) - len(self._held)]
-
-    @property
-    def rest(self) -> str:
-        """U+FFFD for a character that was never finished."""
-        cut = self._matcher.matched is not None
-        return "" if cut or len(self._held) else self.detokenizer.fork().flush()
 
 
 class SetDecoder(OneTrack):
     """Keeps every token that is probable enough, as a set at one position.
 
-    A grammar follows the best path: the members of a set are the tokens that it allows there.
+    Hooks, stops and grammars act on the best path through the sets. It may change behind what is decided.
     """
 
     def __init__(
@@ -119,8 +56,8 @@ class SetDecoder(OneTrack):
         self.run = run
         self._runner = runner
         self._end_ids = end_ids
-        self._guide = guide
-        self._forced = [] if guide is None else guide.begin()
+        self._guides = None if guide is None else PathGuides(guide)
+        self._new_guide = None if guide is None else lambda: new_guide(params)
         self._n_prompt = len(track)
         self._pruner = None if run.prune is None else Pruner(run.prune, run.prune_after)
         self._n_freed = 0
@@ -134,7 +71,7 @@ class SetDecoder(OneTrack):
 
     def hook_rows(self) -> list[tuple[Row, list[int]]]:
         """The logits that the next set is taken from, with the best path."""
-        return [(self.source.logits, self.source.path)]
+        return [(self.source.logits, self.output.tokens)]
 
     # -- a step --
 
@@ -152,13 +89,15 @@ class SetDecoder(OneTrack):
 
     def _choose(self, threshold: float) -> Chosen:
         """The next set, from the logits as hooks have left them."""
-        source, guide = self.source, self._guide
+        source, guides = self.source, self._guides
         check_shares(source.each)
-        if self._forced:
-            return Chosen([self._forced[0]], [1.0])
-        row = source.logits if guide is None else guide.masked(source.logits)
+        row = source.logits
+        if guides is not None:
+            if guides.forced is not None:
+                return Chosen([guides.forced], [1.0])
+            row = guides.masked(row, self.output.path.best)
         best = int(row.argmax())
-        plain = source.unmixed and not self.hooks and guide is None
+        plain = source.unmixed and not self.hooks and guides is None
         following = temper(source.each[0] if plain else distribution(row), self.run.temperature, best)
         return select(following, threshold, self.run.max_width, self._end_ids, best)
 
@@ -197,13 +136,16 @@ class SetDecoder(OneTrack):
             index=len(output.steps),
             position=self.source.position,
             members=members,
-            text=output.detokenizer.push(members[0].id),
             threshold=threshold,
             edges=self.source.each[:, chosen.tokens].tolist(),
+            logprobs=self.source.logprobs(chosen.tokens),
+            allowed=None if self._guides is None else self._guides.allows(chosen.tokens).tolist(),
         )
-        shown, ending = output.read(step)
-        if ending is None and self._is_complete(members[0].id):
-            ending = Ending("stop", "grammar")
+        shown, ending = output.add(step)
+        if self._guides is not None:
+            self._guides.push(chosen.tokens, output.path.before, output.path.alive)
+            if ending is None and self._guides.is_done(output.path.best):
+                ending = Ending("stop", "grammar")
         if ending is None and len(output.steps) >= self._most:
             ending = Ending("length")
         if ending is None:
@@ -211,22 +153,12 @@ class SetDecoder(OneTrack):
             self.source.push(chosen.tokens, sees, weights)
         output.emit(shown, ending)
 
-    def _is_complete(self, token: int) -> bool:
-        """Follow the best path in the grammar; say whether nothing is allowed behind this token."""
-        if self._guide is None:
-            return False
-        if self._forced:  # the guide is past it already
-            self._forced = self._forced[1:]
-        else:
-            self._forced = self._guide.push(token)
-        return self._guide.done and not self._forced
-
     # -- the end --
 
     @property
     def usage(self) -> Usage:
         """Tokens counted so far."""
-        return Usage(self._n_prompt, len(self.output.steps), self.track.n_cached)
+        return Usage(self._n_prompt, len(self.output.steps), min(self.track.n_cached, self._n_prompt))
 
     def result(self) -> ParallelText:
         """What has come up to now."""
@@ -238,9 +170,15 @@ class SetDecoder(OneTrack):
             stop_reason=None if ending is None else ending.why,
             usage=self.usage,
             timings=output.timings(len(output.steps)),
+            lattice=Lattice(output.shown, output.read, self._accepts),
             cells_freed=self._n_freed,
             rest=output.rest,
         )
+
+    def _accepts(self, tokens: list[int]) -> bool:
+        """Whether the grammar allows a path."""
+        guide = None if self._new_guide is None else self._new_guide()
+        return guide is None or guide.n_valid(tokens) == len(tokens)
 
     def end_early(self, ending: Ending) -> None:
         """End from outside; the steps so far stay."""
@@ -270,7 +208,7 @@ def new_run(engine: Engine, prompt: list[int] | Sequence, run: ParallelParams, p
         )
     if isinstance(prompt, Sequence):
         with engine.lock:
-            track = prompt.track_in(engine)
+            track = track_in(engine, prompt)
             if not len(track):
                 raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
             check_same_salt(track, params)
@@ -283,7 +221,7 @@ def new_run(engine: Engine, prompt: list[int] | Sequence, run: ParallelParams, p
     track.running = True
     guide = new_guide(params)
     detokenizer = engine.tokenizer.detokenizer(after=track.tokens[-1], exact=guide is not None)
-    output = SetOutput(runner.metrics, params, detokenizer)
+    output = SetOutput(runner.metrics, params, track.tokens, detokenizer, run.delay)
     decoder = SetDecoder(runner, track, run, params, output, end_ids_of(engine, params), guide)
     return Request(decoder, runner.metrics, priority=params.priority, timeout=params.timeout)
 

@@ -30,12 +30,17 @@ class Chosen:
         return [probability / total for probability in self.probabilities]
 
 
-def shares(rows: Rows) -> Rows:
-    """The next-token distribution of each member: float32[members, n_vocab]. NaN where there is none."""
+def shares(rows: Rows) -> tuple[Rows, Row]:
+    """The next-token distribution of each member: float32[members, n_vocab]. NaN where there is none.
+
+    Also log Σ exp of each row: a logit less that is its log-probability.
+    """
     with np.errstate(invalid="ignore"):
-        each: Rows = np.exp(rows - rows.max(axis=1, keepdims=True))
-        each /= each.sum(axis=1, keepdims=True)
-    return each
+        most = rows.max(axis=1, keepdims=True)
+        each: Rows = np.exp(rows - most)
+        total = each.sum(axis=1, keepdims=True)
+        each /= total
+        return each, (most + np.log(total))[:, 0]
 
 
 def check_shares(each: Rows) -> None:
@@ -46,7 +51,7 @@ def check_shares(each: Rows) -> None:
 
 def distributions(rows: Rows) -> Rows:
     """`shares`, of logits that are numbers."""
-    each = shares(rows)
+    each, _ = shares(rows)
     check_shares(each)
     return each
 
@@ -56,7 +61,7 @@ def distribution(row: Row) -> Row:
     most = float(row.max())
     if not np.isfinite(most):
         raise InvalidRequest(WRONG[-1 if np.isnan(most) else -2 if most < 0 else -3])
-    first: Row = shares(row[np.newaxis])[0]
+    first: Row = shares(row[np.newaxis])[0][0]
     return first
 
 

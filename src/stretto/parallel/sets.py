@@ -69,13 +69,13 @@ class SetSource:
         self.watching: bool | Literal["mean"] = False  # whether the attention of sets is wanted, or its mean
         self.rows: Rows = np.empty((0, 0), np.float32)  # float32[members, n_vocab], as the model gave them
         self.each: Rows = self.rows  # the distributions they stand for
+        self._log_totals: Row = np.empty(0, np.float32)  # log Σ exp of each row
         self.unmixed = True  # whether the next logits are those of one member
         self._given: Row | None = None  # logits that the track came with: edited perhaps
         self.received: Floats | None = None  # float32[members, probed]
         self.attention: Attention | None = None
         self.released = False  # it was preempted; members have other cells since
         self._n_given = len(track)
-        self.path = list(track.tokens)  # the prompt and the best path, for hooks
         self.is_exact = track.exact is None  # whether all can be computed again
         if track.logits is not None:
             self._given = track.host_logits()
@@ -104,6 +104,11 @@ class SetSource:
         """The logits that the next set is taken from: hooks may change them."""
         return self.track.host_logits()
 
+    def logprobs(self, tokens: list[int]) -> list[list[float]]:
+        """The log-probability of each of these tokens after each member of the last set."""
+        logs: list[list[float]] = (self.rows[:, tokens] - self._log_totals[:, np.newaxis]).tolist()
+        return logs
+
     @property
     def position(self) -> int:
         """The position of the next set, or of the one that is to be computed: one more for each set."""
@@ -115,7 +120,6 @@ class SetSource:
         `weights` are those of the mixture that is the next distribution; None: that of the first token.
         """
         self._sets.append(_Set(list(tokens), None if sees is None or sees.all() else sees, weights))
-        self.path.append(tokens[0])
         self.step_tokens = len(tokens)
         self.track.logits = None
 
@@ -200,7 +204,7 @@ class SetSource:
         position, self._n_entered = self.track.start, len(sets)
         lanes: list[list[int]] = []
         for one in sets:
-            lanes.append([] if one.sees is None else [self._runner.new_id() for _ in one.tokens])
+            lanes.append([] if one.sees is None else [self._runner.borrowed.take(self) for _ in one.tokens])
             for lane in lanes[-1]:
                 self._lanes.append(lane)
                 self._runner.cells.copy(self.track.id, lane)
@@ -249,7 +253,8 @@ class SetSource:
 
     def _gave(self, rows: Rows) -> None:
         """Take the logits of a set, and make those that the next one is taken from."""
-        self.rows, self.each = rows, shares(rows)
+        self.rows = rows
+        self.each, self._log_totals = shares(rows)
         weights = self._sets[-1].weights if self._sets else None
         self.unmixed = len(rows) == 1 or weights is None
         self.track.resume = None
@@ -263,8 +268,7 @@ class SetSource:
             table.remove_cells(self.track.id, table.view(self.track.id)[-extra:].tolist())
 
     def _drop_lanes(self) -> None:
-        for lane in self._lanes:
-            self._runner.cells.remove(lane)
+        self._runner.borrowed.give_back(self, self._lanes)
         self._lanes = []
 
     def _look(self, back: NDArray[np.intp]) -> None:

@@ -54,10 +54,14 @@ class Attention:
 class ParallelStep:
     """One set of tokens at one position, the most probable first.
 
-    - `text`: what the best path gained here; half a character waits for the next step
+    - `chosen`: the member that the run's path goes through, which need not be the first; None until it is
+      decided, which is before the step is given out
+    - `text`: what the path gained here; half a character waits for the next step
     - `cut`: whether a stop string begins here or goes on; then `text` has only what stands before it
     - `edges[i][j]`: the probability of member j after member i of the step before, in the model's own
       distribution there; one row where the step before had one member, or was the prompt
+    - `logprobs`: the same as log-probabilities, which do not become 0
+    - `allowed`: with a grammar, which of these edges it allows on the best path to member i
     - `attention`: with `attention=True`, once the set has been computed
     """
 
@@ -67,6 +71,9 @@ class ParallelStep:
     text: str = ""
     threshold: float = 1.0
     edges: list[list[float]] = field(default_factory=list)
+    logprobs: list[list[float]] = field(default_factory=list, repr=False)
+    allowed: list[list[bool]] | None = field(default=None, repr=False)
+    chosen: int | None = None
     cut: bool = False
     attention: Attention | None = field(default=None, repr=False)
 
@@ -76,9 +83,19 @@ class ParallelStep:
         return self.members[0]
 
     @property
+    def token(self) -> int | None:
+        """The token of the run's path; None until it is decided."""
+        return None if self.chosen is None else self.members[self.chosen].id
+
+    @property
     def width(self) -> int:
         """How many members the set had when it was made."""
         return len(self.members)
+
+    def path_logs(self) -> NDArray[np.float64]:
+        """float64[members before, members]: what each edge adds to a path, −inf where it is forbidden."""
+        logs = np.array(self.logprobs, np.float64)
+        return logs if self.allowed is None else np.where(self.allowed, logs, -np.inf)
 
     @property
     def brackets(self) -> str:

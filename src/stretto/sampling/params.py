@@ -11,19 +11,18 @@ from types import MappingProxyType
 import numpy as np
 
 from stretto.errors import InvalidRequest
+from stretto.options.documenting import documented
+from stretto.options.generating import SAMPLING
 
 MIN_TEMPERATURE = 1e-6  # smaller numbers overflow when logits are divided by them as floats
 
 NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
+@documented(SAMPLING)
 @dataclass(frozen=True)
 class SamplingParams:
     """Parameters of the sampling chain.
-
-    `temperature=0` takes the most probable token. `top_k=0`, `top_p=1` and `min_p=0` keep everything.
-    `repetition_penalty` is for all tokens so far, `presence_penalty` and `frequency_penalty` for the
-    generated ones. `logit_bias` maps token ids to what is added to their logits (−inf excludes).
 
     >>> SamplingParams(temperature=0.7, top_p=0.9).top_k
     40

@@ -9,6 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from stretto import _native
 from stretto.errors import InvalidRequest
+from stretto.options.documenting import documented
+from stretto.options.generating import SAMPLING
 from stretto.sampling import transforms
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
@@ -22,6 +24,7 @@ WRONG = {
 }
 
 
+@documented(SAMPLING)
 def sample(
     logits: ArrayLike,
     *,

@@ -9,5 +9,5 @@
     schemas.py       what the bodies look like        errors.py      what went wrong, as clients expect it
     shapes.py        what the answers look like       serve.py       the process: start, signals, end
 
-FastAPI and uvicorn come with `pip install 'stretto[server]'`.
+FastAPI and uvicorn come with `pip install stretto`.
 """

@@ -12,18 +12,23 @@ from starlette.responses import HTMLResponse, Response
 
 from stretto import __version__
 from stretto.server import (
+    anthropic,
     cells,
     docs,
     live,
+    llama_server,
     model_admin,
     ollama,
+    ollama_models,
     openai,
     own,
     pages,
+    responses,
     running,
     speech,
     tasks,
 )
+from stretto.server.descriptions import described
 from stretto.server.errors import install
 from stretto.server.guard import Guard, TextLines
 from stretto.server.lean import Lean
@@ -33,14 +38,18 @@ from stretto.server.settings import Settings
 from stretto.server.state import State
 
 DESCRIPTION = (
-    "Language models on your own machine: OpenAI's endpoints, Ollama's, and our own. "
+    "Language models on your own machine: the endpoints of OpenAI, Anthropic and Ollama, and our own. "
     "Fields that are not listed are refused; every answer carries its timings."
 )
 ROUTERS = (
     openai.router,
+    responses.router,
+    anthropic.router,
     speech.router,
     tasks.router,
     ollama.router,
+    ollama_models.router,
+    llama_server.router,
     own.router,
     model_admin.router,
     cells.router,
@@ -57,6 +66,16 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     429: {"description": "Too many requests; Retry-After says when to retry."},
     503: {"description": "The model is not available; Retry-After says when to retry."},
 }
+
+
+class Api(FastAPI):
+    """FastAPI, with a description of every field in its OpenAPI document."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The document, made once."""
+        if self.openapi_schema is None:
+            self.openapi_schema = described(super().openapi())
+        return self.openapi_schema
 
 
 def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
@@ -77,7 +96,7 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
             await state.pull.ended(PULL_SECONDS)
         await state.registry.close()
 
-    app = FastAPI(
+    app = Api(
         title="Stretto",
         version=__version__,
         description=DESCRIPTION,

@@ -58,7 +58,8 @@ def validated(model: type[Model], value: Any) -> Model:
         return model.model_validate(value)
     except ValidationError as error:
         issues = error.errors(include_url=False, include_context=False)
-        raise explained([{**one, "loc": ("body", *one["loc"])} for one in issues], value) from None
+        known = [field.alias or name for name, field in model.model_fields.items()]
+        raise explained([{**one, "loc": ("body", *one["loc"])} for one in issues], value, known) from None
 
 
 def _check_fields(fields: dict[str, Any]) -> dict[str, Any]:

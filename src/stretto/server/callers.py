@@ -54,18 +54,23 @@ class Callers:
         salt = name if self._several and not self._share else ""
         return Caller(name, admin, salt, shares=self._several and self._share and not admin)
 
-    def find(self, authorization: bytes) -> Caller:
+    def find(self, authorization: bytes, key: bytes = b"") -> Caller:
         """The caller with an Authorization header; raises unless it holds a known key, where one is needed.
 
+        `key` is that of an `x-api-key` header, as Anthropic's clients send it; Authorization goes first.
         Keys are compared by their keyed hashes, so the time it takes tells nothing about them.
         """
+        if key and not authorization:
+            authorization = b"Bearer " + key
         if not self._known or (not authorization and not self.need_keys):
             return self.nobody
         scheme, _, key = authorization.partition(b" ")
         caller = self._known.get(self._digest(key.strip()))
         if caller is None or scheme.lower() != b"bearer":
             reason = "this API key is not right" if authorization else "there is no API key"
-            raise ApiError(401, f"{reason}; send Authorization: Bearer KEY", code="invalid_api_key")
+            raise ApiError(
+                401, f"{reason}; send Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"
+            )
         return caller
 
     def _digest(self, key: bytes) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 from stretto import Image
 from stretto.errors import Unsupported
 from stretto.llm import LLM
-from stretto.server.errors import unsupported
+from stretto.server.errors import ApiError, unsupported
 from stretto.server.generation import Generation
 from stretto.server.images import from_base64, from_url
 from stretto.server.options import check_at_most, check_prompts
@@ -20,12 +20,21 @@ from stretto.tools.plan import ToolPlan
 Prompt = Callable[[], list[int]]
 
 
-async def prompt_of(body: ChatRequest, generation: Generation, settings: Settings, plan: ToolPlan) -> Prompt:
-    """A function that makes the prompt, to be called in a thread: templates and tokenizers take time."""
+async def prompt_of(
+    body: ChatRequest,
+    generation: Generation,
+    settings: Settings,
+    plan: ToolPlan,
+    thinking: dict[str, Any] | None = None,
+) -> Prompt:
+    """A function that makes the prompt, to be called in a thread: templates and tokenizers take time.
+
+    `thinking` are template arguments in place of those for `reasoning_effort`.
+    """
     llm = generation.lease.llm
-    arguments = thinking_of(llm, body.reasoning_effort, "reasoning_effort") | (
-        body.chat_template_kwargs or {}
-    )
+    if thinking is None:
+        thinking = thinking_of(llm, body.reasoning_effort, "reasoning_effort")
+    arguments = thinking | (body.chat_template_kwargs or {})
     urls = {
         (i, j): part.image_url.url
         for i, message in enumerate(body.messages)
@@ -40,7 +49,21 @@ async def prompt_of(body: ChatRequest, generation: Generation, settings: Setting
         images[i, j] = await from_url(url, param, settings)
     messages = [as_message(message, index, images) for index, message in enumerate(body.messages)]
     name_answers(messages)
-    return rendered(generation, messages, settings, plan, arguments)
+    return rendered(generation, messages, settings, plan, arguments, **_ending(body))
+
+
+def _ending(body: ChatRequest) -> dict[str, bool]:
+    """How the prompt ends: where an answer begins, within the last message, or behind it."""
+    if not body.continue_final_message:
+        return {} if body.add_generation_prompt is not False else {"add_generation_prompt": False}
+    if body.add_generation_prompt:
+        raise ApiError(
+            400,
+            "continue_final_message continues the last message, and add_generation_prompt begins another; "
+            "give one of them",
+            param="add_generation_prompt",
+        )
+    return {"continue_final": True}
 
 
 def thinking_of(llm: LLM, think: bool | str | None, param: str) -> dict[str, Any]:
@@ -67,8 +90,9 @@ def rendered(
     settings: Settings,
     plan: ToolPlan,
     arguments: dict[str, Any],
+    **ending: bool,
 ) -> Prompt:
-    """A function that renders messages as a prompt."""
+    """A function that renders messages as a prompt; `ending` says how it ends."""
     check_prompts("messages", ["".join(_texts(messages))], settings.limits)
     return partial(
         generation.lease.llm.chat_prompt,
@@ -76,6 +100,7 @@ def rendered(
         tools=plan.shown,
         template=arguments,
         cache_salt=generation.caller.salt or None,
+        **ending,
     )
 
 

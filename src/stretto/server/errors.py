@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,12 +14,22 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from stretto import errors
+from stretto.server.field_names import FIELDS, remedy
 
 log = logging.getLogger("stretto.server")
 
 RETRY_SECONDS = 2  # value of Retry-After
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_TYPES = {  # by status
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 MAX_QUOTED = 300  # characters of a message that come from a request
 
@@ -68,9 +79,14 @@ def unsupported(message: str, param: str) -> ApiError:
 
 
 def body_of(error: ApiError, path: str) -> dict[str, Any]:
-    """The JSON body: OpenAI's shape, or Ollama's under `/api/`."""
+    """The JSON body: OpenAI's shape, Ollama's under `/api/`, Anthropic's under `/v1/messages`."""
     if path.startswith("/api/"):
         return {"error": error.message}
+    if path.startswith(ANTHROPIC_PATH):
+        kind = ANTHROPIC_TYPES.get(error.status, INVALID if error.status < 500 else "api_error")
+        named = not error.param or error.param in error.message  # there is no field for it
+        message = error.message if named else f"{error.param}: {error.message}"
+        return {"type": "error", "error": {"type": kind, "message": message}}
     return {
         "error": {
             "message": error.message,
@@ -107,7 +123,7 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
             return ApiError(400, message, param=param, code="invalid_grammar")
         case errors.ContextOverflow() | errors.Unsupported() | errors.InvalidRequest():
             param = (prompt or error.param) if error.param in _INPUT else error.param
-            param = _FIELDS.get(param or "", param)
+            param = FIELDS.get(param or "", param)
             return ApiError(400, message, param=param, code=_CODES.get(type(error)))
         case errors.Cancelled():
             return ApiError(503, message, code="cancelled", retry_after=RETRY_SECONDS)
@@ -117,15 +133,18 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
             return ApiError(
                 503, "there is not enough memory", code="out_of_memory", retry_after=RETRY_SECONDS
             )
+        case OSError() if error.errno in _EXHAUSTED:
+            message = f"the server lacks what it needs for this: {error.strerror}"
+            return ApiError(503, message, code="out_of_resources", retry_after=RETRY_SECONDS)
     log.error("a bug: %s", type(error).__name__, exc_info=error)
     return ApiError(
         500, "something went wrong here that should not; the log says more", code="internal_error"
     )
 
 
+# No memory, no descriptors, no space on the disk: it passes, and is no bug.
+_EXHAUSTED = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN}
 _INPUT = ("prompt", "text", "ids")  # parameters of ours that each endpoint has under a name of its own
-# Parameters of ours, and the fields of a request that set them.
-_FIELDS = {"template": "chat_template_kwargs", "continues": "continue_token_ids", "adapter": "lora"}
 _CODES = {errors.ContextOverflow: "context_length_exceeded", errors.Unsupported: "unsupported"}
 
 
@@ -162,14 +181,17 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, known)
 
 
-def explained(errors: Sequence[Any], body: Any) -> ApiError:
-    """The error of an invalid body, from those that the validator has found: its most important problem."""
+def explained(errors: Sequence[Any], body: Any, known: Collection[str] = ()) -> ApiError:
+    """The error of an invalid body, from those that the validator has found: its most important problem.
+
+    `known` are the body's fields, one of which may be meant by an unknown one.
+    """
     issues = [(_path(one, body), one) for one in errors]
-    param, first = min(issues, key=lambda pair: (pair[1]["type"] != "extra_forbidden", -len(pair[1]["loc"])))
+    param, first = min(issues, key=_rank)
     if not param:
         return ApiError(400, "the body must be a JSON object with the fields that /docs lists")
     if first["type"] == "extra_forbidden":
-        message = f"{param} is no field that is known here; leave it out"
+        message = f"{param} is no field that is known here; {remedy(param, known)}"
         return ApiError(400, message, param=param, code="unknown_field")
     if first["type"] == "missing":
         return ApiError(400, f"{param} is missing", param=param, code="missing_field")
@@ -179,6 +201,13 @@ def explained(errors: Sequence[Any], body: Any) -> ApiError:
     given = given[:MAX_QUOTED] if isinstance(given, str) else given
     shown = f"; it is {given!r:.60}" if isinstance(given, (str, int, float, bool, type(None))) else ""
     return ApiError(400, f"{param}: {message}{shown}", param=param, code="invalid_value")
+
+
+def _rank(issue: tuple[str, Any]) -> tuple[bool, bool, int]:
+    """The order of issues: a `type` that is not known explains the others, then come unknown fields."""
+    one = issue[1]
+    is_type = one["type"] == "literal_error" and one["loc"][-1] == "type"
+    return not is_type, one["type"] != "extra_forbidden", -len(one["loc"])
 
 
 def _path(one: Any, body: Any) -> str:

@@ -12,6 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import count
 from secrets import token_hex
 from typing import Any
@@ -22,6 +23,7 @@ from stretto.server.callers import CALLER
 from stretto.server.errors import ApiError, answer, translate
 from stretto.server.generation import REQUEST_ID
 from stretto.server.hosts import host_of, is_literal, is_loopback
+from stretto.server.origins import ANY, answer_headers, check_origin, preflight_headers
 from stretto.server.state import State
 from stretto.server.streamed import DIRECT
 
@@ -98,12 +100,16 @@ class Guard:
             raise ApiError(429, message, code="too_many_connections", retry_after=1)
         is_open = scope["path"] in self._open_paths or scope["method"] == "OPTIONS"
         callers = self._callers
-        scope[CALLER] = callers.nobody if is_open else callers.find(headers.get(b"authorization", b""))
+        keys = headers.get(b"authorization", b""), headers.get(b"x-api-key", b"")
+        scope[CALLER] = callers.nobody if is_open else callers.find(*keys)
         if not callers.need_keys and scope["path"] != HEALTH:
             self._check_host(headers)
         origin = headers.get(b"origin")
         if origin is not None:
-            self._check_origin(origin.decode("latin-1"), headers)
+            host, allowed = headers.get(b"host", b"").decode("latin-1"), settings.origins
+            is_foreign = check_origin(origin.decode("latin-1"), host, allowed)
+            if is_foreign and ANY in allowed and scope[CALLER] is callers.nobody:
+                scope[CALLER] = replace(callers.nobody, admin=False)
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
         """Without keys, refuse names that a web page may have given this machine."""
@@ -119,33 +125,17 @@ class Guard:
                 code="wrong_host",
             )
 
-    def _check_origin(self, origin: str, headers: dict[bytes, bytes]) -> None:
-        """Refuse web pages, but for our own and those that the operator allows."""
-        scheme, separator, netloc = origin.partition("://")
-        is_web = bool(separator) and scheme in ("http", "https")
-        if is_web and host_of(netloc) is None:
-            raise ApiError(400, f"the Origin header {origin[:100]!r} is no origin", code="invalid_origin")
-        is_same = is_web and netloc == headers.get(b"host", b"").decode("latin-1")
-        if origin not in self._settings.origins and not is_same:
-            raise ApiError(
-                403,
-                "pages from elsewhere may not use this server; --allow-origin allows one",
-                code="wrong_origin",
-            )
-
     async def _preflight(self, scope: Scope, headers: dict[bytes, bytes], visit: _Visit) -> bool:
         """Add CORS headers for a browser; answers a preflight request and returns True for it."""
         origin = headers.get(b"origin")
         if origin is None:
             return False
-        visit.extra += [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+        visit.extra += answer_headers(origin)
         if scope["method"] != "OPTIONS":
             return False
-        visit.extra += [
-            (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-allow-headers", b"authorization, content-type"),
-        ]
-        await visit.send({"type": "http.response.start", "status": 204, "headers": []})
+        visit.extra += preflight_headers(self._settings.origins)
+        status = 200 if ANY in self._settings.origins else 204
+        await visit.send({"type": "http.response.start", "status": status, "headers": []})
         await visit.send({"type": "http.response.body"})
         return True
 

@@ -94,6 +94,7 @@ class StepEvents:
                 "index": step.index,
                 "position": step.position,
                 "text": step.text,
+                "chosen": step.chosen,
                 "brackets": step.brackets,
                 "threshold": step.threshold,
                 "members": [asdict(member) for member in step.members],

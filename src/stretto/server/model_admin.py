@@ -36,7 +36,7 @@ class ModelRequest(Body):
 class PullRequest(Body):
     """`POST /stretto/models/pull`."""
 
-    source: Name = Field(description="A name of /stretto/catalogue, or hf:org/repo/file.gguf.")
+    source: Name = Field(description="A name of /stretto/catalogue, or hf:org/repo:Q4_K_M.")
     name: NewName | None = Field(None, description="Its name in requests; the source, if not given.")
 
 

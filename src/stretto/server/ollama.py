@@ -1,15 +1,17 @@
-"""`/api/…`: Ollama's endpoints. Streams are lines of JSON."""
+"""`/api/generate`, `chat`, `embed`, `embeddings`: Ollama's endpoints for texts. Streams are lines of JSON."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from stretto import Result, Token, __version__
+from stretto import Result, Token
 from stretto.server.answers import long_json
 from stretto.server.callers import require_admin
 from stretto.server.calls import CallWatcher, ollama_calls, tool_plan
@@ -17,186 +19,235 @@ from stretto.server.chat import ollama_prompt
 from stretto.server.embedding import Vectors, embedded
 from stretto.server.errors import ApiError, Json, body_of, dumps, translate
 from stretto.server.generation import Generation, begin, started, unless_gone
+from stretto.server.go_template import render
+from stretto.server.line_stream import LINES
+from stretto.server.ollama_names import Made
+from stretto.server.ollama_options import check_context, engine_options, merged
 from stretto.server.ollama_schemas import (
     Common,
+    EmbeddingsRequest,
     EmbedRequest,
     GenerateRequest,
     OllamaChatRequest,
     OllamaMessage,
-    Options,
-    ShowRequest,
 )
 from stretto.server.openai import prompts_of
 from stretto.server.options import check_prompts
-from stretto.server.slots import Slot
+from stretto.server.shapes import lowest
 from stretto.server.state import State, state_of
 from stretto.server.streamed import Streamed
 from stretto.server.structured import ollama_grammar
-from stretto.text.reasoning import find_format
+from stretto.text.infill import infill_prompt
+from stretto.text.tokenizer import Tokenizer
 from stretto.tools.plan import ToolPlan
 
 Fields = Callable[[str, str], dict[str, Any]]  # the fields of a piece: its text, its reasoning
 
-LINES = "application/x-ndjson"
-TAG = ":latest"
-NAMES = {"repeat_penalty": "repetition_penalty"}
-SAME = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "stop",
-)
 WORDS = {"stop": "stop", "length": "length", "timeout": "timeout", "cancelled": "cancelled"}
 
 router = APIRouter(tags=["Ollama"])
 
 
-@router.get("/api/version")
-async def version() -> Response:
-    """Stretto's version."""
-    return Json({"version": __version__})
+@dataclass
+class _Asked:
+    """A request for a text: its messages or its whole prompt, and the fields of its answer."""
 
+    body: GenerateRequest | OllamaChatRequest
+    made: Made
+    messages: list[dict[str, Any]]
+    images: dict[int, list[str]]
+    fields: Fields
+    whole: Callable[[Tokenizer], str | list[int]] | None = None  # the prompt, if it is not from messages
+    context: list[int] | None = None  # the tokens before; None: they are not asked for in the answer
+    seen: list[int] = field(default_factory=list)  # the prompt's tokens, where they are
 
-@router.get("/api/tags")
-async def tags(request: Request) -> Response:
-    """The models that are served."""
-    slots = state_of(request).registry.slots.values()
-    listed = [
-        {
-            "name": _tagged(slot.name),
-            "model": _tagged(slot.name),
-            "modified_at": _time(slot.facts["modified"]),
-            "size": slot.facts["file_bytes"],
-            "digest": "",
-            "details": _details(slot),
-        }
-        for slot in slots
-    ]
-    return Json({"models": listed})
-
-
-@router.post("/api/show")
-async def show(body: ShowRequest, request: Request) -> Response:
-    """Details of a model."""
-    slot = state_of(request).registry.find(_name(body.model))
-    facts = slot.facts
-    arch = facts["architecture"]
-    return Json(
-        {
-            "modelfile": "",
-            "parameters": "",
-            "template": facts["template"],
-            "license": facts["license"],
-            "details": _details(slot),
-            "model_info": {
-                "general.architecture": arch,
-                "general.parameter_count": facts["parameters"],
-                f"{arch}.context_length": facts["context_length"],
-            },
-            "capabilities": _capabilities(facts),
-            "modified_at": _time(facts["modified"]),
-        }
-    )
+    @property
+    def tops(self) -> int | None:
+        """How many alternatives of each token are asked for; None: no log-probabilities."""
+        if not self.body.logprobs:
+            if self.body.top_logprobs:
+                raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+            return None
+        return self.body.top_logprobs or 0
 
 
 @router.post("/api/generate")
 async def generate(body: GenerateRequest, request: Request) -> Response:
     """Answer a prompt."""
     state = state_of(request)
-    if not body.prompt and not body.images:
-        return await _load(state, body, request, {"response": ""})
-    messages = [{"role": "system", "content": body.system}] if body.system else []
+    _, made = state.made.resolve(body.model, state.registry)
+    if not body.prompt and not body.images and not body.suffix:
+        return await _load(state, body, made, request, {"response": ""})
+    system = body.system or made.system
+    messages = [{"role": "system", "content": system}] if system else []
+    messages += [_message(OllamaMessage.model_validate(one)) for one in made.messages]
     messages.append({"role": "user", "content": body.prompt or ""})
     images = {len(messages) - 1: body.images or []}
-    if body.raw and body.images:
-        raise ApiError(400, "images have no place in a raw prompt; leave raw away", param="images")
-    whole = body.prompt if body.raw else None
-    if body.raw and body.think is not None:
-        raise ApiError(400, "think has no place in a raw prompt; leave it out", param="think")
-    return await _generated(state, body, request, messages, images, whole, _response)
+    asked = _Asked(body, made, messages, images, _response, _whole(body, made, system))
+    if asked.whole is None and not body.images:
+        asked.context = body.context or []
+    elif body.context:
+        raise ApiError(400, "context has no place beside raw, suffix, template or images", param="context")
+    return await _generated(state, asked, request)
 
 
 @router.post("/api/chat")
 async def chat(body: OllamaChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     state = state_of(request)
+    _, made = state.made.resolve(body.model, state.registry)
     if not body.messages:
-        return await _load(state, body, request, {"message": {"role": "assistant", "content": ""}})
-    messages = [_message(message) for message in body.messages]
-    images = {index: message.images or [] for index, message in enumerate(body.messages)}
-    return await _generated(state, body, request, messages, images, None, _answer)
+        return await _load(state, body, made, request, {"message": {"role": "assistant", "content": ""}})
+    given = [*(OllamaMessage.model_validate(one) for one in made.messages), *body.messages]
+    if made.system and all(message.role != "system" for message in given):
+        given.insert(0, OllamaMessage(role="system", content=made.system))
+    images = {index: message.images or [] for index, message in enumerate(given)}
+    asked = _Asked(body, made, [_message(message) for message in given], images, _answer)
+    return await _generated(state, asked, request)
 
 
 @router.post("/api/embed")
 async def embed(body: EmbedRequest, request: Request) -> Response:
     """A vector for each text."""
-    state = state_of(request)
     texts = prompts_of(body.input)
+    vectors, answer = await _embedded(body.model, texts, request, Vectors(dimensions=body.dimensions))
+    found = {"model": body.model, "embeddings": vectors, **answer}
+    return await long_json(found, sum(len(vector) for vector in vectors))
+
+
+@router.post("/api/embeddings")
+async def embeddings(body: EmbeddingsRequest, request: Request) -> Response:
+    """The vector of one text, as older clients ask for it: of any length."""
+    vectors, _ = await _embedded(body.model, [body.prompt], request, Vectors(normalize=False))
+    return await long_json({"embedding": vectors[0]}, len(vectors[0]))
+
+
+async def _embedded(
+    model: str, texts: list[Any], request: Request, how: Vectors
+) -> tuple[list[list[float]], dict[str, Any]]:
+    state = state_of(request)
     check_prompts("input", texts, state.settings.limits)
-    generation = await begin(state, _name(body.model), request, "embed")
+    _, made = state.made.resolve(model, state.registry)
+    generation = await begin(state, made.base, request, "embed")
     try:
-        how = Vectors(dimensions=body.dimensions)
         vectors, n_tokens = await unless_gone(request, embedded(generation, texts, how))
     except Exception as error:
         raise translate(error, "input") from error
     finally:
         generation.close()
     spent = generation.spent()
-    answer = {
-        "model": body.model,
-        "embeddings": [[float(number) for number in vector] for vector in vectors],
+    numbers = [[float(number) for number in vector] for vector in vectors]
+    return numbers, {
         "total_duration": _nanoseconds(spent["total"]),
         "load_duration": _nanoseconds(spent["load"]),
         "prompt_eval_count": n_tokens,
     }
-    return await long_json(answer, sum(len(vector) for vector in vectors))
 
 
-async def _generated(
-    state: State,
-    body: GenerateRequest | OllamaChatRequest,
-    request: Request,
-    messages: list[dict[str, Any]],
-    images: dict[int, list[str]],
-    whole: str | None,
-    fields: Fields,
-) -> Response:
-    limits = state.settings.limits
-    options = _options(body.options)
+def _whole(body: GenerateRequest, made: Made, system: str) -> Callable[[Tokenizer], str | list[int]] | None:
+    """A function that makes the prompt of a request that does not use the model's template."""
+    prompt, suffix, template = body.prompt or "", body.suffix, body.template or made.template
+    if not (body.raw or suffix or template):
+        return None
+    if body.images:
+        raise ApiError(400, "images have no place in a raw prompt; leave raw away", param="images")
+    if body.think is not None:
+        raise ApiError(400, "think has no place in a raw prompt; leave it out", param="think")
+    if suffix:
+        if body.raw or body.system or body.template:
+            raise ApiError(400, "suffix has no place beside raw, system or template", param="suffix")
+        return lambda tokenizer: infill_prompt(tokenizer, prompt, suffix)
+    if body.raw:
+        return lambda tokenizer: prompt
+    return lambda tokenizer: render(template, {"System": system, "Prompt": prompt})
+
+
+async def _generated(state: State, asked: _Asked, request: Request) -> Response:
+    limits, body = state.settings.limits, asked.body
+    wanted = merged(asked.made.parameters, body.options)
+    options = engine_options(wanted)
     options.update(ollama_grammar(body.format, limits))
-    check_prompts("prompt" if whole else "messages", [str(m["content"]) for m in messages], limits)
+    tops = asked.tops
+    if tops is not None:
+        options["logprobs"] = max(1, tops)
+    texts = [str(message["content"]) for message in asked.messages]
+    check_prompts("prompt" if asked.whole else "messages", texts, limits)
     tools = body.tools if isinstance(body, OllamaChatRequest) else None
 
     async def start(generation: Generation) -> ToolPlan:
         llm = generation.lease.llm
-        _check_context(body.options, llm.context_length)
+        check_context(wanted, llm.context_length)
         plan = await tool_plan(llm, tools, None, limits)
-        prompt = whole or await ollama_prompt(generation, messages, images, plan, state.settings, body.think)
-        await generation.start([prompt], plan.options({**options, "reasoning": whole is None}))
+        prompt = await _prompt(generation, asked, plan, state)
+        await generation.start([prompt], plan.options({**options, "reasoning": asked.whole is None}))
         return plan
 
     request.scope["stretto"].update(model=body.model)
-    generation, plan = await started(request, _name(body.model), start, "prompt", "format")
+    generation, plan = await started(request, asked.made.base, start, "prompt", "format")
     head = {"model": body.model, "created_at": _now()}
     try:
         if body.stream is not False:
-            lines = _Lines(generation, head, fields, plan)
+            lines = _Lines(generation, head, asked, plan)
             return Streamed(generation, generation.texts, lines, LINES)
         (result,) = map(plan.read, await unless_gone(request, generation.results()))
         ended = {
             **head,
-            **_with_calls(fields(result.text, result.reasoning), result),
-            **_end(generation, result),
+            **_with_calls(asked.fields(result.text, result.reasoning), result),
+            **_logprobs(generation, result.logprobs or [], tops),
+            **_end(generation, result, asked),
         }
         generation.close()
         return Json(ended)
     except BaseException:
         generation.close()
         raise
+
+
+async def _prompt(generation: Generation, asked: _Asked, plan: ToolPlan, state: State) -> Any:
+    tokenizer = generation.lease.llm.tokenizer
+    if asked.whole is not None:
+        return await asyncio.to_thread(asked.whole, tokenizer)
+    prompt = await ollama_prompt(
+        generation, asked.messages, asked.images, plan, state.settings, asked.body.think
+    )
+    before = asked.context
+    if before is None:
+        return prompt
+
+    def continued() -> list[int]:
+        ids = prompt()
+        if before and ids[:1] == [tokenizer.bos_id]:
+            ids = ids[1:]
+        asked.seen = [*before, *ids]
+        return asked.seen
+
+    return continued
+
+
+def _logprobs(generation: Generation, tokens: list[Token], tops: int | None) -> dict[str, Any]:
+    """The field `logprobs` of an answer, if it is asked for."""
+    if tops is None:
+        return {}
+    tokenizer = generation.lease.llm.tokenizer
+
+    def entry(token: int, logprob: float | None) -> dict[str, Any]:
+        data = tokenizer.token_bytes(token)
+        return {"token": tokenizer.spelled(token), "logprob": lowest(logprob), "bytes": list(data)}
+
+    known = [token for token in tokens if token.id is not None]
+    return {
+        "logprobs": [
+            {
+                **entry(token.id or 0, token.logprob),
+                **(
+                    {"top_logprobs": [entry(one.token, one.logprob) for one in token.top[:tops]]}
+                    if tops
+                    else {}
+                ),
+            }
+            for token in known
+        ]
+    }
 
 
 class _Lines:
@@ -206,12 +257,13 @@ class _Lines:
         self,
         generation: Generation,
         head: dict[str, Any],
-        fields: Fields,
+        asked: _Asked,
         plan: ToolPlan,
     ) -> None:
         self._generation = generation
         self._head = head
-        self._fields = fields
+        self._asked = asked
+        self._fields = asked.fields
         tokenizer = generation.lease.llm.tokenizer
         self._watcher = CallWatcher(plan, tokenizer) if plan.reader is not None else None
 
@@ -230,12 +282,14 @@ class _Lines:
             if token.is_reasoning and token.text:
                 out.append({**self._head, **self._fields("", token.text), "done": False})
                 text = text.removeprefix(token.text)
-            if text or (result is not None and result.tool_calls):
-                piece = self._fields(text, "")
+            scores = _logprobs(self._generation, [token], self._asked.tops)
+            if text or scores.get("logprobs") or (result is not None and result.tool_calls):
+                piece = {**self._fields(text, ""), **scores}
                 piece = piece if result is None else _with_calls(piece, result)
                 out.append({**self._head, **piece, "done": False})
             if result is not None:
-                out.append({**self._head, **self._fields("", ""), **_end(self._generation, result)})
+                ended = _end(self._generation, result, self._asked)
+                out.append({**self._head, **self._fields("", ""), **ended})
         return "".join(dumps(line) + "\n" for line in out).encode()
 
     async def end(self) -> bytes:
@@ -247,9 +301,9 @@ class _Lines:
         return (dumps(body_of(error, "/api/")) + "\n").encode()
 
 
-async def _load(state: State, body: Common, request: Request, empty: dict[str, Any]) -> Response:
+async def _load(state: State, body: Common, made: Made, request: Request, empty: dict[str, Any]) -> Response:
     """Without a prompt a model is loaded, or with `keep_alive` 0 unloaded."""
-    name = _name(body.model)
+    name = made.base
     head = {"model": body.model, "created_at": _now(), **empty, "done": True}
     if body.keep_alive in (0, "0", "0s"):
         require_admin(request)
@@ -260,36 +314,9 @@ async def _load(state: State, body: Common, request: Request, empty: dict[str, A
     return Json({**head, "done_reason": "load"})
 
 
-def _options(given: Options | None) -> dict[str, Any]:
-    options: dict[str, Any] = {"n": 1}
-    if given is None:
-        return options
-    options.update(
-        {NAMES.get(name, name): value for name in SAME if (value := getattr(given, name)) is not None}
-    )
-    if given.seed is not None:
-        options["seed"] = given.seed % (1 << 64)
-    if given.num_predict is not None and given.num_predict > 0:
-        options["max_tokens"] = given.num_predict
-    if given.num_predict == 0:
-        raise ApiError(
-            400, "options.num_predict must be -1, -2 or above 0, not 0", param="options.num_predict"
-        )
-    return options
-
-
-def _check_context(given: Options | None, length: int) -> None:
-    if given is not None and given.num_ctx is not None and given.num_ctx > length:
-        raise ApiError(
-            400,
-            f"options.num_ctx is {given.num_ctx:,}, and the context has {length:,} tokens; start the server "
-            "with more --cells, if the model can use them",
-            param="options.num_ctx",
-        )
-
-
-def _end(generation: Generation, result: Result) -> dict[str, Any]:
+def _end(generation: Generation, result: Result, asked: _Asked) -> dict[str, Any]:
     spent = generation.timings([result])
+    context = {} if asked.context is None else {"context": [*asked.seen, *result.tokens]}
     return {
         "done": True,
         "done_reason": WORDS[result.finish_reason],
@@ -299,6 +326,7 @@ def _end(generation: Generation, result: Result) -> dict[str, Any]:
         "prompt_eval_duration": _nanoseconds(spent["first_token"]),
         "eval_count": result.usage.completion_tokens,
         "eval_duration": _nanoseconds(spent["decode"]),
+        **context,
     }
 
 
@@ -334,37 +362,6 @@ def _message(message: OllamaMessage) -> dict[str, Any]:
     if message.tool_name:
         fields["name"] = message.tool_name
     return fields
-
-
-def _details(slot: Slot) -> dict[str, Any]:
-    facts = slot.facts
-    formats = [name for name in facts["formats"] if name != "F32"] or ["F32"]
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": facts["architecture"],
-        "families": [facts["architecture"]],
-        "parameter_size": f"{facts['parameters'] / 1e6:.0f}M",
-        "quantization_level": formats[0],
-    }
-
-
-def _capabilities(facts: dict[str, Any]) -> list[str]:
-    extra = {"vision": facts["vision"], "thinking": find_format(facts["template"]) is not None}
-    return ["completion", "embedding", *(name for name, there in extra.items() if there)]
-
-
-def _name(model: str) -> str:
-    """A model's name without the tag that Ollama's clients append."""
-    return model.removesuffix(TAG)
-
-
-def _tagged(name: str) -> str:
-    return name + TAG
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
 
 
 def _now() -> str:

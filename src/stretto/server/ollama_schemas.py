@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from stretto.server.errors import ApiError
 from stretto.server.schemas import Body, Name, Number, Stop, Text
 
 Format = Literal["", "json"] | dict[str, Any]
@@ -13,15 +14,18 @@ KeepAlive = str | int | float
 Base64Image = Annotated[str, Field(min_length=1, max_length=1 << 26)]
 
 
+NO_EFFECT = "Accepted; without effect here."
+
+
 class Options(Body):
-    """Sampling options by Ollama's names. Ollama's other options are refused."""
+    """Sampling options by Ollama's names, and options of its runtime that have no effect here."""
 
     num_predict: (
         Annotated[int, Field(ge=-2, lt=1 << 31, description="-1: to the end of the context.")] | None
     ) = None
     num_ctx: Annotated[int, Field(ge=1, description="Refused if the context is smaller.")] | None = None
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     repeat_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
@@ -29,6 +33,31 @@ class Options(Body):
     frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
+    repeat_last_n: (
+        Annotated[int, Field(ge=-1, lt=1 << 31, description="-1, 0, or without a penalty.")] | None
+    ) = None
+    mirostat: Annotated[int, Field(description="0 only.")] | None = None
+    typical_p: Annotated[Number, Field(description="1 only.")] | None = None
+    tfs_z: Annotated[Number, Field(description="1 only.")] | None = None
+    rope_frequency_base: Annotated[Number, Field(description="0 only.")] | None = None
+    rope_frequency_scale: Annotated[Number, Field(description="0 only.")] | None = None
+    mirostat_eta: Annotated[Number, Field(description=NO_EFFECT)] | None = None
+    mirostat_tau: Annotated[Number, Field(description=NO_EFFECT)] | None = None
+    penalize_newline: Annotated[bool, Field(description=NO_EFFECT)] | None = None
+    num_keep: Annotated[int, Field(description=NO_EFFECT)] | None = None
+    num_batch: Annotated[int, Field(description=NO_EFFECT)] | None = None
+    num_gpu: Annotated[int, Field(description=NO_EFFECT)] | None = None
+    main_gpu: Annotated[int, Field(description=NO_EFFECT)] | None = None
+    num_thread: Annotated[int, Field(description=NO_EFFECT)] | None = None
+    num_gqa: Annotated[int, Field(description=NO_EFFECT)] | None = None
+    numa: Annotated[bool, Field(description=NO_EFFECT)] | None = None
+    low_vram: Annotated[bool, Field(description=NO_EFFECT)] | None = None
+    f16_kv: Annotated[bool, Field(description=NO_EFFECT)] | None = None
+    logits_all: Annotated[bool, Field(description=NO_EFFECT)] | None = None
+    vocab_only: Annotated[Literal[False], Field(description=NO_EFFECT)] | None = None
+    embedding_only: Annotated[Literal[False], Field(description=NO_EFFECT)] | None = None
+    use_mmap: Annotated[bool, Field(description=NO_EFFECT)] | None = None
+    use_mlock: Annotated[bool, Field(description=NO_EFFECT)] | None = None
 
 
 class Common(Body):
@@ -45,6 +74,14 @@ class Common(Body):
         Annotated[bool | Literal["low", "medium", "high"], Field(description="By the model's own switch.")]
         | None
     ) = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    truncate: (
+        Annotated[bool, Field(description="Nothing is cut: a prompt that is too long is refused.")] | None
+    ) = None
+    shift: (
+        Annotated[bool, Field(description="Nothing is shifted: the answer ends with the context.")] | None
+    ) = None
 
 
 class GenerateRequest(Common):
@@ -54,11 +91,15 @@ class GenerateRequest(Common):
     system: Text | None = ""
     raw: bool | None = False
     images: Annotated[list[Base64Image], Field(max_length=64)] | None = None
-    suffix: Literal[""] | None = None
-    template: Literal[""] | None = None
-    context: Annotated[list[int], Field(max_length=0)] | None = None
-    logprobs: Literal[False] | None = None
-    top_logprobs: Literal[0] | None = None
+    suffix: Annotated[Text, Field(description="Text after the answer, which fills the gap.")] | None = None
+    template: Annotated[Text, Field(description="A template of Go's, in place of the model's.")] | None = None
+    context: (
+        Annotated[
+            list[Annotated[int, Field(ge=0, lt=1 << 31)]],
+            Field(max_length=1 << 20, description="As the answer before gave it."),
+        ]
+        | None
+    ) = None
 
 
 class OllamaFunctionCall(Body):
@@ -93,15 +134,65 @@ class OllamaChatRequest(Common):
 
     messages: Annotated[list[OllamaMessage], Field(max_length=2048)] | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=1024)] | None = None
-    logprobs: Literal[False] | None = None
-    top_logprobs: Literal[0] | None = None
 
 
-class ShowRequest(Body):
+class Named(Body):
+    """A body that names a model, by `model` or as older clients do."""
+
+    model: Name | None = None
+    name: Annotated[Name, Field(description="The older name of `model`.")] | None = None
+
+    @property
+    def wanted(self) -> str:
+        """The model's name."""
+        if self.model is None and self.name is None:
+            raise ApiError(400, "model is missing", param="model", code="missing_field")
+        return self.model or self.name or ""
+
+
+class ShowRequest(Named):
     """`POST /api/show`."""
 
-    model: Name
     verbose: bool | None = False
+
+
+class DeleteRequest(Named):
+    """`DELETE /api/delete`."""
+
+
+class OllamaPullRequest(Named):
+    """`POST /api/pull`."""
+
+    insecure: Literal[False] | None = None
+    stream: bool | None = True
+
+
+class OllamaCopyRequest(Body):
+    """`POST /api/copy`."""
+
+    source: Name
+    destination: Name
+
+
+class CreateRequest(Named):
+    """`POST /api/create`: a model from one that is here."""
+
+    from_: Annotated[Name, Field(alias="from", description="A model that is here.")]
+    system: Text | None = None
+    template: Text | None = None
+    license: Text | Annotated[list[Text], Field(max_length=16)] | None = None
+    parameters: Options | None = None
+    messages: Annotated[list[OllamaMessage], Field(max_length=256)] | None = None
+    stream: bool | None = True
+
+
+class EmbeddingsRequest(Body):
+    """`POST /api/embeddings`, the older form of `/api/embed`."""
+
+    model: Name
+    prompt: Text
+    options: Options | None = None
+    keep_alive: KeepAlive | None = None
 
 
 class EmbedRequest(Body):

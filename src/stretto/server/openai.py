@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable
+from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,16 @@ from starlette.responses import Response
 
 from stretto.llm import LLM
 from stretto.server.answers import PIECE_VALUES, long_json
-from stretto.server.calls import plan_of
-from stretto.server.chat import prompt_of
+from stretto.server.conversation import options_of, planned
 from stretto.server.echo import check_echo, echoed, nothing_new
 from stretto.server.embedding import Vectors, embedded, ids_of
 from stretto.server.errors import ApiError, Json, translate
 from stretto.server.generation import Generation, begin, started, unless_gone
+from stretto.server.legacy import FunctionShape, with_tools
 from stretto.server.open_response import EVENTS
-from stretto.server.options import chat_options, check_at_most, check_prompts, completion_options
+from stretto.server.options import check_at_most, check_prompts, completion_options
 from stretto.server.pins import check_pin, pin
+from stretto.server.prompts import check_suffix, is_mixed, made_prompts
 from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from stretto.server.shapes import ChatShape, Chunks, Shape
 from stretto.server.slots import Slot
@@ -37,7 +39,8 @@ async def models(request: Request) -> Response:
     """The models that are served."""
     state = state_of(request)
     listed = [_model(name, slot) for name, slot in state.registry.names()]
-    return Json({"object": "list", "data": listed})
+    ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {}
+    return Json({"object": "list", "data": listed, "has_more": False, **ends})
 
 
 @router.get("/v1/models/{name:path}")
@@ -55,13 +58,16 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     options.update(grammar_of(body, state.settings.limits))
     prompts = prompts_of(body.prompt)
     check_prompts("prompt", prompts, state.settings.limits)
+    check_suffix(body, prompts, state.settings.limits)
     several = "best_of" if "best_of" in options else "n"
     check_at_most(several, options[several] * len(prompts), state.settings.max_running)
 
     async def start(generation: Generation) -> Shape:
+        llm = generation.lease.llm
         shape = Shape(generation, body.model, body.logprobs)
+        if body.suffix or any(map(is_mixed, prompts)):
+            prompts[:] = await asyncio.to_thread(made_prompts, llm, prompts, body.suffix)
         if body.echo:
-            llm = generation.lease.llm
             texts = await asyncio.to_thread(lambda: [_text(llm, prompt) for prompt in prompts])
             shape.before = [text for text in texts for _ in range(options["n"])]
             if body.logprobs is not None:
@@ -82,16 +88,16 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 async def chat(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     state = state_of(request)
-    options = chat_options(body, state.settings.limits)
-    options.update(grammar_of(body, state.settings.limits))
+    legacy = body.functions is not None
+    body = with_tools(body)
+    options = options_of(body, state.settings.limits)
     check_at_most("n", options["n"], state.settings.max_running)
 
     async def start(generation: Generation) -> Shape:
-        llm = generation.lease.llm
-        plan = await plan_of(body, llm, state.settings.limits)
-        prompt = await prompt_of(body, generation, state.settings, plan)
+        plan, prompt = await planned(body, generation, state.settings)
         tops = (body.top_logprobs or 0) if body.logprobs else None
-        shape = ChatShape(generation, body.model, tops, plan, body.continue_token_ids or [])
+        kind = FunctionShape if legacy else ChatShape
+        shape = kind(generation, body.model, tops, plan, body.continue_token_ids or [])
         ready = await _with_ids(body, shape, await _continued(body, generation, [prompt]), options["n"])
         await _start(body, generation, ready, plan.options({"reasoning": True, **options}))
         return shape
@@ -225,9 +231,9 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     return await long_json(answer, sum(len(vector) for vector in vectors))
 
 
-def prompts_of(given: str | list[str] | list[int] | list[list[int]]) -> list[Any]:
-    """A prompt or a list of prompts as a list."""
-    if isinstance(given, str) or isinstance(given[0], int):
+def prompts_of(given: str | list[Any]) -> list[Any]:
+    """A prompt or a list of prompts as a list; a list with ids in it is one prompt."""
+    if isinstance(given, str) or isinstance(given[0], int) or is_mixed(given):
         return [given]
     return list(given)
 
@@ -255,6 +261,19 @@ def _model(name: str, slot: Slot) -> dict[str, Any]:
         "object": "model",
         "created": int(slot.facts["modified"]),
         "owned_by": "stretto",
+        **_for_anthropic(name, slot),
         "context_length": slot.facts["context_length"],
         **({"parent": slot.name} if name != slot.name else {}),
+    }
+
+
+def _for_anthropic(name: str, slot: Slot) -> dict[str, Any]:
+    """The fields of a model that Anthropic's clients read; they ask at the same path."""
+    created = datetime.fromtimestamp(int(slot.facts["modified"]), timezone.utc)
+    return {
+        "type": "model",
+        "display_name": name,
+        "created_at": created.isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": slot.facts["context_length"],
     }

@@ -89,9 +89,16 @@ def check_prompts(name: str, prompts: list[Any], limits: RequestLimits, most: in
             400, f"{name} has {len(prompts):,} entries; at most {most:,} are served", param=name,
             code="over_limit",
         )  # fmt: skip
-    total = sum(map(len, prompts))
+    total = sum(map(_length, prompts))
     if total > limits.prompt:
         raise ApiError(
             400, f"{name} has {total:,} characters; at most {limits.prompt:,} are served", param=name,
             code="over_limit",
         )  # fmt: skip
+
+
+def _length(prompt: Any) -> int:
+    """The characters of a text, the number of ids, or both together."""
+    if isinstance(prompt, str) or not any(isinstance(part, str) for part in prompt):
+        return len(prompt)
+    return sum(len(part) if isinstance(part, str) else 1 for part in prompt)

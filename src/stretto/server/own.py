@@ -65,6 +65,7 @@ class ParallelRequest(Body):
     combine: Literal["mixture", "best"] | None = None
     prune: Annotated[Number, Field(gt=0, le=100)] | None = None
     prune_after: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    delay: Annotated[int, Field(ge=0, le=4096)] | None = None
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     ignore_eos: bool | None = None
@@ -77,7 +78,9 @@ class ParallelRequest(Body):
 async def health(request: Request) -> Response:
     """Health check: the server takes requests."""
     state = state_of(request)
-    return Json({"status": "ok", "version": __version__, "uptime": round(time.time() - state.started, 1)})
+    return Json(
+        {"status": "ok", "version": __version__, "uptime": round(time.monotonic() - state.started, 1)}
+    )
 
 
 @router.get("/metrics")
@@ -99,7 +102,7 @@ async def stats(request: Request) -> Response:
     registry = state.registry
     return Json(
         {
-            "uptime": round(time.time() - state.started, 3),
+            "uptime": round(time.monotonic() - state.started, 3),
             "requests": state.traffic.active,
             "generations": len(state.generations),
             "cpu": cpu_seconds(),

@@ -11,30 +11,32 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
+from stretto import router
 from stretto.errors import Cancelled, InvalidRequest
 from stretto.server.errors import ApiError, body_of, translate
 from stretto.server.settings import ModelEntry
 from stretto.server.state import State
 from stretto.weights import hub
-from stretto.weights.hub.names import HF_PREFIX, canonical
+from stretto.weights.hub.catalogue import CATALOGUE
+from stretto.weights.hub.names import HF_PREFIX, canonical, is_repository
 
 REPORT_SECONDS = 0.25  # between two events
 HEARTBEATS = 40  # reports without progress, then the last one is repeated: proxies close silent connections
 
 
 def source_of(text: str) -> str:
-    """A name of the catalogue, or `hf:org/repo/file.gguf`; nothing else is fetched, and no path is opened."""
-    if text in hub.known():
+    """A name of a catalogue, or `hf:org/repo…`; nothing else is fetched, and no path or link is opened."""
+    if text in hub.known() or text in CATALOGUE:
         return text
-    if text.startswith(HF_PREFIX):
+    if text.startswith(HF_PREFIX) or is_repository(text):
         try:
-            return canonical(text)
+            return canonical(HF_PREFIX + text.removeprefix(HF_PREFIX))
         except InvalidRequest as error:
             raise ApiError(400, str(error), param="source", code="invalid_value") from None
     raise ApiError(
         400,
         f"source: there is no model {text[:100]!r} to fetch; /stretto/catalogue lists the names, and "
-        "hf:org/repo/file.gguf fetches from the Hugging Face Hub. Files of this machine need --model",
+        "hf:org/repo:Q4_K_M fetches from the Hugging Face Hub. Files of this machine need --model",
         param="source",
         code="invalid_value",
     )
@@ -58,7 +60,9 @@ class Pull:
         self._entry = entry
         self._progress: tuple[int, int, str] = (0, 0, "starting")
         self._stopped = threading.Event()
-        self._work = asyncio.ensure_future(asyncio.to_thread(hub.pull, entry.source, progress=self._report))
+        self._work = asyncio.ensure_future(
+            asyncio.to_thread(hub.pull, entry.source, progress=self._report, check=router.check_download)
+        )
         self._work.add_done_callback(self._forget)  # not before the thread is done, whoever has gone
 
     def stop(self) -> None:

@@ -15,10 +15,10 @@ from types import TracebackType
 from stretto import Limits, hardware, load
 from stretto.hardware.cuda import cuda_devices
 from stretto.llm import LLM
+from stretto.routing.images import find_encoder
 from stretto.server.errors import ApiError
 from stretto.server.settings import ModelEntry, Settings
 from stretto.server.slots import Slot, megabytes, slot_of
-from stretto.weights import hub
 
 MEMORY_FRACTION = 0.8  # of the free memory, the default limit for models
 
@@ -293,7 +293,7 @@ class Registry:
                 max_queue=settings.max_queue,
                 checkpoint_bytes=settings.checkpoint_bytes,
             ),
-            vision=None if entry.vision is None else hub.resolve(entry.vision),
+            vision=None if entry.vision is None else find_encoder(entry.vision),
         )
 
 

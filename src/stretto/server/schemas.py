@@ -12,12 +12,15 @@ Text = Annotated[str, Field(max_length=1 << 24)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 ModelName = Annotated[str, Query(min_length=1, max_length=256)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, max_length=1 << 20)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=1 << 20)]
+Mixed = Annotated[list[TokenId | Text], Field(min_length=1, max_length=1 << 16)]
 AdapterName = Annotated[str, Field(min_length=1, max_length=64)]
 AdapterScale = Annotated[float, Field(allow_inf_nan=False, ge=-1000, le=1000)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 LABEL = "Accepted and only logged."
+NEUTRAL = "Accepted, and changes nothing here."
 
 
 def _fail_fast(schema: Any) -> None:
@@ -81,7 +84,7 @@ class StreamOptions(Body):
     """Options of a stream."""
 
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: Annotated[bool, Field(description=NEUTRAL)] | None = None
 
 
 class Sampling(Body):
@@ -106,28 +109,16 @@ class Sampling(Body):
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
     user: Annotated[Text, Field(description=LABEL)] | None = None
-    # Not among OpenAI's fields
-    top_k: Annotated[int, Field(ge=0, lt=1 << 31, description="Only the k most probable; 0: all.")] | None = (
-        None
-    )
-    min_p: (
-        Annotated[Number, Field(ge=0, le=1, description="Only those with this share of the best one's.")]
-        | None
-    ) = None
-    repetition_penalty: (
-        Annotated[Number, Field(gt=0, le=100, description="Above 1: repeated tokens are less probable.")]
-        | None
-    ) = None
-    ignore_eos: Annotated[bool, Field(description="Continue after the model's end tokens.")] | None = None
+    # Not among OpenAI's fields. Descriptions that are not here are in descriptions.py.
+    top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
+    ignore_eos: bool | None = None
     return_token_ids: (
         Annotated[bool, Field(description="Ids of tokens too: of prompt, text and alternatives.")] | None
     ) = None
-    stop_tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=64)] | None = (
-        Field(None, description="Ids that end the text.")
-    )
-    timeout: (
-        Annotated[Number, Field(gt=0, le=1e9, description="Seconds; then what is there is sent.")] | None
-    ) = None
+    stop_tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=64)] | None = None
+    timeout: Annotated[Number, Field(gt=0, le=1e9)] | None = None
     continue_token_ids: Tokens | None = Field(
         None, description="Ids that the text begins with already; it goes on behind them."
     )
@@ -151,12 +142,16 @@ class CompletionRequest(Sampling):
         | Annotated[list[Text], Field(min_length=1, max_length=2048)]
         | Tokens
         | Annotated[list[Tokens], Field(min_length=1, max_length=2048)]
+        | Annotated[Mixed, Field(description="One prompt of texts and ids.")]
+        | Annotated[list[Text | Mixed], Field(min_length=1, max_length=2048)]
     )
     max_tokens: Annotated[int, Field(ge=0, lt=1 << 31, description="0 with echo only.")] | None = 16
     best_of: Annotated[int, Field(ge=1, le=256)] | None = None
     echo: bool | None = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    suffix: None = Field(None, description="Not supported.")
+    suffix: (
+        Annotated[Text, Field(description="The text behind the gap, for models that fill one.")] | None
+    ) = None
 
 
 class TextPart(Body):
@@ -201,7 +196,7 @@ class ToolCall(Body):
 class Message(Body):
     """One message of a conversation. "developer" is understood as "system"."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text | Annotated[list[Part], Field(max_length=1024)] | None = None
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
@@ -209,9 +204,12 @@ class Message(Body):
     refusal: Text | None = None
     reasoning_content: Text | None = None
     reasoning: Annotated[Text, Field(description="The same as reasoning_content.")] | None = None
+    provider_specific_fields: (
+        Annotated[dict[str, Any], Field(max_length=64, description=f"Of LiteLLM. {NEUTRAL}")] | None
+    ) = None
     audio: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    function_call: None = None
+    function_call: Annotated[FunctionCall, Field(description="Of old clients; see functions.")] | None = None
 
 
 class Function(Body):
@@ -246,7 +244,7 @@ class NamedTool(Body):
 class JsonSchema(Body):
     """A schema with a name."""
 
-    name: Name
+    name: Annotated[Name, Field(description=NEUTRAL)] = "answer"
     description: Text | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
@@ -259,9 +257,10 @@ class PlainFormat(Body):
 
 
 class JsonFormat(Body):
-    """A JSON object."""
+    """A JSON object; one that fits a schema, if that is given."""
 
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class SchemaFormat(Body):
@@ -269,6 +268,13 @@ class SchemaFormat(Body):
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
+
+
+class Prediction(Body):
+    """The text that is likely to come, which other servers use to be faster."""
+
+    type: Literal["content"]
+    content: Text | Annotated[list[TextPart], Field(max_length=1024)]
 
 
 ResponseFormat = Annotated[PlainFormat | JsonFormat | SchemaFormat, Field(discriminator="type")]
@@ -285,9 +291,18 @@ class ChatRequest(Sampling):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    functions: (
+        Annotated[list[Function], Field(max_length=1024, description="As tools, for old clients.")] | None
+    ) = None
+    function_call: (
+        Annotated[
+            Literal["none", "auto"] | NamedFunction, Field(description="As tool_choice, for old clients.")
+        ]
+        | None
+    ) = None
     reasoning_effort: (
         Annotated[
-            Literal["none", "minimal", "low", "medium", "high", "xhigh"],
+            Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"],
             Field(description="By the model's own switch: where that is on or off, only none turns it off."),
         ]
         | None
@@ -296,11 +311,25 @@ class ChatRequest(Sampling):
         Annotated[dict[str, Any], Field(max_length=64, description="Arguments of the model's chat template.")]
         | None
     ) = None
+    continue_final_message: (
+        Annotated[bool, Field(description="The answer continues the last message, one of the assistant.")]
+        | None
+    ) = None
+    add_generation_prompt: (
+        Annotated[bool, Field(description="Whether the template begins an answer; true by default.")] | None
+    ) = None
     metadata: Annotated[dict[str, str], Field(max_length=64, description=LABEL)] | None = None
     safety_identifier: Annotated[Text, Field(description=LABEL)] | None = None
     prompt_cache_key: Annotated[Text, Field(description=LABEL)] | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    store: Annotated[bool, Field(description=NEUTRAL)] | None = None
+    service_tier: (
+        Annotated[Literal["auto", "default", "flex", "scale", "priority"], Field(description=NEUTRAL)] | None
+    ) = None
+    verbosity: Annotated[Literal["low", "medium", "high"], Field(description=NEUTRAL)] | None = None
+    prediction: Annotated[Prediction, Field(description=NEUTRAL)] | None = None
+    prompt_cache_retention: (
+        Annotated[Literal["in_memory", "in-memory", "24h"], Field(description=NEUTRAL)] | None
+    ) = None
     modalities: list[Literal["text"]] | None = None
 
 

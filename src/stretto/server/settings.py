@@ -79,6 +79,8 @@ class RequestLimits:
     tools: int = 128
     seconds: float = 600.0  # of a whole request
     pins: int = 16
+    responses: int = 256  # of one caller that are kept
+    response_bytes: int = 64 << 20  # of these together
     connections: int = 1024
 
     def __post_init__(self) -> None:
@@ -103,7 +105,7 @@ class Settings:
     admin_keys: tuple[str, ...] = ()  # keys that may also administrate: load and unload models, see all cells
     share_prefixes: bool = False  # callers with different keys share the prefix cache
     no_auth: bool = False
-    origins: tuple[str, ...] = ()  # web pages that may use the server
+    origins: tuple[str, ...] = ()  # web pages that may use the server; "*": all
     hosts: tuple[str, ...] = ()  # names of this server, where it has no keys
     remote_images: bool = False
     memory: int | None = None
@@ -149,9 +151,9 @@ class Settings:
                     f"--allow-host takes a name in lower case and without a port, as box.lan, not {host!r}"
                 )
         for origin in self.origins:
-            if "://" not in origin or origin.endswith("/"):
+            if origin != "*" and ("://" not in origin or origin.endswith("/")):
                 raise InvalidRequest(
-                    f"--allow-origin takes an origin like https://example.org, not {origin!r}"
+                    f"--allow-origin takes an origin like https://example.org, or '*' for all, not {origin!r}"
                 )
 
     @property

@@ -179,10 +179,14 @@ class Shape:
         }
 
     def _best(self, token: Token) -> dict[str, float]:
-        """The most probable tokens by text; of several with the same text the most probable one."""
+        """The most probable tokens by text; of several with the same text the most probable one.
+
+        The token itself is always among them, so that there may be one more than was asked for.
+        """
         best: dict[str, float] = {}
         for one in token.top[: self.tops]:
             best.setdefault(self.shown(one.token), lowest(one.logprob))
+        best.setdefault(self.shown(token.id), lowest(token.logprob))
         return best
 
     def _ids_of_logprobs(self, tokens: list[Token]) -> dict[str, Any]:

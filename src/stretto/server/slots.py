@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stretto import router
 from stretto.engine.history import HISTORY_SECONDS, Second
 from stretto.errors import InvalidRequest, ModelError
 from stretto.llm import LLM
 from stretto.models import ModelSpec, read_spec
 from stretto.models.adapting import target_of
 from stretto.models.summary import model_memory
+from stretto.routing.images import find_encoder
 from stretto.server.settings import ModelEntry, Settings
 from stretto.tasks.loading import is_task
 from stretto.weights import hub
@@ -113,7 +115,7 @@ def _task_slot(entry: ModelEntry, limit: int) -> Slot:
 
 
 def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
-    path = hub.resolve(entry.source)
+    path = hub.resolve(entry.source, check=router.check_download)
     with open_weights(path) as file:
         spec = read_spec(file)
         adapter_bytes = _check_adapters(entry, spec)
@@ -136,7 +138,7 @@ def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
         raise ModelError("its metadata do not say how large its cache is", path=path)
     encoder_bytes = 0
     if entry.vision is not None:
-        with GGUF(hub.resolve(entry.vision)) as file:
+        with GGUF(find_encoder(entry.vision)) as file:
             encoder_bytes = memory(file).packed_bytes
     facts["vision"] = entry.vision is not None
     repack = settings.repack

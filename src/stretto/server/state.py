@@ -11,7 +11,9 @@ from fastapi import Request
 from stretto.engine.progress import Progress
 from stretto.server.answer_history import AnswerHistory
 from stretto.server.callers import Caller, Callers
+from stretto.server.ollama_names import MadeModels
 from stretto.server.registry import Opener, Registry
+from stretto.server.response_store import ResponseStore
 from stretto.server.settings import Settings
 
 
@@ -72,10 +74,12 @@ class State:
         self.settings = settings
         self.callers = Callers(settings)
         self.registry = Registry(settings, opener)
+        self.made = MadeModels()  # by Ollama's /api/create
+        self.responses = ResponseStore(settings.limits)
         self.generations: set[Running] = set()
         self.pull: Download | None = None  # the download under way; there is at most one
         self.traffic = Traffic()
-        self.started = time.time()
+        self.started = time.monotonic()  # the clock on the wall may jump
 
     def stop(self) -> None:
         """Refuse new requests."""

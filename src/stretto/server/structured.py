@@ -31,7 +31,7 @@ def grammar_of(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
             raise ApiError(400, "grammar and response_format say the same; give one of them", param="grammar")
         return {"grammar": _named("grammar", lambda: _grammar(body.grammar, limits))}
     if isinstance(wanted, JsonFormat):
-        return {"grammar": Grammar.json(OBJECT)}
+        return {"grammar": _schema("response_format", wanted.schema_ or OBJECT, limits)}
     if isinstance(wanted, SchemaFormat):
         schema = wanted.json_schema.schema_
         return {"grammar": _schema("response_format", OBJECT if schema is None else schema, limits)}

@@ -2,6 +2,9 @@
 
     grammar.py    what a text has to look like: a value, compared by content
     checks.py     what is refused before anything is compiled, and where in a schema it stands
+    rewrite.py    conditions in a schema, rewritten for the parser: negation, overlap, array_rules,
+                  object_rules, unevaluated; closed.py closes objects, places.py follows references
+    unique.py     arrays whose items must differ, checked as they are written by scanner.py
     compiler.py   compiles grammars to matchers, in a worker with limits, and caches them
     guide.py      where one text stands in its grammar: what may come next, what has to
     after.py      the same for the answer of a model that thinks first

@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stretto.errors import InvalidGrammar
+from stretto.structured.rewrite import SPECIAL, rewritten
 
 MAX_CHARACTERS = 256 << 10  # of a grammar
 MAX_LARK_CHARACTERS = 64 << 10  # of a Lark grammar, whose rules may be combined more freely
 MAX_DEPTH = 100  # of brackets in a JSON schema
 OPTIONS_KEY = "x-guidance"  # settings of the library, hidden in a schema
 
+_SPECIAL = re.compile(f'"({"|".join(sorted(SPECIAL))})"')
 _TEMPERATURE = re.compile(r"^[ \t]*[?!]?[\w-]+(\.\d+)?[ \t]*\[[^\]]*\btemperature\b", re.MULTILINE)
 
 
@@ -75,6 +77,26 @@ def check_schema(schema: Any) -> str:
     for path, value in walk(schema):
         if isinstance(value, Mapping):
             _check_mapping(path, value)
+    return written(schema)
+
+
+def parser_schema(text: str, *, closed: bool = False, checks: bool = False) -> str:
+    """The text of a schema as the parser takes it, from one that `check_schema` gave.
+
+    Raises for what the parser cannot follow. `closed` forbids properties that are not named; `checks`: see
+    `rewritten`.
+    """
+    if not closed and not _SPECIAL.search(text):
+        return text
+    schema = json.loads(text)
+    made = written(rewritten(schema, closed=closed, checks=checks))
+    if made == "false":
+        raise InvalidGrammar("no value fits the JSON schema", param="schema", value=schema)
+    return made
+
+
+def written(schema: Any) -> str:
+    """A schema as JSON, which is not too long."""
     try:
         text = json.dumps(schema, allow_nan=False, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError) as error:
@@ -105,6 +127,20 @@ def find_key(schema: str, key: str) -> str | None:
     """The path of a keyword in a schema, the first if there are several."""
     places = [path for path, value in walk(json.loads(schema)) if isinstance(value, dict) and key in value]
     return f"{min(places, key=len)}/{_escaped(key)}" if places else None
+
+
+def find_mentioned(schema: str, message: str) -> str | None:
+    """The path of the pattern or reference in a schema that a message of the parser quotes."""
+    for path, value in sorted(walk(json.loads(schema)), key=lambda found: len(found[0])):
+        if not isinstance(value, dict):
+            continue
+        for key in ("pattern", "$ref"):
+            if isinstance(text := value.get(key), str) and text.removeprefix("#") in message:
+                return f"{path}/{key}"
+        patterns = value.get("patternProperties")
+        if isinstance(patterns, dict) and any(pattern in message for pattern in patterns):
+            return f"{path}/patternProperties"
+    return None
 
 
 def _check_mapping(path: str, value: Mapping[Any, Any]) -> None:

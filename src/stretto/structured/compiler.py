@@ -8,7 +8,6 @@ abandoned: its thread runs until the compiler's own limits end it, and the numbe
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,10 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from stretto import forking
 from stretto.errors import InvalidGrammar, InvalidRequest
-from stretto.structured.checks import find_key
+from stretto.structured.checks import find_key, find_mentioned
 from stretto.structured.grammar import Grammar, ascii_classes, choice_pattern
 from stretto.structured.guide import Guide, brief
+from stretto.structured.scanner import UNIQUE_KEY
+from stretto.structured.unique import TokenTable, UniqueItems
 from stretto.text.tokenizer import Tokenizer
 from stretto.text.vocabulary import TokenType
 
@@ -57,7 +59,7 @@ class Compiled:
     def __init__(self, grammar: Grammar, guide: Guide) -> None:
         self.grammar = grammar
         self._start = guide
-        self._lock = threading.Lock()
+        self._lock = forking.lock()
 
     def guide(self) -> Guide:
         """A guide in the initial state."""
@@ -76,8 +78,9 @@ class Compiler:
         self._n_vocab = n_vocab  # of the logits
         self._matched: LLTokenizer | None = None  # the vocabulary for the library
         self._cache: OrderedDict[Grammar, Compiled] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = forking.lock()
         self._worker = Worker()
+        self._table: TokenTable | None = None  # for arrays whose items must differ
 
     def compile(self, grammar: Grammar) -> Compiled:
         """The compiled grammar; raises `InvalidRequest` if it is not valid."""
@@ -107,7 +110,8 @@ class Compiler:
         matcher: LLMatcher = llguidance.LLMatcher(tokenizer, _source(grammar), log_level=0, limits=limits)
         if matcher.is_error():
             raise _wrong(grammar, brief(matcher.get_error()))
-        guide = Guide(matcher, self._n_vocab, tokenizer.vocab_size, self._tokenizer.end_ids)
+        unique = self._unique(grammar)
+        guide = Guide(matcher, self._n_vocab, tokenizer.vocab_size, self._tokenizer.end_ids, unique)
         # The first mask is computed here: a grammar that no text fits fails now, and later steps are warm.
         first = guide.fork()
         try:
@@ -121,12 +125,21 @@ class Compiler:
             reason = "no text fits it"
         raise _wrong(grammar, reason)
 
+    def _unique(self, grammar: Grammar) -> UniqueItems | None:
+        """The check of arrays whose items must differ, if the schema has any that the parser cannot do."""
+        if grammar.kind != "json" or UNIQUE_KEY not in grammar.text:
+            return None
+        with self._lock:
+            if self._table is None:
+                self._table = TokenTable(self._tokenizer.all_bytes())
+        return UniqueItems(json.loads(grammar.text), self._table)
+
 
 class Worker:
     """Runs functions in threads of their own, each for a limited time."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forking.lock()
         self._abandoned: list[threading.Thread] = []
 
     def run(self, work: Callable[[], Value], seconds: float) -> Value:
@@ -238,6 +251,6 @@ def _explained(grammar: Grammar, reason: str) -> str:
         keys: list[str] = json.loads(reason[reason.index("[") : reason.rindex("]") + 1])
         places = [find_key(grammar.text, key) or key for key in keys]
         return f"the JSON schema uses keywords that are not supported: {', '.join(places)}; leave them out"
-    if grammar.kind == "json" and (match := re.match(r"Unknown format: (.*)", reason)):
-        return f"the JSON schema has the format {match[1]!r}, which is not supported; use a pattern"
-    return f"{NAMES[grammar.kind]} cannot be used: {reason}"
+    place = find_mentioned(grammar.text, reason) if grammar.kind == "json" else None
+    where = f" at {place}" if place else ""
+    return f"{NAMES[grammar.kind]}{where} cannot be used: {reason}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stretto.errors import InvalidGrammar, InvalidRequest
-from stretto.structured.checks import check_lark, check_regex, check_schema, check_size
+from stretto.structured.checks import check_lark, check_regex, check_schema, check_size, parser_schema
 
 Kind = Literal["json", "regex", "lark", "choices", "tools"]
 
@@ -49,12 +49,18 @@ class Grammar:
 
     @classmethod
     def json(
-        cls, schema: Any, *, whitespace: str = "spaced", whitespace_pattern: str | None = None
+        cls,
+        schema: Any,
+        *,
+        whitespace: str = "spaced",
+        whitespace_pattern: str | None = None,
+        closed: bool = False,
     ) -> Grammar:
         """JSON that fits a schema: a dict, its text, or a class with `model_json_schema` (as of pydantic).
 
         `whitespace` is "spaced" (as `json.dumps` writes), "compact" (none), or "flexible" (whatever the
-        model likes). `whitespace_pattern` is a regular expression for it instead.
+        model likes). `whitespace_pattern` is a regular expression for it instead. `closed` forbids
+        properties that are not named in objects that do not say `additionalProperties`.
 
         >>> Grammar.json({"type": "integer", "minimum": 1, "maximum": 6}).kind
         'json'
@@ -71,7 +77,8 @@ class Grammar:
             options = {"whitespace_pattern": whitespace_pattern}
         if callable(getattr(schema, "model_json_schema", None)):
             schema = schema.model_json_schema()
-        return cls("json", check_schema(schema), json.dumps(options))
+        text = parser_schema(check_schema(schema), closed=closed, checks=True)
+        return cls("json", text, json.dumps(options))
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:

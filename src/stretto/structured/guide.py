@@ -9,11 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.errors import InvalidGrammar, InvalidRequest
+from stretto.structured.unique import UniqueItems
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MAX_STEP_SECONDS = 1.0  # for one token; the usual are microseconds
+
+_NO_OTHER_ITEM = (
+    "the grammar cannot continue: an array with uniqueItems needs another item, and none is left that "
+    "differs; lower minItems, or allow more values"
+)
 
 Row = NDArray[np.float32]
 Mask = NDArray[np.uint32]
@@ -34,7 +40,14 @@ class Guide:
     can follow, `accepting` that the text could end here.
     """
 
-    def __init__(self, matcher: LLMatcher, n_vocab: int, n_matched: int, ends: frozenset[int]) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        n_vocab: int,
+        n_matched: int,
+        ends: frozenset[int],
+        unique: UniqueItems | None = None,
+    ) -> None:
         self._matcher = matcher
         self._n_vocab = n_vocab  # of the logits
         self._n_matched = n_matched  # of the matcher: an end token more where the vocabulary has none
@@ -44,6 +57,7 @@ class Guide:
         self._address = self._mask.ctypes.data
         self._bytes = (n_matched + 31) // 32 * 4
         self._known = False  # the mask is that of the current state
+        self._unique = unique  # the items of arrays that must differ
         self.done = False
 
     def begin(self) -> list[int]:
@@ -53,7 +67,7 @@ class Guide:
     def skip(self, tokens: list[int]) -> None:
         """Advance by tokens that are there already, before `begin`."""
         begun = perf_counter()
-        if not self._matcher.consume_tokens(tokens):
+        if not self._matcher.consume_tokens(tokens) or not self._differ(tokens):
             raise InvalidRequest(
                 "the tokens that the answer begins with do not fit the grammar; take others, or leave it out",
                 param="continues",
@@ -71,6 +85,10 @@ class Guide:
                 raise InvalidGrammar(
                     f"the grammar cannot continue: {brief(self._matcher.get_error())}", param="grammar"
                 )
+            if self._unique is not None:
+                self._unique.restrict(self._mask, self._allowed_after)
+                if not self._mask.any():
+                    raise InvalidGrammar(_NO_OTHER_ITEM, param="grammar")
             _check_time(begun)
             self._known = True
         return self._mask
@@ -94,7 +112,7 @@ class Guide:
         """Advance by a token; return the forced tokens after it, which count as pushed too."""
         self._known = False
         begun = perf_counter()
-        if not self._matcher.consume_token(token):
+        if not self._matcher.consume_token(token) or not self._differ([token]):
             raise InvalidRequest(
                 f"token {token} does not fit the grammar here; take one that `mask` allows",
                 param="token",
@@ -106,20 +124,33 @@ class Guide:
 
     def n_valid(self, tokens: list[int]) -> int:
         """Length of the longest prefix of `tokens` that the grammar allows."""
-        return 0 if self.done else self._matcher.validate_tokens(tokens)
+        n_valid = 0 if self.done else self._matcher.validate_tokens(tokens)
+        return n_valid if self._unique is None else self._unique.n_valid(tokens[:n_valid])
 
     def fork(self) -> Guide:
         """An independent copy with the same state."""
-        twin = Guide(self._matcher.deep_copy(), self._n_vocab, self._n_matched, self.ends)
+        unique = None if self._unique is None else self._unique.fork()
+        twin = Guide(self._matcher.deep_copy(), self._n_vocab, self._n_matched, self.ends, unique)
         twin.done = self.done
         return twin
+
+    def _differ(self, tokens: list[int]) -> bool:
+        """Whether the items of arrays still differ after these tokens."""
+        return self._unique is None or self._unique.push([t for t in tokens if t not in self.ends])
+
+    def _allowed_after(self, tokens: list[int]) -> NDArray[np.intp]:
+        """The tokens that the parser allows after some tokens."""
+        twin = Guide(self._matcher.deep_copy(), self._n_vocab, self._n_matched, self.ends)
+        return twin.allowed() if twin._matcher.consume_tokens(tokens) else np.zeros(0, np.intp)
 
     def _forced(self) -> list[int]:
         matcher = self._matcher
         forced = matcher.compute_ff_tokens()
         if forced:
             self._known = False
-            if not matcher.consume_tokens(forced):
+            if not matcher.consume_tokens(forced) or not self._differ(forced):
+                if not matcher.is_error():
+                    raise InvalidGrammar(_NO_OTHER_ITEM, param="grammar")
                 raise InvalidGrammar(
                     f"the grammar cannot continue: {brief(matcher.get_error())}", param="grammar"
                 )

@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from stretto.errors import InvalidRequest, ModelError
+from stretto.text.digits import cut_digits
 from stretto.text.pretokenizers import KEY, PreTokenizer, pretokenizer
 from stretto.text.tokenizer import CHUNK_CHARACTERS, Tokenizer, chunks
 from stretto.text.vocabulary import PREFIX, Vocabulary, read_flag, read_vocabulary
@@ -45,15 +46,21 @@ class BPETokenizer(Tokenizer):
             add_eos=read_flag(metadata, "add_eos_token", False),
         )
         self._engine = _engine(vocabulary, metadata.strings(MERGES), words, frozenset(self.specials))
-        self._has_seams = words.words
+        self._has_seams, self._digits = words.words, words.digits
         self._present = bytes(byte for character, byte in ALPHABET.items() if character in vocabulary.ids)
 
     def _encode_plain(self, text: str) -> list[int]:
         self._check_bytes(text)
-        if len(text) <= 2 * CHUNK_CHARACTERS or not self._has_seams:
+        is_long = len(text) > 2 * CHUNK_CHARACTERS and self._has_seams
+        parts = [
+            part
+            for chunk in (chunks(text) if is_long else (text,))
+            for part in cut_digits(chunk, self._digits)
+        ]
+        if len(parts) == 1:
             ids: list[int] = self._engine.encode(text, add_special_tokens=False).ids
             return ids
-        batch = self._engine.encode_batch_fast(list(chunks(text)), add_special_tokens=False)
+        batch = self._engine.encode_batch_fast(parts, add_special_tokens=False)
         return [token for encoding in batch for token in encoding.ids]
 
     def _check_bytes(self, text: str) -> None:

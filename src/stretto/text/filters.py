@@ -29,10 +29,12 @@ from stretto.text.guards import (
     pack,
     percent,
     replace,
+    strip,
     text_of,
     word,
 )
 
+MAX_FLOAT_CHARACTERS = 800
 _INDENT = 32  # columns; wider ones would multiply the size of a text
 
 
@@ -144,6 +146,12 @@ def _int(value: Any, default: int = 0, base: int = 10) -> Any:
     return word(JINJA_FILTERS["int"](value, default, base))
 
 
+def _float(value: Any, default: float = 0.0) -> Any:
+    if isinstance(value, str) and len(value) > MAX_FLOAT_CHARACTERS:  # the exact value of more takes long
+        return default
+    return JINJA_FILTERS["float"](value, default)
+
+
 def _sum(values: Any, start: Any = 0) -> Any:
     return reduce(partial(binary, "+"), each(values), start)
 
@@ -164,7 +172,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
             "d": _default,
             "default": _default,
             "first": _first,
-            "float": JINJA_FILTERS["float"],
+            "float": _float,
             "format": lambda value, *values: percent(text_of(value), *values),
             "indent": _indent,
             "int": _int,
@@ -183,7 +191,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
             "sum": _sum,
             "title": lambda value: JINJA_FILTERS["title"](text_of(value)),
             "tojson": to_json,
-            "trim": lambda value, chars=None: text_of(value).strip(chars),
+            "trim": lambda value, chars=None: strip(text_of(value), chars),
             "upper": lambda value: text_of(value).upper(),
             "dictsort": JINJA_FILTERS["dictsort"],
         }.items()

@@ -23,6 +23,7 @@ from stretto.text.budget import current, size_of
 NUMBERS = (bool, int, float)
 _RANGE = 100_000
 _WORD_MAX = 2**64
+FEW_CHARACTERS = 16  # of a needle, for which the plain way is the faster one
 
 
 class Function:
@@ -157,17 +158,74 @@ def _needle(wanted: str, subject: str) -> str:
     return wanted if wanted.isascii() or wanted in subject else current.get().spell(wanted)
 
 
-def _seeking(name: str) -> Callable[..., Any]:
-    method = getattr(str, name)
-
+def _seeking(method: Callable[..., Any]) -> Callable[..., Any]:
     def run(subject: str, wanted: Any = None, *rest: Any, **options: Any) -> Any:
         if isinstance(wanted, str):
             wanted = _needle(wanted, subject)
-        elif isinstance(wanted, tuple):
-            wanted = tuple(_needle(w, subject) if isinstance(w, str) else w for w in wanted)
         return method(subject, wanted, *rest, **options)
 
     return run
+
+
+def _at_ends(name: str) -> Callable[..., Any]:
+    """Methods that look at an end of a text: there alone the needle is looked for."""
+    method = getattr(str, name)
+    has = str.startswith if name in ("startswith", "removeprefix") else str.endswith
+
+    def needle(wanted: Any, subject: str) -> Any:
+        if not isinstance(wanted, str) or wanted.isascii() or has(subject, wanted):
+            return wanted
+        return current.get().spell(wanted)
+
+    def run(subject: str, wanted: Any = None, *rest: Any, **options: Any) -> Any:
+        if isinstance(wanted, tuple):
+            wanted = tuple(needle(one, subject) for one in wanted)
+        return method(subject, needle(wanted, subject), *rest, **options)
+
+    return run
+
+
+# Python searches backwards by comparing at each place, which takes quadratic time. Forwards it does not.
+
+
+def _rfind(subject: str, wanted: str, start: int | None = None, end: int | None = None) -> int:
+    if not isinstance(wanted, str) or len(wanted) <= FEW_CHARACTERS:
+        return subject.rfind(wanted, start, end)
+    first, last, _ = slice(start, end).indices(len(subject))
+    at = subject[first:last][::-1].find(wanted[::-1])
+    return -1 if at < 0 else last - at - len(wanted)
+
+
+def _rindex(subject: str, wanted: str, start: int | None = None, end: int | None = None) -> int:
+    if (at := _rfind(subject, wanted, start, end)) < 0:
+        raise ValueError("substring not found")
+    return at
+
+
+def _rpartition(subject: str, wanted: str) -> tuple[str, str, str]:
+    if not isinstance(wanted, str) or len(wanted) <= FEW_CHARACTERS:
+        return subject.rpartition(wanted)
+    at = _rfind(subject, wanted)
+    return ("", "", subject) if at < 0 else (subject[:at], wanted, subject[at + len(wanted) :])
+
+
+def _rsplit(subject: str, sep: str | None = None, maxsplit: int = -1) -> list[str]:
+    if not isinstance(sep, str) or len(sep) <= FEW_CHARACTERS:
+        return subject.rsplit(sep, maxsplit)
+    return [part[::-1] for part in subject[::-1].split(sep[::-1], maxsplit)][::-1]
+
+
+def strip(subject: str, chars: str | None = None, /, left: bool = True, right: bool = True) -> str:
+    """`str.strip`, and with one side `lstrip` or `rstrip`, also of very many characters."""
+    if not isinstance(chars, str) or len(chars) <= FEW_CHARACTERS:
+        method = str.strip if left and right else str.lstrip if left else str.rstrip
+        return method(subject, chars)
+    unwanted, first, last = frozenset(chars), 0, len(subject)
+    while left and first < last and subject[first] in unwanted:
+        first += 1
+    while right and last > first and subject[last - 1] in unwanted:
+        last -= 1
+    return subject[first:last]
 
 
 def replace(subject: str, old: str, new: str, count: int = -1) -> str:
@@ -229,17 +287,24 @@ def percent(pattern: str, *values: Any) -> str:
 
 _NOTHING = object()
 _PLAIN = """
-    strip lstrip rstrip upper lower title capitalize casefold swapcase splitlines isalpha isdigit isalnum
+    upper lower title capitalize casefold swapcase splitlines isalpha isdigit isalnum
     isspace isupper islower isnumeric isdecimal isidentifier istitle isascii
 """
-_SEEKING = """
-    startswith endswith split rsplit partition rpartition find rfind index rindex count removeprefix
-    removesuffix
-"""
+_BACKWARDS: dict[str, Callable[..., Any]] = {
+    "rfind": _rfind,
+    "rindex": _rindex,
+    "rpartition": _rpartition,
+    "rsplit": _rsplit,
+}
 METHODS: dict[type, dict[str, Callable[..., Any]]] = {
     str: {
         **{name: getattr(str, name) for name in _PLAIN.split()},
-        **{name: _seeking(name) for name in _SEEKING.split()},
+        "strip": lambda subject, chars=None, /: strip(subject, chars),
+        "lstrip": lambda subject, chars=None, /: strip(subject, chars, right=False),
+        "rstrip": lambda subject, chars=None, /: strip(subject, chars, left=False),
+        **{name: _seeking(getattr(str, name)) for name in ("split", "partition", "find", "index", "count")},
+        **{name: _seeking(run) for name, run in _BACKWARDS.items()},
+        **{name: _at_ends(name) for name in ("startswith", "endswith", "removeprefix", "removesuffix")},
         "replace": replace,
         "join": _join,
         "format": _format,

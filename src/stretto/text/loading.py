@@ -44,9 +44,13 @@ def load_tokenizer(metadata: Metadata) -> Tokenizer:
         from stretto.text.unigram import UnigramTokenizer
 
         return UnigramTokenizer(metadata)
+    if model == "rwkv":
+        from stretto.text.rwkv import RWKVTokenizer
+
+        return RWKVTokenizer(metadata)
     raise ModelError(
         f"tokenizers of kind {model!r} are not supported, only 'gpt2' (BPE), 'llama' (SentencePiece), "
-        "'gemma4' (BPE over characters), 'bert' (WordPiece) and 't5' (Unigram)",
+        "'gemma4' (BPE over characters), 'bert' (WordPiece), 't5' (Unigram) and 'rwkv'",
         field=PREFIX + "model",
     )
 

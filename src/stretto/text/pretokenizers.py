@@ -2,8 +2,9 @@
 
 A pre-tokenizer is a sequence of regular expressions. The first cuts the text into its matches and what lies
 between them; each further one cuts those pieces again. A wrong cut gives other token ids without any error,
-so a name that is not in this table is refused. The patterns give the ids of llama.cpp. Where its pattern
-differs from the model's original one, a comment says so.
+so a name that is not in this table is refused. The patterns give the ids of llama.cpp, but for the families
+whose makers publish another pattern (`FOLLOW_MAKERS`): there it is the makers'. Where llama.cpp's pattern is
+kept and differs from the model's original one, a comment says so.
 
     >>> pretokenizer("qwen2").ignore_merges
     False
@@ -14,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stretto.errors import ModelError
+from stretto.text.digits import Grouping
 
 KEY = "tokenizer.ggml.pre"
 
@@ -26,6 +28,7 @@ class PreTokenizer:
     ignore_merges: bool = False  # a word that is itself a token is taken whole
     add_bos: bool = False  # the default if the file does not say
     words: bool = True  # no piece spans several words, so a long text may be cut between two
+    digits: Grouping = ""  # how it groups digits by three, if it looks ahead for that
 
 
 # -- the recurring parts --
@@ -46,9 +49,9 @@ _QWEN35 = (
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_BREAKS}"
 )
 
-# The originals distinguish upper from lower case in every script (\p{Lu}, \p{Ll}) and count marks as letters;
-# llama.cpp does so for a-z only: any other letter is both, and a mark is none.
-_UPPER, _LOWER = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
+# As the makers publish them: upper and lower case are told apart in every script, and marks are letters.
+# llama.cpp tells them apart for a-z only (any other letter is both), and a mark is none.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+"
 _CAPS = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
 _CASED_TAIL = rf"{_PUNCTUATION}[\r\n/]*|{_BREAKS}"
@@ -59,8 +62,12 @@ _MARKED = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{_CONTRACTION}?"
 _YOUTU = rf"{_MARKED}|\p{{N}}|{_CASED_TAIL}"
 _YOUTU_SCRIPTS = r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+"
 _TINY_AYA = rf"\d{{1,3}}(?=(?:\d{{3}})*\b)|{_MARKED}|\p{{N}}{{1,3}}|{_CASED_TAIL}"
-_NOT_HAN = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&[^\p{{Han}}]]+{_CONTRACTION}?"  # the original: and marks
-_KIMI = rf"\p{{Han}}+|{_NOT_HAN}|\p{{N}}{{1,3}}|{_TAIL}"
+_UPPER_NOT_HAN = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_LOWER_NOT_HAN = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_KIMI = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_NOT_HAN}*{_LOWER_NOT_HAN}+{_CONTRACTION}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_NOT_HAN}+{_LOWER_NOT_HAN}*{_CONTRACTION}?|\p{{N}}{{1,3}}|{_TAIL}"
+)
 _PHRASES = r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
 _EXAONE_MOE = rf"{_CONTRACTION}|{_PHRASES}|\p{{N}}|{_PUNCTUATION}[\r\n/]?|\s*[\r\n]|{_SPACES}"
 
@@ -117,7 +124,7 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
                 r"[\r\n]",
                 rf"\s?[{_DEEPSEEK_LETTERS}]+",
                 _DEEPSEEK_PUNCTUATION,
-                r"\s+$",
+                r"(?<!\s)\s+$",  # once for each run: without the first part it is tried from every space
                 _DEEPSEEK_CJK,
                 r"\p{N}+",
             )
@@ -131,10 +138,10 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ("tekken", PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True)),
     ("gpt-4o llama4 kanana2 minimax-m2 talkie", PreTokenizer((_GPT4O,))),
     ("kimi-k2", PreTokenizer((_KIMI,))),
-    ("tiny_aya cohere2moe", PreTokenizer((_TINY_AYA,))),
+    ("tiny_aya cohere2moe", PreTokenizer((_TINY_AYA,), digits="words")),
     ("youtu", PreTokenizer((_YOUTU_SCRIPTS, _YOUTU), ignore_merges=True)),
     ("exaone-moe", PreTokenizer((_EXAONE_MOE,), words=False)),
-    ("superbpe", PreTokenizer((r"\p{N}+", r"(?=([0-9]{3})+(?![0-9]))"), words=False)),
+    ("superbpe", PreTokenizer((r"\p{N}+", r"(?=([0-9]{3})+(?![0-9]))"), words=False, digits="ascii")),
     ("laguna", PreTokenizer((r"[^\n]+|\n+", _QWEN2))),
     ("ufakzeka", PreTokenizer((rf"{_WORD}|\p{{N}}|{_TAIL}",))),
     (
@@ -165,6 +172,8 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ("seed-coder", PreTokenizer((rf"{_CONTRACTION}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BREAKS}",))),
 )
 PRETOKENIZERS = {name: pre for names, pre in _FAMILIES for name in names.split()}
+_MAKERS = "tekken gpt-4o llama4 kanana2 minimax-m2 talkie kimi-k2"
+FOLLOW_MAKERS = frozenset(_MAKERS.split())  # as their makers cut, where llama.cpp cuts otherwise
 
 
 def pretokenizer(name: str) -> PreTokenizer:

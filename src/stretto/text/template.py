@@ -8,12 +8,12 @@ the placeholders become token ids; all other text, whatever it looks like, stays
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+from stretto import forking
 from stretto.errors import InvalidRequest, ModelError, StrettoError
 from stretto.text.budget import Budget
 from stretto.text.guards import GLOBALS
@@ -55,7 +55,7 @@ class ChatTemplate:
         self._with_tools = ChatTemplate(with_tools, specials, bos=bos, eos=eos) if with_tools else None
         self._compiled: _Compiled | None = None
         self._variables: frozenset[str] | None = None
-        self._lock = threading.Lock()
+        self._lock = forking.lock()
 
     @property
     def tool_source(self) -> str:

@@ -6,7 +6,7 @@
     tokenizer.encode("<|im_start|>user", special=True)       # special tokens parsed, BOS if the model asks
 
 The subclasses turn plain text into ids: `bpe` by merges over bytes, `spm` and `unigram` by scores over
-characters, `wordpiece` by the longest pieces of words.
+characters, `wordpiece` by the longest pieces of words, `rwkv` by the longest pieces of bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Tokenizer(ABC):
     maps the text of each control token to its id; `add_bos` and `add_eos` say what the model asks for.
     """
 
-    kind: str  # "bpe", "sentencepiece", "wordpiece" or "unigram"
+    kind: str  # "bpe", "sentencepiece", "wordpiece", "unigram" or "rwkv"
     name: str  # the pre-tokenizer of a BPE model, llama.cpp's name of the kind for others
     space_prefix = False  # a space is put before each plain fragment
     strips_after: frozenset[int] = frozenset()  # special tokens after which white space is dropped

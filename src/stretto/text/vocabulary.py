@@ -7,14 +7,16 @@ fit together.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stretto.errors import ModelError
+from stretto.text.infill_ids import FILL_TEXTS, INFILL_KEYS, InfillIds, find_infill
 from stretto.weights.metadata import Metadata
 
 PREFIX = "tokenizer.ggml."
@@ -47,16 +49,11 @@ _END_TEXTS = (
     "<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> "
     "<|file_sep|>"
 )
-_FILL_TEXTS = (
-    "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|> "
-    "<|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|> "
-    "<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>"
-)
 # In the format of gpt-oss these separate reasoning, calls and the answer, which would be one text without.
 _SHOWN_TEXTS = "<|start|> <|channel|> <|message|> <|constrain|>"
 _NAMED_ENDS = "eot eom fim_pad fim_rep fim_sep"
 _ENDS = frozenset(_END_TEXTS.split())
-_CONTROLS = _ENDS | frozenset(_FILL_TEXTS.split())
+_CONTROLS = _ENDS | FILL_TEXTS - {"[PREFIX]", "[SUFFIX]"}
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,7 @@ class Vocabulary:
     unknown_id: int | None
     end_ids: frozenset[int]
     shown_ids: frozenset[int]  # control tokens that are shown in generated text
+    infill: InfillIds | None = None  # the markers of a fill-in-the-middle prompt
 
     def of_type(self, *types: TokenType) -> dict[str, int]:
         """Text and id of the tokens of these types."""
@@ -90,7 +88,9 @@ def read_vocabulary(metadata: Metadata, bos: int | None, eos: int | None, unknow
     types = _types(metadata, tokens, unknown)
     named = (read_id(metadata, f"{key}_token_id", len(tokens), None) for key in _NAMED_ENDS.split())
     ends = (token for token in named if token is not None)
-    return make_vocabulary(tokens, ids, types, bos=bos, eos=eos, unknown=unknown, ends=ends)
+    marks = {key: read_id(metadata, key, len(tokens)) for key in INFILL_KEYS}
+    fills = {key: mark for key, mark in marks.items() if mark is not None}
+    return make_vocabulary(tokens, ids, types, bos=bos, eos=eos, unknown=unknown, ends=ends, fills=fills)
 
 
 def index_tokens(tokens: list[str], field: str) -> dict[str, int]:
@@ -111,8 +111,12 @@ def make_vocabulary(
     eos: int | None,
     unknown: int | None,
     ends: Iterable[int] = (),
+    fills: Mapping[str, int] = MappingProxyType({}),
 ) -> Vocabulary:
-    """A vocabulary in which the tokens that are known by their texts have their part; `types` is changed."""
+    """A vocabulary in which the tokens that are known by their texts have their part; `types` is changed.
+
+    `fills` are the ids of fill-in-the-middle tokens by their keys in a file.
+    """
     texts = _CONTROLS & ids.keys()
     if "<|tool_response>" in texts:
         texts -= {"</s>"}  # in Gemma 4 a tag of HTML
@@ -125,7 +129,9 @@ def make_vocabulary(
     found.update(ends)
     if eos is not None:
         found.add(eos)
-    return Vocabulary(tokens, ids, types, bos, eos, unknown, frozenset(found), frozenset(shown - found))
+    shown -= found
+    infill = find_infill(ids, fills)
+    return Vocabulary(tokens, ids, types, bos, eos, unknown, frozenset(found), frozenset(shown), infill)
 
 
 def read_scores(metadata: Metadata, n_tokens: int) -> NDArray[np.float32]:

@@ -23,6 +23,7 @@ HARMONY = CallFormat(
     ),
     at_start="to=functions.",
     thoughts=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+    final="<|channel|>final<|message|>",
     signs=(("<|channel|>", "<|message|>", "functions."),),
 )
 MISTRAL_IDS = CallFormat(

@@ -10,7 +10,7 @@ from stretto.structured.grammar import TURN
 from stretto.tools.argument_rules import Rules
 from stretto.tools.check import Tool, Tools, check_tools
 from stretto.tools.format import CallFormat
-from stretto.tools.lark import items
+from stretto.tools.lark import items, json_value
 
 MAX_CALLS = 8  # in one turn
 
@@ -51,6 +51,7 @@ def required_calls(layout: CallFormat, tools: list[Tool], one: bool, thinks: boo
     opening, closing = layout.thoughts
     covers = bool(opening) and thinks
     rules = [f"thought: {items(opening)} THOUGHT? {items(closing)}", "THOUGHT: /(?s:.+)/"] if covers else []
+    rules += [f"final: {items(layout.final)}"] if covers else []
     calls = f"call (more call){{0,{MAX_CALLS - 1}}}" if has_more else "call"
     rules.append(f"start: {'thought? ' if covers else ''}first {calls} last")
     rules += [f"first: {items(first)}", f"last: {items(layout.after + layout.closing)}"]
@@ -64,3 +65,11 @@ def required_calls(layout: CallFormat, tools: list[Tool], one: bool, thinks: boo
     text = "\n".join([*rules, f"ID: /{layout.ids}/"])
     check_size(text, "the description of the tools", "tools")
     return Grammar("tools", text, TURN) if covers else Grammar("tools", text)
+
+
+def calls_or_json(calls: Grammar, answer: Grammar) -> Grammar:
+    """Calls as `required_calls` has them, or JSON that fits the schema of an answer."""
+    rules = calls.text.replace("start:", "calls:", 1)
+    said = "thought? final answer" if calls.covers_reasoning else "answer"
+    text = f"start: calls | {said}\n{rules}\nanswer: {json_value(answer.text)}"
+    return Grammar("tools", text, calls.options)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
 from secrets import token_hex
 from typing import Any
@@ -13,14 +14,14 @@ from stretto.engine.request import Request
 from stretto.engine.stream import TextStream
 from stretto.engine.types import Result
 from stretto.errors import InvalidRequest, Unsupported
-from stretto.structured import Grammar
+from stretto.structured import Grammar, as_grammar
 from stretto.text.reasoning import Format, Reasoning, find_format
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.check import Choice, Tools, check_choice, check_tools
 from stretto.tools.finding import call_format
 from stretto.tools.format import is_mark
-from stretto.tools.grammar import required_calls
+from stretto.tools.grammar import calls_or_json, required_calls
 from stretto.tools.reading import CallReader
 
 
@@ -28,25 +29,36 @@ from stretto.tools.reading import CallReader
 class ToolPlan:
     """`shown` goes to the template, `grammar` to the request, and `read` gets its result.
 
-    `thinks` is False where a required call comes at once, without reasoning.
+    `thinks` is False where a call that a grammar describes comes at once, without reasoning.
     """
 
     shown: list[Mapping[str, Any]] | None = None
     grammar: Grammar | None = None
     reader: CallReader | None = None
     thinks: bool = True
+    required: Callable[[], Grammar] | None = field(default=None, compare=False, repr=False)  # of calls
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options of the request, with the grammar of a call where one is required."""
         if self.shown is not None and options.get("grammar") is not None:
-            raise InvalidRequest(
-                "grammar with tools: a call has a grammar of its own; leave one of them out",
-                param="grammar",
-            )
+            return self._with_answer(options, as_grammar(options["grammar"]))
         if self.grammar is None:
             return dict(options)
         raw = {} if self.thinks else {"reasoning": False}
         return {**options, **raw, "grammar": self.grammar}
+
+    def _with_answer(self, options: Mapping[str, Any], answer: Grammar) -> dict[str, Any]:
+        """The options where the answer has a schema: it is calls, or JSON that fits; required calls alone."""
+        if answer.kind != "json":
+            raise InvalidRequest(
+                "grammar with tools: a call has a grammar of its own, beside which an answer may have a JSON "
+                "schema, and nothing else; leave one of them out",
+                param="grammar",
+            )
+        if self.grammar is not None or self.required is None:
+            return self.options({**options, "grammar": None})
+        raw = {} if self.thinks else {"reasoning": False}
+        return {**options, **raw, "grammar": calls_or_json(self.required(), answer)}
 
     def salted(self, prompt: Sequence[int]) -> ToolPlan:
         """The plan for a prompt: the ids of calls in the same answer to it are the same."""
@@ -101,10 +113,11 @@ def plan_tools(
     reasoning = find_format(template.tool_source) or find_format(template.source)
     one = isinstance(choice, Mapping) or not parallel
     reader = CallReader(layout, tokenizer, reasoning, checked, token_hex(8), 1 if one else None)
-    if mode == "auto":
-        return ToolPlan(shown, None, reader)
     thinks = is_mark(layout.thoughts[0][:1]) if layout.thoughts[0] else _is_guided(reasoning, tokenizer)
-    return ToolPlan(shown, required_calls(layout, chosen, one, thinks), reader, thinks)
+    required = partial(required_calls, layout, chosen, one, thinks)
+    if mode == "auto":
+        return ToolPlan(shown, None, reader, thinks, required)
+    return ToolPlan(shown, required(), reader, thinks, required)
 
 
 def _is_guided(reasoning: Format | None, tokenizer: Tokenizer) -> bool:

@@ -1,11 +1,16 @@
 """From an image file to pixels. The sizes that a file claims are checked before a pixel is decoded.
 
 Only formats on the list are tried, by the bytes and not by the file name, so no decoder that starts a
-program is ever used. Besides the size of the image, three claims cost memory or time:
+program is ever used. Besides the size of the image, five claims cost memory or time:
 
     the tiles of a TIFF        may be far larger than the image they are cut to
     the canvas of a WebP       is allocated when the file is opened, before its size can be read
     the scans of a JPEG        go over the whole image each, for a few bytes in the file
+    parts without content      are walked one by one (vision/claims.py)
+    rare encodings             are decoded in Python, a pixel at a time: run lengths of BMP, depths of PPM
+
+Here a server's images are decoded in processes of their own (vision/apart.py), with limits on time and
+memory.
 """
 
 from __future__ import annotations
@@ -15,13 +20,14 @@ import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import RLock
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stretto.errors import InvalidRequest
+from stretto.vision.claims import check_parts
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -29,11 +35,38 @@ if TYPE_CHECKING:
 Pixels = NDArray[np.uint8]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+SVG_HEAD_BYTES = 4096  # where its first tag is looked for
 MAX_SCANS = 100  # of a JPEG; usual ones have ten
+SCANS_PER_PIXEL = 12  # of as many pixels as are taken
+MAX_SLOW_PIXELS = 1_000_000  # decoded in Python
 PLAIN = (b"P1", b"P2", b"P3")  # numbers as text, which Pillow reads one by one
 TILE_WIDTH, TILE_LENGTH, ORIENTATION = 322, 323, 274  # tags of TIFF and EXIF
 
-_warnings = RLock()  # Python's warning filters are those of all threads
+
+class _Silence:
+    """Within it nothing warns. Filters are those of all threads, so the last to leave restores them."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._n = 0
+        self._before = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._n:
+                self._before = warnings.catch_warnings()
+                self._before.__enter__()
+                warnings.simplefilter("ignore")
+            self._n += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._n -= 1
+            if not self._n:
+                self._before.__exit__(None, None, None)
+
+
+_SILENCE = _Silence()
 
 
 def decode(data: bytes, name: str, max_pixels: int) -> Pixels:
@@ -44,11 +77,24 @@ def decode(data: bytes, name: str, max_pixels: int) -> Pixels:
         raise InvalidRequest(f"image {name} is empty; give a file of {_listed()}", param="image")
     if data[:2] in PLAIN:
         raise InvalidRequest(f"image {name} is a PPM file in plain text; save it as PNG", param="image")
+    if _is_svg(data):
+        raise InvalidRequest(
+            f"image {name} is an SVG: a drawing, without pixels; save it as PNG", param="image"
+        )
     if (size := _webp_size(data)) is not None:
         check_size(name, *size, max_pixels)
+    check_parts(data, name)
     with _refusing(name, max_pixels), Pillow.open(io.BytesIO(data), formats=FORMATS) as image:
         _check_claims(image, data, name, max_pixels)
         return _pixels(image, name, max_pixels)
+
+
+def _is_svg(data: bytes) -> bool:
+    """Whether this is XML that begins a drawing."""
+    head = data[:SVG_HEAD_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    return head.startswith(b"<svg") or (
+        head.startswith((b"<?xml", b"<!doctype svg", b"<!--")) and b"<svg" in head
+    )
 
 
 def convert(image: PillowImage, max_pixels: int) -> Pixels:
@@ -90,8 +136,7 @@ def _refusing(name: str, max_pixels: int) -> Iterator[None]:
     from PIL import UnidentifiedImageError
 
     try:
-        with _warnings, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _SILENCE:
             yield
     except InvalidRequest:
         raise
@@ -134,10 +179,26 @@ def _webp_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _check_claims(image: PillowImage, data: bytes, name: str, max_pixels: int) -> None:
-    """Raise for a JPEG with too many scans and a TIFF with too large tiles."""
+    """Raise for a JPEG with too many scans, a TIFF with too large tiles, and encodings that take too long."""
+    from PIL import Image as Pillow
+
+    scans = 0
     if image.format in ("JPEG", "MPO") and (scans := data.count(b"\xff\xda")) > MAX_SCANS:
         raise InvalidRequest(
             f"image {name} is a JPEG of {scans} scans; at most {MAX_SCANS} are read: save it again",
+            param="image",
+        )
+    n_pixels = image.size[0] * image.size[1]
+    if image.format in ("JPEG", "MPO") and scans * n_pixels > SCANS_PER_PIXEL * max_pixels:
+        raise InvalidRequest(
+            f"image {name} is a JPEG of {n_pixels:,} pixels in {scans} scans; save it again with fewer",
+            param="image",
+        )
+    slow = [tile[0] for tile in getattr(image, "tile", ()) if tile[0] in Pillow.DECODERS]
+    if slow and n_pixels > MAX_SLOW_PIXELS:
+        raise InvalidRequest(
+            f"image {name} has {n_pixels:,} pixels in a rare encoding ({slow[0]}), of which at most "
+            f"{MAX_SLOW_PIXELS:,} are decoded; save it as PNG",
             param="image",
         )
     tags = getattr(image, "tag_v2", {}) if image.format == "TIFF" else {}

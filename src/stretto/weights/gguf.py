@@ -26,7 +26,8 @@ class GGUF:
     """An open GGUF file: `metadata`, `tensors`, `version`, `alignment`, `nbytes`, `files`.
 
     Tensors and arrays are views into the mapped file; they stay valid after `close` for as long as they
-    are referenced. Do not truncate a file in place while it is open: replace it, as `stretto pull` does.
+    are referenced. A file that is cut in place while it is open reads as zeros from there on, and `check`
+    raises `ModelError` then (weights/mapped.py): replace files, as `stretto pull` does.
     The metadata, the version and the path of a split model are those of its first part.
     """
 
@@ -77,8 +78,15 @@ class GGUF:
             part.read_ahead(wanted)
 
     def fingerprint(self) -> Fingerprint:
-        """The file's fingerprint: call it for the text, now or after `close`."""
-        return Fingerprint([(part.buffer, part.tensors.values()) for part in self._parts])
+        """The file's fingerprint, read now: call it for the text, also after `close`."""
+        found = Fingerprint([(part.buffer, part.tensors.values()) for part in self._parts])
+        found()
+        return found
+
+    def check(self) -> None:
+        """Raise `ModelError` if a file was cut since it was opened."""
+        for part in self._parts:
+            part.check()
 
     def close(self) -> None:
         """Close the file; views that are still referenced keep their mapping, and read it again."""

@@ -29,11 +29,15 @@ _WORDS: dict[Format, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class Op:
-    """A function of arrays, the shape of its result, and whether it computes or only moves numbers."""
+    """A function of arrays, the shape of its result, and whether it computes or only moves numbers.
+
+    One that moves rows as a whole (`whole_rows`) moves those of packed formats too.
+    """
 
     apply: Callable[..., Array]
     shape: Callable[..., Shape]
     computes: bool = False
+    whole_rows: bool = False
 
     def then(self, other: Op) -> Op:
         """The other after this one, which gives one array."""
@@ -41,6 +45,7 @@ class Op:
             lambda *arrays: other.apply(self.apply(*arrays)),
             lambda *shapes: other.shape(self.shape(*shapes)),
             self.computes or other.computes,
+            self.whole_rows and other.whole_rows,
         )
 
 
@@ -49,11 +54,12 @@ class MadeTensor(Tensor):
 
     def __init__(self, name: str, op: Op, sources: list[Tensor], kept: Kept) -> None:
         shapes = [source.shape for source in sources]
-        same = len({source.format for source in sources}) == 1 and sources[0].format in _WORDS
+        fmt = sources[0].format
+        same = len({source.format for source in sources}) == 1 and (fmt in _WORDS or op.whole_rows)
         put = object.__setattr__  # the class is frozen
         put(self, "name", name)
         put(self, "shape", op.shape(*shapes))
-        put(self, "format", sources[0].format if same and not op.computes else Format.F32)
+        put(self, "format", fmt if same and not op.computes else Format.F32)
         put(self, "offset", 0)
         put(self, "sources", sources)
         put(self, "_op", op)
@@ -71,9 +77,12 @@ class MadeTensor(Tensor):
     @property
     def nbytes(self) -> int:
         """The bytes it takes."""
-        return prod(self.shape) * self.format.size
+        return prod(self.shape) // self.format.block * self.format.size
 
     def _make(self) -> NDArray[np.uint8]:
+        if not self._op.computes and self.format not in _WORDS:
+            rows = [source.data.reshape(*source.shape[:-1], -1) for source in self.sources]
+            return np.ascontiguousarray(self._op.apply(*rows)).reshape(*self.shape[:-1], -1)
         word: np.dtype[Any] = np.dtype("<f4") if self._op.computes else _WORDS[self.format]
         moved = self._op.apply(*(self._read(source, word) for source in self.sources))
         made = np.ascontiguousarray(moved, dtype=word).reshape(self.shape)

@@ -8,6 +8,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
 from stretto.errors import ModelError
+from stretto.weights.mapped import GuardedMap, check_maps
 from stretto.weights.metadata import Metadata
 from stretto.weights.parser import Parser
 from stretto.weights.tensor import Tensor
@@ -38,6 +39,10 @@ class MappedFile:
         if hasattr(mmap, "MADV_RANDOM"):
             self._map.madvise(mmap.MADV_NORMAL if wanted else mmap.MADV_RANDOM)
 
+    def check(self) -> None:
+        """Raise `ModelError` if the file was cut since it was mapped."""
+        check_maps([self._map])
+
     def close(self) -> None:
         """Drop the mapping; views that are still referenced keep it."""
         self.forget()
@@ -58,7 +63,7 @@ class Part(MappedFile):
         self.tensors = parser.tensors
 
 
-def _map(path: Path) -> tuple[mmap.mmap, memoryview]:
+def _map(path: Path) -> tuple[GuardedMap, memoryview]:
     """The file's bytes, read-only, without reading them."""
     try:
         mode = path.stat().st_mode
@@ -67,7 +72,7 @@ def _map(path: Path) -> tuple[mmap.mmap, memoryview]:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise ModelError("the file is empty; fetch it again", path=path)
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = GuardedMap.open(file.fileno(), path)
             return mapped, memoryview(mapped)
     except FileNotFoundError:
         raise ModelError("no such file", path=path) from None

@@ -255,7 +255,7 @@ class BeamDecoder:
 
     def result(self) -> list[Result]:
         """The finished hypotheses, the best first."""
-        timings, n_cached = self.output.timings(1), self._first.n_cached
+        timings, n_cached = self.output.timings(1), min(self._first.n_cached, self._n_prompt)
         return [
             Result(
                 text=one.text,

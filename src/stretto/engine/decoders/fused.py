@@ -7,6 +7,7 @@ Python loop. It saves the Python around a forward pass (`benchmarks/loops.py` me
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,46 +60,53 @@ class Ahead:
         assert row is not None
         runner.make_room(n)
         slot = -1 if runner.states is None else runner.states.own(track.id, start + n)
-        cells, placed = runner.cells, runner.cells.reserve(track.id, n)
-        view = cells.views[track.id]
-        tokens, n_prompt = track.text_tokens
-        run = FusedRun(
-            logits=row,
-            cells=placed,
-            position=start,
-            view=view.store,
-            n_view=view.n,
-            table=cells.positions,
-            params=decoder.params.sampling,
-            tokens=list(tokens),
-            n_prompt=n_prompt,
-            random=track.random,
-            ends=list(decoder.end_ids),
-            hooks=decoder.params.native_hooks,
-            mask=None if decoder.guide is None else decoder.guide.mask,
-            follow=follow,
-            interrupt=self._interrupt,
-            slot=slot,
-            sequence=track.id,
-            edits=view.edits,
-            mix=track.mix,
-        )
-        metrics, begun, cpu = runner.metrics, time.perf_counter(), time.thread_time()
+        cells = runner.cells
         try:
-            found, last_row = runner.backend.loop(run)
-        except BaseException:
+            placed = cells.reserve(track.id, n)
+            view = cells.views[track.id]
+            tokens, n_prompt = track.text_tokens
+            run = FusedRun(
+                logits=row,
+                cells=placed,
+                position=start,
+                view=view.store,
+                n_view=view.n,
+                table=cells.positions,
+                params=decoder.params.sampling,
+                tokens=list(tokens),
+                n_prompt=n_prompt,
+                random=track.random,
+                ends=list(decoder.end_ids),
+                hooks=decoder.params.native_hooks,
+                mask=None if decoder.guide is None else decoder.guide.mask,
+                follow=follow,
+                interrupt=self._interrupt,
+                slot=slot,
+                sequence=track.id,
+                edits=view.edits,
+                mix=track.mix,
+            )
+            found, last_row = self._loop(run, lambda: python)
+            runner.check_maps()
+            self._settle(track, placed, found, run.n_run, start, last_row)
+        except BaseException:  # wherever it came: the tokens are computed again
             cells.remove(track.id, start)
             track.logits = None
             raise
-        finally:
-            metrics.sampling += run.sampling
-            metrics.forward += time.perf_counter() - begun - run.sampling - python
-            metrics.forward_cpu += time.thread_time() - cpu - run.sampling - python
-        self._settle(track, placed, found, run.n_run, start, last_row)
-        metrics.decoded_tokens += run.n_run
+        runner.metrics.decoded_tokens += run.n_run
         if found[-1] in decoder.end_ids and decoder.output.ending is None:
             decoder.accept(found[-1])
         return True
+
+    def _loop(self, run: FusedRun, python: Callable[[], float]) -> tuple[list[int], Row | DeviceRow]:
+        """Run the backend's loop, and count its time without that of callbacks."""
+        metrics, begun, cpu = self._runner.metrics, time.perf_counter(), time.thread_time()
+        try:
+            return self._runner.backend.loop(run)
+        finally:
+            metrics.sampling += run.sampling
+            metrics.forward += time.perf_counter() - begun - run.sampling - python()
+            metrics.forward_cpu += time.thread_time() - cpu - run.sampling - python()
 
     def _settle(
         self,

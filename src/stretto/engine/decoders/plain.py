@@ -348,7 +348,8 @@ class PlainDecoder(OneTrack):
         """Tokens counted so far."""
         thoughts = self.output.thoughts
         n_thought = 0 if thoughts is None else thoughts.n_tokens
-        return Usage(self.n_prompt, len(self.output.tokens), self.track.n_cached, n_thought)
+        n_cached = min(self.track.n_cached, self.n_prompt)  # tokens that a grammar forces may be cached too
+        return Usage(self.n_prompt, len(self.output.tokens), n_cached, n_thought)
 
     def result(self) -> Result:
         """The text and how it came about, once it has ended."""

@@ -28,8 +28,17 @@ class Guide(Protocol):
         """For its next token."""
         ...
 
+    @property
+    def position(self) -> int:
+        """Where its next token stands."""
+        ...
+
     def append(self, what: list[int], /) -> None:
         """Add tokens."""
+        ...
+
+    def truncate(self, n: int, /) -> None:
+        """Forget everything from a position on."""
         ...
 
 
@@ -58,6 +67,7 @@ class Guidance:
         self.sequence = sequence
         self.scale = float(scale)
         self._tokens: list[int] | None = None  # the request's tokens at the last call
+        self._n_prompt = 0  # of these, how many there were at the first
 
     def __call__(self, logits: Row, tokens: list[int]) -> None:
         """Combine the row with that of the other sequence."""
@@ -77,16 +87,21 @@ class Guidance:
         np.copyto(logits, np.where(both, combined, positive))
 
     def _keep_up(self, tokens: list[int]) -> None:
-        """Append the new tokens since the last call to the other sequence."""
+        """Append the new tokens to the other sequence; a parallel run may also change its last ones."""
         if self._tokens is None:
-            self._tokens = list(tokens)
+            self._tokens, self._n_prompt = list(tokens), len(tokens)
             return
-        n = len(self._tokens)
+        n = n_last = len(self._tokens)
         if tokens[:n] != self._tokens:
-            raise InvalidRequest("a Guidance serves one request; make one for each, with its own sequence")
+            n = next((i for i, (a, b) in enumerate(zip(tokens, self._tokens, strict=False)) if a != b), 0)
+            if n < self._n_prompt or len(tokens) < n_last:
+                raise InvalidRequest(
+                    "a Guidance serves one request; make one for each, with its own sequence"
+                )
+            self.sequence.truncate(self.sequence.position - (n_last - n))
         if len(tokens) > n:
             self.sequence.append(tokens[n:])
-            self._tokens += tokens[n:]
+            self._tokens[n:] = tokens[n:]
 
     def __repr__(self) -> str:
         return f"Guidance({self.sequence!r}, scale={self.scale:g})"

@@ -120,7 +120,7 @@ function Pull({models, refresh}) {
   const submit = event => { event.preventDefault(); begin(source.trim(), name.trim(), refresh); };
   return html`${pull && html`<${Progress} ...${pull}/>`}
     <form onSubmit=${submit}><div class="fields">
-      <${Input} label="Source" help="A name from below, or hf:org/repo/file.gguf" required maxlength="256"
+      <${Input} label="Source" help="A name from below, or hf:org/repo:Q4_K_M" required maxlength="256"
         value=${source} set=${setSource}/>
       <${Input} label="Name" help="In requests; the source, if left empty" pattern="[A-Za-z0-9][A-Za-z0-9._\\-]*" maxlength="64"
         value=${name} set=${setName}/></div>

@@ -22,6 +22,7 @@ from stretto.weights.folders import (
 )
 from stretto.weights.folders.conversion import Conversion
 from stretto.weights.folders.defaults import GEMMA3, GEMMA3N, GEMMA4, QWEN35
+from stretto.weights.folders.int4 import FIELD, check_packed, read_packing
 from stretto.weights.folders.stored import Sources
 from stretto.weights.json_file import Fields
 from stretto.weights.safetensors_file import Shard
@@ -113,7 +114,13 @@ def convert(config: Fields, shards: list[Shard], folder: Path) -> Conversion:
         raise config.error(
             "hidden_act", f"{activation!r} is not supported, only {', '.join(kind.activations)}"
         )
-    conversion = Conversion(kind.arch, config, Sources(shards, kind.prefixes), folder)
+    packing = read_packing(config)
+    sources = Sources(shards, kind.prefixes, packing)
+    if packing is None:
+        check_packed(config, sources.names())
+    elif kind.arch == "llama":
+        sources.drop_empty_biases()
+    conversion = Conversion(kind.arch, config, sources, folder)
     try:
         kind.convert(conversion)
     except (ArithmeticError, ValueError) as error:  # of numbers that no model has
@@ -127,7 +134,7 @@ def _text_config(config: Fields) -> Fields:
     inner = config.get("text_config")
     if not isinstance(inner, dict):
         return config
-    outer = {name: config[name] for name in ("tie_word_embeddings", "model_type") if name in config}
+    outer = {name: config[name] for name in ("tie_word_embeddings", "model_type", FIELD) if name in config}
     vision = config.object("vision_config", {})
     if "deepstack_visual_indexes" in vision:
         outer["deepstack_visual_indexes"] = vision.list("deepstack_visual_indexes")

@@ -23,7 +23,7 @@ def adjacent(head_size: int, n_head: int | None = None) -> Op:
             raise ValueError(f"{given[0]} rows are no whole heads of {head_size}")
         return given
 
-    return Op(apply, shape)
+    return Op(apply, shape, whole_rows=True)
 
 
 def plus(number: float) -> Op:
@@ -50,7 +50,7 @@ def rows(first: int, last: int, axis: int = 0) -> Op:
             raise ValueError(f"{given[axis]} rows where {last} are needed")
         return (*given[:axis], last - first, *given[axis + 1 :])
 
-    return Op(lambda array: array[at], shape)
+    return Op(lambda array: array[at], shape, whole_rows=axis == 0)
 
 
 def half(which: int, axis: int) -> Op:
@@ -64,7 +64,11 @@ def half(which: int, axis: int) -> Op:
             raise ValueError(f"{given[axis]} rows are no two halves")
         return (*given[:axis], given[axis] // 2, *given[axis + 1 :])
 
-    return Op(lambda array: array[(slice(None),) * axis + (bounds(array.shape[axis]),)], shape)
+    return Op(
+        lambda array: array[(slice(None),) * axis + (bounds(array.shape[axis]),)],
+        shape,
+        whole_rows=axis == 0,
+    )
 
 
 def every_other(which: int, axis: int) -> Op:
@@ -118,7 +122,7 @@ def _stacked(*given: Shape) -> Shape:
     return (len(given), *given[0])
 
 
-STACK = Op(lambda *arrays: np.stack(arrays), _stacked)
+STACK = Op(lambda *arrays: np.stack(arrays), _stacked, whole_rows=True)
 
 
 def _joined(*given: Shape) -> Shape:
@@ -127,4 +131,4 @@ def _joined(*given: Shape) -> Shape:
     return (sum(shape[0] for shape in given), *given[0][1:])
 
 
-JOIN = Op(lambda *arrays: np.concatenate(arrays), _joined)
+JOIN = Op(lambda *arrays: np.concatenate(arrays), _joined, whole_rows=True)

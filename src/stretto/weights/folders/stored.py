@@ -9,6 +9,7 @@ import numpy as np
 
 from stretto.errors import ModelError
 from stretto.weights.folders.float8 import Float8Tensor, scale_name
+from stretto.weights.folders.int4 import PARTS, WEIGHTS, Int4Tensor, Packing, packed_names
 from stretto.weights.folders.mxfp4 import MXFP4Tensor
 from stretto.weights.formats import Format
 from stretto.weights.made_tensor import Kept, MadeTensor, Op
@@ -17,14 +18,20 @@ from stretto.weights.safetensors_file import Shard, Stored
 from stretto.weights.tensor import Tensor
 
 FORMATS = {"F32": Format.F32, "F16": Format.F16, "BF16": Format.BF16}
-_COPY = Op(lambda array: array, lambda shape: shape)
+_COPY = Op(lambda array: array, lambda shape: shape, whole_rows=True)
 
 
 class Sources:
-    """Tensors by their names. `prefixes` are tried in order: the first that a name has is left out."""
+    """Tensors by their names. `prefixes` are tried in order: the first that a name has is left out.
 
-    def __init__(self, shards: Iterable[Shard], prefixes: Iterable[str]) -> None:
+    The parts of a matrix that `packing` describes are one tensor.
+    """
+
+    def __init__(
+        self, shards: Iterable[Shard], prefixes: Iterable[str], packing: Packing | None = None
+    ) -> None:
         self.kept = Kept()
+        self._packing = packing
         self._stored: dict[str, Stored] = {}
         self._homes: dict[str, Path] = {}
         for shard in shards:
@@ -41,15 +48,34 @@ class Sources:
         self.used: dict[str, Stored] = {}  # by the names that they have in the result
 
     def __contains__(self, name: str) -> bool:
-        return name in self._stored
+        return name in self._stored or self._packed(name) is not None
+
+    def _packed(self, name: str) -> dict[str, str] | None:
+        return None if self._packing is None else packed_names(self._stored, name)
+
+    def drop_empty_biases(self) -> None:
+        """Leave out biases of zeros beside packed matrices: some tools write them where a model has none."""
+        for name in list(self._stored):
+            stem, _, kind = name.rpartition(".")
+            if kind == "bias" and self._packed(f"{stem}.weight") and not self._stored[name].data.any():
+                del self._stored[name]
 
     def names(self) -> Iterator[str]:
-        """All names, but those of scales, which belong to other tensors."""
+        """All names, but those of scales and other parts, which belong to other tensors."""
         scales = {scale_name(name, self._stored) for name in self._stored}
-        return (name for name in self._stored if name not in scales)
+        for name in self._stored:
+            stem, _, kind = name.rpartition(".")
+            if kind in PARTS and self._packed(f"{stem}.weight"):
+                if kind == WEIGHTS:
+                    yield f"{stem}.weight"
+            elif name not in scales:
+                yield name
 
     def tensor(self, name: str) -> Tensor:
         """A tensor as the file has it."""
+        if (parts := self._packed(name)) is not None and self._packing is not None:
+            found = {part: self._stored[place] for part, place in parts.items()}
+            return Int4Tensor(name, found, self._packing, self.kept, self._homes[parts[WEIGHTS]])
         stored = self._stored[name]
         shape = stored.shape or (1,)
         if 0 in shape or len(shape) > MAX_DIMENSIONS:
@@ -76,7 +102,7 @@ class Sources:
 
     def renamed(self, tensor: Tensor, name: str) -> Tensor:
         """The same tensor under another name."""
-        if isinstance(tensor, Float8Tensor):
+        if isinstance(tensor, (Float8Tensor, Int4Tensor)):
             return tensor.renamed(name)
         if isinstance(tensor, MadeTensor):
             return MadeTensor(name, _COPY, [tensor], self.kept)

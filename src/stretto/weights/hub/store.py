@@ -2,6 +2,8 @@
 
     home/models/<folder>/   the .gguf, its licence terms, model.json
     home/staging/<folder>/  what is being fetched; moved to models/ by one rename when it is complete
+    home/partial/           downloads that can be continued: what has come, and its ETag
+    home/names/             names that stand for others: hf:org/repo for the file that was chosen of it
     home/locks/             one file a model, so that two processes do not fetch the same one at once
 
 `home` is $STRETTO_HOME, or `stretto` in $XDG_CACHE_HOME, or ~/.cache/stretto.
@@ -13,16 +15,19 @@ import fcntl
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from stretto.errors import InvalidRequest, PullError
+from stretto.weights.files import atomic_write, read_records
 from stretto.weights.hub.disk import discard, explained, sync
 from stretto.weights.hub.names import folder
 
 RECORD = "model.json"
+PARTIAL_DAYS = 14  # after which a download that nobody continued is removed
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class Model:
 
     `verified` says whether its SHA-256 was compared with one that the source had published; `notices` are
     the licence terms stored with it. Of a split model `path` is the first part and `parts` are the others;
-    its size and its hash are those of all parts, one after the other.
+    its size and its hash are those of all parts, one after the other. Of a Hugging Face folder `path` is its
+    config.json.
     """
 
     name: str
@@ -72,7 +78,16 @@ class Store:
 
     def find(self, name: str) -> Model | None:
         """The model of that name, if it is here and its file has the size it had when it was stored."""
+        name = self.target(name)
         return self._read(self.home / "models" / folder(name), name)
+
+    def target(self, name: str) -> str:
+        """The name of the model that a name stands for: itself, unless `remember` was told another."""
+        try:
+            record = read_records(self._note(name))
+            return str(record["target"]) if record["name"] == name and folder(record["target"]) else name
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, InvalidRequest):
+            return name
 
     def models(self) -> list[Model]:
         """All models, by name."""
@@ -162,8 +177,39 @@ class Store:
             raise PullError("the model was changed while it was stored; pull it again", path=target)
         return published
 
+    def remember(self, name: str, target: str) -> None:
+        """Let a name stand for another one from now on."""
+        with explained(self.home):
+            note = self._note(name)
+            note.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(note) as file:
+                file.write(json.dumps({"name": name, "target": target}).encode())
+
+    def _note(self, name: str) -> Path:
+        return self.home / "names" / f"{folder(name)}.json"
+
+    @contextmanager
+    def partial(self, key: str) -> Iterator[Path]:
+        """The place of a download that can be continued, of this process only while the block lasts."""
+        place = self.home / "partial"
+        with explained(self.home):
+            for needed in (place, self.home / "locks"):
+                needed.mkdir(parents=True, exist_ok=True)
+            with self._lock(f"part~{key}", lambda: None):
+                yield place / key
+
+    def partial_bytes(self, key: str) -> int:
+        """The bytes of a download that are here."""
+        try:
+            return (self.home / "partial" / f"{key}.part").stat().st_size
+        except OSError:
+            return 0
+
     def remove(self, name: str) -> None:
         """Remove a model: first renamed, in one step, then deleted."""
+        given, name = name, self.target(name)
+        if given != name:
+            self._note(given).unlink(missing_ok=True)
         target = self.home / "models" / folder(name)
         with explained(self.home):
             if not os.path.lexists(target):
@@ -194,6 +240,12 @@ class Store:
         for path in (self.home / "staging").iterdir():
             with suppress(BlockingIOError), self._lock(path.name, _busy):
                 discard(path)
+        oldest = time.time() - PARTIAL_DAYS * 86400
+        with suppress(FileNotFoundError):
+            for path in (self.home / "partial").iterdir():
+                with suppress(BlockingIOError, OSError), self._lock(f"part~{path.stem}", _busy):
+                    if path.stat().st_mtime < oldest:
+                        discard(path)
 
 
 def _inside(part: str) -> Path:

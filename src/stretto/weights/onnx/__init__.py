@@ -9,13 +9,13 @@ compared with the bytes that are there. docs/onnx.md lists what is refused.
 
 from __future__ import annotations
 
-import mmap
 import os
 from dataclasses import replace
 from pathlib import Path
 from stat import S_ISREG
 
 from stretto.errors import ModelError
+from stretto.weights.mapped import GuardedMap
 from stretto.weights.onnx.checks import check_model
 from stretto.weights.onnx.limits import OnnxLimits
 from stretto.weights.onnx.model import Graph, Node, OnnxFile, TensorInfo, ValueInfo
@@ -58,7 +58,7 @@ def files_stamp(file: OnnxFile) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _mapped(path: Path, limits: OnnxLimits) -> mmap.mmap:
+def _mapped(path: Path, limits: OnnxLimits) -> GuardedMap:
     """The file's bytes, read-only."""
     try:
         status = path.stat()
@@ -73,7 +73,7 @@ def _mapped(path: Path, limits: OnnxLimits) -> mmap.mmap:
                 path=path,
             )
         with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return GuardedMap.open(file.fileno(), path)
     except FileNotFoundError:
         raise ModelError("no such file", path=path) from None
     except PermissionError:

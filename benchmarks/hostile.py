@@ -1,0 +1,166 @@
+"""An honest client beside a thousand hostile connections: how long it waits, and whether the memory returns.
+
+    python benchmarks/hostile.py                       # a mock model: the server alone
+    python benchmarks/hostile.py --model smollm2       # a real one, whose steps hostile requests share
+
+Hostile clients send heads that drip, bodies that are never complete, bodies made to take long, and requests
+whose answer they do not read or leave in the middle. One honest client asks for a short text all the while.
+Prints its median and p99 before and during that, the factor between them, and the resident memory of the
+server before, at most, and afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+MOCK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from serving import mock, serving
+with serving(mock("Hello world", 0.002), max_running=64, max_queue=4096) as server:
+    print(server.port, flush=True)
+    sys.stdin.read()
+"""
+
+
+def body(**fields: object) -> bytes:
+    return json.dumps({"model": "mock", "max_tokens": 8, **fields}).encode()
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,x"}}
+BODIES = (
+    lambda: body(prompt=[None] * 100_000),
+    lambda: b"[" * 200_000,
+    lambda: b'{"prompt": "' + b"x" * 500_000,
+    lambda: json.dumps({f"field{i}": 0 for i in range(20_000)}).encode(),
+    lambda: body(prompt="x", stop=["a" * 4000, "b" * 4000]),
+    lambda: body(prompt="x", n=16, stream=True),
+    lambda: body(messages=[{"role": "user", "content": [IMAGE]}]),
+)
+
+
+class Client:
+    """One connection at a time to the server."""
+
+    def __init__(self, port: int, model: str) -> None:
+        self.port, self.model = port, model
+
+    async def ask(self, data: bytes, path: str = "/v1/completions", read: bool = True) -> bytes:
+        """Send a request and read all of the answer, or leave."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            writer.write(f"{head}connection: close\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
+            await writer.drain()
+            return await reader.read() if read else await reader.read(100)
+        finally:
+            writer.close()
+
+    async def honest(self, seconds: float) -> list[float]:
+        """Seconds of each short request, one after the other."""
+        times: list[float] = []
+        end = time.monotonic() + seconds
+        fields = {"model": self.model, "prompt": "Hello", "max_tokens": 4, "temperature": 0}
+        while time.monotonic() < end or len(times) < 20:
+            begun = time.monotonic()
+            answer = await self.ask(json.dumps(fields).encode())
+            if b" 200 " in answer[:20]:  # a 429 under load is an answer too, and tried again
+                times.append(time.monotonic() - begun)
+            await asyncio.sleep(0.02)
+        return times
+
+    async def hostile(self, rng: random.Random, end: float) -> None:
+        """One misbehaviour after the other."""
+        while time.monotonic() < end:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                await rng.choice((self.drip, self.never_complete, self.costly, self.vanish))(rng, end)
+            await asyncio.sleep(rng.random())
+
+    async def drip(self, rng: random.Random, end: float) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        with suppress(OSError):
+            while time.monotonic() < end:
+                writer.write(b"GET /health HTTP/1.1\r\nx-more: y\r\n"[: rng.randrange(1, 30)])
+                await writer.drain()
+                await asyncio.sleep(0.5)
+        writer.close()
+
+    async def never_complete(self, rng: random.Random, end: float) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n{")
+        with suppress(OSError):
+            await writer.drain()
+        await asyncio.sleep(min(5.0, max(0.0, end - time.monotonic())))
+        writer.close()
+
+    async def costly(self, rng: random.Random, end: float) -> None:
+        await self.ask(rng.choice(BODIES)().replace(b'"mock"', json.dumps(self.model).encode()))
+
+    async def vanish(self, rng: random.Random, end: float) -> None:
+        fields = {"model": self.model, "prompt": "x", "max_tokens": 50, "stream": True}
+        await self.ask(json.dumps(fields).encode(), read=False)
+
+
+def resident(pid: int) -> float:
+    """MiB of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+def quantile(times: list[float], q: float) -> float:
+    return sorted(times)[min(len(times) - 1, int(q * len(times)))]
+
+
+async def measure(client: Client, pid: int, connections: int, seconds: float) -> None:
+    quiet, before = await client.honest(seconds), resident(pid)
+    end, rng, most = time.monotonic() + seconds, random.Random(1), before
+    crowd = [asyncio.create_task(client.hostile(rng, end)) for _ in range(connections)]
+    await asyncio.sleep(1)
+    honest = asyncio.create_task(client.honest(seconds - 1))
+    while not honest.done():
+        most = max(most, resident(pid))
+        await asyncio.sleep(0.2)
+    busy = honest.result()
+    await asyncio.gather(*crowd, return_exceptions=True)
+    await asyncio.sleep(5)
+    for name, times in (("quiet", quiet), ("hostile", busy)):
+        print(f"{name:8} {len(times):5} requests, median {1e3 * quantile(times, 0.5):7.1f} ms, "
+              f"p99 {1e3 * quantile(times, 0.99):7.1f} ms")  # fmt: skip
+    print(f"p99 × {quantile(busy, 0.99) / quantile(quiet, 0.99):.2f}; "
+          f"memory {before:.0f} MiB, at most {most:.0f}, afterwards {resident(pid):.0f}")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="a model for `stretto serve`; a mock without it")
+    parser.add_argument("--connections", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=20)
+    options = parser.parse_args()
+    tests = str(Path(__file__).parents[1] / "tests")
+    if options.model:
+        port = random.randrange(20_000, 30_000)
+        command = [sys.executable, "-c", "from stretto.cli import main; main()", "serve", "--port", str(port)]
+        server = subprocess.Popen([*command, "--model", f"mock={options.model}"], stdin=subprocess.PIPE)
+        time.sleep(10)
+    else:
+        command = [sys.executable, "-c", MOCK, tests]
+        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+    try:
+        asyncio.run(measure(Client(port, "mock"), server.pid, options.connections, options.seconds))
+    finally:
+        server.kill()
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""`stretto models --catalogue`: well-known models of the Hub, their sizes, and how they would run here.
+
+Speeds are bounds: each token reads all weights once, at the bandwidth that `stretto devices` has measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stretto.weights.hub.catalogue import CATALOGUE, Entry, ask_sizes, fits
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model with what is known of it here; None: not known."""
+
+    entry: Entry
+    nbytes: int | None
+    fits: bool | None
+    tokens_per_second: float | None
+
+
+def show_catalogue(as_json: bool) -> None:
+    """Print the catalogue, asking the Hub for sizes."""
+    from stretto.cli.output import console, print_json, size, table
+
+    rows = _rows()
+    if as_json:
+        print_json([_document(row) for row in rows])
+        return
+    columns = ("name", "from", "licence", "size", "fits here", "tokens/s")
+    listing = table(*columns, right=("size", "tokens/s"))
+    for row in rows:
+        bound = "≥" if row.entry.is_mixture else "≤"  # a mixture reads only some of its experts
+        listing.add_row(
+            row.entry.name,
+            f"hf:{row.entry.repo}",
+            row.entry.licence,
+            "unknown" if row.nbytes is None else size(row.nbytes),
+            {True: "yes", False: "no", None: "unknown"}[row.fits],
+            "unknown" if row.tokens_per_second is None else f"{bound} {row.tokens_per_second:,.0f}",
+        )
+    console().print(listing)
+    if not any(row.nbytes for row in rows):
+        console(stderr=True).print("The Hub cannot be reached: sizes are unknown.")
+
+
+def _rows() -> list[Row]:
+    from stretto import hardware
+
+    memory, bandwidth = hardware.free_memory(), hardware.probe().bandwidth
+    rows = []
+    for name, nbytes in ask_sizes(CATALOGUE.values()).items():
+        is_fitting = None if nbytes is None or memory is None else fits(nbytes, memory)
+        rate = bandwidth.memory.all * 1e9 / nbytes if bandwidth and nbytes else None
+        rows.append(Row(CATALOGUE[name], nbytes, is_fitting, rate))
+    return rows
+
+
+def _document(row: Row) -> dict[str, object]:
+    entry = row.entry
+    return {
+        "name": entry.name,
+        "summary": entry.summary,
+        "architecture": entry.architecture,
+        "repo": entry.repo,
+        "source": entry.source,
+        "license": entry.licence,
+        "license_url": entry.licence_url,
+        "is_mixture": entry.is_mixture,
+        "bytes": row.nbytes,
+        "fits": row.fits,
+        "tokens_per_second": row.tokens_per_second,
+    }

@@ -1,0 +1,121 @@
+"""Where answers are shown: as Markdown on a terminal, as plain text anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from stretto.cli.chatting.answers import Screen
+from stretto.cli.chatting.live import LiveLines
+from stretto.cli.generation import Reasoning, printable
+from stretto.cli.output import console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FRAME_SECONDS = 1 / 25
+DRAWING_SHARE = 0.1  # of the time at most
+
+
+class PlainScreen:
+    """Text on stdout as it is; reasoning on stderr, if it is to be shown."""
+
+    def __init__(self, show_reasoning: bool) -> None:
+        self._thoughts = Reasoning() if show_reasoning else None
+        self._last = "\n"
+
+    def show(self, text: str, is_reasoning: bool = False) -> None:
+        """Show a piece of text."""
+        if is_reasoning:
+            if self._thoughts is not None:
+                self._thoughts.show(text)
+        elif text:
+            if self._thoughts is not None:
+                self._thoughts.end()
+            sys.stdout.write(text := printable(text))
+            sys.stdout.flush()
+            self._last = text
+
+    def end(self) -> None:
+        """Finish the text."""
+        if self._thoughts is not None:
+            self._thoughts.end()
+        if not self._last.endswith("\n"):
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        self._last = "\n"
+
+
+class MarkdownScreen:
+    """Markdown on a terminal: final blocks are printed once, the last one is redrawn where it changes."""
+
+    def __init__(self, show_reasoning: bool, screen: Console | None = None) -> None:
+        from stretto.cli.chatting import markdown  # not with the module: pipes need no Markdown
+
+        self._markdown = markdown
+        self._console = console() if screen is None else screen
+        self._show_reasoning = show_reasoning
+        self._live = LiveLines(self._console.file, lambda: self._console.height)
+        self._width = self._console.width
+        self._text = ""  # what is not final
+        self._thinks = False
+        self._above: str | None = None  # the kind of the last final block
+        self._next_frame = 0.0
+
+    def show(self, text: str, is_reasoning: bool = False) -> None:
+        """Show a piece of text, at once or with the next ones."""
+        if not text or (is_reasoning and not self._show_reasoning):
+            return
+        if is_reasoning != self._thinks:
+            self._draw(last=True)
+            self._thinks = is_reasoning
+        self._text += printable(text)
+        if (now := time.monotonic()) >= self._next_frame:
+            self._draw()
+            cost = time.monotonic() - now
+            self._next_frame = now + max(FRAME_SECONDS, cost / DRAWING_SHARE)
+
+    def end(self) -> None:
+        """Draw all of it; the next text starts anew."""
+        self._draw(last=True)
+        self._above, self._thinks = None, False
+
+    def _draw(self, last: bool = False) -> None:
+        """Draw what there is; if it is the `last` of a text, all of it is final."""
+        lines, rest = (self._thoughts if self._thinks else self._blocks)(last)
+        self._live.draw([*lines, *rest])
+        self._live.commit(len(lines))
+        if lines:
+            self._width = self._console.width  # a terminal that was resized has the new width from here on
+
+    def _blocks(self, last: bool) -> tuple[list[str], list[str]]:
+        """The lines of the answer's final blocks, and those of the rest."""
+        final, self._text = self._markdown.final_blocks(self._text)
+        rest = self._markdown.blocks(self._text)
+        if last:
+            final, rest, self._text = [*final, *rest], [], ""
+        lines = self._markdown.lines_of(self._console, final, self._above, self._width)
+        self._above = final[-1].kind if final else self._above
+        return lines, self._markdown.lines_of(self._console, rest, self._above, self._width)
+
+    def _thoughts(self, last: bool) -> tuple[list[str], list[str]]:
+        """The lines of reasoning, which is plain text: a line is final when it has ended."""
+        text, dim = self._text, self._markdown.dim
+        end = len(text.rstrip()) if last else len(text[: text.rfind("\n") + 1].rstrip("\n"))
+        final, self._text = text[:end], "" if last else text[end:]  # empty lines wait for what follows them
+        lines = dim(self._console, self._below_thought(final), self._width) if final else []
+        self._above = "thought" if lines else self._above
+        rest = self._below_thought(self._text)
+        return lines, dim(self._console, rest, self._width) if rest.strip() else []
+
+    def _below_thought(self, text: str) -> str:
+        """Reasoning without the line break that belongs to the line above, or those before the first line."""
+        return text.removeprefix("\n") if self._above == "thought" else text.lstrip("\n")
+
+
+def new_screen(interactive: bool, show_reasoning: bool) -> Screen:
+    """A screen for stdout: of Markdown in a terminal that can move its cursor."""
+    if interactive and not console().is_dumb_terminal:
+        return MarkdownScreen(show_reasoning)
+    return PlainScreen(show_reasoning)

@@ -1,0 +1,22 @@
+"""What a shell offers for a model: names that are here, then those that can be pulled."""
+
+from __future__ import annotations
+
+from stretto.errors import StrettoError
+
+
+def model_names(incomplete: str) -> list[str]:
+    """Names of models that begin so; files are the shell's own to complete.
+
+    >>> model_names("smollm2")
+    ['smollm2', 'smollm2-1.7b']
+    """
+    from stretto.weights import hub
+    from stretto.weights.hub.catalogue import CATALOGUE
+
+    try:
+        here = [model.name for model in hub.models()]
+    except StrettoError:  # a completion has nowhere to say what is wrong with the store
+        here = []
+    names = dict.fromkeys((*here, *sorted((*hub.known(), *CATALOGUE))))
+    return [name for name in names if name.startswith(incomplete)]

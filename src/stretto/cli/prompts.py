@@ -1,0 +1,133 @@
+"""The prompt of a command, and its model: from arguments, from stdin, or from both.
+
+`stretto run "prompt"`, `stretto run MODEL "prompt"`, `cat notes.txt | stretto run "Summarise"`
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from stretto.errors import InvalidRequest, ModelError, StrettoError
+
+STDIN_PATIENCE_SECONDS = 2.0  # after which a silent pipe is mentioned
+
+
+def model_and_prompt(words: Sequence[str], model: str | None, default: str) -> tuple[str, str | None]:
+    """The model, and the prompt if there is one among the arguments.
+
+    Two arguments are model and prompt. One is the prompt, unless it names a model; with --model it is the
+    prompt in any case.
+
+    >>> model_and_prompt(["smollm2", "Hello"], None, "smollm2")
+    ('smollm2', 'Hello')
+    """
+    if model is not None:
+        if len(words) > 1:
+            raise InvalidRequest(
+                f"with --model one argument is left, the prompt; {len(words)} were given. "
+                "A prompt of several words needs quotes"
+            )
+        return model, words[0] if words else None
+    if len(words) > 2:
+        raise InvalidRequest(
+            f"there are {len(words)} arguments; a prompt of several words needs quotes, "
+            'and a model comes before it: stretto run [MODEL] "PROMPT"'
+        )
+    if len(words) == 2:
+        return checked_model(words[0]), words[1]
+    if words and names_model(words[0]):
+        return words[0], None
+    return default, words[0] if words else None
+
+
+def checked_model(word: str) -> str:
+    """`word`, which has to be a model since a prompt follows it."""
+    from stretto.weights import hub
+
+    try:
+        hub.resolve(word, pull=False)
+    except ModelError:
+        return word
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{error}. If it is part of the prompt, put all of it in quotes") from None
+    return word
+
+
+def names_model(word: str) -> bool:
+    """Whether an argument that stands alone is a model: a known name, hf:…, a .gguf or a model's folder.
+
+    What only looks like a repository, `either/or`, is a prompt: hf:org/repo says that it is a model.
+
+    >>> names_model("smollm2"), names_model("What is the capital of France?")
+    (True, False)
+    """
+    from stretto.weights import hub
+    from stretto.weights.hub.catalogue import CATALOGUE
+
+    if word.startswith("hf:") or word in hub.known() or word in CATALOGUE:
+        return True
+    try:
+        path = Path(word).expanduser()
+        if hub.resolve(word, pull=False) != path:  # one of the store
+            return True
+    except RuntimeError:  # ~ and a name that is no user's
+        return False
+    except StrettoError:
+        pass
+    return _is_model(path)
+
+
+def _is_model(path: Path) -> bool:
+    """Whether a path leads to a model, or is one by its ending: then opening it says what is wrong."""
+    try:
+        if path.suffix.lower() == ".gguf":
+            return path.is_file() or " " not in path.name
+        return any((path / name).is_file() for name in ("config.json", "genai_config.json"))
+    except (OSError, ValueError):  # too long for a path, or with a NUL in it: a text
+        return False
+
+
+def prompt_text(argument: str | None) -> str:
+    """The prompt: the argument, or stdin if there is none or `-`."""
+    from stretto.cli.generation import check_text, note
+
+    if argument is not None and argument != "-":
+        return check_text(argument)
+    if sys.stdin is not None and sys.stdin.isatty():
+        note("Type the prompt; Ctrl-D on a line of its own ends it.")
+    return _stdin()
+
+
+def joined_prompt(argument: str | None) -> str:
+    """The prompt: what a pipe or file on stdin holds, an empty line, and the argument; or either alone."""
+    from stretto.cli.generation import check_text
+
+    if argument is None or argument == "-":
+        return prompt_text(argument)
+    text = check_text(argument)
+    if sys.stdin is None or sys.stdin.isatty():
+        return text
+    before = _stdin(patient=False)
+    return f"{before}\n\n{text}" if before.strip() else text
+
+
+def _stdin(patient: bool = True) -> str:
+    """All of stdin, without the line break at its end, as a shell's `$(…)` does."""
+    from stretto.cli.generation import check_text, note
+
+    if sys.stdin is None:
+        return ""
+    if not patient and _is_silent():
+        note("waiting for stdin to end, which joins the prompt; </dev/null if there is nothing")
+    return check_text(sys.stdin.buffer.read().decode("utf-8", "surrogateescape")).removesuffix("\n")
+
+
+def _is_silent() -> bool:
+    """Whether stdin stays open and says nothing for a while: it may be inherited, and never end."""
+    try:
+        return not select.select([sys.stdin.buffer], [], [], STDIN_PATIENCE_SECONDS)[0]
+    except (OSError, ValueError):  # no real file, or a system that cannot wait for one
+        return False

@@ -1,0 +1,92 @@
+"""The tables as docstrings, as signatures, and as the page docs/options.md (`python -m stretto.options`)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from inspect import Parameter
+from textwrap import fill, indent
+from typing import Any, TypeVar
+
+from stretto.options.generating import BRANCHING, CONTEXT, CONTROL, LIMITS, OPTIONS, SAMPLING, TEMPLATE
+from stretto.options.loading import LOAD
+from stretto.options.option import Table
+from stretto.options.parallel import OWN
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+WIDTH = 96  # of a docstring's lines
+HEAD = """# Options
+
+Every option by name, with its type, default and meaning: the same that `help(stretto.LLM.generate)` shows,
+and the server's `/docs` for the fields that it shares. Unknown names raise `InvalidRequest`; the error for a
+name of llama-cpp-python, transformers, vLLM or Ollama says what it is called here.
+[combinations.md](combinations.md) lists options that exclude each other.
+
+This page is made by `python -m stretto.options > docs/options.md`.
+"""
+SECTIONS = (
+    ("`generate`, `stream`, `chat`: sampling", "Defaults may be the model's own (`llm.defaults`).", SAMPLING),
+    ("`generate`, `stream`, `chat`: where the text ends", "", LIMITS),
+    ("`generate`, `stream`, `chat`: control", "", CONTROL),
+    ("`generate`, `chat`: several texts", "", BRANCHING),
+    ("`generate`, `stream`, `chat`: context, drafts, adapters", "", CONTEXT),
+    ("`chat`: the template", "Besides: `stream`, `tools` and `tool_choice`.", (TEMPLATE,)),
+    ("`parallel`", "Besides: those above that end a text, and control it.", OWN),
+    ("`stretto.load`", "", LOAD),
+)
+
+
+def documented(table: Table, title: str = "Options") -> Callable[[Function], Function]:
+    """A decorator: adds a table of options to a docstring, and to the signature that `help` shows."""
+
+    def add(function: Function) -> Function:
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{docstring_of(table, title)}"
+        function.__signature__ = _signature(function, table)  # type: ignore[attr-defined]
+        return function
+
+    return add
+
+
+def docstring_of(table: Table, title: str = "Options") -> str:
+    """The section of a docstring that lists options."""
+    lines = [f"{title}:"]
+    for option in table:
+        meaning = fill(option.meaning, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4)
+        lines.append(indent(f"{option.heading}\n{meaning}", " " * 4))
+    return "\n".join(lines)
+
+
+def _signature(function: Callable[..., Any], table: Table) -> inspect.Signature:
+    """The signature with all options by name, in place of `**keywords`."""
+    signature = inspect.signature(function)
+    known = [one for one in signature.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+    named = {one.name for one in known}
+    options = [
+        Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default)
+        for option in table
+        if option.name not in named
+    ]
+    return signature.replace(parameters=[*known, *options])
+
+
+def page() -> str:
+    """The text of docs/options.md."""
+    parts = [HEAD]
+    for title, note, table in SECTIONS:
+        parts.append("\n".join(filter(None, (f"## {title}", note, "" if note else None))))
+        parts.append(_markdown(table))
+    return "\n".join(parts)
+
+
+def _markdown(table: Table) -> str:
+    rows = ["", "| option | type | default | meaning |", "|---|---|---|---|"]
+    for option in table:
+        kind = option.type.replace("|", "\\|")
+        meaning = option.meaning.replace("|", "\\|")
+        rows.append(f"| `{option.name}` | `{kind}` | `{option.default!r}` | {meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+MEANINGS = {option.name: option.meaning for option in OPTIONS}
+"""The meaning of each option of `generate` and `chat`, by name."""

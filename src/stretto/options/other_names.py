@@ -1,0 +1,206 @@
+"""Names that options have in llama-cpp-python, transformers, vLLM and Ollama, and ours for them.
+
+Errors about unknown names use it: those of `generate` and `load`, and of the server's fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from difflib import get_close_matches
+
+from stretto.options.generating import CHAT, GENERATE
+from stretto.options.loading import LOAD
+from stretto.options.parallel import OWN
+
+# Our name, and others that mean the same.
+SAME = {
+    # generating
+    "max_tokens": (
+        "max_new_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "max_length",
+        "num_predict",
+        "n_predict",
+    ),
+    "n": ("num_return_sequences", "num_generations"),
+    "beams": ("num_beams", "beam_width", "use_beam_search"),
+    "repetition_penalty": ("repeat_penalty", "penalty_repeat"),
+    "presence_penalty": ("present_penalty", "penalty_present"),
+    "frequency_penalty": ("freq_penalty", "penalty_freq"),
+    "logit_bias": ("sequence_bias",),
+    "stop": ("stop_strings", "stop_sequences", "stopping_criteria", "antiprompt", "reverse_prompt"),
+    "stop_tokens": ("stop_token_ids", "eos_token_id"),
+    "seed": ("random_seed", "generator", "rng"),
+    "timeout": ("max_time", "request_timeout", "t_max_predict_ms"),
+    "logprobs": ("top_logprobs", "n_probs", "output_scores", "output_logits", "return_dict_in_generate"),
+    "hooks": ("logits_processor", "logits_processors"),
+    "grammar": ("guided_json", "guided_decoding", "structured_outputs", "json_schema", "response_format"),
+    "callback": ("streamer", "on_token", "progress_callback"),
+    "draft": (
+        "draft_model",
+        "assistant_model",
+        "speculative_config",
+        "speculative_model",
+        "prompt_lookup_num_tokens",
+        "num_draft_tokens",
+    ),
+    "adapter": ("lora", "lora_request", "lora_name", "lora_adapter", "adapter_name"),
+    "overflow": ("context_shift", "truncate_prompt_tokens"),
+    "keep": ("num_keep", "n_keep"),
+    "options": ("sampling_params", "generation_config", "params"),
+    "template": ("chat_template_kwargs", "template_kwargs"),
+    # loading
+    "model": ("model_path", "model_id", "model_name", "repo_id", "pretrained_model_name_or_path", "path"),
+    "cells": (
+        "n_ctx",
+        "num_ctx",
+        "ctx_size",
+        "context_size",
+        "context_length",
+        "max_model_len",
+        "max_seq_len",
+        "max_seq_length",
+        "max_context_len",
+    ),
+    "threads": ("n_threads", "num_thread", "num_threads", "n_threads_batch", "threads_batch"),
+    "kv": ("kv_cache_dtype", "type_k", "type_v", "cache_type_k", "cache_type_v", "cache_implementation"),
+    "quantize": ("quantization", "quantization_config", "load_in_4bit", "load_in_8bit"),
+    "repack": ("use_mmap", "no_mmap", "use_mlock", "low_vram"),
+    "prefix_cache": ("enable_prefix_caching", "cache_prompt", "prompt_cache"),
+    "limits": (
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "n_batch",
+        "n_ubatch",
+        "num_batch",
+        "batch_size",
+        "n_parallel",
+        "n_seq_max",
+    ),
+    "vision": ("mmproj", "clip_model_path", "mmproj_path", "projector"),
+}
+OURS = {other: ours for ours, others in SAME.items() for other in others}
+
+_HOOK = "a hook can do it: it gets the logits (docs/control.md)"
+_GPU = 'device="cuda" runs the whole model on a GPU, device="cpu" none of it'
+_FILE = "the model's file says it"
+_PROMPT = 'a prompt with images is a tuple: ("What is this?", stretto.Image.open("cat.jpg"))'
+_THINKING = "llm.chat(messages, template=llm.thinking(False)) turns thinking off"
+_NOTHING = "leave it out: nothing needs it"
+
+_SAMPLERS = (
+    *("typical_p", "tfs_z", "top_n_sigma", "epsilon_cutoff", "dynatemp_range"),
+    *("mirostat", "mirostat_mode", "mirostat_tau", "mirostat_eta"),
+    *("xtc_probability", "xtc_threshold", "dry_multiplier"),
+)
+
+# What to do instead, where another name is not the whole answer.
+ADVICE = {
+    **dict.fromkeys(_SAMPLERS, _HOOK),
+    "do_sample": "temperature=0 always takes the most probable token",
+    "guided_choice": "grammar=stretto.Grammar.choices([…]) does this",
+    "guided_grammar": "grammar=stretto.Grammar.lark(…) does this",
+    "guided_regex": "grammar=stretto.Grammar.regex(…) does this",
+    "format": "grammar={…} takes a JSON schema",
+    "schema": "grammar={…} takes a JSON schema",
+    "stream": "llm.stream(prompt) gives tokens one by one; llm.chat takes stream=True",
+    "streaming": "llm.stream(prompt) gives tokens one by one",
+    "messages": "llm.chat(messages) answers a conversation",
+    "system": 'llm.chat takes a message {"role": "system", "content": …}',
+    "system_prompt": 'llm.chat takes a message {"role": "system", "content": …}',
+    "images": _PROMPT,
+    "image": _PROMPT,
+    "multi_modal_data": _PROMPT,
+    "prompt_token_ids": "a prompt may be a list of token ids: llm.generate([1, 2, 3])",
+    "input_ids": "a prompt may be a list of token ids: llm.generate([1, 2, 3])",
+    "enable_thinking": _THINKING,
+    "think": _THINKING,
+    "thinking": _THINKING,
+    "reasoning_effort": 'llm.chat(messages, template=llm.thinking("low")) sets the effort',
+    "functions": "llm.chat(messages, tools=[…]) takes functions",
+    "function_call": 'llm.chat(messages, tools=[…], tool_choice="name") calls one',
+    "echo": "llm.prompt_logprobs scores a prompt; results never repeat it",
+    "prompt_logprobs": "llm.prompt_logprobs(prompts) gives them",
+    "suffix": "filling in the middle is not supported",
+    "past_key_values": "llm.sequence(prompt) is a prompt that keeps its KV cache",
+    "use_cache": "the KV cache is always used",
+    "min_tokens": "there is no least length; ignore_eos=True continues up to max_tokens",
+    "min_new_tokens": "there is no least length; ignore_eos=True continues up to max_tokens",
+    "min_length": "there is no least length; ignore_eos=True continues up to max_tokens",
+    "no_repeat_ngram_size": "hooks=[stretto.hooks.NoRepeat(…)] does this",
+    "repeat_last_n": "the repetition penalty counts the whole text; " + _HOOK,
+    "penalty_last_n": "the repetition penalty counts the whole text; " + _HOOK,
+    "bad_words": "logit_bias={token: -inf} excludes tokens",
+    "bad_words_ids": "logit_bias={token: -inf} excludes tokens",
+    "suppress_tokens": "logit_bias={token: -inf} excludes tokens",
+    "allowed_token_ids": "a grammar allows certain texts only, and a hook certain tokens (docs/control.md)",
+    "forced_bos_token_id": "hooks=[stretto.hooks.Force(…)] forces tokens",
+    "guidance_scale": "hooks=[stretto.hooks.Guidance(…)] does this",
+    "negative_prompt_ids": "hooks=[stretto.hooks.Guidance(…)] does this",
+    "skip_special_tokens": "special tokens are never part of result.text; result.tokens has the ids",
+    "detokenize": "results have both text and tokens",
+    "use_tqdm": "nothing is printed; callback= is called with each token",
+    "verbose": "nothing is printed; leave it out",
+    "early_stopping": _NOTHING,
+    "keep_alive": "llm.close() frees a model; until then it stays",
+    "n_gpu_layers": _GPU,
+    "num_gpu": _GPU,
+    "gpu_layers": _GPU,
+    "device_map": _GPU,
+    "main_gpu": "a model runs on one device, which device= names",
+    "tensor_split": "a model runs on one device",
+    "tensor_parallel_size": "a model runs on one device",
+    "gpu_memory_utilization": 'cells="auto" takes the GPU memory that is free',
+    "dtype": "weights stay as the file has them; quantize= changes them, precision= how they are used",
+    "torch_dtype": "weights stay as the file has them; quantize= changes them, precision= how they are used",
+    "lora_path": "llm.load_adapter(name, path) loads an adapter",
+    "enable_lora": "llm.load_adapter(name, path) loads an adapter",
+    "chat_format": _FILE + "; llm.chat uses its chat template",
+    "chat_template": _FILE + "; llm.chat uses its chat template",
+    "chat_handler": "vision= takes the mmproj file of a model that sees images",
+    "tokenizer": _FILE,
+    "rope_scaling": _FILE,
+    "rope_freq_base": _FILE,
+    "rope_freq_scale": _FILE,
+    "filename": 'name both: stretto.load("hf:org/repo/file.gguf")',
+    "revision": 'it is part of the name: stretto.load("hf:org/repo/file.gguf@revision")',
+    "trust_remote_code": "no code of a model is ever run; leave it out",
+    "logits_all": "llm.score(text) and logprobs= of generate need no preparation; leave it out",
+    "embedding": "llm.embed(texts) needs no preparation; leave it out",
+    "embeddings": "llm.embed(texts) needs no preparation; leave it out",
+    "flash_attn": _NOTHING,
+    "attn_implementation": _NOTHING,
+    "enforce_eager": _NOTHING,
+    "offload_kqv": _NOTHING,
+    "numa": _NOTHING,
+}
+_HOMES = (
+    ("generate, stream and chat", GENERATE),
+    ("llm.chat", CHAT),
+    ("llm.parallel", OWN),
+    ("stretto.load", LOAD),
+)
+
+
+def unknown_name(name: str, known: Collection[str]) -> str:
+    """The message for a name that is none of `known`: what to write instead, as far as that can be told.
+
+    >>> unknown_name("max_new_tokens", ["max_tokens"])
+    "there is no parameter 'max_new_tokens'; it is max_tokens here"
+    """
+    return f"there is no parameter {name!r}; {remedy(name, known) or 'there are ' + ', '.join(known)}"
+
+
+def remedy(name: str, known: Collection[str]) -> str:
+    """What to write instead of a name, or "" if nothing is like it."""
+    ours = OURS.get(name, name)
+    if ours in known:
+        return f"it is {ours} here"
+    if name in ADVICE:
+        return ADVICE[name]
+    for home, table in _HOMES:
+        if any(option.name == ours for option in table):
+            return f"{ours} is an option of {home}"
+    near = get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else ""

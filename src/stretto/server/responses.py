@@ -1,0 +1,148 @@
+"""`/v1/responses`: OpenAI's endpoint for answers that may be kept and gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+from secrets import token_hex
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import TypeAdapter
+from starlette.responses import Response
+
+from stretto.server.callers import caller_of
+from stretto.server.conversation import converse, options_of, planned, renamed
+from stretto.server.embedding import ids_of
+from stretto.server.errors import Json, dumps, unsupported
+from stretto.server.generation import Generation, begin, started, unless_gone
+from stretto.server.open_response import EVENTS
+from stretto.server.response_store import Kept
+from stretto.server.responses_chat import NAMES, AnyItem, as_chat, items_of
+from stretto.server.responses_schemas import InputTokensRequest, Item, MessageItem, ResponseRequest
+from stretto.server.responses_shape import ResponseEvents, ResponseShape
+from stretto.server.state import state_of
+from stretto.server.streamed import Streamed
+from stretto.tools.plan import ToolPlan
+
+FIELDS = ("input", "text.format")  # that hold the prompt and the grammar
+ITEMS: TypeAdapter[list[AnyItem]] = TypeAdapter(list[Item])
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post("/v1/responses")
+async def create(body: ResponseRequest, request: Request) -> Response:
+    """Answer a conversation, or go on with an earlier response."""
+    settings = state_of(request).settings
+    before = _before(body, request)
+    items = (*(before.items if before is not None else ()), *items_of(body))
+    try:
+        chat = as_chat(body, items)
+        options = options_of(chat, settings.limits)
+    except Exception as error:
+        raise renamed(error, NAMES, *FIELDS) from error
+
+    async def start(generation: Generation) -> ToolPlan:
+        try:
+            return await converse(chat, generation, settings, options)
+        except Exception as error:
+            raise renamed(error, NAMES, *FIELDS) from error
+
+    def keep(response: dict[str, Any]) -> None:
+        if body.store is not False:
+            _keep(request, body, items, response, before)
+
+    request.scope["stretto"].update(model=body.model)
+    generation, plan = await started(request, body.model, start, *FIELDS)
+    try:
+        shape = ResponseShape(body, generation, plan, keep)
+        if body.stream:
+            return Streamed(generation, generation.texts, ResponseEvents(shape), EVENTS)
+        (result,) = await unless_gone(request, generation.results())
+        generation.close()
+        return Json(shape.whole(result))
+    except BaseException:
+        generation.close()
+        raise
+
+
+@router.post("/v1/responses/input_tokens")
+async def input_tokens(body: InputTokensRequest, request: Request) -> Response:
+    """The number of tokens of a conversation with its tools; nothing is generated."""
+    state = state_of(request)
+    before = _before(body, request)
+    items = (*(before.items if before is not None else ()), *items_of(body))
+    chat = as_chat(body, items)
+    generation = await begin(state, body.model, request)
+    try:
+        _, prompt = await unless_gone(request, planned(chat, generation, state.settings))
+        ids = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)
+    except Exception as error:
+        raise renamed(error, NAMES, *FIELDS) from error
+    finally:
+        generation.close()
+    return Json({"object": "response.input_tokens", "input_tokens": len(ids)})
+
+
+@router.get("/v1/responses/{response_id}")
+async def retrieve(
+    response_id: str, request: Request, stream: Annotated[bool | None, Query()] = None
+) -> Response:
+    """A response that was kept."""
+    if stream:
+        raise unsupported("stream: a response that was kept is not streamed again", "stream")
+    return Json(_find(request, response_id).response)
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def input_items(response_id: str, request: Request) -> Response:
+    """The items of the input of a response that was kept."""
+    data = [_shown(item) for item in _find(request, response_id).inputs]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+    return Json({"object": "list", "data": data, "has_more": False, **ends})
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete(response_id: str, request: Request) -> Response:
+    """Forget a response that was kept."""
+    state_of(request).responses.remove(caller_of(request).name, response_id)
+    return Json({"id": response_id, "object": "response", "deleted": True})
+
+
+def _find(request: Request, response_id: str, param: str = "response_id") -> Kept:
+    return state_of(request).responses.find(caller_of(request).name, response_id, param)
+
+
+def _before(body: InputTokensRequest, request: Request) -> Kept | None:
+    """The response that a request goes on with."""
+    name = body.previous_response_id
+    return None if name is None else _find(request, name, "previous_response_id")
+
+
+def _keep(
+    request: Request,
+    body: ResponseRequest,
+    items: tuple[AnyItem, ...],
+    response: dict[str, Any],
+    before: Kept | None,
+) -> None:
+    inputs = tuple(item.model_copy(update={"id": item.id or _new_id(item)}) for item in items_of(body))
+    known = items[: len(items) - len(inputs)]
+    answer = ITEMS.validate_python(response["output"])
+    new = sum(len(item.model_dump_json()) for item in inputs) + 2 * len(dumps(response))
+    n_bytes = new + (before.n_bytes if before is not None else 0)
+    kept = Kept(response, inputs, (*known, *inputs, *answer), n_bytes)
+    state_of(request).responses.save(caller_of(request).name, kept)
+
+
+def _new_id(item: AnyItem) -> str:
+    return f"{'msg' if isinstance(item, MessageItem) else 'item'}_{token_hex(12)}"
+
+
+def _shown(item: AnyItem) -> dict[str, Any]:
+    """An item of an input as OpenAI's clients read it: the content of a message is a list."""
+    fields = item.model_dump(exclude_none=True)
+    if isinstance(item, MessageItem) and isinstance(item.content, str):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        fields["content"] = [{"type": kind, "text": item.content}]
+    return {"status": "completed", **fields}

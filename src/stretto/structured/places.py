@@ -1,0 +1,74 @@
+"""Places in a JSON schema: where subschemas stand, and what a reference within the schema leads to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stretto.errors import InvalidGrammar
+
+Schema = dict[str, Any] | bool
+
+# The keywords whose values are schemas, lists of schemas, and maps of them.
+_SINGLE_WORDS = (
+    "items additionalItems additionalProperties contains propertyNames not if then else "
+    "unevaluatedItems unevaluatedProperties"
+)
+SINGLE = frozenset(_SINGLE_WORDS.split())
+_LISTS_WORDS = "allOf anyOf oneOf prefixItems items"
+LISTS = frozenset(_LISTS_WORDS.split())
+_MAPS_WORDS = "properties patternProperties dependentSchemas dependencies $defs definitions"
+MAPS = frozenset(_MAPS_WORDS.split())
+
+MAX_REFERENCES = 16  # followed one after the other
+
+
+class NotExpressible(Exception):
+    """A part of a schema has no equivalent that the parser can follow; `place` is a JSON pointer."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.place, self.reason = place, reason
+
+
+def escaped(key: str) -> str:
+    """A key as a part of a JSON pointer."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def resolve(root: Schema, reference: str) -> Schema | None:
+    """The schema at a JSON pointer, `#/$defs/name`; None where it leads nowhere, or is an anchor."""
+    if not reference.startswith("#") or (len(reference) > 1 and reference[1] != "/"):
+        return None
+    value: Any = root
+    for part in reference.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict) and key in value:
+            value = value[key]
+        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            return None
+    return value if isinstance(value, (dict, bool)) else None
+
+
+def dereferenced(root: Schema, schema: Schema, place: str = "#") -> Schema:
+    """A schema whose own `$ref` is replaced by what it leads to, with the keywords beside it kept."""
+    for _ in range(MAX_REFERENCES):
+        if not isinstance(schema, dict) or not isinstance(reference := schema.get("$ref"), str):
+            return schema
+        target = resolve(root, reference)
+        if target is None:
+            raise NotExpressible(place, f"the reference {reference!r:.100} cannot be followed here")
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        if not rest:
+            schema = target
+        elif isinstance(target, dict) and not rest.keys() & target.keys():
+            schema = {**target, **rest}
+        else:
+            schema = {"allOf": [target, rest]}
+    raise NotExpressible(place, "the references go round in a circle")
+
+
+def refused(place: str, reason: str) -> InvalidGrammar:
+    """The error of a schema that cannot be used because of the part at `place`."""
+    return InvalidGrammar(f"the JSON schema at {place}: {reason}", param="schema", value=place)

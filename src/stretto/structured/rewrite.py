@@ -1,0 +1,216 @@
+"""JSON schemas in terms that the parser can follow.
+
+The parser (llguidance) knows types, bounds, properties, items, `anyOf` and `allOf`. Other keywords are
+replaced by schemas of these that allow exactly the same values; what has no such replacement is refused, with
+its place. A schema that needs nothing is left as it is.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+from stretto.structured.array_rules import contains, unique
+from stretto.structured.closed import closed_objects
+from stretto.structured.formats import FORMATS
+from stretto.structured.negation import Negation, both, either
+from stretto.structured.object_rules import (
+    counts,
+    dependencies,
+    property_names,
+)
+from stretto.structured.overlap import Overlap
+from stretto.structured.places import LISTS, MAPS, SINGLE, NotExpressible, Schema, escaped, refused
+from stretto.structured.scanner import UNIQUE_KEY
+from stretto.structured.unevaluated import Unevaluated
+
+MAX_SCHEMAS = 20_000  # after rewriting
+MAX_DEPTH = 100
+MAX_CHOICES = 32  # branches of a oneOf that overlap
+
+_SPECIAL_WORDS = (
+    "not if then else dependentRequired dependentSchemas dependencies propertyNames contains "
+    "minContains maxContains uniqueItems oneOf format additionalItems unevaluatedItems "
+    "unevaluatedProperties minProperties maxProperties"
+)
+SPECIAL = frozenset(_SPECIAL_WORDS.split())
+_UNSUPPORTED = ("$dynamicRef", "$recursiveRef")
+
+
+def rewritten(schema: Schema, *, closed: bool = False, checks: bool = False) -> Schema:
+    """A schema without the keywords that the parser lacks; raises `InvalidGrammar` at what cannot be said.
+
+    With `closed`, objects have only properties that are named. With `checks`, arrays whose items must differ
+    are marked for `unique`, which checks them as they are written, if they cannot be written out.
+    """
+    rewriter = _Rewriter(schema, checks)
+    try:
+        return rewriter.rewrite(closed_objects(schema) if closed else schema, "#")
+    except NotExpressible as error:
+        raise refused(error.place, error.reason) from None
+    except (AttributeError, TypeError, KeyError, ValueError, IndexError):
+        reason = "a keyword here, or a schema that it refers to, has a value of the wrong kind"
+        raise refused(rewriter.place, reason) from None
+
+
+class _Rewriter:
+    """One schema on its way."""
+
+    def __init__(self, root: Schema, checks: bool) -> None:
+        self._root, self._checks = root, checks
+        self._negation = Negation(root)
+        self._overlap = Overlap(root)
+        self._unevaluated = Unevaluated(root, self._negation)
+        self._n_schemas = 0
+        self.place = "#"  # of the schema that is being rewritten
+
+    def rewrite(self, schema: Schema, place: str, depth: int = 0) -> Schema:
+        """The schema at `place`, and all within it, rewritten."""
+        if isinstance(schema, bool):
+            return schema
+        self._n_schemas += 1
+        if self._n_schemas > MAX_SCHEMAS or depth > MAX_DEPTH:
+            raise NotExpressible(place, "the schema becomes too large when its conditions are written out")
+        if not isinstance(schema, dict):
+            raise NotExpressible(place, "a schema is an object, true or false")
+        self.place = place
+        rest = {key: value for key, value in schema.items() if key != "$schema"}
+        if depth and isinstance(rest.get("$id"), str) and not rest["$id"].startswith("#"):
+            if _refers(rest):
+                raise NotExpressible(f"{place}/$id", "references within a schema that has an $id of its own")
+            del rest["$id"]  # nothing is relative to it
+        rest = _modern_items(rest)
+        members = self._members(rest, place)
+        out = {key: self._within(key, value, place, depth) for key, value in rest.items()}
+        if members:
+            lowered = [self.rewrite(member, place, depth + 1) for member in members]
+            out["allOf"] = [*out.get("allOf", []), *lowered]
+        return out
+
+    def _within(self, key: str, value: Any, place: str, depth: int) -> Any:
+        """The value of a keyword, with the schemas in it rewritten."""
+        here = f"{place}/{escaped(key)}"
+        if key in LISTS and isinstance(value, list):
+            return [self.rewrite(part, f"{here}/{i}", depth + 1) for i, part in enumerate(value)]
+        if key in SINGLE and isinstance(value, (dict, bool)):
+            return self.rewrite(value, here, depth + 1)
+        if key in MAPS and isinstance(value, dict):
+            return {
+                name: self.rewrite(part, f"{here}/{escaped(name)}", depth + 1)
+                if isinstance(part, (dict, bool))
+                else part
+                for name, part in value.items()
+            }
+        return value
+
+    def _members(self, rest: dict[str, Any], place: str) -> list[Schema]:
+        """Take the keywords that the parser lacks out of `rest`; return what stands for them."""
+        members: list[Schema] = []
+        for keyword in _UNSUPPORTED:
+            if keyword in rest:
+                raise NotExpressible(f"{place}/{keyword}", "this keyword is not supported")
+        if isinstance(rest.get("format"), str) and rest["format"] not in FORMATS:
+            del rest["format"]  # an annotation
+        # These two look at the keywords beside them, so they come first.
+        if "unevaluatedProperties" in rest:
+            members += self._unevaluated.properties(rest, f"{place}/unevaluatedProperties")
+        if "unevaluatedItems" in rest:
+            members += self._unevaluated.items(rest, f"{place}/unevaluatedItems")
+        rest.pop("unevaluatedProperties", None), rest.pop("unevaluatedItems", None)
+        members += self._object_members(rest, place)
+        members += self._array_members(rest, place)
+        members += self._choices(rest, place)
+        return members
+
+    def _choices(self, rest: dict[str, Any], place: str) -> list[Schema]:
+        members: list[Schema] = []
+        if "not" in rest:
+            members.append(self._negation.negate(rest.pop("not"), f"{place}/not"))
+        if "if" in rest:
+            condition = rest.pop("if")
+            then, other = rest.pop("then", True), rest.pop("else", True)
+            if then is not True or other is not True:
+                opposite = self._negation.negate(condition, f"{place}/if")
+                members.append(either([both([condition, then]), both([opposite, other])]))
+        rest.pop("then", None), rest.pop("else", None)
+        if isinstance(rest.get("oneOf"), list):
+            members.append(self._one_of(rest.pop("oneOf"), f"{place}/oneOf"))
+        return members
+
+    def _one_of(self, branches: list[Schema], place: str) -> Schema:
+        """The choice as `anyOf`: branches that may overlap exclude each other explicitly."""
+        against: dict[int, list[int]] = {}
+        for i, j in combinations(range(len(branches)), 2):
+            if not self._overlap.disjoint(branches[i], branches[j]):
+                against.setdefault(i, []).append(j)
+                against.setdefault(j, []).append(i)
+        if len(against) > MAX_CHOICES:
+            raise NotExpressible(place, f"more than {MAX_CHOICES} branches may overlap; use anyOf")
+        try:
+            opposites = {i: self._negation.negate(branches[i], f"{place}/{i}") for i in against}
+        except NotExpressible as error:
+            raise NotExpressible(
+                error.place,
+                f"a branch of oneOf may overlap with another, and {error.reason}; use anyOf, or a property "
+                "with a different const in each branch that all require",
+            ) from None
+        return either(
+            [both([branch, *(opposites[j] for j in against.get(i, []))]) for i, branch in enumerate(branches)]
+        )
+
+    def _object_members(self, rest: dict[str, Any], place: str) -> list[Schema]:
+        members: list[Schema] = []
+        for key in ("dependentRequired", "dependentSchemas", "dependencies"):
+            members += dependencies(rest.pop(key, {}))
+        if "propertyNames" in rest:
+            members += property_names(rest.pop("propertyNames"), self._root, f"{place}/propertyNames")
+        if rest.keys() & {"minProperties", "maxProperties"}:
+            key = "minProperties" if "minProperties" in rest else "maxProperties"
+            if (replaced := counts(rest, f"{place}/{key}")) is not None:
+                members += replaced
+                rest.pop("minProperties", None), rest.pop("maxProperties", None)
+        return members
+
+    def _array_members(self, rest: dict[str, Any], place: str) -> list[Schema]:
+        members: list[Schema] = []
+        if "contains" in rest:
+            members += contains(rest, self._negation, f"{place}/contains")
+        for key in ("contains", "minContains", "maxContains"):
+            rest.pop(key, None)
+        if rest.pop("uniqueItems", False) is True:
+            replaced = unique(rest, self._root, self._overlap, f"{place}/uniqueItems")
+            if replaced is None and self._checks:
+                rest[UNIQUE_KEY] = True  # checked as the array is written
+            elif replaced is None:
+                raise NotExpressible(
+                    f"{place}/uniqueItems",
+                    "items are only kept apart where they have few values (enum, const, boolean) or are few; "
+                    "leave it out, and drop duplicates from the answer",
+                )
+            members += replaced or []
+        return members
+
+
+def _refers(schema: Any) -> bool:
+    """Whether there is a reference in a schema."""
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            if isinstance(one.get("$ref"), str):
+                return True
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+    return False
+
+
+def _modern_items(schema: dict[str, Any]) -> dict[str, Any]:
+    """Items as the draft of 2020 writes them: a list of items is `prefixItems`, then the rest follows."""
+    rest = schema.get("additionalItems", True)
+    schema = {key: value for key, value in schema.items() if key != "additionalItems"}
+    if isinstance(schema.get("items"), list):
+        schema["prefixItems"] = schema.pop("items")
+        if rest is not True:
+            schema["items"] = rest
+    return schema

@@ -1,0 +1,63 @@
+"""Mapped files, guarded: one that is cut while it is used is a `ModelError`, not the end of the process.
+
+Reading a page that is gone raises SIGBUS. A handler in native code (csrc/guard.h) then puts zeros in place of
+the rest of the mapping and notes it; whoever has computed with it looks here afterwards. That costs a look at
+a counter for each pass, and nothing while pages are read.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from weakref import WeakSet
+
+import numpy as np
+
+from stretto import _native
+from stretto.errors import ModelError
+
+broken_mappings = _native.broken_mappings  # how many there were so far, in this process
+
+
+class GuardedMap(mmap.mmap):
+    """A file's bytes, read-only, without reading them."""
+
+    _number = -1
+    path: Path
+
+    @classmethod
+    def open(cls, fileno: int, path: Path) -> GuardedMap:
+        """Map an open file."""
+        made = cls(fileno, 0, access=mmap.ACCESS_READ)
+        made.path = path
+        made._number = _native.guard(np.frombuffer(made, np.uint8))
+        _live.add(made)
+        return made
+
+    def __del__(self) -> None:  # before it is unmapped: another file may come to lie there
+        _native.unguard(self._number)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a page of it could not be read."""
+        return _native.is_broken(self._number)
+
+
+_live: WeakSet[GuardedMap] = WeakSet()
+
+
+def maps_of(paths: Collection[Path]) -> WeakSet[GuardedMap]:
+    """The mappings of some files, for as long as anything uses them."""
+    return WeakSet(one for one in list(_live) if one.path in paths)
+
+
+def check_maps(maps: Iterable[GuardedMap]) -> None:
+    """Raise `ModelError` if one of them is broken."""
+    for one in list(maps):
+        if one.is_broken:
+            raise ModelError(
+                "the file was cut or overwritten while it was used, or cannot be read any more; load the "
+                "model again, and replace files by renaming others over them",
+                path=one.path,
+            )

@@ -1,0 +1,185 @@
+"""What is fuzzed: seeds, and a function that raises nothing but `StrettoError` whatever it gets."""
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from PIL import Image as Pillow
+
+from stretto import Grammar, Image
+from stretto.cache.snapshot import SnapshotFile
+from stretto.engine.saving import expected_by
+from stretto.models import read_spec
+from stretto.server.bodies import parsed, validated
+from stretto.server.schemas import ChatRequest, CompletionRequest
+from stretto.server.settings import RequestLimits
+from stretto.testing import CHAT_TEMPLATE, byte_tokenizer, mock_llm
+from stretto.text.loading import load_tokenizer
+from stretto.text.template import ChatTemplate
+from stretto.vision.reading import read_vision_spec
+from stretto.weights.gguf import GGUF
+from stretto.weights.onnx import read_onnx
+from stretto.weights.safetensors_file import Shard
+from stretto.weights.writer import write_gguf
+
+DATA = Path(__file__).parents[1] / "data"
+SCRATCH = TemporaryDirectory(prefix="stretto-fuzz-")
+INPUT = Path(SCRATCH.name) / "input"
+MAX_PIXELS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that reads hostile bytes."""
+
+    seeds: Callable[[], list[bytes]]
+    run: Callable[[bytes], object]
+
+
+def written(data: bytes, ending: str = ".gguf") -> Path:
+    path = INPUT.with_suffix(ending)
+    path.write_bytes(data)
+    return path
+
+
+@cache
+def llm():
+    return mock_llm("abc", cells=64)
+
+
+# -- files of weights --
+
+
+def run_gguf(data):
+    with GGUF(written(data)) as file:
+        for value in file.metadata.values():
+            repr(value)[:100]
+        read_spec(file)
+
+
+def run_mmproj(data):
+    with GGUF(written(data)) as file:
+        read_vision_spec(file)
+
+
+def run_tokenizer(data):
+    with GGUF(written(data)) as file:
+        load_tokenizer(file.metadata).encode("Hello, 12 worlds! \u4e00")
+
+
+def run_safetensors(data):
+    shard = Shard(written(data, ".safetensors"))
+    sum(len(one.data) for one in shard.stored.values())
+    shard.close()
+
+
+def run_onnx(data):
+    read_onnx(written(data, ".onnx"))
+
+
+def run_state(data):
+    engine = llm()._engine
+    with SnapshotFile(written(data, ".saved"), expected_by(engine.runner, engine.fingerprint)) as file:
+        for _ in file.pieces():
+            pass
+
+
+def state_seeds():
+    path = INPUT.with_suffix(".state")
+    with llm().sequence("The cat sat") as sequence:
+        sequence.save(path)
+    return [path.read_bytes()]
+
+
+def tokenizer_seeds():
+    """The metadata of a byte-level vocabulary."""
+    tokens = [*byte_tokenizer().vocabulary.tokens, "ab", "abc"]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.ones(len(tokens), np.int32),
+        "tokenizer.ggml.merges": ["a b", "ab c"],
+    }
+    write_gguf(INPUT.with_suffix(".gguf"), metadata, {})
+    return [INPUT.with_suffix(".gguf").read_bytes()]
+
+
+# -- what requests bring --
+
+
+def image_seeds():
+    pixels = np.random.default_rng(1).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+    seeds = []
+    for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "PPM", "WEBP"):
+        file = io.BytesIO()
+        Pillow.fromarray(pixels).save(file, kind)
+        seeds.append(file.getvalue())
+    return seeds
+
+
+def run_image(data):
+    Image.open(data, max_pixels=MAX_PIXELS)
+
+
+GRAMMARS = [
+    json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}).encode(),
+    json.dumps({"anyOf": [{"type": "string", "pattern": "^a+$"}, {"enum": [1, None]}]}).encode(),
+    b'start: "a" | B\nB: /[0-9]+/\n',
+    b"(yes|no)[a-z]{2,5}",
+]
+
+
+def run_grammar(data):
+    text = data[:4096].decode(errors="replace")
+    if text.startswith("{"):
+        grammar = Grammar.json(parsed(data[:4096], RequestLimits()))
+    else:
+        grammar = (Grammar.lark if "start" in text else Grammar.regex)(text)
+    llm()._engine.grammars.compile(grammar).guide()
+
+
+def template_seeds():
+    files = sorted((DATA / "templates").glob("*.jinja"))
+    return [CHAT_TEMPLATE.encode(), *(path.read_bytes() for path in files)]
+
+
+def run_template(data):
+    template = ChatTemplate(data.decode(errors="replace"), {"<|end|>": 1})
+    template.parts([{"role": "user", "content": "Hello"}], add_generation_prompt=True)
+
+
+def run_body(data):
+    value = parsed(data, RequestLimits())
+    validated(ChatRequest if isinstance(value, dict) and "messages" in value else CompletionRequest, value)
+
+
+BODIES = [
+    json.dumps(
+        {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stop": ["a"], "n": 2}
+    ).encode(),
+    json.dumps({"model": "m", "prompt": [1, 2, 3], "logit_bias": {"5": -1.5}}).encode(),
+]
+
+
+def files(*names):
+    return lambda: [(DATA / name).read_bytes() for name in names]
+
+
+TARGETS = {
+    "gguf": Target(files("tiny/llama.gguf", "tiny/qwen3.gguf"), run_gguf),
+    "mmproj": Target(files("vision/mlp.gguf", "vision/qwen3vl.gguf"), run_mmproj),
+    "tokenizer": Target(tokenizer_seeds, run_tokenizer),
+    "safetensors": Target(state_seeds, run_safetensors),
+    "state": Target(state_seeds, run_state),
+    "onnx": Target(lambda: [next((DATA / "onnx").rglob("*.onnx")).read_bytes()], run_onnx),
+    "image": Target(image_seeds, run_image),
+    "grammar": Target(lambda: GRAMMARS, run_grammar),
+    "template": Target(template_seeds, run_template),
+    "body": Target(lambda: BODIES, run_body),
+}

@@ -1,0 +1,142 @@
+"""Schemas with each keyword, and values to try on them; whether a value fits is said by `jsonschema`."""
+
+D7 = "http://json-schema.org/draft-07/schema#"
+
+VALUES = [
+    *(None, True, False, 0, 1, 3, 5, -2, 1.5, "", "a", "foo", "bar", "foobar"),
+    *([], [1], [1, 1], [1, 2], ["a", "a"], ["a", 1, "b"], [1, 2, 3], [True, False], [True, True], [[1], [1]]),
+    *({}, {"a": 1}, {"foo": 1}, {"bar": "x"}, {"foo": 1, "bar": 2}, {"foo": "x", "bar": 2}, {"bar": 1}),
+    *({"foo": 2, "a": 1}, {"foo": 1, "bar": 2, "quux": 3}, {"foo": [], "bar": {}}, {"foo": {"bar": 1}}),
+]
+
+EXTENDS = {"$defs": {"base": {"properties": {"foo": {}}}}, "$ref": "#/$defs/base"}
+
+SCHEMAS = [
+    # not
+    {"not": {"type": "string"}},
+    {"not": {"type": ["string", "null"]}},
+    {"not": {"type": "integer"}},
+    {"not": {"const": "foo"}},
+    {"not": {"enum": ["foo", "foobar", 1, None]}},
+    {"not": {"enum": [[1, 2], {"foo": 1}]}},
+    {"not": {"required": ["foo"]}},
+    {"not": {"type": "object", "properties": {"foo": {"type": "string"}}}},
+    {"not": {"properties": {"foo": {"const": 1}}, "required": ["bar"]}},
+    {"not": {"minimum": 3}},
+    {"not": {"minLength": 2}},
+    {"not": {"items": {"type": "string"}}},
+    {"not": {"contains": {"const": 1}}},
+    {"not": {"anyOf": [{"type": "object"}, {"minItems": 2}]}},
+    {"not": {"allOf": [{"type": "object"}, {"required": ["foo"]}]}},
+    {"not": {"not": {"type": "string"}}},
+    {"not": {"if": {"type": "string"}, "then": {"minLength": 2}}},
+    {"not": False},
+    # if, then, else
+    {"if": {"exclusiveMaximum": 0}, "then": {"minimum": -10}, "else": {"multipleOf": 2}},
+    {"if": {"type": "string"}, "then": {"minLength": 2}},
+    {"if": {"type": "string"}, "else": {"type": "number"}},
+    {"if": {"properties": {"foo": {"const": 1}}, "required": ["foo"]}, "then": {"required": ["bar"]}},
+    {"if": {"const": 0}},
+    {"then": {"const": 0}, "else": {"const": 1}},
+    {"if": True, "then": {"const": "foo"}, "else": {"const": "bar"}},
+    {"allOf": [{"if": {"exclusiveMaximum": 0}}, {"then": {"minimum": -10}}, {"else": {"multipleOf": 2}}]},
+    # dependencies
+    {"dependentRequired": {"bar": ["foo"]}},
+    {"dependentRequired": {"quux": ["foo", "bar"]}},
+    {"dependentRequired": {"bar": []}},
+    {"dependentSchemas": {"bar": {"properties": {"foo": {"type": "integer"}, "bar": {"type": "integer"}}}}},
+    {"dependentSchemas": {"foo": True, "bar": False}},
+    {
+        "properties": {"foo": {}},
+        "dependentSchemas": {"foo": {"properties": {"bar": {}}, "additionalProperties": False}},
+    },
+    {"$schema": D7, "dependencies": {"bar": ["foo"], "a": {"maxProperties": 1}}},
+    # names and numbers of properties
+    {"propertyNames": {"maxLength": 3}},
+    {"propertyNames": {"pattern": "^f"}},
+    {"propertyNames": False},
+    {"propertyNames": True},
+    {"propertyNames": {"const": "foo"}},
+    {"propertyNames": {"enum": ["foo", "bar"]}},
+    {"propertyNames": {"anyOf": [{"const": "foo"}, {"const": "bar"}]}},
+    {
+        "properties": {"foo": {"type": "integer"}},
+        "propertyNames": {"pattern": "^[fb]"},
+        "additionalProperties": {"type": "string"},
+    },
+    {"minProperties": 1, "properties": {"foo": {}, "a": {}}},
+    {"minProperties": 2, "properties": {"foo": {}, "bar": {}, "quux": {}}, "additionalProperties": False},
+    {"maxProperties": 1, "properties": {"foo": {}, "bar": {}}, "additionalProperties": False},
+    {"minProperties": 2},
+    {"maxProperties": 1},
+    # contains
+    {"contains": {"minimum": 5}},
+    {"contains": {"const": 1}},
+    {"contains": True},
+    {"contains": False},
+    {"contains": {"const": 1}, "maxContains": 1},
+    {"contains": {"const": 1}, "minContains": 2},
+    {"contains": {"const": 1}, "minContains": 0},
+    {"contains": {"const": 1}, "minContains": 0, "maxContains": 1},
+    {"contains": {"const": 1}, "minContains": 2, "maxContains": 1},
+    {"items": {"type": "integer"}, "contains": {"minimum": 2}},
+    # uniqueItems
+    {"uniqueItems": True},
+    {"uniqueItems": False},
+    {"items": {"type": "boolean"}, "uniqueItems": True},
+    {"items": {"type": "string"}, "uniqueItems": True},
+    {"items": {"enum": ["a", "b", 1]}, "uniqueItems": True},
+    {"uniqueItems": True, "maxItems": 1},
+    {"prefixItems": [{"type": "boolean"}, {"type": "integer"}], "items": False, "uniqueItems": True},
+    # oneOf
+    {"oneOf": [{"type": "integer"}, {"minimum": 2}]},
+    {"oneOf": [{"type": "string"}, {"type": "integer"}, {"type": "object", "required": ["foo"]}]},
+    {"type": "string", "oneOf": [{"minLength": 2}, {"maxLength": 4}]},
+    {"oneOf": [True, False, False]},
+    {"oneOf": [{"required": ["foo"]}, {"required": ["bar"]}]},
+    {"type": "object", "oneOf": [{"required": ["foo", "bar"]}, {"required": ["foo", "quux"]}]},
+    {"oneOf": [{"type": "number"}, {}]},
+    {"oneOf": [{"oneOf": [{"type": "null"}]}]},
+    {
+        "oneOf": [
+            {"properties": {"foo": {"const": 1}, "bar": {"type": "integer"}}, "required": ["foo"]},
+            {"properties": {"foo": {"const": "x"}}, "required": ["foo"]},
+        ]
+    },
+    # unevaluated
+    {"unevaluatedProperties": False},
+    {"properties": {"foo": {}}, "allOf": [{"properties": {"bar": {}}}], "unevaluatedProperties": False},
+    {**EXTENDS, "properties": {"bar": {}}, "unevaluatedProperties": False},
+    {
+        "properties": {"foo": {}},
+        "anyOf": [
+            {"properties": {"bar": {"const": 2}}, "required": ["bar"]},
+            {"properties": {"quux": {"const": 3}}, "required": ["quux"]},
+        ],
+        "unevaluatedProperties": False,
+    },
+    {
+        "if": {"properties": {"foo": {"const": 1}}, "required": ["foo"]},
+        "then": {"properties": {"bar": {}}},
+        "else": {"properties": {"a": {}}},
+        "unevaluatedProperties": False,
+    },
+    {"dependentSchemas": {"foo": {"properties": {"bar": {}}}}, "unevaluatedProperties": False},
+    {"anyOf": [{"prefixItems": [{"const": 1}]}, {"prefixItems": [True, True]}], "unevaluatedItems": False},
+    {"unevaluatedItems": False},
+    {"prefixItems": [{"type": "integer"}], "unevaluatedItems": False},
+    {"allOf": [{"prefixItems": [True, {"type": "integer"}]}], "unevaluatedItems": {"type": "string"}},
+    # formats that are annotations
+    {"format": "color"},
+    {"type": "string", "format": "regex"},
+    # items of older drafts
+    {
+        "$schema": D7,
+        "allOf": [{"items": [{"type": "integer"}, {"type": "string"}]}],
+        "items": [{"type": "integer"}],
+        "additionalItems": {"type": "boolean"},
+    },
+    {"$schema": D7, "allOf": [{"items": [{"type": "integer"}]}], "additionalItems": {"type": "boolean"}},
+    {"$schema": D7, "items": {"type": "integer"}, "additionalItems": False},
+    {"$schema": D7, "items": [{"type": "integer"}], "additionalItems": False},
+]

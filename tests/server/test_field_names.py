@@ -1,0 +1,41 @@
+"""Unknown fields are refused with the name that they have here."""
+
+import pytest
+
+from stretto.server.bodies import validated
+from stretto.server.errors import ApiError
+from stretto.server.schemas import ChatRequest, CompletionRequest
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION = {"model": "m", "prompt": "Hi"}
+
+
+@pytest.mark.parametrize(
+    ("field", "right"),
+    [
+        ("max_new_tokens", "it is max_tokens here"),
+        ("repeat_penalty", "it is repetition_penalty here"),
+        ("stop_token_ids", "it is stop_tokens here"),
+        ("lora_request", "it is lora here"),
+        ("guided_json", 'send grammar: {"type": "json"'),
+        ("do_sample", "temperature 0"),
+        ("temprature", "did you mean temperature?"),
+        ("qqqq", "leave it out"),
+    ],
+)
+@pytest.mark.parametrize(("model", "body"), [(ChatRequest, CHAT), (CompletionRequest, COMPLETION)])
+def test_an_unknown_field_is_refused_with_the_right_name(model, body, field, right):
+    with pytest.raises(ApiError) as caught:
+        validated(model, {**body, field: 1})
+    assert caught.value.param == field
+    assert caught.value.code == "unknown_field"
+    assert right in caught.value.message
+
+
+def test_advice_names_only_fields_that_the_body_has():
+    with pytest.raises(ApiError) as caught:
+        validated(CompletionRequest, {**COMPLETION, "enable_thinking": False})
+    assert caught.value.message.endswith("leave it out")
+    with pytest.raises(ApiError) as caught:
+        validated(ChatRequest, {**CHAT, "enable_thinking": False})
+    assert "chat_template_kwargs" in caught.value.message

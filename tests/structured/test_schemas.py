@@ -1,0 +1,184 @@
+"""JSON schemas: every value that is accepted fits, and those that cannot be followed are refused by place."""
+
+import json
+import random
+from collections import Counter
+
+import jsonschema
+import pytest
+from jsonschema.validators import validator_for
+
+from random_schemas import WORDS
+from schema_cases import SCHEMAS, VALUES
+from stretto import Grammar, InvalidGrammar
+from stretto.structured import Compiler
+from stretto.structured.checks import check_schema
+from stretto.structured.rewrite import SPECIAL
+from stretto.text.loading import load_tokenizer
+from vocabularies import bpe, metadata
+
+TOKENIZER = load_tokenizer(metadata(bpe(specials=["<|im_end|>"])))
+COMPILER = Compiler(TOKENIZER, TOKENIZER.n_vocab)
+END = TOKENIZER.specials["<|im_end|>"]
+
+
+def accepts(grammar, value):
+    """Whether the whole text of a value, as `json.dumps` writes it, fits a grammar."""
+    ids = TOKENIZER.encode(json.dumps(value))
+    return COMPILER.compile(grammar).guide().n_valid([*ids, END]) == len(ids) + 1
+
+
+def validator(schema):
+    return validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
+
+
+def outcomes(schema, values):
+    """For each value: "right", "permissive" or "strict"; for all of them "refused" where the schema is."""
+    try:
+        grammar = Grammar.json(schema)
+        COMPILER.compile(grammar)
+    except InvalidGrammar:
+        return ["refused"] * len(values)
+    found = []
+    for value in values:
+        accepted, fits = accepts(grammar, value), validator(schema).is_valid(value)
+        found.append("right" if accepted == fits else "permissive" if accepted else "strict")
+    return found
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:60])
+def test_no_value_is_accepted_that_does_not_fit(schema):
+    assert "permissive" not in outcomes(schema, VALUES)
+
+
+def test_nearly_all_values_that_fit_are_accepted_and_no_schema_is_refused():
+    counts = Counter(outcome for schema in SCHEMAS for outcome in outcomes(schema, VALUES))
+    # Too strict: keys in another order than the schema's, and numbers where "integer" is excluded.
+    assert counts["strict"] <= 10
+    assert counts["refused"] == 0
+    assert counts["permissive"] == 0
+
+
+REFUSED = [
+    ({"properties": {"a": {"not": {"pattern": "x"}}}}, "#/properties/a/not/pattern"),
+    ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, "#/oneOf/0/pattern"),
+    ({"$dynamicRef": "#node"}, "#/$dynamicRef"),
+    ({"contains": {"const": 1}, "unevaluatedItems": False}, "#/unevaluatedItems"),
+    ({"items": {"propertyNames": {"not": {}}}}, "#/items/propertyNames/not"),
+    ({"if": {"multipleOf": 2}, "then": {"minimum": 2}}, "#/if/multipleOf"),
+    ({"properties": {"a": {}}, "minProperties": 3}, "#/minProperties"),
+    ({"properties": {"a": {"$id": "http://x.org/a", "not": {"$ref": "#/x"}}}}, "#/properties/a/$id"),
+    ({"properties": {"a": {"oneOf": {}, "not": 5}}}, "#/properties/a"),
+    ({"properties": {"a": {"required": 3, "minProperties": 1, "properties": {"b": {}}}}}, "#/properties/a"),
+    ({"patternProperties": {"^a": {}, "b$": {}}}, "#/patternProperties"),
+    ({"properties": {"a": {"pattern": "(?=x)y"}}}, "#/properties/a/pattern"),
+    ({"properties": {"a": {"$ref": "#/nowhere"}, "b": {"not": {}}}}, "#/properties/a/$ref"),
+]
+
+
+@pytest.mark.parametrize(("schema", "place"), REFUSED, ids=lambda value: str(value)[:50])
+def test_a_refusal_names_the_place(schema, place):
+    with pytest.raises(InvalidGrammar) as caught:
+        COMPILER.compile(Grammar.json(schema))
+    assert place in str(caught.value)
+
+
+@pytest.mark.parametrize("schema", [{"not": {}}, {"not": True}, {"oneOf": [True, True]}])
+def test_a_schema_that_nothing_fits_is_refused(schema):
+    with pytest.raises(InvalidGrammar):
+        COMPILER.compile(Grammar.json(schema))
+
+
+def test_an_id_that_nothing_refers_to_is_no_obstacle():
+    schema = {"properties": {"a": {"$id": "/properties/a", "type": "string", "format": "color"}}}
+    assert accepts(Grammar.json(schema), {"a": "x"})
+    assert not accepts(Grammar.json(schema), {"a": 1})
+
+
+def test_tools_keep_schemas_that_only_a_grammar_would_refuse():
+    odd = {"type": "array", "items": {"type": "string", "pattern": "(?=a)"}, "uniqueItems": True}
+    assert json.loads(check_schema(odd)) == odd
+
+
+def test_objects_are_closed_on_request():
+    schema = {
+        "properties": {"a": {"properties": {"b": {}}}, "c": {"additionalProperties": True, "properties": {}}},
+        "anyOf": [{"required": ["a"]}, {"required": ["c"]}],
+    }
+    grammar = Grammar.json(schema, closed=True)
+    assert accepts(grammar, {"a": {"b": 1}, "c": {"x": 1}})
+    assert not accepts(grammar, {"a": {"x": 1}})
+    assert not accepts(grammar, {"a": {}, "x": 1})
+    assert accepts(Grammar.json(schema), {"a": {"x": 1}, "x": 1})
+
+
+def test_a_schema_with_many_conditions_is_refused_in_time():
+    branches = [{"required": [f"k{i}"], "properties": {f"k{i}": {"minimum": i}}} for i in range(400)]
+    with pytest.raises(InvalidGrammar, match="oneOf"):
+        Grammar.json({"oneOf": branches})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_keywords_with_wrong_values_are_refused_and_nothing_else(seed):
+    rng = random.Random(seed)
+    wrong = [5, "x", None, [], {}, [1], {"a": 1}, True, -1, 1.5, [{}], {"a": {}}, {"$ref": "#/not"}]
+    keywords = sorted(SPECIAL | {"properties", "items", "required", "type", "enum", "allOf", "$ref", "$id"})
+    refused = 0
+    for _ in range(300):
+        part = {key: rng.choice(wrong) for key in rng.sample(keywords, 3)}
+        try:
+            Grammar.json({"properties": {"a": part, "b": {"not": part}}}, closed=rng.random() < 0.5)
+        except InvalidGrammar:
+            refused += 1
+    assert refused > 50
+
+
+# -- random schemas --
+
+
+def random_part(rng, depth):
+    """A schema of conditions; most of them can be followed."""
+    simple = [
+        lambda: {"type": rng.choice(["string", "number", "object", "array", "null", ["string", "boolean"]])},
+        lambda: {"const": rng.choice(VALUES)},
+        lambda: {"enum": rng.sample(VALUES, 3)},
+        lambda: {"required": rng.sample(["foo", "bar", "a"], rng.randint(1, 2))},
+        lambda: {"minimum": rng.randint(-3, 4)},
+        lambda: {"maxLength": rng.randint(0, 4)},
+        lambda: {"minItems": rng.randint(0, 3)},
+        lambda: {"uniqueItems": True},
+        lambda: {"propertyNames": {"enum": rng.sample(["foo", "bar", "a"], 2)}},
+        lambda: {"dependentRequired": {"foo": ["bar"]}},
+        lambda: {"format": rng.choice(WORDS)},
+    ]
+    if depth == 0:
+        return rng.choice(simple)()
+    part = lambda: random_part(rng, depth - 1)  # noqa: E731
+    nested = [
+        lambda: {"not": part()},
+        lambda: {"if": part(), "then": part(), "else": part()},
+        lambda: {"oneOf": [part(), part()]},
+        lambda: {"anyOf": [part(), part()]},
+        lambda: {"allOf": [part(), part()]},
+        lambda: {"properties": {"foo": part(), "bar": part()}},
+        lambda: {"items": part()},
+        lambda: {"prefixItems": [part()], "items": part()},
+        lambda: {"contains": part(), "maxContains": rng.randint(1, 2)},
+        lambda: {"contains": part()},
+        lambda: {"dependentSchemas": {"foo": part()}},
+        lambda: {"properties": {"foo": part()}, "additionalProperties": part()},
+    ]
+    schema = rng.choice(nested)()
+    return {**schema, **rng.choice(simple)()} if rng.random() < 0.3 else schema
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_conditions_never_accept_what_does_not_fit(seed):
+    rng = random.Random(seed)
+    counts = Counter()
+    for _ in range(25):
+        schema = random_part(rng, rng.randint(1, 3))
+        found = outcomes(schema, VALUES)
+        assert "permissive" not in found, schema
+        counts.update(found)
+    assert counts["right"] > counts["refused"]
