@@ -328,3 +328,10 @@ def test_a_long_conversation_fits_the_limits() -> None:
         "{{ ns.t }}"
     )
     assert ChatTemplate(source, {}).render(messages) == "word " * 400_000
+
+
+def test_special_tokens_of_pieces_beside_keys_of_the_same_length():
+    source = "{% for m in messages %}{{ '<|' + m.role + '|>' }}{{ m.data | tojson }}{% endfor %}"
+    template = ChatTemplate(source, {"<|user|>": 7, "<|tool|>": 8})
+    message = {"role": "user", "content": "", "data": {"town": "<|tool|>", "tags": 2, "tool": 3}}
+    assert template.parts([message]) == [7, '{"town": "<|tool|>", "tags": 2, "tool": 3}']

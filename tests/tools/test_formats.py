@@ -156,3 +156,21 @@ def test_ids_are_shortened_for_a_template_that_takes_no_long_ones():
     llm = make(strict)
     text = llm.tokenizer.decode(llm.chat_prompt(messages, tools=SHOWN), special=True)
     assert re.search(r"now\[CALL_ID\][0-9a-f]{9}\[ARGS\]\{\}", text)
+
+
+def test_answers_are_part_of_the_turn_where_a_template_reads_them_there():
+    family = FAMILIES["gemma 4"]
+    said = (
+        "{% for r in m.tool_responses or [] %}<response:{{ r.name }}>{{ r.response.n }}{% endfor %}<|im_end|>"
+    )
+    llm = make(
+        family._replace(template=family.template.replace("<|im_end|>\n{% endfor %}", said + "\n{% endfor %}"))
+    )
+    call = ToolCall("now", {}, "call_1")
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": "", "tool_calls": [call.message]},
+        call.answer({"n": 4}),
+    ]
+    text = llm.tokenizer.decode(llm.chat_prompt(messages, tools=SHOWN), special=True)
+    assert "<|tool_call>call:now{}<tool_call|><response:now>4<|im_end|>" in text

@@ -86,3 +86,15 @@ def test_streams_tell_calls_and_reasoning_apart():
     thoughts = "".join(token.text for token in stream if token.is_reasoning)
     assert thoughts == f"So {FALSE_CALL}."
     assert isinstance(stream.result.tool_calls[0], stretto.ToolCall)
+
+
+def test_an_answer_with_a_schema_beside_calls_in_channels_is_final():
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 1}}}
+    schema |= {"required": ["n"], "additionalProperties": False}
+    before = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    llm = make("gpt-oss", before + '<|channel|>final<|message|>{"n": 3}')
+    result = llm.chat(HELLO, tools=TOOLS, grammar=schema, **GREEDY)
+    assert (result.text, result.reasoning, result.tool_calls) == ('{"n": 3}', "Hm.", ())
+    called = make("gpt-oss", before + HARMONY_CALL.replace('{"n": 3}', "{}"))
+    result = called.chat(HELLO, tools=TOOLS, grammar=schema, **GREEDY)
+    assert [(call.name, call.arguments) for call in result.tool_calls] == [("run_analysis", {})]

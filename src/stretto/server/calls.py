@@ -62,7 +62,7 @@ class CallWatcher:
         self._held: list[str] = []  # texts of tokens that may be part of a call
         self._said: list[str] = []  # text beside calls, since one has started
         self._pieces: list[Event] = []
-        self._has_call = False
+        self._has_call = self._is_thinking = False
         self._begun = begun  # ids that the answer begins with; they were sent before
         for token in begun:
             self._sort(self._follower.push(token))
@@ -71,7 +71,11 @@ class CallWatcher:
     def push(self, token: Token) -> str:
         """Add a token; returns the text that can be streamed now."""
         if token.is_reasoning and (token.text or self._has_blocks):
+            self._is_thinking = True
             return token.text
+        if self._is_thinking:
+            self._is_thinking = False
+            self._follower.answer()
         self._held.append(token.text)
         if token.id is not None:
             self._sort(self._follower.push(token.id))

@@ -28,7 +28,7 @@ def fit_system(template: ChatTemplate, messages: Messages, has_tools: bool = Fal
         return messages
     if not _takes_role(template, "developer", has_tools):
         messages = [{**message, "role": "system"} if _is_system(message) else message for message in messages]
-    if _takes_role(template, "system", has_tools):
+    if _takes_role(template, "system", has_tools) and not _loses_after_tools(template, messages, has_tools):
         return messages
     return merged(messages)
 
@@ -68,6 +68,27 @@ def _takes_role(template: ChatTemplate, role: str, has_tools: bool) -> bool:
 
 
 _FUNCTION = {"name": "f", "description": "x", "parameters": {"type": "object", "properties": {}}}
+
+
+def _loses_after_tools(template: ChatTemplate, messages: Messages, has_tools: bool) -> bool:
+    """Whether a template that takes system messages drops them where a tool has spoken last."""
+    if messages[-1].get("role") != "tool":
+        return False
+    known = _takes.setdefault(template, {})
+    if ("tool", has_tools) not in known:
+        call = {"id": "Stretto01", "type": "function", "function": {"name": "f", "arguments": {}}}
+        turns: list[dict[str, Any]] = [
+            {"role": "system", "content": _MARK},
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "name": "f", "tool_call_id": "Stretto01", "content": "x"},
+        ]
+        tools = [{"type": "function", "function": _FUNCTION}] if has_tools else None
+        try:
+            known["tool", has_tools] = _MARK not in template.render(turns, tools=tools)
+        except StrettoError:
+            known["tool", has_tools] = False
+    return known["tool", has_tools]
 
 
 def _is_system(message: object) -> bool:

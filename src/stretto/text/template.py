@@ -306,6 +306,7 @@ class _Rendering:
         # Text that JSON escapes keeps its length only as it is; it is removed too if such a token holds it.
         wanted = re.escape("".join(sorted({c for text in texts for c in text})))
         ink = re.compile(rf'[^\s"\\\x00-\x1f]|[{wanted}]')
+        is_tagged = not any(text[0].isalnum() or text[-1].isalnum() for text in texts)
 
         def change(text: str, key: str) -> str:
             # Words that the template's logic depends on stay: known roles, and literals of its comparisons.
@@ -313,9 +314,14 @@ class _Rendering:
                 text.isidentifier() and text in program.literals
             ):
                 return text
-            if key == "*" and text in program.names:
-                return text
+            if key == "*" and (text in program.names or (is_tagged and _is_apart(text, texts))):
+                return text  # blanked, two keys of the same length would be one
             return ink.sub(blank, text)
 
         # The variables' own names are not data: the template looks them up.
         return {name: walk(value, change, name) for name, value in self.data.items()}
+
+
+def _is_apart(key: str, texts: set[str]) -> bool:
+    """Whether a key can be no part of special tokens, which begin and end with other signs."""
+    return key.isidentifier() and not any(key in text or text in key for text in texts)

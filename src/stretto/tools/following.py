@@ -77,6 +77,10 @@ class CallFollower:
         """As `push`, for text with special tokens spelled out."""
         return self.push_text(self._text.filter(self._text.marks.marked(text)))
 
+    def answer(self) -> None:
+        """The answer begins with the next token: the tokens of the reasoning before it were left out."""
+        self._text.answer()
+
     def end(self) -> list[Event]:
         """The answer has ended; return the rest."""
         self._source.text += self._text.end()

@@ -62,7 +62,8 @@ class CallFormat:
     clients see. A call may also start with one of `aliases` in place of `before`, and the first one of an
     answer with `at_start`. A call of the function `says` is text. `block` is the empty reasoning that the
     template writes before a call, and `begun` the beginning of a call with which prompts end.
-    `thoughts` stand around reasoning where it is a message of its own before the call. `is_described`: the
+    `thoughts` stand around reasoning where it is a message of its own before the call,
+    and `final` before an answer. `is_described`: the
     template shows no tools, so a message describes them.
     """
 
@@ -83,6 +84,7 @@ class CallFormat:
     block: str = ""
     begun: str = ""
     thoughts: tuple[str, str] = ("", "")
+    final: str = ""
     is_described: bool = False
 
     @property

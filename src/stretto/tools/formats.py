@@ -23,6 +23,7 @@ HARMONY = CallFormat(
     ),
     at_start="to=functions.",
     thoughts=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+    final="<|channel|>final<|message|>",
     signs=(("<|channel|>", "<|message|>", "functions."),),
 )
 MISTRAL_IDS = CallFormat(
@@ -216,7 +217,7 @@ FUNCTIONARY_32 = CallFormat(
     ">>>",
     "\n",
     "",
-    "\n",
+    "",
     says="all",
     signs=((">>>all",), (">>>${recipient}",)),
 )

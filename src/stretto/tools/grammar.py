@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 
-from stretto.errors import Unsupported
 from stretto.structured import Grammar
 from stretto.structured.checks import check_size
 from stretto.structured.grammar import TURN
@@ -53,6 +52,7 @@ def required_calls(layout: CallFormat, tools: list[Tool], one: bool, thinks: boo
     opening, closing = layout.thoughts
     covers = bool(opening) and thinks
     rules = [f"thought: {items(opening)} THOUGHT? {items(closing)}", "THOUGHT: /(?s:.+)/"] if covers else []
+    rules += [f"final: {items(layout.final)}"] if covers else []
     calls = f"call (more call){{0,{MAX_CALLS - 1}}}" if has_more else "call"
     rules.append(f"start: {'thought? ' if covers else ''}first {calls} last")
     rules += [f"first: {items(first)}", f"last: {items(layout.after + layout.closing)}"]
@@ -70,11 +70,7 @@ def required_calls(layout: CallFormat, tools: list[Tool], one: bool, thinks: boo
 
 def calls_or_json(calls: Grammar, answer: Grammar) -> Grammar:
     """Calls as `required_calls` has them, or JSON that fits the schema of an answer."""
-    if calls.options == TURN:
-        raise Unsupported(
-            "this model writes calls and answers as messages of their own; a schema of the answer does not "
-            "go with tools here: leave one of them out",
-            param="grammar",
-        )
     rules = re.sub("^start:", "calls:", calls.text, count=1, flags=re.MULTILINE)
-    return Grammar("tools", f"start: calls | answer\n{rules}\nanswer: {json_value(answer.text)}")
+    said = "thought? final answer" if calls.covers_reasoning else "answer"
+    text = f"start: calls | {said}\n{rules}\nanswer: {json_value(answer.text)}"
+    return Grammar("tools", text, calls.options)

@@ -18,7 +18,7 @@ from stretto.errors import StrettoError
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.finding import PROBE, Shown, call_format, in_system
-from stretto.tools.format import CallFormat, spelled
+from stretto.tools.format import ID, CallFormat, spelled
 from stretto.tools.formats import GENERIC
 from stretto.tools.writing import write_call, write_calls
 
@@ -26,6 +26,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 _USER = {"role": "user", "content": "x"}
 _NAME, _KEY, _VALUE, _ANSWER = "stretto_function", "stretto_key", "stretto_value", "stretto_answer"
+_ID = "Stretto01"
 _LONG_ID = "call_Stretto0123456789"
 
 
@@ -95,20 +96,21 @@ def shape_of(template: ChatTemplate) -> Shape:
 def _probe(template: ChatTemplate) -> Shape:
     for as_text in (False, True):
         text = _rendered(template, as_text)
-        if text is None or _NAME not in text or _VALUE not in text or f"{{'{_KEY}'" in text:
+        has_name = text is not None and (
+            _NAME in text or _ID in text
+        )  # some write the id, which has the name
+        if text is None or not has_name or _VALUE not in text or f"{{'{_KEY}'" in text:
             continue
         if f'\\"{_KEY}' in text and not as_text:
             continue  # it writes JSON as a string
         several = _rendered(template, as_text, n=2)
         is_short = _rendered(template, as_text, given=_LONG_ID) is None
-        has_several = several is not None and f"{_NAME}2" in several
+        has_several = several is not None and (f"{_NAME}2" in several or "Stretto02" in several)
         return Shape(as_text, has_several, True, _ANSWER in text, is_short)
     return Shape(has_calls=False, has_answers=_ANSWER in (_rendered(template, None) or ""))
 
 
-def _rendered(
-    template: ChatTemplate, as_text: bool | None, n: int = 1, given: str = "Stretto01"
-) -> str | None:
+def _rendered(template: ChatTemplate, as_text: bool | None, n: int = 1, given: str = _ID) -> str | None:
     """A conversation with `n` calls, or without them if `as_text` is None, and answers."""
     arguments: Any = {_KEY: _VALUE}
     arguments = json.dumps(arguments) if as_text else arguments
@@ -137,7 +139,76 @@ def _with_calls(
         messages = [_with_short_ids(message) for message in messages]
     if not shape.has_several:
         messages = list(_one_by_one(messages))
+    if "{name}" in writes.whole_id:
+        messages = _with_named_ids(messages, writes)
+    if "tool_responses" in template.tool_source and "'tool'" not in template.tool_source:
+        messages = _with_responses(messages)
+    elif not shape.has_answers:
+        messages = _with_joined_answers(messages)
     return list(_fitted(messages, shape, writes))
+
+
+def _with_named_ids(messages: Messages, layout: CallFormat) -> Messages:
+    """Messages whose ids have the names of the functions, for templates that write the ids alone."""
+    names: dict[Any, str] = {}
+    found: list[Mapping[str, Any]] = []
+    for message in messages:
+        calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+        if isinstance(calls, (list, tuple)):
+            renamed = []
+            for call in calls:
+                function = call.get("function", call)
+                given = layout.whole_id.replace("{name}", str(function.get("name"))).replace(
+                    ID, str(len(names))
+                )
+                names[call.get("id", len(names))] = given
+                renamed.append({**call, "id": given})
+            message = {**message, "tool_calls": renamed}
+        elif isinstance(message, Mapping) and message.get("tool_call_id") in names:
+            message = {**message, "tool_call_id": names[message["tool_call_id"]]}
+        found.append(message)
+    return found
+
+
+def _with_responses(messages: Messages) -> Messages:
+    """Messages in which answers are part of the turn that has called, as Gemma 4's templates take them."""
+    found: list[Mapping[str, Any]] = []
+    for message in messages:
+        last = found[-1] if found else {}
+        if message.get("role") == "tool" and last.get("tool_calls"):
+            names = {call.get("id"): call.get("function", {}).get("name") for call in last["tool_calls"]}
+            name = message.get("name") or names.get(message.get("tool_call_id")) or "function"
+            answer = {"name": name, "response": _arguments(message.get("content"), as_text=False)}
+            found[-1] = {**last, "tool_responses": [*last.get("tool_responses", ()), answer]}
+        else:
+            found.append(message)
+    return found
+
+
+def _with_joined_answers(messages: Messages) -> Messages:
+    """Messages with the answers to several calls in one: turns of the user may have to alternate."""
+    found: list[Mapping[str, Any]] = []
+    for message in messages:
+        is_answer = isinstance(message, Mapping) and message.get("role") == "tool"
+        last = found[-1] if found else {}
+        if is_answer and last.get("is_result"):
+            found[-1] = {**last, "content": f"{last['content']}\n{_result(message)}"}
+        elif is_answer:
+            found.append({"role": "user", "content": _result(message), "is_result": True})
+        elif (
+            last.get("is_result")
+            and message.get("role") == "user"
+            and isinstance(message.get("content"), str)
+        ):
+            found[-1] = {**message, "content": f"{last['content']}\n\n{message['content']}"}
+        else:
+            found.append(message)
+    return [{key: value for key, value in one.items() if key != "is_result"} for one in found]
+
+
+def _result(message: Mapping[str, Any]) -> str:
+    name = message.get("name") or message.get("tool_name") or "function"
+    return f"Result of {name}: {message.get('content')}"
 
 
 def _with_short_ids(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -191,11 +262,8 @@ def _fitted(messages: Messages, shape: Shape, layout: CallFormat) -> Iterator[Ma
             yield message
         elif message.get("tool_calls"):
             yield _with_arguments(message, shape.as_text) if shape.has_calls else _written(message, layout)
-        elif shape.has_answers:
-            yield message
         else:
-            name = message.get("name") or message.get("tool_name") or "function"
-            yield {"role": "user", "content": f"Result of {name}: {message.get('content')}"}
+            yield message
 
 
 def _is_tool_message(message: object) -> bool:

@@ -74,6 +74,11 @@ class MarkedText:
             return self.filter(self._detokenizer.cut() + mark)
         return self.filter(self._detokenizer.push(token))
 
+    def answer(self) -> None:
+        """The answer begins: what came before, if anything, was reasoning."""
+        if self._blocks is not None:
+            self._blocks = Splitter(self.marks.states, ANSWER, keeps_marks=True)
+
     def end(self) -> str:
         """The rest of the marked text."""
         rest = self.filter(self._detokenizer.flush())
