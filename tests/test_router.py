@@ -46,7 +46,7 @@ def test_wrong_values_are_named_with_what_is_allowed(name, value):
 
 
 def test_unknown_arguments_raise():
-    with pytest.raises(TypeError, match="gpu_layers"):
+    with pytest.raises(InvalidRequest, match="gpu_layers"):
         stretto.load("no-such-model.gguf", gpu_layers=3)
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 
-from machines import FOUND
+from found_machine import FOUND
 from stretto import hardware, router
 from stretto.cli import main
 from stretto.hardware import Gpu, Hardware

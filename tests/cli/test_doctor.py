@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from machines import FOUND
+from found_machine import FOUND
 from stretto import hardware
 from stretto.cli import app, main
 from stretto.cli.checks import broken_folders, checks

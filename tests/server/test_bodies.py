@@ -27,7 +27,7 @@ CHAT = {**MODEL, "messages": [{"role": "user", "content": "Hi"}]}
     [
         (CompletionRequest, {**MODEL, "prompt": [None] * 2000}),
         (CompletionRequest, {**MODEL, "prompt": [[]] * 2000}),
-        (CompletionRequest, {**MODEL, "prompt": [["a"] * 100] * 2000}),
+        (CompletionRequest, {**MODEL, "prompt": [[None] * 100] * 2000}),
         (CompletionRequest, {**MODEL, "prompt": "x", "stop": [0] * 60}),
         (EmbeddingRequest, {**MODEL, "input": [None] * 2000}),
         (ChatRequest, {**MODEL, "messages": [{"a": 0}] * 2000}),

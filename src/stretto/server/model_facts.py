@@ -20,7 +20,7 @@ from stretto.weights import hub
 from stretto.weights.folder import open_weights
 from stretto.weights.gguf import GGUF
 from stretto.weights.hub.bundles import Bundle
-from stretto.weights.hub.catalog import Entry
+from stretto.weights.hub.index_models import Entry
 from stretto.weights.hub.store import Model
 
 MAX_VALUE_CHARS = 200  # of a value in the metadata that is shown

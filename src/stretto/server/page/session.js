@@ -82,7 +82,10 @@ function take(one, choice) {
   const token = tokenOf(choice);
   if (token) one.tokens.push(token);
   else one.tail += choice.delta?.content ?? choice.text ?? '';
-  if (choice.delta?.tool_calls) one.calls = choice.delta.tool_calls.map(({index, ...call}) => call);
+  for (const {index, ...call} of choice.delta?.tool_calls ?? []) {
+    if (call.id) one.calls[index] = call;
+    else one.calls[index].function.arguments += call.function.arguments;
+  }
   if (choice.finish_reason) one.finish = choice.stop_reason === 'timeout' ? 'timeout' : choice.finish_reason;
 }
 

@@ -23,11 +23,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stretto.errors import InvalidRequest, ModelError, PullError
-from stretto.weights.hub import bundles, catalog, catalogue, huggingface, packages, pypi
+from stretto.weights.hub import bundles, catalogue, huggingface, index_models, packages, pypi
 from stretto.weights.hub.bundles import Bundle
-from stretto.weights.hub.catalog import Entry
 from stretto.weights.hub.fetch import Progress
 from stretto.weights.hub.huggingface import Check, Source
+from stretto.weights.hub.index_models import Entry
 from stretto.weights.hub.listing import Choice, Listing, read_listing
 from stretto.weights.hub.names import (
     HF_PREFIX,
@@ -230,7 +230,7 @@ def _location(model: Model) -> Path:
 
 def known() -> dict[str, Entry | Bundle]:
     """The models of both catalogues, by name."""
-    return {**catalog.CATALOG, **bundles.BUNDLES}
+    return {**index_models.INDEX_MODELS, **bundles.BUNDLES}
 
 
 def _entry(name: str) -> Entry | Bundle:

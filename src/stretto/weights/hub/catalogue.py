@@ -5,7 +5,7 @@
     best_fit(free_memory(), bandwidth=20e9)     # what to chat with on this machine
 
 The data file has repositories, licences and sources. Sizes are not in it: they are read from the Hub when
-they are asked for. Models of the package index are in catalog.py, with sizes and hashes.
+they are asked for. Models of the package index are in index_models.py, with sizes and hashes.
 """
 
 from __future__ import annotations

