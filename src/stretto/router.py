@@ -138,6 +138,7 @@ def open_model(
             options = replace(options, kv="f32")  # K and V stay for one pass: nothing would be saved
         candidates = gguf_candidates(file, spec, problem, pairs, options)
         _check_runnable(candidates, problem)
+        fingerprint = file.fingerprint()  # first: the pages that it reads are not there beside packed weights
         with ThreadPoolExecutor(1) as pool:  # weights are packed in native code; Python reads the tokens
             text_future = pool.submit(_load_text, file, spec)
             model_backend, route = open_best(candidates, _trial(file, text_future, options))
@@ -154,7 +155,7 @@ def open_model(
             model_backend.close()
             raise
         rerank_template = file.metadata.text("tokenizer.chat_template.rerank", "")
-        fingerprint, maps = file.fingerprint(), maps_of([*file.files, *([mmproj] if mmproj else [])])
+        maps = maps_of([*file.files, *([mmproj] if mmproj else [])])
         try:
             check_maps(maps)
         except BaseException:

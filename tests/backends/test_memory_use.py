@@ -143,7 +143,6 @@ from pathlib import Path
 import stretto
 from stretto import router
 from stretto.text.loading import load_tokenizer
-from stretto.weights import hub  # modules are no part of a model
 from stretto.weights.gguf import GGUF
 
 def read(file, key):

@@ -81,6 +81,8 @@ class GGUF:
         """The file's fingerprint, read now: call it for the text, also after `close`."""
         found = Fingerprint([(part.buffer, part.tensors.values()) for part in self._parts])
         found()
+        for part in self._parts:
+            part.forget()  # it read pages all over the file
         return found
 
     def check(self) -> None:
