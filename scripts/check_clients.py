@@ -18,7 +18,7 @@ FOLDER = ROOT / "build" / "clients"
 PYTHON = FOLDER / "bin" / "python"
 HERE = ("openai", "ollama", "anthropic", "llm")  # in the environment of the tests, which have them
 PACKAGES = {
-    "litellm": ["litellm"],
+    "litellm": ["litellm", "mcp"],  # it imports that for calls of tools, without asking for it
     "instructor": ["instructor"],
     "langchain-openai": ["langchain-openai"],
     "langchain-ollama": ["langchain-ollama"],
