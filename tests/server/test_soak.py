@@ -1,4 +1,4 @@
-"""At the limit with clients that vanish; two minutes in CI. `benchmarks/serve.py --soak` has more."""
+"""At the limit with clients that vanish; half a minute in CI. `benchmarks/serve.py --soak` has more."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
 from load.process import ours
 from load.soak import judge_memory, soak
 
-SECONDS = 60.0 if os.environ.get("CI") == "true" else 5.0
+SECONDS = 30.0 if os.environ.get("CI") == "true" else 5.0
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
 
 
