@@ -27,7 +27,11 @@ SESSIONS = {
         "stretto run",
         [
             ('stretto run "What is 2+2?" --temperature 0', "tok/s", 1),
-            ('echo "Ada, born in 1815." | stretto run "Which year?" --regex "[0-9]{4}"', "tok/s", 2),
+            (
+                'echo "Ada, born in 1815." | stretto run "Which year?" --regex "[0-9]{4}" --temperature 0',
+                "tok/s",
+                2,
+            ),
             ('stretto run --raw "The capital of France is" -n 8 --temperature 0', "tok/s", 3),
         ],
     ),
@@ -35,8 +39,8 @@ SESSIONS = {
         "stretto chat",
         [
             ("stretto chat --temperature 0 --max-tokens 90", "/help for help", 1),
-            ("What is 2+2?", "tok/s", 1),
-            ("Write three lines about the sea.", "tok/s", 2),
+            ("What is 2+2?", "turn 1", 1),
+            ("Write three lines about the sea.", "turn 2", 1),
         ],
     ),
 }
