@@ -10,6 +10,19 @@ from stretto.cli import main
 from stretto.testing import mock_llm
 
 
+@pytest.fixture(name="stretto")
+def run_command(capsys):
+    """Runs a command here: its exit code, output and errors."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
 @pytest.fixture
 def cli(capsys, monkeypatch):
     """Runs a command on a scripted model, with bytes on stdin: its exit code, output and errors."""

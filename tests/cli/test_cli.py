@@ -13,25 +13,11 @@ import pytest
 
 import local_index
 from stretto import __version__
-from stretto.cli import main
 from stretto.cli.output import clean, finite, size
 from stretto.errors import ModelError
 from stretto.weights import hub
 from stretto.weights.writer import write_gguf
 from tiny_models import FOLDER, tiny_spec
-
-
-@pytest.fixture
-def stretto(capsys):
-    """Runs a command here: its exit code, output and errors."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

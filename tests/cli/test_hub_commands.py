@@ -7,25 +7,11 @@ import pytest
 
 import local_hub
 from stretto import hardware
-from stretto.cli import main
 from stretto.quantize import convert_folder
 from stretto.weights.hub import web
 from stretto.weights.hub.catalogue import CATALOGUE
 
 DATA = Path(__file__).parent.parent / "data" / "folders"
-
-
-@pytest.fixture
-def stretto(capsys):
-    """Runs a command here: its exit code, output and errors."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

@@ -30,7 +30,17 @@ _NOTHING = {
     "timeout": "no answer before the timeout",
     "cancelled": "stopped before there was an answer",
 }
-_ENDS = {"length": "cut at the limit", "timeout": "cut by the timeout", "cancelled": "stopped"}
+ENDS = {"length": "cut at the limit", "timeout": "cut by the timeout", "cancelled": "stopped"}
+
+
+def speed(n_tokens: int, tokens_per_second: float, first_token: float) -> list[str]:
+    """How many tokens came, and how fast, as phrases; without what is too little to measure."""
+    facts = [f"{n_tokens:,} token{'' if n_tokens == 1 else 's'}"]
+    if tokens_per_second:
+        facts.append(f"{tokens_per_second:.1f} tok/s")
+    if first_token:
+        facts.append(f"first token after {first_token:.2f} s")
+    return facts
 
 
 @dataclass(frozen=True)
@@ -45,13 +55,9 @@ class Answer:
     reasoning: str = ""
 
     def __str__(self) -> str:
-        facts = [f"{self.n_tokens:,} token{'' if self.n_tokens == 1 else 's'}"]
-        if self.tokens_per_second:
-            facts.append(f"{self.tokens_per_second:.1f} tok/s")
-        if self.first_token:
-            facts.append(f"first token after {self.first_token:.2f} s")
-        if self.finish_reason in _ENDS:
-            facts.append(_ENDS[self.finish_reason])
+        facts = speed(self.n_tokens, self.tokens_per_second, self.first_token)
+        if self.finish_reason in ENDS:
+            facts.append(ENDS[self.finish_reason])
         return ", ".join(facts)
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from stretto.cli import generation
 from stretto.cli.chatting.repeats import RepeatGuard
 
 if TYPE_CHECKING:
@@ -13,12 +14,7 @@ if TYPE_CHECKING:
 
 N_ALTERNATIVES = 5  # of each token, for /tokens
 
-ENDS = {
-    "length": "cut at the limit",
-    "timeout": "cut by the timeout",
-    "cancelled": "stopped",
-    "repeats": "stopped because it repeats itself (--no-repeat-guard lets it)",
-}
+ENDS = {**generation.ENDS, "repeats": "stopped because it repeats itself (--no-repeat-guard lets it)"}
 
 
 class Screen(Protocol):
@@ -84,12 +80,7 @@ class Answer:
         return replace(self, pieces=self.pieces[:end])
 
     def __str__(self) -> str:
-        n = len(self.tokens)
-        facts = [f"{n:,} token{'' if n == 1 else 's'}"]
-        if self.tokens_per_second:
-            facts.append(f"{self.tokens_per_second:.1f} tok/s")
-        if self.first_token:
-            facts.append(f"first token after {self.first_token:.2f} s")
+        facts = generation.speed(len(self.tokens), self.tokens_per_second, self.first_token)
         if self.n_cached:
             facts.append(f"{self.n_cached:,} of {self.n_prompt:,} prompt tokens cached")
         if self.ending in ENDS:
