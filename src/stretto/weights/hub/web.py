@@ -11,14 +11,10 @@ The token goes to the Hub's own host; a redirect to another host is followed wit
 
 from __future__ import annotations
 
-import email.utils
-import http.client
 import json
 import os
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -88,15 +84,9 @@ class Web:
     def __init__(self, endpoint: str = DEFAULT_ENDPOINT, token: str | None = None) -> None:
         self.endpoint = endpoint.rstrip("/")
         self._token = token
-        handlers = (
-            urllib.request.ProxyHandler(),
-            urllib.request.HTTPHandler(),
-            urllib.request.HTTPSHandler(),
-            _EveryStatus(),
-        )
-        self._opener = urllib.request.OpenerDirector()  # with no handler for files, FTP or data
-        for handler in handlers:
-            self._opener.add_handler(handler)
+        from stretto.weights.hub.transport import Client  # see there
+
+        self._client = Client()
 
     @classmethod
     def hub(cls) -> Web:
@@ -154,24 +144,15 @@ class Web:
         sent = {"User-Agent": "stretto", "Accept-Encoding": "identity", **headers}
         if self._token is not None and _origin(url) == _origin(self.endpoint):
             sent["Authorization"] = f"Bearer {self._token}"
+        from stretto.weights.hub.transport import FAILURES
+
         try:
-            request = urllib.request.Request(url, headers=sent)
-            return Answer(self._opener.open(request, timeout=TIMEOUT_SECONDS), url, linked)
-        except (OSError, http.client.HTTPException) as error:
+            return Answer(self._client.open(url, sent, TIMEOUT_SECONDS), url, linked)
+        except FAILURES as error:
             reason = getattr(error, "reason", None) or error
             raise Broken(f"{_shown(url)} cannot be reached ({reason})", attempts=OFFLINE_ATTEMPTS) from None
         except ValueError as error:  # an address that cannot be
             raise PullError(f"{_shown(url)}: {error}") from None
-
-
-class _EveryStatus(urllib.request.HTTPErrorProcessor):
-    """Returns errors and redirects as answers."""
-
-    def http_response(self, request: Any, response: Any) -> Any:
-        """The response as it is."""
-        return response
-
-    https_response = http_response
 
 
 def retrying(fetch: Callable[[], Any], wait: Wait = time.sleep) -> Any:
@@ -213,9 +194,11 @@ def read_all(answer: Answer, most: int) -> bytes:
 @contextmanager
 def connection(url: str) -> Iterator[None]:
     """A block in which errors of the connection become `Broken`."""
+    from stretto.weights.hub.transport import BROKEN
+
     try:
         yield
-    except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
+    except BROKEN as error:
         raise Broken(f"the connection to {_shown(url)} broke ({error or type(error).__name__})") from None
 
 
@@ -239,8 +222,10 @@ def _retry_after(text: str | None) -> float | None:
         return None
     with suppress(ValueError):
         return max(0.0, float(int(text)))
+    from stretto.weights.hub.transport import parse_date
+
     with suppress(ValueError, TypeError, OverflowError):
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+        return max(0.0, parse_date(text).timestamp() - time.time())
     return None
 
 
