@@ -33,7 +33,10 @@ Delay = Annotated[
     typer.Option(help="Decide the text's token so many steps later at the latest.", rich_help_panel=_SETS),
 ]
 Paths = Annotated[
-    int, typer.Option(help="Show so many of the most probable paths at the end.", rich_help_panel=_SETS)
+    int,
+    typer.Option(
+        min=0, max=1024, help="Show so many of the most probable paths at the end.", rich_help_panel=_SETS
+    ),
 ]
 Temperature = Annotated[
     float, typer.Option(help="Below 1 sharper, above 1 flatter, before the threshold.", rich_help_panel=_SETS)
