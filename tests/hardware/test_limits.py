@@ -3,8 +3,8 @@
 import os
 
 import pytest
-
 from machines import GIB, V2_MOUNT, server
+
 from stretto import hardware
 from stretto.hardware import cpu, limits
 from stretto.hardware.cpu import Cache

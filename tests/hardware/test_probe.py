@@ -4,8 +4,8 @@ import json
 import math
 
 import pytest
-
 from machines import GIB, MEASURED
+
 from stretto import _native, hardware
 from stretto.errors import InvalidRequest, PullError
 from stretto.hardware import cpu, speed

@@ -4,8 +4,8 @@ import json
 import math
 
 import pytest
-
 from machines import GIB, MEASURED, Native
+
 from stretto.hardware import speed
 from stretto.hardware.speed import IntegerPeak, Rate, Speed
 

@@ -5,8 +5,8 @@ import sys
 import time
 
 import pytest
-
 from machines import server
+
 from stretto import hardware
 from stretto.hardware import cpu, files, gpus, mac
 from stretto.hardware.cpu import Cache
