@@ -38,6 +38,11 @@ def refused(result):
 # -- the whole --
 
 
+def test_the_package_is_a_command_too():
+    done = subprocess.run([sys.executable, "-m", "stretto", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"stretto {__version__}\n")
+
+
 def test_help_and_version(stretto):
     code, output, errors = stretto("--help")
     assert (code, errors) == (0, "")
