@@ -81,6 +81,12 @@ def test_debug_shows_the_traceback_wherever_it_stands(stretto, arguments):
     assert errors.endswith("error: no.gguf: no such file\n")
 
 
+def test_chat_and_serve_take_the_model_as_an_argument(stretto):
+    assert refused(stretto("chat", "missing.gguf")) == refused(stretto("chat", "--model", "missing.gguf"))
+    assert "not one.gguf and two.gguf" in refused(stretto("chat", "one.gguf", "--model", "two.gguf"))
+    assert refused(stretto("serve", "missing.gguf")) == refused(stretto("serve", "-m", "missing.gguf"))
+
+
 def test_behind_two_dashes_everything_is_text(stretto):
     assert "no.gguf: no such file" in refused(stretto("tokenize", "no.gguf", "--", "--debug"))
 
