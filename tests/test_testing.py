@@ -28,5 +28,5 @@ def test_answers_to_texts_and_to_anything():
 
 
 def test_a_prompt_without_an_answer_is_named():
-    with pytest.raises(InvalidRequest, match="no answer of the mock fits .*Who"):
+    with pytest.raises(InvalidRequest, match=r"no answer of the mock fits .*Who"):
         said(mock_llm(ANSWERS), "Who?")
