@@ -123,6 +123,7 @@ ALLOWED = {
         "weights",
     },
     "__init__": {"*"},
+    "__main__": {"cli"},
 }
 EVERYONE = {"errors", "forking", "kernels", "options", "_native"}
 
