@@ -1,4 +1,4 @@
-"""Hashes of token blocks, and a replica's report: what is in it, that it is bounded, and that evictions show."""
+"""Hashes of token blocks, and a replica's report: what it holds, bounded, and without evicted prompts."""
 
 import httpx
 import pytest
