@@ -115,7 +115,7 @@ def test_a_replica_that_has_gone_is_never_chosen():
 def test_what_is_remembered_is_bounded(monkeypatch):
     monkeypatch.setattr(module, "MAX_PICKS", 100)
     made = fleet(a=([], 0))
-    for n in range(50):
+    for n in range(100):
         made.picked("a", Ask(range(10 * n, 10 * n + 10)), 0.0)
     assert len(made._picks) == len(made._expiring) == 100
 

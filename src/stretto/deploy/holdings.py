@@ -13,6 +13,7 @@ from typing import NamedTuple
 from stretto.deploy.prefixes import unpacked
 
 PICK_SECONDS = 30.0  # that a request's prefix counts as held, before a report has to say so
+PICK_STRIDE = 8  # blocks of a request between those that are remembered
 LOAD_SECONDS = 2.0  # that a request counts as load, before a report has to say so
 REPORT_SECONDS = 0.25  # that a report may be old when it comes
 SHARE_SECONDS = 60.0  # in which the share of a replica in all requests halves
@@ -96,7 +97,8 @@ class Holdings:
         replica.share = self._share(replica, now) + 1
         replica.shared_at = now
         end = now + seconds
-        for key in ask.keys:
+        # The next request of a conversation goes beyond this one's last block; others part from it earlier.
+        for key in (*ask.keys[::PICK_STRIDE], *ask.keys[-1:]):
             self._picks.setdefault(key, {})[name] = end
             self._expiring.append((key, name, end))
         self._forget(now)
