@@ -176,7 +176,7 @@ def routed(handle, body, headers=()):
         sent.append(message)
 
     scope = {"type": "http", "path": "/internal/route", "headers": list(headers)}
-    asyncio.run(Ingress(handle).respond(scope, receive, send))
+    asyncio.run(Ingress(handle).__serve_build_asgi_app__()(scope, receive, send))
     return sent[0]["status"], json.loads(sent[1]["body"])
 
 
@@ -221,6 +221,20 @@ def test_the_ingress_salts_keys_where_tenants_share_nothing(known, monkeypatch):
 )
 def test_the_ingress_answers_to_any_body(known, body):
     assert routed(FakeHandle(), body)[0] == 200
+
+
+def test_the_ingress_starts_and_ends_as_servers_ask():
+    asked, sent = ["lifespan.startup", "lifespan.shutdown"], []
+
+    async def receive():
+        return {"type": asked.pop(0)}
+
+    async def send(message):
+        sent.append(message["type"])
+
+    application = Ingress(FakeHandle()).__serve_build_asgi_app__()
+    asyncio.run(application({"type": "lifespan"}, receive, send))
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
 def test_an_ingress_without_replicas_says_so(known):

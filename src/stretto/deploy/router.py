@@ -3,7 +3,7 @@
     options = configure({"num_replicas": 2, …})             # for a deployment whose replicas report
     application = attached(Replica.options(**options).bind(…))
 
-Two ways lead to a replica. HAProxy sends the body of each POST to `Ingress` (`/internal/route`), gets the name
+Two ways lead to a replica. HAProxy sends the body of each POST to `Ingress` (`/internal/route`), gets a name
 of a replica and talks to it directly: no token of an answer passes through Python. That hook of Ray is
 internal (`_with_ingress_request_router`), which is why Ray's version is pinned. With Ray's own proxy a router
 sees no body, and a session header (`x-session-id`) decides.
@@ -117,13 +117,18 @@ class Ingress:
         self._seconds: deque[float] = deque(maxlen=1000)
 
     def __serve_build_asgi_app__(self) -> Any:  # Ray's name
-        """The application."""
-        return self.respond
+        """The application: a function, since uvicorn takes a method for an older kind of application."""
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                await self.respond(scope, receive, send)
+            elif scope["type"] == "lifespan":
+                await _live(receive, send)
+
+        return application
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the name of a replica; 503 if there is none in time."""
-        if scope["type"] != "http":
-            return
         begun = time.perf_counter()
         try:
             data = await _body(receive)
@@ -178,6 +183,15 @@ def attached(application: Any, replicas: int = 1) -> Any:
         ray_actor_options={"num_cpus": 0},
     )
     return application._with_ingress_request_router(ingress.bind(application))
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Say that there is nothing to start and nothing to end."""
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return
 
 
 async def _body(receive: Receive) -> bytes:
