@@ -103,6 +103,7 @@ ALLOWED = {
         "vision.image",
         "weights",
     },
+    "deploy": {"engine", "hardware", "llm", "server", "text", "tools", "weights"},
     "cli": {
         "DraftModel",
         "Grammar",
