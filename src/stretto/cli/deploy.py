@@ -109,7 +109,7 @@ def up(
     if as_yaml:
         print(_yaml(deployments, host, port), end="")
         return
-    cluster.check_keys(address, deployments)
+    cluster.check_keys(address)
     for settings in deployments:
         settings.server(host)  # keys are needed beyond this machine: said now, not by each replica
     folder = cluster.home()

@@ -156,7 +156,7 @@ def routes_of(deployments: Sequence[DeploySettings]) -> list[str]:
     return [f"/{name}" for name in names]
 
 
-def check_keys(address: str | None, deployments: Sequence[DeploySettings]) -> None:
+def check_keys(address: str | None) -> None:
     """Raise for keys of this shell's environment that replicas of a running cluster would not have."""
     given = [name for name in KEY_VARIABLES if os.environ.get(name)]
     if address is not None and given:
