@@ -103,10 +103,12 @@ ALLOWED = {
         "vision.image",
         "weights",
     },
+    "deploy": {"llm", "server", "weights.hub.store"},
     "cli": {
         "DraftModel",
         "Grammar",
         "bench",
+        "deploy",
         "door",
         "evaluation",
         "export",

@@ -72,7 +72,11 @@ class Replica:
 
 
 class Named:
-    """An ASGI app around the app: takes the route of the application off paths, and names the replica."""
+    """An ASGI app around the app: takes the route of the application off paths, and names the replica.
+
+    The head of an answer waits for its first bytes: until then the proxy may give a request whose replica has
+    died to another one, since nobody has heard anything of the answer.
+    """
 
     def __init__(self, app: ASGIApp, name: str) -> None:
         self._app = app
@@ -86,10 +90,16 @@ class Named:
         route, path = scope.get("root_path", ""), scope["path"]
         if route and path.startswith(route):
             scope["path"], scope["root_path"] = path[len(route) :] or "/", ""
+        head: Message | None = None
 
         async def named(message: Message) -> None:
+            nonlocal head
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *self._headers]
+                head = {**message, "headers": [*message["headers"], *self._headers]}
+                return
+            if head is not None:
+                begun, head = head, None
+                await send(begun)
             await send(message)
 
         await self._app(scope, receive, named)
