@@ -1,10 +1,11 @@
-"""What replicas cost: `stretto serve` beside one and two replicas on Ray, through HAProxy and Ray's own proxy.
+"""What replicas cost: `stretto serve` beside one and two replicas on Ray, through HAProxy and Ray's proxy.
 
     python benchmarks/deploy.py [--clients 16] [--tokens 48] [--rounds 3] [--only haproxy,direct]
 
 Each way is started, warmed up and loaded in turns; tokens a second, CPU time a token (all processes, and the
-replicas alone), and memory (PSS, so that what is shared counts once). The second replica's own bytes are the PSS
-that it adds to the machine. Ratios are of medians, measured side by side; a busy machine makes them useless.
+replicas alone), and memory (PSS, so that what is shared counts once). The second replica's own bytes are the
+PSS that it adds to the machine. Ratios are of medians, measured side by side; a busy machine makes them
+useless.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def is_replica(words: str) -> bool:
 async def ask(web: httpx.AsyncClient, number: int, tokens: int) -> int:
     body = {
         "model": "smollm2",
-        "messages": [{"role": "user", "content": f"Tell me about the number {number}, and why people like it."}],
+        "messages": [
+            {"role": "user", "content": f"Tell me about the number {number}, and why people like it."}
+        ],
         "max_tokens": tokens,
         "seed": number,
         "stream": True,
@@ -105,7 +108,16 @@ def running(way: str, port: int) -> Iterator[tuple[str, str]]:
     replicas, threads, kind = WAYS[way]
     mark, path = f"{way}-{os.getpid()}", hub.resolve("smollm2")
     environment = {**os.environ, MARK: mark}
-    common = ["--model", f"smollm2={path}", "--threads", str(threads), "--port", str(port), "--cells", "16384"]
+    common = [
+        "--model",
+        f"smollm2={path}",
+        "--threads",
+        str(threads),
+        "--port",
+        str(port),
+        "--cells",
+        "16384",
+    ]
     url = f"http://127.0.0.1:{port}"
     if kind == "serve":
         words = [*STRETTO, "serve", *common, "--max-running", "128", "--memory", "8GB"]
@@ -122,7 +134,9 @@ def running(way: str, port: int) -> Iterator[tuple[str, str]]:
         environment["STRETTO_HOME"] = home
         try:
             words = ["--replicas", str(replicas), "--set", "max_running=128", "--proxy", kind]
-            subprocess.run([*STRETTO, "deploy", "up", *common, *words], env=environment, check=True, timeout=300)
+            subprocess.run(
+                [*STRETTO, "deploy", "up", *common, *words], env=environment, check=True, timeout=300
+            )
             yield url, mark
         finally:
             cluster.end_head(Path(home) / "deploy")
@@ -136,11 +150,14 @@ def measured(way: str, options: argparse.Namespace) -> dict[str, object]:
             before = usage(mark)
             tokens, seconds = asyncio.run(loaded(url, options.clients, options.tokens, 1000 * (i + 1)))
             spent = {
-                pid: (words, cpu - before.get(pid, ("", 0.0, 0, 0))[1]) for pid, (words, cpu, _, _) in usage(mark).items()
+                pid: (words, cpu - before.get(pid, ("", 0.0, 0, 0))[1])
+                for pid, (words, cpu, _, _) in usage(mark).items()
             }
             rates.append(tokens / seconds)
             all_cpu.append(1e3 * sum(cpu for _, cpu in spent.values()) / tokens)
-            ours = [cpu for words, cpu in spent.values() if is_replica(words)] or [sum(c for _, c in spent.values())]
+            ours = [cpu for words, cpu in spent.values() if is_replica(words)] or [
+                sum(c for _, c in spent.values())
+            ]
             own_cpu.append(1e3 * sum(ours) / tokens)
         end = usage(mark)
         return {
@@ -149,13 +166,17 @@ def measured(way: str, options: argparse.Namespace) -> dict[str, object]:
             "cpu_ms_token": round(statistics.median(all_cpu), 3),
             "replica_cpu_ms_token": round(statistics.median(own_cpu), 3),
             "pss_mb": round(sum(pss for _, _, pss, _ in end.values()) / 1e6),
-            "replica_private_mb": [round(own / 1e6) for words, _, _, own in end.values() if is_replica(words)],
+            "replica_private_mb": [
+                round(own / 1e6) for words, _, _, own in end.values() if is_replica(words)
+            ],
             "processes": len(end),
         }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)

@@ -34,7 +34,11 @@ class Fleet:
 
     def command(self, *words):
         done = subprocess.run(
-            [*STRETTO, "deploy", *map(str, words)], env=self.environment, capture_output=True, text=True, timeout=SECONDS
+            [*STRETTO, "deploy", *map(str, words)],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
         )
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout

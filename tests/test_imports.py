@@ -103,7 +103,7 @@ ALLOWED = {
         "vision.image",
         "weights",
     },
-    "deploy": {"llm", "server", "weights.hub.store"},
+    "deploy": {"engine", "hardware", "llm", "server", "text", "tools", "weights"},
     "cli": {
         "DraftModel",
         "Grammar",

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 dequantizable: tuple[int, ...]
-packed_version: int
 quantizable: tuple[int, ...]
 packed_version: int
 
@@ -120,9 +119,7 @@ class Decoder:
     def pack_rows(
         self, name: str, code: int, rows: int, columns: int, data: NDArray[np.uint8], count: int
     ) -> None: ...
-    def set_packed(
-        self, name: str, code: int, rows: int, columns: int, data: NDArray[np.uint8]
-    ) -> None: ...
+    def set_packed(self, name: str, code: int, rows: int, columns: int, data: NDArray[np.uint8]) -> None: ...
     def packed(self, name: str) -> NDArray[np.uint8]: ...
     def set_vector(self, name: str, data: NDArray[np.float32]) -> None: ...
     def forward(

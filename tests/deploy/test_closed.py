@@ -1,7 +1,13 @@
 """Clusters that others can reach need a token."""
 
+import json
+import re
+import subprocess
+from pathlib import Path
+
 import pytest
 
+from live_cluster import live
 from stretto.deploy.closed import check_addresses
 from stretto.deploy.environment import client_environment, haproxy_environment, runtime_folder
 from stretto.errors import InvalidRequest
@@ -37,3 +43,41 @@ def test_sockets_are_where_only_this_user_can_enter_and_their_paths_are_short():
         assert len(admin) + len(node) + 1 <= 97
     finally:
         folder.rmdir()
+
+
+def listeners(fleet):
+    """The listening sockets of a cluster's processes: (process, address, port)."""
+    home, found = f"STRETTO_HOME={fleet.environment['STRETTO_HOME']}".encode(), set()
+    said = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout
+    for line in said.splitlines():
+        address, _, port = line.split()[3].rpartition(":")
+        for name, pid in re.findall(r'\("([^"]+)",pid=(\d+)', line):
+            if home in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.add((name, address, int(port)))
+    return found
+
+
+def is_open(address):
+    return address.strip("[]").removeprefix("::ffff:") not in ("127.0.0.1", "::1")
+
+
+def refused(port, method):
+    """Whether a call without a token is refused for just that."""
+    grpc = pytest.importorskip("grpc")
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(method)(b"", timeout=30)
+    return caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@live
+def test_what_listens_beyond_this_machine_is_known_and_refuses_commands(two_replicas):
+    found = listeners(two_replicas)
+    print(json.dumps(sorted(found)))
+    outside = {(name, port) for name, address, port in found if is_open(address)}
+    assert {("haproxy", 8404), ("haproxy", 9101)} <= outside
+    replicas = {port for name, port in outside if name.startswith("ray::ServeRepli")}
+    assert len(outside) == 2 + len(replicas)
+    assert replicas
+    assert all(refused(port, "/ray.serve.ASGIService/HandleRequest") for port in replicas)
+    (control,) = {port for name, _, port in found if name == "gcs_server"}
+    assert refused(control, "/ray.rpc.NodeInfoGcsService/GetAllNodeInfo")

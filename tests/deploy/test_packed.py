@@ -41,7 +41,9 @@ def test_many_at_once_make_one_file(tmp_path):
     made, files = [], []
     threads = [
         threading.Thread(
-            target=lambda: files.append(packed_file(tmp_path, "key", MODEL, "", lambda: made.append(1) or some()))
+            target=lambda: files.append(
+                packed_file(tmp_path, "key", MODEL, "", lambda: made.append(1) or some())
+            )
         )
         for _ in range(4)
     ]
@@ -98,7 +100,9 @@ def native(name, shared):
     )
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek2-lite", "gpt-oss", "qwen3moe", "granitehybrid"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "deepseek2-lite", "gpt-oss", "qwen3moe", "granitehybrid"]
+)
 def test_a_model_computes_the_same_bits_with_shared_weights(store_home, name):
     tokens = answer(name, "tokens.0").tolist()
     expected = text_logits(native(name, shared=False), tokens)
@@ -133,5 +137,7 @@ def test_the_native_core_refuses_bytes_that_are_no_packed_matrix():
 
 
 def test_repack_takes_these_values_only():
-    with pytest.raises(stretto.InvalidRequest, match="repack must be 'auto', True, False or 'shared', not 'yes'"):
+    with pytest.raises(
+        stretto.InvalidRequest, match="repack must be 'auto', True, False or 'shared', not 'yes'"
+    ):
         stretto.load(MODEL, repack="yes")

@@ -29,7 +29,11 @@ def test_the_server_of_a_replica_has_the_settings_of_the_deployment():
         ({"gpus": 0.5, "cells": "auto"}, None, "with gpus below 1 give a number"),
         ({"gpus": 0.5, "device": "cpu"}, None, "leave one of them out"),
         ({"autoscaling": {"max_replicas": 0}}, "autoscaling.max_replicas", "at least min_replicas, not 0"),
-        ({"autoscaling": {"min_replicas": 3, "max_replicas": 2}}, "autoscaling", "below min_replicas, 3; raise it"),
+        (
+            {"autoscaling": {"min_replicas": 3, "max_replicas": 2}},
+            "autoscaling",
+            "below min_replicas, 3; raise it",
+        ),
         ({"autoscaling": {"max_replicas": 2}, "replicas": 2}, None, "leave one of them out"),
         ({"routing": "random"}, "routing", "not 'random'"),
         ({"allow_hosts": ["Box.lan:80"]}, None, "--allow-host takes a name in lower case"),
@@ -75,6 +79,8 @@ def test_several_models_have_their_names_as_routes():
 
 def test_keys_of_this_shell_are_not_those_of_a_cluster_elsewhere(monkeypatch):
     monkeypatch.setenv("STRETTO_API_KEY", "secret")
-    with pytest.raises(InvalidRequest, match="STRETTO_API_KEY is set here, and not for replicas at auto") as caught:
+    with pytest.raises(
+        InvalidRequest, match="STRETTO_API_KEY is set here, and not for replicas at auto"
+    ) as caught:
         check_keys("auto")
     assert "secret" not in str(caught.value)

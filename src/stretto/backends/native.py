@@ -1,9 +1,9 @@
 """The native backend: the decoder in csrc/, driven with one flat batch a step.
 
-Weights are packed on loading into the layout the kernels want, a piece at a time, without losing a bit; K and
-V are stored as half floats or in 8 bits. With `repack=False` kernels read the rows of the file where they are
-mapped: a little slower, the same bits, for files larger than memory. With `repack="shared"` they are packed into a
-file that all processes map (weights/packed_file.py). Products take activations of 8 bits,
+Weights are packed on loading into the layout the kernels want, a piece at a time, without losing a bit; K
+and V are stored as half floats or in 8 bits. With `repack=False` kernels read the rows of the file where
+they are mapped: a little slower, the same bits, for files larger than memory. With `repack="shared"` they
+are packed into a file that all processes map (weights/packed_file.py). Products take activations of 8 bits,
 or of 16 with `precision="high"`. Within one kernel set and one precision a sequence's logits are the same
 bits whatever else is in the batch, in however many chunks and with however many threads they are computed.
 """
@@ -103,7 +103,12 @@ class NativeBackend:
                 self._map_matrix(name, mapped[name])
             else:
                 self._set_matrix(
-                    self._decoder, file, matrices.rows(name, rows), name, columns, repack and name not in looked_up
+                    self._decoder,
+                    file,
+                    matrices.rows(name, rows),
+                    name,
+                    columns,
+                    repack and name not in looked_up,
                 )
 
     def _packed_apart(

@@ -15,9 +15,7 @@ from stretto.errors import InvalidRequest
 if TYPE_CHECKING:
     from stretto.deploy.settings import DeploySettings
 
-deploy = typer.Typer(
-    cls=Group, help="Serve models by several replicas, on Ray Serve.", no_args_is_help=True
-)
+deploy = typer.Typer(cls=Group, help="Serve models by several replicas, on Ray Serve.", no_args_is_help=True)
 
 Address = Annotated[
     str | None,
@@ -56,7 +54,9 @@ def up(
     ] = None,
     gpus: Annotated[float, typer.Option(help="GPUs of each replica, as 0.25 or 1.")] = 0.0,
     cells: Annotated[int, typer.Option(help="The cache of each replica, in tokens.")] = 8192,
-    kv: Annotated[str, typer.Option(help="Type of the KV cache: f16 or q8; on a GPU also bf16 or fp8.")] = "f16",
+    kv: Annotated[
+        str, typer.Option(help="Type of the KV cache: f16 or q8; on a GPU also bf16 or fp8.")
+    ] = "f16",
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,7 +74,10 @@ def up(
     ] = None,
     proxy: Annotated[
         str,
-        typer.Option(metavar="auto|haproxy|python", help="Of a cluster that is started: auto takes HAProxy if it is there."),
+        typer.Option(
+            metavar="auto|haproxy|python",
+            help="Of a cluster that is started: auto takes HAProxy if it is there.",
+        ),
     ] = "auto",
     as_yaml: Annotated[
         bool, typer.Option("--yaml", help="Print a YAML file for `serve deploy`, and do nothing.")
@@ -105,7 +108,9 @@ def up(
     deployments = [DeploySettings.parse({"model": name, **shared}) for name in names]
     cluster.routes_of(deployments)
     if proxy not in ("auto", "haproxy", "python"):
-        raise InvalidRequest(f"--proxy takes auto, haproxy or python, not {proxy!r}", param="proxy", value=proxy)
+        raise InvalidRequest(
+            f"--proxy takes auto, haproxy or python, not {proxy!r}", param="proxy", value=proxy
+        )
     if as_yaml:
         print(_yaml(deployments, host, port), end="")
         return
@@ -143,7 +148,9 @@ def status(address: Address = None, as_json: Json = False) -> None:
 
 @deploy.command(cls=Command)
 def down(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Models; all by default.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Models; all by default.")
+    ] = None,
     address: Address = None,
 ) -> None:
     """Take models down once their requests have ended; without names also this machine's cluster."""
@@ -195,7 +202,7 @@ def _more(given: list[str] | tuple[str, ...]) -> dict[str, Any]:
 
 
 def _yaml(deployments: list[DeploySettings], host: str, port: int) -> str:
-    """The file that `serve deploy` takes; JSON is YAML too, so that values need no quoting rules of their own."""
+    """The file that `serve deploy` takes; values are in JSON, which is YAML too."""
     import json
 
     from stretto.deploy.cluster import routes_of

@@ -1,7 +1,7 @@
-"""A cluster is closed: whoever reaches one of Ray's ports may run code on all its machines, so they need a token.
+"""Clusters are closed: who talks to Ray may run code on all its machines, so everybody needs a token.
 
-On loopback other users of the machine are kept out the same way: `stretto deploy up` makes a token of its own.
-A cluster that other machines can reach is refused without one, wherever its replicas were started from.
+On loopback other users of the machine are kept out the same way: `stretto deploy up` makes a token of its
+own. A cluster that other machines can reach is refused without one, wherever its replicas were started from.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def check_addresses(addresses: Iterable[str], token: bool) -> None:
     reachable = sorted(address for address in addresses if not is_loopback(address.strip("[]")))
     if reachable and not token:
         raise InvalidRequest(
-            f"the Ray cluster can be reached at {', '.join(reachable[:4])}, and takes commands from everybody: "
-            "start all of its nodes with RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN_PATH "
+            f"the Ray cluster can be reached at {', '.join(reachable[:4])}, and takes commands from "
+            "everybody: start all of its nodes with RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN_PATH "
             "(`ray get-auth-token --generate` makes a token)",
             param="RAY_AUTH_MODE",
             value="disabled",

@@ -1,8 +1,8 @@
 """A cluster from the command line: models brought up, looked at and taken down.
 
-    with connected(folder, "auto-or-address"):
-        up([DeploySettings.parse({"model": "smollm2", "replicas": 2})], "127.0.0.1", 8080)
-        status()
+with connected(folder, "auto-or-address"):
+    up([DeploySettings.parse({"model": "smollm2", "replicas": 2})], "127.0.0.1", 8080)
+    status()
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ def home() -> Path:
 
 
 def running_head(folder: Path) -> dict[str, Any] | None:
-    """The process that holds the cluster of this machine, and the cluster's address; None if there is none."""
+    """The process that holds the cluster of this machine, and its address; None if there is none."""
     try:
         state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text())
         os.kill(state["pid"], 0)
-        words = Path(f"/proc/{state['pid']}/cmdline").read_bytes() if Path("/proc").is_dir() else b"deploy.head"
+        words = (
+            Path(f"/proc/{state['pid']}/cmdline").read_bytes() if Path("/proc").is_dir() else b"deploy.head"
+        )
     except (OSError, ValueError, KeyError):
         return None
     return state if b"deploy.head" in words else None
@@ -100,6 +102,7 @@ def connected(folder: Path, address: str | None) -> Iterator[None]:
             )
         address = str(state["address"])
         os.environ.update(client_environment(folder))  # Ray reads it when it is imported
+        os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1" if state.get("haproxy") else "0"
     require_ray()
     import ray
 
@@ -109,7 +112,8 @@ def connected(folder: Path, address: str | None) -> Iterator[None]:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, namespace="stretto")
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InvalidRequest(
-            f"there is no Ray cluster at {address!r}, or it wants another token: {str(error).splitlines()[0]}",
+            f"there is no Ray cluster at {address!r}, or it wants another token: "
+            f"{str(error).splitlines()[0]}",
             param="address",
             value=address,
         ) from None
@@ -196,7 +200,9 @@ def down(names: Sequence[str] = ()) -> list[str]:
     for name in names:
         if name not in here:
             raise InvalidRequest(
-                f"no model {name!r} is served here; there is {', '.join(here) or 'none'}", param="name", value=name
+                f"no model {name!r} is served here; there is {', '.join(here) or 'none'}",
+                param="name",
+                value=name,
             )
     if not names:
         serve.shutdown()

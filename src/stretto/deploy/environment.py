@@ -1,4 +1,4 @@
-"""The environment of Ray's processes: what `stretto deploy up` starts a cluster with, and the docs say to set.
+"""The environment of Ray's processes: `stretto deploy up` sets it, and the docs say how to elsewhere.
 
 Ray reads these when its processes start, on every node; a cluster that runs already has its own.
 """

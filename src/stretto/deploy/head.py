@@ -1,8 +1,8 @@
 """The cluster of one machine: a process that holds Ray's own, until it is told to end.
 
-`stretto deploy up` starts it where no address is given: `python -m stretto.deploy.head FOLDER RUNTIME CPUS GPUS`. It
-says in FOLDER/cluster.json where the cluster is, and takes it down on SIGTERM. Ray's own `ray stop` would end
-every cluster on the machine, also others' own.
+`stretto deploy up` starts it where no address is given: `python -m stretto.deploy.head FOLDER RUNTIME CPUS
+GPUS`. It says in FOLDER/cluster.json where the cluster is, and takes it down on SIGTERM. Ray's own `ray
+stop` would end every cluster on the machine, also others' own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def main(folder: Path, runtime: Path, cpus: float, gpus: float) -> None:
     )
     try:
         address = context.address_info["gcs_address"]
-        part.write_text(json.dumps({"pid": os.getpid(), "address": address, "runtime": str(runtime)}))
+        haproxy = os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
+        known = {"pid": os.getpid(), "address": address, "runtime": str(runtime), "haproxy": haproxy}
+        part.write_text(json.dumps(known))
         part.replace(state)
         ended.wait()
     finally:

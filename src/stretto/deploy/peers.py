@@ -5,8 +5,8 @@
     GET, DELETE /v1/responses/ID                        whichever replica has it
     DELETE /stretto/requests/ID, /stretto/pins/NAME     likewise
 
-Requests like these go to every replica as they came, keys and all, so that each checks them as its own. They are
-rare and small; requests that generate are never sent on.
+Requests like these go to every replica as they came, keys and all, so that each checks them as its own. They
+are rare and small; requests that generate are never sent on.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 JSON = (b"content-type", b"application/json")
 REPLICAS, STATS = "/stretto/replicas", "/stretto/stats"
-FOUND_ANYWHERE = {"GET": ("/v1/responses/",), "DELETE": ("/v1/responses/", "/stretto/requests/", "/stretto/pins/")}
+FOUND_ANYWHERE = {
+    "GET": ("/v1/responses/",),
+    "DELETE": ("/v1/responses/", "/stretto/requests/", "/stretto/pins/"),
+}
 ASK_SECONDS = 5.0  # for all replicas to answer
-COUNTED = ("requests", "generations")  # that are summed up
+SUMMED = ("running", "waiting", "cells", "held")  # of a model's engine and cache
 
 Request = dict[str, Any]  # method, path, query and headers: what can be sent to another process
 Answer = dict[str, Any]  # replica, status, headers and body
@@ -57,7 +60,9 @@ def request_of(scope: Scope) -> Request:
         "method": scope["method"],
         "path": path,
         "query": scope.get("query_string", b""),
-        "headers": [(bytes(name), bytes(value)) for name, value in scope["headers"] if name != b"content-length"],
+        "headers": [
+            (bytes(name), bytes(value)) for name, value in scope["headers"] if name != b"content-length"
+        ],
     }
 
 
@@ -89,7 +94,10 @@ async def answered(app: ASGIApp, request: Request, replica: str = "") -> Answer:
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
-            answer["status"], answer["headers"] = message["status"], [tuple(one) for one in message["headers"]]
+            answer["status"], answer["headers"] = (
+                message["status"],
+                [tuple(one) for one in message["headers"]],
+            )
         else:
             answer["body"] += message.get("body", b"")
 
@@ -124,19 +132,17 @@ def _merged(path: str, own: Answer, others: list[Answer]) -> Answer:
 
 
 def summed(replicas: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Each replica's statistics, and what they make together."""
-    models: dict[str, dict[str, float]] = {}
-    for facts in replicas.values():
-        for name, model in facts["models"].items():
-            total = models.setdefault(name, {"loaded": 0, "running": 0, "waiting": 0, "cells": 0, "held": 0})
-            total["loaded"] += bool(model["loaded"])
-            engine, cache = model.get("engine", {}), model.get("cache", {})
-            for key in ("running", "waiting"):
-                total[key] += engine.get(key, 0)
-            for key in ("cells", "held"):
-                total[key] += cache.get(key, 0)
-    counted = {key: sum(facts[key] for facts in replicas.values()) for key in COUNTED}
-    return {"replicas": replicas, "total": {"replicas": len(replicas), **counted, "models": models}}
+    """Each replica's statistics, and in `sums` what its models and what all replicas have together."""
+    sums: dict[str, dict[str, int]] = {"all": dict.fromkeys(SUMMED, 0)}
+    for name, facts in replicas.items():
+        own = sums[name] = dict.fromkeys(SUMMED, 0)
+        for model in facts["models"].values():
+            known = {**model.get("engine", {}), **model.get("cache", {})}
+            for key in SUMMED:
+                own[key] += known.get(key, 0)
+        for key in SUMMED:
+            sums["all"][key] += own[key]
+    return {"n": len(replicas), "sums": sums, "replicas": replicas}
 
 
 def merged_metrics(texts: list[str]) -> str:

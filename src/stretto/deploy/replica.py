@@ -1,8 +1,9 @@
 """A replica: one engine, and the same HTTP app as `stretto serve`, as a deployment of Ray Serve.
 
-Ray starts the class below in a process of its own, asks it for an ASGI app, and sends requests to it: from its
-HAProxy directly, or through its Python proxy. The app is `stretto.server.app.create_app`, unchanged; around it
-stands only what a replica has and a server has not: a name in each answer, and the route of its model.
+Ray starts the class below in a process of its own, asks it for an ASGI app, and sends requests to it: from
+its HAProxy directly, or through its Python proxy. The app is `stretto.server.app.create_app`, unchanged;
+around it stands only what a replica has and a server has not: a name in each answer, and the route of its
+model.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.deploy.closed import check_cluster
+from stretto.deploy.peers import ASK_SECONDS, Answer, Peers, Request, answered
 from stretto.deploy.scaling import CELLS, REQUESTS
-from stretto.deploy.settings import DeploySettings
+from stretto.deploy.settings import DEPLOYMENT, DeploySettings
 from stretto.llm import LLM
 from stretto.server.app import create_app
 from stretto.server.descriptors import with_descriptors
@@ -36,11 +40,12 @@ class Replica:
 
         self.settings = DeploySettings.parse(args)
         context = serve.get_replica_context()
-        self.name = context.replica_id.unique_id
+        self.name, self.application = context.replica_id.unique_id, context.app_name
         self.host = check_cluster()
         self.state: State | None = None
+        self._app: ASGIApp | None = None
 
-    async def __serve_build_asgi_app__(self) -> ASGIApp:  # noqa: PLW3201  # the name is Ray's
+    async def __serve_build_asgi_app__(self) -> ASGIApp:  # the name is Ray's
         """The app, once its model is loaded: a replica that is ready answers at once."""
         settings = self.settings.server(self.host)
         settings = replace(settings, limits=with_descriptors(settings.limits))
@@ -50,14 +55,34 @@ class Replica:
         )
         # Reading the head of the file may download it: once a node, since the store locks each model.
         guard = await asyncio.to_thread(create_app, settings)
-        self.state = guard.state
+        self._app, self.state = guard, guard.state
         self.state.labels = {"replica": self.name}
         await self.state.registry.load(self.settings.entry.name)
-        return Named(guard, self.name)
+        return Named(Peers(guard, self._ask_all), self.name)
+
+    async def visit(self, request: Request) -> Answer:
+        """This replica's own answer to a request that another one was sent."""
+        assert self._app is not None
+        return await answered(self._app, request, self.name)
+
+    async def _ask_all(self, request: Request) -> list[Answer]:
+        """The answers of all replicas that answer in time."""
+        from ray import serve
+
+        handle = serve.get_deployment_handle(DEPLOYMENT, self.application)
+        try:
+            found = await handle.broadcast("visit", request).results_async(
+                timeout_s=ASK_SECONDS, return_exceptions=True
+            )
+        except TimeoutError:
+            return []
+        return [one for one in found if isinstance(one, dict)]
 
     def record_routing_stats(self) -> dict[str, Any]:
         """What the router knows of this replica; Ray asks every second or so."""
-        return {}
+        if self.state is None or find_spec("stretto.deploy.prefixes") is None:
+            return {}
+        return dict(import_module("stretto.deploy.prefixes").report(self.state))
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What the autoscaler knows: requests that run and wait, and the share of cells that they hold."""

@@ -1,10 +1,11 @@
 """How many replicas a model needs, by its queue and the pressure on its cells.
 
-A replica that has as many requests as it is to have, or whose requests hold as many cells as they are to hold,
-is one replica's worth of load; the sum over all replicas, rounded up, is how many are needed. Requests alone say
-little: three long conversations may fill a cache that three hundred short ones do not.
+A replica that has as many requests as it is to have, or whose requests hold as many cells as they are to
+hold, is one replica's worth of load; the sum over all replicas, rounded up, is how many are needed. Requests
+alone say little: three long conversations may fill a cache that three hundred short ones do not.
 
-Ray calls `Pressure` in its controller, where this module is sent by value: it imports the standard library only.
+Ray calls `Pressure` in its controller, where this module is sent by value: it imports the standard library
+only.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Pressure:
         reported: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
         requests, cells = reported.get(REQUESTS, {}), reported.get(CELLS, {})
         loads = [
-            load_of(requests[replica], cells.get(replica, 0.0), self.requests, self.cells) for replica in requests
+            load_of(requests[replica], cells.get(replica, 0.0), self.requests, self.cells)
+            for replica in requests
         ]
         if not loads:  # nobody has reported yet
             return context.target_num_replicas, {}

@@ -109,9 +109,7 @@ class DeploySettings(_Fields):
     max_seconds: Seconds = Field(600.0, description="seconds that a request may take")
     max_body: Annotated[int, Field(gt=0, le=1 << 40)] = Field(16 << 20, description="bytes of a body")
     max_n: Annotated[int, Field(ge=1, le=65536)] = Field(16, description="texts from one prompt")
-    grace_seconds: Seconds = Field(
-        60.0, description="seconds that running requests have when a replica goes"
-    )
+    grace_seconds: Seconds = Field(60.0, description="seconds that running requests have when a replica goes")
     log: Literal["quiet", "text", "json"] = Field("quiet", description="quiet, text or json")
     routing: Literal["prefix", "ray"] = Field(
         "prefix", description="prefix: to the replica that holds the longest prefix; ray: as Ray does"
@@ -133,7 +131,7 @@ class DeploySettings(_Fields):
 
     @classmethod
     def parse(cls, args: Mapping[str, Any]) -> DeploySettings:
-        """The settings of a YAML file or the command line; raises `InvalidRequest` for the first wrong field."""
+        """The settings from a file or a command; raises `InvalidRequest` for the first wrong field."""
         try:
             settings = cls.model_validate(_plain(args))
         except ValidationError as error:
@@ -190,17 +188,15 @@ def _keys(file: str | None, kind: str) -> tuple[str, ...]:
 
 
 def _plain(args: Mapping[str, Any]) -> dict[str, Any]:
-    """A YAML file's lists as tuples, and whole numbers where others are taken."""
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in args.items()}
-    for name in ("cpus", "gpus", "max_seconds", "grace_seconds"):
-        if isinstance(plain.get(name), int) and not isinstance(plain[name], bool):
-            plain[name] = float(plain[name])
-    return plain
+    """A file's lists as the tuples that the fields are."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in args.items()}
 
 
 def _explained(cls: type[BaseModel], error: ValidationError) -> InvalidRequest:
     first = error.errors()[0]
-    where = [str(part) for part in first["loc"] if not str(part).startswith(("int", "literal", "constrained"))]
+    where = [
+        str(part) for part in first["loc"] if not str(part).startswith(("int", "literal", "constrained"))
+    ]
     name = ".".join(where)
     if first["type"] == "value_error":
         return InvalidRequest(str(first["ctx"]["error"]), param=name or None)

@@ -1,12 +1,12 @@
 """Packed weights in a file that all processes of a machine map: `repack="shared"`, for replicas.
 
     file = packed_file(folder, key, model_path, "", make)   # made once, by whoever comes first
-    file.matrices["blk.0.attn_q"].data                      # uint8[bytes], read-only, shared by all who map it
+    file.matrices["blk.0.attn_q"].data                     # uint8[bytes], read-only, shared by all who map it
 
-A file has a head in JSON and the matrices as the native core packs them, each on whole cache lines. It is found
-by a key: the fingerprint of the model, its time of change and the version of the layouts. It is written under
-a lock, beside its place, and renamed when it is complete; its digest is verified whenever it is opened, and a
-file that fails is made again. All of it can be deleted at any time.
+A file has a head in JSON and the matrices as the native core packs them, each on whole cache lines. It is
+found by a key: the fingerprint of the model, its time of change and the version of the layouts. It is
+written under a lock, beside its place, and renamed when it is complete; its digest is verified whenever it
+is opened, and a file that fails is made again. All of it can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def packed_file(
             _write(path, key, source, make())
     except OSError as error:
         raise ModelError(
-            f"the packed weights cannot be written: {error.strerror or error}; make room there, set STRETTO_HOME "
-            "to another folder, or take repack='auto', which packs in memory",
+            f"the packed weights cannot be written: {error.strerror or error}; make room there, set "
+            "STRETTO_HOME to another folder, or take repack='auto', which packs in memory",
             path=path,
         ) from None
     found = open_packed(path, key, model)
