@@ -108,6 +108,7 @@ ALLOWED = {
         "DraftModel",
         "Grammar",
         "bench",
+        "deploy",
         "door",
         "evaluation",
         "export",
