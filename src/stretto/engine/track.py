@@ -16,6 +16,7 @@ from stretto.backends.base import Batch, DeviceRow, Draw, Mask, Mix
 from stretto.cache.cells import Cells
 from stretto.cache.items import ImageToken, bare
 from stretto.cache.prefix import COMMON, CacheKey, Domain
+from stretto.drafts.tree import NO_DRAFT, ROOT, DraftTree
 from stretto.engine import images
 from stretto.engine.checkpoints import Checkpoints
 from stretto.errors import ContextOverflow, InvalidRequest
@@ -76,7 +77,8 @@ class Track:
     """Tokens of one sequence; the first `n_placed` of them have cells.
 
     `draft` holds tokens of speculative decoding behind the last token: computed with it, each with logits,
-    and not part of the text until they are accepted.
+    and not part of the text until they are accepted. Its first branch gets cells of the track, each other one
+    a lane: a sequence that shares the track's past.
     """
 
     __slots__ = (
@@ -89,6 +91,7 @@ class Track:
         "domain",
         "draft",
         "draft_base",
+        "draft_lanes",
         "draft_rows",
         "exact",
         "has_images",
@@ -130,7 +133,8 @@ class Track:
         self.preempted = False  # it gave its cells up to another request and computes them again
         self.closed = False
         self.step_tokens = 1
-        self.draft: list[int] = []
+        self.draft: DraftTree = NO_DRAFT
+        self.draft_lanes: Sequence[int] = ()  # ids for its branches but the first
         self.draft_rows: Rows | None = None  # float32[1 + draft, n_vocab], once computed
         self.draft_base: int | None = None  # the slot with the state before the draft
         self.checkpoints: Checkpoints | None = None  # of its recurrent states, if any are to stay
@@ -195,7 +199,10 @@ class Track:
 
     def exact_tokens(self) -> list[int]:
         """Its leading tokens that have cells with the K/V of an unedited text."""
-        n = min(self.n_placed, len(self.tokens))
+        n = self.n_placed
+        if self.draft_rows is not None:  # tokens that were accepted may have other cells than the draft's
+            n -= len(self.draft.branches[0])
+        n = min(n, len(self.tokens))
         return self.tokens[: n if self.exact is None else min(n, self.exact)]
 
     @property
@@ -337,16 +344,37 @@ class Track:
             most = images.uncut(self.tokens, n + most) - n
         left = len(self.tokens) - n
         start, row, several = self.start, len(batch), self.tokens[n : n + most]
-        batch.extend(several, start, (self.id,), logits=most >= left)
+        lanes = self._open_lanes() if self.draft and most >= left else (self.id,)
+        batch.extend(several, start, lanes, logits=most >= left)
         if self.has_images:
             images.add_vectors(batch, row, several)
         if most < left:
             return 0
         if self.draft and self.cells.slots is not None:
             self.draft_base = self.cells.slots.pin(self.id)
-        for at, token in enumerate(self.draft, start + left):
-            batch.add(token, at, (self.id,), logits=True)
+        if self.draft:
+            self._fill_draft(batch, start + left - 1, lanes)
         return 1 + len(self.draft)
+
+    def _open_lanes(self) -> tuple[int, ...]:
+        """The sequences of the draft's branches, each with the track's cells."""
+        lanes = (self.id, *self.draft_lanes[: len(self.draft.branches) - 1])
+        for lane in lanes[1:]:
+            self.cells.remove(lane)  # of a pass that failed
+            self.cells.copy(self.id, lane)
+        return lanes
+
+    def _fill_draft(self, batch: Batch, root: int, lanes: tuple[int, ...]) -> None:
+        """Put the draft into a batch, behind the last token's position: each token into its branches."""
+        draft = self.draft
+        if len(lanes) == 1:
+            for at, token in enumerate(draft.tokens, root + 1):
+                batch.add(token, at, lanes, logits=True)
+            return
+        for token, depth, through in zip(
+            draft.tokens, draft.depths[1:], draft.branches_of()[1:], strict=True
+        ):
+            batch.add(token, root + depth, [lanes[branch] for branch in through], logits=True)
 
     def take(self, rows: Rows) -> None:
         """Take the logits of the last token, and those of the draft behind it."""
@@ -362,29 +390,42 @@ class Track:
 
     # -- speculative decoding --
 
-    def propose(self, draft: list[int]) -> None:
-        """Have a draft computed with the last token."""
-        self.draft, self.draft_rows = draft, None
+    def propose(self, draft: DraftTree, lanes: Sequence[int] = ()) -> None:
+        """Have a draft computed with the last token; `lanes` are ids for its branches but the first."""
+        self.draft, self.draft_lanes, self.draft_rows = draft, lanes, None
 
-    def end_draft(self, n_accepted: int) -> None:
-        """Roll back: of a computed draft the first `n_accepted` tokens stay, the cells of others go."""
-        if self.draft_rows is not None and n_accepted < len(self.draft):
+    def end_draft(self, node: int = ROOT) -> None:
+        """Roll back: of a computed draft the tokens down to a node stay, the cells of others go."""
+        cells, draft = self.cells, self.draft
+        if self.draft_rows is not None:
+            start, branch = cells.end(self.id) - len(draft.branches[0]), 0
+            n_kept = n_accepted = draft.depths[node]
+            if node and len(draft.branches) > 1 and (branch := draft.branch_through(node)):
+                n_kept = draft.n_common(branch)
             # With recurrent layers back to the state before it: accepted tokens are pending again.
-            self.cells.remove(self.id, self.cells.end(self.id) - (len(self.draft) - n_accepted))
+            cells.remove(self.id, start + n_kept)
+            if branch:
+                cells.copy(self.draft_lanes[branch - 1], self.id, start + n_kept, start + n_accepted)
+        self._close_draft()
+
+    def _close_draft(self) -> None:
         if self.draft_base is not None and self.cells.slots is not None:
             self.cells.slots.unpin(self.id, self.draft_base)
-        self.draft, self.draft_rows, self.draft_base = [], None, None
+        for lane in self.draft_lanes:
+            self.cells.remove(lane)
+        self.draft, self.draft_lanes, self.draft_rows, self.draft_base = NO_DRAFT, (), None, None
 
     def forget_logits(self) -> None:
         """Drop logits that an interrupted hook may have changed; they are computed again."""
-        self.end_draft(0)
+        self.end_draft()
         self.logits = None
 
     def drop_draft(self) -> bool:
         """Give up a draft that has not been computed; say whether there was one."""
         dropped = bool(self.draft) and self.draft_rows is None
         if dropped:
-            self.draft, self.step_tokens = [], 1
+            self._close_draft()
+            self.step_tokens = 1
         return dropped
 
 
