@@ -19,6 +19,7 @@ from stretto.cache.prefix import COMMON, CacheKey, Domain
 from stretto.drafts.tree import NO_DRAFT, ROOT, DraftTree
 from stretto.engine import images
 from stretto.engine.checkpoints import Checkpoints
+from stretto.engine.tree_cells import add_draft, keep_accepted, open_lanes
 from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
@@ -77,8 +78,7 @@ class Track:
     """Tokens of one sequence; the first `n_placed` of them have cells.
 
     `draft` holds tokens of speculative decoding behind the last token: computed with it, each with logits,
-    and not part of the text until they are accepted. Its first branch gets cells of the track, each other one
-    a lane: a sequence that shares the track's past.
+    and not part of the text until they are accepted.
     """
 
     __slots__ = (
@@ -344,8 +344,9 @@ class Track:
             most = images.uncut(self.tokens, n + most) - n
         left = len(self.tokens) - n
         start, row, several = self.start, len(batch), self.tokens[n : n + most]
-        lanes = self._open_lanes() if self.draft and most >= left else (self.id,)
-        batch.extend(several, start, lanes, logits=most >= left)
+        lanes = self.draft_lanes[: len(self.draft.branches) - 1] if most >= left else ()
+        sequences = open_lanes(self.cells, self.id, lanes)
+        batch.extend(several, start, sequences, logits=most >= left)
         if self.has_images:
             images.add_vectors(batch, row, several)
         if most < left:
@@ -353,28 +354,8 @@ class Track:
         if self.draft and self.cells.slots is not None:
             self.draft_base = self.cells.slots.pin(self.id)
         if self.draft:
-            self._fill_draft(batch, start + left - 1, lanes)
+            add_draft(batch, self.draft, start + left - 1, sequences)
         return 1 + len(self.draft)
-
-    def _open_lanes(self) -> tuple[int, ...]:
-        """The sequences of the draft's branches, each with the track's cells."""
-        lanes = (self.id, *self.draft_lanes[: len(self.draft.branches) - 1])
-        for lane in lanes[1:]:
-            self.cells.remove(lane)  # of a pass that failed
-            self.cells.copy(self.id, lane)
-        return lanes
-
-    def _fill_draft(self, batch: Batch, root: int, lanes: tuple[int, ...]) -> None:
-        """Put the draft into a batch, behind the last token's position: each token into its branches."""
-        draft = self.draft
-        if len(lanes) == 1:
-            for at, token in enumerate(draft.tokens, root + 1):
-                batch.add(token, at, lanes, logits=True)
-            return
-        for token, depth, through in zip(
-            draft.tokens, draft.depths[1:], draft.branches_of()[1:], strict=True
-        ):
-            batch.add(token, root + depth, [lanes[branch] for branch in through], logits=True)
 
     def take(self, rows: Rows) -> None:
         """Take the logits of the last token, and those of the draft behind it."""
@@ -396,16 +377,8 @@ class Track:
 
     def end_draft(self, node: int = ROOT) -> None:
         """Roll back: of a computed draft the tokens down to a node stay, the cells of others go."""
-        cells, draft = self.cells, self.draft
         if self.draft_rows is not None:
-            start, branch = cells.end(self.id) - len(draft.branches[0]), 0
-            n_kept = n_accepted = draft.depths[node]
-            if node and len(draft.branches) > 1 and (branch := draft.branch_through(node)):
-                n_kept = draft.n_common(branch)
-            # With recurrent layers back to the state before it: accepted tokens are pending again.
-            cells.remove(self.id, start + n_kept)
-            if branch:
-                cells.copy(self.draft_lanes[branch - 1], self.id, start + n_kept, start + n_accepted)
+            keep_accepted(self.cells, self.id, self.draft, self.draft_lanes, node)
         self._close_draft()
 
     def _close_draft(self) -> None:
