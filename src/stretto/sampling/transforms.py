@@ -86,6 +86,13 @@ def log_softmax(logits: Row) -> NDArray[np.float64]:
     return logs
 
 
+def log_probabilities(logits: Row, tokens: Sequence[int]) -> NDArray[np.float64]:
+    """Those of some tokens, the same numbers as `log_softmax` has."""
+    shifted = logits.astype(np.float64) - logits.max()
+    logs: NDArray[np.float64] = shifted[list(tokens)] - np.log(np.exp(shifted).sum())
+    return logs
+
+
 def draw(logits: Row, uniform: float) -> int:
     """The token at `uniform` (from 0 up to 1) on the line of cumulated probabilities, in order of id."""
     candidates = np.flatnonzero(logits > -np.inf)
