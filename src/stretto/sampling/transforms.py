@@ -87,10 +87,11 @@ def log_softmax(logits: Row) -> NDArray[np.float64]:
 
 
 def log_probabilities(logits: Row, tokens: Sequence[int]) -> NDArray[np.float64]:
-    """Those of some tokens, the same numbers as `log_softmax` has."""
+    """Those of some tokens: the numbers that `log_softmax` has for them, without its others."""
     shifted = logits.astype(np.float64) - logits.max()
-    logs: NDArray[np.float64] = shifted[list(tokens)] - np.log(np.exp(shifted).sum())
-    return logs
+    wanted: NDArray[np.float64] = shifted[list(tokens)]
+    total = np.exp(shifted, out=shifted).sum()
+    return wanted - np.log(total)
 
 
 def draw(logits: Row, uniform: float) -> int:

@@ -90,8 +90,8 @@ class _Packed:
 
     def _note(self, node: int, row: Row) -> None:
         tokens = self._wanted[node]
-        logs = log_probabilities(row, tokens)
-        self._scores.update(((node, token), float(log)) for token, log in zip(tokens, logs, strict=True))
+        for token, logprob in zip(tokens, log_probabilities(row, tokens).tolist(), strict=True):
+            self._scores[node, token] = logprob
 
     def start(self, continuations: list[list[int]]) -> None:
         """Begin with the next continuations; the last token of each is only predicted."""

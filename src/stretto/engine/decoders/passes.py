@@ -20,7 +20,7 @@ from stretto.engine.track import Row, Rows, Source, Track, host_row, host_rows
 from stretto.engine.types import Logprob
 from stretto.sampling.measure import measure
 from stretto.sampling.rng import RandomStream
-from stretto.sampling.transforms import log_softmax
+from stretto.sampling.transforms import log_probabilities
 
 Floats = NDArray[np.float32]
 Measured = tuple[float, tuple[Logprob, ...]]  # of a token, and of the most probable ones in its place
@@ -141,7 +141,7 @@ class _Scored(_AllRows):
         """Keep the log-probability of the token behind each row."""
         first = self.track.n_placed - len(rows)
         for i, row in enumerate(host_rows(rows), first):
-            self.scores[i] = log_softmax(row)[self._tokens[i + 1]]
+            self.scores[i] = log_probabilities(row, [self._tokens[i + 1]])[0]
 
 
 class _Measured(_Scored):
