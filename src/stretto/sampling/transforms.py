@@ -90,8 +90,8 @@ def log_probabilities(logits: Row, tokens: Sequence[int]) -> NDArray[np.float64]
     """Those of some tokens: the numbers that `log_softmax` has for them, without its others."""
     shifted = logits.astype(np.float64) - logits.max()
     wanted: NDArray[np.float64] = shifted[list(tokens)]
-    total = np.exp(shifted, out=shifted).sum()
-    return wanted - np.log(total)
+    wanted -= np.log(np.exp(shifted, out=shifted).sum())
+    return wanted
 
 
 def draw(logits: Row, uniform: float) -> int:
