@@ -517,7 +517,7 @@ def _flat(results):
 
 
 def test_the_documents_print_the_table():
-    page = Path(__file__).parents[2] / "docs" / "combinations.md"
+    page = Path(__file__).parents[2] / "docs" / "reference" / "combinations.md"
     assert as_markdown() in page.read_text()
 
 

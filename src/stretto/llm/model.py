@@ -160,7 +160,7 @@ class LLM(Texts, Scoring, EngineModel):
     def parallel(
         self, prompt: Any, options: Options | None = None, *, stream: bool = False, **keywords: Any
     ) -> ParallelText | list[ParallelText] | ParallelStream:
-        """Keep every token that is probable enough, several at one position (docs/parallel.md).
+        """Keep every token that is probable enough, several at one position (docs/explanation/parallel.md).
 
         A prompt is text, token ids, or a sequence, from a fork of which the run goes on; a list of them is
         run in one batch. With `stream=True` steps come one by one.
@@ -283,7 +283,7 @@ class LLM(Texts, Scoring, EngineModel):
         return self._engine.runner.adapters
 
     def load_adapter(self, name: str, path: str | os.PathLike[str]) -> AdapterInfo:
-        """Load a LoRA adapter, a GGUF file or a PEFT folder, for requests that name it (docs/adapters.md).
+        """Load a LoRA adapter, a GGUF file or PEFT folder, for requests by name (docs/how-to/adapters.md).
 
         One of another model, or one that changes what adapters cannot change, raises `ModelError`.
 

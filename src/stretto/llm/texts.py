@@ -263,9 +263,10 @@ class Texts:
 
         A `Sequence` that holds a conversation up to where the answer begins (`chat_prompt`) is continued.
         With `tools` the model may call functions, or has to (`tool_choice`: "auto", "none", "required" or a
-        function); the result has its `tool_calls` (docs/structured.md). `template` has arguments for the
-        chat template. The reasoning of a model that thinks is told apart: the result's `text` is the answer
-        alone and `reasoning` the rest, unless `reasoning=False` asks for the text as it is (docs/chat.md).
+        function); the result has its `tool_calls` (docs/how-to/structured.md). `template` has arguments for
+        the chat template. The reasoning of a model that thinks is told apart (docs/reference/chat.md): the
+        result's `text` is the answer alone and `reasoning` the rest, unless `reasoning=False` asks for the
+        text as it is.
 
         >>> llm.chat([{"role": "user", "content": "Hi"}], template={"enable_thinking": False}).text
         """
