@@ -73,6 +73,7 @@ REFUSALS = (
     Refusal(PARALLEL, "logprobs", "every member has its probability; leave it out"),
     Refusal(PARALLEL, "loop", "sets are chosen in Python; leave it out"),
     Refusal(PARALLEL, "draft", "a set is not one token that could be drafted; leave it out"),
+    Refusal(PARALLEL, "draft_branches", "a set is not one token that could be drafted; leave it out"),
     Refusal(PARALLEL, "reasoning", "the text of a run is a path through its sets; read it as it is"),
     Refusal(PARALLEL, "continues", "the text of a run starts behind its prompt; leave it out"),
     Refusal(PARALLEL, "overflow", _END),

@@ -119,6 +119,12 @@ CONTEXT = (
         "the same.",
     ),
     Option(
+        "draft_branches",
+        "int",
+        1,
+        "Draft up to so many continuations, verified as a tree in one pass (docs/explanation/drafts.md).",
+    ),
+    Option(
         "reasoning",
         "bool",
         False,

@@ -45,6 +45,7 @@ SAME = {
         "prompt_lookup_num_tokens",
         "num_draft_tokens",
     ),
+    "draft_branches": ("draft_tree", "speculative_token_tree", "speculative_eagle_topk", "num_branches"),
     "adapter": ("lora", "lora_request", "lora_name", "lora_adapter", "adapter_name"),
     "overflow": ("context_shift", "truncate_prompt_tokens"),
     "keep": ("num_keep", "n_keep"),
