@@ -67,6 +67,11 @@ class MarkedText:
         self._blocks = Splitter(states, START, keeps_marks=True) if states and has_blocks else None
         self._headers = Splitter(states, ANSWER, keeps_marks=True) if states and not has_blocks else None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether text was taken that may yet be a marker of reasoning."""
+        return self._blocks is not None and self._blocks.is_held
+
     def push(self, token: int) -> str:
         """The marked text of a token, without reasoning."""
         mark = self.marks.of_token.get(token)
