@@ -1,7 +1,7 @@
 """Markers of calls: white space is none, and no part of one is streamed as text."""
 
 import vocabularies
-from call_families import CHATML
+from call_families import CHATML, FAMILIES, make
 from stretto.llm import LLM
 from stretto.server.calls import CallWatcher
 from stretto.testing import MockBackend
@@ -63,3 +63,32 @@ def test_a_tag_that_begins_as_the_tag_of_reasoning_does_is_not_streamed():
     text, _, names, result = streamed(llm)
     assert (text, names) == ("", ["now"])
     assert result.text == ""
+
+
+def test_the_white_space_between_the_tags_of_an_argument_may_differ():
+    call = "<tool_call>now\n<arg_key>town</arg_key>\n<arg_value>Oslo</arg_value>\n</tool_call>"
+    _, _, names, result = streamed(model(call, "<tool_call> <arg_key>k</arg_key><arg_value>"))
+    assert (names, result.tool_calls[0].arguments) == (["now"], {"town": "Oslo"})
+
+
+def test_a_call_that_ends_reasoning_without_closing_it_is_a_call():
+    tags = ("<think>", "</think>")
+    llm = model(f"<think>Hm. <tool_call>\n{CALL}\n</tool_call>", "<think></think> <tool_call>", tags)
+    text, _, names, result = streamed(llm)
+    assert (text, names, result.text, result.reasoning) == ("", ["now"], "", "Hm.")
+
+
+def test_a_call_within_reasoning_is_none():
+    tags = ("<think>", "</think>")
+    said = f"<think><tool_call>\n{CALL}\n</tool_call> or not"
+    for end in ("", "</think>No."):
+        llm = model(said + end, "<think></think> <tool_call>", tags)
+        assert streamed(llm)[2] == []
+
+
+def test_calls_in_the_analysis_channel_are_read():
+    family = FAMILIES["harmony"]
+    for header in ("<|channel|>analysis to=functions.now", " to=functions.now<|channel|>analysis"):
+        llm = make(family, header + '<|message|>{"town": "Oslo"}')
+        _, _, names, result = streamed(llm)
+        assert (names, result.reasoning) == (["now"], "")
