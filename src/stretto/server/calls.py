@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from stretto import Result, Token
+from stretto import Result, Token, ToolCall
 from stretto.llm import LLM
 from stretto.server.errors import ApiError
 from stretto.server.schemas import ChatRequest, NamedTool
@@ -92,7 +92,10 @@ class CallWatcher:
         """The rest of the text to be streamed, and the result with its calls."""
         self._sort(self._follower.end())
         rest = self._taken()
-        return rest if rest.strip() or not self._has_call else "", self._plan.read(result, self._begun)
+        read = self._plan.read(result, self._begun)
+        if not self._has_call:
+            self._pieces += whole_calls(read.tool_calls)  # those in reasoning that was never closed
+        return rest if rest.strip() or not self._has_call else "", read
 
     def _sort(self, events: list[Event]) -> None:
         for event in events:
@@ -107,6 +110,18 @@ class CallWatcher:
         text = "".join(self._said if self._has_call else self._held)
         self._held, self._said = [], []
         return text
+
+
+def whole_calls(calls: Sequence[ToolCall]) -> list[Event]:
+    """Calls as pieces of a stream: the start of each, and its arguments."""
+    return [
+        event
+        for i, call in enumerate(calls)
+        for event in (
+            Event(index=i, name=call.name, id=call.id),
+            Event(index=i, arguments=json.dumps(call.arguments, ensure_ascii=False)),
+        )
+    ]
 
 
 def call_deltas(pieces: list[Event]) -> list[dict[str, Any]]:

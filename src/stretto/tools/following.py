@@ -60,7 +60,8 @@ class CallFollower:
     @property
     def is_pending(self) -> bool:
         """Whether text was taken that is neither given out nor known to be part of a call."""
-        return self._source.at < len(self._source.text) or self._is_inside
+        is_held = self._source.at < len(self._source.text) or self._text.is_held
+        return is_held or self._is_inside
 
     def push(self, token: int) -> list[Event]:
         """Add a token; return what can be told now."""
