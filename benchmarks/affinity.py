@@ -148,7 +148,7 @@ async def load(port, model, n_talks, clients):
     """All conversations; a row for each request."""
     waiting, busy, rows = shuffled(LIVE, n_talks), set(), []
     rng = random.Random(1)
-    system = [{"role": "system", "content": SYSTEM * (LIVE.system // 24)}]
+    system = [{"role": "system", "content": SYSTEM * (LIVE.system // 20)}]
     said = {turn.talk: list(system) for turn in waiting}
 
     async def client():
@@ -260,21 +260,22 @@ def main():
     parser.add_argument("--policy", nargs="+", default=["prefix", "ray", "round robin"])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--cells", type=int, default=65_536, help="of each replica")
-    parser.add_argument("--one", type=int, default=0, help="measure one replica with so many times the cells")
+    parser.add_argument(
+        "--one", type=int, default=0, help="measure a single replica, with so many times the cells"
+    )
     parser.add_argument("--talks", type=int, default=200)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--port", type=int, default=8131)
     parser.add_argument("--route", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="runs are added to those in it")
     parser.add_argument("--hold", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.hold:
         policy, replicas, cells, folder = args.hold
         cluster(policy, int(replicas), int(cells), args.port, args.model, folder)
         return
-    runs = []
-    plan = [("one", 1)] if args.one else []
-    plan += [(policy, n) for n in args.replicas for policy in args.policy]
+    runs = json.loads(args.out.read_text())["runs"] if args.out and args.out.exists() else []
+    plan = [("one", 1)] if args.one else [(policy, n) for n in args.replicas for policy in args.policy]
     for policy, n in plan:
         runs.append(run(policy, n, args))
         print(json.dumps(runs[-1]), flush=True)

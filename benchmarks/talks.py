@@ -30,7 +30,7 @@ PUBLISHED = {
         "WildChat's lengths in conversations of 10 turns (our assumption)", 10.0, 295.58, 441.34
     ),
 }
-LIVE = Kind("benchmarks/affinity.py", 4, 96, 8, system=64, exact=True)
+LIVE = Kind("benchmarks/affinity.py", 4, 48, 8, system=48, exact=True)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from serving import visiting
 from stretto.deploy import prompts
 from stretto.deploy.asks import MAX_PARSED_BYTES, ask_of, bearer
 from stretto.deploy.holdings import Ask
-from stretto.deploy.prefixes import report, tenant_of, unpacked
+from stretto.deploy.prefixes import BLOCK_TOKENS, report, tenant_of, unpacked
 from stretto.deploy.prompts import TextModel
 from stretto.deploy.saved import saved_key
 from stretto.testing import mock_llm
@@ -123,6 +123,16 @@ def test_remembered_texts_are_bounded(models, monkeypatch):
     for n in range(20):
         ask_of(dumped(messages=[{"role": "user", "content": f"{n} {STORY}"}]), models)
     assert models["mock"]._tokenizer._size <= 500
+
+
+def test_a_long_new_prompt_is_known_by_its_beginning(models, monkeypatch):
+    whole = ask_of(dumped(prompt=STORY * 40), models).keys
+    monkeypatch.setattr(prompts, "NEW_CHARACTERS", 1000)
+    begun = ask_of(dumped(prompt=STORY * 40 + "."), models)
+    assert begun.is_exact
+    assert 25 <= len(begun.keys) <= 1000 // BLOCK_TOKENS
+    assert list(begun.keys) == whole[: len(begun.keys)]
+    assert ask_of(dumped(prompt=STORY * 40), models).keys == whole  # remembered
 
 
 def test_a_tenant_is_the_holder_of_a_bearer_key():
