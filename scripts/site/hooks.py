@@ -1,5 +1,6 @@
 """Hooks of MkDocs: the navigation, made from the folders, and pages for files outside docs/."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 sys.path.insert(0, str(Path(__file__).parent))
 
 import outside
-from order import navigation
+from order import navigation, page_list
+
+LIST = re.compile(r"<!-- pages: (.+?) -->")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -29,5 +32,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Mend the links of a page that lead out of docs/."""
-    return outside.rewritten(markdown, page.file.src_uri)
+    """Mend the links of a page that lead out of docs/, and list pages where a comment asks for them."""
+    listed = LIST.sub(lambda part: page_list(Path(config.docs_dir), part[1]), markdown)
+    return outside.rewritten(listed, page.file.src_uri)

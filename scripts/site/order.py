@@ -3,6 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+API = (
+    *("load", "llm", "sequences", "results", "structured", "hooks", "drafts", "parallel", "images", "tools"),
+    *("tasks", "testing", "evaluation", "quantize", "export", "hardware"),
+)
 PARTS: dict[str, tuple[str, ...]] = {
     "Tutorials": (
         "tutorials/first-five-minutes.md",
@@ -30,6 +34,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "reference/options.md",
         "reference/combinations.md",
         "reference/api/index.md",
+        *(f"reference/api/{name}.md" for name in API),
         "reference/errors.md",
         "reference/commands.md",
         "reference/cli.md",
@@ -71,14 +76,36 @@ SECTIONS = {"how-to/tasks": "Other types of models", "reference/api": "Python na
 def navigation(docs: Path) -> list[Any]:
     """The navigation as MkDocs takes it: pages of each part in order, then others by name."""
     nav: list[Any] = [{"Home": "index.md"}]
-    for part, order in PARTS.items():
-        there = [path.relative_to(docs).as_posix() for path in sorted((docs / FOLDERS[part]).rglob("*.md"))]
-        there += [path for path in order if "/" not in path and (docs / path).is_file()]
-        first = [path for path in order if path in there]
-        nav.append({part: _grouped([*first, *(path for path in there if path not in first)])})
+    for part in PARTS:
+        nav.append({part: _grouped(_ordered(docs, part))})
     if (docs / "glossary.md").is_file():
         nav.append({"Terms": "glossary.md"})
     return nav
+
+
+def page_list(docs: Path, part: str) -> str:
+    """The pages of a part as a list of links, for the page that lists them all."""
+    return "\n".join(f"- [{_title(docs / path)}]({path})" for path in _paths(docs, part))
+
+
+def _title(page: Path) -> str:
+    with page.open(encoding="utf-8") as lines:
+        return next(line.removeprefix("# ").strip() for line in lines if line.startswith("# "))
+
+
+def _paths(docs: Path, part: str) -> list[str]:
+    """The pages of a part in order, without those within sections."""
+    return [
+        path for path in _ordered(docs, part) if not path.startswith(tuple(f"{one}/" for one in SECTIONS))
+    ]
+
+
+def _ordered(docs: Path, part: str) -> list[str]:
+    order = PARTS[part]
+    there = [path.relative_to(docs).as_posix() for path in sorted((docs / FOLDERS[part]).rglob("*.md"))]
+    there += [path for path in order if "/" not in path and (docs / path).is_file()]
+    first = [path for path in order if path in there]
+    return [*first, *(path for path in there if path not in first)]
 
 
 def _grouped(paths: list[str]) -> list[Any]:
