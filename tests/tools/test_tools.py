@@ -386,3 +386,11 @@ def test_formats_are_learned_with_special_tokens_of_high_ids():
     layout = call_format(template, tokenizer)
     text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     assert CallReader(layout, tokenizer).read_text(text)[1][0].name == "now"
+
+
+def test_strict_tools_have_closed_arguments():
+    inner = {"type": "object", "properties": {"a": {"type": "string"}}}
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"x": inner}}}
+    (free,), (strict,) = check_tools([tool]), check_tools([{**tool, "strict": True}])
+    assert "additionalProperties" not in json.loads(free.schema)["properties"]["x"]
+    assert json.loads(strict.schema)["properties"]["x"]["additionalProperties"] is False

@@ -7,14 +7,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from stretto import Result, Token, ToolCall
+from stretto import Result, Token
 from stretto.llm import LLM
 from stretto.server.errors import ApiError
 from stretto.server.schemas import ChatRequest, NamedTool
 from stretto.server.settings import RequestLimits
 from stretto.server.structured import check_size
 from stretto.text.tokenizer import Tokenizer
-from stretto.tools.following import Event
+from stretto.tools.following import Event, whole_calls
 from stretto.tools.plan import ToolPlan
 
 
@@ -110,18 +110,6 @@ class CallWatcher:
         text = "".join(self._said if self._has_call else self._held)
         self._held, self._said = [], []
         return text
-
-
-def whole_calls(calls: Sequence[ToolCall]) -> list[Event]:
-    """Calls as pieces of a stream: the start of each, and its arguments."""
-    return [
-        event
-        for i, call in enumerate(calls)
-        for event in (
-            Event(index=i, name=call.name, id=call.id),
-            Event(index=i, arguments=json.dumps(call.arguments, ensure_ascii=False)),
-        )
-    ]
 
 
 def call_deltas(pieces: list[Event]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 from stretto.errors import InvalidRequest
 from stretto.structured.checks import check_schema
+from stretto.structured.closed import closed_objects
 from stretto.tools.functions import describe_function
 
 Tools = Sequence[Mapping[str, Any] | Callable[..., Any]]
@@ -106,6 +108,8 @@ def _tool(tool: Any, where: str) -> Tool:
         )
     try:
         schema = check_schema(_closed(parameters))
+        if function.get("strict") is True:
+            schema = check_schema(closed_objects(json.loads(schema)))
     except InvalidRequest as error:
         raise InvalidRequest(f"{where} ({name}): {error}", param=where) from None
     described = {"description": "", **function, "parameters": parameters}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,6 +182,18 @@ class CallFollower:
         self._hidden -= hidden
         if shown := self._text.shown(text[hidden:]):
             self._events.append(Event(shown))
+
+
+def whole_calls(calls: Sequence[ToolCall]) -> list[Event]:
+    """Calls as pieces of a stream: the start of each, and its arguments."""
+    return [
+        event
+        for i, call in enumerate(calls)
+        for event in (
+            Event(index=i, name=call.name, id=call.id),
+            Event(index=i, arguments=json.dumps(call.arguments, ensure_ascii=False)),
+        )
+    ]
 
 
 def _clean(value: Any) -> Any:
