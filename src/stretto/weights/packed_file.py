@@ -122,7 +122,7 @@ def _read(data: Bytes, key: str) -> dict[str, PackedMatrix]:
         raise ValueError("of another model or version")
     digest = sha256()
     for at in range(start, data.nbytes, HASH_BYTES):
-        digest.update(data[at : at + HASH_BYTES])
+        digest.update(data[at : at + HASH_BYTES].data)
     if digest.digest() != data[start - DIGEST_BYTES : start].tobytes():
         raise ValueError("damaged")
     first = _aligned(start + n_head, PAGE_BYTES)
