@@ -174,6 +174,14 @@ Draft = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
+DraftBranches = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Draft up to so many continuations, verified as a tree in one pass (default: one).",
+        rich_help_panel=_MACHINE,
+    ),
+]
 Backend = Annotated[
     str,
     typer.Option(metavar="NAME", help="What runs the model: native, torch, onnx …", rich_help_panel=_MACHINE),
