@@ -167,8 +167,6 @@ def test_a_second_replica_adds_none_of_the_weights(two_replicas):
     (file,) = (Path(two_replicas.environment["STRETTO_HOME"]) / "packed").glob("*.packed")
     found = [mapped_bytes(pid) for pid in asyncio.run(pids())]
     total = sum(one["Pss"] for one in found)
-    print(
-        f"packed weights: {file.stat().st_size:,} bytes, mapped by {len(found)} replicas: {total:,} bytes of PSS"
-    )
+    print(f"packed weights: {file.stat().st_size:,} bytes, mapped {len(found)} times: {total:,} of PSS")
     assert 0 < total <= 1.1 * file.stat().st_size
     assert max(one["Private_Dirty"] for one in found) == 0
