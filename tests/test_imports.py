@@ -103,10 +103,12 @@ ALLOWED = {
         "vision.image",
         "weights",
     },
+    "deploy": {"engine", "hardware", "llm", "server", "text", "tools", "weights"},
     "cli": {
         "DraftModel",
         "Grammar",
         "bench",
+        "deploy",
         "door",
         "evaluation",
         "export",
@@ -123,6 +125,7 @@ ALLOWED = {
         "weights",
     },
     "__init__": {"*"},
+    "__main__": {"cli"},
 }
 EVERYONE = {"errors", "forking", "kernels", "options", "_native"}
 

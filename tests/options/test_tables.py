@@ -24,7 +24,7 @@ CALLS = [
     (stretto.LLM.stream, generating.STREAM),
     (stretto.LLM.astream, generating.STREAM),
     (stretto.LLM.chat, generating.CHAT),
-    (stretto.LLM.achat, generating.ACHAT),
+    (stretto.LLM.achat, generating.CHAT),
     (stretto.LLM.parallel, parallel.PARALLEL),
     (stretto.LLM.step, generating.SAMPLING),
     (stretto.Sequence.step, generating.SAMPLING),

@@ -199,13 +199,14 @@ Threads = Annotated[
     typer.Option(help="How many threads (default: as suits the machine).", rich_help_panel=_MACHINE),
 ]
 Repack = Annotated[
-    Literal["auto", "yes", "no"],
+    Literal["auto", "yes", "no", "shared"],
     typer.Option(
-        help="Pack weights in memory, or read them from the file; auto: by free memory.",
+        help="Pack weights in memory, or read them from the file; auto: by free memory; shared: in a file "
+        "that all processes map.",
         rich_help_panel=_MACHINE,
     ),
 ]
-REPACK: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False}
+REPACK: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False, "shared": "shared"}
 Precision = Annotated[
     Literal["standard", "high"],
     typer.Option(help="Activations in 8 bits, or in 16: slower, exacter.", rich_help_panel=_MACHINE),

@@ -172,7 +172,6 @@ CHAT = (
     TEMPLATE,
     *(replace(one, default=True) if one.name == "reasoning" else one for one in without(GENERATE, "n")),
 )
-ACHAT = without(CHAT, "stream")
 OPTIONS = (*GENERATE, TEMPLATE)
 SHARED_WITH_PARALLEL = only(
     GENERATE,

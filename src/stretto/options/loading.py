@@ -36,11 +36,12 @@ LOAD = (
     ),
     Option(
         "repack",
-        'bool | "auto"',
+        'bool | "auto" | "shared"',
         "auto",
         "Pack the weights in memory. False reads them from the file, for one larger than memory: a little "
         'slower, the same results. "auto" does so if they do not fit; llm.backend.placement says what was '
-        "chosen and why.",
+        'chosen and why. "shared" packs them into a file under ~/.cache/stretto/packed that all processes '
+        "map, so that many processes hold them once.",
     ),
     Option(
         "quantize",
