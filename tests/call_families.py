@@ -146,6 +146,72 @@ FAMILIES = {
         '</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
         specials=("｜DSML｜",),
     ),
+    "deepseek v4": Family(
+        _turns(
+            _each(
+                '<｜DSML｜invoke name="{{ f.name }}">\n{% for k, v in f.arguments | items %}'
+                '<｜DSML｜parameter name="{{ k }}" string="{{ \'true\' if v is string else \'false\' }}">'
+                "{{ v if v is string else v | tojson }}</｜DSML｜parameter>\n{% endfor %}</｜DSML｜invoke>\n",
+                "\n\n<｜DSML｜tool_calls>\n",
+                "",
+                "</｜DSML｜tool_calls>",
+            )
+        ),
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="now">\n<｜DSML｜parameter name="town" string="true">Oslo'
+        '</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+    ),
+    "kimi k3": Family(
+        _turns(
+            _each(
+                "<|open|>{{ 'call' }} tool=\"{{ f.name }}\" index=\"{{ loop.index }}\"<|sep|>"
+                "{% for k, v in f.arguments | items %}<|open|>argument key=\"{{ k }}\" type=\"{{ 'string' if v is string "
+                "else 'boolean' if v is boolean else 'number' if v is number else 'null' if v is none else 'object' if v is "
+                "mapping else 'array' }}\"<|sep|>{{ v if v is string else v | tojson }}<|close|>argument<|sep|>{% endfor %}"
+                "<|close|>call<|sep|>",
+                "<|open|>tools<|sep|>",
+                "",
+                "<|close|>tools<|sep|>",
+            )
+        ),
+        '<|open|>tools<|sep|><|open|>call tool="now" index="1"<|sep|><|open|>argument key="town" type="string"<|sep|>Oslo'
+        '<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|>'
+        "<|close|>tools<|sep|>",
+        specials=("<|open|>", "<|close|>", "<|sep|>"),
+    ),
+    "hy 3": Family(
+        _turns(
+            _each(
+                "<tool_call:opensource>{{ f.name }}<tool_sep:opensource>\n"
+                + _tags(
+                    "<arg_key:opensource>",
+                    "</arg_key:opensource>\n<arg_value:opensource>",
+                    "</arg_value:opensource>\n",
+                )
+                + "</tool_call:opensource>\n",
+                "<tool_calls:opensource>\n",
+                "",
+                "</tool_calls:opensource>",
+            )
+        ),
+        "<tool_calls:opensource>\n<tool_call:opensource>now<tool_sep:opensource>\n<arg_key:opensource>town"
+        "</arg_key:opensource>\n<arg_value:opensource>Oslo</arg_value:opensource>\n</tool_call:opensource>\n"
+        "<tool_call:opensource>now<tool_sep:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>",
+    ),
+    "minicpm 5": Family(
+        _turns(
+            _each(
+                '<function name="{{ f.name }}">' + _tags('<param name="', '">', "</param>") + "</function>",
+                joint="\n",
+            )
+        ),
+        '<function name="now"><param name="town"><![CDATA[Oslo]]></param></function>\n<function name="now"></function>',
+    ),
+    "gigachat 3.1": Family(
+        _turns("<|function_call|>" + _each(_OBJECT)),
+        f'<|function_call|>{{"name": "now", "arguments": {OSLO}}}',
+        specials=("<|function_call|>",),
+        n=1,
+    ),
     "harmony": Family(
         "{% if tools %}<|start|>developer<|message|>namespace functions. {{ tools | tojson }}<|end|>{% endif %}"
         "{% for m in messages %}<|start|>{{ m.role }}{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}"

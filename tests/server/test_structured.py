@@ -53,6 +53,14 @@ def test_a_schema_is_kept_to_whole_and_streamed(client):
         assert streamed == answer.choices[0].message.content
 
 
+def test_strict_closes_objects(client):
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}}}
+    shape = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    for seed in range(5):
+        answer = client.chat.completions.create(**CHAT, response_format=shape, seed=seed)
+        assert json.loads(answer.choices[0].message.content).keys() <= {"n"}
+
+
 def test_any_object_may_have_a_schema_too(client):
     for shape in (
         {"type": "json_object", "schema": PERSON},

@@ -182,3 +182,24 @@ def test_random_conditions_never_accept_what_does_not_fit(seed):
         assert "permissive" not in found, schema
         counts.update(found)
     assert counts["right"] > counts["refused"]
+
+
+OPEN = {"type": "object", "properties": {"foo": {"type": "integer"}}}
+
+
+def accepts_text(schema, text):
+    ids = TOKENIZER.encode(text)
+    return COMPILER.compile(Grammar.json(schema)).guide().n_valid([*ids, END]) == len(ids) + 1
+
+
+@pytest.mark.parametrize("others", [True, {"type": "string"}])
+def test_an_escaped_key_does_not_escape_its_schema(others):
+    schema = {**OPEN, "additionalProperties": others}
+    assert not accepts_text(schema, '{"\\u0066oo": "x"}')
+    assert accepts_text(schema, '{"foo": 1, "a\\n\\"b": "x"}')
+
+
+def test_a_forbidden_key_stays_forbidden_when_it_is_escaped():
+    schema = {"properties": {"foo": False}, "allOf": [OPEN]}
+    assert not accepts_text(schema, '{"\\u0066oo": 1}')
+    assert accepts_text(schema, '{"fo": 1}')

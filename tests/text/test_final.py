@@ -30,6 +30,16 @@ def test_an_answer_goes_on_behind_its_reasoning():
     assert (result.text, result.reasoning) == ("three.", "")
 
 
+def test_reasoning_without_an_answer_goes_on():
+    begun = {"role": "assistant", "content": "", "reasoning_content": "Let me"}
+    with make("qwen3", " see.\n</think>\n\nThree.") as llm:
+        ids = llm.chat_prompt([TALK[0], begun], continue_final=True)
+        written = llm.tokenizer.decode(ids, special=True)
+        result = llm.generate(ids, temperature=0, reasoning=True)
+    assert written.endswith("<|im_start|>assistant\n<think>\nLet me")
+    assert (result.text, result.reasoning) == ("Three.", " see.")
+
+
 @pytest.mark.parametrize(
     "messages",
     [

@@ -313,7 +313,7 @@ def test_templates_that_write_no_calls_get_them_as_text(calls):
 WRONG = [
     ({"tools": "now"}, "tools must be a list"),
     ({"tools": []}, "0 entries"),
-    ({"tools": [5]}, r"tools\[0\] must be a dict"),
+    ({"tools": [5]}, r"tools\[0\] must be a function or a dict"),
     ({"tools": [{"type": "retrieval"}]}, "retrieval"),
     ({"tools": [{"function": 3}]}, "no dict"),
     ({"tools": [{"name": 'a", "b'}]}, "has the name"),
@@ -386,3 +386,11 @@ def test_formats_are_learned_with_special_tokens_of_high_ids():
     layout = call_format(template, tokenizer)
     text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     assert CallReader(layout, tokenizer).read_text(text)[1][0].name == "now"
+
+
+def test_strict_tools_have_closed_arguments():
+    inner = {"type": "object", "properties": {"a": {"type": "string"}}}
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"x": inner}}}
+    (free,), (strict,) = check_tools([tool]), check_tools([{**tool, "strict": True}])
+    assert "additionalProperties" not in json.loads(free.schema)["properties"]["x"]
+    assert json.loads(strict.schema)["properties"]["x"]["additionalProperties"] is False

@@ -1,7 +1,7 @@
 """Replicas of the server on Ray Serve: one engine a replica, behind one address (docs/deploy.md).
 
-Nothing here imports Ray until it is used; it comes with the extra `ray`. `stretto.deploy.application:build` is
-what a YAML file for `serve deploy` names, `stretto.deploy.cluster` is behind `stretto deploy`.
+Nothing here imports Ray until it is used; it comes with the extra `ray`. `stretto.deploy.application:build`
+is what a YAML file for `serve deploy` names, `stretto.deploy.cluster` is behind `stretto deploy`.
 """
 
 from __future__ import annotations

@@ -10,14 +10,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stretto.errors import InvalidRequest
+from stretto.text.arguments import FIELDS
 
 MARK = "\u2063stretto\u2063end\u2063"  # between invisible separators; the last one found is ours
 
 
 def with_end(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages, with a mark at the end of the last one's text."""
+    """The messages, with a mark at the end of the last one's text, or of its reasoning if it has no text."""
     last = messages[-1] if isinstance(messages, (list, tuple)) and messages else None
     text = last.get("content") if isinstance(last, Mapping) else None
+    name = begun_reasoning(messages)
+    if isinstance(last, Mapping) and name and _is_answer(last):
+        return [*messages[:-1], {**last, "content": "", name: last[name] + MARK}]
     if not isinstance(last, Mapping) or not isinstance(text, str) or not _is_answer(last):
         raise InvalidRequest(
             "the last message cannot be continued: it has to be one of the assistant, with a text and "
@@ -25,6 +29,14 @@ def with_end(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             param="messages",
         )
     return [*messages[:-1], {**last, "content": text + MARK}]
+
+
+def begun_reasoning(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The field of the reasoning with which a conversation ends; empty if it ends with anything else."""
+    last = messages[-1] if isinstance(messages, (list, tuple)) and messages else None
+    if not isinstance(last, Mapping) or last.get("content"):
+        return ""
+    return next((name for name in FIELDS if last.get(name) and isinstance(last[name], str)), "")
 
 
 def _is_answer(message: Mapping[str, Any]) -> bool:

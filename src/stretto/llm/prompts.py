@@ -8,11 +8,13 @@ from typing import Any, cast
 
 from stretto.engine import Engine
 from stretto.errors import InvalidRequest, Unsupported
-from stretto.llm.final import before_end, with_end
+from stretto.llm.final import before_end, begun_reasoning, with_end
 from stretto.text.arguments import check_arguments, with_reasoning
 from stretto.text.parts import with_known_parts
+from stretto.text.reasoning import find_format
 from stretto.text.systems import fit_system
 from stretto.text.template import ChatTemplate
+from stretto.text.tokenizer import Tokenizer
 from stretto.tools.history import fit_calls
 from stretto.vision.chat import check_count, has_images, place_images
 from stretto.vision.image import Image
@@ -64,7 +66,7 @@ def conversation_ids(
 
     With `continue_final` they end where the text of the last message does, for the model to go on with it.
     """
-    template = known_template(template)
+    template, given = known_template(template), messages
     if continue_final:
         messages, variables = with_end(messages), {**variables, "add_generation_prompt": False}
     if arguments:
@@ -77,9 +79,11 @@ def conversation_ids(
     parts: Iterable[str | int | Image]
     if has_images(messages):
         parts = place_images(template, messages, tokenizer.specials, variables)
+    elif continue_final and begun_reasoning(given):
+        parts = _within_reasoning(template, tokenizer, messages, given, variables)
     else:
         parts = template.parts(messages, **variables)
-    if continue_final:
+    if continue_final and not begun_reasoning(given):
         parts = before_end(list(parts))
     ids: list[int] = []
     for part in parts:
@@ -90,6 +94,31 @@ def conversation_ids(
         else:
             ids += engine.runner.image_tokens(part, salt)
     return ids
+
+
+def _within_reasoning(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    messages: Seq[Message],
+    given: Seq[Message],
+    variables: Mapping[str, Any],
+) -> list[str | int]:
+    """The parts of a conversation up to the end of the reasoning in its last message.
+
+    Where the template leaves that out, it is written behind the prompt, as the model would.
+    """
+    try:
+        return before_end(template.parts(messages, **variables))
+    except InvalidRequest:
+        layout = find_format(template.source)
+        if layout is None or not layout.blocks:
+            raise
+    options = {**variables, "add_generation_prompt": True}
+    prompt = template.parts(messages[:-1], **options)
+    opening = layout.blocks[0][0]
+    if not template.render(messages[:-1], **options).rstrip().endswith(opening):
+        prompt += tokenizer.encode(opening, special=True, bos=False)
+    return [*prompt, str(given[-1][begun_reasoning(given)])]
 
 
 def known_template(template: ChatTemplate | None) -> ChatTemplate:

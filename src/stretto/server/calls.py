@@ -14,7 +14,7 @@ from stretto.server.schemas import ChatRequest, NamedTool
 from stretto.server.settings import RequestLimits
 from stretto.server.structured import check_size
 from stretto.text.tokenizer import Tokenizer
-from stretto.tools.following import Event
+from stretto.tools.following import Event, whole_calls
 from stretto.tools.plan import ToolPlan
 
 
@@ -92,7 +92,10 @@ class CallWatcher:
         """The rest of the text to be streamed, and the result with its calls."""
         self._sort(self._follower.end())
         rest = self._taken()
-        return rest if rest.strip() or not self._has_call else "", self._plan.read(result, self._begun)
+        read = self._plan.read(result, self._begun)
+        if not self._has_call:
+            self._pieces += whole_calls(read.tool_calls)  # those in reasoning that was never closed
+        return rest if rest.strip() or not self._has_call else "", read
 
     def _sort(self, events: list[Event]) -> None:
         for event in events:

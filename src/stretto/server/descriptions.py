@@ -72,7 +72,7 @@ FIELDS = {
     "store": "Answers are never stored.",
     "stream": "Send the answer piece by piece.",
     "stream_options": "Options of a stream.",
-    "strict": "Whether the schema is binding.",
+    "strict": "The schema is binding in any case; if true, objects have only properties that are named.",
     "suffix": "Text after the answer, which fills the gap, for models with the tokens for it.",
     "system": "The system message.",
     "text": "Text, or token ids where they are taken.",

@@ -33,8 +33,9 @@ def grammar_of(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
     if isinstance(wanted, JsonFormat):
         return {"grammar": _schema("response_format", wanted.schema_ or OBJECT, limits)}
     if isinstance(wanted, SchemaFormat):
-        schema = wanted.json_schema.schema_
-        return {"grammar": _schema("response_format", OBJECT if schema is None else schema, limits)}
+        given = wanted.json_schema
+        schema = OBJECT if given.schema_ is None else given.schema_
+        return {"grammar": _schema("response_format", schema, limits, closed=given.strict is True)}
     return {}
 
 
@@ -73,9 +74,9 @@ def is_longer(value: Any, most: int) -> bool:
     return left < 0
 
 
-def _schema(name: str, schema: dict[str, Any], limits: RequestLimits) -> Grammar:
+def _schema(name: str, schema: dict[str, Any], limits: RequestLimits, closed: bool = False) -> Grammar:
     check_size(name, schema, limits)
-    return _named(name, lambda: Grammar.json(schema))
+    return _named(name, lambda: Grammar.json(schema, closed=closed))
 
 
 def _grammar(given: Any, limits: RequestLimits) -> Grammar:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -20,6 +22,7 @@ from stretto.errors import InvalidGrammar, InvalidRequest
 from stretto.structured.checks import find_key, find_mentioned
 from stretto.structured.grammar import Grammar, ascii_classes, choice_pattern
 from stretto.structured.guide import Guide, brief
+from stretto.structured.keys import with_plain_keys
 from stretto.structured.scanner import UNIQUE_KEY
 from stretto.structured.unique import TokenTable, UniqueItems
 from stretto.text.tokenizer import Tokenizer
@@ -107,8 +110,11 @@ class Compiler:
         import llguidance
 
         limits = llguidance.LLParserLimits(**(LARK_LIMITS if grammar.kind == "lark" else LIMITS))
-        matcher: LLMatcher = llguidance.LLMatcher(tokenizer, _source(grammar), log_level=0, limits=limits)
-        if matcher.is_error():
+        for source in _sources(grammar):
+            matcher: LLMatcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
+            if not matcher.is_error():
+                break
+        else:
             raise _wrong(grammar, brief(matcher.get_error()))
         unique = self._unique(grammar)
         guide = Guide(matcher, self._n_vocab, tokenizer.vocab_size, self._tokenizer.end_ids, unique)
@@ -218,13 +224,25 @@ class _Vocabulary:
             return self.greedy(text) if self.greedy else []
 
 
+def _sources(grammar: Grammar) -> Iterator[str]:
+    """The grammar in the library's own format; a second one where the library may not take the first."""
+    if grammar.kind != "json":
+        yield _source(grammar)
+        return
+    with suppress(ValueError):  # numbers too large for a float
+        if (plain := with_plain_keys(grammar.text)) != grammar.text:
+            yield _json_source(replace(grammar, text=plain))
+    yield _json_source(grammar)
+
+
+def _json_source(grammar: Grammar) -> str:
+    # The options go into the text of the schema by hand: it stays as it is, also where numbers are long.
+    return f'{{"grammars": [{{"json_schema": {_with_options(grammar)}}}]}}'
+
+
 def _source(grammar: Grammar) -> str:
-    """The grammar in the library's own format."""
     from llguidance import LLMatcher
 
-    if grammar.kind == "json":
-        # The options go into the text of the schema by hand: it stays as it is, also where numbers are long.
-        return f'{{"grammars": [{{"json_schema": {_with_options(grammar)}}}]}}'
     if grammar.kind in ("lark", "tools"):  # those for tools are Lark that was put together by us
         return LLMatcher.grammar_from_lark(grammar.text)
     pattern = ascii_classes(grammar.text) if grammar.kind == "regex" else choice_pattern(grammar.text)

@@ -22,12 +22,14 @@ _PART = {
     "<|start|>": "header",
     "<|end|>": "header",
 }
-_HEADER = State("nothing", {**_PART, "<|message|>": ANSWER})
+# A call in the analysis channel is no reasoning.
+_HEADER = State("nothing", {**_PART, " to=functions.": "call", "<|message|>": ANSWER})
 _HARMONY = {
     PROMPT: _HEADER,
     START: _HEADER,
     "header": _HEADER,
-    "thought": State("nothing", {**_PART, "<|message|>": REASONING}),
+    "thought": State("nothing", {**_PART, " to=functions.": "call", "<|message|>": REASONING}),
+    "call": State("nothing", {"<|start|>": "header", "<|end|>": "header", "<|message|>": ANSWER}),
     REASONING: State("reasoning", _PART),
     ANSWER: State("answer", _PART),
 }
@@ -36,9 +38,16 @@ _TAGS = State("nothing", {"<|open|>think<|sep|>": REASONING, "<|open|>response<|
 _TAGGED = {
     PROMPT: _TAGS,
     START: _TAGS,
-    REASONING: State("reasoning", {"<|close|>think<|sep|>": START}),
-    ANSWER: State("answer", {"<|close|>response<|sep|>": START}),
+    REASONING: State(
+        "reasoning",
+        {"<|close|>think<|sep|>": START, "<|open|>response<|sep|>": "said", "<|open|>tools<|sep|>": START},
+    ),
+    ANSWER: State("answer", {"<|close|>response<|sep|>": START, "<|open|>response<|sep|>": ANSWER}),
+    "said": State("answer", {"<|close|>response<|sep|>": START}),
 }
+# MiniMax M3 closes a block that it did not open where it does not think.
+_M3 = block("<mm:think>", "</mm:think>")
+_M3[START] = State("undecided", {"<mm:think>": REASONING, "</mm:think>": ANSWER})
 _BUDGET = ("<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>")
 _COMMAND = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 
@@ -78,6 +87,8 @@ FORMATS = (
         ("[BEGIN FINAL RESPONSE]",),
         block("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", ("[END FINAL RESPONSE]",)),
     ),
+    Format("hy", ("<think{}>", ":opensource"), block("<think:opensource>", "</think:opensource>")),
+    Format("minimax m3", ("<mm:think>",), _M3),
     Format("kimi", ("◁think▷",), block("◁think▷", "◁/think▷")),
     Format(
         "think, response",

@@ -57,6 +57,11 @@ class Splitter:
         """The kind of the text that comes next."""
         return self._states[self._at].shows
 
+    @property
+    def is_held(self) -> bool:
+        """Whether text was held back that may be a marker, or white space before more text."""
+        return bool(self._held or self._white)
+
     def push(self, text: str) -> list[Piece]:
         """Add text; return what can be shown now."""
         found: list[Piece] = []

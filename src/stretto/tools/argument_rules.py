@@ -10,7 +10,7 @@ from typing import Any
 from stretto.errors import Unsupported
 from stretto.structured.grammar import ascii_classes
 from stretto.tools.check import Tool
-from stretto.tools.format import Literals, Tagged
+from stretto.tools.format import TYPE, Literals, Tagged
 from stretto.tools.lark import ANY, dumped, escaped, items, json_value, members, text_until
 from stretto.tools.tag_reading import value_of
 from stretto.tools.types import ALL, resolved, type_name, types_of
@@ -86,8 +86,17 @@ class Rules:
             value = self._string(one, tags.end, types, key, words)
             yield f"{items(tags.key + key + tags.value)} {value}"
         for one in others:
-            opening = items(tags.key + key + (tags.value_json or tags.value))
-            yield f"{opening} {self._json(one, key)} {items(tags.end)}"
+            for opening, typed in self._typed(tags, one):
+                yield f"{items(tags.key + key + opening)} {self._json(typed, key)} {items(tags.end)}"
+
+    def _typed(self, tags: Tagged, schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """A schema of no strings, for each type if the tags name it, and the text before a value."""
+        if TYPE not in tags.value_json:
+            yield tags.value_json or tags.value, schema
+            return
+        types = types_of(schema, self._root)
+        for kind in sorted(types - {"integer"} if "number" in types else types):
+            yield tags.value_of_type(kind), {**schema, "type": kind}
 
     def _words(self, schema: Mapping[str, Any], where: str) -> Iterator[str]:
         """Patterns for values that are no strings, and may stand where a string may."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,8 @@ class CallFollower:
     @property
     def is_pending(self) -> bool:
         """Whether text was taken that is neither given out nor known to be part of a call."""
-        return self._source.at < len(self._source.text) or self._is_inside
+        is_held = self._source.at < len(self._source.text) or self._text.is_held
+        return is_held or self._is_inside
 
     def push(self, token: int) -> list[Event]:
         """Add a token; return what can be told now."""
@@ -181,6 +182,18 @@ class CallFollower:
         self._hidden -= hidden
         if shown := self._text.shown(text[hidden:]):
             self._events.append(Event(shown))
+
+
+def whole_calls(calls: Sequence[ToolCall]) -> list[Event]:
+    """Calls as pieces of a stream: the start of each, and its arguments."""
+    return [
+        event
+        for i, call in enumerate(calls)
+        for event in (
+            Event(index=i, name=call.name, id=call.id),
+            Event(index=i, arguments=json.dumps(call.arguments, ensure_ascii=False)),
+        )
+    ]
 
 
 def _clean(value: Any) -> Any:

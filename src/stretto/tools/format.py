@@ -21,6 +21,7 @@ from stretto.text.tokenizer import Tokenizer
 MARKS = 0x40000
 LAST_MARK = 0xDFFFF  # room for 655,360 ids
 ID = "\ue1d0"  # stands for the id of a call
+TYPE = "\ue1d1"  # stands for the JSON type of an argument
 
 _DESCRIPTIVE = ("name", "signs", "ids", "whole_id", "says", "is_described")
 _OBJECT = re.compile(r'\{[^{}]*"(name|tool_name)"\s*:\s*"$')
@@ -31,13 +32,19 @@ class Tagged:
     """Arguments as tags, one for each: `key` stands before a name, `value` and `end` around its value.
 
     Strings are written as they are and other values as JSON. `value_json` is written instead of `value`
-    before the latter, where the tags tell them apart.
+    before the latter, where the tags tell them apart; it may hold the value's `TYPE`. A string may stand
+    between the texts of `verbatim`.
     """
 
     key: str
     value: str
     end: str
     value_json: str = ""
+    verbatim: tuple[str, str] = ("", "")
+
+    def value_of_type(self, kind: str) -> str:
+        """The text before a value of a JSON type that is no string."""
+        return (self.value_json or self.value).replace(TYPE, "number" if kind == "integer" else kind)
 
 
 @dataclass(frozen=True)

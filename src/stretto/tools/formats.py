@@ -6,10 +6,14 @@ those in `AFTER_LEARNING` where nothing could be learned; `GENERIC` where it has
 
 from __future__ import annotations
 
-from stretto.tools.format import ID, CallFormat, Literals, Tagged
+from dataclasses import replace
+
+from stretto.tools.format import ID, TYPE, CallFormat, Literals, Tagged
 
 _XML = Tagged("<parameter=", ">\n", "\n</parameter>\n")
 _DSML = "｜DSML｜"
+
+_HY = ":opensource"
 
 HARMONY = CallFormat(
     "harmony",
@@ -66,6 +70,13 @@ DEEPSEEK_V32 = CallFormat(
     ),
     signs=((_DSML,),),
 )
+DEEPSEEK_V4 = replace(
+    DEEPSEEK_V32,
+    name="deepseek v4",
+    opening=f"\n\n<{_DSML}tool_calls>\n",
+    closing=f"</{_DSML}tool_calls>",
+    signs=((_DSML, "tool_calls>"),),
+)
 DEEPSEEK_R1 = CallFormat(
     "deepseek r1, v3",
     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
@@ -99,6 +110,24 @@ KIMI = CallFormat(
     aliases=("<|tool_call_begin|>",),
     signs=(("<|tool_call_argument_begin|>",),),
 )
+KIMI_K3 = CallFormat(
+    "kimi k3",
+    '<|open|>call tool="',
+    f'" index="{ID}"<|sep|>',
+    "<|close|>call<|sep|>",
+    "",
+    "<|open|>tools<|sep|>",
+    "<|close|>tools<|sep|>",
+    Tagged(
+        '<|open|>argument key="',
+        '" type="string"<|sep|>',
+        "<|close|>argument<|sep|>",
+        f'" type="{TYPE}"<|sep|>',
+    ),
+    ids="[0-9]{1,3}",
+    whole_id=f"{{name}}:{ID}",
+    signs=(("<|open|>", "<|close|>", "<|sep|>", "'call'"),),
+)
 MINIMAX = CallFormat(
     "minimax m2",
     '<invoke name="',
@@ -120,6 +149,26 @@ SEED = CallFormat(
     "",
     Tagged("<parameter=", ">", "</parameter>\n"),
     signs=(("seed:tool_call",),),
+)
+HY = CallFormat(
+    "hy 3",
+    f"<tool_call{_HY}>",
+    f"<tool_sep{_HY}>\n",
+    f"</tool_call{_HY}>\n",
+    "",
+    f"<tool_calls{_HY}>\n",
+    f"</tool_calls{_HY}>",
+    Tagged(f"<arg_key{_HY}>", f"</arg_key{_HY}>\n<arg_value{_HY}>", f"</arg_value{_HY}>\n"),
+    signs=(("<tool_sep{}>", "<arg_key{}>", _HY), (f"<tool_sep{_HY}>",)),
+)
+MINICPM = CallFormat(
+    "minicpm 5",
+    '<function name="',
+    '">',
+    "</function>",
+    "\n",
+    encoding=Tagged('<param name="', '">', "</param>", verbatim=("<![CDATA[", "]]>")),
+    signs=(('<function name="', '<param name="'),),
 )
 QWEN_XML = CallFormat(
     "qwen3-coder, qwen3.5, nemotron 3",
@@ -167,7 +216,7 @@ LFM2 = CallFormat(
     "<|tool_call_start|>[",
     "]<|tool_call_end|>",
     Literals("=", ", "),
-    signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
+    signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [", "<|im_start|>")),
 )
 OLMO = CallFormat(
     "olmo 3",
@@ -267,6 +316,14 @@ GIGACHAT = CallFormat(
     "<|message_sep|>\n\n",
     signs=(("function call", "<|role_sep|>"),),
 )
+GIGACHAT_31 = CallFormat(
+    "gigachat 3.1",
+    '<|function_call|>{"name": "',
+    '", "arguments": ',
+    "}",
+    None,
+    signs=(("<|function_call|>",),),
+)
 FIREFUNCTION = CallFormat(
     "firefunction", '{"name": "', '", "arguments": ', "}", ", ", " functools[", "]", signs=(("functools[",),)
 )
@@ -289,8 +346,9 @@ LLAMA3 = CallFormat(
 GENERIC = CallFormat("generic", '{"name": "', '", "arguments": ', "}", "\n", is_described=True)
 
 DECLARED = (
-    *(HARMONY, MISTRAL_IDS, MISTRAL_ARGS, DEEPSEEK_V32, DEEPSEEK_R1, DEEPSEEK_V31, KIMI, MINIMAX, SEED),
+    *(HARMONY, MISTRAL_IDS, MISTRAL_ARGS, DEEPSEEK_V4, DEEPSEEK_V32, DEEPSEEK_R1, DEEPSEEK_V31, KIMI),
+    *(KIMI_K3, MINIMAX, SEED, HY, MINICPM),
     *(QWEN_XML, GLM, GLM_DENSE, GEMMA, LFM2, OLMO, COMMAND_R7B, COMMAND_R, APERTUS, FUNCTIONARY_32),
-    *(FUNCTIONARY_31, NEMOTRON, PHI4, GRANITE, GIGACHAT, FIREFUNCTION, LLAMA3),
+    *(FUNCTIONARY_31, NEMOTRON, PHI4, GRANITE, GIGACHAT_31, GIGACHAT, FIREFUNCTION, LLAMA3),
 )
 AFTER_LEARNING = (MISTRAL, HERMES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stretto.text.reasoning import Format
-from stretto.text.splitter import ANSWER, START, Splitter, State
+from stretto.text.splitter import ANSWER, REASONING, START, Splitter, State
 from stretto.text.tokenizer import Tokenizer
 from stretto.tools.format import MARKS, CallFormat, changed, is_mark, texts_of
 
@@ -31,6 +31,12 @@ class Marks:
             name: State(state.shows, {self.marked(marker): to for marker, to in state.markers.items()})
             for name, state in (reasoning.states.items() if reasoning else ())
         }
+
+    @property
+    def openings(self) -> list[str]:
+        """The markers that open reasoning and are text."""
+        found = self.states[START].markers if self.states else {}
+        return [self.plain(marker) for marker, to in found.items() if to == REASONING]
 
     def marked(self, text: str) -> str:
         """A text with its special tokens as marks; of those that overlap, the longer."""
@@ -66,6 +72,11 @@ class MarkedText:
         states = marks.states
         self._blocks = Splitter(states, START, keeps_marks=True) if states and has_blocks else None
         self._headers = Splitter(states, ANSWER, keeps_marks=True) if states and not has_blocks else None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether text was taken that may yet be a marker of reasoning."""
+        return self._blocks is not None and self._blocks.is_held
 
     def push(self, token: int) -> str:
         """The marked text of a token, without reasoning."""

@@ -46,16 +46,17 @@ class CallParser:
         self._schemas = schemas
         self._source = source
         self._receiver = receiver
+        self._opening = layout.opening if layout.opening.strip() else ""  # white space is no marker
         self._is_list = layout.opening.rstrip().endswith("[")
         lead = "" if self._is_list and layout.lead.strip() in ("", '{"') else layout.lead
         starts = sorted((one for one in (lead, *layout.aliases) if one.strip()), key=len, reverse=True)
         self._starts = starts
-        self._openings = sorted({layout.opening, *starts} - {""}, key=len, reverse=True)
+        self._openings = sorted({self._opening, *starts} - {""}, key=len, reverse=True)
 
     @property
     def is_bare(self) -> bool:
         """Whether a call may be nothing but an object: then only a known name makes it one."""
-        return not self._layout.opening.strip() and not self._layout.lead.strip()
+        return not self._opening and not self._layout.lead.strip()
 
     @property
     def markers(self) -> list[str]:
@@ -69,7 +70,7 @@ class CallParser:
         `is_first`: the answer begins here.
         """
         source, layout = self._source, self._layout
-        opened = bool(layout.opening) and (yield from source.skip(layout.opening))
+        opened = bool(self._opening) and (yield from source.skip(self._opening))
         if not opened and self._is_list:  # a model may leave the bracket out
             opened = yield from source.skip(_head(layout.opening))
         if is_first and layout.at_start:
@@ -84,8 +85,7 @@ class CallParser:
                 source.at = end
                 break
             start = source.at
-            if layout.opening:
-                yield from source.skip(layout.opening)
+            yield from source.skip(self._opening)
             try:
                 listed = (yield from self._read_call(True)) or listed
             except Malformed:

@@ -77,11 +77,23 @@ class ToolPlan:
             return result
         start = max(0, len(before) + result.answer_start)
         text, calls = self.reader.read([*before, *result.tokens][start:])
+        if not calls and not result.text and result.reasoning and result.finish_reason == "stop":
+            return self._read_open(result, before)
         if before and calls:
             said, _ = self.reader.read(list(before[start:]))
             same = (i for i, pair in enumerate(zip(text, said, strict=False)) if pair[0] != pair[1])
             text = text[next(same, min(len(text), len(said))) :]
         return replace(result, text=text, tool_calls=calls) if calls else result
+
+    def _read_open(self, result: Result, before: Sequence[int]) -> Result:
+        """The result of an answer that is nothing but reasoning: calls with which it ends are calls.
+
+        Some models call without closing their reasoning first.
+        """
+        if self.reader is None or not self.reader.has_blocks:
+            return result
+        said, calls = self.reader.read_open([*before, *result.tokens])
+        return replace(result, reasoning=said, tool_calls=calls) if calls else result
 
 
 def plan_tools(
@@ -111,7 +123,7 @@ def plan_tools(
     shown = [tool.description for tool in checked]
     layout = call_format(template, tokenizer)
     reasoning = find_format(template.tool_source) or find_format(template.source)
-    one = isinstance(choice, Mapping) or not parallel
+    one = choice not in (None, "auto", "required") or not parallel  # a function by name is called once
     reader = CallReader(layout, tokenizer, reasoning, checked, token_hex(8), 1 if one else None)
     thinks = is_mark(layout.thoughts[0][:1]) if layout.thoughts[0] else _is_guided(reasoning, tokenizer)
     required = partial(required_calls, layout, chosen, one, thinks)

@@ -94,6 +94,25 @@ class CallReader:
             events += follower.push(token)
         return _collected([*events, *follower.end()])
 
+    def read_open(self, tokens: list[int]) -> tuple[str, tuple[ToolCall, ...]]:
+        """The reasoning and the calls of an answer that never closes its reasoning.
+
+        There are none unless they stand at its end.
+        """
+        follower = self.follow()
+        follower.answer()
+        events: list[Event] = []
+        for token in tokens:
+            events += follower.push(token)
+        events += follower.end()
+        last = max((i for i, event in enumerate(events) if event.call is not None), default=-1)
+        if last < 0 or "".join(event.text for event in events[last:]).strip():
+            return "", ()
+        text, calls = _collected(events)
+        for opening in self._marks.openings:
+            text = text.removeprefix(opening).lstrip()
+        return text, calls
+
     def read_text(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
         """As `read`, of a text with special tokens spelled out."""
         follower = self.follow()

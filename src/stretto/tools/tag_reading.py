@@ -7,12 +7,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from stretto.tools.format import Tagged, shared_prefix
+from stretto.tools.format import TYPE, Tagged, shared_prefix
 from stretto.tools.json_reading import quoted, read_json
 from stretto.tools.source import Malformed, Sink, Source, Steps
 from stretto.tools.types import fits, types_of
 
 _CONSTANTS = {"True": True, "False": False, "None": None}
+_WORD = re.compile(r"\w+")
 _KEY = re.compile(r"[^\s<>\"']{1,256}")
 
 
@@ -22,16 +23,23 @@ def read_tags(source: Source, sink: Sink, tags: Tagged, schema: Mapping[str, Any
     is_first = True
     while (yield from source.skip(tags.key)):
         parts: list[str] = []
-        shared = shared_prefix(tags.value, tags.value_json or tags.value)
-        yield from source.until(shared.split("\n")[0], parts.append)
+        yield from source.until(_after_key(tags), parts.append)
         key = "".join(parts).strip()
         if not _KEY.fullmatch(key):
             raise Malformed
         sink(("" if is_first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         is_first = False
         types = types_of(_property(schema, key), schema)
-        yield from _read_value(source, sink, tags, shared.split("\n")[0], types)
+        yield from _read_value(source, sink, tags, types)
     sink("}")
+
+
+def _after_key(tags: Tagged) -> str:
+    """The text that ends a key: the part that all values share, and only its first tag."""
+    if tags.value_json:
+        return shared_prefix(tags.value, tags.value_json)
+    match = re.match(r"[^>\n]*>?", tags.value)
+    return match[0] if match else tags.value
 
 
 def _property(schema: Mapping[str, Any], key: str) -> Any:
@@ -39,16 +47,18 @@ def _property(schema: Mapping[str, Any], key: str) -> Any:
     return properties.get(key, {}) if isinstance(properties, Mapping) else {}
 
 
-def _read_value(source: Source, sink: Sink, tags: Tagged, taken: str, types: frozenset[str]) -> Steps[None]:
-    """Take the rest of the tag before a value, of which `taken` is gone, the value, and the tag after it."""
-    if tags.value_json and (yield from source.skip(tags.value_json[len(taken) :])):
-        types = types - {"string"} or frozenset({"null"})
-    else:
-        yield from source.expect(tags.value[len(taken) :].rstrip("\n"))
-        types = frozenset({"string"}) if tags.value_json else types
+def _read_value(source: Source, sink: Sink, tags: Tagged, types: frozenset[str]) -> Steps[None]:
+    """Take the rest of the tag before a value, the value, and the tag after it."""
+    types = yield from _read_opening(source, tags, types)
     if tags.value.endswith("\n"):
         yield from _skip_newline(source)
     end = tags.end.strip()
+    if tags.verbatim[0] and (yield from source.skip(tags.verbatim[0])):
+        sink('"')
+        yield from source.until(tags.verbatim[1], lambda text: sink(quoted(text)))
+        sink('"')
+        yield from source.expect(end)
+        return
     if types != {"string"}:
         if (yield from _try_json(source, sink, end, types)):
             return
@@ -64,6 +74,21 @@ def _read_value(source: Source, sink: Sink, tags: Tagged, taken: str, types: fro
         yield from source.until(end, tail.push)
         tail.end()
     sink('"')
+
+
+def _read_opening(source: Source, tags: Tagged, types: frozenset[str]) -> Steps[frozenset[str]]:
+    """Take the rest of the text before a value; the types that it may have, which this text may tell."""
+    taken = len(_after_key(tags))
+    others = types - {"string"} or frozenset({"null"})
+    if TYPE in tags.value_json:
+        kind = yield from source.take(_WORD)
+        rest = tags.value_json.partition(TYPE)[2]
+        yield from source.expect(rest)
+        return frozenset({"string"}) if kind == "string" else others if "string" in types else types
+    if tags.value_json and (yield from source.skip(tags.value_json[taken:])):
+        return others
+    yield from source.expect(tags.value[taken:].rstrip("\n"))
+    return frozenset({"string"}) if tags.value_json else types
 
 
 class _Tail:

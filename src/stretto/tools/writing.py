@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stretto.tools.format import ID, CallFormat, Literals, Tagged
+from stretto.tools.types import type_name
 
 Call = tuple[str, Mapping[str, Any], str]  # name, arguments, id
 
@@ -46,7 +47,7 @@ def _arguments(encoding: Tagged | Literals | None, arguments: Mapping[str, Any])
 def _tag(tags: Tagged, key: str, value: Any) -> str:
     if isinstance(value, str):
         return tags.key + key + tags.value + value + tags.end
-    return tags.key + key + (tags.value_json or tags.value) + dumps(value) + tags.end
+    return tags.key + key + tags.value_of_type(type_name(value)) + dumps(value) + tags.end
 
 
 def _literal(encoding: Literals, value: Any) -> str:
