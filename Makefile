@@ -14,7 +14,9 @@
 #   make check-triton               the kernels for GPUs, in Triton's interpreter; needs torch and triton
 #   make check-cuda [PART=2]        the suites of engine, cache and parallel tokens on a GPU
 #   make check-clients [CLIENTS=…]  real client packages against the server, each with its main job
+#   make check-ray                  replicas on a live Ray cluster: faults, scaling, listeners; a few minutes
 #   make bench-kernels              what each kernel set's matrix products reach
+#   make docs                       the documentation site in build/site, with warnings as errors
 
 PYTHON ?= python3
 VENV   := .venv
@@ -27,7 +29,7 @@ chat: export STRETTO_PROMPT := $(value PROMPT)
 chat: export STRETTO_MODEL  := $(or $(value MODEL),smollm2)
 
 .PHONY: chat test check format bench fuzz asan check-threads check-arm check-compilers wheel check-wheel \
-        check-triton check-cuda check-clients bench-kernels clean
+        check-triton check-cuda check-clients check-ray bench-kernels docs clean
 
 chat: $(VENV)/.installed
 	@if [ -n "$$STRETTO_PROMPT" ]; \
@@ -109,11 +111,20 @@ check-cuda: $(VENV)/.cuda
 check-clients: $(VENV)/.test
 	$(BIN)/python scripts/check_clients.py $(CLIENTS)
 
+# One cluster at a time: its proxies have fixed ports.
+check-ray: $(VENV)/.ray
+	STRETTO_RAY=1 $(BIN)/python -m pytest --quiet -s tests/deploy
+
 bench-kernels: $(VENV)/.installed
 	@mkdir -p build
 	$(CXX) -std=c++17 -O2 -Wall -Wextra -Icsrc benchmarks/kernels.cpp -o build/bench_kernels \
 	    "$$(ls -t build/cp*/libstretto_core.a | head -n 1)" -pthread
 	build/bench_kernels
+
+# Generated pages and figures are checked first: the site never shows what the program no longer does.
+docs: $(VENV)/.docs
+	$(BIN)/python scripts/doc_reference.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist
@@ -135,6 +146,14 @@ $(VENV)/.test: $(BIN)/python pyproject.toml $(NATIVE)
 
 $(VENV)/.cuda: $(VENV)/.test
 	@$(BIN)/python scripts/build_progress.py -m pip install --editable '.[test,cuda]'
+	@touch $@
+
+$(VENV)/.docs: $(BIN)/python pyproject.toml $(NATIVE)
+	@$(BIN)/python scripts/build_progress.py -m pip install --editable '.[docs]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.ray: $(VENV)/.test
+	@$(BIN)/python scripts/build_progress.py -m pip install --editable '.[test,ray]'
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml

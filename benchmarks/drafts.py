@@ -1,9 +1,9 @@
-"""Prompt lookup against plain decoding: how much faster it copies, edits code, and writes prose.
+"""Prompt lookup against plain decoding, in lines and in trees: how it copies, edits code, and writes prose.
 
     python benchmarks/drafts.py --rounds 8 --threads 2
 
-Each sample with guesses stands next to one without, by turns, of the same prompt and seed; the texts are
-asserted to be the same. The prompt is in the cache, so that only decoding is timed. Prose begins from texts
+Samples with drafts stand next to one without, by turns, of the same prompt and seed; the texts are asserted
+to be the same. The prompt is in the cache, so that only decoding is timed. Prose begins from texts
 that hold nothing to copy: what guessing costs there is in the last rows. All samples go to --out.
 """
 
@@ -36,11 +36,23 @@ def perimeter(shape, width, height):
         return 2 * (width + height)
     raise ValueError(shape)
 '''
+ROW = '{{"name": "{}", "kind": "{}", "city": "{}", "open": {}}},\n'
+RECORDS = "[\n" + "".join(
+    ROW.format(*row)
+    for row in [
+        ("Louvre", "museum", "Paris", "true"),
+        ("Prater", "park", "Vienna", "true"),
+        ("Uffizi", "museum", "Florence", "false"),
+        ("Tivoli", "park", "Copenhagen", "false"),
+        ("Prado", "museum", "Madrid", "true"),
+    ]
+)
 COPIED = f"A letter:\n\n{LETTER}\n\nThe same letter again, word for word:\n\n"
 EDITED = f"# Version 1\n{CODE}\n\n# Version 2: the same functions, with type hints\n{CODE[:30]}"
 PROMPTS = {
     "copying": [COPIED + LETTER[:40], COPIED + LETTER[: LETTER.index("In the")]],
     "code editing": [EDITED, EDITED + CODE[30:90]],
+    "records": [RECORDS, RECORDS.replace("Paris", "Rome")],
     "prose": [
         "Once upon a time, in a village by the sea, there lived an old sailor who",
         "The history of astronomy begins long before telescopes. The first people who looked at the sky",
@@ -59,51 +71,66 @@ def decode(llm, prompt, tokens, temperature, seed, **options):
     return time.perf_counter() - begun, result.tokens
 
 
+def variants(branches):
+    """The ways to decode: plain, a line of drafts, and trees with so many branches."""
+    several = {"plain": {}, "lookup": {"draft": "lookup"}}
+    for n in branches:
+        several[f"tree {n}"] = {"draft": "lookup", "draft_branches": n}
+    return several
+
+
 def measure(llm, args):
-    """A pair of samples for each kind of text, prompt, way to sample and round; the first round warms up."""
+    """Samples side by side for each kind of text, prompt and way to sample; the first round warms up."""
     samples = []
+    ways = variants(args.branches)
     for number in range(args.rounds + 1):
+        names = list(ways)[:: 1 if number % 2 else -1]
         for kind, prompts in PROMPTS.items():
             for prompt in prompts:
                 for temperature in (0.0, 0.8):
-                    seconds, texts = {}, {}
-                    before = llm.metrics.drafted_tokens, llm.metrics.accepted_tokens
-                    for draft in (None, "lookup") if number % 2 else ("lookup", None):
-                        seconds[draft], texts[draft] = decode(
-                            llm, prompt, args.tokens, temperature, number, draft=draft
+                    seconds, texts, counts = {}, {}, {}
+                    for name in names:
+                        before = llm.metrics.drafted_tokens, llm.metrics.accepted_tokens
+                        seconds[name], texts[name] = decode(
+                            llm, prompt, args.tokens, temperature, number, **ways[name]
                         )
-                    assert texts[None] == texts["lookup"], "the text has changed"
+                        counts[name] = {
+                            "guessed": llm.metrics.drafted_tokens - before[0],
+                            "right": llm.metrics.accepted_tokens - before[1],
+                        }
+                    assert all(text == texts["plain"] for text in texts.values()), "the text has changed"
                     if number:
-                        guessed, right = (
-                            llm.metrics.drafted_tokens - before[0],
-                            llm.metrics.accepted_tokens - before[1],
-                        )
                         samples.append(
                             {
                                 "kind": kind,
                                 "temperature": temperature,
-                                "plain": seconds[None],
-                                "lookup": seconds["lookup"],
-                                "guessed": guessed,
-                                "right": right,
+                                "seconds": seconds,
+                                "counts": counts,
+                                "tokens": args.tokens,
                             }
                         )
     return samples
 
 
 def table(samples):
-    print("| text | temperature | plain tok/s | speed-up | guessed a token | of these right |")
-    print("|---|---|---|---|---|---|")
+    print("| text | temperature | drafts | speed-up | × a line | tokens a pass | drafted a token |")
+    print("|---|---|---|---|---|---|---|")
+    names = [name for name in samples[0]["seconds"] if name != "plain"]
     for kind in PROMPTS:
         for temperature in (0.0, 0.8):
             mine = [s for s in samples if (s["kind"], s["temperature"]) == (kind, temperature)]
-            tokens = mine[0]["tokens"] * len(mine)
-            guessed, right = sum(s["guessed"] for s in mine), sum(s["right"] for s in mine)
-            print(
-                f"| {kind} | {temperature:g} | {median(s['tokens'] / s['plain'] for s in mine):.0f} "
-                f"| **{median(s['plain'] / s['lookup'] for s in mine):.2f} ×** "
-                f"| {guessed / tokens:.2f} | {right / max(1, guessed):.0%} |"
-            )
+            tokens = sum(s["tokens"] for s in mine)
+            for name in sorted(names):
+                guessed = sum(s["counts"][name]["guessed"] for s in mine)
+                right = sum(s["counts"][name]["right"] for s in mine)
+                ratio = {
+                    base: median(s["seconds"][base] / s["seconds"][name] for s in mine)
+                    for base in ("plain", "lookup")
+                }
+                print(
+                    f"| {kind} | {temperature:g} | {name} | **{ratio['plain']:.2f} ×** "
+                    f"| {ratio['lookup']:.2f} | {tokens / (tokens - right):.2f} | {guessed / tokens:.2f} |"
+                )
 
 
 def main():
@@ -112,10 +139,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--branches", type=int, nargs="*", default=[2, 4], help="of trees")
+    parser.add_argument("--kinds", nargs="*", default=list(PROMPTS), choices=list(PROMPTS))
     parser.add_argument("--out", type=Path, default=HERE / "raw" / "drafts.json")
     args = parser.parse_args()
+    for kind in set(PROMPTS) - set(args.kinds):
+        del PROMPTS[kind]
     with stretto.load(args.model, threads=args.threads, cells=4096) as llm:
-        samples = [{**sample, "tokens": args.tokens} for sample in measure(llm, args)]
+        samples = measure(llm, args)
     command = (
         f"python benchmarks/drafts.py --model {args.model} --rounds {args.rounds} --threads {args.threads}"
     )

@@ -3,10 +3,10 @@
     python benchmarks/onnx_export.py --rounds 5 --threads 2
 
 SmolLM2 with the file's own 4-bit numbers. All by turns, in one process; KleidiAI is off everywhere
-(docs/export.md). Figures are tokens a second of the best prompt of 64 tokens and of the best single step,
-which other processes disturb least, and of the median round. Without onnxruntime-genai its rows are left out.
-`--clock cpu` counts CPU time instead, for one thread on a busy machine. `--distance` also measures how far
-log-probabilities are from exact ones, with KleidiAI on and off.
+(docs/how-to/export.md). Figures are tokens a second of the best prompt of 64 tokens and of the best single
+step, which other processes disturb least, and of the median round. Without onnxruntime-genai its rows are
+left out. `--clock cpu` counts CPU time instead, for one thread on a busy machine. `--distance` also measures
+how far log-probabilities are from exact ones, with KleidiAI on and off.
 """
 
 import argparse

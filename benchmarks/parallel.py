@@ -341,7 +341,7 @@ def bars(path, title, intervals, x_name):
 
 
 def draw(folder, found):
-    """All plots of docs/parallel-tokens.md."""
+    """All plots of docs/explanation/parallel-tokens.md."""
     folder.mkdir(parents=True, exist_ok=True)
     modes, pruned = found["modes"], found["pruning"]
     kl = {"next distribution": modes["kl"], "one token later": modes["kl_later"]}

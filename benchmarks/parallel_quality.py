@@ -132,7 +132,7 @@ def tasks(llm, rng):
 
 
 def shown(found):
-    """Tables as in docs/parallel-tokens.md."""
+    """Tables as in docs/explanation/parallel-tokens.md."""
     for model, parts in found.items():
         print(f"\n{model}\n\n| | rows a token | nats a token | other's nats a character | distinct pairs |"
               " sums | copies |\n|---|---|---|---|---|---|---|")  # fmt: skip

@@ -67,7 +67,7 @@ def make_source(model, target):
 
 def chunks_of(path, count):
     """Tokens of our own documentation, cut into chunks."""
-    text = "\n".join(page.read_text() for page in sorted(TEXTS.glob("*.md")))
+    text = "\n".join(page.read_text() for page in sorted(TEXTS.rglob("*.md")))
     with GGUF(path) as file:
         ids = load_tokenizer(file.metadata).encode(text)
     return [ids[at * CHUNK : (at + 1) * CHUNK] for at in range(count)]

@@ -11,6 +11,7 @@
 #include "bind_config.h"
 #include "bind_sampler.h"
 #include "decoder.h"
+#include "formats.h"
 #include "loop.h"
 
 namespace stretto {
@@ -40,6 +41,21 @@ void pack_rows(Decoder& decoder, const std::string& name, int code, size_t rows,
     check_matrix(code, rows, columns, count, data.shape(0));
     Unlocked unlocked;
     decoder.pack_rows(name, code, rows, columns, data.data(), count);
+}
+
+void set_packed(Decoder& decoder, const std::string& name, int code, size_t rows, size_t columns,
+                Input1<uint8_t> data) {
+    const Format* format = find_format(code);
+    if (!format || rows < 1 || columns < 1 || rows > kMost || columns > kMost || columns % format->block) {
+        fail("no such matrix of weights");
+    }
+    decoder.set_packed(name, code, rows, columns, data.data(), data.shape(0));
+}
+
+// A view of a packed matrix, for as long as the decoder is there.
+Array1<const uint8_t> packed(nb::object self, const std::string& name) {
+    const auto [data, bytes] = nb::cast<Decoder&>(self).packed(name);
+    return Array1<const uint8_t>(data, {bytes}, self);
 }
 
 void check_range(const int32_t* values, size_t n, int64_t end, const char* what) {
@@ -409,6 +425,7 @@ nb::list collected(Decoder& decoder) {
 }  // namespace
 
 void bind_decoder(nb::module_& m) {
+    m.attr("packed_version") = kPackedVersion;
     m.def("kernels", [] { return std::string(best_kernels()->name); }, "The kernel set that is used by default.");
     m.def("uniform", &uniform, nb::arg("seed"), nb::arg("index"), nb::arg("draw"),
           "Number `draw` of a request's random stream.");
@@ -436,6 +453,9 @@ void bind_decoder(nb::module_& m) {
              nb::arg("data").noconvert(), nb::keep_alive<1, 6>())
         .def("pack_rows", &pack_rows, nb::arg("name"), nb::arg("code"), nb::arg("rows"), nb::arg("columns"),
              nb::arg("data").noconvert(), nb::arg("count"))
+        .def("set_packed", &set_packed, nb::arg("name"), nb::arg("code"), nb::arg("rows"), nb::arg("columns"),
+             nb::arg("data").noconvert(), nb::keep_alive<1, 6>())
+        .def("packed", &packed, nb::arg("name"))
         .def("set_vector",
              [](Decoder& decoder, const std::string& name, Input1<float> data) {
                  decoder.set_vector(name, data.data(), data.shape(0));

@@ -17,6 +17,7 @@ namespace stretto {
 namespace {
 
 constexpr size_t kChunkBytes = size_t{16} << 20;
+constexpr size_t kLine = 64;  // bytes of a cache line
 
 }  // namespace
 
@@ -65,7 +66,7 @@ Decoder::Decoder(Config config, size_t n_cells, CacheType cache, Precision preci
 }
 
 uint8_t* Decoder::take_weights(size_t bytes) {
-    const size_t needed = (bytes + 63) / 64 * 64;
+    const size_t needed = (bytes + kLine - 1) / kLine * kLine;
     if (weights_.empty() || weights_.back().size() - chunk_used_ < needed) {
         weights_.emplace_back(std::max(needed, kChunkBytes));
         chunk_used_ = 0;
@@ -121,6 +122,33 @@ void Decoder::pack_rows(const std::string& name, int format, size_t rows, size_t
         pack_panels(format, data, part, begin, end, out + begin * part.panel_bytes);
     }, Measured::kNo);
     matrix->ready += count;
+}
+
+void Decoder::set_packed(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data,
+                         size_t bytes) {
+    complete_ = false;
+    const Tensors::Entry* entry = tensors_.find(name);
+    Layout layout;
+    if (!entry || !entry->matrix || !layout_of(format, &layout)) {
+        throw std::invalid_argument("no use for the matrix " + name);
+    }
+    Matrix matrix = matrix_for(layout, rows, columns, format);
+    if (matrix.bytes() != bytes || reinterpret_cast<uintptr_t>(data) % kLine) {
+        throw std::invalid_argument("these are not the packed bytes of " + name);
+    }
+    matrix.data = data;
+    matrix.format = format;
+    matrix.ready = rows;
+    *entry->matrix = matrix;
+}
+
+std::pair<const uint8_t*, size_t> Decoder::packed(const std::string& name) {
+    const Tensors::Entry* entry = tensors_.find(name);
+    const Matrix* matrix = entry ? entry->matrix : nullptr;
+    if (!matrix || !matrix->data || matrix->ready != matrix->rows) {
+        throw std::invalid_argument("no packed matrix " + name);
+    }
+    return {matrix->data, matrix->bytes()};
 }
 
 void Decoder::set_vector(const std::string& name, const float* data, size_t n) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "adapter.h"
@@ -68,6 +69,10 @@ public:
     void set_unpacked(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data);
     // Packs the next `count` rows of a matrix, a multiple of 16 unless they are the last.
     void pack_rows(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data, size_t count);
+    // A matrix that `pack_rows` has packed, here or in another process: `bytes` on whole cache lines, which must stay.
+    void set_packed(const std::string& name, int format, size_t rows, size_t columns, const uint8_t* data, size_t bytes);
+    // The bytes of a matrix that has been packed as a whole; throws for any other.
+    std::pair<const uint8_t*, size_t> packed(const std::string& name);
     // A norm's weights or a bias.
     void set_vector(const std::string& name, const float* data, size_t n);
     // Whether no tensor is missing.

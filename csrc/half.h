@@ -42,6 +42,11 @@ inline void store16(uint8_t* p, uint16_t v) {
     p[1] = static_cast<uint8_t>(v >> 8);
 }
 
+inline void store32(uint8_t* p, uint32_t v) {
+    store16(p, static_cast<uint16_t>(v));
+    store16(p + 2, static_cast<uint16_t>(v >> 16));
+}
+
 inline float bf16_to_float(uint16_t h) { return float_of_bits(static_cast<uint32_t>(h) << 16); }
 
 inline float half_to_float(uint16_t h) {

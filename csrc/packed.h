@@ -32,6 +32,9 @@ namespace stretto {
 // Twice the floats of four bits that MXFP4 and NVFP4 have, and 128 more.
 constexpr uint8_t kE2m1Bytes[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116};
 
+// Changes with any layout below: bytes packed by another version are packed again.
+constexpr int kPackedVersion = 1;
+
 constexpr size_t kPanelRows = 16;
 constexpr size_t kBlock = 32;
 

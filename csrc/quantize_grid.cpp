@@ -225,11 +225,6 @@ struct GridBlock {
     float unit_factor = 1.0f;  // of the half float, to the unit of scales
 };
 
-void store32(uint8_t* to, uint32_t value) {
-    store16(to, static_cast<uint16_t>(value));
-    store16(to + 2, static_cast<uint16_t>(value >> 16));
-}
-
 template <typename Put>
 void write_grid(const GridKind& kind, float factor, size_t size, const float* x, const float* importance, size_t blocks, uint8_t* out,
                 Put put) {

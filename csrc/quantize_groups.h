@@ -24,10 +24,20 @@ inline Lanes root(Lanes x) {
     return out;
 }
 
-// Numbers j of eight groups that follow each other.
+// Eight groups of N numbers that follow each other, by lanes.
 template <size_t N>
-Lanes gather(const float* x, size_t j) {
-    return {Float4{x[j], x[N + j], x[2 * N + j], x[3 * N + j]}, Float4{x[4 * N + j], x[5 * N + j], x[6 * N + j], x[7 * N + j]}};
+void gather(const float* x, Lanes* out) {
+    static_assert(N % 4 == 0, "numbers are loaded four at a time");
+    for (size_t j = 0; j < N; j += 4) {
+        Float4 first[4], last[4];
+        for (size_t g = 0; g < 4; ++g) {
+            std::memcpy(&first[g], x + g * N + j, sizeof first[g]);
+            std::memcpy(&last[g], x + (g + 4) * N + j, sizeof last[g]);
+        }
+        transpose(first);
+        transpose(last);
+        for (size_t i = 0; i < 4; ++i) out[j + i] = {first[i], last[i]};
+    }
 }
 
 // Up to eight groups of N numbers; those that are missing are zeros.
@@ -40,10 +50,10 @@ void load_groups(const float* x, const float* importance, size_t count, Emphasis
         if (importance) std::fill(std::copy(importance, importance + count * N, weights), weights + N * kLanes, 0.0f);
         importance = importance ? weights : nullptr;
     }
-    for (size_t j = 0; j < N; ++j) {
-        out->x[j] = cut(gather<N>(x, j), -kMostValue, kMostValue);
-        out->w[j] = importance ? gather<N>(importance, j) : Lanes(1.0f);
-    }
+    gather<N>(x, out->x);
+    for (size_t j = 0; j < N; ++j) out->x[j] = cut(out->x[j], -kMostValue, kMostValue);
+    if (importance) gather<N>(importance, out->w);
+    else std::fill(out->w, out->w + N, Lanes(1.0f));
     if (emphasis == Emphasis::kNone) return;
     Lanes squares(0.0f);
     for (size_t j = 0; j < N; ++j) squares = squares + out->x[j] * out->x[j];
@@ -67,6 +77,19 @@ struct Quants {
         for (size_t g = 0; g < 4; ++g) {
             q[g][j] = static_cast<uint8_t>(a[g]);
             q[g + 4][j] = static_cast<uint8_t>(b[g]);
+        }
+    }
+
+    // Numbers j to j + 3 of all groups: a word of each.
+    void put4(size_t j, const Lanes* values) {
+        Int4 a{}, b{};
+        for (size_t i = 4; i-- > 0;) {
+            a = a << 8 | (__builtin_convertvector(values[i].a, Int4) & 255);
+            b = b << 8 | (__builtin_convertvector(values[i].b, Int4) & 255);
+        }
+        for (size_t g = 0; g < 4; ++g) {
+            store32(&q[g][j], static_cast<uint32_t>(a[g]));
+            store32(&q[g + 4][j], static_cast<uint32_t>(b[g]));
         }
     }
 };

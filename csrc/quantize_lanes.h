@@ -42,6 +42,23 @@ inline Lanes operator-(Lanes x, Lanes y) { return {x.a - y.a, x.b - y.b}; }
 inline Lanes operator*(Lanes x, Lanes y) { return {x.a * y.a, x.b * y.b}; }
 inline Lanes operator/(Lanes x, Lanes y) { return {x.a / y.a, x.b / y.b}; }
 inline Lanes operator-(Lanes x) { return {-x.a, -x.b}; }
+// Columns of four vectors become rows.
+inline void transpose(Float4* v) {
+#if defined(__ARM_NEON)
+    const float32x4x2_t even = vzipq_f32(v[0], v[2]), odd = vzipq_f32(v[1], v[3]);
+    const float32x4x2_t first = vzipq_f32(even.val[0], odd.val[0]), last = vzipq_f32(even.val[1], odd.val[1]);
+    v[0] = first.val[0], v[1] = first.val[1], v[2] = last.val[0], v[3] = last.val[1];
+#elif defined(__SSE2__)
+    const __m128 even_low = _mm_unpacklo_ps(v[0], v[2]), even_high = _mm_unpackhi_ps(v[0], v[2]);
+    const __m128 odd_low = _mm_unpacklo_ps(v[1], v[3]), odd_high = _mm_unpackhi_ps(v[1], v[3]);
+    v[0] = _mm_unpacklo_ps(even_low, odd_low), v[1] = _mm_unpackhi_ps(even_low, odd_low);
+    v[2] = _mm_unpacklo_ps(even_high, odd_high), v[3] = _mm_unpackhi_ps(even_high, odd_high);
+#else
+    const Float4 old[4] = {v[0], v[1], v[2], v[3]};
+    for (size_t i = 0; i < 4; ++i) v[i] = Float4{old[0][i], old[1][i], old[2][i], old[3][i]};
+#endif
+}
+
 inline Mask operator<(Lanes x, Lanes y) { return {x.a < y.a, x.b < y.b}; }
 inline Mask operator>(Lanes x, Lanes y) { return y < x; }
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import transformers as t
 from safetensors.numpy import save_file
+
 from tiny.base import randomize
 
 FOLDER = Path(__file__).parent.parent / "tests" / "data" / "folders"

@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from tiny_encoders_more import Gemma4, InternVL, InternVL6
-from tiny_sighted import SightedQwen, answer_of_gemma4, answer_of_qwen35
 from transformers import (
     CLIPVisionConfig,
     Gemma3Config,
@@ -40,6 +38,8 @@ from transformers.models.llava.image_processing_pil_llava import LlavaImageProce
 
 from stretto.weights.writer import write_gguf
 from tiny_encoders import Pixtral, Pixtral12, Qwen3VL, Qwen35, Tiny
+from tiny_encoders_more import Gemma4, InternVL, InternVL6
+from tiny_sighted import SightedQwen, answer_of_gemma4, answer_of_qwen35
 
 FOLDER = Path(__file__).parent.parent / "tests" / "data" / "vision"
 PICTURES = ((40, 40), (96, 54), (37, 83))  # width, height: a square, wide, tall

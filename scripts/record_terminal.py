@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pexpect
 import pyte
+
 from terminal_svg import draw, lines_of
 
 WIDTH, HEIGHT = 90, 16

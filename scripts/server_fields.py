@@ -1,6 +1,6 @@
-"""The tables of docs/server.md that say what becomes of each field of a request, made from the schemas.
+"""The tables of docs/reference/server.md: what becomes of each field of a request, made from the schemas.
 
-python scripts/server_fields.py       # writes them into docs/server.md
+python scripts/server_fields.py       # writes them into docs/reference/server.md
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from stretto.server.anthropic_schemas import CountRequest, MessagesRequest
 from stretto.server.responses_schemas import ResponseRequest
 from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 
-PAGE = Path(__file__).parent.parent / "docs" / "server.md"
+PAGE = Path(__file__).parent.parent / "docs" / "reference" / "server.md"
 START, END = "<!-- fields -->\n", "<!-- end of fields -->"
 TABLES = (
     {

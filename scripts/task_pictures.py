@@ -1,4 +1,4 @@
-"""Draws the images of docs/tasks: what the models find in the images of the tests.
+"""Draws the images of docs/how-to/tasks: what the models find in the images of the tests.
 
 python scripts/task_pictures.py
 """

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tiny import delta_nets, gemma4
 from transformers import Qwen3VLConfig
 from transformers.models.gemma4.modeling_gemma4 import create_masks_for_vision_model
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLForConditionalGeneration
 
+from tiny import delta_nets, gemma4
 from tiny_encoders import Qwen3VL
 
 VOCAB, WIDTH, WIDE, LAYERS = 96, 32, 64, 3

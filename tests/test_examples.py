@@ -279,6 +279,42 @@ def test_blur_faces(output_of, tmp_path):
     assert after.crop((190, 70, 260, 170)).getcolors(64) is not None  # the face is 8 × 8 squares
 
 
+def test_chat_budget(output_of):
+    lines = output_of("chat_budget.py").splitlines()
+    found = [re.search(r"\((\d+) of 72 tokens, (\d+) messages forgotten\)$", line).groups() for line in lines]
+    assert len(found) == 4
+    assert all(int(tokens) <= 72 for tokens, _ in found)
+    assert int(found[0][1]) == 0
+    assert int(found[-1][1]) > 0
+
+
+def test_best_of_fork(output_of):
+    *lines, best = output_of("best_of_fork.py").splitlines()
+    scores = [float(line.split(" ", 1)[0]) for line in lines]
+    assert len(scores) == 8
+    assert scores == sorted(scores, reverse=True)
+    assert best == f"best: {lines[0].split(' ', 1)[1]}"
+
+
+def test_beam_search(output_of):
+    *beams, generated = output_of("beam_search.py").splitlines()
+    assert len(beams) == 4
+    assert beams[0].split(" ", 1)[1] == generated.removeprefix("generate: ")
+
+
+def test_extract_many(output_of):
+    n_orders, n_steps = re.match(r"(\d+) orders in (\d+) steps: name=", output_of("extract_many.py")).groups()
+    assert int(n_orders) == 50
+    assert int(n_steps) < 50 * 10  # alone each of them would take more
+
+
+def test_watermark(output_of):
+    plain, marked = (
+        float(re.search(r"([+-][\d.]+) standard", line)[1]) for line in output_of("watermark.py").splitlines()
+    )
+    assert abs(plain) < 3 < marked
+
+
 def test_every_example_is_tested():
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     examples = {path.stem for path in EXAMPLES.glob("*.py")}

@@ -22,7 +22,7 @@ ALLOWED = {
     "cache": {"weights.files", "weights.safetensors"},
     "sampling": set(),
     "hooks": {"sampling"},
-    "drafts": {"cache.radix", "sampling.params", "text"},
+    "drafts": {"cache.radix", "sampling.measure", "sampling.params", "text"},
     "vision": {"cache.items", "models", "text", "weights"},
     "backends": {"cache", "hardware.cuda", "models", "sampling", "weights"},
     "export": {"models", "text", "weights"},
@@ -103,10 +103,12 @@ ALLOWED = {
         "vision.image",
         "weights",
     },
+    "deploy": {"engine", "hardware", "llm", "server", "text", "tools", "weights"},
     "cli": {
         "DraftModel",
         "Grammar",
         "bench",
+        "deploy",
         "door",
         "evaluation",
         "export",
@@ -123,6 +125,7 @@ ALLOWED = {
         "weights",
     },
     "__init__": {"*"},
+    "__main__": {"cli"},
 }
 EVERYONE = {"errors", "forking", "kernels", "options", "_native"}
 

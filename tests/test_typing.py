@@ -41,6 +41,8 @@ async def main() -> None:
     assert_type(await llm.achat(messages, options), Result)
     async for token in llm.astream(seq):
         assert_type(token.text, str)
+    async for token in llm.achat(messages, stream=True):
+        assert_type(token.text, str)
 """
 
 

@@ -102,9 +102,9 @@ def open_model(
     _check_choice("precision", precision, PRECISIONS)
     if not isinstance(exact, bool):
         raise InvalidRequest(f"exact must be True or False, not {exact!r}", param="exact", value=exact)
-    if not isinstance(repack, bool) and repack != "auto":
+    if not isinstance(repack, bool) and repack not in ("auto", "shared"):
         raise InvalidRequest(
-            f"repack must be 'auto', True or False, not {repack!r}", param="repack", value=repack
+            f"repack must be 'auto', True, False or 'shared', not {repack!r}", param="repack", value=repack
         )
     if threads is not None:
         check_integer("threads", threads, 1, 1024)

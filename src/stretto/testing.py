@@ -9,7 +9,7 @@ be read off a text. Cells, batches, sampling and stopping are the real ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,7 +29,7 @@ Ints = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
 Script = Sequence[int] | Callable[[list[int]], int | ArrayLike]
 
-END = "<|end|>"
+START, END = "<|start|>", "<|end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
@@ -91,10 +91,7 @@ class MockBackend(NoSlots):
     def _next(self, tokens: list[int]) -> int | ArrayLike:
         if callable(self.script):
             return self.script(tokens)
-        # The longest prefix of the script that the tokens end with.
-        script = list(self.script)
-        n_said = next(n for n in range(len(script) - 1, -1, -1) if tokens[len(tokens) - n :] == script[:n])
-        return script[n_said]
+        return self.script[_n_said(tokens, self.script)]
 
     def hidden(self, batch: Batch) -> Floats:
         """A script has no hidden states."""
@@ -124,7 +121,7 @@ class MockBackend(NoSlots):
         """Nothing to free."""
 
 
-def byte_tokenizer(specials: Sequence[str] = ("<|start|>", END)) -> Tokenizer:
+def byte_tokenizer(specials: Sequence[str] = (START, END)) -> Tokenizer:
     """A tokenizer whose token n is byte n; control tokens follow from 256 on. `<|end|>` ends a text.
 
     >>> byte_tokenizer().encode("AB")
@@ -147,8 +144,33 @@ def byte_tokenizer(specials: Sequence[str] = ("<|start|>", END)) -> Tokenizer:
     return BPETokenizer(Metadata(values, types_of, "byte tokenizer"))
 
 
+def answers_script(answers: Mapping[str, str], tokenizer: Tokenizer) -> Script:
+    """A script that answers by what is asked: with the value of the first key that the prompt contains.
+
+    In a chat the key is looked for in the last message. A key "" fits everything.
+    """
+    start = tokenizer.encode(START, special=True)[0]
+
+    def script(tokens: list[int]) -> int:
+        marks = [i for i, token in enumerate(tokens) if token == start]
+        asked = tokenizer.decode(tokens[marks[-2] : marks[-1]] if len(marks) > 1 else tokens)
+        answer = next((answer for word, answer in answers.items() if word in asked), None)
+        if answer is None:
+            raise InvalidRequest(f'no answer of the mock fits {asked[-100:]!r}; one for "" fits everything')
+        ids = [*tokenizer.encode(answer), tokenizer.eos_id or 0]
+        return ids[_n_said(tokens, ids)]
+
+    return script
+
+
+def _n_said(tokens: list[int], script: Sequence[int]) -> int:
+    """How many tokens of a script have been said: the longest prefix of it that the tokens end with."""
+    said = list(script)
+    return next(n for n in range(len(said) - 1, -1, -1) if tokens[len(tokens) - n :] == said[:n])
+
+
 def mock_llm(
-    script: str | Script,
+    script: str | Mapping[str, str] | Script,
     *,
     cells: int = 1024,
     context_length: int = 1024,
@@ -157,11 +179,17 @@ def mock_llm(
 ) -> LLM:
     """An `LLM` on a `MockBackend` with a byte tokenizer; a text as script is generated, then the end token.
 
+    A mapping of words to texts answers by what the prompt, or the last message of a chat, contains.
+
     >>> mock_llm("Hi").generate("?", temperature=0).text
     'Hi'
+    >>> mock_llm({"time": "Noon.", "": "Hm?"}).generate("What time is it?", temperature=0).text
+    'Noon.'
     """
     tokenizer = byte_tokenizer()
-    if isinstance(script, str):
+    if isinstance(script, Mapping):
+        script = answers_script(script, tokenizer)
+    elif isinstance(script, str):
         script = [*tokenizer.encode(script), tokenizer.eos_id or 0]
     backend = MockBackend(script, tokenizer.n_vocab, cells, context_length)
     template = ChatTemplate(CHAT_TEMPLATE, tokenizer.specials)

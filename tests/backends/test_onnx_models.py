@@ -154,6 +154,23 @@ def test_drafts_change_nothing(llm):
     assert drafted.tokens == plain.tokens
 
 
+def test_trees_of_drafts_change_nothing_where_there_may_be_any(llm):
+    prompt = [*tokens(llm, 6, 9), 1] * 3 + tokens(llm, 6, 9)
+    options = {"max_tokens": 24, "draft": stretto.PromptLookup(1), "draft_branches": 3, **EXACT}
+    if llm.backend.capabilities.merge:
+        assert llm.generate(prompt, **options).tokens == llm.generate(prompt, max_tokens=24, **EXACT).tokens
+    else:
+        with pytest.raises(Unsupported, match="merge"):
+            llm.generate(prompt, **options)
+
+
+def test_packed_continuations_score_as_each_alone(llm):
+    prompt = tokens(llm, 6, 9)
+    several = [[1, 2, 3], [1, 2, 4, 5], [6], [1, 7]]
+    for continuation, scores in zip(several, llm.score(prompt, several), strict=True):
+        assert scores == pytest.approx(llm.score(prompt + continuation)[len(prompt) - 1 :], abs=1e-3)
+
+
 def test_beams_and_several_answers_work(llm):
     prompt = tokens(llm, 8, 10)
     assert len(llm.generate(prompt, n=3, max_tokens=5, seed=1)) == 3

@@ -38,6 +38,11 @@ def refused(result):
 # -- the whole --
 
 
+def test_the_package_is_a_command_too():
+    done = subprocess.run([sys.executable, "-m", "stretto", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"stretto {__version__}\n")
+
+
 def test_help_and_version(stretto):
     code, output, errors = stretto("--help")
     assert (code, errors) == (0, "")
@@ -74,6 +79,12 @@ def test_debug_shows_the_traceback_wherever_it_stands(stretto, arguments):
     assert (code, output) == (2, "")
     assert errors.startswith("Traceback")
     assert errors.endswith("error: no.gguf: no such file\n")
+
+
+def test_chat_and_serve_take_the_model_as_an_argument(stretto):
+    assert refused(stretto("chat", "missing.gguf")) == refused(stretto("chat", "--model", "missing.gguf"))
+    assert "not one.gguf and two.gguf" in refused(stretto("chat", "one.gguf", "--model", "two.gguf"))
+    assert refused(stretto("serve", "missing.gguf")) == refused(stretto("serve", "-m", "missing.gguf"))
 
 
 def test_behind_two_dashes_everything_is_text(stretto):

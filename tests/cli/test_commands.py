@@ -11,7 +11,7 @@ from stretto.cli.chatting.session import Chat
 from stretto.cli.conversation import Conversation
 from stretto.testing import mock_llm
 
-DOCS = Path(__file__).parents[2] / "docs" / "terminal.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "terminal.md"
 
 
 @pytest.fixture

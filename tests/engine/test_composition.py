@@ -307,6 +307,33 @@ def test_a_conversation_as_a_sequence(llm):
     assert awaited.text == expected.text
 
 
+def test_a_conversation_as_an_async_stream(llm):
+    messages = [{"role": "user", "content": "Say hello."}]
+    expected = llm.chat(messages, max_tokens=8, temperature=0)
+
+    async def streamed(**options):
+        stream = llm.achat(messages, max_tokens=8, temperature=0, stream=True, **options)
+        text = "".join([token.text async for token in stream])
+        return text, await stream.result()
+
+    text, result = asyncio.run(streamed())
+    assert (text, result.text) == (expected.text, expected.text)
+    with pytest.raises(InvalidRequest, match="no tools"):
+        asyncio.run(streamed(tool_choice="required"))
+
+
+def test_an_async_stream_has_the_calls_of_tools():
+    tools = [{"name": "look", "parameters": {"type": "object", "properties": {}}}]
+    llm = mock_llm('{"name": "look", "arguments": {}}')
+
+    async def called():
+        messages = [{"role": "user", "content": "Look."}]
+        return await llm.achat(messages, temperature=0, tools=tools, stream=True).result()
+
+    (call,) = asyncio.run(called()).tool_calls
+    assert call.name == "look"
+
+
 def test_sequences_that_cannot_be_continued(llm):
     foreign = mock_llm("Hi").sequence("p")
     with pytest.raises(InvalidRequest, match="not a sequence of this model"):
@@ -517,7 +544,7 @@ def _flat(results):
 
 
 def test_the_documents_print_the_table():
-    page = Path(__file__).parents[2] / "docs" / "combinations.md"
+    page = Path(__file__).parents[2] / "docs" / "reference" / "combinations.md"
     assert as_markdown() in page.read_text()
 
 

@@ -16,7 +16,7 @@ from stretto.options.documenting import page
 from stretto.parallel.options import ParallelOptions, ParallelParams
 from stretto.sampling.params import SamplingParams
 
-PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
 
 CALLS = [
     (stretto.LLM.generate, generating.GENERATE),
@@ -24,7 +24,7 @@ CALLS = [
     (stretto.LLM.stream, generating.STREAM),
     (stretto.LLM.astream, generating.STREAM),
     (stretto.LLM.chat, generating.CHAT),
-    (stretto.LLM.achat, generating.ACHAT),
+    (stretto.LLM.achat, generating.CHAT),
     (stretto.LLM.parallel, parallel.PARALLEL),
     (stretto.LLM.step, generating.SAMPLING),
     (stretto.Sequence.step, generating.SAMPLING),
@@ -78,4 +78,4 @@ def test_options_as_a_value_takes_what_the_table_lists():
 
 
 def test_the_page_of_documentation_is_made_from_the_tables():
-    assert PAGE.read_text() == page(), "run: python -m stretto.options > docs/options.md"
+    assert PAGE.read_text() == page(), "run: python -m stretto.options > docs/reference/options.md"

@@ -1,8 +1,6 @@
 """A real Chromium, and pages in it that fail a test by a console error or a request to another host."""
 
-import os
 import re
-import shutil
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,18 +8,12 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from chromium import chromium, missing
 from serving import mock, serving
 
-IN_CI = os.environ.get("CI") == "true"
 SHOTS = Path(__file__).resolve().parents[2] / "build" / "page"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # A server that is away, or that asks for a key, is part of tests; the page's own errors are not.
 NETWORK = re.compile("Failed to load resource|net::ERR_")
-
-
-def missing(reason):
-    """Without a browser, tests are skipped here and fail in CI."""
-    (pytest.fail if IN_CI else pytest.skip)(reason)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -42,17 +34,9 @@ def keep(page, name, full_page=True):
 
 @pytest.fixture(scope="module")
 def browser():
-    """One browser a test file: while one is open, its event loop keeps other tests from having their own."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        missing("the page is tested with playwright; pip install 'stretto[test]'")
-    if CHROMIUM is None:
-        missing("the page is tested in Chromium, and there is none; apt-get install chromium")
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    """One browser a test file."""
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The tables of docs/server.md say what becomes of each field: they are those of the schemas, and true."""
+"""The tables of docs/reference/server.md: what becomes of each field is what the schemas say, and true."""
 
 import importlib.util
 from pathlib import Path

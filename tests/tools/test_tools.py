@@ -313,7 +313,7 @@ def test_templates_that_write_no_calls_get_them_as_text(calls):
 WRONG = [
     ({"tools": "now"}, "tools must be a list"),
     ({"tools": []}, "0 entries"),
-    ({"tools": [5]}, r"tools\[0\] must be a dict"),
+    ({"tools": [5]}, r"tools\[0\] must be a function or a dict"),
     ({"tools": [{"type": "retrieval"}]}, "retrieval"),
     ({"tools": [{"function": 3}]}, "no dict"),
     ({"tools": [{"name": 'a", "b'}]}, "has the name"),

@@ -1,15 +1,16 @@
 """The native backend: the decoder in csrc/, driven with one flat batch a step.
 
-Weights are packed on loading into the layout the kernels want, a piece at a time, without losing a bit; K and
-V are stored as half floats or in 8 bits. With `repack=False` kernels read the rows of the file where they are
-mapped: a little slower, the same bits, for files larger than memory. Products take activations of 8 bits,
+Weights are packed on loading into the layout the kernels want, a piece at a time, without losing a bit; K
+and V are stored as half floats or in 8 bits. With `repack=False` kernels read the rows of the file where
+they are mapped: a little slower, the same bits, for files larger than memory. With `repack="shared"` they
+are packed into a file that all processes map (weights/packed_file.py). Products take activations of 8 bits,
 or of 16 with `precision="high"`. Within one kernel set and one precision a sequence's logits are the same
 bits whatever else is in the batch, in however many chunks and with however many threads they are computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from stretto import _native, kernels
 from stretto.backends.adapters import changes_of, scales_of
 from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun, LoRA
 from stretto.backends.matrices import Matrices, Rows
+from stretto.backends.shared_weights import shared_matrices
 from stretto.errors import InvalidRequest, ModelError, Unsupported
 from stretto.models.parts import Rope
 from stretto.models.spec import ModelSpec
@@ -27,6 +29,7 @@ from stretto.sampling.sampler import WRONG, bias_arrays, history
 from stretto.weights.adapters import Pair
 from stretto.weights.formats import Format, quantize
 from stretto.weights.gguf import GGUF
+from stretto.weights.packed_file import PackedMatrix
 from stretto.weights.placement import Placement
 
 Floats = NDArray[np.float32]
@@ -90,13 +93,44 @@ class NativeBackend:
                 self._decoder.set_vector(name, numbers)
                 file.forget(tensor)
         file.read_ahead(True)
-        for name, rows, columns in tensors:
-            if columns:
-                packed = repack and name not in looked_up
-                self._set_matrix(file, matrices.rows(name, rows), name, columns, packed)
+        wanted = [(name, rows, columns) for name, rows, columns in tensors if columns]
+        packed = [one for one in wanted if repack and one[0] not in looked_up]
+        mapped: dict[str, PackedMatrix] = {}
+        if placement is not None and placement.shared:
+            mapped = shared_matrices(file, lambda: self._packed_apart(file, matrices, packed))
+        for name, rows, columns in wanted:
+            if name in mapped:
+                self._map_matrix(name, mapped[name])
+            else:
+                self._set_matrix(
+                    self._decoder,
+                    file,
+                    matrices.rows(name, rows),
+                    name,
+                    columns,
+                    repack and name not in looked_up,
+                )
 
-    def _set_matrix(self, file: GGUF, rows: Rows, name: str, columns: int, repack: bool) -> None:
-        """Rows of the file, as a matrix of the decoder.
+    def _packed_apart(
+        self, file: GGUF, matrices: Matrices, wanted: Sequence[tuple[str, int, int]]
+    ) -> Iterator[tuple[str, PackedMatrix]]:
+        """Matrices as they are packed, in memory that is freed once they have been written."""
+        decoder = _native.Decoder(plain_spec(self.spec), 1, "f16", self.threads, kernels.chosen())
+        for name, rows, columns in wanted:
+            found = matrices.rows(name, rows)
+            self._set_matrix(decoder, file, found, name, columns, repack=True)
+            yield name, PackedMatrix(found.format.value, rows, columns, decoder.packed(name))
+
+    def _map_matrix(self, name: str, matrix: PackedMatrix) -> None:
+        """A matrix that stays where it is mapped."""
+        if Format(matrix.code) not in FLOATS and self.precision == "standard":
+            self._quantized.add(name)
+        self._open.set_packed(name, matrix.code, matrix.rows, matrix.columns, matrix.data)
+
+    def _set_matrix(
+        self, decoder: _native.Decoder, file: GGUF, rows: Rows, name: str, columns: int, repack: bool
+    ) -> None:
+        """Rows of the file, as a matrix of a decoder.
 
         They are packed piece by piece, and each piece's pages freed: the file is never in memory twice.
         """
@@ -112,12 +146,12 @@ class NativeBackend:
         n, nbytes = rows.data.shape
         code = rows.format.value
         if not repack:
-            self._open.set_unpacked(name, code, n, columns, rows.data.reshape(-1))
+            decoder.set_unpacked(name, code, n, columns, rows.data.reshape(-1))
             return
         step = max(PANEL_ROWS, PIECE_BYTES // nbytes // PANEL_ROWS * PANEL_ROWS)
         for at in range(0, n, step):
             piece = rows.data[at : at + step]
-            self._open.pack_rows(name, code, n, columns, piece.reshape(-1), len(piece))
+            decoder.pack_rows(name, code, n, columns, piece.reshape(-1), len(piece))
             if not rows.is_copy:
                 file.forget(rows.tensor, end=(rows.first + at + len(piece)) * nbytes)
 

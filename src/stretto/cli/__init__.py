@@ -20,6 +20,7 @@ from stretto.cli.chat import chat
 from stretto.cli.classify import classify
 from stretto.cli.compare import compare
 from stretto.cli.convert import convert
+from stretto.cli.deploy import deploy
 from stretto.cli.detect import detect
 from stretto.cli.devices import devices
 from stretto.cli.doctor import doctor
@@ -85,6 +86,7 @@ app.command("perplexity", cls=Command, rich_help_panel="Quality")(perplexity)
 app.command("eval", cls=Command, rich_help_panel="Quality")(eval_)
 app.add_typer(bench, name="bench")
 app.add_typer(export, name="export")
+app.add_typer(deploy, name="deploy")
 
 
 @app.callback(invoke_without_command=True)

@@ -11,9 +11,13 @@ import typer
 
 from stretto.cli import options as o
 from stretto.cli.output import clean
+from stretto.errors import InvalidRequest
 
 
 def chat(
+    name: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="As --model.", show_default=False)
+    ] = None,
     model: o.Model = o.DEFAULT_MODEL,
     system: o.System = None,
     vision: o.Vision = None,
@@ -57,6 +61,10 @@ def chat(
     from stretto.cli.generation import open_llm, template_arguments, wants_stats
     from stretto.cli.lines import piped
 
+    if name is not None:
+        if model not in (o.DEFAULT_MODEL, name):
+            raise InvalidRequest(f"a chat has one model, not {name} and {model}", param="model", value=model)
+        model = name
     arguments = template_arguments(template_arg)
     conversation = Conversation() if load is None else files.load(load)
     if system is not None:

@@ -174,6 +174,14 @@ Draft = Annotated[
         rich_help_panel=_MACHINE,
     ),
 ]
+DraftBranches = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Draft up to so many continuations, verified as a tree in one pass (default: one).",
+        rich_help_panel=_MACHINE,
+    ),
+]
 Backend = Annotated[
     str,
     typer.Option(metavar="NAME", help="What runs the model: native, torch, onnx …", rich_help_panel=_MACHINE),
@@ -191,13 +199,14 @@ Threads = Annotated[
     typer.Option(help="How many threads (default: as suits the machine).", rich_help_panel=_MACHINE),
 ]
 Repack = Annotated[
-    Literal["auto", "yes", "no"],
+    Literal["auto", "yes", "no", "shared"],
     typer.Option(
-        help="Pack weights in memory, or read them from the file; auto: by free memory.",
+        help="Pack weights in memory, or read them from the file; auto: by free memory; shared: in a file "
+        "that all processes map.",
         rich_help_panel=_MACHINE,
     ),
 ]
-REPACK: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False}
+REPACK: dict[str, bool | str] = {"auto": "auto", "yes": True, "no": False, "shared": "shared"}
 Precision = Annotated[
     Literal["standard", "high"],
     typer.Option(help="Activations in 8 bits, or in 16: slower, exacter.", rich_help_panel=_MACHINE),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 MAX_TEXT_BYTES = 1 << 30
 
-Backend = Annotated[str, typer.Option(help="What runs the model (docs/routing.md).")]
+Backend = Annotated[str, typer.Option(help="What runs the model (docs/explanation/routing.md).")]
 Threads = Annotated[
     int | None, typer.Option(min=1, max=1024, help="How many threads (default: as suits the machine).")
 ]

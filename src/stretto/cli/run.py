@@ -76,6 +76,7 @@ def run(
     cells: o.Cells = 8192,
     kv: o.Kv = "f16",
     draft: o.Draft = None,
+    draft_branches: o.DraftBranches = None,
     backend: o.Backend = "auto",
     device: o.Device = "auto",
     threads: o.Threads = None,
@@ -110,6 +111,7 @@ def run(
         "stop": stop or (),
         "timeout": timeout,
         "grammar": c.constraint(schema, grammar, regex, choice),
+        **o.named(draft_branches=draft_branches),
     }
     text = joined_prompt(prompt)
     if not text.strip() and not images:

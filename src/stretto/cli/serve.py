@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from stretto.cli import options as o
 from stretto.cli.pull import pull_missing
 from stretto.errors import InvalidRequest, StrettoError
-
-if TYPE_CHECKING:
-    pass
 
 _ACCESS = "Access"
 _MODELS = "Models and memory"
@@ -22,6 +19,9 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, 
 
 
 def serve(
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME=]MODEL", help="As --model.", show_default=False)
+    ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -192,7 +192,8 @@ def serve(
         raise StrettoError(
             f"{error.name} is missing; the server needs: pip install 'stretto[server]'"
         ) from None
-    entries = tuple(ModelEntry.parse(text) for text in model or [o.DEFAULT_MODEL])
+    named = [*(models or ()), *(model or ())] or [o.DEFAULT_MODEL]
+    entries = tuple(ModelEntry.parse(text) for text in named)
     entries = with_adapters(ModelEntry.with_vision(entries, vision or ()), adapter or ())
     settings = Settings(
         models=entries,

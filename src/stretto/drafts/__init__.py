@@ -2,14 +2,17 @@
 
     llm.generate(prompt, draft="lookup")                        # n-grams of the text so far
     llm.generate(prompt, draft=stretto.DraftModel(small))       # a smaller model
+    llm.generate(prompt, draft="lookup", draft_branches=3)      # a tree of three continuations
 
 Propose, verify, roll back: a `Proposer` drafts tokens, the engine computes all of them in one pass and
 samples from each row as in plain decoding; the draft is accepted up to the first token that differs, and the
-cells after it are removed. A rejected token costs time and changes nothing.
+cells after it are removed. A rejected token costs time and changes nothing. A draft of several branches is a
+`DraftTree`: that one pass computes all of them, and sampling goes down the branch that it happens to follow.
 """
 
-from stretto.drafts.base import Drafter, Guesser, Proposer
+from stretto.drafts.base import BranchProposer, Drafter, Guesser, Proposer
 from stretto.drafts.lookup import PromptLookup
 from stretto.drafts.model import DraftModel
+from stretto.drafts.tree import DraftTree
 
-__all__ = ["DraftModel", "Drafter", "Guesser", "PromptLookup", "Proposer"]
+__all__ = ["BranchProposer", "DraftModel", "DraftTree", "Drafter", "Guesser", "PromptLookup", "Proposer"]

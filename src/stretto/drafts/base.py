@@ -19,6 +19,15 @@ class Proposer(Protocol):
         ...
 
 
+@runtime_checkable
+class BranchProposer(Proposer, Protocol):
+    """Drafts several continuations, for `draft_branches`."""
+
+    def propose_branches(self, tokens: list[int], most: int, branches: int) -> list[list[int]]:
+        """Up to `branches` continuations of up to `most` tokens each, the most probable first."""
+        ...
+
+
 Guesser = Proposer  # former name, kept for one release
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 from stretto.cache.radix import common
 from stretto.errors import CacheFull, ContextOverflow, InvalidRequest
-from stretto.sampling.params import check_integer
+from stretto.sampling.measure import measure
+from stretto.sampling.params import check_integer, check_number
 from stretto.text.tokenizer import Tokenizer
 
 
@@ -27,19 +29,27 @@ class Model(Protocol):
         """A new sequence."""
         ...
 
+    def logits(self, sequences: Any) -> Any:
+        """The logits of several sequences, computed in one pass."""
+        ...
+
 
 class DraftModel:
     """Drafts the most probable tokens of another model. Both must have the same tokenizer.
 
     small = stretto.load("smollm2")
     large.generate(prompt, draft=stretto.DraftModel(small, most=4))
+
+    With `draft_branches` the draft divides where the small model is uncertain: at each token that is not its
+    first choice and has at least the probability `split`.
     """
 
-    def __init__(self, llm: Model, most: int = 4) -> None:
+    def __init__(self, llm: Model, most: int = 4, split: float = 0.1) -> None:
         if not hasattr(llm, "sequence") or not hasattr(llm, "tokenizer"):
             raise InvalidRequest(f"DraftModel takes a loaded model, not {llm!r}", param="llm", value=llm)
         check_integer("most", most, 1, 256)
-        self.most = int(most)
+        check_number("split", split, 0.0, 1.0)
+        self.most, self.split = int(most), float(split)
         self._llm = llm
         self._checked: Tokenizer | None = None
 
@@ -51,16 +61,18 @@ class DraftModel:
                     "the draft model has other tokens than the model; they must be the same", param="draft"
                 )
             self._checked = tokenizer
-        return ModelProposer(self._llm)
+        return ModelProposer(self._llm, self.split)
 
 
 class ModelProposer:
     """A sequence of the small model that follows a text and runs ahead of it."""
 
-    def __init__(self, llm: Model) -> None:
+    def __init__(self, llm: Model, split: float = 0.1) -> None:
         self._llm = llm
+        self._log_split = math.log(split) if split else -math.inf
         self._sequence: Any = None
         self._has_images = False
+        self._ends = frozenset(llm.tokenizer.end_ids)
         # Recurrent layers forget a rejected token only by a replay: a fork makes the draft, and is closed.
         self._forks = bool(getattr(getattr(llm, "spec", None), "recurrent", ""))
 
@@ -82,6 +94,50 @@ class ModelProposer:
             if self._forks and fork is not None:
                 fork.close(park=False)
         return draft
+
+    def propose_branches(self, tokens: list[int], most: int, branches: int) -> list[list[int]]:
+        """Its greedy continuation, and others that leave it where a second token is probable enough.
+
+        All of them run ahead side by side, one pass of the small model for each depth.
+        """
+        drafts: list[list[int]] = [[]]
+        forks: list[Any] = []
+        try:
+            self._follow(tokens)
+            forks.append(self._sequence.fork() if self._forks else self._sequence)
+            growing = [0]  # drafts that have not come to an end
+            for _ in range(most):
+                if not growing:
+                    break
+                rows = self._llm.logits([forks[i] for i in growing])
+                growing = [
+                    grown
+                    for i, row in zip(growing, rows, strict=True)
+                    for grown in self._grow(i, row, drafts, forks, branches)
+                ]
+        except (CacheFull, ContextOverflow):
+            pass
+        finally:
+            for fork in forks[not self._forks :]:
+                fork.close(park=False)
+        return [draft for draft in drafts if draft]
+
+    def _grow(self, i: int, row: Any, drafts: list[list[int]], forks: list[Any], branches: int) -> list[int]:
+        """Append the best token to a draft, and the next best ones to new drafts; those that grew."""
+        _, best = measure(row, 0, branches - len(drafts) + 1)
+        grown = []
+        for rank, (token, logprob) in enumerate(best):
+            if token in self._ends or (rank and logprob < self._log_split):
+                break
+            if rank:
+                forks.append(forks[i].fork())
+                drafts.append(drafts[i][:-1])
+            at = len(drafts) - 1 if rank else i
+            drafts[at].append(token)
+            grown.append(at)
+        for at in grown:
+            forks[at].append(drafts[at][-1])
+        return grown
 
     def _follow(self, tokens: list[int]) -> None:
         """Roll back rejected tokens and append new ones. Of images it gets the placeholder tokens only."""

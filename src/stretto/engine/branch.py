@@ -184,7 +184,7 @@ def _text_request(
     track.n_prompt = min(track.n_prompt, len(track.tokens) - params.continues)
     guide, speculation = _constraint(engine, track, params), None
     if params.draft is not None:
-        speculation = Speculation(runner, params.draft, tokenizer)
+        speculation = Speculation(runner, params.draft, tokenizer, params.draft_branches)
     output = _output(engine, track, params, guide is not None)
     decoder = PlainDecoder(
         runner, track, output, params, end_ids_of(engine, params), guide, speculation, keep_track

@@ -1,6 +1,6 @@
 """Options that have no meaning together, in one table: what is refused, why, and what to do instead.
 
-`docs/combinations.md` prints it; everything that is not in it can be combined.
+`docs/reference/combinations.md` prints it; everything that is not in it can be combined.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ REFUSALS = (
     Refusal(PARALLEL, "logprobs", "every member has its probability; leave it out"),
     Refusal(PARALLEL, "loop", "sets are chosen in Python; leave it out"),
     Refusal(PARALLEL, "draft", "a set is not one token that could be drafted; leave it out"),
+    Refusal(PARALLEL, "draft_branches", "a set is not one token that could be drafted; leave it out"),
     Refusal(PARALLEL, "reasoning", "the text of a run is a path through its sets; read it as it is"),
     Refusal(PARALLEL, "continues", "the text of a run starts behind its prompt; leave it out"),
     Refusal(PARALLEL, "overflow", _END),
@@ -126,6 +127,6 @@ def _given(options: Mapping[str, Any]) -> Collection[str]:
 
 
 def as_markdown() -> str:
-    """The table as `docs/combinations.md` prints it."""
+    """The table as `docs/reference/combinations.md` prints it."""
     rows = [f"| `{r.first}` | `{r.second}` | {r.reason} |" for r in REFUSALS]
     return "\n".join(("| this | beside this | why it is refused, and what to do |", "|---|---|---|", *rows))

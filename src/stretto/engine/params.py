@@ -29,6 +29,7 @@ MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 8192  # of all together
 MAX_LOGPROBS = 1000
 MAX_SALT_LENGTH = 256
+MAX_DRAFT_BRANCHES = 16
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -65,6 +66,7 @@ class Keywords(SamplingOptions, total=False):
     overflow: Literal["error", "shift"]
     keep: int
     draft: Drafter | Literal["lookup"] | None
+    draft_branches: int
     reasoning: bool
     adapter: str | Mapping[str, float] | None
     cache_salt: str | None
@@ -100,6 +102,7 @@ class RequestParams:
     overflow: Literal["error", "shift"] = "error"
     keep: int = 0
     draft: Drafter | None = None
+    draft_branches: int = 1
     reasoning: bool = False
     adapter: Parts = ()
     cache_salt: str | None = None
@@ -224,8 +227,15 @@ def check_salt(salt: object) -> None:
 
 def _drafter(options: Mapping[str, Any]) -> Drafter | None:
     """The drafter that an option names."""
-    draft = options.get("draft")
+    draft, branches = options.get("draft"), options.get("draft_branches", 1)
+    check_integer("draft_branches", branches, 1, MAX_DRAFT_BRANCHES)
     if draft is None:
+        if branches > 1:
+            raise InvalidRequest(
+                "draft_branches is for draft: how many continuations are drafted",
+                param="draft_branches",
+                value=branches,
+            )
         return None
     if isinstance(draft, str) and draft == "lookup":
         draft = PromptLookup()

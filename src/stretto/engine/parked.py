@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import TracebackType
+from typing import NamedTuple
 
-from stretto.cache.prefix import CacheStats
+from stretto.cache.prefix import CacheStats, Domain
 from stretto.engine.engine import Engine
 from stretto.engine.runner import Runner
 from stretto.engine.sequence import Sequence, track_in
 from stretto.errors import InvalidRequest
+
+
+class Held(NamedTuple):
+    """Tokens whose cells other prompts can share, or soon can: of a parked sequence, or an open one's prompt.
+
+    `adapter` is the name of one that it was computed with, at scale 1.
+    """
+
+    id: int
+    tokens: tuple[object, ...]
+    salt: str | None
+    adapter: str | None
 
 
 class Pin:
@@ -54,6 +67,32 @@ class ParkedSequences:
             self._engine.runner.prefixes.trim_states()
             stats = self._engine.runner.prefixes.stats()
             return replace(stats, slot_bytes=self._engine.backend.slot_bytes)
+
+    def held(self) -> list[Held]:
+        """What prompts could share, the most recently used first; nothing that shares with its forks alone.
+
+        Mixtures of adapters are left out: they have no name.
+        """
+        runner = self._engine.runner
+        with self._engine.lock:
+            names = {
+                mix.key: name for name in runner.adapters if (mix := runner.adapters.mix(((name, 1.0),)))
+            }
+
+            def shared(number: int, tokens: tuple[object, ...], domain: Domain) -> list[Held]:
+                if domain.private or (domain.adapter is not None and domain.adapter not in names):
+                    return []
+                adapter = None if domain.adapter is None else names[domain.adapter]
+                return [Held(number, tokens, domain.salt, adapter)]
+
+            found: list[Held] = []
+            if runner.prefix_cache:
+                for track in reversed(list(runner.tracks.values())):
+                    if not track.n_edits:
+                        found += shared(track.id, tuple(track.tokens[: track.n_prompt]), track.domain)
+                for entry in reversed(list(runner.prefixes.entries())):
+                    found += shared(entry.id, entry.items, entry.domain)
+            return found
 
     def pin(self, sequence: Sequence) -> Pin:
         """Keep what a sequence has now for good; the sequence itself goes on as it likes."""

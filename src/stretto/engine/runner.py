@@ -129,12 +129,12 @@ class Runner:
             track.logits = None
             self.tracks.pop(track.id, None)
             if not self.closed:
-                track.end_draft(0)
+                track.end_draft()
                 self.park(track.id, track.cache_key if park else NO_KEY, track.exact)
 
     def release(self, track: Track) -> None:
         """Give a track's cells up and keep its tokens: those that were not parked are computed again."""
-        track.end_draft(0)
+        track.end_draft()
         self.park(track.id, track.cache_key, track.exact, keep_id=True)
         track.preempted = track.running
         track.resume = track.logits = track.exact = None
@@ -144,7 +144,7 @@ class Runner:
         """Keep a track's first tokens only."""
         n_gone = len(track) - n_tokens
         if n_gone > 0:
-            track.end_draft(0)
+            track.end_draft()
             if track.n_placed > n_tokens:
                 self.cells.remove_cells(track.id, self.cells.view(track.id)[n_tokens:])
             del track.tokens[n_tokens:]

@@ -16,8 +16,10 @@ from stretto.backends.base import Batch, DeviceRow, Draw, Mask, Mix
 from stretto.cache.cells import Cells
 from stretto.cache.items import ImageToken, bare
 from stretto.cache.prefix import COMMON, CacheKey, Domain
+from stretto.drafts.tree import NO_DRAFT, ROOT, DraftTree
 from stretto.engine import images
 from stretto.engine.checkpoints import Checkpoints
+from stretto.engine.tree_cells import add_draft, keep_accepted, open_lanes
 from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
@@ -89,6 +91,7 @@ class Track:
         "domain",
         "draft",
         "draft_base",
+        "draft_lanes",
         "draft_rows",
         "exact",
         "has_images",
@@ -130,7 +133,8 @@ class Track:
         self.preempted = False  # it gave its cells up to another request and computes them again
         self.closed = False
         self.step_tokens = 1
-        self.draft: list[int] = []
+        self.draft: DraftTree = NO_DRAFT
+        self.draft_lanes: Sequence[int] = ()  # ids for its branches but the first
         self.draft_rows: Rows | None = None  # float32[1 + draft, n_vocab], once computed
         self.draft_base: int | None = None  # the slot with the state before the draft
         self.checkpoints: Checkpoints | None = None  # of its recurrent states, if any are to stay
@@ -195,7 +199,10 @@ class Track:
 
     def exact_tokens(self) -> list[int]:
         """Its leading tokens that have cells with the K/V of an unedited text."""
-        n = min(self.n_placed, len(self.tokens))
+        n = self.n_placed
+        if self.draft_rows is not None:  # tokens that were accepted may have other cells than the draft's
+            n -= len(self.draft.branches[0])
+        n = min(n, len(self.tokens))
         return self.tokens[: n if self.exact is None else min(n, self.exact)]
 
     @property
@@ -337,15 +344,17 @@ class Track:
             most = images.uncut(self.tokens, n + most) - n
         left = len(self.tokens) - n
         start, row, several = self.start, len(batch), self.tokens[n : n + most]
-        batch.extend(several, start, (self.id,), logits=most >= left)
+        lanes = self.draft_lanes[: len(self.draft.branches) - 1] if most >= left else ()
+        sequences = open_lanes(self.cells, self.id, lanes)
+        batch.extend(several, start, sequences, logits=most >= left)
         if self.has_images:
             images.add_vectors(batch, row, several)
         if most < left:
             return 0
         if self.draft and self.cells.slots is not None:
             self.draft_base = self.cells.slots.pin(self.id)
-        for at, token in enumerate(self.draft, start + left):
-            batch.add(token, at, (self.id,), logits=True)
+        if self.draft:
+            add_draft(batch, self.draft, start + left - 1, sequences)
         return 1 + len(self.draft)
 
     def take(self, rows: Rows) -> None:
@@ -362,29 +371,34 @@ class Track:
 
     # -- speculative decoding --
 
-    def propose(self, draft: list[int]) -> None:
-        """Have a draft computed with the last token."""
-        self.draft, self.draft_rows = draft, None
+    def propose(self, draft: DraftTree, lanes: Sequence[int] = ()) -> None:
+        """Have a draft computed with the last token; `lanes` are ids for its branches but the first."""
+        self.draft, self.draft_lanes, self.draft_rows = draft, lanes, None
 
-    def end_draft(self, n_accepted: int) -> None:
-        """Roll back: of a computed draft the first `n_accepted` tokens stay, the cells of others go."""
-        if self.draft_rows is not None and n_accepted < len(self.draft):
-            # With recurrent layers back to the state before it: accepted tokens are pending again.
-            self.cells.remove(self.id, self.cells.end(self.id) - (len(self.draft) - n_accepted))
+    def end_draft(self, node: int = ROOT) -> None:
+        """Roll back: of a computed draft the tokens down to a node stay, the cells of others go."""
+        if self.draft_rows is not None:
+            keep_accepted(self.cells, self.id, self.draft, self.draft_lanes, node)
+        self._close_draft()
+
+    def _close_draft(self) -> None:
         if self.draft_base is not None and self.cells.slots is not None:
             self.cells.slots.unpin(self.id, self.draft_base)
-        self.draft, self.draft_rows, self.draft_base = [], None, None
+        for lane in self.draft_lanes:
+            self.cells.remove(lane)
+        self.draft, self.draft_lanes, self.draft_rows, self.draft_base = NO_DRAFT, (), None, None
 
     def forget_logits(self) -> None:
         """Drop logits that an interrupted hook may have changed; they are computed again."""
-        self.end_draft(0)
+        self.end_draft()
         self.logits = None
 
     def drop_draft(self) -> bool:
         """Give up a draft that has not been computed; say whether there was one."""
         dropped = bool(self.draft) and self.draft_rows is None
         if dropped:
-            self.draft, self.step_tokens = [], 1
+            self._close_draft()
+            self.step_tokens = 1
         return dropped
 
 

@@ -110,8 +110,8 @@ class Result:
     `logprobs=n`, `logprobs` has an entry for each event of a token. `logprob` is what `best_of` and `beams`
     chose by: the mean log-probability of the tokens sampled, or the score of the hypothesis. `tool_calls` are
     those found in the answer of a chat with tools; `text` is then the rest of the answer. `reasoning` is what
-    the model thought before it answered, where that is told apart (docs/chat.md): `text` is the answer
-    alone then, which starts at `tokens[answer_start]` (with `continues` perhaps before them: negative).
+    the model thought before it answered, where that is told apart (docs/reference/chat.md): `text` is then
+    the answer alone, which starts at `tokens[answer_start]` (with `continues` perhaps before them: negative).
     """
 
     text: str

@@ -25,16 +25,14 @@ from stretto.engine.passes import (
     embed_request,
     embedding_head,
     logits_of,
-    score_request,
 )
 from stretto.engine.sequence import new_sequence, restored_sequence, step_all
 from stretto.engine.table import CellTable
-from stretto.engine.types import Token
 from stretto.errors import InvalidRequest
 from stretto.llm.base import EngineModel
 from stretto.llm.making import new_runs
 from stretto.llm.prompts import Prompt, prompt_ids
-from stretto.llm.scores import PromptScores
+from stretto.llm.scoring import Adapter, Scoring
 from stretto.llm.texts import Texts, is_list
 from stretto.models.adapting import target_of
 from stretto.options.documenting import documented
@@ -60,12 +58,11 @@ if TYPE_CHECKING:
     from stretto.parallel.aio import AsyncParallelStream
 
 Floats = NDArray[np.float32]
-Adapter = str | Mapping[str, float]  # a name, or names with a scale for each
 
 ONE_STREAM = "a stream is of one run; make one for each prompt, and take steps in turns"
 
 
-class LLM(Texts, EngineModel):
+class LLM(Texts, Scoring, EngineModel):
     """A model, ready to generate. Make one with `stretto.load`; close it, or use it in a `with`."""
 
     verbs = "generate", "stream", "chat", "score", "embed", "parallel"
@@ -103,57 +100,6 @@ class LLM(Texts, EngineModel):
         return self._engine.events
 
     # -- passes --
-
-    def score(self, ids: Seq[int] | str, *, adapter: Adapter | None = None) -> Floats:
-        """float32[n-1]: the log-probability of each token after the first, given those before it."""
-        return cast(Floats, complete(self._engine, self._scoring(ids, adapter)))
-
-    async def ascore(self, ids: Seq[int] | str, *, adapter: Adapter | None = None) -> Floats:
-        """As `score`, to await; cancelling the task cancels it."""
-        from stretto.engine.aio import finished_pass
-
-        return cast(Floats, await finished_pass(self._worker, partial(self._scoring, ids, adapter)))
-
-    def _scoring(self, ids: Seq[int] | str, adapter: Adapter | None) -> Request[Any]:
-        return score_request(self._engine, prompt_ids(self._engine, ids), adapter)
-
-    def prompt_logprobs(
-        self,
-        prompts: list[str] | list[list[int]],
-        top: int = 1,
-        *,
-        cache_salt: str | None = None,
-        adapter: Adapter | None = None,
-    ) -> list[list[Token]]:
-        """Each token of some prompts with its log-probability and those of the `top` most probable ones.
-
-        Prompts share passes. The first token of each has no log-probability: nothing comes before it.
-
-        >>> [token.logprob for token in llm.prompt_logprobs(["Grass is green"])[0]]
-        """
-        plan = PromptScores(self._engine, prompts, top, cache_salt, adapter)
-        self._engine.complete([[request] for request in plan.requests])
-        return plan.results()
-
-    async def aprompt_logprobs(
-        self,
-        prompts: list[str] | list[list[int]],
-        top: int = 1,
-        *,
-        cache_salt: str | None = None,
-        adapter: Adapter | None = None,
-    ) -> list[list[Token]]:
-        """As `prompt_logprobs`, to await; cancelling the task cancels it."""
-        from stretto.engine.aio import finished
-
-        plans: list[PromptScores] = []
-
-        def make() -> list[list[Request[Any]]]:
-            plans.append(PromptScores(self._engine, prompts, top, cache_salt, adapter))
-            return [[request] for request in plans[0].requests]
-
-        await finished(self._worker, make)
-        return plans[0].results()
 
     def embed(
         self, texts: list[str] | list[list[int]], *, pooling: Pooling | None = None, normalize: bool = True
@@ -214,7 +160,7 @@ class LLM(Texts, EngineModel):
     def parallel(
         self, prompt: Any, options: Options | None = None, *, stream: bool = False, **keywords: Any
     ) -> ParallelText | list[ParallelText] | ParallelStream:
-        """Keep every token that is probable enough, several at one position (docs/parallel.md).
+        """Keep every token that is probable enough, several at one position (docs/explanation/parallel.md).
 
         A prompt is text, token ids, or a sequence, from a fork of which the run goes on; a list of them is
         run in one batch. With `stream=True` steps come one by one.
@@ -337,7 +283,7 @@ class LLM(Texts, EngineModel):
         return self._engine.runner.adapters
 
     def load_adapter(self, name: str, path: str | os.PathLike[str]) -> AdapterInfo:
-        """Load a LoRA adapter, a GGUF file or a PEFT folder, for requests that name it (docs/adapters.md).
+        """Load a LoRA adapter, a GGUF file or PEFT folder, for requests by name (docs/how-to/adapters.md).
 
         One of another model, or one that changes what adapters cannot change, raises `ModelError`.
 

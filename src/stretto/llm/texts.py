@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
@@ -18,7 +18,7 @@ from stretto.errors import InvalidRequest
 from stretto.llm.making import new_batch, new_branches, new_text
 from stretto.llm.prompts import Message, OnePrompt, Parts, Prompt, conversation_ids, known_template
 from stretto.options.documenting import documented
-from stretto.options.generating import ACHAT, CHAT, GENERATE, STREAM
+from stretto.options.generating import CHAT, GENERATE, STREAM
 from stretto.options.refusing import check_backend
 from stretto.text.arguments import thinking_arguments
 from stretto.text.template import ChatTemplate
@@ -263,9 +263,10 @@ class Texts:
 
         A `Sequence` that holds a conversation up to where the answer begins (`chat_prompt`) is continued.
         With `tools` the model may call functions, or has to (`tool_choice`: "auto", "none", "required" or a
-        function); the result has its `tool_calls` (docs/structured.md). `template` has arguments for the
-        chat template. The reasoning of a model that thinks is told apart: the result's `text` is the answer
-        alone and `reasoning` the rest, unless `reasoning=False` asks for the text as it is (docs/chat.md).
+        function); the result has its `tool_calls` (docs/how-to/structured.md). `template` has arguments for
+        the chat template. The reasoning of a model that thinks is told apart (docs/reference/chat.md): the
+        result's `text` is the answer alone and `reasoning` the rest, unless `reasoning=False` asks for the
+        text as it is.
 
         >>> llm.chat([{"role": "user", "content": "Hi"}], template={"enable_thinking": False}).text
         """
@@ -278,24 +279,71 @@ class Texts:
         (found,) = self._run([new_branches(self._engine, prompt, chosen)])
         return cast(Result, plan.read_all(found))
 
-    @documented(ACHAT)
-    async def achat(
+    @overload
+    def achat(
         self,
         messages: Seq[Message] | Sequence,
         options: Options | None = None,
         *,
+        stream: Literal[False] = False,
         tools: Tools | None = None,
         tool_choice: Choice | None = None,
         template: Mapping[str, Any] | None = None,
         **keywords: Unpack[Keywords],
+    ) -> Coroutine[Any, Any, Result]: ...
+    @overload
+    def achat(
+        self,
+        messages: Seq[Message] | Sequence,
+        options: Options | None = None,
+        *,
+        stream: Literal[True],
+        tools: Tools | None = None,
+        tool_choice: Choice | None = None,
+        template: Mapping[str, Any] | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> AsyncStream: ...
+    @documented(CHAT)
+    def achat(
+        self,
+        messages: Seq[Message] | Sequence,
+        options: Options | None = None,
+        *,
+        stream: bool = False,
+        tools: Tools | None = None,
+        tool_choice: Choice | None = None,
+        template: Mapping[str, Any] | None = None,
+        **keywords: Any,
+    ) -> Coroutine[Any, Any, Result] | AsyncStream:
+        """As `chat`, to await; with `stream=True` for `async for`, as `astream`.
+
+        >>> async for token in llm.achat(messages, stream=True):
+        ...     print(token.text, end="", flush=True)
+        """
+
+        def prepare() -> tuple[list[int] | Sequence, ToolPlan, dict[str, Any]]:
+            arguments, chosen = _chat_options(self._chosen(options, keywords), template)
+            plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
+            prompt = self._conversation(messages, plan, arguments, chosen.get("cache_salt"))
+            return prompt, plan.salted(_tokens(prompt)), plan.options(chosen)
+
+        if not stream:
+            return self._answered(prepare)
+        from stretto.tools.aio import AsyncToolStream
+
+        def make() -> tuple[Request[Any], ToolPlan]:
+            prompt, plan, chosen = prepare()
+            return new_text(self._engine, prompt, chosen), plan
+
+        return AsyncToolStream(self._worker, make)
+
+    async def _answered(
+        self, prepare: Callable[[], tuple[list[int] | Sequence, ToolPlan, dict[str, Any]]]
     ) -> Result:
-        """As `chat`, to await."""
+        """The answer to a conversation that is rendered in a thread."""
         from asyncio import to_thread
 
-        arguments, chosen = _chat_options(self._chosen(options, keywords), template)
-        plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
-        prompt = await to_thread(self._conversation, messages, plan, arguments, chosen.get("cache_salt"))
-        plan, chosen = plan.salted(_tokens(prompt)), plan.options(chosen)
+        prompt, plan, chosen = await to_thread(prepare)
         return cast(Result, plan.read_all(await self.agenerate(cast(Any, prompt), **chosen)))
 
     def _conversation(

@@ -1,4 +1,4 @@
-"""Print docs/options.md."""
+"""Print docs/reference/options.md."""
 
 from stretto.options.documenting import page
 

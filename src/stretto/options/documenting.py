@@ -1,4 +1,4 @@
-"""The tables as docstrings, as signatures, and as the page docs/options.md (`python -m stretto.options`)."""
+"""The tables as docstrings, signatures and page docs/reference/options.md (`python -m stretto.options`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ and the server's `/docs` for the fields that it shares. Unknown names raise `Inv
 name of llama-cpp-python, transformers, vLLM or Ollama says what it is called here.
 [combinations.md](combinations.md) lists options that exclude each other.
 
-This page is made by `python -m stretto.options > docs/options.md`.
+This page is made by `python -m stretto.options > docs/reference/options.md`.
 """
 SECTIONS = (
     ("`generate`, `stream`, `chat`: sampling", "Defaults may be the model's own (`llm.defaults`).", SAMPLING),
@@ -52,7 +52,7 @@ def docstring_of(table: Table, title: str = "Options") -> str:
     """The section of a docstring that lists options."""
     lines = [f"{title}:"]
     for option in table:
-        meaning = fill(option.meaning, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4)
+        meaning = indent(fill(option.meaning, WIDTH - 4, break_on_hyphens=False), " " * 4)
         lines.append(indent(f"{option.heading}\n{meaning}", " " * 4))
     return "\n".join(lines)
 
@@ -71,7 +71,7 @@ def _signature(function: Callable[..., Any], table: Table) -> inspect.Signature:
 
 
 def page() -> str:
-    """The text of docs/options.md."""
+    """The text of docs/reference/options.md."""
     parts = [HEAD]
     for title, note, table in SECTIONS:
         parts.append("\n".join(filter(None, (f"## {title}", note, "" if note else None))))

@@ -65,13 +65,13 @@ CONTROL = (
         "list of functions",
         (),
         "Functions of (logits, tokens) that run before each token and may change the logits in place "
-        "(docs/control.md).",
+        "(docs/reference/control.md).",
     ),
     Option(
         "grammar",
         "Grammar | dict | None",
         None,
-        "What the text must look like: a JSON schema, or a stretto.Grammar (docs/structured.md).",
+        "What the text must look like: a JSON schema, or a stretto.Grammar (docs/how-to/structured.md).",
     ),
     Option(
         "callback", "function | None", None, "Called with each Token; returning False ends the generation."
@@ -119,16 +119,23 @@ CONTEXT = (
         "the same.",
     ),
     Option(
+        "draft_branches",
+        "int",
+        1,
+        "Draft up to so many continuations, verified as a tree in one pass (docs/explanation/drafts.md).",
+    ),
+    Option(
         "reasoning",
         "bool",
         False,
-        "Tell the model's reasoning apart from its answer (docs/chat.md); chat does so by default.",
+        "Tell the model's reasoning apart from its answer (docs/reference/chat.md); chat does so by default.",
     ),
     Option(
         "adapter",
         "str | Mapping[str, float] | None",
         None,
-        "A loaded adapter by name, or names with a scale for each (docs/adapters.md); None: no adapter.",
+        "A loaded adapter by name, or names with a scale for each (docs/how-to/adapters.md); None for no "
+        "adapter.",
     ),
     Option(
         "cache_salt",
@@ -165,7 +172,6 @@ CHAT = (
     TEMPLATE,
     *(replace(one, default=True) if one.name == "reasoning" else one for one in without(GENERATE, "n")),
 )
-ACHAT = without(CHAT, "stream")
 OPTIONS = (*GENERATE, TEMPLATE)
 SHARED_WITH_PARALLEL = only(
     GENERATE,

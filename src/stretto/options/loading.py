@@ -9,8 +9,8 @@ LOAD = (
         "backend",
         "str",
         "auto",
-        'What runs the model; "auto" takes the fastest that can (docs/routing.md), and llm.route says what '
-        "was chosen, what else was possible, and why not.",
+        'What runs the model; "auto" takes the fastest that can (docs/explanation/routing.md), and llm.route '
+        "says what was chosen, what else was possible, and why not.",
     ),
     Option("device", "str", "auto", 'Where it runs: "cpu", "cuda" …; "auto" chooses by measurement.'),
     Option("threads", "int | None", None, "Threads that compute; None: as many as suit the machine."),
@@ -19,7 +19,7 @@ LOAD = (
         'int | "auto"',
         8192,
         'Size of the KV cache in tokens, shared by all sequences, and so the longest context; "auto" takes '
-        "what is free on a GPU (docs/cuda.md), and 8,192 on a CPU.",
+        "what is free on a GPU (docs/reference/cuda.md), and 8,192 on a CPU.",
     ),
     Option(
         "kv",
@@ -31,22 +31,24 @@ LOAD = (
         "precision",
         '"standard" | "high"',
         "standard",
-        'Activations in 8 bits; "high": in 16, nearer to the weights, and slower (docs/precision.md).',
+        'Activations in 8 bits; "high": in 16, nearer to the weights, and slower '
+        "(docs/explanation/precision.md).",
     ),
     Option(
         "repack",
-        'bool | "auto"',
+        'bool | "auto" | "shared"',
         "auto",
         "Pack the weights in memory. False reads them from the file, for one larger than memory: a little "
         'slower, the same results. "auto" does so if they do not fit; llm.backend.placement says what was '
-        "chosen and why.",
+        'chosen and why. "shared" packs them into a file under ~/.cache/stretto/packed that all processes '
+        "map, so that many processes hold them once.",
     ),
     Option(
         "quantize",
         "str | None",
         None,
-        'Quantise the weights while they are loaded, such as "q4_k" (docs/quantize.md has the names), for a '
-        "file or folder in F16, BF16 or F32; the file stays as it is.",
+        'Quantise the weights while they are loaded, such as "q4_k" (docs/how-to/quantize.md has the names), '
+        "for a file or folder in F16, BF16 or F32; the file stays as it is.",
     ),
     Option(
         "exact",
@@ -61,7 +63,7 @@ LOAD = (
         "Limits | None",
         None,
         "A stretto.Limits: how many requests may run and wait, how long a step may take, how many bytes the "
-        "checkpoints of recurrent layers may take (docs/cache.md).",
+        "checkpoints of recurrent layers may take (docs/explanation/cache.md).",
     ),
     Option("vision", "path | None", None, "The mmproj file that lets the model see images."),
     Option(

@@ -45,6 +45,7 @@ SAME = {
         "prompt_lookup_num_tokens",
         "num_draft_tokens",
     ),
+    "draft_branches": ("draft_tree", "speculative_token_tree", "speculative_eagle_topk", "num_branches"),
     "adapter": ("lora", "lora_request", "lora_name", "lora_adapter", "adapter_name"),
     "overflow": ("context_shift", "truncate_prompt_tokens"),
     "keep": ("num_keep", "n_keep"),
@@ -82,7 +83,7 @@ SAME = {
 }
 OURS = {other: ours for ours, others in SAME.items() for other in others}
 
-_HOOK = "a hook can do it: it gets the logits (docs/control.md)"
+_HOOK = "a hook can do it: it gets the logits (docs/reference/control.md)"
 _GPU = 'device="cuda" runs the whole model on a GPU, device="cpu" none of it'
 _FILE = "the model's file says it"
 _PROMPT = 'a prompt with images is a tuple: ("What is this?", stretto.Image.open("cat.jpg"))'
@@ -134,7 +135,7 @@ ADVICE = {
     "bad_words": "logit_bias={token: -inf} excludes tokens",
     "bad_words_ids": "logit_bias={token: -inf} excludes tokens",
     "suppress_tokens": "logit_bias={token: -inf} excludes tokens",
-    "allowed_token_ids": "a grammar allows certain texts only, and a hook certain tokens (docs/control.md)",
+    "allowed_token_ids": "a grammar or a hook allows certain tokens only (docs/reference/control.md)",
     "forced_bos_token_id": "hooks=[stretto.hooks.Force(…)] forces tokens",
     "guidance_scale": "hooks=[stretto.hooks.Guidance(…)] does this",
     "negative_prompt_ids": "hooks=[stretto.hooks.Guidance(…)] does this",

@@ -1,4 +1,4 @@
-"""The options of `llm.parallel`, which keeps several tokens at one position (docs/parallel.md)."""
+"""Options of `llm.parallel`, which keeps several tokens at one position (docs/explanation/parallel.md)."""
 
 from __future__ import annotations
 

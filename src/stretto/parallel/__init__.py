@@ -3,7 +3,7 @@
     run = llm.parallel("The cat", threshold=0.2, max_tokens=20)
     print(run.brackets)                     # sat[ on/ under/ beside] the …
 
-docs/parallel.md says what that means exactly.
+docs/explanation/parallel.md says what that means exactly.
 """
 
 from stretto.parallel.options import ParallelOptions, ParallelParams, parallel_params

@@ -86,6 +86,14 @@ def log_softmax(logits: Row) -> NDArray[np.float64]:
     return logs
 
 
+def log_probabilities(logits: Row, tokens: Sequence[int]) -> NDArray[np.float64]:
+    """Those of some tokens: the numbers that `log_softmax` has for them, without its others."""
+    shifted = logits.astype(np.float64) - logits.max()
+    wanted: NDArray[np.float64] = shifted[list(tokens)]
+    wanted -= np.log(np.exp(shifted, out=shifted).sum())
+    return wanted
+
+
 def draw(logits: Row, uniform: float) -> int:
     """The token at `uniform` (from 0 up to 1) on the line of cumulated probabilities, in order of id."""
     candidates = np.flatnonzero(logits > -np.inf)

@@ -174,7 +174,7 @@ class Live:
         """The first events: who this is, and the last minutes."""
         begun = time.thread_time()
         admin = watcher.caller.admin
-        hello = {"version": __version__, "watchers": len(self.watchers), "admin": admin}
+        hello = {"version": __version__, "watchers": len(self.watchers), "admin": admin, **self.state.labels}
         text = event({"hello": hello}) + event({"history": columns(self.state, self._past)})
         self.spend(time.thread_time() - begun, is_first=True)
         return text

@@ -44,7 +44,17 @@ HISTOGRAMS = {
 
 def render(state: State) -> str:
     """All metrics as text."""
-    return "\n".join(_lines(state)) + "\n"
+    return "\n".join(_labelled(line, state.labels) for line in _lines(state)) + "\n"
+
+
+def _labelled(line: str, labels: dict[str, str]) -> str:
+    """A sample with more labels, in front of its own."""
+    if not labels or line.startswith("#"):
+        return line
+    name, _, value = line.rpartition(" ")
+    name, _, own = name.partition("{")
+    more = _labels(labels)[:-1]
+    return f"{name}{more},{own} {value}" if own else f"{name}{more}}} {value}"
 
 
 def _lines(state: State) -> Iterator[str]:

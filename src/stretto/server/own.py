@@ -54,7 +54,7 @@ class ScoreRequest(Body):
 
 
 class ParallelRequest(Body):
-    """`POST /stretto/parallel`: several tokens at one position (docs/parallel.md)."""
+    """`POST /stretto/parallel`: several tokens at one position (docs/explanation/parallel.md)."""
 
     model: Name
     prompt: Text | Tokens

@@ -118,7 +118,7 @@ def serve(settings: Settings, started: Callable[[str], None] = lambda address: N
     It is the last thing that a process does: soon after the signal's grace period the process ends, whatever
     still runs in it.
     """
-    _log(settings)
+    configure_logging(settings)
     Server(settings).run_until_ended(started)
 
 
@@ -147,8 +147,8 @@ def _address(settings: Settings, listening: socket.socket) -> str:
     return f"http://{host}:{listening.getsockname()[1]}"
 
 
-def _log(settings: Settings) -> None:
-    """Errors always; requests if asked for."""
+def configure_logging(settings: Settings) -> None:
+    """Log errors always, and requests if asked for."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if settings.log == "json" else TextLines())
     for name, level in (("stretto.server", logging.INFO), ("uvicorn", logging.ERROR)):

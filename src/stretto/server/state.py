@@ -79,6 +79,7 @@ class State:
         self.generations: set[Running] = set()
         self.pull: Download | None = None  # the download under way; there is at most one
         self.traffic = Traffic()
+        self.labels: dict[str, str] = {}  # of all metrics: which replica this is, if it is one
         self.started = time.monotonic()  # the clock on the wall may jump
 
     def stop(self) -> None:

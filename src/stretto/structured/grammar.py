@@ -94,7 +94,7 @@ class Grammar:
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
-        """A text of a context-free grammar, written as for Lark (docs/structured.md has what differs).
+        """A text of a context-free grammar, written as for Lark (docs/how-to/structured.md has what differs).
 
         >>> Grammar.lark('start: "a" start | "b"').kind
         'lark'

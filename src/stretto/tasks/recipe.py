@@ -20,8 +20,8 @@
     scores = "logits"
     activation = "softmax"               # none, softmax, sigmoid
 
-docs/tasks/recipes.md lists all fields. A recipe is as little trusted as a model: it has a limited size, every
-field is checked, unknown ones are refused, and paths in it may not leave its folder.
+docs/how-to/tasks/recipes.md lists all fields. A recipe is as little trusted as a model: it has a limited
+size, every field is checked, unknown ones are refused, and paths in it may not leave its folder.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Tools that a model may call.
 
 check.py            the tools and the choice of a request, checked
+functions.py        Python functions as tools
 format.py           what a format of calls is; formats.py: those of known families
 learning.py         a format learned from a template, by letting it write calls
 finding.py          which of them a model has

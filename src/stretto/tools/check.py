@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stretto.errors import InvalidRequest
 from stretto.structured.checks import check_schema
 from stretto.structured.closed import closed_objects
+from stretto.tools.functions import describe_function
 
-Tools = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any] | Callable[..., Any]]
 Choice = str | Mapping[str, Any]
 
 MAX_TOOLS = 256
@@ -32,7 +33,9 @@ def check_tools(tools: Tools) -> list[Tool]:
     """The tools of a request; `InvalidRequest` names the one that is wrong."""
     if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
         raise InvalidRequest(
-            f"tools must be a list of tool descriptions, not {tools!r:.100}", param="tools", value=tools
+            f"tools must be a list of functions or descriptions, not {tools!r:.100}",
+            param="tools",
+            value=tools,
         )
     if not 1 <= len(tools) <= MAX_TOOLS:
         raise InvalidRequest(f"tools has {len(tools)} entries; there may be 1 to {MAX_TOOLS}", param="tools")
@@ -50,6 +53,8 @@ def check_choice(choice: Choice | None, tools: list[Tool]) -> tuple[str, list[To
     """The mode of the choice ("auto", "none" or "required"), and the tools to choose from."""
     if choice is None or choice in ("auto", "none", "required"):
         return (choice if isinstance(choice, str) else "auto"), tools
+    if isinstance(choice, str) and any(tool.name == choice for tool in tools):
+        choice = {"type": "function", "name": choice}
     if isinstance(choice, Mapping) and choice.get("type") == "function":
         function = choice.get("function")
         name = function.get("name") if isinstance(function, Mapping) else choice.get("name")
@@ -61,8 +66,8 @@ def check_choice(choice: Choice | None, tools: list[Tool]) -> tuple[str, list[To
             f"tool_choice names the function {name!r}; tools has {names}", param="tool_choice", value=choice
         )
     raise InvalidRequest(
-        'tool_choice must be "auto", "none", "required" or {"type": "function", "function": {"name": …}}, '
-        f"not {choice!r:.100}",
+        'tool_choice must be "auto", "none", "required" or a function by name, '
+        f"not {choice!r:.100}; tools has {', '.join(tool.name for tool in tools)}",
         param="tool_choice",
         value=choice,
     )
@@ -70,7 +75,11 @@ def check_choice(choice: Choice | None, tools: list[Tool]) -> tuple[str, list[To
 
 def _tool(tool: Any, where: str) -> Tool:
     if not isinstance(tool, Mapping):
-        raise InvalidRequest(f"{where} must be a dict, not {tool!r:.100}", param=where, value=tool)
+        if not callable(tool):
+            raise InvalidRequest(
+                f"{where} must be a function or a dict, not {tool!r:.100}", param=where, value=tool
+            )
+        tool = describe_function(tool, where)
     kind = tool.get("type", "function")
     if kind != "function":
         raise InvalidRequest(

@@ -123,7 +123,7 @@ def plan_tools(
     shown = [tool.description for tool in checked]
     layout = call_format(template, tokenizer)
     reasoning = find_format(template.tool_source) or find_format(template.source)
-    one = isinstance(choice, Mapping) or not parallel
+    one = choice not in (None, "auto", "required") or not parallel  # a function by name is called once
     reader = CallReader(layout, tokenizer, reasoning, checked, token_hex(8), 1 if one else None)
     thinks = is_mark(layout.thoughts[0][:1]) if layout.thoughts[0] else _is_guided(reasoning, tokenizer)
     required = partial(required_calls, layout, chosen, one, thinks)

@@ -25,12 +25,14 @@ class GuardedMap(mmap.mmap):
 
     _number = -1
     path: Path
+    made_of: Path | None = None
 
     @classmethod
-    def open(cls, fileno: int, path: Path) -> GuardedMap:
-        """Map an open file."""
+    def open(cls, fileno: int, path: Path, made_of: Path | None = None) -> GuardedMap:
+        """Map an open file; `made_of` is the file that its content was made of, if it was."""
         made = cls(fileno, 0, access=mmap.ACCESS_READ)
         made.path = path
+        made.made_of = made_of
         made._number = _native.guard(np.frombuffer(made, np.uint8))
         _live.add(made)
         return made
@@ -48,8 +50,8 @@ _live: WeakSet[GuardedMap] = WeakSet()
 
 
 def maps_of(paths: Collection[Path]) -> WeakSet[GuardedMap]:
-    """The mappings of some files, for as long as anything uses them."""
-    return WeakSet(one for one in list(_live) if one.path in paths)
+    """The mappings of some files and of what was made of them, for as long as anything uses them."""
+    return WeakSet(one for one in list(_live) if one.path in paths or one.made_of in paths)
 
 
 def check_maps(maps: Iterable[GuardedMap]) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 from stretto.errors import InvalidRequest, ModelError
 from stretto.weights.memory import Memory
 
-CHOICES = ("auto", True, False)
+SHARED = "shared"
+CHOICES = ("auto", True, False, SHARED)
 RESERVE_BYTES = 128 << 20  # for activations, threads and Python
 
 
@@ -29,9 +30,12 @@ class Placement:
     packed_bytes: int
     cache_bytes: int
     free_bytes: int | None
+    shared: bool = False  # packed into a file that all processes map
 
     def __str__(self) -> str:
         free = "" if self.free_bytes is None else f" of {_size(self.free_bytes)} free"
+        if self.shared:
+            return f"weights packed in a file that processes share: {_size(self.packed_bytes)}"
         if self.repack:
             return f"weights packed: {_size(self.packed_bytes)}{free}"
         return f"weights read from the file: packed they would take {_size(self.packed_bytes)}{free}"
@@ -44,7 +48,7 @@ def choose_placement(
     cache = need.cache_bytes(kv, cells) or 0
     packed = need.packed_bytes
     if free is None:
-        return Placement(repack is not False, packed, cache, None)
+        return Placement(repack is not False, packed, cache, None, repack == SHARED)
     room = free - RESERVE_BYTES
     if cache > room:
         raise InvalidRequest(
@@ -59,6 +63,8 @@ def choose_placement(
             f"{_size(free)} of memory are free; repack='auto' or repack=False leaves the weights in the file",
             path=path,
         )
+    if repack == SHARED:  # the system may evict what it maps
+        return Placement(True, packed, cache, free, shared=True)
     return Placement(repack is True or (repack == "auto" and packed + cache <= room), packed, cache, free)
 
 

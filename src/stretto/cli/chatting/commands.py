@@ -1,4 +1,4 @@
-"""The commands of a chat: a table of small functions, from which the help and docs/terminal.md are made."""
+"""The commands of a chat, a table of functions. The help and docs/reference/terminal.md are made from it."""
 
 from __future__ import annotations
 

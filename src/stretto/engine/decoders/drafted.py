@@ -6,9 +6,13 @@ has the logits that a step of its own would have given, bit for bit where the ba
 
 from __future__ import annotations
 
-from stretto.drafts.base import Drafter, DraftLength
+from collections.abc import Sequence
+
+from stretto.drafts.base import BranchProposer, Drafter, DraftLength
+from stretto.drafts.tree import DraftTree
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
+from stretto.errors import InvalidRequest
 from stretto.structured import Constraint
 from stretto.text.tokenizer import Tokenizer
 
@@ -16,30 +20,61 @@ MAX_DRAFT_ROWS = 16  # that drafts may add to a pass, for all requests together
 
 
 class Speculation:
-    """Proposes drafts for one text, as long as they pay."""
+    """Proposes drafts for one text, as long as they pay: a line of tokens, or a tree of several branches."""
 
-    def __init__(self, runner: Runner, drafter: Drafter, tokenizer: Tokenizer) -> None:
+    def __init__(self, runner: Runner, drafter: Drafter, tokenizer: Tokenizer, branches: int = 1) -> None:
+        if branches > 1:
+            _check_trees(runner)
         self._runner = runner
+        self._branches = branches
         self._proposer = drafter.begin(tokenizer)
+        if branches > 1 and not isinstance(self._proposer, BranchProposer):
+            self._proposer.close()
+            raise InvalidRequest(
+                f"the proposer {type(self._proposer).__name__} drafts one continuation; "
+                "leave draft_branches out, or give it a method propose_branches",
+                param="draft_branches",
+                value=branches,
+            )
         self._length = DraftLength(drafter.most)
+        self._lanes = [runner.borrowed.take(self) for _ in range(branches - 1)]
 
     def propose(self, track: Track, room: int, n_running: int, guide: Constraint | None = None) -> None:
         """Put a draft behind the track's last token, if one is worth a try; a grammar cuts it short."""
-        most = min(self._length.next(), room, MAX_DRAFT_ROWS // max(1, n_running), self._runner.chunk - 1)
+        n_rows = min(MAX_DRAFT_ROWS // max(1, n_running), self._runner.chunk - 1)
+        most = min(self._length.next(), room, n_rows)
         if most <= 0:
             return
-        draft = self._runner.check_tokens(self._proposer.propose(track.tokens, most))[:most]
-        if draft and guide is not None:
-            draft = draft[: guide.n_valid(draft)]
+        draft = DraftTree()
+        for continuation in self._continuations(track.tokens, most):
+            several = self._runner.check_tokens(continuation)[:most]
+            if several and guide is not None:
+                several = several[: guide.n_valid(several)]
+            draft.add(several, n_rows)
         if draft:
-            track.propose(draft)
+            track.propose(draft, self._lanes)
 
-    def learn(self, n_draft: int, n_accepted: int) -> None:
-        """Note how a draft did."""
-        self._length.learn(n_draft, n_accepted)
-        self._runner.metrics.drafted_tokens += n_draft
+    def _continuations(self, tokens: list[int], most: int) -> Sequence[Sequence[int]]:
+        if self._branches > 1 and isinstance(self._proposer, BranchProposer):
+            return self._proposer.propose_branches(tokens, most, self._branches)[: self._branches]
+        return (self._proposer.propose(tokens, most),)
+
+    def learn(self, draft: DraftTree, node: int) -> None:
+        """Note how a draft did: it was accepted down to a node."""
+        n_accepted = draft.depths[node]
+        self._length.learn(draft.depth, n_accepted)
+        self._runner.metrics.drafted_tokens += len(draft)
         self._runner.metrics.accepted_tokens += n_accepted
 
     def close(self) -> None:
         """Close the drafter's state for this text."""
+        self._runner.borrowed.give_back(self, self._lanes)
         self._proposer.close()
+
+
+def _check_trees(runner: Runner) -> None:
+    """Raise unless the branches of a draft can be computed side by side."""
+    for wanted in ("merge", "fork"):
+        runner.backend.capabilities.require(wanted, runner.backend.name)
+    if runner.slots is not None:
+        raise runner.slots.unsupported("a tree of drafts", "leave draft_branches out")

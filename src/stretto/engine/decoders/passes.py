@@ -20,7 +20,7 @@ from stretto.engine.track import Row, Rows, Source, Track, host_row, host_rows
 from stretto.engine.types import Logprob
 from stretto.sampling.measure import measure
 from stretto.sampling.rng import RandomStream
-from stretto.sampling.transforms import log_softmax
+from stretto.sampling.transforms import log_probabilities
 
 Floats = NDArray[np.float32]
 Measured = tuple[float, tuple[Logprob, ...]]  # of a token, and of the most probable ones in its place
@@ -141,7 +141,7 @@ class _Scored(_AllRows):
         """Keep the log-probability of the token behind each row."""
         first = self.track.n_placed - len(rows)
         for i, row in enumerate(host_rows(rows), first):
-            self.scores[i] = log_softmax(row)[self._tokens[i + 1]]
+            self.scores[i] = log_probabilities(row, [self._tokens[i + 1]])[0]
 
 
 class _Measured(_Scored):
@@ -274,7 +274,7 @@ class EmbedPass(Pass):
         self._made = np.zeros((len(texts), head.n_out(runner.spec.n_embd)), np.float32)
         most = len(texts) if runner.slots is None else max(1, runner.slots.n_slots // 4)
         room = min(runner.chunk, len(runner.cells))
-        self._groups = _groups([len(text) for text in texts], room, most)
+        self._groups = grouped([len(text) for text in texts], room, most)
         self._group: list[int] = []
         self._sources: list[_Embedded] = []
         self._start(next(self._groups))
@@ -332,7 +332,7 @@ def normalized(vectors: Floats) -> Floats:
     return divided
 
 
-def _groups(lengths: list[int], room: int, most: int) -> Iterator[list[int]]:
+def grouped(lengths: list[int], room: int, most: int) -> Iterator[list[int]]:
     """Numbers of up to `most` texts that fit into one pass together; a longer text has passes of its own."""
     group: list[int] = []
     total = 0

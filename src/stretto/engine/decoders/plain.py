@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from stretto.backends.base import DeviceRow, Draw
+from stretto.drafts.tree import ROOT, DraftTree
 from stretto.engine.decoders.base import OneTrack, call_hook
 from stretto.engine.decoders.drafted import Speculation
 from stretto.engine.editing import drop_oldest_half
@@ -128,34 +129,34 @@ class PlainDecoder(OneTrack):
         if forced and self.output.ending is None:
             self._accept_all_forced(forced)
 
-    def _verify(self, rows: Rows, draft: list[int]) -> None:
-        """Sample from each row, until a token is not the one of the draft."""
-        n_right, output = 0, self.output
+    def _verify(self, rows: Rows, draft: DraftTree) -> None:
+        """Sample from each row, from the root of the draft down, until a token is not a drafted one."""
+        node, output = ROOT, self.output
         while True:
-            row = rows[n_right] if n_right else self.track.logits
+            row = rows[node] if node else self.track.logits
             assert row is not None
-            if n_right and self.hooks:  # those of the first row have been called with other requests'
+            if node and self.hooks:  # those of the first row have been called with other requests'
                 row = host_row(row)
                 for hook in self.hooks:
                     call_hook(hook, row, self.track.tokens, self.number)
             token, logprob, top = self._sample(row)
             forced = [] if self.guide is None or token in self.end_ids else self.guide.push(token)
             done = self.guide is not None and self.guide.done
-            placed = n_right < len(draft) and draft[n_right] == token
-            self.accept(token, logprob, top, placed, complete=done and not forced)
-            n_right += placed
+            child = 0 if token in self.end_ids else draft.child(node, token)
+            self.accept(token, logprob, top, child > 0, complete=done and not forced)
+            node = child or node
             for one, last in self._due(forced):
                 if output.ending is not None:
                     break
-                placed = placed and n_right < len(draft) and draft[n_right] == one
-                self._accept_forced(one, last, placed)
-                n_right += placed
-            if not placed or output.ending is not None or self._owed:
+                child = child and draft.child(child, one)
+                self._accept_forced(one, last, child > 0)
+                node = child or node
+            if not child or output.ending is not None or self._owed:
                 break
         if self._speculation is not None:
-            self._speculation.learn(len(draft), n_right)
-        self.track.end_draft(n_right)
-        if output.ending is None or n_right:  # those of the first row are behind an earlier token
+            self._speculation.learn(draft, node)
+        self.track.end_draft(node)
+        if output.ending is None or node:  # those of the first row are behind an earlier token
             self.track.logits = None
 
     def _sample(self, row: Row | DeviceRow) -> tuple[int, float | None, tuple[Logprob, ...]]:
@@ -189,9 +190,9 @@ class PlainDecoder(OneTrack):
         draws.append(track.draw(row, params.sampling, mask, n_top))
         if track.draft_rows is None or self.guide or self.hooks or params.sampling.penalizes:
             return  # or else rows of a draft depend on the tokens before them by the random numbers only
-        for i, one in enumerate(track.draft_rows[1:], 1):
+        for one, depth in zip(track.draft_rows[1:], track.draft.depths[1:], strict=True):
             if not isinstance(one, np.ndarray):
-                draws.append(track.draw(one, params.sampling, None, n_top, i))
+                draws.append(track.draw(one, params.sampling, None, n_top, depth))
 
     # -- accepting tokens --
 
@@ -387,7 +388,7 @@ class PlainDecoder(OneTrack):
         if not self._keep_track or track.unowned:
             self._runner.close_track(track)
         elif not track.closed:
-            track.end_draft(0)
+            track.end_draft()
             self._runner.rollback(track, len(track) - len(self._opening))
             if self._left_out and track.position < track.context_length:
                 track.extend(self._left_out)

@@ -5,6 +5,7 @@ import {live} from './live.js';
 import {number, useLive} from './ui.js';
 import {Choice} from './forms.js';
 import {draw} from './chart.js';
+import Replicas from './replicas.js';
 
 const KEPT_SECONDS = 900, COLORS = ['accent', 'bad', 'good', 'soft'];
 const short = (n, factor) => n == null ? '–' : Number((factor * n).toPrecision(3)).toLocaleString('en');
@@ -61,6 +62,7 @@ export default function Load() {
     ${!connected && !stats && html`<p class="soft">Waiting for the server’s figures.</p>`}
     <div class="charts">${CHARTS.map(chart => html`<${Chart} key=${chart.title} ...${chart} dark=${dark} span=${Number(span)}
       time=${columns.time.at(-1)}/>`)}</div></section>
+    <${Replicas}/>
     <section class="wide"><h2>Requests</h2><${Requests} requests=${requests}/></section>
     ${logs.length > 0 && html`<section class="wide"><h2>Log</h2>
       <pre class="logs" tabindex="0" aria-label="The last lines of the log">${logs.slice(-100).join('\n')}</pre></section>`}`;

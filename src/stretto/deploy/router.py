@@ -1,0 +1,220 @@
+"""Routing by prefixes in Ray Serve: the request router of a deployment, and the ingress that HAProxy asks.
+
+    options = configure({"num_replicas": 2, …})             # for a deployment whose replicas report
+    application = attached(Replica.options(**options).bind(…))
+
+Two ways lead to a replica. HAProxy sends the body of each POST to `Ingress` (`/internal/route`), gets a name
+of a replica and talks to it directly: no token of an answer passes through Python. That hook of Ray is
+internal (`_with_ingress_request_router`), which is why Ray's version is pinned. With Ray's own proxy a router
+sees no body, and a session header (`x-session-id`) decides.
+
+A router that raises leaves its request without an answer, for ever, so nothing here does: what cannot be
+understood goes to the least busy replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+from starlette.types import Receive, Scope, Send
+
+from stretto.deploy.asks import ask_of, bearer
+from stretto.deploy.holdings import PICK_SECONDS, Ask, Holdings
+from stretto.deploy.known import KnownModels
+from stretto.deploy.policy import Policy, PrefixPolicy, RoundRobin
+
+TEXT_PICK_SECONDS = 600.0  # that keys count which no replica reports
+MAX_BODY = 16 << 20
+ROUTE_SECONDS = 4.0  # HAProxy waits for 5
+REPORT_SECONDS = 1.0
+SESSION_HEADER = os.environ.get("RAY_SERVE_SESSION_ID_HEADER_KEY", "x-session-id").lower()
+# For the processes of a cluster, before it is started.
+HAPROXY_ENVIRONMENT = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
+}
+# Where API keys share no prefixes: the router has to know whose request it is, and is given one header.
+TENANT_ENVIRONMENT = {"RAY_SERVE_SESSION_ID_HEADER_KEY": "authorization"}
+
+log = logging.getLogger("stretto.deploy")
+KNOWN = KnownModels()  # of all deployments that this process routes to
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]
+    """Sends requests where their prefix is (`stretto.deploy.policy`)."""
+
+    def initialize_state(self, policy: str = "prefix", **fields: Any) -> None:
+        """Ray calls it with the keyword arguments of the configuration."""
+        self._policy: Policy = RoundRobin() if policy == "round robin" else PrefixPolicy(**fields)
+        self._holdings = Holdings()
+        self._taken: dict[str, object] = {}  # the last report of each replica
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The replicas in the order in which they should be tried."""
+        try:
+            if pending_request is not None:  # else Ray asks again at once if all are busy
+                pending_request.routing_context.should_backoff = True
+            return self._ordered(list(candidate_replicas), pending_request)
+        except Exception:
+            log.exception("routing failed; the request goes to any replica")
+            return [list(candidate_replicas)]
+
+    def _ordered(
+        self, candidates: list[RunningReplica], pending: PendingRequest | None
+    ) -> list[list[RunningReplica]]:
+        now, ask = time.monotonic(), asked(pending)
+        by_name = {replica.replica_id.unique_id: replica for replica in candidates}
+        self._learn(by_name, now)
+        order = [name for name in self._policy.order(ask, self._holdings, now) if name in by_name]
+        if order:
+            self._holdings.picked(order[0], ask, now, PICK_SECONDS if ask.is_exact else TEXT_PICK_SECONDS)
+        return [[by_name[name]] for name in order]
+
+    def _learn(self, replicas: Mapping[str, RunningReplica], now: float) -> None:
+        """Take reports that have come since; a replica without any counts as idle and empty."""
+        if replicas.keys() != self._holdings.replicas.keys():
+            self._holdings.keep(replicas)
+            self._taken = {name: self._taken[name] for name in replicas if name in self._taken}
+        for name, replica in replicas.items():
+            report = replica.routing_stats
+            if report and report is not self._taken.get(name):
+                self._taken[name] = report
+                self._holdings.reported(name, report, now)
+                KNOWN.reported(report)
+
+
+def asked(pending: PendingRequest | None) -> Ask:
+    """What is known of a request: all by the ingress, its session by a proxy."""
+    if pending is None:
+        return Ask()
+    for argument in pending.args:
+        if isinstance(argument, Ask):
+            return argument
+    session = getattr(pending.metadata, "session_id", "")
+    return Ask(session=session if isinstance(session, str) else "", is_exact=False)
+
+
+class Ingress:
+    """The application that HAProxy asks where a request should go: `POST /internal/route` with its body."""
+
+    def __init__(self, server: DeploymentHandle) -> None:
+        self._handle = server
+        self._handle._init()
+        self._requests = 0
+        self._seconds: deque[float] = deque(maxlen=1000)
+
+    def __serve_build_asgi_app__(self) -> Any:  # Ray's name
+        """The application: a function, since uvicorn takes a method for an older kind of application."""
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                await self.respond(scope, receive, send)
+            elif scope["type"] == "lifespan":
+                await _live(receive, send)
+
+        return application
+
+    async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the name of a replica; 503 if there is none in time."""
+        begun = time.perf_counter()
+        try:
+            data = await _body(receive)
+            ask = self._ask(data, _headers(scope))
+            replica = await asyncio.wait_for(self._choose(ask), ROUTE_SECONDS)
+            await _answer(send, 200, {"replica_id": replica})
+        except Exception as error:
+            log.warning("no replica for a request: %r", error)
+            await _answer(send, 503, {"error": "there is no replica for this request"})
+        self._requests += 1
+        self._seconds.append(time.perf_counter() - begun)
+
+    def figures(self) -> dict[str, Any]:
+        """Requests so far, and quantiles of the last seconds that routing took: for those who watch it."""
+        seconds = sorted(self._seconds) or [0.0]
+        p50, p99 = (seconds[int(share * (len(seconds) - 1))] for share in (0.5, 0.99))
+        return {"requests": self._requests, "p50": p50, "p99": p99, "cpu": time.process_time()}
+
+    def _ask(self, data: bytes, headers: Mapping[str, str]) -> Ask:
+        session = headers.get(SESSION_HEADER, "")
+        tenant = b""
+        if SESSION_HEADER == "authorization":  # then it is no session
+            session, tenant = "", bearer(session) if KNOWN.is_salted else b""
+        return ask_of(data, KNOWN.ready(), session, tenant)
+
+    async def _choose(self, ask: Ask) -> str:
+        async with self._handle.choose_replica(ask, _reserve=False) as chosen:
+            name: str = chosen._replica.replica_id.to_full_id_str()
+            return name
+
+
+def configure(options: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """Options of a deployment with this router; `fields` are those of the policy."""
+    PrefixPolicy(
+        **{name: value for name, value in fields.items() if name != "policy"}
+    )  # raises for wrong ones
+    how = RequestRouterConfig(
+        request_router_class="stretto.deploy.router:PrefixRouter",
+        request_router_kwargs=fields,
+        request_routing_stats_period_s=REPORT_SECONDS,
+    )
+    return {**options, "request_router_config": how}
+
+
+def attached(application: Any, replicas: int = 1) -> Any:
+    """An application whose requests HAProxy routes by their bodies; it needs `HAPROXY_ENVIRONMENT`."""
+    ingress = serve.deployment(
+        serve.ingress()(Ingress),
+        name="router",
+        num_replicas=replicas,
+        max_ongoing_requests=1000,
+        ray_actor_options={"num_cpus": 0},
+    )
+    return application._with_ingress_request_router(ingress.bind(application))
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Say that there is nothing to start and nothing to end."""
+    while True:
+        kind = (await receive())["type"]
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return
+
+
+async def _body(receive: Receive) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return b"".join(pieces)
+        piece = message.get("body", b"")
+        size += len(piece)
+        if size <= MAX_BODY:
+            pieces.append(piece)
+        if not message.get("more_body"):
+            return b"".join(pieces)
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+async def _answer(send: Send, status: int, content: Mapping[str, str]) -> None:
+    body = json.dumps(content).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,116 @@
+"""`stretto deploy`: up, status, down, and the YAML file for `serve deploy`."""
+
+import json
+import os
+
+import httpx
+import pytest
+
+from live_cluster import body, live
+from stretto.cli import main
+from stretto.deploy import cluster
+
+
+def command(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main(["deploy", *map(str, words)])
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def test_a_yaml_file_has_an_application_for_each_model(capsys):
+    code, text, _ = command(
+        capsys,
+        "up",
+        "--model",
+        "smollm2",
+        "--model",
+        "big=./m.gguf",
+        "--gpus",
+        0.5,
+        "--set",
+        "per_node=2",
+        "--yaml",
+    )
+    assert code == 0
+    assert text.count("import_path: stretto.deploy.application:build") == 2
+    assert '    route_prefix: "/big"\n' in text
+    assert "      gpus: 0.5\n" in text
+    assert "      per_node: 2\n" in text
+
+
+def test_ray_takes_the_yaml_file(capsys):
+    schema = pytest.importorskip("ray.serve.schema")
+    yaml = pytest.importorskip("yaml")
+    _, text, _ = command(capsys, "up", "--model", "smollm2", "--replicas", 2, "--yaml")
+    config = schema.ServeDeploySchema.model_validate(yaml.safe_load(text))
+    assert config.http_options.host == "127.0.0.1"
+    assert config.applications[0].args["replicas"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["up", "--replicas", 0], "replicas takes a number of replicas, 1 or more, not 0"),
+        (["up", "--set", "cells"], "--set takes FIELD=VALUE, not 'cells'"),
+        (["up", "--proxy", "nginx"], "--proxy takes auto, haproxy or python, not 'nginx'"),
+        (["up", "--host", "0.0.0.0"], "0.0.0.0 can be reached from elsewhere"),
+        (["status"], "no cluster runs on this machine; start one with `stretto deploy up`"),
+        (["down"], "no cluster runs on this machine"),
+    ],
+)
+def test_an_error_is_one_line_with_a_remedy(capsys, words, said):
+    code, _, error = command(capsys, *words)
+    assert code == 2
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_cluster_that_has_ended_is_not_taken_for_a_running_one(tmp_path):
+    (tmp_path / cluster.STATE_FILE).write_text(json.dumps({"pid": os.getpid(), "address": "127.0.0.1:1"}))
+    assert cluster.running_head(tmp_path) is None
+    assert cluster.end_head(tmp_path) is False
+
+
+def test_the_package_needs_no_ray_until_it_is_used(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    from stretto import deploy
+    from stretto.errors import StrettoError
+
+    with pytest.raises(StrettoError, match=r"pip install 'stretto\[ray\]'"):
+        deploy.require_ray()
+
+
+@live
+def test_several_models_are_served_under_their_names(two_replicas):
+    path = two_replicas.models[0].partition("=")[2]
+    names = ("one", "two")
+    models = [word for name in names for word in ("--model", f"{name}={path}")]
+    said = two_replicas.command(
+        "up", *models, "--threads", 1, "--cells", 1024, "--set", "cpus=0.1", "--port", 8321
+    )
+    assert "serving two on http://127.0.0.1:8321/two" in said
+    for name in names:
+        answer = httpx.post(
+            f"{two_replicas.url}/{name}/v1/chat/completions",
+            json=body(tokens=2, model=name, stream=False),
+            timeout=120,
+        )
+        assert answer.json()["model"] == name
+        assert httpx.get(f"{two_replicas.url}/{name}/v1/models").json()["data"][0]["id"] == name
+        assert httpx.get(f"{two_replicas.url}/{name}/health").json()["status"] == "ok"
+    assert {one["name"]: one["status"] for one in two_replicas.status()} == {
+        "smollm2": "RUNNING",
+        "one": "RUNNING",
+        "two": "RUNNING",
+    }
+    assert two_replicas.command("down", *names) == "taken down: one, two\n"
+    assert [one["name"] for one in two_replicas.status()] == ["smollm2"]
+
+
+@live
+def test_metrics_and_replicas_are_those_of_all(two_replicas):
+    text = httpx.get(f"{two_replicas.url}/metrics", timeout=60).text
+    n = two_replicas.running()
+    assert sum(line.startswith("stretto_http_active{replica=") for line in text.splitlines()) == n
+    assert httpx.get(f"{two_replicas.url}/stretto/replicas", timeout=60).json()["n"] == n

@@ -1,0 +1,74 @@
+"""Replicas answer as the server does, and as each other."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from live_cluster import ask, body, live, replicas, visiting
+from serving import visiting as serving
+from stretto.deploy.replica import Named
+
+ROUTED = {"/": "/", "/small": "/", "/small/health": "/health", "/health": "/health"}
+
+
+@pytest.mark.parametrize(("path", "seen"), ROUTED.items())
+def test_the_route_of_an_application_is_no_part_of_its_paths(path, seen):
+    asked = []
+
+    async def app(scope, receive, send):
+        asked.append((scope["path"], scope["root_path"]))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    route = "/small" if path.startswith("/small") else ""
+    asyncio.run(Named(app, "abc")({"type": "http", "path": path, "root_path": route}, None, send))
+    assert asked == [(seen, "")]
+    assert sent[0]["headers"][0][0] == b"x-stretto-replica"
+    assert sent[0]["headers"][0][1].startswith(b"abc:")
+
+
+def test_metrics_carry_the_label_of_a_replica():
+    with serving() as (running, web):
+        running.state.labels = {"replica": "abc"}
+        web.post("/v1/completions", json={"model": "mock", "prompt": "a"})
+        lines = [line for line in web.get("/metrics").text.splitlines() if not line.startswith("#")]
+        assert lines
+        assert all('{replica="abc"' in line for line in lines)
+        assert any(line.startswith('stretto_added_total{replica="abc",model="mock"} 1') for line in lines)
+
+
+@live
+def test_the_same_seed_gives_the_same_tokens_on_any_replica(two_replicas):
+    async def run():
+        async with visiting(two_replicas.url) as web:
+            await replicas(web, 2)
+            return await asyncio.gather(*(ask(web, body(5, 16, temperature=1.0)) for _ in range(12)))
+
+    heard = asyncio.run(run())
+    assert [one.error for one in heard if one.error] == []
+    assert len({one.replica for one in heard}) == 2
+    assert len({one.text for one in heard}) == 1
+
+
+@live
+def test_a_replica_has_every_endpoint_of_the_server(two_replicas):
+    with serving() as (_, server):
+        expected = server.get("/openapi.json").json()["paths"].keys()
+    answer = httpx.get(f"{two_replicas.url}/openapi.json")
+    assert answer.json()["paths"].keys() == expected
+    assert httpx.get(two_replicas.url).text.startswith("<!doctype html>")
+
+
+@live
+def test_an_error_is_the_servers_own(two_replicas):
+    answer = httpx.post(f"{two_replicas.url}/v1/chat/completions", json=body(temperature=-1))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "temperature")
+    other = httpx.get(f"{two_replicas.url}/health", headers={"host": "evil.example"})
+    assert httpx.get(f"{two_replicas.url}/v1/models", headers={"host": "evil.example"}).status_code == 421
+    assert other.status_code == 200
