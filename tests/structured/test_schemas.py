@@ -203,3 +203,10 @@ def test_a_forbidden_key_stays_forbidden_when_it_is_escaped():
     schema = {"properties": {"foo": False}, "allOf": [OPEN]}
     assert not accepts_text(schema, '{"\\u0066oo": 1}')
     assert accepts_text(schema, '{"fo": 1}')
+
+
+def test_a_list_of_items_counts_as_evaluated_items():
+    schema = {"items": [{"type": "string"}], "allOf": [{"items": [True, {"type": "number"}]}]}
+    grammar = Grammar.json({**schema, "unevaluatedItems": False})
+    assert accepts(grammar, ["x", 1])
+    assert not accepts(grammar, ["x", 1, True])
