@@ -210,3 +210,17 @@ def test_a_list_of_items_counts_as_evaluated_items():
     grammar = Grammar.json({**schema, "unevaluatedItems": False})
     assert accepts(grammar, ["x", 1])
     assert not accepts(grammar, ["x", 1, True])
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("date", "2024-02-29", "2023-02-29"),
+        ("time", "23:59:59Z", "22:59:60Z"),
+        ("date-time", "2000-02-29T12:00:00Z", "1900-02-29T12:00:00Z"),
+    ],
+)
+def test_dates_and_times_exist(name, right, wrong):
+    grammar = Grammar.json({"type": "string", "format": name})
+    assert accepts(grammar, right)
+    assert not accepts(grammar, wrong)
