@@ -144,7 +144,7 @@ async def ask(port, body):
     return first or time.perf_counter() - begun, name, used, "".join(tokens)
 
 
-async def load(port, model, n_talks, clients):
+async def load(port, model, n_talks, clients, answer=None):
     """All conversations; a row for each request."""
     waiting, busy, rows = shuffled(LIVE, n_talks), set(), []
     rng = random.Random(1)
@@ -161,10 +161,11 @@ async def load(port, model, n_talks, clients):
             busy.add(turn.talk)
             messages = said[turn.talk]
             messages.append({"role": "user", "content": text(rng, turn.prompt)})
-            body = {"model": model, "messages": messages, "max_tokens": turn.answer, "temperature": 0}
+            body = {"model": model, "messages": messages, "temperature": 0}
+            body["max_tokens"] = answer or turn.answer
             body |= {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
-            first, name, used, answer = await ask(port, body)
-            messages.append({"role": "assistant", "content": answer})
+            first, name, used, heard = await ask(port, body)
+            messages.append({"role": "assistant", "content": heard})
             cached = used["prompt_tokens_details"]["cached_tokens"]
             rows.append((first, name, used["prompt_tokens"], cached, used["completion_tokens"]))
             busy.discard(turn.talk)
@@ -206,11 +207,11 @@ def run(policy, replicas, args):
         asyncio.run(load(args.port, args.model, 4, 4))  # connections, tokenizers
         time.sleep(3)
         before, begun = usage(mark), time.perf_counter()
-        rows = asyncio.run(load(args.port, args.model, args.talks, args.clients))
+        rows = asyncio.run(load(args.port, args.model, args.talks, args.clients, args.answer))
         seconds, after = time.perf_counter() - begun, usage(mark)
         found = figures(rows, seconds, after - before)
         found = {"policy": policy, "replicas": replicas, "cells": cells, "talks": args.talks, **found}
-        found["clients"] = args.clients
+        found |= {"clients": args.clients, "answer": args.answer or int(LIVE.answer)}
         if policy != "ray":
             process.stdin.write("figures\n")
             process.stdin.flush()
@@ -265,6 +266,7 @@ def main():
     )
     parser.add_argument("--talks", type=int, default=200)
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--answer", type=int, help="tokens of each answer, in place of 8")
     parser.add_argument("--port", type=int, default=8131)
     parser.add_argument("--route", action="store_true")
     parser.add_argument("--out", type=Path, help="runs are added to those in it")

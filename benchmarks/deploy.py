@@ -32,12 +32,12 @@ from stretto.weights import hub
 MARK = "STRETTO_BENCH_MARK"
 TICKS = os.sysconf("SC_CLK_TCK")
 STRETTO = [sys.executable, "-c", "from stretto.cli import main; main()"]
-WAYS = {  # replicas, threads of each, what answers
-    "direct-2": (1, 2, "serve"),
-    "direct-1": (1, 1, "serve"),
-    "haproxy-2": (2, 1, "haproxy"),
-    "haproxy-1": (1, 1, "haproxy"),
-    "python-2": (2, 1, "python"),
+WAYS = {  # replicas, threads of each, what answers, clients as a multiple of --clients
+    "direct-2": (1, 2, "serve", 1),
+    "haproxy-2": (2, 1, "haproxy", 1),
+    "python-2": (2, 1, "python", 1),
+    "haproxy-1": (1, 1, "haproxy", 1),
+    "haproxy-2-both-full": (2, 1, "haproxy", 2),  # each replica has as many clients as one alone
 }
 
 
@@ -105,7 +105,7 @@ async def loaded(url: str, clients: int, tokens: int, first: int) -> tuple[int, 
 @contextmanager
 def running(way: str, port: int) -> Iterator[tuple[str, str]]:
     """A server or a cluster; gives its URL and its mark."""
-    replicas, threads, kind = WAYS[way]
+    replicas, threads, kind, _ = WAYS[way]
     mark, path = f"{way}-{os.getpid()}", hub.resolve("smollm2")
     environment = {**os.environ, MARK: mark}
     common = [
@@ -146,9 +146,10 @@ def measured(way: str, options: argparse.Namespace) -> dict[str, object]:
     with running(way, options.port) as (url, mark):
         asyncio.run(loaded(url, 8, 8, 0))
         rates, all_cpu, own_cpu = [], [], []
+        clients = WAYS[way][3] * options.clients
         for i in range(options.rounds):
             before = usage(mark)
-            tokens, seconds = asyncio.run(loaded(url, options.clients, options.tokens, 1000 * (i + 1)))
+            tokens, seconds = asyncio.run(loaded(url, clients, options.tokens, 1000 * (i + 1)))
             spent = {
                 pid: (words, cpu - before.get(pid, ("", 0.0, 0, 0))[1])
                 for pid, (words, cpu, _, _) in usage(mark).items()
@@ -190,8 +191,8 @@ def main() -> None:
     for name, one, other, key in (
         ("haproxy-2 / direct-2, tokens a second", "haproxy-2", "direct-2", "tokens_per_second"),
         ("python-2 / direct-2, tokens a second", "python-2", "direct-2", "tokens_per_second"),
-        ("haproxy-2 / haproxy-1, tokens a second", "haproxy-2", "haproxy-1", "tokens_per_second"),
-        ("haproxy-1 / haproxy-2, CPU of replicas a token", "haproxy-1", "haproxy-2", "replica_cpu_ms_token"),
+        ("two replicas / one, tokens a second", "haproxy-2-both-full", "haproxy-1", "tokens_per_second"),
+        ("one / two replicas, their CPU a token", "haproxy-1", "haproxy-2-both-full", "replica_cpu_ms_token"),
     ):
         if one in found and other in found:
             print(f"{name}: {float(str(found[one][key])) / float(str(found[other][key])):.2f}")

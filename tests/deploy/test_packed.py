@@ -1,12 +1,16 @@
 """Packed weights in a file that processes share."""
 
+import asyncio
 import os
+import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import stretto
+from live_cluster import live, replicas, visiting
 from stretto.backends.native import NativeBackend
 from stretto.weights.packed_file import PackedMatrix, open_packed, packed_file
 from stretto.weights.placement import Placement
@@ -141,3 +145,28 @@ def test_repack_takes_these_values_only():
         stretto.InvalidRequest, match="repack must be 'auto', True, False or 'shared', not 'yes'"
     ):
         stretto.load(MODEL, repack="yes")
+
+
+def mapped_bytes(pid):
+    """PSS and private bytes of the packed weights that a process maps, from /proc."""
+    found, counting = {"Pss": 0, "Private_Clean": 0, "Private_Dirty": 0}, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            counting = line.endswith(".packed")
+        elif counting and (name := line.partition(":")[0]) in found:
+            found[name] += int(line.split()[1]) * 1024
+    return found
+
+
+@live
+def test_a_second_replica_adds_none_of_the_weights(two_replicas):
+    async def pids():
+        async with visiting(two_replicas.url) as web:
+            return [int(name.partition(":")[2]) for name in await replicas(web, 2)]
+
+    (file,) = (Path(two_replicas.environment["STRETTO_HOME"]) / "packed").glob("*.packed")
+    found = [mapped_bytes(pid) for pid in asyncio.run(pids())]
+    total = sum(one["Pss"] for one in found)
+    print(f"packed weights: {file.stat().st_size:,} bytes, mapped {len(found)} times: {total:,} of PSS")
+    assert 0 < total <= 1.1 * file.stat().st_size
+    assert max(one["Private_Dirty"] for one in found) == 0

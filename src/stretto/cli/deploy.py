@@ -1,4 +1,4 @@
-"""`stretto deploy`: replicas of models on Ray Serve (docs/deploy.md)."""
+"""`stretto deploy`: replicas of models on Ray Serve (docs/how-to/replicas.md)."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ class PrefixPolicy:
     - A request without a prefix that belongs to a session goes where the session went, unless too busy.
     """
 
-    margin: int = 4
-    ratio: float = 0.5
+    margin: int = 8
+    ratio: float = 1.0
     min_share: float = 0.5
 
     def __post_init__(self) -> None:

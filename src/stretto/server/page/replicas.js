@@ -1,4 +1,4 @@
-// Replicas: all of them and their sum, where this server is one of several (docs/deploy.md).
+// Replicas: all of them and their sum, where this server is one of several (docs/how-to/replicas.md).
 import {html, useEffect, useState} from './vendor/preact.js';
 import {get} from './api.js';
 import {number, useLive} from './ui.js';
