@@ -124,6 +124,7 @@ bench-kernels: $(VENV)/.installed
 # Generated pages and figures are checked first: the site never shows what the program no longer does.
 docs: $(VENV)/.docs
 	$(BIN)/python scripts/doc_reference.py --check
+	$(BIN)/python scripts/doc_figures.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
