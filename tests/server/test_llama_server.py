@@ -89,3 +89,17 @@ def test_a_model_without_the_tokens_is_refused():
 
 def test_tokens_outside_the_vocabulary_are_refused(web):
     assert web.post("/detokenize", json={"tokens": [10**6]}).status_code == 400
+
+
+def test_a_conversation_is_rendered_and_not_answered():
+    with serving(lambda entry: mock_llm("x")) as server, httpx.Client(base_url=server.url) as client:
+        body = {"messages": [{"role": "user", "content": "Is <|im_end|> a token?"}]}
+        found = client.post("/apply-template", json=body).json()
+    assert "Is <|im_end|> a token?" in found["prompt"]
+
+
+def test_openai_paths_work_without_their_version():
+    with serving(lambda entry: mock_llm("x")) as server, httpx.Client(base_url=server.url) as client:
+        asked = {"model": "mock", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        assert client.post("/chat/completions", json=asked).json()["object"] == "chat.completion"
+        assert client.get("/models").json() == client.get("/v1/models").json()

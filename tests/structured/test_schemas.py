@@ -203,3 +203,24 @@ def test_a_forbidden_key_stays_forbidden_when_it_is_escaped():
     schema = {"properties": {"foo": False}, "allOf": [OPEN]}
     assert not accepts_text(schema, '{"\\u0066oo": 1}')
     assert accepts_text(schema, '{"fo": 1}')
+
+
+def test_a_list_of_items_counts_as_evaluated_items():
+    schema = {"items": [{"type": "string"}], "allOf": [{"items": [True, {"type": "number"}]}]}
+    grammar = Grammar.json({**schema, "unevaluatedItems": False})
+    assert accepts(grammar, ["x", 1])
+    assert not accepts(grammar, ["x", 1, True])
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("date", "2024-02-29", "2023-02-29"),
+        ("time", "23:59:59Z", "22:59:60Z"),
+        ("date-time", "2000-02-29T12:00:00Z", "1900-02-29T12:00:00Z"),
+    ],
+)
+def test_dates_and_times_exist(name, right, wrong):
+    grammar = Grammar.json({"type": "string", "format": name})
+    assert accepts(grammar, right)
+    assert not accepts(grammar, wrong)

@@ -12,14 +12,13 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.deploy.closed import check_cluster
 from stretto.deploy.peers import ASK_SECONDS, Answer, Peers, Request, answered
+from stretto.deploy.prefixes import report
 from stretto.deploy.scaling import CELLS, REQUESTS
 from stretto.deploy.settings import DEPLOYMENT, DeploySettings
 from stretto.llm import LLM
@@ -78,11 +77,9 @@ class Replica:
             return []
         return [one for one in found if isinstance(one, dict)]
 
-    def record_routing_stats(self) -> dict[str, Any]:
+    async def record_routing_stats(self) -> dict[str, Any]:
         """What the router knows of this replica; Ray asks every second or so."""
-        if self.state is None or find_spec("stretto.deploy.prefixes") is None:
-            return {}
-        return dict(import_module("stretto.deploy.prefixes").report(self.state))
+        return {} if self.state is None else await asyncio.to_thread(report, self.state)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What the autoscaler knows: requests that run and wait, and the share of cells that they hold."""

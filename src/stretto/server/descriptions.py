@@ -96,6 +96,8 @@ OF_SCHEMAS = {
     "CacheControl.ttl": "Without effect: prompts stay cached until memory is needed.",
     "ChatRequest.modalities": "Answers are texts.",
     "ChatRequest.response_format": "Any text, a JSON object, or JSON of a schema.",
+    "TemplateRequest.modalities": "Answers are texts.",
+    "TemplateRequest.response_format": "Any text, a JSON object, or JSON of a schema.",
     "CompletionRequest.logprobs": "So many of the most probable tokens with log-probabilities.",
     "ContextManagement.edits": "Only an empty list: nothing is cut off in silence.",
     "CountRequest.output_config": "The form of the answer; it has no tokens of its own.",

@@ -2,3 +2,13 @@
 
 _FORMATS_WORDS = "date time date-time duration email hostname ipv4 ipv6 uuid uri"
 FORMATS = frozenset(_FORMATS_WORDS.split())
+
+# What the parser lets pass beside the format: 29 February in common years, and leap seconds at any time.
+_LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29"
+_DATE = f"([0-9]{{4}}-((0[13-9]|1[0-2])-[0-9]{{2}}|02-([01][0-9]|2[0-8]))|{_LEAP})"
+_TIME = "[0-9]{2}:[0-9]{2}:[0-5][0-9]"
+STRICTER = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}",
+    "date-time": f"^{_DATE}[Tt]{_TIME}",
+}

@@ -12,7 +12,7 @@ from typing import Any
 
 from stretto.structured.array_rules import contains, unique
 from stretto.structured.closed import closed_objects
-from stretto.structured.formats import FORMATS
+from stretto.structured.formats import FORMATS, STRICTER
 from stretto.structured.negation import Negation, both, either
 from stretto.structured.object_rules import (
     counts,
@@ -111,6 +111,8 @@ class _Rewriter:
                 raise NotExpressible(f"{place}/{keyword}", "this keyword is not supported")
         if isinstance(rest.get("format"), str) and rest["format"] not in FORMATS:
             del rest["format"]  # an annotation
+        elif rest.get("format") in STRICTER:
+            members.append({"pattern": STRICTER[rest["format"]]})
         # These two look at the keywords beside them, so they come first.
         if "unevaluatedProperties" in rest:
             members += self._unevaluated.properties(rest, f"{place}/unevaluatedProperties")

@@ -111,13 +111,17 @@ class Unevaluated:
 
 def _own(schema: dict[str, Any]) -> Way:
     """What the keywords of a schema itself look at."""
+    # Before the draft of 2020, a list in `items` was `prefixItems`, and `additionalItems` the rest.
+    is_listed = isinstance(schema.get("items"), list)
+    listed = schema["items"] if is_listed else []
+    rest = {"additionalItems" if is_listed else "items", "unevaluatedItems"}
     return Way(
         (),
         frozenset(schema.get("properties", {})),
         frozenset(schema.get("patternProperties", {})),
-        len(schema.get("prefixItems", [])),
+        len(schema.get("prefixItems", listed)),
         bool(schema.keys() & {"additionalProperties", "unevaluatedProperties"}),
-        bool(schema.keys() & {"items", "unevaluatedItems"}),
+        bool(schema.keys() & rest),
     )
 
 
