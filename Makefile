@@ -125,6 +125,7 @@ bench-kernels: $(VENV)/.installed
 docs: $(VENV)/.docs
 	$(BIN)/python scripts/doc_reference.py --check
 	$(BIN)/python scripts/doc_figures.py --check
+	$(BIN)/python scripts/doc_pictures.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:

@@ -167,3 +167,16 @@ def test_numpy_integers_are_integers(by):
     assert seq.positions == [*range(299), 300]
     with pytest.raises(InvalidRequest):
         seq.shift(0, by=np.int64(2**63 - 1))
+
+
+def test_cells_of_a_dropped_sequence_are_there_for_the_next_request():
+    llm = mock_llm(lambda seen: ord("x"), cells=64)
+
+    def drop_a_sequence():
+        seq = llm.sequence("abc")
+        for _ in range(55):
+            seq.step(temperature=0)
+
+    drop_a_sequence()
+    gc.collect()
+    assert llm.generate("y" * 60, max_tokens=3).text == "xxx"

@@ -343,3 +343,10 @@ def test_cells_by_hand():
     assert llm.cells.view(seq.id).tolist() == [0, 2]
     llm.cells.clear()
     assert llm.cache.stats().held == 0
+
+
+@pytest.mark.parametrize("method", ["step", "logits"])
+def test_one_sequence_in_place_of_a_list_is_named(method):
+    llm = mock_llm("abc")
+    with pytest.raises(InvalidRequest, match=r"write \[seq\]"):
+        getattr(llm, method)(llm.sequence("x"))

@@ -165,6 +165,8 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """The next step."""
+        if self._runner.orphans:
+            self._runner.tidy()  # first: cells that can be evicted are counted
         plan = Plan()
         shared: dict[int, int] = {}  # tokens that tracks will share, by id
         if self.waiting:

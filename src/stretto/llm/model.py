@@ -222,7 +222,8 @@ class LLM(Texts, Scoring, EngineModel):
         """A sequence in your own hands: logits, sample, step, append, fork, truncate, remove.
 
         It shares cached prefixes with sequences and prompts of the same `cache_salt` alone. All its tokens,
-        and those of its forks, are computed with `adapter`, as in `generate`.
+        and those of its forks, are computed with `adapter`, as in `generate`. Special tokens spelt out in a
+        text are parsed; for a text that you do not trust, give `llm.tokenizer.encode(text)`.
         """
         check_salt(cache_salt)
         ids, parts = prompt_ids(self._engine, prompt, cache_salt), adapter_parts(adapter)
@@ -253,9 +254,13 @@ class LLM(Texts, Scoring, EngineModel):
 
     @documented(SAMPLING)
     def step(self, sequences: Iterable[Sequence], **options: Unpack[SamplingOptions]) -> list[Step]:
-        """Move several sequences on by one token each, with one forward pass for all."""
+        """Move several sequences on by one token each, with one forward pass for all.
+
+        Where an end token was drawn, `Step.is_end` says so and nothing is appended: leave that sequence out
+        of the next call.
+        """
         params = sampling_params(options)
-        several = list(sequences)
+        several = _several(sequences)
         with self._engine.lock:
             compute_all(self._engine, several)
             return step_all(self._engine, several, params)
@@ -267,7 +272,7 @@ class LLM(Texts, Scoring, EngineModel):
 
         >>> llm.logits([seq, alt]).argmax(axis=1)
         """
-        return logits_of(self._engine, list(sequences))
+        return logits_of(self._engine, _several(sequences))
 
     def forward(self, batch: Batch) -> Floats:
         """Run a batch you built: float32[n_wanted, n_vocab], a row for each token that wanted logits."""
@@ -344,3 +349,12 @@ class LLM(Texts, Scoring, EngineModel):
 
 def _closed() -> str:
     raise InvalidRequest("the model is closed; load it again")
+
+
+def _several(sequences: Iterable[Sequence]) -> list[Sequence]:
+    if isinstance(sequences, Sequence):
+        raise InvalidRequest(
+            "sequences must be a list of sequences, not one; write [seq], or use the sequence's own methods",
+            param="sequences",
+        )
+    return list(sequences)
