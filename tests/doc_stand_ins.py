@@ -20,9 +20,6 @@ DATA = ROOT / "tests" / "data"
 FILES = {  # names in the pages: files of the tests
     **dict.fromkeys(("cat.jpg", "coffee.jpg", "a.jpg"), DATA / "tasks" / "coffee.jpg"),
     **dict.fromkeys(("street.jpg", "dog.jpg", "b.jpg"), DATA / "tasks" / "astronaut.jpg"),
-    **dict.fromkeys(
-        ("letter.png", "page.png", "a.png", "b.png", "download.bin"), DATA / "tasks" / "notice.png"
-    ),
     **dict.fromkeys(("talk.wav", "a.wav", "b.wav"), DATA / "tasks" / "beckett.wav"),
     **dict.fromkeys(("models/Qwen3-0.6B", "Qwen3-0.6B"), DATA / "folders" / "qwen3"),
     "models/all-MiniLM-L6-v2": DATA / "folders" / "bert",
@@ -32,6 +29,7 @@ FILES = {  # names in the pages: files of the tests
     "setup.py": ROOT / "scripts" / "server_fields.py",
     "notes": ROOT / "README.md",
 }
+PAGES = ("letter.png", "page.png", "a.png", "b.png", "download.bin")  # a corner of a scanned page, read soon
 SHORT, LONG = 24, 160  # tokens, where a page sets no limit: plain texts, and those of a grammar
 PORTS = ("8080", "8081")
 
@@ -47,8 +45,8 @@ def put_files(text: str, folder: Path, smollm2: Path) -> None:
             shutil.copytree(source, target)
             _put_tokenizer(target)
         else:
-            target.symlink_to(source)
-    for name in ("letter.png", "page.png", "a.png", "b.png", "download.bin"):
+            shutil.copy(source, target)  # not linked: a page may write to it
+    for name in PAGES:
         if f'"{name}"' in text:
             with PIL.Image.open(DATA / "tasks" / "notice.png") as notice:
                 notice.crop((0, 0, 320, 120)).save(folder / name, "png")

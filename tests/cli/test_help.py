@@ -53,7 +53,7 @@ def complete(words, env=os.environ):
 def test_commands_options_choices_and_models_are_completed():
     assert complete("stretto pu") == ["pull"]
     assert complete("stretto run --tempe") == ["--temperature"]
-    assert complete("stretto run --repack ") == ["auto", "yes", "no"]
+    assert complete("stretto run --repack ") == ["auto", "yes", "no", "shared"]
     assert complete("stretto run --model smol")[0] == "smollm2"
 
 

@@ -10,7 +10,7 @@ from stretto.testing import mock_llm
 def state_with(llm):
     model = SimpleNamespace(name="m", llm=llm, loads=1, done={}, seconds={})
     registry = SimpleNamespace(slots={"m": model}, loaded_bytes=0, limit=0)
-    return SimpleNamespace(registry=registry, traffic=SimpleNamespace(answered={}, active=0))
+    return SimpleNamespace(registry=registry, traffic=SimpleNamespace(answered={}, active=0), labels={})
 
 
 def test_slots_are_shown_where_there_are_any():
