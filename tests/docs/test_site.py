@@ -117,7 +117,7 @@ def test_the_page_in_a_browser_asks_only_its_own_host(site, browser):
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.goto(address, wait_until="networkidle")
         page.click("input.md-search__input")
-        page.fill("input.md-search__input", "speculative decoding")
+        page.type("input.md-search__input", "speculative decoding")  # the search listens to keys
         page.wait_for_selector(".md-search-result__item")
         found = page.inner_text(".md-search-result__list")
         page.close()
