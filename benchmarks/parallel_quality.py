@@ -161,8 +161,8 @@ def main():
             values = {way: row["own"] for way, row in found[name]["texts"].items()}
             title = f"{name}: cross-entropy of its texts"
             bars(args.plots / f"quality-{name}.svg", title, values, "nats a token")
-    if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        if args.out:
+            args.out.write_text(json.dumps(found, indent=1) + "\n")
     shown(found)
 
 
