@@ -14,7 +14,7 @@ import pytest
 from pressure import BURST, WEIGHTS, Thread, World
 
 
-@pytest.mark.parametrize(("n_threads", "n_bursts"), [(1, 20), (4, 80)])
+@pytest.mark.parametrize(("n_threads", "n_bursts"), [(1, 20), (4, 40)])
 def test_a_small_cache_under_pressure(tmp_path, n_threads, n_bursts):
     seed = int(os.environ.get("STRETTO_PRESSURE_SEED") or time.time_ns() % 1_000_000)
     print(f"STRETTO_PRESSURE_SEED={seed}")  # shown if it fails
