@@ -4,7 +4,6 @@ python scripts/doc_figures.py            # fills all marked spans
 python scripts/doc_figures.py --check    # names the pages that are out of date, and ends with 1 if any is
 """
 
-import argparse
 import json
 import re
 import sys
@@ -13,7 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from generated_files import ROOT, is_outdated, run
+
 SPAN = re.compile(r"(<!-- figure: ([\w-]+) -->)(.*?)(<!-- /figure -->)", re.DOTALL)
 
 
@@ -47,22 +47,9 @@ def filled(text: str) -> str:
 
 def outdated() -> dict[Path, str]:
     """The pages whose figures are not current, with the text that they should have."""
-    pages = {page: page.read_text("utf-8") for page in sorted((ROOT / "docs").rglob("*.md"))}
-    return {page: filled(text) for page, text in pages.items() if filled(text) != text}
-
-
-def main() -> int:
-    """Fill the pages, or only name those that are out of date."""
-    parser = argparse.ArgumentParser(description="Fill the figures of the documents.")
-    parser.add_argument("--check", action="store_true", help="name the pages that are out of date")
-    check = parser.parse_args().check
-    found = outdated()
-    for page, text in found.items():
-        print(f"{'out of date' if check else 'filled'}: {page.relative_to(ROOT)}")
-        if not check:
-            page.write_text(text, "utf-8")
-    return 1 if check and found else 0
+    pages = {page: filled(page.read_text("utf-8")) for page in sorted((ROOT / "docs").rglob("*.md"))}
+    return {page: text for page, text in pages.items() if is_outdated(page, text)}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("Fill the figures of the documents.", outdated()))

@@ -7,17 +7,17 @@ Each page is made from what the program itself reads: tables of options, command
 document, the exceptions, the registries. `tests/docs` compares the pages with what this writes.
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from generated_files import ROOT, is_outdated, run
 from reference import commands, endpoints, errors, supported
 from stretto.options import documenting
 
-FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+FOLDER = ROOT / "docs" / "reference"
 PAGES: dict[str, Callable[[], str]] = {
     "options.md": documenting.page,
     "commands.md": commands.page,
@@ -27,28 +27,11 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-def outdated() -> dict[str, str]:
+def outdated() -> dict[Path, str]:
     """The pages that are not what they should be, with the text that they should have."""
-    texts = {name: make() for name, make in PAGES.items()}
-    return {
-        name: text
-        for name, text in texts.items()
-        if not (FOLDER / name).is_file() or (FOLDER / name).read_text("utf-8") != text
-    }
-
-
-def main() -> int:
-    """Write the pages that have changed, or only name them."""
-    parser = argparse.ArgumentParser(description="Write the generated pages of docs/reference.")
-    parser.add_argument("--check", action="store_true", help="name the pages that are out of date")
-    check = parser.parse_args().check
-    found = outdated()
-    for name, text in found.items():
-        print(f"{'out of date' if check else 'written'}: docs/reference/{name}")
-        if not check:
-            (FOLDER / name).write_text(text, "utf-8")
-    return 1 if check and found else 0
+    texts = {FOLDER / name: make() for name, make in PAGES.items()}
+    return {page: text for page, text in texts.items() if is_outdated(page, text)}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("Write the generated pages of docs/reference.", outdated()))

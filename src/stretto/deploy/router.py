@@ -39,19 +39,12 @@ MAX_BODY = 16 << 20
 ROUTE_SECONDS = 4.0  # HAProxy waits for 5
 REPORT_SECONDS = 1.0
 SESSION_HEADER = os.environ.get("RAY_SERVE_SESSION_ID_HEADER_KEY", "x-session-id").lower()
-# For the processes of a cluster, before it is started.
-HAPROXY_ENVIRONMENT = {
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
-}
-# Where API keys share no prefixes: the router has to know whose request it is, and is given one header.
-TENANT_ENVIRONMENT = {"RAY_SERVE_SESSION_ID_HEADER_KEY": "authorization"}
 
 log = logging.getLogger("stretto.deploy")
 KNOWN = KnownModels()  # of all deployments that this process routes to
 
 
-class PrefixRouter(RequestRouter):  # type: ignore[misc]
+class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray may not be installed
     """Sends requests where their prefix is (`stretto.deploy.policy`)."""
 
     def initialize_state(self, policy: str = "prefix", **fields: Any) -> None:
@@ -174,7 +167,7 @@ def configure(options: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def attached(application: Any, replicas: int = 1) -> Any:
-    """An application whose requests HAProxy routes by their bodies; it needs `HAPROXY_ENVIRONMENT`."""
+    """An application whose requests HAProxy routes by their bodies; it needs `haproxy_environment`."""
     ingress = serve.deployment(
         serve.ingress()(Ingress),
         name="router",
