@@ -137,7 +137,13 @@ def up(deployments: Sequence[DeploySettings], host: str, port: int) -> list[str]
     routes = routes_of(deployments)
     for settings, route in zip(deployments, routes, strict=True):
         args = settings.model_dump(mode="json", exclude_defaults=True)
-        serve.run(build(args), name=settings.entry.name, route_prefix=route)
+        try:
+            serve.run(build(args), name=settings.entry.name, route_prefix=route)
+        except RuntimeError as error:  # Ray's only kind: the replica's own reason is in its log
+            raise StrettoError(
+                f"{settings.entry.name} was not deployed: {error}; see whether `stretto inspect "
+                f"{settings.entry.source}` finds the model, and `stretto deploy status`"
+            ) from error
     return routes
 
 
