@@ -1,6 +1,8 @@
 // What the matrix products of each kernel set reach alone, on one thread: `make bench-kernels`.
 //
 //     kernels [seconds] [set …]      all sets that the machine can run, if none is named
+//     kernels cycles                 JSON: cycles of a block of one column, as benchmarks/raw/cycles-neoverse-n1.json
+//     kernels attention              cycles of a cell of one row's attention, three heads of 64, at depth 2,048 of SmolLM2
 //
 // For each layout, shape and number of columns the sets take turns, several times over. Of each piece of work the
 // shortest time counts, since a busy neighbour can only make a set look slower. GMAC/s.
@@ -165,20 +167,30 @@ double seconds_of(const Kernels& kernel, const Matrix& w, Columns& a, size_t n, 
     return sum;
 }
 
+// A matrix of random numbers and its memory.
+struct Weights {
+    Matrix matrix;
+    Room<uint8_t> bytes;
+
+    Weights(const Case& c)
+        : matrix(matrix_for(c.format == 1 ? Layout::kF16 : c.layout, c.rows, c.columns, c.format)),
+          bytes(matrix.bytes()) {
+        matrix.format = c.format;
+        fill(matrix, bytes.data);
+        (c.layout == Layout::kRows ? matrix.source : matrix.data) = bytes.data;
+    }
+};
+
 void measure(const std::vector<const Kernels*>& sets, const Case& c, size_t n, double least) {
     constexpr int kRounds = 5;
-    Matrix w = matrix_for(c.format == 1 ? Layout::kF16 : c.layout, c.rows, c.columns, c.format);
-    w.format = c.format;
-    const Room<uint8_t> bytes(w.bytes());
-    fill(w, bytes.data);
-    (c.layout == Layout::kRows ? w.source : w.data) = bytes.data;
+    const Weights weights(c);
     std::vector<std::unique_ptr<Columns>> columns;
     for (const Kernels* set : sets) columns.push_back(std::make_unique<Columns>(*set, n, c.columns));
     const Room<float> out(n * c.rows);
     std::vector<double> best(sets.size(), 1e9);
     for (int round = 0; round < kRounds; ++round) {
         for (size_t i = 0; i < sets.size(); ++i) {
-            best[i] = std::min(best[i], seconds_of(*sets[i], w, *columns[i], n, out.data, least));
+            best[i] = std::min(best[i], seconds_of(*sets[i], weights.matrix, *columns[i], n, out.data, least));
         }
     }
     std::printf("%-26s %4zu", c.name, n);
@@ -188,7 +200,119 @@ void measure(const std::vector<const Kernels*>& sets, const Case& c, size_t n, d
     std::printf("\n");
 }
 
+// Seconds of a cycle: an addition in a chain of them.
+double cycle_seconds() {
+    constexpr int kAdditions = 1 << 20;
+    double best = 1e9;
+    for (int run = 0; run < 20; ++run) {
+        size_t sum = 1;
+        const double begin = now();
+        for (int i = 0; i < kAdditions; ++i) {
+            sum += 3;
+            asm volatile("" : "+r"(sum));
+        }
+        best = std::min(best, now() - begin);
+    }
+    return best / kAdditions;
+}
+
+// Cycles of a block of 16 rows × one column × 32 numbers, with weights in the first cache and from memory.
+int print_cycles(const Kernels& kernel) {
+    struct Format {
+        const char* name;
+        Layout layout;
+    };
+    const Format formats[] = {{"Q4_0", Layout::kNibbles},  {"Q4_1", Layout::kNibblesMin}, {"Q8_0", Layout::kBytes},
+                              {"MXFP4", Layout::kLevels},  {"Q4_K", Layout::kNibblesK},   {"Q5_K", Layout::kFivesK},
+                              {"Q6_K", Layout::kSixesK}};
+    constexpr size_t kColumns = 512, kNear = 64, kFar = 1 << 16;
+    constexpr int kRuns = 100;
+    const double cycle = cycle_seconds();
+    std::printf("{\n \"set\": \"%s\",\n \"ghz\": %.2f,\n \"cycles\": {\n", kernel.name, 1e-9 / cycle);
+    const char* separator = "";
+    for (const Format& format : formats) {
+        double cycles[2];
+        for (const bool far : {false, true}) {
+            const size_t rows = far ? kFar : kNear;
+            const Weights weights({format.name, format.layout, rows, kColumns});
+            Columns column(kernel, 1, kColumns);
+            const Room<float> out(rows);
+            double best = 1e9;
+            for (int run = 0; run < kRuns; ++run) {
+                const double begin = now();
+                for (size_t done = 0; done < kFar; done += kNear) {
+                    const size_t first = far ? done / 16 : 0;
+                    multiply_activations(kernel, Precision::kStandard, weights.matrix,
+                                         {column.view(), column.floats.data, 0, 1}, first,
+                                         first + kNear / 16, out.data, {});
+                }
+                best = std::min(best, now() - begin);
+            }
+            cycles[far] = best / cycle / static_cast<double>(kFar / 16 * (kColumns / 32));
+        }
+        std::printf("%s  \"%s\": [%.1f, %.1f]", separator, format.name, cycles[0], cycles[1]);
+        separator = ",\n";
+    }
+    std::printf("\n }\n}\n");
+    return 0;
+}
+
+// Cycles of a cell at the depth of 2,048 tokens: 30 layers of three K/V heads, each for three heads of 64, as SmolLM2 has them.
+int print_attention(const Kernels& kernel) {
+    constexpr size_t kLayers = 30, kKvHeads = 3, kGroup = 3, kSize = 64, kDepth = 2048, kParts = kDepth / kSpan;
+    constexpr int kRuns = 20;
+    const double cycle = cycle_seconds();
+    for (const CacheType type : {CacheType::kHalf, CacheType::kQ8}) {
+        const size_t stride = head_bytes(type, kSize), block = kLayers * 2 * kKvHeads * kCellBlock * stride;
+        Room<uint8_t> cache(block * kDepth / kCellBlock);
+        std::vector<float> numbers(kSize), queries(kGroup * kSize), scratch(attention_scratch(kSize, 1, kGroup));
+        uint32_t state = 1;
+        auto random = [&] { return static_cast<float>(static_cast<int32_t>(state = state * 1664525u + 1013904223u)) * 0x1p-31f; };
+        for (size_t at = 0; at < kLayers * 2 * kKvHeads * kDepth; ++at) {
+            for (float& x : numbers) x = random();
+            kernel.store_head(type, numbers.data(), kSize, cache.data + at * stride);
+        }
+        for (float& x : queries) x = 4.0f * random();
+        std::vector<int32_t> view(kDepth);
+        for (size_t i = 0; i < kDepth; ++i) view[i] = static_cast<int32_t>(i);
+        std::vector<float> max(kParts * kGroup), sum(max), out(kParts * kGroup * kSize);
+        auto part = [&](size_t i) { return Partial{&max[i * kGroup], &sum[i * kGroup], &out[i * kGroup * kSize]}; };
+        const int32_t begin = 0, end = kDepth;
+        Attention a{};
+        a.type = type;
+        a.finite = type == CacheType::kHalf;
+        a.cell_stride = stride;
+        a.block_stride = block;
+        a.view = view.data();
+        a.head_size = kSize;
+        a.group = kGroup;
+        a.scale = 0.125f;
+        a.queries = queries.data();
+        a.query_stride = kGroup * kSize;
+        a.begins = &begin;
+        a.ends = &end;
+        a.rows = 1;
+        a.scratch = scratch.data();
+        double best = 1e9;
+        for (int run = 0; run < kRuns; ++run) {
+            const double begun = now();
+            for (size_t at = 0; at < kLayers * kKvHeads; ++at) {
+                a.keys = cache.data + (at / kKvHeads * 2 * kKvHeads + at % kKvHeads) * kCellBlock * stride;
+                a.values = a.keys + kKvHeads * kCellBlock * stride;
+                for (size_t i = 0; i < kParts; ++i) kernel.attend(a, i * kSpan, (i + 1) * kSpan, part(i));
+                for (size_t i = 1; i < kParts; ++i) kernel.merge(kGroup, kSize, part(0), part(i));
+            }
+            best = std::min(best, now() - begun);
+        }
+        const double cycles = best / cycle / static_cast<double>(kLayers * kKvHeads * kDepth);
+        std::printf("%s, K/V %s: %.1f cycles a cell\n", kernel.name, type == CacheType::kHalf ? "f16" : "8 bits", cycles);
+    }
+    return 0;
+}
+
 int run(int count, char** arguments) {
+    if (count == 2 && !std::strcmp(arguments[1], "attention")) return print_attention(*best_kernels());
+    if (count == 2 && !std::strcmp(arguments[1], "cycles")) return print_cycles(*best_kernels());
     const double least = count > 1 ? std::atof(arguments[1]) : 0.01;
     std::vector<const Kernels*> sets;
     for (int i = 2; i < count; ++i) {

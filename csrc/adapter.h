@@ -14,11 +14,17 @@
 namespace stretto {
 
 struct LowRank {
+    const Matrix* matrix;  // which is changed
     Matrix a, b;  // [rank][columns], [rows][rank, made up to whole blocks where numbers are bytes]
     float scale = 1.0f;
 
     bool of_bytes() const { return !is_float(b.layout); }
 };
+
+// B of bytes as Kernels::add_narrow reads it: without most of the columns that the last block is made up with.
+Matrix narrow_matrix(size_t rows, size_t rank, int format);
+// Packs all panels of such a matrix from the file's bytes, rows of whole blocks.
+void pack_narrow(const uint8_t* source, const Matrix& matrix, uint8_t* out);
 
 class Adapter {
 public:
@@ -30,19 +36,18 @@ public:
         const auto at = vectors_.find(layer);
         return at == vectors_.end() ? nullptr : at->second.data();
     }
-    // The change of a matrix, or null.
-    const LowRank* find(const Matrix* matrix) const {
-        const auto at = changes_.find(matrix);
-        return at == changes_.end() ? nullptr : &at->second;
-    }
+    // The change of a matrix, or null. `at` is where to look first, and becomes what is behind it: layers ask in order.
+    const LowRank* find(const Matrix* matrix, size_t& at) const;
     size_t rank() const { return rank_; }  // the largest, in whole blocks
     // Columns of B for a rank: whole blocks of what is not floats.
     static size_t columns_of(int format, size_t rank);
 
 private:
     Matrix packed(int format, size_t rows, size_t columns, const uint8_t* data);
+    Matrix packed_narrow(int format, size_t rows, size_t rank, const uint8_t* data);
+    uint8_t* room(size_t bytes);
 
-    std::unordered_map<const Matrix*, LowRank> changes_;
+    std::vector<LowRank> changes_;  // in the order of the matrices' addresses, which is that of layers
     std::unordered_map<size_t, std::vector<float>> vectors_;  // by layer
     std::vector<Buffer> memory_;  // chunks, each with many matrices
     size_t used_ = 0;             // of the last chunk
@@ -54,7 +59,7 @@ constexpr size_t kAdaptedRows = 48;  // rows that are changed together; pieces o
 // Rows that follow each other and have an adapter, kAdaptedRows at most.
 struct AdaptedChunk {
     size_t first, last;
-    size_t at, lanes;  // of their integers: the first row, and how many rows stand together
+    size_t lanes;  // how many rows stand together as integers that A is multiplied with
 };
 
 // The rows of a product that an adapter changes.
@@ -62,7 +67,6 @@ struct AdaptedRows {
     const Adapter* adapter;
     std::vector<float> scales;  // of each row; 0: unchanged
     std::vector<AdaptedChunk> chunks;
-    size_t padded = 0;          // rows of integers
 
     AdaptedRows(const Adapter* adapter, std::vector<float> scales, const Kernels& kernels);
 };

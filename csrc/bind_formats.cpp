@@ -22,12 +22,6 @@ size_t whole_blocks(size_t length, size_t block, const char* what) {
     return length / block;
 }
 
-template <typename T>
-Array1<T> give(std::unique_ptr<T[]> data, size_t length) {
-    T* raw = data.release();
-    return Array1<T>(raw, {length}, owner_of(raw));
-}
-
 Array1<float> dequantize(int code, Input1<uint8_t> data) {
     const Format& format = format_of(code);
     const size_t blocks = whole_blocks(data.shape(0), format.size, "bytes");

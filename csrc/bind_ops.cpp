@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "adapter.h"
 #include "bindings.h"
 #include "governor.h"
 #include "half.h"
@@ -25,23 +26,12 @@ using Input3 = nb::ndarray<const T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 template <typename T>
 using Array3 = nb::ndarray<nb::numpy, T, nb::ndim<3>>;
 
-CacheType cache_type(const std::string& kv) {
-    if (kv != "f16" && kv != "q8" && kv != "f32") fail("kv must be 'f16', 'q8' or 'f32'");
-    return kv == "q8" ? CacheType::kQ8 : kv == "f32" ? CacheType::kFloat : CacheType::kHalf;
-}
-
 void check_same(const Input2<float>& a, const Input2<float>& b) {
     if (a.shape(0) != b.shape(0) || a.shape(1) != b.shape(1)) fail("both arrays must have the same shape");
 }
 
 void check_filled(size_t rows, size_t columns) {
     if (!rows || !columns || columns > kMostColumns) fail("an array of this shape cannot be");
-}
-
-template <typename T>
-Array2<T> give(std::unique_ptr<T[]> data, size_t rows, size_t columns) {
-    T* raw = data.release();
-    return Array2<T>(raw, {rows, columns}, owner_of(raw));
 }
 
 template <typename T>
@@ -120,6 +110,25 @@ Array2<float> matmul(int code, Input1<uint8_t> data, size_t rows, size_t columns
         Unlocked unlocked;
         w.multiply(kernel, x.data(), n, out.get(), chosen);
     }
+    return give(std::move(out), n, rows);
+}
+
+// y + B x, where B has rows of Q8_0 in whole blocks and x is zero from column `rank` on.
+Array2<float> add_narrow(Input1<uint8_t> data, size_t rank, Input2<float> x, Input2<float> y, const std::string& kernels) {
+    constexpr int kQ8_0 = 8;
+    const Kernels& kernel = kernels_for(kernels);
+    const size_t n = x.shape(0), columns = x.shape(1), rows = y.shape(1);
+    check_filled(n, rows);
+    if (y.shape(0) != n || !rank || columns != (rank + kBlock - 1) / kBlock * kBlock) fail("x and y must have fitting shapes");
+    check_matrix(kQ8_0, rows, columns, rows, data.shape(0));
+    Matrix b = narrow_matrix(rows, rank, kQ8_0);
+    const auto packed = room<uint8_t>(b.bytes());
+    pack_narrow(data.data(), b, packed.get());
+    b.data = packed.get();
+    const Activations a(kernel, Precision::kStandard, x.data(), n, columns, 1);
+    auto out = room<float>(n * rows);
+    std::copy_n(y.data(), n * rows, out.get());
+    for (size_t row = 0; row < n; ++row) kernel.add_narrow(b, a.view(), row, rank, 0, b.panels(), out.get() + row * rows);
     return give(std::move(out), n, rows);
 }
 
@@ -213,7 +222,7 @@ Array2<float> rope(Input2<float> x, Input1<int32_t> positions, Input1<double> fr
 
 Array2<uint8_t> store_heads(Input2<float> x, const std::string& kv, const std::string& kernels) {
     const Kernels& kernel = kernels_for(kernels);
-    const CacheType type = cache_type(kv);
+    const CacheType type = cache_type_named(kv);
     const size_t n = x.shape(0), size = x.shape(1), bytes = head_bytes(type, size);
     check_filled(n, size);
     auto out = room<uint8_t>(n * bytes);
@@ -223,7 +232,7 @@ Array2<uint8_t> store_heads(Input2<float> x, const std::string& kv, const std::s
 
 Array2<float> load_heads(Input2<uint8_t> data, size_t head_size, const std::string& kv, const std::string& kernels) {
     const Kernels& kernel = kernels_for(kernels);
-    const CacheType type = cache_type(kv);
+    const CacheType type = cache_type_named(kv);
     const size_t n = data.shape(0);
     check_filled(n, head_size);
     const size_t bytes = head_bytes(type, head_size);
@@ -290,7 +299,7 @@ Array3<float> attention(Input3<float> queries, Input2<float> keys, Input2<float>
                         Input1<int32_t> begins, Input1<int32_t> ends, float scale, float cap,
                         const std::string& kv, const std::string& kernels) {
     const Kernels& kernel = kernels_for(kernels);
-    const CacheType type = cache_type(kv);
+    const CacheType type = cache_type_named(kv);
     const size_t rows = queries.shape(0), group = queries.shape(1), size = queries.shape(2), cells = keys.shape(0);
     check_filled(rows, group);
     check_filled(cells, size);
@@ -348,6 +357,8 @@ void bind_ops(nb::module_& m) {
             "int8 rows, their scales, scale × sum of each block, and sums of 16; two for each row in high precision.");
     ops.def("matmul", &matmul, nb::arg("code"), nb::arg("data").noconvert(), nb::arg("rows"), nb::arg("columns"),
             nb::arg("x").noconvert(), kernels, precision, "float32[n, rows]: each row of x times a matrix of the file.");
+    ops.def("add_narrow", &add_narrow, nb::arg("data").noconvert(), nb::arg("rank"), nb::arg("x").noconvert(),
+            nb::arg("y").noconvert(), kernels, "y + B x, for B of Q8_0 as adapters have it.");
     ops.def("unpack", &unpack, nb::arg("code"), nb::arg("data").noconvert(), nb::arg("rows"), nb::arg("columns"),
             "The numbers of a matrix that was packed for the kernels.");
     ops.def("packed_bytes", &packed_bytes, nb::arg("code"), nb::arg("rows"), nb::arg("columns"),

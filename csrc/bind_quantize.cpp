@@ -49,8 +49,7 @@ public:
             wrong = convert_rows({from, to, rows, columns, data.data(), weights}, out.get(), &pool_);
         }
         if (wrong < rows) fail("row " + std::to_string(wrong) + " holds NaN or infinity");
-        uint8_t* raw = out.release();
-        return Array1<uint8_t>(raw, {bytes}, owner_of(raw));
+        return give(std::move(out), bytes);
     }
 
 private:

@@ -50,10 +50,7 @@ struct Made {
         std::copy_n(before.data(), state_floats, state.get());
     }
     Columns<float> out() { return {rows.get(), width}; }
-    Result give() {
-        float *r = rows.release(), *s = state.release();
-        return {Array2<float>(r, {n, width}, owner_of(r)), Array1<float>(s, {state_size}, owner_of(s))};
-    }
+    Result result() { return {give(std::move(rows), n, width), give(std::move(state), state_size)}; }
 };
 
 ConvolutionWeights convolution(const Rows& taps, const Vector& bias) {
@@ -72,7 +69,7 @@ Result convolve_rows(Rows x, Rows taps, Vector bias, Vector history, size_t part
     each_part(w.channels, parts, [&](size_t begin, size_t end) {
         convolve(kernel, w, {x.shape(0)}, made.out(), made.state.get(), begin, end);
     });
-    return made.give();
+    return made.result();
 }
 
 Result convolve_gated_rows(Rows bcx, Rows taps, Vector history, size_t parts, const std::string& kernels) {
@@ -83,7 +80,7 @@ Result convolve_gated_rows(Rows bcx, Rows taps, Vector history, size_t parts, co
     each_part(w.channels, parts, [&](size_t begin, size_t end) {
         convolve_gated(kernel, w, {bcx.shape(0)}, columns(bcx), made.out(), made.state.get(), begin, end);
     });
-    return made.give();
+    return made.result();
 }
 
 // `alpha` is empty where beta has both.
@@ -106,7 +103,7 @@ Result delta_net(Rows qkv, Rows gate, Rows beta, Rows alpha, Vector a, Vector dt
     each_part(w.n_value_head, parts, [&](size_t begin, size_t end) {
         correct_heads(kernel, w, rows, made.state.get(), scratch.data(), begin, end);
     });
-    return made.give();
+    return made.result();
 }
 
 Result mamba2(Rows projected, Vector a, Vector d, Vector dt_bias, Vector norm, float eps, size_t head_size,
@@ -128,7 +125,7 @@ Result mamba2(Rows projected, Vector a, Vector d, Vector dt_bias, Vector norm, f
     each_part(n_group, parts, [&](size_t begin, size_t end) {
         gate_groups(kernel, w, rows, scratch.data(), begin, end);
     });
-    return made.give();
+    return made.result();
 }
 
 }  // namespace

@@ -29,6 +29,18 @@ nb::capsule owner_of(T* data) {
     return nb::capsule(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
 }
 
+// Arrays that own what they are made of.
+template <typename T>
+Array1<T> give(std::unique_ptr<T[]> data, size_t length) {
+    T* raw = data.release();
+    return Array1<T>(raw, {length}, owner_of(raw));
+}
+template <typename T>
+Array2<T> give(std::unique_ptr<T[]> data, size_t rows, size_t columns) {
+    T* raw = data.release();
+    return Array2<T>(raw, {rows, columns}, owner_of(raw));
+}
+
 [[noreturn]] inline void fail(const std::string& message) { throw nb::value_error(message.c_str()); }
 
 // The kernels of that name, or the best ones for "".
@@ -41,6 +53,11 @@ inline const Kernels& kernels_for(const std::string& name) {
 inline Precision precision_named(const std::string& name) {
     if (name != "standard" && name != "high") fail("precision must be 'standard' or 'high'");
     return name == "high" ? Precision::kHigh : Precision::kStandard;
+}
+
+inline CacheType cache_type_named(const std::string& kv) {
+    if (kv != "f16" && kv != "q8" && kv != "f32") fail("kv must be 'f16', 'q8' or 'f32'");
+    return kv == "q8" ? CacheType::kQ8 : kv == "f32" ? CacheType::kFloat : CacheType::kHalf;
 }
 
 // That a matrix of this format and shape can be, and that `count` of its rows fill `bytes`; else fails.

@@ -29,6 +29,7 @@ void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks)
             }
             if (next == n_layers) walk.logits();
         };
+        plan.narrowed.store(0, std::memory_order_relaxed);  // walks count from their beginning
         pool_.run(job, Measured::kYes, input.n);
         layer = next;
     } while (layer < n_layers);
@@ -196,9 +197,11 @@ void Decoder::Walk::add_rows(float* rows, const std::vector<float>& bias, const 
 
 void Decoder::Walk::product(const Matrix& w, const float* floats, size_t columns, float* out, const Quantized& in) {
     prepare_changes({&w}, floats, in, columns, plan_.adapted);
-    each_piece(w.panels(), columns, w.data, [&](const Pieces::Piece& piece) {
-        multiply(w, {in, floats, piece.first, piece.last}, piece.begin, piece.end, out);
-    });
+    const auto rows_of = [&](const Pieces::Piece& piece) { return Rows{in, floats, piece.first, piece.last}; };
+    each_piece(
+        w.panels(), columns, w.data,
+        [&](const Pieces::Piece& piece) { multiply(w, rows_of(piece), piece.begin, piece.end, out); },
+        [&](const Pieces::Piece& piece) { add_changes(w, rows_of(piece), piece.begin, piece.end, out); });
 }
 
 void Decoder::Walk::products(std::initializer_list<Target> targets, const float* floats) {
@@ -207,18 +210,23 @@ void Decoder::Walk::products(std::initializer_list<Target> targets, const float*
     for (const Target& target : targets) panels += target.matrix->panels();
     std::transform(targets.begin(), targets.end(), matrices, [](const Target& target) { return target.matrix; });
     prepare_changes({matrices[0], matrices[1], matrices[2], matrices[3]}, floats, quantized_, n_, plan_.adapted);
-    each_piece(panels, n_, targets.begin()->matrix->data, [&](const Pieces::Piece& piece) {
+    // Calls f(matrix, rows, first panel, last panel, out) for the parts of a piece.
+    const auto each_part = [&](const Pieces::Piece& piece, auto f) {
         size_t before = 0;
         for (const Target& target : targets) {
             const size_t count = target.matrix->panels();
             const size_t from = std::max(piece.begin, before), to = std::min(piece.end, before + count);
-            if (from < to) {
-                multiply(*target.matrix, {quantized_, floats, piece.first, piece.last}, from - before, to - before,
-                         target.out);
-            }
+            const Rows rows{quantized_, floats, piece.first, piece.last};
+            if (from < to) f(*target.matrix, rows, from - before, to - before, target.out);
             before += count;
         }
-    });
+    };
+    each_piece(
+        panels, n_, targets.begin()->matrix->data,
+        [&](const Pieces::Piece& piece) { each_part(piece, [&](auto&&... part) { multiply(part...); }); },
+        [&](const Pieces::Piece& piece) {
+            if (!changes_.empty()) each_part(piece, [&](auto&&... part) { add_changes(part...); });
+        });
 }
 
 // The inner rows of a feed-forward, [n][n_ff] in Plan::gate, and as integers. `in` are its rows, which are quantised.
@@ -226,10 +234,15 @@ void Decoder::Walk::dense(const DenseConfig& config, const DenseWeights& w, cons
     const Matrix& first = config.gated ? w.gate.matrix : w.up.matrix;
     float* up_out = config.gated ? plan_.up : plan_.gate;
     prepare_changes({&w.gate.matrix, &w.up.matrix}, in, quantized_, n_, plan_.adapted);
-    each_piece(first.panels(), n_, first.data, [&](const Pieces::Piece& piece) {
+    const auto multiply_both = [&](const Pieces::Piece& piece) {
         const Rows rows{quantized_, in, piece.first, piece.last};
         if (config.gated) multiply(w.gate.matrix, rows, piece.begin, piece.end, plan_.gate);
         multiply(w.up.matrix, rows, piece.begin, piece.end, up_out);
+    };
+    each_piece(first.panels(), n_, first.data, multiply_both, [&](const Pieces::Piece& piece) {
+        const Rows rows{quantized_, in, piece.first, piece.last};
+        if (config.gated) add_changes(w.gate.matrix, rows, piece.begin, piece.end, plan_.gate);
+        add_changes(w.up.matrix, rows, piece.begin, piece.end, up_out);
         const size_t from = piece.begin * kPanelRows, to = std::min(piece.end * kPanelRows, config.n_ff);
         const float* gate_bias = config.bias && config.gated ? w.gate.bias.data() + from : nullptr;
         const float* up_bias = config.bias ? w.up.bias.data() + from : nullptr;
@@ -323,6 +336,9 @@ void Decoder::Walk::logits() {
         w.panels(), n_wanted, w.data,
         [&](const Pieces::Piece& piece) {
             multiply(w, {quantized, own, piece.first, piece.last}, piece.begin, piece.end, plan_.out);
+        },
+        [&](const Pieces::Piece& piece) {
+            add_changes(w, {quantized, own, piece.first, piece.last}, piece.begin, piece.end, plan_.out);
             d_.finish_logits(plan_, piece.first, piece.last, piece.begin * kPanelRows,
                              std::min(piece.end * kPanelRows, c_.n_vocab));
         },

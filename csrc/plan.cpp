@@ -196,7 +196,7 @@ void Decoder::carve(Plan& plan) {
     size_t ranks = 0, rank_blocks = 0;  // of all adapters
     for (const std::vector<AdaptedRows>* several : {&plan.adapted, &plan.adapted_wanted}) {
         size_t blocks = 0;
-        for (const AdaptedRows& rows : *several) blocks += rows.padded * rows.adapter->rank() / kBlock;
+        for (const AdaptedRows& rows : *several) blocks += rows.scales.size() * rows.adapter->rank() / kBlock;
         widen(rank_blocks, blocks);
     }
     for (const AdaptedRows& rows : plan.adapted) ranks += rows.adapter->rank();

@@ -83,7 +83,7 @@ struct Decoder::Plan {
     float* states;            // [n_wanted][n_embd]
     std::vector<AdaptedRows> adapted, adapted_wanted;  // rows, and wanted rows, that adapters change
     float* low_rank[2];       // [matrices of a product × adapters][n][rank]
-    Quantized low_rank_bytes[2];  // the same as integers, [rows made up to whole lanes][rank in whole blocks]
+    Quantized low_rank_bytes[2];  // the same as integers, [n][rank in whole blocks]
     std::vector<float*> cos, sin;             // by rope: [n][pairs]
     std::vector<std::vector<int32_t>> begins, ends; // by layer's window: [n]; ends where a window has two sides
     std::vector<size_t> window_of;            // layer → entry of begins and ends
@@ -95,6 +95,7 @@ struct Decoder::Plan {
     std::vector<size_t> shown;     // where in `watched` each watched row begins
     float* watched;                // Decoder::watched_
     std::vector<Thread> threads;
+    std::atomic<size_t> narrowed{0};  // threads that have computed their part of A x, product after product
     Cursors cursors;               // [layer][kLayerTasks], and kOtherTasks
     std::unique_ptr<std::atomic<size_t>[]> done;   // if split: [layer][block][kv head], spans that are
     float* out;

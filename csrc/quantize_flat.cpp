@@ -118,13 +118,15 @@ void write_q5_1(const float* x, const float* importance, size_t blocks, uint8_t*
     write_affine<5>(x, importance, blocks, out);
 }
 
-// With 255 levels a search gains nothing: the largest magnitude becomes ±127, and quants are those of the rounded scale.
+// With 255 levels a search gains nothing: the largest magnitude becomes ±127, and quants are those of the scale before it is
+// rounded, as llama.cpp makes them.
 void write_q8_0(const float* x, const float* importance, size_t blocks, uint8_t* out) {
     by_eight(blocks, [&](size_t at, size_t count) {
         Groups<kBlock> groups;
         load_groups(x + at * kBlock, importance ? importance + at * kBlock : nullptr, count, Emphasis::kNone, &groups);
         uint16_t halves[kLanes];
-        const Lanes by = inverse(half_scales(magnitude(extreme_of(groups)) * Lanes(1.0f / 127.0f), halves));
+        const Lanes scale = magnitude(extreme_of(groups)) * Lanes(1.0f / 127.0f), by = inverse(scale);
+        half_scales(scale, halves);
         for (Lanes& x : groups.x) x = nearest(cut(x * by, -127.0f, 127.0f));
         Quants<kBlock> q;
         for (size_t j = 0; j < kBlock; j += 4) q.put4(j, groups.x + j);

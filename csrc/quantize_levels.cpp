@@ -1,5 +1,9 @@
 // Writers of formats whose levels are no even steps: IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include "blocks.h"
 #include "formats.h"
 #include "quantize.h"
@@ -34,8 +38,9 @@ struct Table {
 struct TableLevels {
     const Table& table;
 
+    static float cut_one(float x) { return std::min(127.5f, std::max(-127.5f, x)); }  // no number is the least
     static int place(float x) { return static_cast<int>(x * 2.0f + static_cast<float>(Table::kZero)); }
-    uint8_t index(float x) const { return table.index[place(std::min(std::max(x, -127.5f), 127.5f))]; }
+    uint8_t index(float x) const { return table.index[place(cut_one(x))]; }
     Lanes operator()(Lanes x) const {
         const Lanes inside = cut(x, -127.5f, 127.5f);
         Lanes out;
@@ -60,9 +65,14 @@ TableLevels e2m1_levels() {
 
 const Search kIq4Search{120.0f, 1.5f, 11};
 
+// Finite for the smallest scales too, by which a zero has to stay zero.
+float inverse_of(float scale) {
+    return std::min(1.0f / scale, std::numeric_limits<float>::max());
+}
+
 // The bytes of 32 numbers divided by a scale.
 void put_levels(const float* x, float scale, const TableLevels& levels, uint8_t* out) {
-    const float by = scale == 0.0f ? 0.0f : 1.0f / scale;
+    const float by = scale == 0.0f ? 0.0f : inverse_of(scale);
     for (size_t j = 0; j < kHalf; ++j) {
         out[j] = static_cast<uint8_t>(levels.index(x[j] * by) | levels.index(x[j + kHalf] * by) << 4);
     }
@@ -73,7 +83,7 @@ template <size_t N>
 float error_of(const float* x, const float* importance, float scale, const TableLevels& levels) {
     float sum = 0.0f;
     for (size_t j = 0; j < N; ++j) {
-        const float off = x[j] - scale * levels.table.value[TableLevels::place(std::min(std::max(x[j] / scale, -127.5f), 127.5f))];
+        const float off = x[j] - scale * levels.table.value[TableLevels::place(TableLevels::cut_one(x[j] / scale))];
         sum += (importance ? importance[j] : 1.0f) * off * off;
     }
     return sum;

@@ -2,65 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <unordered_map>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "logits_row.h"
 
 namespace stretto {
 
 namespace {
 
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr size_t kStride = 16;
-constexpr size_t kWords = kPeak / 32;  // of a mask, for a stretch
 
 struct Candidate {
     float logit;  // tempered
     int32_t id;
     double weight;
 };
-
-// For each byte of a mask eight words, all ones where its bit is set: vectors can be masked without shifting bits.
-struct Lanes {
-    uint32_t of[256][8];
-
-    Lanes() {
-        for (uint32_t byte = 0; byte < 256; ++byte) {
-            for (uint32_t bit = 0; bit < 8; ++bit) of[byte][bit] = byte >> bit & 1 ? ~uint32_t{0} : 0;
-        }
-    }
-};
-
-// Copies logits; tokens that may not come get −inf.
-void copy_allowed(const float* row, size_t n, const uint32_t* mask, float* to) {
-    static const Lanes lanes;
-    uint32_t infinity;
-    std::memcpy(&infinity, &kMinusInfinity, sizeof infinity);
-    size_t i = 0;
-    for (; i + 32 <= n; i += 32) {
-        const uint32_t word = mask[i / 32];
-        if (word == 0) {
-            std::fill(to + i, to + i + 32, kMinusInfinity);
-        } else if (word == ~uint32_t{0}) {
-            std::copy(row + i, row + i + 32, to + i);
-        } else {
-            uint32_t bits[32];
-            std::memcpy(bits, row + i, sizeof bits);
-            for (size_t byte = 0; byte < 4; ++byte) {
-                const uint32_t* keep = lanes.of[word >> 8 * byte & 255];
-                for (size_t k = 0; k < 8; ++k) {
-                    bits[8 * byte + k] = (bits[8 * byte + k] & keep[k]) | (infinity & ~keep[k]);
-                }
-            }
-            std::memcpy(to + i, bits, sizeof bits);
-        }
-    }
-    for (; i < n; ++i) to[i] = mask[i / 32] >> (i % 32) & 1 ? row[i] : kMinusInfinity;
-}
 
 // Penalties and bias on a copy of the row.
 void adjust(std::vector<float>& row, const SamplerParams& params, const SamplerHistory& history) {
@@ -88,86 +47,8 @@ bool before(const Candidate& a, const Candidate& b) {
     return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
-// A row of logits in stretches of kPeak, and which tokens may come. Most stretches need not be looked at: their peaks
-// say that there is nothing in them.
-struct Row {
-    const float* logits = nullptr;
-    size_t n = 0;
-    const uint32_t* mask = nullptr;  // a bit for each, set where it may come; null: all may
-    float temperature = 1.0f;
-    std::vector<float> peaks;        // of each stretch the largest that may come; if `loose`, no less than that
-    bool loose = false;
-    float best = kMinusInfinity;     // the largest of all that may come
-
-    float tempered(float logit) const { return logit / temperature; }
-    float top() const { return tempered(best); }
-    // Relative to the best one's. Below e^-60 a weight cannot change a sum that has a 1 in it.
-    bool negligible(float tempered) const { return double{tempered} - double{top()} < -60.0; }
-    double weight(float tempered) const {
-        return negligible(tempered) ? 0.0 : std::exp(double{tempered} - double{top()});
-    }
-    size_t length(size_t s) const { return std::min(kPeak, n - s * kPeak); }
-    // The logits of a stretch: those of the row, or in `room` a copy with −inf where a token may not come.
-    const float* stretch(size_t s, float* room) const {
-        const float* from = logits + s * kPeak;
-        if (!mask || words(s) == Words::kFull) return from;
-        copy_allowed(from, length(s), mask + s * kWords, room);
-        return room;
-    }
-    enum class Words { kEmpty, kMixed, kFull };
-    Words words(size_t s) const {
-        if (length(s) < kPeak) return Words::kMixed;
-        uint32_t any = 0, all = ~uint32_t{0};
-        for (size_t i = 0; i < kWords; ++i) {
-            any |= mask[s * kWords + i];
-            all &= mask[s * kWords + i];
-        }
-        return !any ? Words::kEmpty : all == ~uint32_t{0} ? Words::kFull : Words::kMixed;
-    }
-    float peak(size_t s) const {
-        float room[kPeak], found;
-        best_kernels()->peaks(stretch(s, room), length(s), &found);
-        return found;
-    }
-    void find_peaks(const std::vector<float>* known);
-    void tighten();
-};
-
-// `known` are the peaks of the whole row, whatever may come: where some may not, they are still no less than the true
-// ones, and only the highest have to be looked at.
-void Row::find_peaks(const std::vector<float>* known) {
-    peaks.resize(stretches(n));
-    loose = known && mask;
-    if (!mask && !known) best_kernels()->peaks(logits, n, peaks.data());
-    if (known) peaks = *known;
-    for (size_t s = 0; mask && s < peaks.size(); ++s) {
-        const Words allowed = words(s);
-        if (allowed == Words::kEmpty) {
-            peaks[s] = kMinusInfinity;
-        } else if (!known || (allowed == Words::kMixed && peaks[s] != peaks[s])) {
-            peaks[s] = peak(s);
-        }
-    }
-    for (;;) {
-        const auto highest = std::max_element(peaks.begin(), peaks.end());
-        best = *highest;
-        if (!loose || best == kMinusInfinity) return;
-        const float exact = peak(static_cast<size_t>(highest - peaks.begin()));
-        if (!(exact < best)) return;
-        *highest = exact;
-    }
-}
-
-// Makes all peaks what they should be.
-void Row::tighten() {
-    for (size_t s = 0; loose && s < peaks.size(); ++s) {
-        if (words(s) == Words::kMixed) peaks[s] = peak(s);
-    }
-    loose = false;
-}
-
 // What the logits of every kPeak weigh, and the sum of that.
-double weigh(const Row& row, std::vector<float>& weights) {
+double weigh(const LogitsRow& row, std::vector<float>& weights) {
     const auto kernel = best_kernels()->weigh;
     const float factor = 1.0f / row.temperature;
     weights.resize(row.peaks.size());
@@ -183,7 +64,7 @@ double weigh(const Row& row, std::vector<float>& weights) {
 }
 
 // Gives all of them their weights; the sum of these.
-double weigh(const Row& row, std::vector<Candidate>& all) {
+double weigh(const LogitsRow& row, std::vector<Candidate>& all) {
     double total = 0.0;
     for (Candidate& c : all) total += c.weight = row.weight(c.logit);
     return total;
@@ -198,7 +79,7 @@ int count_at_least(const float* x, float low) {
 }
 
 // All that are not below `low`, which is a logit, in order of ids.
-void at_least(const Row& row, float low, std::vector<Candidate>& found) {
+void at_least(const LogitsRow& row, float low, std::vector<Candidate>& found) {
     found.clear();
     float room[kPeak];
     for (size_t s = 0; s < row.peaks.size(); ++s) {
@@ -225,7 +106,7 @@ float a_little_below(float x) {
 
 // The k best of the row. Each of the k highest peaks is one of its numbers, so the lowest of them is no higher than
 // the k-th best number: what is below it need not be looked at.
-void top_k(const Row& row, size_t k, std::vector<Candidate>& best) {
+void top_k(const LogitsRow& row, size_t k, std::vector<Candidate>& best) {
     static thread_local std::vector<float> order;  // its memory is used again
     float low = kMinusInfinity;
     if (k <= row.peaks.size()) {
@@ -269,7 +150,7 @@ void drop_below(std::vector<Candidate>& all, float least) {
 
 // Those not below `least` (tempered), with their weights, if no more than `most` and if top-p takes none of them away:
 // then that is all that top-k, top-p and min-p leave, and the others need not be looked at.
-bool few_enough(const Row& row, float least, size_t most, double p, std::vector<Candidate>& found) {
+bool few_enough(const LogitsRow& row, float least, size_t most, double p, std::vector<Candidate>& found) {
     at_least(row, a_little_below(least * row.temperature), found);
     drop_below(found, least);
     if (found.size() > most) return false;
@@ -284,7 +165,7 @@ bool few_enough(const Row& row, float least, size_t most, double p, std::vector<
 
 // Of the whole row the smallest set of most probable tokens that weighs `enough`, or those of it that are not below
 // `least`. Most of them are near the best one: the rest is looked at only if they do not suffice.
-void top_p(const Row& row, double enough, float least, std::vector<Candidate>& found) {
+void top_p(const LogitsRow& row, double enough, float least, std::vector<Candidate>& found) {
     for (float depth = 4.0f;; depth *= 2.0f) {
         const float low = std::max(row.top() - depth, least);
         at_least(row, a_little_below(low * row.temperature), found);
@@ -294,7 +175,7 @@ void top_p(const Row& row, double enough, float least, std::vector<Candidate>& f
 }
 
 // The first of the largest.
-int first_best(const Row& row) {
+int first_best(const LogitsRow& row) {
     float room[kPeak];
     const auto s = static_cast<size_t>(std::find(row.peaks.begin(), row.peaks.end(), row.best) - row.peaks.begin());
     const float* logits = row.stretch(s, room);
@@ -302,7 +183,7 @@ int first_best(const Row& row) {
 }
 
 // The token at `uniform` on the line of all weights, in order of ids.
-int draw_from_all(const Row& row, double uniform) {
+int draw_from_all(const LogitsRow& row, double uniform) {
     static thread_local std::vector<float> weights;  // its memory is used again
     const double target = uniform * weigh(row, weights);
     double sum = 0.0, before = 0.0;  // up to the end of a stretch, and up to its start
@@ -352,7 +233,7 @@ int sample(const float* logits, size_t n, const SamplerParams& params, const Sam
         logits = changed.data();
         known_peaks = nullptr;
     }
-    static thread_local Row row;  // its memory is used again
+    static thread_local LogitsRow row;  // its memory is used again
     row.logits = logits;
     row.n = n;
     row.mask = history.mask;

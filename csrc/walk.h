@@ -35,15 +35,7 @@ private:
         const LowRank* pair;
         const AdaptedRows* rows;
         float* narrow;         // [n][rank], A x times the scale
-        Quantized bytes;       // the same as integers, chunk after chunk
-
-        // A x of a chunk from a row on, as integers.
-        Quantized bytes_of(const AdaptedChunk& chunk, size_t row) const {
-            if (!pair->of_bytes()) return bytes;
-            Quantized found = bytes.from(chunk.at + row, pair->b.columns);
-            found.lanes = chunk.lanes;
-            return found;
-        }
+        Quantized bytes;       // the same as integers
     };
 
     void meet() { d_.pool_.barrier(thread_); }
@@ -56,21 +48,31 @@ private:
     void norm_rows(const Norm& norm);
     void norm_sums(const Norm& norm);
     void add_rows(float* rows, const std::vector<float>& bias, const Norm& post, float scale);
-    // Calls f(piece) for the pieces of a product that this thread gets to do.
-    template <typename F>
-    void each_piece(size_t panels, size_t columns, bool packed, F f, size_t grain = 1) {
+    // Calls multiply(piece), then finish(piece), for the pieces of a product that this thread gets to do. Where A x is still
+    // being computed, all that it gets are multiplied first.
+    template <typename M, typename F>
+    void each_piece(size_t panels, size_t columns, bool packed, M multiply, F finish, size_t grain = 1) {
         Pieces pieces(plan_.cursors, next_task(), panels, columns, !packed, grain, thread_, n_threads_);
-        for (Pieces::Piece piece; pieces.next(&piece);) f(piece);
+        if (!changes_wait_) {
+            for (Pieces::Piece piece; pieces.next(&piece);) multiply(piece), finish(piece);
+            return;
+        }
+        multiplied_.clear();
+        for (Pieces::Piece piece; pieces.next(&piece); multiplied_.push_back(piece)) multiply(piece);
+        wait_for_changes();
+        for (const Pieces::Piece& piece : multiplied_) finish(piece);
     }
     // What adapters add to the next product, before it begins: A x of all that change one of these matrices.
     void prepare_changes(std::initializer_list<const Matrix*> matrices, const float* floats, const Quantized& in, size_t n,
                          const std::vector<AdaptedRows>& adapted);
     void narrow_rows(const Change& change, const AdaptedChunk& chunk, const float* floats, const Quantized& in);
+    void wait_for_changes() const;
+    // Adds B (A x) to panels [begin, end) of a product.
     void add_changes(const Matrix& w, const Rows& rows, size_t begin, size_t end, float* out) const;
-    // Panels [begin, end) of w × some rows, with what adapters add.
+    void add_floats(const Change& change, const AdaptedChunk& chunk, size_t begin, size_t end, float* out) const;
+    // Panels [begin, end) of w × some rows, without what adapters add.
     void multiply(const Matrix& w, const Rows& rows, size_t begin, size_t end, float* out) const {
         d_.multiply(w, rows, begin, end, out, mine_.product);
-        if (!changes_.empty()) add_changes(w, rows, begin, end, out);
     }
     void product(const Matrix& w, const float* floats, size_t columns, float* out, const Quantized& in);
     // Several products of the same rows, as one range of work: the panels of one after the other.
@@ -146,6 +148,10 @@ private:
     size_t task_ = 0;       // the next of Plan::cursors
     std::vector<Change> changes_;  // of the current product
     size_t changes_turn_ = 0;      // which of Plan::low_rank is next
+    bool changes_wait_ = false;    // other threads may still compute A x
+    size_t narrowed_ = 0;          // products before which this thread has computed its part of A x
+    std::vector<Pieces::Piece> multiplied_;
+    std::vector<size_t> changes_at_;   // where the next change of each adapter is looked for
     std::vector<float> whole_blocks_;  // a row of A x
     std::vector<Group> groups_;
     std::vector<size_t> pair_rows_, pair_of_;  // of each gathered row: which it is; of each row and choice: where it went

@@ -171,7 +171,11 @@ void locate(const Attention& a, const uint8_t* base, size_t first, size_t last, 
     for (int32_t j = 0; j < static_cast<int32_t>(seen); ++j) strays |= view[j] - view[0] - j;
     if (strays == 0 && static_cast<size_t>(view[0]) % kCellBlock + seen <= kCellBlock) {
         const uint8_t* at = base + cell_offset(a, view[0]);
-        for (size_t j = 0; j < seen; ++j, at += a.cell_stride) heads[j] = at;
+        size_t j = 0;
+        for (; j + 4 <= seen; j += 4, at += 4 * a.cell_stride) {
+            UNROLL for (size_t i = 0; i < 4; ++i) heads[j + i] = at + i * a.cell_stride;
+        }
+        for (; j < seen; ++j, at += a.cell_stride) heads[j] = at;
     } else {
         for (size_t j = 0; j < seen; ++j) heads[j] = base + cell_offset(a, view[j]);
     }
@@ -245,7 +249,7 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
         const uint8_t *const* of = convert<From>(a, floats, heads, converted), *const* ahead = heads + kChunk;
 #ifdef STRETTO_HAS_TILES
         bytes.heads = heads;
-        if constexpr (integers(From)) read_chunk<false, kStored, T>(bytes, ahead);
+        if constexpr (kStored) read_chunk<false, kStored, T>(bytes, ahead);
 #endif
         for (size_t row = 0, n_rows; row < a.rows; row += n_rows > 0 ? n_rows : 1) {
             n_rows = together(row, chunk, m, &lo, &hi);
@@ -257,7 +261,7 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
                 if constexpr (integers(From)) {
                     const size_t at = row * a.group + h;
                     with_heads(n_heads, [&](auto n) {
-                        score_bytes<decltype(n)::value, T, kStored>(bytes, wide + at * 64 * bytes.blocks, wide_scales + at,
+                        score_bytes<decltype(n)::value, T, kStored>(bytes, ahead, wide + at * 64 * bytes.blocks, wide_scales + at,
                                                                     a.scale, a.cap, to);
                     });
                 } else
@@ -295,7 +299,7 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
         const uint8_t *const* of = convert<From>(a, floats, heads, converted), *const* ahead = heads + kChunk;
 #ifdef STRETTO_HAS_TILES
         bytes.heads = heads;
-        if constexpr (integers(From)) read_chunk<true, true, T>(bytes, ahead);
+        if constexpr (integers(From)) read_chunk<true, kStored, T>(bytes, ahead);
 #endif
         for (size_t row = 0, n_rows; row < a.rows; row += n_rows > 0 ? n_rows : 1) {
             n_rows = together(row, chunk, m, &lo, &hi);
@@ -305,8 +309,8 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
                 with_heads(n_rows > 1 ? n_rows : a.group - h, [&](auto n) {
 #ifdef STRETTO_HAS_TILES
                     if constexpr (integers(From)) {
-                        mix_bytes<decltype(n)::value, T>(bytes, vectors, scores + at * kSpan + (chunk - start), lo, hi,
-                                                         out.out + at * size);
+                        mix_bytes<decltype(n)::value, T, kStored>(bytes, ahead, vectors, scores + at * kSpan + (chunk - start), lo,
+                                                                  hi, out.out + at * size);
                     } else
 #endif
                     {

@@ -48,8 +48,8 @@ float widen_query(const float* query, size_t size, int8_t* high, int8_t* low) {
 }
 
 // A chunk of K or V. Products take four cells together: a row of a tile has 16 bytes, for K four numbers of each of the four
-// cells, for V four numbers with those of the four cells side by side. V's are stored, as each is read in two places; K's
-// only where several rows of queries share them.
+// cells, for V four numbers with those of the four cells side by side. Tiles are stored only where several rows of queries
+// share them.
 struct Bytes {
     const uint8_t* const* heads;  // [kChunk]: the cache's blocks
     uint8_t* tiles;               // [8 quads of cells][blocks][8][16]
@@ -77,11 +77,40 @@ ALWAYS void four_rows(const uint8_t* const* heads, size_t at, uint8x16_t* out) {
     });
 }
 
-// What sums begin with: loads are cheaper than moves.
-alignas(16) constexpr int32_t kZeros[4] = {};
-ALWAYS int32x4_t no_sum() { return loaded<int32x4_t>(kZeros); }
+// Sums of both planes become a float without a conversion, which would take a unit for two cycles. They begin as the bits of
+// floats whose last bit is 256 and 1, so that adding an integer adds as many of these; taking off where both began leaves 256 ×
+// high exactly, and adding low rounds once, as a conversion does. Loads are cheaper than moves.
+#define FOUR_OF(x) {x, x, x, x}
+alignas(16) constexpr int32_t kStarts[3][4] = {FOUR_OF(0x4f400000), FOUR_OF(0x4b400000),
+                                               FOUR_OF(static_cast<int32_t>(0xcf40c000))};  // high, low, −(high + low)
+#undef FOUR_OF
+ALWAYS int32x4_t start(int plane) { return loaded<int32x4_t>(kStarts[plane]); }
+ALWAYS float32x4_t total(int32x4_t high, int32x4_t low) {
+    const float32x4_t most = vaddq_f32(vreinterpretq_f32_s32(high), vreinterpretq_f32_s32(start(2)));
+    return vaddq_f32(most, vreinterpretq_f32_s32(low));
+}
 
-// Reads a chunk's scales, and its tiles too if they are to be stored.
+#include "kernels/impl_attention_bytes_one.h"
+
+// The scales of four cells' block b. The integer units put them together.
+ALWAYS float32x4_t four_scales(const uint8_t* const* heads, size_t b) {
+    uint64_t four = 0;
+    each<4>([&](auto c) ALWAYS_LAMBDA {
+        uint16_t half;
+        std::memcpy(&half, heads[c] + 34 * b, 2);
+        four |= uint64_t{half} << (16 * c);
+    });
+    return vcvt_f32_f16(vcreate_f16(four));
+}
+
+// Asks for the `line`th lines of four cells. Where cells lie in a row these are all lines but a few.
+ALWAYS void fetch_four(const uint8_t* const* heads, size_t line) {
+    each<4>([&](auto c) ALWAYS_LAMBDA { __builtin_prefetch(heads[c] + 64 * line); });
+}
+constexpr size_t lines_of(size_t blocks) { return (34 * blocks + 32) / 64; }
+
+// Stores a chunk's scales, and its tiles too if several rows share them. Then it also asks for the cells `ahead`; otherwise
+// that is done among the products, as a burst of misses would be waited for.
 template <bool Values, bool Stored, int T>
 void read_chunk(const Bytes& chunk, const uint8_t* const* ahead) {
     const size_t blocks = T > 0 ? T / 2 : chunk.blocks;
@@ -89,21 +118,8 @@ void read_chunk(const Bytes& chunk, const uint8_t* const* ahead) {
         const uint8_t* const* of = chunk.heads + 4 * q;
         const uint8_t* const heads[4] = {of[0], of[1], of[2], of[3]};  // copies: bytes stored may be anything's
         uint8_t* tiles = chunk.tiles + q * blocks * 128;
-        // Where cells lie in a row these are all lines but a few.
-        each<4>([&](auto c) ALWAYS_LAMBDA {
-            for (size_t line = 0; line < (34 * blocks + 32) / 64; ++line) __builtin_prefetch(ahead[4 * q + c] + 64 * line);
-        });
-        UNROLL for (size_t b = 0; b < blocks; ++b) {
-            uint16x4_t halves[4];
-            each<4>([&](auto c) ALWAYS_LAMBDA {
-                uint16_t half;
-                std::memcpy(&half, heads[c] + 34 * b, 2);
-                halves[c] = vcreate_u16(half);
-            });
-            const uint32x2_t low = vreinterpret_u32_u16(vzip1_u16(halves[0], halves[1]));
-            const uint32x2_t high = vreinterpret_u32_u16(vzip1_u16(halves[2], halves[3]));
-            vst1q_f32(chunk.scales + b * kChunk + 4 * q, vcvt_f32_f16(vreinterpret_f16_u32(vzip1_u32(low, high))));
-        }
+        for (size_t line = 0; Stored && line < lines_of(blocks); ++line) fetch_four(ahead + 4 * q, line);
+        UNROLL for (size_t b = 0; b < blocks; ++b) vst1q_f32(chunk.scales + b * kChunk + 4 * q, four_scales(heads, b));
         if constexpr (Stored) {
             UNROLL for (size_t t = 0; t < 2 * blocks; ++t) {
                 uint8x16_t rows[4];
@@ -114,60 +130,50 @@ void read_chunk(const Bytes& chunk, const uint8_t* const* ahead) {
     }
 }
 
-// The scores of a chunk's cells with H queries, [H][high, low][32 × blocks]. Two quads go together: a sum is ready again
-// only after four cycles, and six of them for three heads would not fill these.
-template <int H, int T, bool Stored>
-void score_bytes(Bytes keys, const int8_t* queries, const float* query_scales, float scale, float cap, float* scores) {
-    if constexpr (T > 0) keys.blocks = T / 2;
+// What score_block does, with stored tiles.
+template <int H>
+void score_tiles(const Bytes& keys, const int8_t* queries, const float* by, float* scores) {
     const size_t blocks = keys.blocks;
-    for (size_t quad = 0; quad < kChunk / 4; quad += 2) {
-        float32x4_t found[2][H];
-        each<2>([&](auto c) ALWAYS_LAMBDA { each<H>([&](auto h) ALWAYS_LAMBDA { found[c][h] = vdupq_n_f32(0.0f); }); });
+    for (size_t quad = 0; quad < kChunk / 4; ++quad) {
+        float32x4_t found[H] = {};
         for (size_t b = 0; b < blocks; ++b) {
-            int32x4_t high[2][H], low[2][H];
-            each<2>([&](auto c) ALWAYS_LAMBDA {
-                each<H>([&](auto h) ALWAYS_LAMBDA { high[c][h] = no_sum(), low[c][h] = no_sum(); });
-            });
+            int32x4_t sums[2][H];
+            each<2>([&](auto plane) ALWAYS_LAMBDA { each<H>([&](auto h) ALWAYS_LAMBDA { sums[plane][h] = start(plane); }); });
             each<2>([&](auto half) ALWAYS_LAMBDA {
-                uint8x16_t k[2][4];
-                each<2>([&](auto c) ALWAYS_LAMBDA {
-                    if constexpr (Stored) {
-                        const uint8_t* at = keys.tiles + (((quad + c) * blocks + b) * 2 + half) * 64;
-                        each<4>([&](auto i) ALWAYS_LAMBDA { k[c][i] = vld1q_u8(at + 16 * i); });
-                    } else {
-                        four_rows<false>(keys.heads + 4 * (quad + c), 34 * b + 16 * half + 2, k[c]);
-                    }
-                });
-                const int8_t* from = queries + 32 * b + 16 * half;
-                auto add_plane = [&](size_t offset, int32x4_t (&sums)[2][H]) ALWAYS_LAMBDA {
+                uint8x16_t k[4];
+                const uint8_t* at = keys.tiles + ((quad * blocks + b) * 2 + half) * 64;
+                each<4>([&](auto i) ALWAYS_LAMBDA { k[i] = vld1q_u8(at + 16 * i); });
+                each<2>([&](auto plane) ALWAYS_LAMBDA {
                     int8x16_t q[H];
-                    each<H>([&](auto h) ALWAYS_LAMBDA { q[h] = vld1q_s8(from + h * 64 * blocks + offset); });
+                    each<H>([&](auto h) ALWAYS_LAMBDA {
+                        q[h] = vld1q_s8(queries + (2 * h + plane) * 32 * blocks + 32 * b + 16 * half);
+                    });
                     each<4>([&](auto i) ALWAYS_LAMBDA {
-                        each<2>([&](auto c) ALWAYS_LAMBDA {
-                            each<H>([&](auto h) ALWAYS_LAMBDA {
-                                sums[c][h] = vdotq_laneq_s32(sums[c][h], vreinterpretq_s8_u8(k[c][i]), q[h], i);
-                            });
+                        each<H>([&](auto h) ALWAYS_LAMBDA {
+                            sums[plane][h] = vdotq_laneq_s32(sums[plane][h], vreinterpretq_s8_u8(k[i]), q[h], i);
                         });
                     });
-                };
-                add_plane(0, high);
-                add_plane(32 * blocks, low);
-            });
-            each<2>([&](auto c) ALWAYS_LAMBDA {
-                const float32x4_t by = vld1q_f32(keys.scales + b * kChunk + 4 * (quad + c));
-                each<H>([&](auto h) ALWAYS_LAMBDA {
-                    const int32x4_t sum = vaddq_s32(vshlq_n_s32(high[c][h], 8), low[c][h]);
-                    found[c][h] = vfmaq_f32(found[c][h], vcvtq_f32_s32(sum), by);
                 });
             });
-        }
-        each<2>([&](auto c) ALWAYS_LAMBDA {
+            const float32x4_t scales = vld1q_f32(keys.scales + b * kChunk + 4 * quad);
             each<H>([&](auto h) ALWAYS_LAMBDA {
-                const float32x4_t four = vmulq_n_f32(vmulq_n_f32(found[c][h], query_scales[h]), scale);
-                vst1q_f32(scores + h * kSpan + 4 * (quad + c), four);
+                const float32x4_t sum = total(sums[0][h], sums[1][h]);
+                found[h] = b == 0 ? vmulq_f32(sum, scales) : vfmaq_f32(found[h], sum, scales);
             });
-        });
+        }
+        each<H>([&](auto h) ALWAYS_LAMBDA { vst1q_f32(scores + h * kSpan + 4 * quad, vmulq_n_f32(found[h], by[h])); });
     }
+}
+
+// The scores of a chunk's cells with H queries.
+template <int H, int T, bool Stored>
+void score_bytes(Bytes keys, const uint8_t* const* ahead, const int8_t* queries, const float* query_scales, float scale, float cap,
+                 float* scores) {
+    if constexpr (T > 0) keys.blocks = T / 2;
+    alignas(16) float by[4];  // a query's scale is a power of two
+    each<H>([&](auto h) ALWAYS_LAMBDA { by[h] = query_scales[h] * scale; });
+    if constexpr (Stored) score_tiles<H>(keys, queries, by, scores);
+    else score_block<H, T>(keys.heads, ahead, queries, by, scores);
     if (cap <= 0.0f) return;
     for (int h = 0; h < H; ++h) {
         float* of = scores + static_cast<size_t>(h) * kSpan;
@@ -175,68 +181,92 @@ void score_bytes(Bytes keys, const int8_t* queries, const float* query_scales, f
     }
 }
 
-// A chunk's weights × the scales of one of V's blocks; cells outside of [lo, hi) have none, whatever their scales are.
-ALWAYS float widen_weights(const float* weights, const float* scales, size_t lo, size_t hi, int8_t* high, int8_t* low) {
-    Floats first = mul(load(weights), load(scales)), second = mul(load(weights + 16), load(scales + 16));
-    if (lo > 0 || hi < kChunk) {
-        float some[kChunk];
-        store(some, first);
-        store(some + 16, second);
-        for (size_t j = 0; j < lo; ++j) some[j] = 0.0f;
-        for (size_t j = hi; j < kChunk; ++j) some[j] = 0.0f;
-        first = load(some);
-        second = load(some + 16);
-    }
-    float inverse;
-    const float scale = wide_scale(reduce_max(max(first, second)), &inverse);
-    const bool bad = scale != scale;
-    widen(bad ? splat(0.0f) : first, inverse, high, low);
-    widen(bad ? splat(0.0f) : second, inverse, high + 16, low + 16);
-    return scale;
+// The weights of H heads for a chunk × V's scales of a block, as integers: [high, low][H][kChunk]. Returns their scales, for all
+// heads at once, as those of wide_scale. Where one is NaN the integers mean nothing.
+template <int H>
+ALWAYS float32x4_t widen_weights(const float* weights, const float* scales, int8_t (*planes)[H][kChunk]) {
+    alignas(16) float products[H][kChunk];
+    float32x4_t largest[4] = {};
+    each<H>([&](auto h) ALWAYS_LAMBDA {
+        const Floats x = mul(load(weights + h * kSpan), load(scales)), y = mul(load(weights + h * kSpan + 16), load(scales + 16));
+        store(products[h], x);
+        store(products[h] + 16, y);
+        const Floats both = max(x, y);
+        largest[h] = vmaxq_f32(vmaxq_f32(both.v[0], both.v[1]), vmaxq_f32(both.v[2], both.v[3]));
+    });
+    const float32x4_t most = vpmaxq_f32(vpmaxq_f32(largest[0], largest[1]), vpmaxq_f32(largest[2], largest[3]));
+    const uint32x4_t exponent = vshrq_n_u32(vaddq_u32(vreinterpretq_u32_f32(most), vdupq_n_u32(0x10200)), 23);
+    const uint32x4_t finite = vcleq_f32(most, vdupq_n_f32(FLT_MAX));
+    const uint32x4_t some = vandq_u32(finite, vcgeq_u32(exponent, vdupq_n_u32(15)));
+    const uint32x4_t up = vandq_u32(some, vshlq_n_u32(vsubq_u32(vdupq_n_u32(268), exponent), 23));
+    const uint32x4_t down = vandq_u32(some, vshlq_n_u32(vsubq_u32(exponent, vdupq_n_u32(14)), 23));
+    each<H>([&](auto h) ALWAYS_LAMBDA {
+        const float inverse = vgetq_lane_f32(vreinterpretq_f32_u32(up), h);
+        each<2>([&](auto half) ALWAYS_LAMBDA {
+            widen(load(products[h] + 16 * half), inverse, planes[0][h] + 16 * half, planes[1][h] + 16 * half);
+        });
+    });
+    return vreinterpretq_f32_u32(vornq_u32(down, finite));
 }
 
-// Adds a chunk's values with the weights of H heads.
-template <int H, int T>
-void mix_bytes(Bytes values, size_t vectors, const float* weights, size_t lo, size_t hi, float* out) {
-    if constexpr (T > 0) vectors = T, values.blocks = T / 2;
-    const size_t size = 16 * vectors;
-    alignas(16) int8_t high[H][kChunk], low[H][kChunk];
-    float by[H];
-    auto mix_eight = [&](size_t at) ALWAYS_LAMBDA {  // numbers of a head, from `at` on
-        int32x4_t sums[2][2][H];  // [high, low]
-        each<2>([&](auto i) ALWAYS_LAMBDA {
-            each<H>([&](auto h) ALWAYS_LAMBDA { sums[0][i][h] = no_sum(), sums[1][i][h] = no_sum(); });
+// What mix_block does, for eight numbers of stored tiles, `at` bytes behind the first quad's.
+template <int H>
+ALWAYS void mix_tiles(const Bytes& values, size_t at, const int8_t (*planes)[H][kChunk], const float* by, float* out, size_t size) {
+    int32x4_t sums[2][2][H];  // [high, low]
+    each<2>([&](auto plane) ALWAYS_LAMBDA {
+        each<2>([&](auto i) ALWAYS_LAMBDA { each<H>([&](auto h) ALWAYS_LAMBDA { sums[plane][i][h] = start(plane); }); });
+    });
+    each<2>([&](auto half) ALWAYS_LAMBDA {
+        int8x16_t w[2][H];
+        each<2>([&](auto plane) ALWAYS_LAMBDA {
+            each<H>([&](auto h) ALWAYS_LAMBDA { w[plane][h] = vld1q_s8(planes[plane][h] + 16 * half); });
         });
-        each<2>([&](auto half) ALWAYS_LAMBDA {
-            int8x16_t w[2][H];
-            each<H>([&](auto h) ALWAYS_LAMBDA {
-                w[0][h] = vld1q_s8(high[h] + 16 * half);
-                w[1][h] = vld1q_s8(low[h] + 16 * half);
-            });
-            each<4>([&](auto quad) ALWAYS_LAMBDA {
-                const uint8_t* tile = values.tiles + (4 * half + quad) * values.blocks * 128 + 4 * at;
-                each<2>([&](auto i) ALWAYS_LAMBDA {
-                    const int8x16_t v = vreinterpretq_s8_u8(vld1q_u8(tile + 16 * i));
-                    each<2>([&](auto plane) ALWAYS_LAMBDA {
-                        each<H>([&](auto h) ALWAYS_LAMBDA {
-                            sums[plane][i][h] = vdotq_laneq_s32(sums[plane][i][h], v, w[plane][h], quad);
-                        });
+        each<4>([&](auto quad) ALWAYS_LAMBDA {
+            const uint8_t* tile = values.tiles + (4 * half + quad) * values.blocks * 128 + at;
+            each<2>([&](auto i) ALWAYS_LAMBDA {
+                const int8x16_t v = vreinterpretq_s8_u8(vld1q_u8(tile + 16 * i));
+                each<2>([&](auto plane) ALWAYS_LAMBDA {
+                    each<H>([&](auto h) ALWAYS_LAMBDA {
+                        sums[plane][i][h] = vdotq_laneq_s32(sums[plane][i][h], v, w[plane][h], quad);
                     });
                 });
             });
         });
-        each<H>([&](auto h) ALWAYS_LAMBDA {
-            each<2>([&](auto i) ALWAYS_LAMBDA {
-                float* to = out + h * size + at + 4 * i;
-                const int32x4_t sum = vaddq_s32(vshlq_n_s32(sums[0][i][h], 8), sums[1][i][h]);
-                vst1q_f32(to, vfmaq_n_f32(vld1q_f32(to), vcvtq_f32_s32(sum), by[h]));
-            });
+    });
+    each<H>([&](auto h) ALWAYS_LAMBDA {
+        each<2>([&](auto i) ALWAYS_LAMBDA {
+            float* to = out + h * size + 4 * i;
+            vst1q_f32(to, vfmaq_n_f32(vld1q_f32(to), total(sums[0][i][h], sums[1][i][h]), by[h]));
         });
-    };
-    for (size_t b = 0; b < values.blocks; ++b) {
-        each<H>([&](auto h) ALWAYS_LAMBDA {
-            by[h] = widen_weights(weights + h * kSpan, values.scales + b * kChunk, lo, hi, high[h], low[h]);
-        });
-        for (size_t at = 32 * b; at < 32 * b + 32 && at < size; at += 8) mix_eight(at);
+    });
+}
+
+// Adds a chunk's values, cells [lo, hi) of it, with the weights of H heads.
+template <int H, int T, bool Stored>
+void mix_bytes(Bytes values, const uint8_t* const* ahead, size_t vectors, const float* weights, size_t lo, size_t hi, float* out) {
+    if constexpr (T > 0) vectors = T, values.blocks = T / 2;
+    const size_t size = 16 * vectors;
+    constexpr size_t kBlocks = T > 0 ? T / 2 : 1;  // whose weights are made at a time
+    alignas(16) int8_t planes[kBlocks][2][H][kChunk];  // high, low
+    alignas(16) float some[kChunk], by[kBlocks][4];
+    for (size_t first = 0; first < values.blocks; first += kBlocks) {
+        for (size_t i = 0; i < kBlocks; ++i) {
+            const float* scales = values.scales + (first + i) * kChunk;
+            if (lo > 0 || hi < kChunk) {  // other cells have no weight, whatever their scales are
+                for (size_t j = 0; j < kChunk; ++j) some[j] = j >= lo && j < hi ? scales[j] : 0.0f;
+                scales = some;
+            }
+            vst1q_f32(by[i], widen_weights<H>(weights, scales, planes[i]));
+        }
+        for (size_t i = 0; i < kBlocks; ++i) {
+            const size_t b = first + i;
+            if constexpr (!Stored) {
+                mix_block<H>(values.heads, 34 * b + 2, planes[i][0][0], ahead + b % 2 * 16, b / 2, by[i], out + 32 * b, 4 * size);
+            } else {
+                for (size_t at = 32 * b; at < 32 * b + 32 && at < size; at += 8) {
+                    mix_tiles<H>(values, 4 * at, planes[i], by[i], out + at, size);
+                }
+            }
+        }
     }
 }

@@ -13,6 +13,7 @@ constexpr float kShifted = 5.192296858534828e33f;  // 2^112
 constexpr size_t kAhead = 32;  // cells: what is read next is asked for so far ahead
 
 #define FMLA(sum, x, by) "fmla v" sum ".4s, v" x ".4s, v" by "\n\t"
+#define FMUL(sum, x, by) "fmul v" sum ".4s, v" x ".4s, v" by "\n\t"
 #define IF_HEADS(n, text) ".if %c[heads] > " #n "\n\t" text ".endif\n\t"
 #define CONVERT(low, high) "fcvtl v" low ".4s, v" high ".4h\n\t" "sshll2 v" high ".4s, v" high ".8h, #13\n\t"
 #define CLEAR(high) "bic v" high ".4s, #0x70, lsl #24\n\t"
@@ -41,23 +42,24 @@ template <int H, int T>
 void score_halves(const uint8_t* const* keys, std::ptrdiff_t to_values, const float* queries, size_t quads, const float* scale,
                   float* scores) {
     const float* q;
-#define ZERO(a, b, c, d) \
-    "movi v" a ".4s, #0\n\t" "movi v" b ".4s, #0\n\t" "movi v" c ".4s, #0\n\t" "movi v" d ".4s, #0\n\t"
 #define LOAD(k, low, high) "ldr q" high ", [" k "], #16\n\t" CONVERT(low, high)
 #define QUERIES                                                    \
     "ldp q16, q20, [%[q]], #32\n\t"                              \
     IF_HEADS(1, "ldp q17, q21, [%[q]], #32\n\t")                 \
     IF_HEADS(2, "ldp q18, q22, [%[q]], #32\n\t")                 \
     IF_HEADS(3, "ldp q19, q23, [%[q]], #32\n\t")
-// Eight numbers of a cell × all queries, while those of another are converted.
-#define CELL(s0, s1, s2, s3, low, high, load, clear)                                                                  \
-    load FMLA(s0, low, "16.4s") IF_HEADS(1, FMLA(s1, low, "17.4s")) IF_HEADS(2, FMLA(s2, low, "18.4s"))               \
-    IF_HEADS(3, FMLA(s3, low, "19.4s")) FMLA(s0, high, "20.4s") clear IF_HEADS(1, FMLA(s1, high, "21.4s"))            \
+// Eight numbers of a cell × all queries, while those of another are converted. The first eight begin sums (FMUL).
+#define CELL(op, s0, s1, s2, s3, low, high, load, clear)                                                              \
+    load op(s0, low, "16.4s") IF_HEADS(1, op(s1, low, "17.4s")) IF_HEADS(2, op(s2, low, "18.4s"))                     \
+    IF_HEADS(3, op(s3, low, "19.4s")) FMLA(s0, high, "20.4s") clear IF_HEADS(1, FMLA(s1, high, "21.4s"))            \
     IF_HEADS(2, FMLA(s2, high, "22.4s")) IF_HEADS(3, FMLA(s3, high, "23.4s"))
-#define FIRST_CELLS                                                          \
-    QUERIES                                                                  \
-    CELL("0", "4", "8", "12", "24", "25", LOAD("x11", "28", "29"), CLEAR("29")) \
-    CELL("1", "5", "9", "13", "26", "27", LOAD("x12", "30", "31"), CLEAR("31"))
+#define FIRST_CELLS(op)                                                          \
+    QUERIES                                                                      \
+    CELL(op, "0", "4", "8", "12", "24", "25", LOAD("x11", "28", "29"), CLEAR("29")) \
+    CELL(op, "1", "5", "9", "13", "26", "27", LOAD("x12", "30", "31"), CLEAR("31"))
+#define LAST_CELLS(op)                                                           \
+    CELL(op, "2", "6", "10", "14", "28", "29", LOAD("x9", "24", "25"), CLEAR("25")) \
+    CELL(op, "3", "7", "11", "15", "30", "31", LOAD("x10", "26", "27"), CLEAR("27"))
 #define FETCH(at)                                                                      \
     "ldr x13, [%[keys], #8 * %c[ahead] + " at "]\n\t"                                 \
     "prfm pldl1keep, [x13]\n\t" "prfm pldl1keep, [x13, #64]\n\t"                     \
@@ -80,20 +82,17 @@ void score_halves(const uint8_t* const* keys, std::ptrdiff_t to_values, const fl
         "ldp x11, x12, [%[keys], #16]\n\t"
         FETCH_VALUES("x9") FETCH_VALUES("x10") FETCH_VALUES("x11") FETCH_VALUES("x12")
         LOAD("x9", "24", "25") LOAD("x10", "26", "27")
-        ZERO("0", "1", "2", "3") IF_HEADS(1, ZERO("4", "5", "6", "7"))
         CLEAR("25") CLEAR("27")
-        IF_HEADS(2, ZERO("8", "9", "10", "11")) IF_HEADS(3, ZERO("12", "13", "14", "15"))
         "mov %[q], %[queries]\n\t"
-        FETCH("0") FETCH("8")
-        ".rept 2 * %c[vectors] - 1\n\t"
-        FIRST_CELLS
-        CELL("2", "6", "10", "14", "28", "29", LOAD("x9", "24", "25"), CLEAR("25"))
-        CELL("3", "7", "11", "15", "30", "31", LOAD("x10", "26", "27"), CLEAR("27"))
+        FIRST_CELLS(FMUL) FETCH("0") LAST_CELLS(FMUL)
+        FETCH("8")
+        ".rept 2 * %c[vectors] - 2\n\t"
+        FIRST_CELLS(FMLA) LAST_CELLS(FMLA)
         ".endr\n\t"
         FETCH("16") FETCH("24")
-        FIRST_CELLS
-        CELL("2", "6", "10", "14", "28", "29", "", "")
-        CELL("3", "7", "11", "15", "30", "31", "", "")
+        FIRST_CELLS(FMLA)
+        CELL(FMLA, "2", "6", "10", "14", "28", "29", "", "")
+        CELL(FMLA, "3", "7", "11", "15", "30", "31", "", "")
         "ldr s16, [%[scale]]\n\t"
         SCORES("0", "1", "2", "3", "0") IF_HEADS(1, SCORES("4", "5", "6", "7", "4"))
         IF_HEADS(2, SCORES("8", "9", "10", "11", "8")) IF_HEADS(3, SCORES("12", "13", "14", "15", "12"))
@@ -105,11 +104,11 @@ void score_halves(const uint8_t* const* keys, std::ptrdiff_t to_values, const fl
         : [queries] "r"(queries), [scale] "r"(scale), [v0] "r"(to_values), [v1] "r"(to_values + 64), [v2] "r"(to_values + 128),
           [v3] "r"(to_values + 192), [heads] "i"(H), [vectors] "i"(T), [span] "i"(kSpan), [ahead] "i"(kAhead)
         : "memory", "cc", "x9", "x10", "x11", "x12", "x13", ALL_VECTORS);
-#undef ZERO
 #undef LOAD
 #undef QUERIES
 #undef CELL
 #undef FIRST_CELLS
+#undef LAST_CELLS
 #undef FETCH
 #undef FETCH_VALUES
 #undef SCORES
@@ -184,6 +183,7 @@ void mix_halves(const uint8_t* const* keys, std::ptrdiff_t offset, const float* 
 #undef ALL_SUMS
 }
 #undef FMLA
+#undef FMUL
 #undef IF_HEADS
 #undef CONVERT
 #undef CLEAR

@@ -4,32 +4,30 @@
 // A score is summed up in four lanes, whatever K is read from, and a value's weights are added cell after cell.
 
 #define FOUR_OF(x) {x, x, x, x}
-// Of (e^r − 1 − r) / r² for |r| ≤ ln 2 / 2, and what stands before it.
-alignas(16) constexpr float kSeries[6][4] = {FOUR_OF(1.0f),         FOUR_OF(0.5f),          FOUR_OF(0.16666576f),
-                                             FOUR_OF(0.041666463f), FOUR_OF(0.0083631817f), FOUR_OF(0.0013933653f)};
+// e^r for |r| ≤ ln 2 / 2, to 9e-8 of itself and exact at 0.
+alignas(16) constexpr float kSeries[6][4] = {FOUR_OF(1.0f),         FOUR_OF(0.9999997f),   FOUR_OF(0.4999915f),
+                                             FOUR_OF(0.16667637f),  FOUR_OF(0.041897975f), FOUR_OF(0.008290307f)};
 alignas(16) constexpr float kRoundings[4] = FOUR_OF(kRounding);
+constexpr float kPower = kRounding + 127.0f;  // a whole number added to it is a power of two 23 bits further up
+alignas(16) constexpr float kPowers[4] = FOUR_OF(kPower);
 #undef FOUR_OF
 
-// A chunk's scores become e^(score − top), as exact as `exponential` near 0 and to 3e-7 of itself at −87, where it stays. It has
-// two products less than that, and constants are loaded, since moves take the place of products. Eight registers at once:
-// of four the processor would wait for results.
+// A chunk's scores become e^(score − top), to 2e-7 of itself near 0 and to 4e-7 at −87, where it stays. It has four operations
+// less than `exponential`, and constants are loaded, since moves take the place of products. Eight registers at once: of four
+// the processor would wait for results.
 ALWAYS void make_weights(float* scores, Floats top) {
-    const float32x4_t least = vdupq_n_f32(-87.0f), rounding = vdupq_n_f32(kRounding);
+    const float32x4_t least = vdupq_n_f32(-87.0f), rounding = vdupq_n_f32(kPower);
     const float32x4_t ratio = vdupq_n_f32(1.44269504f), ln2 = vdupq_n_f32(0.693147181f);
-    const int32x4_t one = vdupq_n_s32(0x3f800000);
     float32x4_t whole[8], r[8], p[8];
     each<8>([&](auto i) ALWAYS_LAMBDA { r[i] = vmaxq_f32(vsubq_f32(vld1q_f32(scores + 4 * i), top.v[0]), least); });
-    each<8>([&](auto i) ALWAYS_LAMBDA { whole[i] = vfmaq_f32(loaded<float32x4_t>(kRoundings), r[i], ratio); });
+    each<8>([&](auto i) ALWAYS_LAMBDA { whole[i] = vfmaq_f32(loaded<float32x4_t>(kPowers), r[i], ratio); });
     each<8>([&](auto i) ALWAYS_LAMBDA { r[i] = vfmsq_f32(r[i], vsubq_f32(whole[i], rounding), ln2); });
     each<8>([&](auto i) ALWAYS_LAMBDA { p[i] = vfmaq_f32(loaded<float32x4_t>(kSeries[4]), vdupq_n_f32(kSeries[5][0]), r[i]); });
-    each<3>([&](auto k) ALWAYS_LAMBDA {
+    each<4>([&](auto k) ALWAYS_LAMBDA {
         each<8>([&](auto i) ALWAYS_LAMBDA { p[i] = vfmaq_f32(loaded<float32x4_t>(kSeries[3 - k]), p[i], r[i]); });
     });
-    each<2>([&](auto) ALWAYS_LAMBDA {
-        each<8>([&](auto i) ALWAYS_LAMBDA { p[i] = vfmaq_f32(loaded<float32x4_t>(kSeries[0]), p[i], r[i]); });
-    });
     each<8>([&](auto i) ALWAYS_LAMBDA {
-        const int32x4_t power = vaddq_s32(vshlq_n_s32(vreinterpretq_s32_f32(whole[i]), 23), one);
+        const int32x4_t power = vshlq_n_s32(vreinterpretq_s32_f32(whole[i]), 23);
         vst1q_f32(scores + 4 * i, vmulq_f32(p[i], vreinterpretq_f32_s32(power)));
     });
 }

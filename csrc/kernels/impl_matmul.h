@@ -362,3 +362,5 @@ void matmul(const Matrix& w, const Quantized& a, const float* x, size_t n, size_
         case Layout::kRows: return;  // DirectKernels multiply them
     }
 }
+
+#include "kernels/impl_narrow.h"

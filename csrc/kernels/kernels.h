@@ -30,6 +30,13 @@ struct Quantized {
     }
 };
 
+// A panel of bytes whose last block has no more columns than it needs, in sixteens: most adapters have rank 16 or less.
+inline size_t narrow_panel_bytes(size_t columns) {
+    const Shape shape = shape_of(Layout::kBytes);
+    const size_t last = (columns - 1) / kBlock;
+    return last * shape.unit_bytes() + shape.quants_at(0) + kPanelRows * (columns - last * kBlock <= 16 ? 16 : kBlock);
+}
+
 enum class CacheType { kHalf, kQ8, kFloat };
 
 // Bytes that one head's K or V of one cell takes.
@@ -135,6 +142,9 @@ struct Kernels {
     // layouts read `a`, float layouts `x` ([n][columns]). Rows of the file are for `direct`.
     void (*matmul)(const Matrix& w, const Quantized& a, const float* x, size_t n, size_t begin, size_t end,
                    float* out, size_t out_stride);
+    // out[r] += row r of B · a row of activations, for the rows of panels [begin, end): B of bytes in narrow panels, and
+    // activations that are zeros from column `rank` on. The bits are those of matmul and add.
+    void (*add_narrow)(const Matrix& b, const Quantized& a, size_t row, size_t rank, size_t begin, size_t end, float* out);
     void (*rms_norm)(const float* x, const float* weight, size_t n, float eps, float* out);
     void (*add)(float* x, const float* y, size_t n);
     // gate = activation(gate) × up, or without `up` activation(gate)

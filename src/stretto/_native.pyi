@@ -275,6 +275,14 @@ class _Operators:
         kernels: str = "",
         precision: str = "standard",
     ) -> NDArray[np.float32]: ...
+    def add_narrow(
+        self,
+        data: NDArray[np.uint8],
+        rank: int,
+        x: NDArray[np.float32],
+        y: NDArray[np.float32],
+        kernels: str = "",
+    ) -> NDArray[np.float32]: ...
     def packed_bytes(self, code: int, rows: int, columns: int) -> int: ...
     def unpack(self, code: int, data: NDArray[np.uint8], rows: int, columns: int) -> NDArray[np.float32]: ...
     def rms_norm(

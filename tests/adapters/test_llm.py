@@ -16,8 +16,9 @@ GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 PROMPT = [5, 17, 9, 33, 2, 40, 11, 3, 17, 9, 33, 8, 21, 6]
 
 
-def new_llm(tmp_path, **options):
-    llm = LLM(NativeBackend(tiny_file("llama"), tiny_spec("llama", 512), 512, 2), byte_tokenizer(), **options)
+def new_llm(tmp_path, threads=2, **options):
+    backend = NativeBackend(tiny_file("llama"), tiny_spec("llama", 512), 512, threads)
+    llm = LLM(backend, byte_tokenizer(), **options)
     for seed, name in enumerate(("one", "two"), 1):
         path = tmp_path / f"{name}.gguf"
         if not path.exists():
@@ -57,6 +58,28 @@ def test_requests_with_different_adapters_run_together_with_the_tokens_they_have
         return [result.tokens for result in await asyncio.gather(*jobs)]
 
     assert asyncio.run(together()) == alone
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 16, 17])
+def test_rows_have_the_same_bits_however_threads_take_turns(tmp_path, cold, rows):
+    """With few rows threads go on while others still compute A x; four are preempted anywhere."""
+    adapters = (None, "one", "two", {"one": 0.4, "two": -0.3})
+    with new_llm(tmp_path, threads=4, prefix_cache=False) as llm:
+        prompts = [[*PROMPT, row] for row in range(rows)]
+        found = []
+        for _ in range(12):
+            sequences = [
+                llm.sequence(prompt, adapter=adapters[row % 4]) for row, prompt in enumerate(prompts)
+            ]
+            found.append(np.array(llm.logits(sequences)))
+            for sequence in sequences:
+                sequence.close()
+        expected = []
+        for row, prompt in enumerate(prompts):
+            with cold.sequence(prompt, adapter=adapters[row % 4]) as alone:
+                expected.append(np.array(alone.logits))
+    for each in found:
+        np.testing.assert_array_equal(each, expected)
 
 
 def test_a_prefix_of_another_adapter_is_never_used(llm, cold):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from stretto.backends.adapters import Mix
-from stretto.backends.native import NativeBackend, narrowest
+from stretto.backends.native import NativeBackend
+from stretto.backends.native_weights import narrowest
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
 from stretto.weights.adapters import read_adapter

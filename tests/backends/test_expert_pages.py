@@ -75,7 +75,7 @@ def path(tmp_path):
 def evict(path):
     """Let the system forget the pages of a file that no process has read."""
     with path.open("rb") as file:
-        os.fsync(file.fileno())
+        os.fdatasync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 

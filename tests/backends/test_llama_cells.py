@@ -190,10 +190,11 @@ def test_what_has_no_meaning_there_is_named(twin):
     ]:
         batch = Batch()
         add(batch)
+        twin.table.hold()
         batch.place(twin.table)
         with pytest.raises(Unsupported, match=words):
             twin.backend.forward(batch)
-        batch.unplace(twin.table)
+        twin.table.rollback()
     twin.run((1, [4]))  # nothing was changed
 
 

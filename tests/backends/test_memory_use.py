@@ -114,12 +114,13 @@ def test_many_cycles_of_a_tiny_model(tmp_path):
 
 def test_results_outlive_their_model_and_hold_nothing_else():
     kept = [use_tiny(n_cells=8192) for _ in range(3)]
-    before = resident()
+    before = settled()
     kept += [use_tiny(n_cells=8192)[-1:] for _ in range(20)]
-    assert resident() - before < 4 * MIB
+    assert settled() - before < 16 * MIB  # twenty caches are 72
     assert all(np.array_equal(rows[-1], kept[0][-1]) for rows in kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repack", [True, False], ids=["packed", "from the file"])
 def test_cycles_of_a_real_model(smollm2_path, repack):
     answers = set()
@@ -128,9 +129,10 @@ def test_cycles_of_a_real_model(smollm2_path, repack):
         with stretto.load(smollm2_path, cells=256, repack=repack) as llm:
             answers.add(tuple(llm.generate("The capital of France is", max_tokens=2, temperature=0).tokens))
 
-    # Its weights are 98 MB, its tokenizer about 20. Mostly it is some kilobytes; but Python takes memory for
-    # its objects by the MiB, and the system gives it in huge pages of 2 MiB.
-    assert grown(use, 3, 7) < 4 * MIB
+    # Its weights are 98 MB, its tokenizer about 20: kept, either is 80 or more after four cycles. Mostly it
+    # is some kilobytes; but Python takes memory for its objects by the MiB, the system gives it in huge pages
+    # of 2 MiB, and holes that other tests left fill at any time: 5.6 MiB were seen.
+    assert grown(use, 3, 7) < 16 * MIB
     assert len(answers) == 1
     assert mapped(smollm2_path) == 0
 
@@ -220,14 +222,13 @@ def test_a_model_that_is_forgotten_is_freed():
 
 
 def test_a_failed_load_leaves_nothing(monkeypatch):
-    monkeypatch.setattr("stretto.backends.native.PACKABLE", frozenset())
-    threads, before = n_threads(), resident()
+    monkeypatch.setattr("stretto.backends.native_weights.PACKABLE", frozenset())
+    threads, before = n_threads(), settled()
     for _ in range(10):
         with pytest.raises(ModelError):
             NativeBackend(tiny_file("llama"), tiny_spec("llama"), 1 << 16, 3)
-    gc.collect()
     assert n_threads(threads) == threads
-    assert resident() - before < 4 * MIB
+    assert settled() - before < 16 * MIB
 
 
 def test_an_idle_model_uses_no_processor():
@@ -248,9 +249,9 @@ def test_forward_does_not_grow():
     backend = NativeBackend(tiny_file("qwen3"), tiny_spec("qwen3"), 1024, 2)
     text = np.random.default_rng(0).integers(0, 96, 900).tolist()
     text_logits(backend, text)
-    before = resident()
-    for _ in range(20):
+    before = settled()
+    for _ in range(60):
         text_logits(backend, text)
-    assert resident() - before < 2 * MIB
+    assert settled() - before < 8 * MIB  # the rows of sixty texts are 20
     assert backend._decoder.cache_bytes == 3 * 2 * 2 * 1024 * 2 * 16
     backend.close()

@@ -11,7 +11,7 @@ import pytest
 
 import stretto
 from stretto import _native
-from stretto.backends import native
+from stretto.backends import native_weights
 from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
@@ -396,7 +396,7 @@ def test_a_batch_without_cells_is_refused():
 
 
 def test_a_format_without_a_layout_is_refused(monkeypatch):
-    monkeypatch.setattr(native, "PACKABLE", frozenset({Format.F32}))
+    monkeypatch.setattr(native_weights, "PACKABLE", frozenset({Format.F32}))
     with pytest.raises(ModelError, match=r"F16 are read by no backend.*stretto quantize") as raised:
         tiny_native("llama")
     assert raised.value.field.startswith("tensor '")

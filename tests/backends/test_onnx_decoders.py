@@ -29,12 +29,14 @@ class Bench:
         batch = Batch()
         for position, sequences in rows:
             batch.add(int(self.rng.integers(0, 256)), position, sequences, logits=True)
+        self.cells.hold()
         batch.place(self.cells)
         try:
             logits = self.backend.forward(batch)
         except BaseException:
-            batch.unplace(self.cells)
+            self.cells.rollback()
             raise
+        self.cells.commit()
         self.worst = max(self.worst, float(np.abs(logits - self.plain.forward(batch)).max()))
         return self.worst
 
@@ -326,10 +328,11 @@ def test_vectors_probes_and_hidden_states_are_unsupported():
         batch = Batch()
         batch.add(1, 0, [0], logits=True)
         change(batch)
+        cells.hold()
         batch.place(cells)
         with pytest.raises(Unsupported, match=words):
             model.forward(batch)
-        batch.unplace(cells)
+        cells.rollback()
     with pytest.raises(Unsupported, match="hidden"):
         model.hidden(Batch())
     assert not model.capabilities.attention

@@ -54,12 +54,14 @@ class Pair:
         for position, sequences in rows:
             token = int(self.rng.integers(0, self.model.spec.n_vocab))
             batch.add(token, position, sequences, logits=True)
+        self.cells.hold()
         batch.place(self.cells)
         try:
             logits = self.model.forward(batch)
         except Unsupported:
-            batch.unplace(self.cells)
+            self.cells.rollback()
             return False
+        self.cells.commit()
         self.worst = max(self.worst, float(np.abs(logits - self.reference.forward(batch)).max()))
         return True
 

@@ -13,7 +13,7 @@ import pytest
 from random_weights import FLOATS, HALVES_AT, put_halves, put_quarters
 from random_weights import random_weights as weights
 from stretto import _native
-from stretto.backends.native import plain_spec
+from stretto.backends.native_spec import plain_spec
 from stretto.models.spec import ModelSpec, Norm
 from stretto.weights.formats import READABLE, Format, dequantize
 
@@ -284,6 +284,19 @@ def test_rms_norm(kernels, size, magnitude):
 def test_add(kernels, size):
     x, y = normal(3, size), normal(3, size, seed=1)
     assert np.array_equal(ops.add(x, y, kernels), x + y)
+
+
+@every_set
+@pytest.mark.parametrize("rank", [1, 4, 8, 16, 17, 31, 32, 33, 48, 64, 65])
+@pytest.mark.parametrize("rows", [5, 16, 96, 101])
+def test_a_narrow_product_is_added_as_a_product_and_a_sum(kernels, rank, rows):
+    """Panels without the columns that blocks are made up with have the same bits as whole ones."""
+    columns = -(-rank // 32) * 32
+    data, x, y = weights(Format.Q8_0, rows, columns), normal(3, columns, seed=1), normal(3, rows, seed=2)
+    x[:, rank:] = 0
+    product = np.vstack([matmul(Format.Q8_0, data, row[None], kernels) for row in x])
+    added = ops.add_narrow(data.reshape(-1), rank, x, y, kernels)
+    assert np.array_equal(added, ops.add(y, product, kernels))
 
 
 def silu(x):

@@ -478,6 +478,24 @@ void check_attention(const Kernels& kernel, CacheType type, size_t size, size_t 
         check(same(attend(kernel, alone, length), {at, at + static_cast<std::ptrdiff_t>(one)}),
               "row %zu unless all is finite, %zu × %zu, length %zu", row, group, size, length);
     }
+    // The last cell, which only the first row sees, has infinite scales or numbers: nothing of it shows in other rows.
+    if (length > 2 * rows) {
+        const uint16_t infinity = 0x7c00;
+        const auto last = static_cast<size_t>(view[length - 1]) * stride;
+        std::memcpy(keys.data() + last, &infinity, sizeof infinity);
+        std::memcpy(values.data() + last, &infinity, sizeof infinity);
+        Attention others = a;
+        others.finite = false;
+        others.queries += one;
+        others.begins += 1;
+        others.ends += 1;
+        others.rows = rows - 1;
+        const auto at = whole.begin() + static_cast<std::ptrdiff_t>(one);
+        check(same(attend(kernel, others, length), {at, whole.end()}), "an infinite cell that no row sees, %zu × %zu", group, size);
+        others.rows = 1;
+        check(same(attend(kernel, others, length), {at, at + static_cast<std::ptrdiff_t>(one)}),
+              "an infinite cell that the row does not see, %zu × %zu", group, size);
+    }
     queries[0] = NAN;
     check(none_finite(attend(kernel, a, length).data(), size), "attention, NaN shows");
 }

@@ -68,6 +68,13 @@ def test_other_readers_read_the_same_numbers(name):
 
 
 @pytest.mark.golden
+def test_q8_0_has_the_bytes_that_llama_cpp_writes():
+    values = normal(64, 512, seed=4)
+    theirs = gguf_quantize(values, gguf.GGMLQuantizationType.Q8_0)
+    assert np.array_equal(quantize(values, Format.Q8_0), theirs)
+
+
+@pytest.mark.golden
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_errors_of_large_numbers_are_below_those_of_plain_rounding(name):
     values, fmt = normal(32, 512, seed=1), Format[name]
@@ -123,6 +130,16 @@ def test_any_magnitude_gives_finite_numbers(name, scale):
     assert np.isfinite(found).all()
     if scale == 0.0:
         assert not found.any()
+
+
+@pytest.mark.parametrize("name", [name for name in ("MXFP4", "NVFP4", "IQ4_NL", "IQ4_XS") if name in NAMES])
+def test_zeros_beside_the_smallest_numbers_stay_zero(name):
+    # The scale of such a block may have no finite inverse in float32.
+    fmt = Format[name]
+    values = np.zeros((1, 512), np.float32)
+    values[0, ::16] = 1e-45
+    found = dequantize(quantize(values, fmt), fmt).reshape(values.shape)
+    assert not found[values == 0].any()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -155,7 +155,7 @@ class Batch:
             self._mixes |= dict.fromkeys(range(first, len(self._tokens)), mix)
 
     def placed(self, placement: Placement) -> None:
-        """Take cells that somebody else has found for its tokens."""
+        """Place its tokens into cells that the caller has found."""
         self._placement = placement
 
     @property
@@ -287,19 +287,6 @@ class Batch:
         """Be as before `place`: its cells were given back, and it can be placed again."""
         self._placement = None
 
-    def unplace(self, cells: Cells) -> None:
-        """Free the cells, when the forward pass failed; states that it advanced are lost."""
-        if self.placement is None:
-            return
-        if cells.slots is not None:
-            for sequence, position in self.first_positions().items():
-                cells.remove(sequence, position)
-        else:
-            for cell, sequences in zip(self.placement.cells.tolist(), self._sequences, strict=True):
-                for sequence in set(sequences):
-                    cells.remove_cells(sequence, [cell])
-        self._placement = None
-
 
 class Decoding(Batch):
     """A decode batch: one token at the end of each sequence, all with logits, placed already.
@@ -381,13 +368,6 @@ class Decoding(Batch):
                 edits=self.edits,
             )
         return self._placement
-
-    def unplace(self, cells: Cells) -> None:
-        """Free the cells, when the forward pass failed."""
-        for cell, sequence in zip(self.taken, self.sequences, strict=True):
-            cells.remove_cells(sequence, [cell])
-        self._placement = None
-        self.taken = []
 
 
 def _members(sequences: Iterable[int]) -> tuple[int, ...]:

@@ -1,18 +1,14 @@
 """The native backend: the decoder in csrc/, driven with one flat batch a step.
 
-Weights are packed on loading into the layout the kernels want, a piece at a time, without losing a bit; K
-and V are stored as half floats or in 8 bits. With `repack=False` kernels read the rows of the file where
-they are mapped: a little slower, the same bits, for files larger than memory. With `repack="shared"` they
-are packed into a file that all processes map (weights/packed_file.py). Products take activations of 8 bits,
-or of 16 with `precision="high"`. Within one kernel set and one precision a sequence's logits are the same
-bits whatever else is in the batch, in however many chunks and with however many threads they are computed.
+K and V are stored as half floats or in 8 bits; products take activations of 8 bits, or of 16 with
+`precision="high"`. Within one kernel set and one precision a sequence's logits are the same bits whatever
+else is in the batch, in however many chunks and with however many threads they are computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,24 +16,17 @@ from numpy.typing import NDArray
 from stretto import _native, kernels
 from stretto.backends.adapters import changes_of, scales_of
 from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun, LoRA
-from stretto.backends.matrices import Matrices, Rows
-from stretto.backends.shared_weights import shared_matrices
-from stretto.errors import InvalidRequest, ModelError, Unsupported
-from stretto.models.parts import Rope
+from stretto.backends.native_spec import check_spec, plain_spec
+from stretto.backends.native_weights import FLOATS, as_bytes, load_weights, narrowest
+from stretto.errors import InvalidRequest
 from stretto.models.spec import ModelSpec
 from stretto.sampling.sampler import WRONG, bias_arrays, history
-from stretto.weights.adapters import Pair
-from stretto.weights.formats import Format, quantize
 from stretto.weights.gguf import GGUF
-from stretto.weights.packed_file import PackedMatrix
 from stretto.weights.placement import Placement
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Bytes = NDArray[np.uint8]
-
-PANEL_ROWS = 16  # that are packed together
-PIECE_BYTES = 8 << 20  # of a matrix that are packed at a time
 
 
 class Collected(NamedTuple):
@@ -67,7 +56,7 @@ class NativeBackend:
         n_slots: int = 1,
         placement: Placement | None = None,
     ) -> None:
-        _check(spec)
+        check_spec(spec)
         self.spec = spec
         self.n_cells = n_cells
         self.precision = precision
@@ -79,81 +68,14 @@ class NativeBackend:
         self.n_slots, self.slot_bytes = self._decoder.n_slots, self._decoder.slot_bytes
         self.slot_layout = f"native f32, {spec.state_layout}"
         self._adapters: dict[str, int] = {}  # their numbers in the decoder
-        self._quantized: set[str] = set()  # matrices that are multiplied with activations of 8 bits
         self.cell_bytes = self._decoder.cell_bytes
-        kind = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
-        self.cell_layout = f"{kind}, {spec.kv_layout}"
-        matrices, tensors = Matrices(file, spec), self._decoder.tensors()
-        # Of an encoder's embeddings too only rows are read: it has no logits.
-        looked_up = LOOKED_UP if spec.causal else LOOKED_UP | {"token_embd"}
-        file.read_ahead(repack)  # vectors stand between matrices, which are not to be read yet
-        for name, rows, columns in tensors:
-            if not columns:
-                tensor, numbers = matrices.vector(name, rows)
-                self._decoder.set_vector(name, numbers)
-                file.forget(tensor)
-        file.read_ahead(True)
-        wanted = [(name, rows, columns) for name, rows, columns in tensors if columns]
-        packed = [one for one in wanted if repack and one[0] not in looked_up]
-        mapped: dict[str, PackedMatrix] = {}
-        if placement is not None and placement.shared:
-            mapped = shared_matrices(file, lambda: self._packed_apart(file, matrices, packed))
-        for name, rows, columns in wanted:
-            if name in mapped:
-                self._map_matrix(name, mapped[name])
-            else:
-                self._set_matrix(
-                    self._decoder,
-                    file,
-                    matrices.rows(name, rows),
-                    name,
-                    columns,
-                    repack and name not in looked_up,
-                )
-
-    def _packed_apart(
-        self, file: GGUF, matrices: Matrices, wanted: Sequence[tuple[str, int, int]]
-    ) -> Iterator[tuple[str, PackedMatrix]]:
-        """Matrices as they are packed, in memory that is freed once they have been written."""
-        decoder = _native.Decoder(plain_spec(self.spec), 1, "f16", self.threads, kernels.chosen())
-        for name, rows, columns in wanted:
-            found = matrices.rows(name, rows)
-            self._set_matrix(decoder, file, found, name, columns, repack=True)
-            yield name, PackedMatrix(found.format.value, rows, columns, decoder.packed(name))
-
-    def _map_matrix(self, name: str, matrix: PackedMatrix) -> None:
-        """A matrix that stays where it is mapped."""
-        if Format(matrix.code) not in FLOATS and self.precision == "standard":
-            self._quantized.add(name)
-        self._open.set_packed(name, matrix.code, matrix.rows, matrix.columns, matrix.data)
-
-    def _set_matrix(
-        self, decoder: _native.Decoder, file: GGUF, rows: Rows, name: str, columns: int, repack: bool
-    ) -> None:
-        """Rows of the file, as a matrix of a decoder.
-
-        They are packed piece by piece, and each piece's pages freed: the file is never in memory twice.
-        """
-        if rows.tensor.format not in PACKABLE:
-            raise ModelError(
-                f"weights in {rows.tensor.format.name} are read by no backend; make the file again from the "
-                "original model, in another format (stretto quantize)",
-                path=file.path,
-                field=f"tensor {rows.tensor.name!r}",
-            )
-        if rows.format not in FLOATS and self.precision == "standard":
-            self._quantized.add(name)
-        n, nbytes = rows.data.shape
-        code = rows.format.value
-        if not repack:
-            decoder.set_unpacked(name, code, n, columns, rows.data.reshape(-1))
-            return
-        step = max(PANEL_ROWS, PIECE_BYTES // nbytes // PANEL_ROWS * PANEL_ROWS)
-        for at in range(0, n, step):
-            piece = rows.data[at : at + step]
-            decoder.pack_rows(name, code, n, columns, piece.reshape(-1), len(piece))
-            if not rows.is_copy:
-                file.forget(rows.tensor, end=(rows.first + at + len(piece)) * nbytes)
+        layout = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
+        self.cell_layout = f"{layout}, {spec.kv_layout}"
+        is_shared = placement is not None and placement.shared
+        formats = load_weights(self._decoder, file, spec, repack, is_shared)
+        self._quantized = {  # matrices that are multiplied with activations of 8 bits
+            name for name, kind in formats.items() if kind not in FLOATS and precision == "standard"
+        }
 
     @property
     def kernels(self) -> str:
@@ -351,66 +273,3 @@ class NativeBackend:
                 block.reshape(*shape, n) for block, n in zip(blocks, lengths.tolist(), strict=True)
             ]
         return rows
-
-
-# Tensors of which only rows are read, one for each token: they stay in the file.
-LOOKED_UP = frozenset({"per_layer_token_embd", "position_embd"})
-FLOATS = frozenset({Format.F32, Format.F16, Format.BF16})
-PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
-
-
-def as_bytes(pair: Pair) -> tuple[tuple[int, Bytes], tuple[int, Bytes]] | None:
-    """Both matrices of a change in Q8_0, the rank made up to whole blocks; None if columns are no blocks."""
-    block = Format.Q8_0.block
-    if pair.a.shape[1] % block:
-        return None
-    b = np.pad(pair.b, ((0, 0), (0, -pair.rank % block)))
-    a_bytes, b_bytes = (quantize(one, Format.Q8_0).reshape(-1) for one in (pair.a, b))
-    return (Format.Q8_0.value, a_bytes), (Format.Q8_0.value, b_bytes)
-
-
-def narrowest(numbers: Floats) -> tuple[int, Bytes]:
-    """Numbers in the smallest format that has all of them exactly: its code, and their bytes."""
-    with np.errstate(over="ignore"):
-        halves = numbers.astype(np.float16)
-    words = numbers.view(np.uint32)
-    if np.array_equal(halves.astype(np.float32), numbers):
-        return Format.F16.value, halves.reshape(-1).view(np.uint8)
-    if not (words & 0xFFFF).any():
-        return Format.BF16.value, (words >> 16).astype(np.uint16).reshape(-1).view(np.uint8)
-    return Format.F32.value, np.ascontiguousarray(numbers).reshape(-1).view(np.uint8)
-
-
-def _check(spec: ModelSpec) -> None:
-    """Refuse what the native code cannot run."""
-    try:
-        _native.check_spec(plain_spec(spec))
-    except ValueError as error:
-        raise Unsupported(
-            f"the native backend cannot run this model: {error}; backend='reference' may"
-        ) from error
-
-
-def plain_spec(spec: ModelSpec) -> dict[str, Any]:
-    """The spec for the native code: dictionaries, with each distinct rope once.
-
-    All fields are in it, so that the native code can refuse those it does not know.
-    """
-    ropes: list[Rope] = []
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Rope):
-            if value not in ropes:
-                ropes.append(value)
-            return ropes.index(value)
-        if is_dataclass(value):
-            named = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-            return {"part": type(value).__name__} | named
-        return [plain(each) for each in value] if isinstance(value, tuple) else value
-
-    found: dict[str, Any] = plain(spec)
-    found["ropes"] = [
-        {field.name: getattr(rope, field.name) for field in fields(rope) if field.name != "by_length"}
-        for rope in ropes  # whose frequencies have been chosen by length
-    ]
-    return found

@@ -1,0 +1,129 @@
+"""Weights as the native decoder takes them.
+
+They are packed on loading into the layout the kernels want, a piece at a time, without losing a bit. With
+`repack=False` kernels read the rows of the file where they are mapped: a little slower, the same bits, for
+files larger than memory. With `repack="shared"` they are packed into a file that all processes map
+(weights/packed_file.py). Matrices of adapters come in a format that suits the matrix they change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto import _native, kernels
+from stretto.backends.matrices import Matrices, Rows
+from stretto.backends.native_spec import plain_spec
+from stretto.backends.shared_weights import shared_matrices
+from stretto.errors import ModelError
+from stretto.models.spec import ModelSpec
+from stretto.weights.adapters import Pair
+from stretto.weights.formats import Format, quantize
+from stretto.weights.gguf import GGUF
+from stretto.weights.packed_file import PackedMatrix
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+Shape = tuple[str, int, int]  # of a matrix: its name, rows and columns
+
+PANEL_ROWS = 16  # that are packed together
+PIECE_BYTES = 8 << 20  # of a matrix that are packed at a time
+
+# Tensors of which only rows are read, one for each token: they stay in the file.
+LOOKED_UP = frozenset({"per_layer_token_embd", "position_embd"})
+FLOATS = frozenset({Format.F32, Format.F16, Format.BF16})
+PACKABLE = frozenset(Format(code) for code in _native.dequantizable)
+
+
+def load_weights(
+    decoder: _native.Decoder, file: GGUF, spec: ModelSpec, repack: bool, is_shared: bool
+) -> dict[str, Format]:
+    """Give a decoder all tensors that it needs; return the formats of its matrices."""
+    matrices, tensors = Matrices(file, spec), decoder.tensors()
+    # Of an encoder's embeddings too only rows are read: it has no logits.
+    looked_up = LOOKED_UP if spec.causal else LOOKED_UP | {"token_embd"}
+    file.read_ahead(repack)  # vectors stand between matrices, which are not to be read yet
+    for name, rows, columns in tensors:
+        if not columns:
+            tensor, numbers = matrices.vector(name, rows)
+            decoder.set_vector(name, numbers)
+            file.forget(tensor)
+    file.read_ahead(True)
+    wanted = [(name, rows, columns) for name, rows, columns in tensors if columns]
+    mapped: dict[str, PackedMatrix] = {}
+    if is_shared:
+        packed = [shape for shape in wanted if repack and shape[0] not in looked_up]
+        mapped = shared_matrices(file, lambda: _pack_apart(decoder.threads, file, spec, matrices, packed))
+    formats = {}
+    for name, rows, columns in wanted:
+        if name in mapped:
+            matrix = mapped[name]
+            formats[name] = Format(matrix.code)
+            decoder.set_packed(name, matrix.code, matrix.rows, matrix.columns, matrix.data)
+        else:
+            found = matrices.rows(name, rows)
+            formats[name] = found.format
+            _set_matrix(decoder, file, found, name, columns, repack and name not in looked_up)
+    return formats
+
+
+def _pack_apart(
+    threads: int, file: GGUF, spec: ModelSpec, matrices: Matrices, wanted: Sequence[Shape]
+) -> Iterator[tuple[str, PackedMatrix]]:
+    """Matrices as they are packed, in memory that is freed once they have been written."""
+    decoder = _native.Decoder(plain_spec(spec), 1, "f16", threads, kernels.chosen())
+    for name, rows, columns in wanted:
+        found = matrices.rows(name, rows)
+        _set_matrix(decoder, file, found, name, columns, repack=True)
+        yield name, PackedMatrix(found.format.value, rows, columns, decoder.packed(name))
+
+
+def _set_matrix(
+    decoder: _native.Decoder, file: GGUF, rows: Rows, name: str, columns: int, repack: bool
+) -> None:
+    """Rows of the file, as a matrix of a decoder.
+
+    They are packed piece by piece, and each piece's pages freed: the file is never in memory twice.
+    """
+    if rows.tensor.format not in PACKABLE:
+        raise ModelError(
+            f"weights in {rows.tensor.format.name} are read by no backend; make the file again from the "
+            "original model, in another format (stretto quantize)",
+            path=file.path,
+            field=f"tensor {rows.tensor.name!r}",
+        )
+    n, nbytes = rows.data.shape
+    code = rows.format.value
+    if not repack:
+        decoder.set_unpacked(name, code, n, columns, rows.data.reshape(-1))
+        return
+    step = max(PANEL_ROWS, PIECE_BYTES // nbytes // PANEL_ROWS * PANEL_ROWS)
+    for at in range(0, n, step):
+        piece = rows.data[at : at + step]
+        decoder.pack_rows(name, code, n, columns, piece.reshape(-1), len(piece))
+        if not rows.is_copy:
+            file.forget(rows.tensor, end=(rows.first + at + len(piece)) * nbytes)
+
+
+def as_bytes(pair: Pair) -> tuple[tuple[int, Bytes], tuple[int, Bytes]] | None:
+    """Both matrices of a change in Q8_0, the rank made up to whole blocks; None if columns are no blocks."""
+    block = Format.Q8_0.block
+    if pair.a.shape[1] % block:
+        return None
+    b = np.pad(pair.b, ((0, 0), (0, -pair.rank % block)))
+    a_bytes, b_bytes = (quantize(one, Format.Q8_0).reshape(-1) for one in (pair.a, b))
+    return (Format.Q8_0.value, a_bytes), (Format.Q8_0.value, b_bytes)
+
+
+def narrowest(numbers: Floats) -> tuple[int, Bytes]:
+    """Numbers in the smallest format that has all of them exactly: its code, and their bytes."""
+    with np.errstate(over="ignore"):
+        halves = numbers.astype(np.float16)
+    words = numbers.view(np.uint32)
+    if np.array_equal(halves.astype(np.float32), numbers):
+        return Format.F16.value, halves.reshape(-1).view(np.uint8)
+    if not (words & 0xFFFF).any():
+        return Format.BF16.value, (words >> 16).astype(np.uint16).reshape(-1).view(np.uint8)
+    return Format.F32.value, np.ascontiguousarray(numbers).reshape(-1).view(np.uint8)
