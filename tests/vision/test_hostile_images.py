@@ -203,3 +203,12 @@ def test_the_limit_on_time_ends_it(pool, monkeypatch):
     with pytest.raises(InvalidRequest, match="to decode"):
         pool.decode(saved("PNG"), MAX_PIXELS)
     assert time.monotonic() - begun < 55  # not by the timer
+
+
+@pytest.mark.skipif(not hasattr(os, "getpriority"), reason="this system has no niceness")
+def test_decoders_stand_back_for_the_threads_of_texts(pool):
+    pool.decode(saved("PNG"), MAX_PIXELS)
+    process = pool._idle.get()
+    pool._idle.put(process)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, process._popen.pid) == min(19, own + worker.NICENESS)

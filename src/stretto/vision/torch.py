@@ -169,7 +169,8 @@ class TorchEncoder:
         if turn is not None:
             q, k = turn(q), turn(k)
         heads = (part.to(self._dtype).transpose(1, 2) for part in (q, k, v))
-        mixed = functional.scaled_dot_product_attention(*_computed(*heads), scale=spec.scale)
+        q, k, v = _computed(*heads)
+        mixed = functional.scaled_dot_product_attention(q, k, v, scale=spec.scale)
         return self.multiply(mixed.transpose(1, 2).reshape(n, length, -1), f"{name}attn_out")
 
     def _feed_forward(self, name: str, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 from stretto.backends.batch import Batch
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
-from stretto.engine.track import host_rows
+from stretto.engine.rows import host_rows
 from tiny_models import answer, tiny_file, tiny_spec
 from torch_backends import MODELS, near, not_interpreted, same, torch_backend
 

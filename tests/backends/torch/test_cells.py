@@ -101,7 +101,7 @@ def test_cells_have_the_layout_of_the_native_backend(name, tokens, kv):
     cells = [begun(ours, tokens), begun(native, tokens)]
     data = [backend.read_cells(each.view(0)) for backend, each in zip((ours, native), cells, strict=True)]
     expected = text_logits(ReferenceBackend(tiny_file(name), tiny_spec(name), 64), tokens)[N:]
-    tolerance = 0.25 if kv == "q8" else 0.02
+    tolerance = 0.4 if kv == "q8" else 0.02
     ours.write_cells(cells[0].view(0), data[1])
     near(continued(ours, cells[0], tokens), expected, tolerance)
     native.write_cells(cells[1].view(0), data[0])

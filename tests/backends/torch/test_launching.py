@@ -127,3 +127,25 @@ def test_triton_launches_what_is_not_known(kernel, monkeypatch):
     for _ in range(2):
         launching.launch(kernel, (1,), torch.zeros(8), torch.zeros(8), 5, 0.5, WIDTH=8)
     assert [len(compiled.launches) for compiled in kernel.compiled] == [0, 0]
+
+
+def test_kernels_are_compiled_ahead_without_being_launched(kernel):
+    asked, x = [], torch.zeros(4)
+    kernel.warmup = lambda *args, grid, **constants: asked.append((grid, constants))
+    form = Form(kernel, {"WIDTH": 8})
+    with launching.compiling():
+        for _ in range(2):
+            form.launch((3,), x, x, 5, 0.5)
+        form.launch((3,), x, x, 16, 0.5)  # of which Triton makes another form
+    assert asked == [((3,), {"WIDTH": 8})] * 2
+    assert not kernel.compiled
+    form.launch((3,), x, x, 5, 0.5)
+    assert len(kernel.compiled) == 1
+
+
+def test_launches_are_launches_again_after_an_error(kernel):
+    form, x = Form(kernel, {"WIDTH": 8}), torch.zeros(4)
+    with pytest.raises(ZeroDivisionError), launching.compiling():
+        raise ZeroDivisionError
+    form.launch((3,), x, x, 5, 0.5)
+    assert len(kernel.compiled) == 1

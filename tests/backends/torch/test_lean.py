@@ -3,11 +3,8 @@
 import numpy as np
 import pytest
 
-from stretto.backends.batch import Decoding
 from stretto.backends.torch.device import has_triton, is_interpreting
-from stretto.cache.cells import Cells
-from stretto.engine.track import host_rows
-from tiny_models import answer, text_batch, tiny_file, tiny_spec
+from tiny_models import decoded_logits, tiny_file, tiny_spec
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 if not has_triton() or not (is_interpreting() or torch.cuda.is_available()):
@@ -23,21 +20,12 @@ def backend(name, exact):
     return TorchBackend(tiny_file(name), tiny_spec(name), 32, DEVICE, "f32", "high", exact=exact)
 
 
-def decoded(model, name):
-    """Logits of three decode steps behind a prompt."""
-    cells, tokens = Cells(32), answer(name, "tokens.0").tolist()
-    batch = text_batch(tokens[:4], 0)
-    batch.place(cells)
-    model.forward(batch)
-    steps = (Decoding(cells, [token], [0]) for token in tokens[4:7])
-    return np.concatenate([host_rows(model.forward(step)) for step in steps])
-
-
 @pytest.mark.parametrize("name", ["llama"] if is_interpreting() else ["llama", "qwen2", "qwen3"])
 def test_it_is_near_the_exact_way(name):
     fast = backend(name, exact=False)
     assert lean.is_plain(fast._open)
-    np.testing.assert_allclose(decoded(fast, name), decoded(backend(name, exact=True), name), atol=1e-4)
+    usual = backend(name, exact=True)
+    np.testing.assert_allclose(decoded_logits(fast, name), decoded_logits(usual, name), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen3moe", "lfm2"])

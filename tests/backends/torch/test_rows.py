@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
 from stretto.backends.torch.rows import RowSampler  # noqa: E402
-from stretto.engine.track import fetch_rows, host_rows  # noqa: E402
+from stretto.engine.rows import fetch_rows, host_rows  # noqa: E402
 
 N = 100
 

@@ -104,9 +104,9 @@ def test_a_failed_pass_is_forgotten():
     device, cells = planner(), Cells(2000)
     cells.place([1] * 40, list(range(40)), [(0,)] * 40)
     for _ in range(2):
-        step = Decoding(cells, [1], [0])
-        device.decode(step, 1)  # nothing runs
-        step.unplace(cells)
+        cells.hold()
+        device.decode(Decoding(cells, [1], [0]), 1)  # nothing runs
+        cells.rollback()
     device.forget()
     step = Decoding(cells, [1], [0])
     check(device.decode(step, 1), step, 2000)

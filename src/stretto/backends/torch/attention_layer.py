@@ -54,6 +54,7 @@ class AttentionLayer:
     def __call__(self, x: Tensor, run: Pass) -> Tensor:
         """dtype[n, n_embd]: what the layer adds, from normalised rows."""
         projected = product(x, self.projection, bias=self.bias)
+        run.prefetch(self.output)
         return product(self.attend(projected, run), self.output, bias=self.output_bias)
 
     def attend(self, projected: Tensor, run: Pass) -> Tensor:

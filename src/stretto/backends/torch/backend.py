@@ -143,8 +143,12 @@ class TorchBackend:
 
     def _run(self, batch: Batch) -> Tensor:
         """Final hidden states of the wanted rows."""
-        run = self._pass(batch)
-        hidden = self._open.run(run)
+        run, decoder = self._pass(batch), self._open
+        n = len(batch.wanted)
+        if n and run.probes is None and not run.watched:
+            size = len(batch).bit_length()  # tiles of products depend on it
+            self.steps.ahead.compile((size, n > 1), lambda: decoder.logits(decoder.run(run)[:n]))
+        hidden = decoder.run(run)
         if run.probes is not None:
             batch.received = _host(torch.stack(run.received).mean(dim=0))
         if run.watched:

@@ -10,7 +10,7 @@ from stretto.backends.torch.activations import activate
 from stretto.backends.torch.attention_layer import AttentionLayer
 from stretto.backends.torch.cells import DeviceCells
 from stretto.backends.torch.device import Tensor
-from stretto.backends.torch.feed_layer import feed_layer
+from stretto.backends.torch.feed_layer import DenseLayer, feed_layer
 from stretto.backends.torch.latent_layer import LatentLayer
 from stretto.backends.torch.matrix import product
 from stretto.backends.torch.passes import Pass
@@ -93,6 +93,8 @@ class DecoderLayer:
     def run(self, x: Residual, run: Pass) -> None:
         """Add to x what the layer makes of it."""
         layer, scale = self.layer, self.layer.residual_scale
+        if isinstance(self.mixer, AttentionLayer):
+            run.prefetch(self.mixer.projection)
         before = normed = x.normed(self.norm)
         if self.mixer is not None:
             x.add(self.mixer(normed, run), scale, self.post_norm)
@@ -101,6 +103,8 @@ class DecoderLayer:
             x.add(self.low_rank(normed))
             x.become(x.sum() * 0.5**0.5)
         if self.ffn is not None:
+            if isinstance(self.ffn, DenseLayer):
+                run.prefetch(self.ffn.inner)
             normed = before if layer.parallel else x.normed(self.ffn_norm)
             x.add(self.ffn(normed), scale, self.post_ffn_norm)
             x.become_normed(self.ffn_sum_norm)
@@ -169,6 +173,7 @@ class Decoder:
                 rows, vectors = run.vectors
                 width = self.spec.n_embd
                 residual.sum()[rows] += vectors[:, (i + 1) * width : (i + 2) * width]
+        run.prefetch(self.output)
         return residual.normed(self.output_norm)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:

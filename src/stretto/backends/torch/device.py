@@ -83,6 +83,17 @@ def multiprocessors(device: Any) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
+@lru_cache(maxsize=8)
+def is_hopper_or_newer(device: Any) -> bool:
+    """Whether a torch device is a GPU of compute capability 9.0 or more.
+
+    Those load tiles by descriptors, launch kernels before the one before has ended, and prefetch in bulk.
+    """
+    import torch
+
+    return device.type == "cuda" and bool(torch.cuda.get_device_capability(device) >= (9, 0))
+
+
 def version() -> str:
     """The libraries that compute, and the GPU: figures of others are not theirs."""
     from importlib.metadata import PackageNotFoundError

@@ -13,6 +13,11 @@ not called. Where this Triton is none that it was made for, and in the interpret
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import local
 from typing import Any
 
 import torch
@@ -20,6 +25,10 @@ import torch
 MOST_FORMS = 4096  # where there are more, a constant changes from launch to launch
 MOST_KEYS = 256  # of a form
 LEAST_INT32, MOST_INT32 = -(1 << 31), (1 << 31) - 1
+
+MOST_COMPILERS = 16  # threads; a kernel takes one for a second or two
+
+_STATE = local()  # of a thread: whether its launches only compile
 
 _FORMS: dict[tuple[Any, ...], Form] = {}  # by the kernel's id, names of constants and values; they hold it
 
@@ -39,12 +48,31 @@ def form_of(kernel: Any, **constants: Any) -> Form:
     return form
 
 
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Let this thread's launches compile kernels, several at a time, and compute nothing.
+
+    What they should have written is undefined. At the end all kernels are there; one that could not be
+    compiled says so when it is launched.
+    """
+    from triton.runtime._async_compile import AsyncCompileMode
+
+    _STATE.compiles = True
+    try:
+        n = min(MOST_COMPILERS, os.cpu_count() or 1)
+        with ThreadPoolExecutor(n) as threads, AsyncCompileMode(threads, ignore_errors=True):
+            yield
+    finally:
+        _STATE.compiles = False
+
+
 class Form:
     """A kernel with its constants, and its compiled forms by what arguments they are specialised for."""
 
     def __init__(self, kernel: Any, constants: dict[str, Any]) -> None:
         self.kernel, self.constants = kernel, constants
         self._compiled: dict[tuple[Any, ...], Launch] = {}
+        self._asked: set[tuple[Any, ...]] = set()  # to be compiled ahead
         self._driver: Any = None
         if _is_known(kernel):
             from triton.runtime.driver import driver
@@ -54,13 +82,20 @@ class Form:
 
     def launch(self, grid: tuple[int, ...], *args: Any) -> None:
         """Launch the kernel."""
+        only_compiles = getattr(_STATE, "compiles", False)
         if self._driver is None:
-            self.kernel[grid](*args, **self.constants)
+            if not only_compiles:
+                self.kernel[grid](*args, **self.constants)
             return
         active = self._driver.active
         device = active.get_current_device()
         key, values = self._specialize(device, args)
         found = None if key is None else self._compiled.get(key)
+        if only_compiles:
+            if key is not None and key not in self._asked:
+                self._asked.add(key)
+                self.kernel.warmup(*args, grid=grid, **self.constants)
+            return
         if found is not None:
             found.launch(grid, active.get_current_stream(device), values)
             return
@@ -132,8 +167,13 @@ class Launch:
 
 def _is_known(kernel: Any) -> bool:
     """Whether this is a kernel that Triton compiles, of a version with the launcher that is called here."""
-    import triton
     from triton.runtime.jit import JITFunction
 
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    return version == (3, 6) and isinstance(kernel, JITFunction) and not kernel.pre_run_hooks
+    return is_known_version() and isinstance(kernel, JITFunction) and not kernel.pre_run_hooks
+
+
+def is_known_version() -> bool:
+    """Whether this is the Triton whose launcher and compiler are called here."""
+    import triton
+
+    return tuple(int(part) for part in triton.__version__.split(".")[:2]) == (3, 6)

@@ -127,10 +127,6 @@ def pack(data: Tensor, fmt: Format, columns: int) -> Packed:
     )
 
 
-def _both(d: Tensor, least: Tensor) -> Tensor:
-    return torch.stack((d, least), -1).flatten(-2)
-
-
 def _pad(x: Tensor, rows: int, columns: int) -> Tensor:
     if x.shape == (rows, columns):
         return x

@@ -27,11 +27,22 @@ from stretto.weights.formats import Format
 def is_plain(decoder: Decoder) -> bool:
     """Whether all layers of a model can be run this way."""
     return (
-        decoder.streams is None
-        and decoder.per_layer is None
+        is_dense(decoder)
         and _is_rms(decoder.output_norm)
         and all(_is_plain_layer(layer) for layer in decoder.layers)
         and all(_is_lean(matrix, decoder.dtype) for matrix in _matrices(decoder))
+    )
+
+
+def is_dense(decoder: Decoder) -> bool:
+    """Whether all layers are attention and dense feed-forwards, and nothing beside them."""
+    return (
+        decoder.streams is None
+        and decoder.per_layer is None
+        and all(
+            isinstance(layer.mixer, AttentionLayer) and isinstance(layer.ffn, DenseLayer)
+            for layer in decoder.layers
+        )
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from stretto.backends.torch.device import is_hopper_or_newer
 from stretto.errors import StrettoError, Unsupported
 
 SOURCES = Path(__file__).parent / "kernels"
@@ -50,7 +51,7 @@ class Kernel:
     """A kernel on one device."""
 
     def __init__(self, cubin: bytes, name: str, device: Any) -> None:
-        self._device, self._early = device, torch.cuda.get_device_capability(device) >= (9, 0)
+        self._device, self._early = device, is_hopper_or_newer(device)
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._shared_bytes = FREE_SHARED_BYTES
         with torch.cuda.device(device):

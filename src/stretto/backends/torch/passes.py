@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from stretto.backends.torch.cells import DeviceCells
 from stretto.backends.torch.device import Tensor
+from stretto.backends.torch.matrix import Matrix
 from stretto.backends.torch.plan import Plan
+from stretto.backends.torch.prefetch import Prefetch
 from stretto.backends.torch.runs import Runs
 
 
@@ -25,6 +27,12 @@ class Pass:
     weights: list[list[Tensor]] = field(default_factory=list)  # of each such layer, of each watched row
     inputs: Tensor | None = None  # of each layer beside x: [n_layer, n, size]
     is_lean: bool = False  # kernels are launched early (lean.py)
+    ahead: Prefetch | None = None  # of a captured step of few rows
+
+    def prefetch(self, matrix: Matrix) -> None:
+        """Say that this matrix is multiplied next, after kernels that leave the memory idle."""
+        if self.ahead is not None:
+            self.ahead(matrix)
 
     @property
     def tokens(self) -> Tensor:

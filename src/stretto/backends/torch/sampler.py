@@ -29,7 +29,6 @@ Mask = NDArray[np.uint32]
 ROW = Struct("<qddQQqffii")
 CANDIDATES = 1024  # that one program can hold
 ALIGNMENT = 16  # bytes, of rows: they are read in vectors
-ENTRY_WORDS = 5
 SELECT_WARPS = 8
 WIDE = -9  # a row that `select` leaves to others
 MAX_TOP_K = (1 << 31) - 1

@@ -19,6 +19,7 @@ from stretto.backends.torch.scoring import Scoring
 
 FEW_ROWS = 16  # of a pass, whose items are too few for all multiprocessors
 LEAST = 16  # rows and columns of a product
+LEAST_PAIRS = 32  # of values of 8 bits: with 16, some tiles gave wrong sums (Triton 3.6)
 COUNTERS = 1 << 20  # by row, K/V head and tile of heads
 PROGRAMS = 8  # a multiprocessor, where items are more than that
 
@@ -119,14 +120,12 @@ class Call:
         self.stored = k.element_size()
         if self.stored == 1:  # pairs of numbers
             d1, d2 = pieces(size // 2)
-            e1 = e2 = max(power_of_two(value_size // 2), LEAST)
+            e1 = e2 = max(power_of_two(value_size // 2), LEAST_PAIRS)
             self.width = 2 * (d1 + d2)
         else:
             (d1, d2), (e1, e2) = pieces(size), pieces(value_size)
             self.width = d1 + d2
         tied = k.data_ptr() == v.data_ptr() and d1 == e1 and value_size == e1 * (2 if self.stored == 1 else 1)
-        # Four warps gave wrong sums of 16 pairs of values (Triton 3.6).
-        self.narrow = self.stored == 1 and e1 == LEAST
         slots = max(1, work.n_slots) * heads
         mixes, sums = (q.new_empty(slots * each, dtype=torch.float32) for each in (value_size, 2))
         counters = (
@@ -155,8 +154,6 @@ class Call:
     ) -> None:
         """Compute items of one kind."""
         tile = tile or tile_of(items.block, self.group, self.width, self.stored, self.n, self.deep)
-        if self.narrow and items.block == PROMPT_ROWS:
-            tile = replace(tile, warps=8)
         kind = items.block, self.width, self.stored, self.device, tile
         tile = _FITTING.get(kind, tile)
         while True:

@@ -5,14 +5,12 @@ the rows first and loads tiles by tensor descriptors. Both sum K in `PARTS` part
 order: 1 of plain weights, as many as packed products have of widened ones.
 """
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from stretto.backends.torch.device import is_interpreting
+from stretto.backends.torch.device import is_hopper_or_newer, is_interpreting
 from stretto.backends.torch.kernels.early import await_inputs, early_options
 from stretto.backends.torch.kernels.epilogue import activate, finish, gate
 from stretto.backends.torch.launching import launch
@@ -158,14 +156,8 @@ def has_descriptors(x, w, parts, part):
         and x.data_ptr() % 16 == 0
         and w.data_ptr() % 16 == 0
         and not is_interpreting()
-        and major(x.device) >= 9
+        and is_hopper_or_newer(x.device)
     )
-
-
-@lru_cache(maxsize=8)
-def major(device):
-    """The first number of the device's compute capability."""
-    return torch.cuda.get_device_capability(device)[0]
 
 
 def run_few(x, w, out, bias, act, gated, parts, part, tile):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
-from stretto.backends.torch.device import is_interpreting
+from stretto.backends.torch.device import is_hopper_or_newer, is_interpreting
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -30,8 +29,6 @@ def await_inputs(EARLY: tl.constexpr):
 @lru_cache(maxsize=8)
 def early_options(device: Any) -> dict[str, bool]:
     """Options of a launch: EARLY, and Triton's own where the device can launch kernels early."""
-    if device.type != "cuda" or not HAS_PDL or is_interpreting():
-        return {"EARLY": False}
-    if torch.cuda.get_device_capability(device) < (9, 0):
+    if not HAS_PDL or is_interpreting() or not is_hopper_or_newer(device):
         return {"EARLY": False}
     return {"EARLY": True, "launch_pdl": True}

@@ -1,0 +1,53 @@
+"""Hints for the weights of the next product: what is asked for, and that results do not depend on it."""
+
+import numpy as np
+import pytest
+
+from stretto.weights.formats import Format
+from tiny_models import decoded_logits, tiny_file, tiny_spec
+
+torch = pytest.importorskip("torch", reason="torch is an extra")
+
+from stretto.backends.torch import prefetch  # noqa: E402
+from stretto.backends.torch.backend import TorchBackend  # noqa: E402
+from stretto.backends.torch.device import is_hopper_or_newer  # noqa: E402
+from stretto.backends.torch.layouts import pack  # noqa: E402
+from stretto.backends.torch.matrix import Dense, Matrix  # noqa: E402
+
+
+def dense(rows, columns, dtype=torch.bfloat16):
+    weight = torch.zeros(rows, columns, dtype=dtype)
+    return Matrix(columns, dtype, (Dense(weight),), (Format.BF16,))
+
+
+def asked(matrix):
+    return [(n, stride, size) for _, n, stride, size in prefetch.hints(matrix)]
+
+
+def test_all_of_a_small_matrix_is_asked_for():
+    assert asked(dense(96, 64)) == [(96, 128, 128)]
+
+
+def test_the_beginning_of_each_row_of_a_large_one(monkeypatch):
+    monkeypatch.setattr(prefetch, "HINT_BYTES", 1000)
+    ((n, stride, size),) = asked(dense(10, 256))
+    assert (n, stride, size) == (10, 512, 96)  # 1,000 bytes of ten rows, in units of 16
+    assert n * size <= prefetch.HINT_BYTES
+
+
+def test_rows_that_no_hint_can_be_given_for_are_left_out():
+    assert asked(dense(8, 60)) == []  # 120 bytes are no multiple of 16
+    blocks = torch.zeros(32, 2 * 18, dtype=torch.uint8)
+    assert asked(Matrix(64, torch.bfloat16, (pack(blocks, Format.Q4_0, 64),), (Format.Q4_0,))) == []
+
+
+def test_a_cpu_gets_no_hints():
+    assert not is_hopper_or_newer(torch.device("cpu"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs of steps need a GPU")
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe"])
+def test_results_do_not_depend_on_hints(name):
+    models = [TorchBackend(tiny_file(name), tiny_spec(name), 32, "cuda", "f16", "standard") for _ in range(2)]
+    models[0].steps._prefetches = False
+    np.testing.assert_array_equal(decoded_logits(models[0], name), decoded_logits(models[1], name))
