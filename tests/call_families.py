@@ -277,6 +277,22 @@ FAMILIES = {
         '<invoke name="now">\n</invoke>\n</minimax:tool_call>',
         user=("<minimax:tool_call>", "</minimax:tool_call>"),
     ),
+    "minimax m3": Family(
+        _turns(
+            _each(
+                "]<]minimax[>[<invoke name=\"{{ f.name }}\">{% for k, v in f.arguments | items %}"
+                "]<]minimax[>[<{{ k }}>{{ v }}]<]minimax[>[</{{ k }}>{% endfor %}]<]minimax[>[</invoke>\n",
+                "]<]minimax[>[<tool_call>\n",
+                after="]<]minimax[>[</tool_call>",
+            )
+        )
+        + "{# <mm:think> </mm:think> #}",
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="now">]<]minimax[>[<town>Oslo]<]minimax[>[</town>'
+        ']<]minimax[>[</invoke>\n]<]minimax[>[<invoke name="now">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>',
+        specials=("]<]minimax[>[",),
+        user=("<mm:think>", "</mm:think>"),
+        thinks=("<mm:think>", "</mm:think>"),
+    ),
     "seed": Family(
         _turns(
             _each(

@@ -4,7 +4,7 @@ import numpy as np
 
 from stretto.backends.batch import Batch
 from stretto.cache.cells import Cells
-from stretto.engine.track import host_rows
+from stretto.engine.rows import host_rows
 from stretto.llm import LLM
 from stretto.testing import byte_tokenizer
 

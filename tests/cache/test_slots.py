@@ -53,14 +53,17 @@ class AgainstTexts(RuleBasedStateMachine):
             with pytest.raises(CacheFull):
                 batch.place(self.cells)
             return
+        self.cells.hold()
         batch.place(self.cells)
         assert self.slots.n_free == free - needed
         placed = batch.placement.slots.tolist()
         self.carry_out(batch.moves, zip(placed, batch.positions.tolist(), batch.tokens.tolist(), strict=True))
-        if fails:
+        if not fails:
+            self.cells.commit()
+        else:
             for slot in placed:
                 self.contents[slot] = "spoilt"
-            batch.unplace(self.cells)
+            self.cells.rollback()
             assert all(self.slots.position(sequence) <= self.cells.end(sequence) for sequence in texts)
 
     @rule(sequences=st.lists(SEQUENCES, min_size=1, max_size=3, unique=True), token=st.integers(0, 1))

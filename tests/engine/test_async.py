@@ -9,6 +9,7 @@ import pytest
 
 from stretto import Limits
 from stretto.errors import InvalidRequest, QueueFull
+from stretto.llm.making import new_batch
 from stretto.testing import mock_llm
 
 
@@ -246,6 +247,30 @@ def test_asyncio_and_threads_together(llm):
     assert texts == ["xxxx"] * 40
     assert [result.text for result in results] == ["xxxx"] * 8
     assert free_soon(llm)
+
+
+def test_requests_are_made_while_another_thread_steps(llm):
+    """A prompt, and each of its `n` texts, waited for a step of the others before."""
+    engine, made = llm._engine, []
+
+    def work():
+        made.extend(new_batch(engine, ["p", "q"], {"n": 4}))
+
+    thread = threading.Thread(target=work)
+    with engine.lock:  # as a step does
+        thread.start()
+        thread.join(60)
+        assert [len(branches.requests) for branches in made] == [4, 4]
+        for branches in made:
+            for request in branches.requests:
+                request.cancel()
+
+
+def test_tracks_are_added_while_others_are_looked_through(llm):
+    tracks = llm._engine.runner.tracks
+    kept = [llm.sequence("a"), llm.sequence("b")]
+    kept += [llm.sequence("c") for _ in tracks.values()]
+    assert len(list(tracks.values())) == len(kept) == 4
 
 
 def test_the_thread_ends_with_the_model():

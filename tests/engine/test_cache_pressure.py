@@ -14,6 +14,7 @@ import pytest
 from pressure import BURST, WEIGHTS, Thread, World
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_threads", "n_bursts"), [(1, 20), (4, 40)])
 def test_a_small_cache_under_pressure(tmp_path, n_threads, n_bursts):
     seed = int(os.environ.get("STRETTO_PRESSURE_SEED") or time.time_ns() % 1_000_000)

@@ -197,8 +197,8 @@ def test_ctrl_c_between_the_pass_and_its_logits_leaves_nobody_behind():
     next(other), next(mine)
     compute = llm._engine.runner._compute
 
-    def interrupt(batch):
-        compute(batch)
+    def interrupt(*given):
+        compute(*given)
         raise KeyboardInterrupt
 
     llm._engine.runner._compute = interrupt

@@ -39,6 +39,49 @@ def test_ignore_eos_goes_on():
     assert (result.text, result.tokens, result.finish_reason) == ("AB", [65, END_ID, 66], "length")
 
 
+def test_min_tokens_excludes_end_tokens_until_there_are_so_many():
+    script = [65, END_ID, 66, END_ID]
+
+    def wants_end(seen):
+        return script[len(seen) - 1]
+
+    assert generate(wants_end).tokens == [65]
+    result = generate(wants_end, min_tokens=3)
+    assert result.tokens[0] == 65
+    assert END_ID not in result.tokens
+    assert (len(result.tokens), result.finish_reason) == (3, "stop")
+
+
+def test_stop_strings_end_nothing_before_min_tokens():
+    assert generate("abcabcabc", stop="bc").text == "a"
+    result = generate("abcabcabc", stop="bc", min_tokens=4)
+    assert (result.text, result.stop_reason) == ("abca", "bc")
+    result = generate("abcabcabc", stop="bc", min_tokens=5)  # one that began before may end behind
+    assert (result.text, result.stop_reason) == ("abca", "bc")
+    assert generate("abcabcabc", stop="bc", min_tokens=7).text == "abcabca"
+
+
+@pytest.mark.parametrize("options", [{"max_tokens": 2}, {"loop": "fused"}, {"beams": 2}])
+def test_min_tokens_is_checked(options):
+    options = {"temperature": None, **options} if "beams" in options else options
+    with pytest.raises(InvalidRequest, match="min_tokens"):
+        mock_llm("Hi").generate("p", min_tokens=3, **{k: v for k, v in options.items() if v is not None})
+
+
+def test_the_stop_may_be_part_of_the_text():
+    result = generate("Hello world", stop="lo w", include_stop=True)
+    assert (result.text, result.stop_reason) == ("Hello w", "lo w")
+    result = generate("Hello world", stop_tokens=[ord("o")], stop="ozz", include_stop=True)
+    assert (result.text, result.tokens, result.stop_reason) == ("Hello", list(b"Hell"), ord("o"))
+    assert generate("Hello", include_stop=True).text == "Hello"  # an end token without text
+
+
+def test_special_tokens_are_part_of_the_text_if_wanted():
+    assert generate([65, END_ID, 66], ignore_eos=True, max_tokens=3, special=True).text == f"A{END}B"
+    assert generate([65, 66, END_ID], special=True).text == "AB"
+    assert generate([65, 66, END_ID], special=True, include_stop=True).text == f"AB{END}"
+
+
 def test_max_tokens():
     result = generate("Hello", max_tokens=3)
     assert (result.text, result.finish_reason, result.stop_reason) == ("Hel", "length", None)
@@ -314,6 +357,26 @@ def test_logprobs():
     assert first.logprob == pytest.approx(np.log(0.5), abs=1e-5)
     assert [(top.token, round(float(np.exp(top.logprob)), 4)) for top in first.top] == [(65, 0.5), (66, 0.3)]
     assert generate(script, max_tokens=2).logprobs is None
+
+
+def test_logprobs_after_the_samplers():
+    def script(seen):
+        row = np.full(258, -30.0, np.float32)
+        row[[65, 66, 67]] = np.log([0.5, 0.3, 0.2])
+        return row
+
+    def tops(**options):
+        result = mock_llm(script).generate("x", max_tokens=1, logprobs=3, sampled_logprobs=True, **options)
+        (token,) = result.logprobs
+        chances = {top.token: round(float(np.exp(top.logprob)), 4) for top in token.top}
+        assert chances[token.id] == pytest.approx(np.exp(token.logprob), abs=1e-4)
+        return chances
+
+    assert tops(temperature=1, top_k=2, top_p=1, min_p=0) == {65: 0.625, 66: 0.375}
+    assert tops(temperature=1, top_k=0, top_p=0.6, min_p=0) == {65: 0.625, 66: 0.375}
+    assert tops(temperature=0.5, top_k=2, top_p=1, min_p=0) == {65: 0.7353, 66: 0.2647}
+    assert tops(temperature=1, logit_bias={65: float("-inf")}, top_p=1) == {66: 0.6, 67: 0.4}
+    assert tops(temperature=0) == {65: 1.0}
 
 
 def test_timings_and_seed_are_told():

@@ -1,9 +1,15 @@
-"""Exceptions that come from outside, as Ctrl-C does, at every byte code of the cache and of a step."""
+"""Exceptions that come from outside, as Ctrl-C does, at every byte code of the cache and of a step.
+
+Long operations are interrupted at every n-th place, from another one in each run. Repeat a failure with the
+seed that it printed, STRETTO_INTERRUPT_SEED=…; STRETTO_INTERRUPT_STEP=1 interrupts everywhere, for minutes.
+"""
 
 import dis
+import os
 import signal
 import subprocess
 import sys
+import time
 from functools import cache
 from itertools import count
 
@@ -56,8 +62,13 @@ class Interrupt:
 
 
 def interrupted_everywhere(make, act, check, step=1):
-    """Run `act(make())` with an interrupt at each place in turn, and `check` what is left; how many."""
-    for n in count(1, step):
+    """Run `act(make())` with an interrupt at each `step`-th place, and `check` what is left; how many."""
+    seed = int(os.environ.get("STRETTO_INTERRUPT_SEED") or time.time_ns() % 1_000_000)
+    step = int(os.environ.get("STRETTO_INTERRUPT_STEP") or step)
+    print(f"STRETTO_INTERRUPT_SEED={seed}")  # shown if it fails
+    with Interrupt(sys.maxsize):  # Python 3.12 traces no byte codes the first time
+        act(make())
+    for n in count(1 + seed % step, step):
         made, interrupt = make(), Interrupt(n)
         try:
             with interrupt:
@@ -182,6 +193,33 @@ def test_no_cell_is_lost_when_generating_is_interrupted():
     assert (llm.cells.n_free, llm.metrics.running, llm.metrics.waiting) == (64, 0, 0)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_no_cell_is_lost_when_a_fork_or_a_cut_is_interrupted():
+    llm = mock_llm("abcdefgh", cells=64)
+
+    def act(sequence):
+        sequence.fork().close()
+        sequence.truncate(1)
+
+    def check(sequence):
+        llm.cells.check()
+        assert sequence.tokens in ([97, 98, 99], [97])
+        cells = llm._engine.cells
+        placed = cells.tokens[cells.view(sequence.id)].tolist()
+        assert placed == sequence.tokens[: len(placed)]
+        sequence.close()
+        llm.cells.check()
+
+    def make():
+        sequence = llm.sequence("abc")
+        assert sequence.logits is not None  # computed: all of its tokens have cells
+        return sequence
+
+    assert interrupted_everywhere(make, act, check) > 200
+    llm.cache.clear()
+    assert llm.cells.n_free == 64
+
+
 def test_the_prefix_cache_never_has_cells_that_were_not_computed():
     llm = mock_llm(lambda seen: ord("a") + len(seen) % 26, cells=64)
     fresh = mock_llm(lambda seen: ord("a") + len(seen) % 26, cells=64, prefix_cache=False)
@@ -246,4 +284,4 @@ def test_the_test_itself_interrupts():
         hits.append(np.array(1))
 
     interrupted_everywhere(filled, act, lambda cells: None)
-    assert len(hits) == 1  # all runs but the last were cut short
+    assert len(hits) == 2  # all runs but the first, which no one interrupts, and the last were cut short

@@ -7,7 +7,9 @@ import pytest
 
 from stretto import Limits
 from stretto.engine.limits import Pace
+from stretto.engine.sharing import RowCosts
 from stretto.errors import InvalidRequest, QueueFull
+from stretto.llm.making import new_batch
 from stretto.testing import mock_llm
 
 
@@ -59,6 +61,171 @@ def test_pace_learns():
     pace.learn(100, 0.3)
     assert pace.tokens_in(40) == 20
     assert pace.tokens_in(1) == Pace.MIN_TOKENS
+
+
+def linear(seconds):
+    """Costs of rows that take so long each."""
+    costs = RowCosts()
+    for n_rows in (1, 2, 4, 8, 16, 32):
+        costs.learn(n_rows, n_rows * seconds)
+    return costs
+
+
+def test_row_costs_learn():
+    costs = RowCosts()
+    assert costs.rows_beside(2) > 1000  # nothing is known
+    costs.learn(2, 0.010)
+    assert costs.rows_beside(2) > 1000
+    costs.learn(12, 0.040)
+    assert costs.rows_beside(1) == costs.rows_beside(2) == 5  # 19 ms, by what is known
+    costs.learn(6, 0.014)
+    assert costs.rows_beside(2) == 8
+    costs.learn(6, 1.0)  # a stall
+    assert costs.rows_beside(2) == 7
+    assert costs.rows_beside(12) > 1000
+    costs.learn(
+        3, 1.0
+    )  # the first of three rows: no more than three times what one of two takes, or than six
+    assert costs.rows_beside(2) == 7
+    assert linear(0.010).rows_beside(2) == 4
+    assert linear(0.0001).rows_beside(2) > 1000  # steps are short
+
+
+def test_many_texts_of_a_call_take_turns_beside_others():
+    """A lone text is in every step, which the 16 of another call may make twice as slow and no more."""
+    llm = mock_llm(endless, cells=4096)
+    scheduler = llm._engine.scheduler
+    scheduler.row_costs = linear(0.010)
+    scheduler.row_costs.learn = lambda n, seconds: None
+    alone = [result.tokens for result in llm.generate("b", n=16, max_tokens=8, seed=5)]
+    assert max(widths(llm)) == 16
+    many = [*llm.generate(["a", "b"], n=16, max_tokens=8, seed=5)]
+    assert max(widths(llm)) == 32  # one call
+
+    llm.backend.batches.clear()
+    engine = llm._engine
+    (branches,) = new_batch(engine, ["b"], {"n": 16, "max_tokens": 8, "seed": 5})
+    engine.add(branches.requests[0])
+    engine.step()
+    lone = llm.stream("c", max_tokens=6, temperature=0)
+    assert lone.result.text == "xxxxxx"
+    assert max(widths(llm)[1:]) == 4
+    lengths = [len(request.output.tokens) for request in branches.requests]
+    assert max(lengths) - min(lengths) <= 1  # they keep in step
+    engine.step_until(lambda: all(request.finished for request in branches.requests))
+    assert [result.tokens for result in branches.results()] == alone
+    assert [result.tokens for result in many[1]] == alone
+    llm.cells.check()
+
+
+def test_calls_of_the_same_size_are_not_cut():
+    llm = mock_llm(endless, cells=4096)
+    engine = llm._engine
+    engine.scheduler.row_costs = linear(0.010)
+    calls = [new_batch(engine, ["b"], {"n": 8, "max_tokens": 4})[0].requests for _ in range(3)]
+    for requests in calls:
+        engine.add(requests[0])
+    engine.step_until(lambda: all(request.finished for requests in calls for request in requests))
+    assert max(widths(llm)) == 24
+
+
+def branched(engine, prompts, **options):
+    """The requests of a call that has been queued, those of the first prompt first."""
+    branches = new_batch(engine, prompts, {"temperature": 0, **options})
+    engine.add(*(one.requests[0] for one in branches))
+    return [request for one in branches for request in one.requests]
+
+
+def begun(requests):
+    return [request for request in requests if request.output.has_tokens]
+
+
+def test_a_call_that_fills_all_places_keeps_no_other_out():
+    """A later text begins with the next step, before prompts of a large call; the pass grows no wider."""
+    llm = mock_llm(endless, cells=4096, limits=Limits(max_running=4))
+    engine = llm._engine
+    many = branched(engine, [*"abcdefghij"], max_tokens=6)
+    engine.step()
+    assert begun(many) == many[:4]
+    (lone,) = branched(engine, ["z"], max_tokens=3)
+    engine.step()
+    assert begun([lone]) == [lone]
+    assert begun(many) == many[:4]
+    engine.step_until(lambda: lone.finished)
+    assert begun(many) == many[:4]
+    engine.step_until(lambda: all(request.finished for request in many))
+    assert [request.result().text for request in (*many, lone)] == ["x" * 6] * 10 + ["xxx"]
+    assert max(widths(llm)) == 4
+    assert llm.metrics.preempted == 0
+    llm.cells.check()
+
+
+def test_a_small_call_overtakes_large_ones_that_wait():
+    """Four calls of 16 texts run and others wait: a text of a later call begins with the next step."""
+    llm = mock_llm(endless, cells=4096)
+    engine = llm._engine
+    alone = [result.tokens for result in llm.generate("b", n=16, max_tokens=8, seed=5)]
+    calls = [branched(engine, ["b"], n=16, max_tokens=8, seed=5, temperature=1.0) for _ in range(6)]
+    engine.step(), engine.step()
+    assert [len(begun(requests)) for requests in calls] == [16, 16, 16, 16, 0, 0]
+    (lone,) = branched(engine, ["z"], max_tokens=3)
+    for n_tokens in (1, 2, 3):
+        engine.step()
+        assert len(lone.output.tokens) == n_tokens
+    assert lone.finished
+    assert begun(calls[4]) == []
+    engine.step_until(lambda: all(request.finished for requests in calls for request in requests))
+    for requests in calls:
+        assert [request.output.tokens for request in requests] == alone
+    assert max(widths(llm)) == 64
+    llm.cells.check()
+
+
+def test_single_texts_do_not_keep_a_large_call_out():
+    """They pass it while an older call has the places it needs, and do not count when that ends."""
+    llm = mock_llm(endless, cells=4096, limits=Limits(max_running=4))
+    engine = llm._engine
+    first = branched(engine, ["a"], n=4, max_tokens=8)
+    engine.step()
+    large = branched(engine, ["b"], n=3, max_tokens=2)
+    singles = [branched(engine, [letter], max_tokens=40)[0] for letter in "cdefghij"]
+    engine.step()
+    assert begun(singles) == singles[:3]
+    engine.step_until(lambda: all(request.finished for request in first))
+    engine.step()
+    assert begun(large) == large
+    assert begun(singles) == singles[:3]
+    engine.step_until(lambda: all(request.finished for request in (*large, *singles)))
+    assert max(widths(llm)) == 5  # one of each call: the last of the first, the large one, and three singles
+
+
+def test_no_request_passes_one_of_a_higher_priority():
+    llm = mock_llm(endless, cells=4096, limits=Limits(max_running=4))
+    engine = llm._engine
+    first = branched(engine, ["a"], n=4, max_tokens=8)
+    engine.step()
+    large = branched(engine, ["b"], n=3, max_tokens=2, priority=1)
+    (single,) = branched(engine, ["c"], max_tokens=2)
+    while not any(request.finished for request in first):
+        assert begun([*large, single]) == []
+        engine.step()
+    engine.step_until(lambda: single.finished and all(request.finished for request in large))
+
+
+def test_under_pressure_the_largest_call_is_preempted_first():
+    llm = mock_llm(endless, cells=64, prefix_cache=False)
+    engine = llm._engine
+    many = branched(engine, [*"abcd"], max_tokens=20)
+    engine.step()
+    (lone,) = branched(engine, ["z"], max_tokens=15)
+    engine.step()
+    while not lone.finished:
+        assert lone in engine.scheduler.running
+        engine.step()
+    assert llm.metrics.preempted > 0
+    engine.step_until(lambda: all(request.finished for request in many))
+    assert [request.result().text for request in (*many, lone)] == ["x" * 20] * 4 + ["x" * 15]
+    llm.cells.check()
 
 
 def test_first_come_first_served_with_priorities():
@@ -155,6 +322,26 @@ def test_max_running_and_step_limits_hold():
 def test_wrong_limits(options):
     with pytest.raises(InvalidRequest, match=next(iter(options))):
         Limits(**options)
+
+
+def test_a_thread_that_steps_lets_others_add_their_requests(monkeypatch):
+    """It released the lock and took it again at once: others often waited until it was done."""
+    llm, free = mock_llm(endless), []
+    lock = llm._engine.lock
+
+    def try_lock():
+        if found := lock.acquire(blocking=False):
+            lock.release()
+        free.append(found)
+
+    def hand_over():
+        thread = threading.Thread(target=try_lock)
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(llm._engine.arrivals, "hand_over", hand_over)
+    llm.generate("a", max_tokens=5, temperature=0)
+    assert free == [True] * 5
 
 
 def test_eight_threads_on_one_engine():

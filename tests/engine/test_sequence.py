@@ -266,7 +266,7 @@ def test_score():
     assert scores == pytest.approx([high, high, high - 3], abs=1e-5)
     assert llm.cache.stats().held == 0
     assert llm.score(list(b"ab" * 512)).shape == (1023,)
-    with pytest.raises(ContextOverflow, match="the text has 1026 tokens and the context 1024"):
+    with pytest.raises(ContextOverflow, match="the text has 1026 tokens and the context 1024; shorten it"):
         llm.score(list(b"ab" * 513))
     for wrong in ("a", [], [1, 999], None):
         with pytest.raises(InvalidRequest):

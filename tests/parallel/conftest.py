@@ -3,7 +3,7 @@
 import pytest
 
 import stretto
-from stretto.backends.native import NativeBackend
+from stretto.backends import native
 from stretto.models import read_spec
 from stretto.weights.gguf import GGUF
 
@@ -18,6 +18,6 @@ def llm(smollm2_path):
 def again(smollm2_path):
     """Another copy, by one thread, to compute runs again."""
     file = GGUF(smollm2_path)
-    backend = NativeBackend(file, read_spec(file), 512, 1)
+    backend = native.NativeBackend(file, read_spec(file), 512, 1)  # or another one in its place
     yield backend
     backend.close()

@@ -8,7 +8,7 @@ from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
-from stretto.engine.track import host_rows
+from stretto.engine.rows import host_rows
 from stretto.models import read_spec
 from stretto.weights.gguf import GGUF
 from stretto.weights.writer import write_gguf
@@ -33,6 +33,12 @@ def test_threshold_1_is_greedy(llm, mode):
             for token, rows in zip(run.tokens, found, strict=False):
                 plain.append(token)
                 same(rows[0], plain.logits)
+
+
+def test_the_first_documented_call_shows_sets(llm):
+    run = llm.parallel("My favourite colour is", max_tokens=20)
+    assert run.brackets.startswith(" blue[./,]")
+    assert run.parallel_share >= 0.1
 
 
 def test_runs_and_requests_share_a_batch(llm, monkeypatch):

@@ -108,7 +108,7 @@ def test_what_a_hook_changes_is_what_the_set_is_taken_from(llm):
     assert run.steps[0].edges == [pytest.approx([0.3])]  # edges are the model's own
     assert llm.parallel("x", hooks=[Bias({ord("c"): 9.0})], max_tokens=1).brackets == "c"
     assert llm.parallel("x", hooks=[Force([ord("c"), ord("z")])], max_tokens=3).brackets == "czd"
-    assert llm.parallel("x", hooks=[NoRepeat(1), Ban([ord("e")])]).brackets == "[a/b]df[h/i]"
+    assert llm.parallel("x", hooks=[NoRepeat(1), Ban([ord("e")])]).brackets == "[a/b]d[f/g][h/i]"
     with llm.sequence("x") as other:
         guided = llm.parallel("x", hooks=[Guidance(other, scale=1.0)])
         assert guided.brackets == "[a/b]d[e/f][h/i]"
@@ -134,7 +134,7 @@ def test_a_hook_for_several_runs_and_requests_at_once(llm):
     hook = Together([ord("b"), ord("e")])
     request = llm.stream("x", temperature=0, hooks=[hook])
     runs = llm.parallel(["x", "yx"], hooks=[hook])
-    assert [run.brackets for run in runs] == ["adf[h/i]"] * 2
+    assert [run.brackets for run in runs] == ["ad[f/g][h/i]"] * 2
     assert request.result.text == "adfh"
     assert calls[1] == ((3, 258), ["xa", "xa", "yxa"])
     watcher = Watcher(top=2)
@@ -148,7 +148,7 @@ def test_native_hooks(llm):
         logits[97 if n == 1 else 101] = -np.inf
 
     run = llm.parallel("x", hooks=[NativeHook(forbid)])
-    assert run.brackets == llm.parallel("x", hooks=[Ban([97, 101])]).brackets == "[b/c]df[h/i]"
+    assert run.brackets == llm.parallel("x", hooks=[Ban([97, 101])]).brackets == "[b/c]d[f/g][h/i]"
 
 
 @pytest.mark.parametrize(

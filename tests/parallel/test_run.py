@@ -46,6 +46,11 @@ def test_ways_to_show_it():
     assert run.usage.completion_tokens == 3
 
 
+def test_the_default_threshold_keeps_a_sixth_and_drops_a_seventh():
+    llm = mock_llm(says({"a": 0.7, "b": 1 / 6, "c": 0.3 - 1 / 6}))
+    assert llm.parallel("x", max_tokens=1).brackets == "[a/b]"
+
+
 def test_brackets_in_the_text():
     assert mock_llm(says({"]": 0.5, "/": 0.5}, {"[": 1.0})).parallel("x").brackets == r"[\//\]]\["
 

@@ -28,7 +28,7 @@ from stretto.cache.changes import CellChanges
 from stretto.cache.checks import MAX_POSITION, check_id, check_integers, check_members, check_range
 from stretto.cache.state import CellState
 from stretto.cache.views import View, follow_up_each
-from stretto.errors import CacheFull, InvalidRequest
+from stretto.errors import InvalidRequest
 
 Ints = NDArray[np.int32]
 
@@ -104,23 +104,7 @@ class Cells(CellState):
 
     def changes(self, since: int = 0) -> CellChanges:
         """Columns of the cells that changed after a version; of all cells in use if that is not known."""
-        complete = not self.log.knows_since(since)
-        chosen = np.flatnonzero(self.shares if complete else self.log.cells > since).astype(np.int32)
-        stamps = self.log.sequences
-        return CellChanges(
-            version=self.log.version,
-            complete=complete,
-            cells=chosen,
-            positions=self.positions[chosen],
-            tokens=self.tokens[chosen],
-            shares=self.shares[chosen],
-            sequences={
-                sequence: view.cells.copy()
-                for sequence, view in self.views.items()
-                if complete or stamps[sequence] > since
-            },
-            removed=[] if complete else self.log.removed_since(since),
-        )
+        return self.log.since(since, self.positions, self.tokens, self.shares, self.views)
 
     # -- changing --
 
@@ -144,7 +128,7 @@ class Cells(CellState):
                 view = self.views.get(sequence)
                 edit.note(sequence, view, view is not None and view.last[0] >= first)
         self._edit = edit
-        taken = self._take(n)
+        taken = self._free.take(n)
         cells = np.array(taken, np.int32)
         if n <= FEW_CELLS:  # for a few, going through them is faster than three indexed stores
             for cell, position, token, members in zip(taken, places, ids, sets, strict=True):
@@ -183,7 +167,7 @@ class Cells(CellState):
         edit = self._begin()
         edit.note_appended(sequences, [self.views.get(sequence) for sequence in sequences])
         self._edit = edit
-        taken, log = self._take(len(tokens)), self.log
+        taken, log = self._free.take(len(tokens)), self.log
         log.version = version = log.version + 1
         if len(taken) > FEW_CELLS:
             views = [self.views.get(sequence) or self._view(sequence) for sequence in sequences]
@@ -217,7 +201,7 @@ class Cells(CellState):
         edit = self._begin()
         edit.note_appended([sequence], [self.views.get(sequence)])
         self._edit = edit
-        taken, view = self._take(n), self._view(sequence)
+        taken, view = self._free.take(n), self._view(sequence)
         if self.lags is not None:
             self.lags[taken] = self.lags[view.cells[-1]] if view else 0
         for cell in taken:  # they are few: indexed stores take longer
@@ -344,19 +328,6 @@ class Cells(CellState):
 
     # -- within --
 
-    def _take(self, n: int) -> list[int]:
-        """Free cells, low ones first; all or none."""
-        if n > len(self._free):
-            raise CacheFull(
-                f"{n} cells are needed and {len(self._free)} of {self.n_cells} are free; "
-                "close sequences, or load the model with more cells",
-                n_needed=n,
-                n_free=len(self._free),
-            )
-        taken = self._free[: -n - 1 : -1]
-        del self._free[len(self._free) - n :]
-        return taken
-
     def _view(self, sequence: int) -> View:
         view = self.views.get(sequence)
         if view is None:
@@ -391,7 +362,7 @@ class Cells(CellState):
         freed = cells[self.shares[cells] == 0]
         self.positions[freed] = -1
         self.tokens[freed] = -1
-        self._free.extend(np.sort(freed)[::-1].tolist())
+        self._free.give_back(freed)
         self._end()
         return len(freed)
 

@@ -7,11 +7,13 @@ columns of just those, copied in microseconds.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stretto.cache.views import View
 
 Ints = NDArray[np.int32]
 
@@ -69,11 +71,32 @@ class ChangeLog:
         self.sequences = dict.fromkeys(sequences, version)
         self._removed.clear()
 
+    def since(
+        self, version: int, positions: Ints, tokens: Ints, shares: Ints, views: Mapping[int, View]
+    ) -> CellChanges:
+        """The changes of a table after a version; all cells in use if they are not known."""
+        complete = not self.knows_since(version)
+        chosen = np.flatnonzero(shares if complete else self.cells > version).astype(np.int32)
+        return CellChanges(
+            version=self.version,
+            complete=complete,
+            cells=chosen,
+            positions=positions[chosen],
+            tokens=tokens[chosen],
+            shares=shares[chosen],
+            sequences={
+                sequence: view.cells.copy()
+                for sequence, view in views.items()
+                if complete or self.sequences[sequence] > version
+            },
+            removed=[] if complete else self._removed_since(version),
+        )
+
     def knows_since(self, since: int) -> bool:
         """Whether all changes since a version are known."""
         return self._forgotten <= since <= self.version and since > 0
 
-    def removed_since(self, since: int) -> list[int]:
+    def _removed_since(self, since: int) -> list[int]:
         """Sequences that have lost their last cell, and not got another one."""
         removed = {sequence for version, sequence in self._removed if version > since}
         return sorted(removed - self.sequences.keys())

@@ -19,30 +19,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
+from stretto.cache.slot_state import SlotState, change
 from stretto.errors import CacheFull, Unsupported
 
 Group = tuple[Sequence[int], int]  # sequences that share a state, and the position that they advance to
-
-Args = ParamSpec("Args")
-Result = TypeVar("Result")
-
-
-def _change(method: Callable[Concatenate[Slots, Args], Result]) -> Callable[Concatenate[Slots, Args], Result]:
-    """A method that leaves a note if an exception that it does not raise itself ends it."""
-
-    @wraps(method)
-    def noted(self: Slots, /, *args: Args.args, **options: Args.kwargs) -> Result:
-        self.is_interrupted = True
-        result = method(self, *args, **options)
-        self.is_interrupted = False
-        return result
-
-    return noted
 
 
 @dataclass(frozen=True)
@@ -55,27 +39,11 @@ class Moves:
     cleared: list[int] = field(default_factory=list)  # of sequences that have no state yet
 
 
-class Slots:
+class Slots(SlotState):
     """A fixed number of slots and the sequences that use them.
 
     `positions` has an entry for every slot: how many tokens its state sums up, −1 where it is free.
     """
-
-    def __init__(self, n_slots: int, max_checkpoints: int = 0, kind: str = "recurrent") -> None:
-        self.n_slots = n_slots
-        self.max_checkpoints = max_checkpoints  # that stay beside the states of sequences in use
-        self.kind = kind  # of the layers, for messages
-        self.positions = [-1] * n_slots
-        self.members: list[set[int]] = [set() for _ in range(n_slots)]
-        self.views: dict[int, list[int]] = {}  # the slots of each sequence, in order of position
-        self.parked: set[int] = set()  # sequences that may lose their states
-        self._free = list(range(n_slots - 1, -1, -1))  # a stack; low slots are handed out first
-        self._marked: set[int] = set()  # to stay as checkpoints
-        self._pins: dict[int, set[int]] = {}  # slots that a sequence may have to return to
-        self._used = [0] * n_slots  # when each was last taken or shared
-        self._clock = 0
-        self.is_interrupted = False  # in a change that came to no end
-        self.has_changed = False  # whether there may be more checkpoints since this was last set to False
 
     def __repr__(self) -> str:
         return f"<Slots: {self.n_used} of {self.n_slots} used by {len(self.views)} sequences>"
@@ -197,7 +165,7 @@ class Slots:
         self.is_interrupted = False
         return slot
 
-    @_change
+    @change
     def settle(self, sequence: int, position: int) -> None:
         """Note that a sequence's state, which is its alone, stands at another position than was planned."""
         view = self.views[sequence]
@@ -207,7 +175,7 @@ class Slots:
             self._leave(sequence, view.pop())
             self._drop_if_empty(sequence)
 
-    @_change
+    @change
     def copy(self, source: int, target: int, stop: int | None = None) -> None:
         """Put the slots of `source` at positions up to `stop` also into `target`, where it has none."""
         if source == target:
@@ -225,7 +193,7 @@ class Slots:
         if mine:
             self.views[target] = mine
 
-    @_change
+    @change
     def cut(self, sequence: int, position: int = 0) -> None:
         """Take a sequence out of its slots behind a position; without one, out of all of them."""
         view = self.views.get(sequence)
@@ -239,7 +207,7 @@ class Slots:
         if slot is not None and self.max_checkpoints:
             self._marked.add(slot)
 
-    @_change
+    @change
     def pin(self, sequence: int) -> int | None:
         """Keep a sequence's state, whatever comes, until `unpin`; return its slot."""
         slot = self.state(sequence)
@@ -247,7 +215,7 @@ class Slots:
             self._pins.setdefault(slot, set()).add(sequence)
         return slot
 
-    @_change
+    @change
     def unpin(self, sequence: int, slot: int) -> None:
         """Undo `pin`; the state goes, unless it is the sequence's last or is to stay."""
         self._unpin(sequence, slot)
@@ -262,7 +230,7 @@ class Slots:
         self._used[slot] = self._clock
         self.has_changed = True
 
-    @_change
+    @change
     def evict(self, slot: int, keep: Collection[int] = ()) -> list[int]:
         """Take all sequences but `keep` out of a slot; return those whose state it was."""
         lost = []
@@ -313,48 +281,6 @@ class Slots:
             raise self.unsupported(
                 "removing tokens from the middle", "truncate the sequence and append what should follow"
             )
-
-    def check(self) -> None:
-        """Raise `RuntimeError` if the table contradicts itself anywhere."""
-        members: list[set[int]] = [set() for _ in range(self.n_slots)]
-        for sequence, view in self.views.items():
-            places = [self.positions[slot] for slot in view]
-            if not view or places != sorted(set(places)) or places[0] <= 0:
-                raise RuntimeError(f"sequence {sequence} has slots at positions {places}")
-            for slot in view:
-                members[slot].add(sequence)
-        if members != self.members:
-            raise RuntimeError("the sets of sequences are not those of the slots")
-        free = {slot for slot in range(self.n_slots) if not members[slot]}
-        if len(self._free) != len(free) or free != set(self._free):
-            raise RuntimeError("the free slots are not those without a sequence")
-        if any((self.positions[slot] == -1) != (slot in free) for slot in range(self.n_slots)):
-            raise RuntimeError("positions must be −1 in free slots and only there")
-        if (self._marked | set(self._pins)) & free or not self.parked <= set(self.views):
-            raise RuntimeError("a free slot is marked or pinned, or a sequence without slots is parked")
-
-    def repair(self) -> None:
-        """Count anew all that follows from the sequences' slots and their positions."""
-        members: list[set[int]] = [set() for _ in range(self.n_slots)]
-        for sequence, view in list(self.views.items()):
-            kept: list[int] = []
-            for slot in view:
-                if self.positions[slot] > (self.positions[kept[-1]] if kept else 0):
-                    kept.append(slot)
-                    members[slot].add(sequence)
-            if kept:
-                self.views[sequence] = kept
-            else:
-                del self.views[sequence]
-        self.members = members
-        self.positions = [at if members[slot] else -1 for slot, at in enumerate(self.positions)]
-        self._free = [slot for slot in range(self.n_slots - 1, -1, -1) if not members[slot]]
-        self._marked = {slot for slot in self._marked if members[slot]}
-        pins = {slot: pinned & members[slot] for slot, pinned in self._pins.items()}
-        self._pins = {slot: pinned for slot, pinned in pins.items() if pinned}
-        self.parked &= self.views.keys()
-        self.has_changed = True
-        self.is_interrupted = False
 
     # -- within --
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from stretto.cache.changes import ChangeLog
 from stretto.cache.edits import Edit
+from stretto.cache.free import FreeCells
 from stretto.cache.slots import Slots
 from stretto.cache.views import View
 from stretto.errors import InvalidRequest
@@ -37,7 +38,7 @@ class CellState:
         self.lags: Ints | None = None  # how far rotated positions are behind (cache/lags.py), if any are
         self.log = ChangeLog(n_cells)
         self._edit: Edit | None = None  # that is under way, or was interrupted
-        self._free = list(range(n_cells - 1, -1, -1))  # a stack; low cells are handed out first
+        self._free = FreeCells(n_cells)
 
     # -- edits that are interrupted --
 
@@ -106,7 +107,7 @@ class CellState:
         self.shares[:] = shares
         free = shares == 0
         self.positions[free] = self.tokens[free] = -1
-        self._free = np.flatnonzero(free)[::-1].tolist()
+        self._free.reset(free)
         self.log.forget(self.views)
 
     @contextmanager

@@ -8,6 +8,7 @@ within one step, and its cells are free.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
@@ -117,39 +118,40 @@ async def start(
     worker: Worker,
     make: Callable[[], list[list[Request[Any]]]],
     news: News,
-    prepare: Callable[[], None] = lambda: None,
 ) -> list[list[Request[Any]]]:
     """Make groups of requests in a thread and queue the first of each, which starts the others.
 
-    `news` is told whenever any of them has something new. `prepare` is called before, in the same thread:
-    while requests are being made, those that run make room for them.
+    `news` is told whenever any of them has something new.
     """
     made: list[list[Request[Any]]] = []
+    held: list[weakref.ref[Request[Any]]] = []  # `made` would be a cycle: requests know `news` by `notify`
 
-    def forget(task: asyncio.Future[None] | None = None) -> None:
-        if task is not None and not task.cancelled():
+    def forget(task: asyncio.Future[None]) -> None:
+        if not task.cancelled():
             task.exception()  # retrieved here, or asyncio would log it
-        for group in made:
-            for request in group:
+        abandon()
+
+    def abandon() -> None:
+        for reference in held:
+            if (request := reference()) is not None:
                 request.abandon()
 
     def notify() -> None:
         worker.tell(news)
 
     def work() -> None:
-        prepare()
-        with worker.arriving():
-            made.extend(make())
-            for group in made:
-                for request in group:
-                    request.set_notify(notify)
-            try:
-                worker.add(made)
-            except BaseException:
-                worker.cancel(made)
-                raise
+        made.extend(make())
+        for group in made:
+            for request in group:
+                request.set_notify(notify)
+                held.append(weakref.ref(request))
+        try:
+            worker.add(made)
+        except BaseException:
+            worker.cancel(made)
+            raise
 
-    news.forget = forget
+    news.forget = abandon
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         await asyncio.shield(task)

@@ -13,7 +13,7 @@ LOCK_HANDOFF_SECONDS = 0.002  # between two steps, at most
 
 
 class Arrivals:
-    """Counts the threads that are making requests; `interrupt` ends a fused loop early for them."""
+    """Counts the threads that are adding requests; `interrupt` ends a fused loop early for them."""
 
     def __init__(self) -> None:
         self._changed = forking.condition()
@@ -22,7 +22,7 @@ class Arrivals:
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
-        """Requests are being made. That needs the engine's lock, which a thread that releases it and takes
+        """Requests are being added. That needs the engine's lock, which a thread that releases it and takes
         it again at once would win race after race."""
         with self._changed:
             self._n += 1

@@ -112,7 +112,7 @@ class Branches:
 def new_text(engine: Engine, prompt: Prompt, params: RequestParams) -> Request[PlainDecoder]:
     """A request for one text. A sequence as prompt is continued, and has the text when that has ended."""
     if isinstance(prompt, Sequence):
-        with engine.lock:
+        with engine.arrivals.arriving(), engine.lock:
             track = track_in(engine, prompt)
             check_prompt(engine, track.position, params)
             check_same_salt(track, params)
@@ -135,7 +135,7 @@ def new_branches(engine: Engine, prompt: Prompt, params: RequestParams, how: Bra
         return Branches([new_text(engine, prompt, params)], how)
     seed = RandomStream(params.seed).seed  # one for all, and an index for each
     if isinstance(prompt, Sequence):
-        with engine.lock:
+        with engine.arrivals.arriving(), engine.lock:
             track = track_in(engine, prompt)
             check_prompt(engine, track.position, params)
             check_same_salt(track, params)
@@ -237,7 +237,7 @@ def _constraint(engine: Engine, track: Track, params: RequestParams) -> Constrai
 def _output(engine: Engine, track: Track, params: RequestParams, exact: bool) -> TextOutput:
     """The output of a text; with `continues` it has read the tokens that the answer begins with."""
     n, reasoning = len(track.tokens) - params.continues, _reasoning(engine, params)
-    detokenizer = engine.tokenizer.detokenizer(after=track.tokens[n - 1], exact=exact)
+    detokenizer = engine.tokenizer.detokenizer(params.special, after=track.tokens[n - 1], exact=exact)
     thoughts = None if reasoning is None else Thoughts(reasoning, track.tokens[:n])
     for token in track.tokens[n:]:
         if thoughts is None:

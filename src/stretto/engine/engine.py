@@ -24,13 +24,14 @@ from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.encoding import Encoding
 from stretto.engine.events import StepEvents
 from stretto.engine.hooks import run_hooks
-from stretto.engine.lane import Lane
 from stretto.engine.limits import Limits
 from stretto.engine.metrics import Metrics
+from stretto.engine.persistent_batch import PersistentBatch
+from stretto.engine.plan import Plan
 from stretto.engine.reads import Reads
 from stretto.engine.request import Request
 from stretto.engine.runner import Runner
-from stretto.engine.scheduler import Plan, Scheduler
+from stretto.engine.scheduler import Scheduler
 from stretto.engine.track import Track
 from stretto.errors import CacheFull, InvalidRequest
 from stretto.structured import Compiler
@@ -71,7 +72,7 @@ class Engine:
         self._gains_ahead = backend.capabilities.ahead
         self._device = backend if isinstance(backend, Prepares) else None  # samples many rows at once
         self._samples = backend if isinstance(backend, SamplesRows) and backend.samples_rows else None
-        self._lane: Lane | None = None  # the running requests, while all of them just sample on a device
+        self._batch: PersistentBatch | None = None  # of all running requests, while they just sample
         self._in_step = False
         self._n_steps = self._n_waiting = 0
         self._stepped = forking.condition()  # notified after every step
@@ -79,7 +80,7 @@ class Engine:
 
     @property
     def backend(self) -> Backend:
-        """What runs the model."""
+        """The backend that runs the model."""
         return self.runner.backend
 
     @property
@@ -120,13 +121,18 @@ class Engine:
             scheduler.sweep()
         else:
             scheduler.check_deadlines()
-        n_tokens = 0 if self._samples is None else self._run_lane(self._samples)
+        n_tokens = 0 if self._samples is None else self._run_batch(self._samples)
         if not n_tokens:
             plan = scheduler.plan()
             if plan.missing_cells or plan.missing_slots:
                 self._relieve(plan)
                 return
+            run_begun = time.monotonic()
             n_tokens = self._run(plan)
+            if not plan.only_decodes:
+                for request in scheduler.running:
+                    if request.prompt_steps is not None:
+                        request.note_prompt(run_begun)
             ready, hooked = scheduler.ready()
             alone = len(ready) == 1 and len(scheduler.running) == 1
             if not (alone and self._run_ahead(ready[0])):
@@ -166,27 +172,29 @@ class Engine:
             n_tokens += runner.run(plan.hidden, hidden=True)
         if n_tokens:
             scheduler.pace.learn(n_tokens, metrics.forward - forward)
-            metrics.width.add(n_tokens)
+            if plan.only_decodes:
+                scheduler.row_costs.learn(n_tokens, metrics.forward - forward)
+            metrics.count_pass(n_tokens, len(plan.work) + len(plan.hidden))
         return n_tokens
 
-    def _run_lane(self, device: SamplesRows) -> int:
-        """Run and take a step of requests that just sample; 0 if it needs a plan."""
-        scheduler, lane = self.scheduler, self._lane
+    def _run_batch(self, device: SamplesRows) -> int:
+        """Run and take a step of the persistent batch; 0 if the step needs a plan."""
+        scheduler, batch = self.scheduler, self._batch
         running, states = scheduler.running, self.runner.states
         room = min(scheduler.limits.tokens_per_step, self.cells.n_free)
         if states is not None:
             room = min(room, states.slots.n_free)
-        is_same = lane is not None and lane.running is running and lane.n == len(running) and not lane.is_over
+        is_same = batch is not None and not batch.is_over and batch.is_of(running)
         if not is_same or scheduler.waiting or self.encoding.is_busy or len(running) > room:
-            if lane is not None:
-                lane.catch_up()
+            if batch is not None:
+                batch.catch_up()
             can_be = not scheduler.waiting and not self.encoding.is_busy
-            self._lane = lane = Lane.of(running, room) if can_be else None
-        if lane is None:
+            self._batch = batch = PersistentBatch.of(running, room) if can_be else None
+        if batch is None:
             return 0
-        lane.step(self.runner, device)
-        self.metrics.width.add(lane.n)
-        return lane.n
+        batch.step(self.runner, device)
+        self.metrics.count_pass(batch.n, batch.n)
+        return batch.n
 
     def _take(self, ready: list[AnyRequest], hooked: list[AnyRequest]) -> None:
         """Run the hooks of requests whose logits are there, and let each take its tokens."""
@@ -287,6 +295,7 @@ class Engine:
                         self.step()
                 finally:
                     self.lock.release()
+                self.arrivals.hand_over()
             else:
                 with self._stepped:
                     self._n_waiting += 1

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stretto.engine.request import Request
-from stretto.engine.track import Row, fetch_rows
+from stretto.engine.rows import Row, fetch_rows
 from stretto.sampling.hooks import HookRow
 
 Call = tuple[Request[Any], Row, list[int]]  # a request, a row of logits, the tokens before it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from stretto.engine.branch import Branches
 from stretto.engine.news import News
 from stretto.engine.progress import Progress, progress_of
 from stretto.engine.request import Request
-from stretto.engine.types import Result, Token
+from stretto.engine.types import PromptStep, Result, Token
 from stretto.engine.worker import Worker
 
 
@@ -34,12 +35,13 @@ class AsyncTexts:
         self._branches: list[Branches] = []
         self._requests: list[Request[Any]] = []
         self._news: News | None = None
+        self.follows_prompts = False  # lists may be empty then: `prompt_steps` has something new
 
     async def start(self) -> None:
         """Make the requests and queue them, all or none. Iterating does it too."""
         if self._news is None:
             self._news = News()
-            made = await start(self._worker, self._begin, self._news, self._prepare)
+            made = await start(self._worker, self._begin, self._news)
             self._requests = [request for group in made for request in group]
 
     @property
@@ -48,11 +50,12 @@ class AsyncTexts:
         firsts = [branches.requests[0] for branches in self._branches]
         return progress_of(self._requests, firsts) if self._requests else None
 
-    def _prepare(self) -> None:
-        self._prompts = [prompt() if callable(prompt) else prompt for prompt in self._prompts]
-
     def _begin(self) -> list[list[Request[Any]]]:
+        self._prompts = [prompt() if callable(prompt) else prompt for prompt in self._prompts]
         self._branches = self._make(self._prompts)
+        if self.follows_prompts:
+            for branches in self._branches:
+                branches.requests[0].prompt_steps = deque()
         return [branches.requests for branches in self._branches]
 
     def __aiter__(self) -> AsyncIterator[list[tuple[int, Token]]]:
@@ -64,6 +67,8 @@ class AsyncTexts:
         assert self._news is not None
         try:
             while not (found := self._take()):
+                if any(request.prompt_steps for request in self._requests):
+                    return []
                 if all(request.finished and not request.output.events for request in self._requests):
                     self._check()
                     raise StopAsyncIteration
@@ -81,6 +86,14 @@ class AsyncTexts:
             # The last one is handed out when the request has really ended, and its result is there.
             while events and (events[0].finish_reason is None or request.finished):
                 found.append((index, events.popleft()))
+        return found
+
+    def prompt_steps(self) -> list[tuple[int, PromptStep]]:
+        """How far prompts are computed, with the index of the first text of each; each step once."""
+        found: list[tuple[int, PromptStep]] = []
+        for index, request in enumerate(self._requests):
+            while request.prompt_steps:
+                found.append((index, request.prompt_steps.popleft()))
         return found
 
     def _check(self) -> None:

@@ -98,7 +98,10 @@ class Metrics:
     - `waiting`, `running`: requests now; `threads` that the backend uses
     - `slots` of recurrent states, how many are used, and the bytes of each; 0 without recurrent layers
     - `steps`; `prompt_tokens` and `decoded_tokens` that were computed; `cached_tokens` that were not
-    - `drafted_tokens` of speculative decoding (`draft=`), and how many of them were accepted
+    - `longest`: tokens of the longest text that was generated, with its prompt; `pass_requests`: texts in
+      forward passes, summed up over them; `short_prompts`: prompts of which one token was computed, which
+      counts among `decoded_tokens`
+    - `drafts` of speculative decoding (`draft=`), their tokens, and how many of these were accepted
     - `forward`, `encoding` (of images), `sampling`, `python`: where the time of the steps went;
       `forward_cpu`: processor time of the thread that steps, in the backend
     - `first_token`, `between_tokens`: latencies of requests; `width`: tokens in a forward pass
@@ -119,6 +122,10 @@ class Metrics:
     prompt_tokens: int = 0
     decoded_tokens: int = 0
     cached_tokens: int = 0
+    longest: int = 0
+    pass_requests: int = 0
+    short_prompts: int = 0
+    drafts: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     forward: float = 0.0
@@ -129,6 +136,11 @@ class Metrics:
     first_token: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     between_tokens: Histogram = field(default_factory=lambda: Histogram(SECONDS))
     width: Histogram = field(default_factory=lambda: Histogram(WIDTHS))
+
+    def count_pass(self, n_tokens: int, n_texts: int) -> None:
+        """Count a forward pass with tokens of some texts."""
+        self.width.add(n_tokens)
+        self.pass_requests += n_texts
 
     def counts(self) -> Counts:
         """The counters that rates and latencies are made of."""

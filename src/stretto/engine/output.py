@@ -107,12 +107,21 @@ class TextOutput(Output[Token]):
         asked = self._params.scored or self._params.logprobs
         return self.score / self.n_sampled if asked and self.n_sampled else None
 
+    def push(self, token: int) -> str:
+        """The text of a token that is part of the answer."""
+        if self.thoughts is None:
+            return self.detokenizer.push(token)
+        return self.thoughts.push(token, self.detokenizer)
+
     def check(self, text: str) -> tuple[str, Ending | None]:
         """Look for stops in new text; return what of it may be shown, and why the text ends here if so."""
+        if len(self.tokens) < self._params.min_tokens:
+            return self.matcher.pass_by(text), None
         if self._params.stop:
             text = self.matcher.push(text)
             if self.matcher.matched is not None:
-                return text, Ending("stop", self.matcher.matched)
+                stop = self.matcher.matched
+                return text + stop if self._params.include_stop else text, Ending("stop", stop)
         if self._params.stop_functions:
             whole = self.text + text
             if any(stop(whole) for stop in self._params.stop_functions):

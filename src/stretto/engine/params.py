@@ -53,8 +53,12 @@ class Keywords(SamplingOptions, total=False):
     stop: Stop | Iterable[Stop]
     stop_tokens: Iterable[int]
     ignore_eos: bool
+    min_tokens: int
+    include_stop: bool
+    special: bool
     timeout: float | None
     logprobs: int
+    sampled_logprobs: bool
     hooks: Iterable[Hook]
     grammar: Grammar | Mapping[str, Any] | None
     callback: Callback | None
@@ -91,8 +95,12 @@ class RequestParams:
     stop_functions: tuple[Callable[[str], bool], ...] = ()
     stop_tokens: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    include_stop: bool = False
+    special: bool = False
     timeout: float | None = None
     logprobs: int = 0
+    sampled_logprobs: bool = False
     hooks: tuple[Hook, ...] = ()
     grammar: Grammar | Compiled | None = None
     callback: Callback | None = None
@@ -160,6 +168,13 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
         check_integer("max_tokens", rest["max_tokens"], 1, 1 << 31)
     if rest.get("timeout") is not None:
         check_number("timeout", rest["timeout"], 0.0, 1e9, open_low=True)
+    check_integer("min_tokens", rest.get("min_tokens", 0), 0, 1 << 31)
+    if rest.get("max_tokens") is not None and rest.get("min_tokens", 0) > rest["max_tokens"]:
+        raise InvalidRequest(
+            f"min_tokens is {rest['min_tokens']}, which is more than max_tokens={rest['max_tokens']}",
+            param="min_tokens",
+            value=rest["min_tokens"],
+        )
     check_integer("priority", rest.get("priority", 0), -(1 << 31), 1 << 31)
     check_integer("keep", rest.get("keep", 0), 0, 1 << 31)
     check_integer("continues", rest.get("continues", 0), 0, 1 << 31)
@@ -178,7 +193,7 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
     if rest.get("seed") is not None:
         check_integer("seed", rest["seed"], 0, (1 << 64) - 1)
     check_integer("logprobs", rest.get("logprobs", 0), 0, MAX_LOGPROBS)
-    for name in ("ignore_eos", "reasoning"):
+    for name in ("ignore_eos", "include_stop", "special", "reasoning", "sampled_logprobs"):
         if not isinstance(rest.get(name, False), bool):
             raise InvalidRequest(
                 f"{name} must be True or False, not {rest[name]!r}", param=name, value=rest[name]

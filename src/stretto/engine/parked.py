@@ -119,6 +119,23 @@ class ParkedSequences:
             runner.cells.copy(track.id, parked, 0, len(items))
             return Pin(runner, runner.prefixes.park(parked, items, pins=1, domain=track.domain), len(items))
 
+    def forget(self, tokens: list[int], *, cache_salt: str | None = None) -> int:
+        """Free the cells of parked sequences that begin with `tokens`, or that `tokens` begins with.
+
+        Cells that others share, and those of pinned sequences, stay. Returns how many cells are free again.
+        """
+        runner, text = self._engine.runner, tuple(tokens)
+        with self._engine.lock:
+            self._engine.scheduler.sweep()
+            runner.tidy()
+            n_free = runner.cells.n_free
+            for entry in list(runner.prefixes.entries()):
+                n = min(len(entry.items), len(text))
+                is_same = entry.domain == Domain(salt=cache_salt) and entry.items[:n] == text[:n]
+                if is_same and not entry.pins:
+                    runner.prefixes.drop(entry)
+            return runner.cells.n_free - n_free
+
     def clear(self) -> None:
         """Free all parked cells that are not pinned."""
         with self._engine.lock:

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from stretto.backends.base import POOLINGS, Activates, Batch, Head, Pooling, Projects
 from stretto.engine.adapters import adapter_parts
 from stretto.engine.borrowed import Borrower
-from stretto.engine.decoders.passes import EmbedPass, MeasurePass, Pass, ScorePass, normalized
+from stretto.engine.decoders.passes import EmbedPass, MeasurePass, Pass, ScorePass, StatesPass, normalized
 from stretto.engine.engine import Engine
 from stretto.engine.request import Request
+from stretto.engine.runner import Runner
 from stretto.engine.sequence import Sequence, prepare, track_in
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
 from stretto.sampling.rng import RandomStream
@@ -53,18 +54,21 @@ def measure_request(
 
 
 def _check_scorable(engine: Engine, tokens: list[int]) -> None:
-    runner = engine.runner
     if len(tokens) < 2:
         raise InvalidRequest(f"a text of at least 2 tokens can be scored, not of {len(tokens)}", param="text")
+    _check_fits(engine.runner, tokens, "the text")
+    if any(type(token) is not int for token in tokens):
+        raise Unsupported("texts with images are not scored; use a sequence and its logits")
+
+
+def _check_fits(runner: Runner, tokens: list[int], name: str) -> None:
     if len(tokens) > runner.context_length:
         raise ContextOverflow(
-            f"the text has {len(tokens)} tokens and the context {runner.context_length}",
+            f"{name} has {len(tokens)} tokens and the context {runner.context_length}; shorten it",
             n_tokens=len(tokens),
             limit=runner.context_length,
             param="text",
         )
-    if any(type(token) is not int for token in tokens):
-        raise Unsupported("texts with images are not scored; use a sequence and its logits")
 
 
 def activations_of(
@@ -128,22 +132,27 @@ def embed_request(
     runner = engine.runner
     if not isinstance(normalize, bool):
         raise InvalidRequest(f"normalize must be True or False, not {normalize!r}", param="normalize")
-    runner.backend.capabilities.require("hidden", runner.backend.name)
+    _check_texts(runner, texts)
     if head.projections and not isinstance(runner.backend, Projects):
         raise Unsupported(
             f"the {runner.backend.name} backend has no matrices behind the pooling; backend='native' has"
         )
+    return Request(EmbedPass(runner, texts, head, normalize, types), runner.metrics)
+
+
+def states_request(engine: Engine, texts: list[list[int]]) -> Request[StatesPass]:
+    """The final hidden states of the tokens of each text: a list of float32[n_tokens, n_embd]."""
+    _check_texts(engine.runner, texts)
+    return Request(StatesPass(engine.runner, texts), engine.runner.metrics)
+
+
+def _check_texts(runner: Runner, texts: list[list[int]]) -> None:
+    """Raise unless the backend gives hidden states, and the texts fit into the context."""
+    runner.backend.capabilities.require("hidden", runner.backend.name)
     for number, text in enumerate(texts):
         if not text:
             raise InvalidRequest(f"text {number} is empty; give at least one token", param="text")
-        if len(text) > runner.context_length:
-            raise ContextOverflow(
-                f"text {number} has {len(text)} tokens and the context {runner.context_length}; shorten it",
-                n_tokens=len(text),
-                limit=runner.context_length,
-                param="text",
-            )
-    return Request(EmbedPass(runner, texts, head, normalize, types), runner.metrics)
+        _check_fits(runner, text, f"text {number}")
 
 
 def complete(engine: Engine, request: Request[Any]) -> Any:
@@ -184,4 +193,5 @@ __all__ = [
     "measure_request",
     "normalized",
     "score_request",
+    "states_request",
 ]

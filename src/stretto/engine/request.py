@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, Generic, TypeVar
@@ -11,7 +12,7 @@ from stretto.engine.decoders.base import Decoder
 from stretto.engine.metrics import Metrics
 from stretto.engine.output import Ending
 from stretto.engine.track import Source
-from stretto.engine.types import FinishReason
+from stretto.engine.types import FinishReason, PromptStep
 from stretto.errors import Cancelled, InvalidRequest
 
 D = TypeVar("D", bound=Decoder)
@@ -45,6 +46,7 @@ class Request(Generic[D]):
         self.decoder = decoder
         self.output = decoder.output
         self.number = decoder.number = next(_numbers)  # the order of arrival
+        self.call = self.number  # the same for all requests of a call, once they are queued
         self.order = (-float("inf") if urgent else -priority, self.number)  # in the queue
         self.urgent = urgent  # it goes first and counts for no limit: a caller computes a sequence
         self.deadline = None if timeout is None else time.monotonic() + timeout
@@ -53,6 +55,8 @@ class Request(Generic[D]):
         self.abandoned = False  # cancelled from elsewhere; the next step ends it
         self.queued = False  # the engine has taken it on
         self.single_steps = False  # its reader steps the engine, and waits for each token
+        self.prompt_steps: deque[PromptStep] | None = None  # those not taken, if the reader wants them
+        self._prompt_step: PromptStep | None = None  # the last one
         self.changes = Changes()  # the scheduler's, once it is queued
         self.siblings: list[Request[Any]] = []
         self.start_sibling: Callable[[Request[Any], Request[Any]], None] | None = None
@@ -92,6 +96,20 @@ class Request(Generic[D]):
     def set_notify(self, notify: Callable[[], None]) -> None:
         """Have `notify` called whenever something new has come."""
         self.output.notify = notify
+
+    def note_prompt(self, begun: float) -> None:
+        """Note how much of the prompt has been computed after a step, which began then, for the reader."""
+        last, steps, track = self._prompt_step, self.prompt_steps, self.sources[0].track
+        total = track.n_prompt
+        if steps is None or not track.n_placed or (last is not None and last.processed == total):
+            return
+        now = time.monotonic()
+        if last is None:
+            steps.append(PromptStep(total, track.n_cached, track.n_cached, begun))
+        self._prompt_step = PromptStep(total, track.n_cached, min(track.n_placed, total), now)
+        steps.append(self._prompt_step)
+        if self.output.notify is not None:
+            self.output.notify()
 
     def spawn(self) -> list[Request[Any]]:
         """Start the siblings: the prompt has been computed, and each gets a fork of it."""

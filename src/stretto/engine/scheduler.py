@@ -3,8 +3,10 @@
 Requests wait in order of priority, then of arrival. One is admitted when its prompt fits into the cells that
 are free or can be evicted; from then on it is in every pass. Requests that decode get their token first;
 prompts share what is left of the pass, the oldest first, in pieces small enough that no decoding request
-waits for longer than `max_step_ms`. When the cells run out, the youngest request is preempted: it goes back
-to the queue and later goes on from what is left of its cells.
+waits for longer than `max_step_ms`. Where one call has many texts beside those of others, its texts may take
+turns, and smaller calls begin before the rest of them (`sharing.py`). When the cells run out, the youngest
+request of the largest call is preempted: it goes back to the queue and later goes on from what is left of its
+cells.
 
 The scheduler plans and changes nothing but its own queue; the engine applies the plan.
 """
@@ -12,64 +14,23 @@ The scheduler plans and changes nothing but its own queue; the engine applies th
 from __future__ import annotations
 
 from bisect import insort
-from typing import Any
+from collections import Counter
+from itertools import islice
 
 from stretto.cache.radix import common
 from stretto.engine.decoders.base import Decoder
 from stretto.engine.encoding import Encoding
 from stretto.engine.limits import Limits, Pace
-from stretto.engine.request import Changes, Request
+from stretto.engine.plan import AnyRequest, Plan
+from stretto.engine.request import Changes
 from stretto.engine.runner import Match, Runner, Work
+from stretto.engine.sharing import Places, RowCosts, shared_rows
 from stretto.engine.states import States
 from stretto.engine.track import Source, Track
 from stretto.errors import QueueFull
 
 MIN_SHARED_TOKENS = 32  # a common prefix at least this long is worth waiting for
 GROWTH_CELLS = 16  # that every running request should find free
-
-AnyRequest = Request[Any]
-
-
-class Plan:
-    """One step, before anything is done.
-
-    - `admitted`: requests that start, each track with the prefix that it can share
-    - `redo`: sources whose last token is computed again, as an interrupted step left them without logits
-    - `copies`: (from, to): preempted hypotheses of one search share cells again
-    - `work`: the tokens of the forward pass; `hidden`: those of a pass for final hidden states
-    - `only_decodes`: each source of `work` has just its last token pending, behind its last cell
-    - `waiting_for_images`: tracks that have images among their pending tokens
-    - `blocked`: no request can go on before an image is encoded
-    - `missing_cells`, `missing_slots`: more than can be made free; then `victim` has to go, the rest waits
-    """
-
-    __slots__ = (
-        "admitted",
-        "blocked",
-        "claimed",
-        "copies",
-        "hidden",
-        "missing_cells",
-        "missing_slots",
-        "only_decodes",
-        "redo",
-        "victim",
-        "waiting_for_images",
-        "work",
-    )
-
-    def __init__(self) -> None:
-        self.admitted: list[tuple[AnyRequest, list[tuple[Track, Match]]]] = []
-        self.redo: list[Source] = []
-        self.copies: list[tuple[Track, Track]] = []
-        self.work: list[Work] = []
-        self.hidden: list[Work] = []
-        self.waiting_for_images: list[Track] = []
-        self.only_decodes = False
-        self.blocked = False
-        self.missing_cells = self.missing_slots = 0
-        self.claimed: list[Match] = []  # prefixes that cannot be evicted for them
-        self.victim: AnyRequest | None = None
 
 
 class Scheduler:
@@ -80,6 +41,7 @@ class Scheduler:
         self._encoding = encoding
         self.limits = limits
         self.pace = Pace()
+        self.row_costs = RowCosts()
         self.waiting: list[AnyRequest] = []
         self.running: list[AnyRequest] = []
         self.changes = Changes()
@@ -110,6 +72,7 @@ class Scheduler:
         for request in requests:
             insort(self.waiting, request, key=_order)
             for one in (request, *request.siblings):
+                one.call = requests[0].number
                 one.queued = not one.urgent
                 one.changes = self.changes
                 self._runner.metrics.added += one.queued
@@ -175,7 +138,12 @@ class Scheduler:
         prompts: list[Work] = []
         n_sources = n_tokens = n_plain = 0
         admitted = [request for request, _ in plan.admitted] if plan.admitted else ()
-        for request in (*self.running, *admitted) if admitted else self.running:
+        requests = (*self.running, *admitted) if admitted else self.running
+        n_calls = len({request.call for request in requests})
+        is_shared = 1 < n_calls < len(requests)  # by calls of which one has several texts
+        calls: list[int] = []  # of `decoding`, where a step is shared
+        prompt_calls: list[int] = []
+        for request in requests:
             if request.finished:
                 continue
             sources = request.decoder.sources
@@ -186,6 +154,8 @@ class Scheduler:
                     decoding.append((source, 1))
                     n_tokens += 1
                     n_plain += 1
+                    if is_shared:
+                        calls.append(request.call)
                     continue
                 n = self._n_planned(plan, source, request.decoder, shared)
                 if n is None:
@@ -196,10 +166,17 @@ class Scheduler:
                 if n == source.step_tokens:
                     decoding.append((source, n))
                     n_tokens += n
+                    calls.append(request.call)
                 elif request.decoder.hidden:
                     plan.hidden.append((source, n))
                 else:
                     prompts.append((source, n))
+                    prompt_calls.append(request.call)
+        if is_shared and decoding:
+            chosen = shared_rows(decoding, calls, prompt_calls, self.row_costs, self.limits.max_running)
+            n_tokens += sum([n for _, n in chosen]) - sum([n for _, n in decoding])
+            n_plain = len(chosen) if n_plain == len(decoding) else 0
+            decoding = chosen
         plan.blocked = not n_sources
         room = self.limits.tokens_per_step - n_tokens
         if room < 0:
@@ -320,23 +297,24 @@ class Scheduler:
     def _choose_victim(self, plan: Plan) -> None:
         running = [request for request in self.running if not request.finished]
         candidates = running or [request for request, _ in plan.admitted]
+        sizes = Counter([request.call for request in candidates])
         # Edited tokens (overflow="shift") cannot be computed again: such a request is preempted last.
         plan.victim = max(
             candidates,
-            key=lambda r: (r.decoder.can_preempt, r.decoder.is_exact, *r.order),
+            key=lambda r: (r.decoder.can_preempt, r.decoder.is_exact, r.order[0], sizes[r.call], r.number),
         )
 
     # -- admission --
 
     def _plan_admissions(self, plan: Plan, shared: dict[int, int]) -> None:
-        n_running = sum([request.n_texts for request in self.running])
-        if n_running >= self.limits.max_running and not any(request.urgent for request in self.waiting):
-            return
-        n_pending = sum([request.n_pending for request in self.running])  # less what is shared
-        computing = [found for request in self.running for found in self._computing(request, shared)]
-        for request in self.waiting[: 2 * self.limits.max_running]:  # however long the queue is
-            if n_running and n_running + request.n_texts > self.limits.max_running and not request.urgent:
-                return
+        max_running = self.limits.max_running
+        places = Places(self.running, max_running)
+        n_pending = 0  # less what is shared
+        computing: list[tuple[Track, int]] | None = None
+        for request in islice(places.candidates(self.waiting), 2 * max_running):  # however long the queue is
+            if computing is None:
+                n_pending = sum([running.n_pending for running in self.running])
+                computing = [found for running in self.running for found in self._computing(running, shared)]
             if self._could_share_soon(request, computing):
                 continue  # those behind it need not wait with it
             matches = self._matches(request)
@@ -345,7 +323,7 @@ class Scheduler:
                 return
             plan.admitted.append((request, matches))
             n_pending = wanted
-            n_running += request.n_texts
+            places.take(request)
             for track, match in matches:
                 if match.n:
                     shared[track.id] = match.n

@@ -15,8 +15,9 @@ from stretto.engine import editing
 from stretto.engine.adapters import Parts
 from stretto.engine.engine import Engine
 from stretto.engine.params import sampling_params
+from stretto.engine.rows import Row
 from stretto.engine.saving import Saving, restore
-from stretto.engine.track import Row, Track
+from stretto.engine.track import Track
 from stretto.engine.types import Step
 from stretto.errors import InvalidRequest
 from stretto.options.documenting import documented
@@ -246,7 +247,7 @@ class Sequence:
             editing.shift(self._runner, self._track, start, stop, by)
 
     def clear(self) -> None:
-        """Remove all tokens; the next one stands at position 0 again."""
+        """Remove all tokens; the next one is at position 0 again."""
         with self._engine.lock:
             self._check_usable()
             track = self._track

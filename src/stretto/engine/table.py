@@ -19,8 +19,8 @@ from stretto.cache.checks import check_id, check_integers, check_range
 from stretto.cache.following import Follower
 from stretto.engine.copying import CellCopy, TableCopy, as_data, copy_cell, copy_table, salts_of
 from stretto.engine.engine import Engine
+from stretto.engine.pool import FIRST_ID
 from stretto.engine.reads import Reads
-from stretto.engine.runner import FIRST_ID
 from stretto.errors import InvalidRequest
 
 Ints = NDArray[np.int32]

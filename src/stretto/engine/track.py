@@ -6,11 +6,10 @@ track (or whatever stands for one, see `Source`) for the rows of the next batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, DeviceRow, Draw, Mask, Mix
 from stretto.cache.cells import Cells
@@ -19,14 +18,12 @@ from stretto.cache.prefix import COMMON, CacheKey, Domain
 from stretto.drafts.tree import NO_DRAFT, ROOT, DraftTree
 from stretto.engine import images
 from stretto.engine.checkpoints import Checkpoints
+from stretto.engine.rows import Row, Rows
 from stretto.engine.tree_cells import add_draft, keep_accepted, open_lanes
 from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.rng import RandomStream
 from stretto.sampling.sampler import choose
-
-Row = NDArray[np.float32]  # float32[n_vocab]
-Rows = NDArray[np.float32] | Sequence[DeviceRow]  # float32[n, n_vocab], or rows that are on a device
 
 
 class Source(Protocol):
@@ -400,23 +397,3 @@ class Track:
             self._close_draft()
             self.step_tokens = 1
         return dropped
-
-
-def host_row(row: Row | DeviceRow) -> Row:
-    """A row as NumPy sees it."""
-    return row if isinstance(row, np.ndarray) else row.numpy()
-
-
-def host_rows(rows: Rows, n_vocab: int = 0) -> NDArray[np.float32]:
-    """float32[n, n_vocab] on the host; `n_vocab` counts where there are no rows on a device to tell it."""
-    if isinstance(rows, np.ndarray):
-        return rows
-    fetch_rows(rows)
-    return np.stack([row.numpy() for row in rows]) if rows else np.empty((0, n_vocab), np.float32)
-
-
-def fetch_rows(rows: Iterable[Row | DeviceRow | None]) -> None:
-    """Move rows that are on a device to the host together: all will be looked at there."""
-    there = [row for row in rows if row is not None and not isinstance(row, np.ndarray)]
-    if len(there) > 1:
-        there[0].fetch(there[1:])

@@ -17,6 +17,18 @@ class Logprob:
     logprob: float
 
 
+class PromptStep(NamedTuple):
+    """How much of a prompt has been computed: tokens, and the time on the monotonic clock.
+
+    The first step of a prompt has only the cached tokens: it is from before the first pass.
+    """
+
+    total: int
+    cached: int
+    processed: int
+    time: float
+
+
 class Token(NamedTuple):
     """One event of a stream.
 
@@ -108,7 +120,8 @@ class Result:
     string, the id of the end or stop token, "grammar" (nothing more fits), "callback", "stop function",
     "cache full", or None. With
     `logprobs=n`, `logprobs` has an entry for each event of a token. `logprob` is what `best_of` and `beams`
-    chose by: the mean log-probability of the tokens sampled, or the score of the hypothesis. `tool_calls` are
+    chose by: the mean log-probability of the tokens sampled, or the score of the hypothesis; it is there with
+    `logprobs=n` too, and None otherwise. `tool_calls` are
     those found in the answer of a chat with tools; `text` is then the rest of the answer. `reasoning` is what
     the model thought before it answered, where that is told apart (docs/reference/chat.md): `text` is then
     the answer alone, which starts at `tokens[answer_start]` (with `continues` perhaps before them: negative).

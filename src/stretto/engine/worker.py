@@ -6,7 +6,6 @@ It starts with the first such request and ends when there has been none for a wh
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager
 from typing import Any
 
 from stretto import forking
@@ -29,10 +28,6 @@ class Worker:
         self._stepping = 0  # the thread's number while it is in a step
         self._told: set[News] = set()  # by this step
         forking.abandon_in_child(self)
-
-    def arriving(self) -> AbstractContextManager[None]:
-        """Within it requests are being made, and a thread that steps makes room for them."""
-        return self._engine.arrivals.arriving()
 
     def add(self, groups: list[list[Request[Any]]]) -> None:
         """Queue the first of each group, which starts the others, and have the thread step."""

@@ -1,7 +1,7 @@
 """Tokens that share a position: at each step every token that is probable enough is kept, as one set.
 
-    run = llm.parallel("The cat", threshold=0.2, max_tokens=20)
-    print(run.brackets)                     # sat[ on/ under/ beside] the …
+    run = llm.parallel("My favourite colour is", max_tokens=20)
+    print(run.brackets)                     # blue[./,] and I['m/'ve] been tasked with …
 
 docs/explanation/parallel.md says what that means exactly.
 """

@@ -57,7 +57,7 @@ class ParallelOptions(TypedDict, total=False):
 class ParallelParams:
     """The options of a parallel run that ordinary requests do not have, checked."""
 
-    threshold: float | Schedule = 0.25
+    threshold: float | Schedule = 0.15
     mode: Mode = "isolated"
     max_width: int = 8
     combine: str = "mixture"

@@ -10,9 +10,10 @@ from stretto.engine.engine import Engine
 from stretto.engine.output import Ending
 from stretto.engine.params import RequestParams
 from stretto.engine.request import Request
+from stretto.engine.rows import Row
 from stretto.engine.runner import Runner
 from stretto.engine.sequence import Sequence, track_in
-from stretto.engine.track import Row, Track
+from stretto.engine.track import Track
 from stretto.engine.types import Usage
 from stretto.errors import InvalidRequest
 from stretto.parallel.guides import PathGuides
@@ -207,7 +208,7 @@ def new_run(engine: Engine, prompt: list[int] | Sequence, run: ParallelParams, p
             "a set of tokens at one position", "use llm.generate, with n or beams for several texts"
         )
     if isinstance(prompt, Sequence):
-        with engine.lock:
+        with engine.arrivals.arriving(), engine.lock:
             track = track_in(engine, prompt)
             if not len(track):
                 raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, DeviceRow
+from stretto.engine.rows import Row, host_row, host_rows
+from stretto.engine.rows import Rows as BackendRows
 from stretto.engine.runner import Runner
-from stretto.engine.track import Row, Track, host_row, host_rows
-from stretto.engine.track import Rows as BackendRows
+from stretto.engine.track import Track
 from stretto.parallel.select import mixed_row, shares
 from stretto.parallel.types import Attention, Floats, Place
 

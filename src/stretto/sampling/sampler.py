@@ -137,6 +137,12 @@ def choose_by_definition(
     logits: Row, params: SamplingParams, tokens: Sequence[int], n_prompt: int, uniform: float
 ) -> int:
     """`choose` by the plain functions of `transforms`: slow; the reference in tests."""
+    row = shaped(logits, params, tokens, n_prompt)
+    return int(row.argmax()) if params.temperature == 0 else transforms.draw(row, uniform)
+
+
+def shaped(logits: Row, params: SamplingParams, tokens: Sequence[int], n_prompt: int) -> Row:
+    """The logits that a token is drawn from: after all steps of the chain; −inf for excluded tokens."""
     row = logits
     if params.penalizes:
         row = transforms.penalize(
@@ -150,7 +156,7 @@ def choose_by_definition(
     if params.logit_bias:
         row = transforms.add_bias(row, params.logit_bias)
     if params.temperature == 0:
-        return int(row.argmax())
+        return transforms.keep_top_k(row, 1)
     if params.temperature != 1.0:
         row = transforms.temper(row, params.temperature)
     if params.top_k > 0:
@@ -159,4 +165,4 @@ def choose_by_definition(
         row = transforms.keep_top_p(row, params.top_p)
     if params.min_p > 0.0:
         row = transforms.keep_min_p(row, params.min_p)
-    return transforms.draw(row, uniform)
+    return row

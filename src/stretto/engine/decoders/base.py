@@ -9,7 +9,8 @@ import numpy as np
 
 from stretto.engine.output import Ending, Output
 from stretto.engine.params import Hook
-from stretto.engine.track import Row, Source, Track
+from stretto.engine.rows import Row
+from stretto.engine.track import Source, Track
 from stretto.sampling.hooks import HookRow
 
 

@@ -14,9 +14,10 @@ import numpy as np
 
 from stretto.engine.output import Ending, TextOutput
 from stretto.engine.params import RequestParams
+from stretto.engine.rows import Row, fetch_rows
 from stretto.engine.runner import Runner
 from stretto.engine.thoughts import Thoughts
-from stretto.engine.track import Row, Source, Track, fetch_rows
+from stretto.engine.track import Source, Track
 from stretto.engine.types import Result, Usage
 from stretto.errors import InvalidRequest
 from stretto.sampling.transforms import add_bias, log_softmax

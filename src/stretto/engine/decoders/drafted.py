@@ -63,8 +63,10 @@ class Speculation:
         """Note how a draft did: it was accepted down to a node."""
         n_accepted = draft.depths[node]
         self._length.learn(draft.depth, n_accepted)
-        self._runner.metrics.drafted_tokens += len(draft)
-        self._runner.metrics.accepted_tokens += n_accepted
+        metrics = self._runner.metrics
+        metrics.drafts += 1
+        metrics.drafted_tokens += len(draft)
+        metrics.accepted_tokens += n_accepted
 
     def close(self) -> None:
         """Close the drafter's state for this text."""

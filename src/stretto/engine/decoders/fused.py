@@ -16,8 +16,9 @@ from stretto.backends.base import DeviceRow, FusedRun
 from stretto.cache.lags import lag_before
 from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.output import Ending
+from stretto.engine.rows import Row
 from stretto.engine.runner import Runner
-from stretto.engine.track import Row, Track
+from stretto.engine.track import Track
 
 FUSED_TOKENS = 32  # in one call of the loop; then the engine looks after its queue
 

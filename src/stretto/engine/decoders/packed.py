@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from stretto.backends.base import Batch, DeviceRow
 from stretto.drafts.tree import ROOT, DraftTree
 from stretto.engine.decoders.passes import Pass, grouped, rows_at_once
+from stretto.engine.rows import Row, Rows, host_row, host_rows
 from stretto.engine.runner import Runner
-from stretto.engine.track import Row, Rows, Source, Track, host_row, host_rows
+from stretto.engine.track import Source, Track
 from stretto.engine.tree_cells import open_lanes
 from stretto.sampling.transforms import log_probabilities
 

@@ -15,8 +15,9 @@ from stretto.backends.base import Batch, DeviceRow, Head, Pooling, Projects
 from stretto.engine.metrics import Metrics
 from stretto.engine.output import Ending, Output
 from stretto.engine.params import Hook
+from stretto.engine.rows import Row, Rows, host_row, host_rows
 from stretto.engine.runner import Runner
-from stretto.engine.track import Row, Rows, Source, Track, host_row, host_rows
+from stretto.engine.track import Source, Track
 from stretto.engine.types import Logprob
 from stretto.sampling.measure import measure
 from stretto.sampling.rng import RandomStream
@@ -252,10 +253,25 @@ class _Embedded(_AllRows):
         return vector
 
 
+class _States(_Embedded):
+    """A text whose hidden states are all kept."""
+
+    def take(self, rows: Rows) -> None:
+        """Keep the hidden states behind those before."""
+        rows = host_rows(rows)
+        self._sum = np.concatenate((self._sum, rows)) if len(self._sum) else np.array(rows)
+
+    @property
+    def pooled(self) -> Floats:
+        """float32[n_tokens, n_embd]."""
+        return self._sum.astype(np.float32)
+
+
 class EmbedPass(Pass):
     """What a head makes of texts: their final hidden states, pooled and projected. Texts share passes."""
 
     hidden = True
+    source: type[_Embedded] = _Embedded
 
     def __init__(
         self,
@@ -287,18 +303,22 @@ class EmbedPass(Pass):
     def advance(self, n_running: int) -> None:
         """Finish this group of texts, and start the next one or end."""
         if self._sources:
-            made = np.stack([source.pooled for source in self._sources])
-            for projection in self._head.projections:
-                backend = self._runner.backend
-                assert isinstance(backend, Projects)  # embed_request has asked for it
-                made = backend.project(projection.name, made)
-            self._made[self._group] = made
+            self._keep([source.pooled for source in self._sources])
         self.close()
         group = next(self._groups, None)
         if group is None:
             super().advance(n_running)
         else:
             self._start(group)
+
+    def _keep(self, pooled: list[Floats]) -> None:
+        """Keep what the head makes of the texts of the present group."""
+        made = np.stack(pooled)
+        for projection in self._head.projections:
+            backend = self._runner.backend
+            assert isinstance(backend, Projects)  # embed_request has asked for it
+            made = backend.project(projection.name, made)
+        self._made[self._group] = made
 
     def _start(self, group: list[int]) -> None:
         self._group = group
@@ -309,9 +329,9 @@ class EmbedPass(Pass):
             track.running = True
             track.checkpoints = None
             types = None if self._types is None else self._types[number]
-            self._sources.append(_Embedded(track, self._head.pooling, runner.chunk, types, whole))
+            self._sources.append(self.source(track, self._head.pooling, runner.chunk, types, whole))
 
-    def result(self) -> Floats:
+    def result(self) -> Any:
         """float32[n_texts, numbers of the head], L2-normalised if asked for."""
         if not self._normalize:
             return self._made
@@ -322,6 +342,23 @@ class EmbedPass(Pass):
         sources, self._sources = self._sources, []
         for source in sources:
             self._runner.close_track(source.track, park=False)
+
+
+class StatesPass(EmbedPass):
+    """The final hidden states of texts, of each token; nothing is pooled."""
+
+    source = _States
+
+    def __init__(self, runner: Runner, texts: Sequence[list[int]]) -> None:
+        self._states: dict[int, Floats] = {}
+        super().__init__(runner, texts, Head("mean"), False)
+
+    def _keep(self, pooled: list[Floats]) -> None:
+        self._states.update(zip(self._group, pooled, strict=True))
+
+    def result(self) -> list[Floats]:
+        """float32[n_tokens, n_embd] of each text."""
+        return [self._states[number] for number in range(len(self._states))]
 
 
 def normalized(vectors: Floats) -> Floats:

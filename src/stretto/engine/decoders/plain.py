@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -19,11 +20,13 @@ from stretto.engine.decoders.drafted import Speculation
 from stretto.engine.editing import drop_oldest_half
 from stretto.engine.output import Ending, TextOutput
 from stretto.engine.params import RequestParams
+from stretto.engine.rows import Row, Rows, host_row
 from stretto.engine.runner import Runner
-from stretto.engine.track import Row, Rows, Track, host_row
+from stretto.engine.track import Track
 from stretto.engine.types import Logprob, Result, Usage
 from stretto.errors import CacheFull
 from stretto.sampling.measure import measure
+from stretto.sampling.sampler import shaped
 from stretto.structured import Constraint
 
 MAX_FORCED = 8  # forced tokens that still count as a decoding step; more are paced like a prompt
@@ -48,6 +51,8 @@ class PlainDecoder(OneTrack):
         self.output: TextOutput = output
         self.params = params
         self.hooks = params.hooks
+        if params.min_tokens and end_ids:
+            self.hooks = (*params.hooks, partial(_exclude_ends, output, list(end_ids), params.min_tokens))
         self.end_ids = end_ids
         self.guide = guide
         self._runner = runner
@@ -57,7 +62,7 @@ class PlainDecoder(OneTrack):
         self._is_plain = not (guide or speculation or params.logprobs or params.scored)
         sampling = params.sampling
         self.is_sampled_only = self._is_plain and not (
-            params.hooks or sampling.penalizes or sampling.logit_bias
+            self.hooks or sampling.penalizes or sampling.logit_bias
         )
         self.before_end: Callable[[], None] | None = None  # gives out tokens that wait
         self._left_out: list[int] = []  # the last token of the text, which is not in the track
@@ -178,6 +183,9 @@ class PlainDecoder(OneTrack):
         else:
             logprob, best = row.measure(token, n, None if guide is None else guide.mask)
         self.output.score += logprob
+        if self.params.sampled_logprobs:
+            host = host_row(row) if guide is None else guide.masked(host_row(row))
+            logprob, best = measure(shaped(host, self.params.sampling, *self.track.text_tokens), token, n)
         return (logprob, tuple(Logprob(*one) for one in best)) if n else (None, ())
 
     def add_draws(self, draws: list[Draw]) -> None:
@@ -213,14 +221,11 @@ class PlainDecoder(OneTrack):
         output = self.output
         output.note_token()
         if token in self.end_ids:
-            output.emit(token, "", logprob, top, Ending("stop", token))
+            text, _ = output.check(output.push(token)) if self.params.include_stop else ("", None)
+            output.emit(token, text, logprob, top, Ending("stop", token))
             return
         output.tokens.append(token)
-        thoughts, ending = output.thoughts, None
-        if thoughts is None:
-            text = output.detokenizer.push(token)
-        else:
-            text = thoughts.push(token, output.detokenizer)
+        text, ending = output.push(token), None
         if output.has_stops:
             text, ending = output.check(text)
         if ending is None:
@@ -234,7 +239,7 @@ class PlainDecoder(OneTrack):
             self._left_out = [token]
         output.emit(token, text, logprob, top, ending)
 
-    # -- steps of a lane --
+    # -- steps of the persistent batch --
 
     @property
     def n_unchecked(self) -> int:
@@ -253,12 +258,7 @@ class PlainDecoder(OneTrack):
         output.n_sampled += 1
         output.note_token()
         output.tokens.append(token)
-        thoughts = output.thoughts
-        if thoughts is None:
-            text = output.detokenizer.push(token)
-        else:
-            text = thoughts.push(token, output.detokenizer)
-        output.emit(token, text)
+        output.emit(token, output.push(token))
 
     @property
     def gains_ahead(self) -> bool:
@@ -384,7 +384,9 @@ class PlainDecoder(OneTrack):
         """Close the track, or give it back to its owner with the generated text."""
         if self._speculation is not None:
             self._speculation.close()
-        track = self.track
+        track, metrics = self.track, self._runner.metrics
+        metrics.longest = max(metrics.longest, self.n_prompt + len(self.output.tokens))
+        metrics.short_prompts += self.output.has_tokens and self.n_prompt - track.n_cached == 1
         if not self._keep_track or track.unowned:
             self._runner.close_track(track)
         elif not track.closed:
@@ -395,3 +397,9 @@ class PlainDecoder(OneTrack):
             track.step_tokens = 1
             track.running = False
             track.n_edits += 1
+
+
+def _exclude_ends(output: TextOutput, ends: list[int], least: int, logits: Row, tokens: list[int]) -> None:
+    """A hook for `min_tokens`: end tokens are excluded before the text has so many."""
+    if len(output.tokens) < least:
+        logits[ends] = -np.inf

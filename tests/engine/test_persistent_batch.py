@@ -6,8 +6,8 @@ import pytest
 import stretto
 from param_names import named
 from stretto.engine.branch import Branching, new_branches
-from stretto.engine.lane import Lane
 from stretto.engine.params import RequestParams
+from stretto.engine.persistent_batch import PersistentBatch
 from stretto.errors import InvalidRequest
 from stretto.sampling.params import SamplingParams
 from stretto.sampling.sampler import choose
@@ -90,7 +90,7 @@ def test_streams_and_texts_run_side_by_side(both):
     assert stream.result.text == plain.generate("p", **OPTIONS).text
 
 
-def test_a_request_that_needs_more_ends_the_lane(both):
+def test_a_request_that_needs_more_ends_the_batch(both):
     llm, plain = both
     stream = llm.stream("p", **OPTIONS)
     next(stream), next(stream), next(stream)
@@ -160,13 +160,13 @@ def test_sequences_come_back_with_their_texts(both):
         assert np.array_equal(ours.logits, theirs.logits)
 
 
-def test_no_lane_has_more_requests_than_there_is_room_for(both):
+def test_no_batch_has_more_requests_than_there_is_room_for(both):
     llm, _ = both
     stream = llm.stream("p", **OPTIONS)
     next(stream)
     running = llm._engine.scheduler.running
-    assert Lane.of(running, 1) is not None
-    assert Lane.of(running, 0) is None
+    assert PersistentBatch.of(running, 1) is not None
+    assert PersistentBatch.of(running, 0) is None
     stream.cancel()
 
 

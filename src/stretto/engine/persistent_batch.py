@@ -1,4 +1,4 @@
-"""The steps of plain requests on a device: nothing but sampling decides how each goes on.
+"""The persistent batch: plain requests on a device, where nothing but sampling decides how each goes on.
 
 While the same requests decode, a step is one pass over all of them, one call that samples all rows, and one
 loop that appends the tokens: what is the same in each step is kept here. The device waits for the host only
@@ -18,19 +18,19 @@ from typing import Any
 from stretto.backends.base import SamplesRows
 from stretto.engine.decoders.plain import PlainDecoder
 from stretto.engine.request import Request
+from stretto.engine.rows import Rows
 from stretto.engine.runner import Runner
-from stretto.engine.track import Rows
 from stretto.errors import InvalidRequest
 from stretto.sampling.sampler import WRONG
 
 AnyRequest = Request[Any]
 
 
-class Lane:
+class PersistentBatch:
     """Requests that decode side by side, each with its last token pending."""
 
     def __init__(self, running: list[AnyRequest], decoders: list[PlainDecoder]) -> None:
-        self.running = running  # the scheduler's list: another one, or another length, is another lane
+        self._running = running  # the scheduler's list: another one, or another length, is another batch
         self.n = len(running)
         self._requests = list(running)
         self._decoders = decoders
@@ -55,8 +55,8 @@ class Lane:
             decoder.before_end = self.catch_up
 
     @classmethod
-    def of(cls, running: list[AnyRequest], most: int) -> Lane | None:
-        """The lane of all running requests, up to `most`; None if one of them needs more than sampling."""
+    def of(cls, running: list[AnyRequest], most: int) -> PersistentBatch | None:
+        """The batch of all running requests, up to `most`; None if one of them needs more than sampling."""
         if not 0 < len(running) <= most:
             return None
         for request in running:
@@ -71,6 +71,10 @@ class Lane:
             ):
                 return None
         return cls(running, [request.decoder for request in running])
+
+    def is_of(self, running: list[AnyRequest]) -> bool:
+        """Whether these are its requests still."""
+        return self._running is running and self.n == len(running)
 
     def step(self, runner: Runner, device: SamplesRows) -> None:
         """One token for each."""

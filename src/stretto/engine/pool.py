@@ -1,0 +1,254 @@
+"""The pool: the table of cells, the tracks that use them, and the prefix cache. It computes nothing.
+
+A sequence of cells belongs to a track, is parked (a closed sequence stays in the prefix cache until space is
+needed), or is borrowed (engine/borrowed.py). The pool moves cells between these: it forks and closes tracks,
+shares computed prefixes, parks and evicts. Callers hold its lock, except to make a track.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
+
+from stretto import forking
+from stretto.backends.base import Backend
+from stretto.cache.cells import Cells
+from stretto.cache.prefix import CacheKey, Domain, PrefixCache
+from stretto.cache.radix import common
+from stretto.cache.slots import Slots
+from stretto.engine.borrowed import Borrowed, recover
+from stretto.engine.checkpoints import Checkpoints
+from stretto.engine.metrics import Metrics
+from stretto.engine.open_tracks import OpenTracks
+from stretto.engine.track import Track
+from stretto.errors import CacheFull
+from stretto.sampling.rng import RandomStream
+
+FIRST_ID = 1_000_000  # of the engine's own sequences; ids below are for batches made by hand
+
+
+@dataclass(frozen=True)
+class Match:
+    """A computed prefix that a track can share: the sequence that has it, and how many tokens.
+
+    With recurrent layers it ends at a state, and more tokens than that may be the same.
+    """
+
+    source: int | None = None
+    n: int = 0
+    parked: bool = False  # in the prefix cache, and so in use only once it is shared
+    n_common: int = 0  # tokens that are the same, with or without a state behind them
+
+
+NO_MATCH = Match()
+NO_KEY = CacheKey(())
+
+
+class CellPool:
+    """The cells of a backend, and what has them."""
+
+    def __init__(self, backend: Backend, prefix_cache: bool, checkpoint_bytes: int) -> None:
+        spec = backend.spec
+        self.slots: Slots | None = None  # of recurrent layers, if there are any
+        if backend.n_slots:
+            kind = spec.recurrent or "recurrent"
+            self.slots = Slots(backend.n_slots, checkpoint_bytes // max(1, backend.slot_bytes), kind)
+        self.cells = Cells(backend.n_cells, self.slots)
+        self.prefixes = PrefixCache(self.cells)
+        self.prefix_cache = prefix_cache
+        self.context_length = min(spec.context_length, backend.n_cells)
+        self.lock = forking.recursive_lock()
+        self.metrics = Metrics()
+        self.tracks = OpenTracks()
+        self.orphans: deque[tuple[int, CacheKey, int | None]] = deque()  # of handles dropped without closing
+        self.closed = False
+        self._ids = count(FIRST_ID)
+        self.borrowed = Borrowed(self.cells, self._ids)
+
+    # -- tracks --
+
+    def new_id(self) -> int:
+        """An id that no sequence has had."""
+        return next(self._ids)
+
+    def new_track(self, tokens: list[int], random: RandomStream, salt: str | None = None) -> Track:
+        """A track with checked tokens, none of them computed yet; it shares cells with those of its salt.
+
+        It waits for no lock, so that requests are made while another thread steps.
+        """
+        track = self._bare_track(random)
+        if salt:
+            track.domain = Domain(salt=salt)
+        track.extend(tokens)
+        track.n_prompt = len(tokens)
+        self.tracks[track.id] = track
+        return track
+
+    def fork(self, track: Track, random: RandomStream | None = None) -> Track:
+        """Another track with the same past, all of it computed: they share its cells."""
+        twin = self._bare_track(random or track.random.fork())
+        twin.copy_from(track)
+        self.tracks[twin.id] = twin
+        return twin
+
+    def _bare_track(self, random: RandomStream) -> Track:
+        track = Track(self.cells, self.new_id(), self.context_length, random)
+        if self.slots is not None and self.slots.max_checkpoints and self.prefix_cache:
+            track.checkpoints = Checkpoints(self.slots, track.id)
+        return track
+
+    def close_track(self, track: Track, park: bool = True) -> None:
+        """Park the cells of a track, or free them at once; closing twice is fine."""
+        if not track.closed:
+            track.closed = True
+            track.running = False
+            track.logits = None
+            self.tracks.pop(track.id, None)
+            if not self.closed:
+                track.end_draft()
+                self.park(track.id, track.cache_key if park else NO_KEY, track.exact)
+
+    def release(self, track: Track) -> None:
+        """Give a track's cells up and keep its tokens: those that were not parked are computed again."""
+        track.end_draft()
+        self.park(track.id, track.cache_key, track.exact, keep_id=True)
+        track.preempted = track.running
+        track.resume = track.logits = track.exact = None
+        track.step_tokens = 1
+
+    def rollback(self, track: Track, n_tokens: int) -> None:
+        """Keep a track's first tokens only."""
+        n_gone = len(track) - n_tokens
+        if n_gone > 0:
+            track.end_draft()
+            if track.n_placed > n_tokens:
+                self.cells.remove_cells(track.id, self.cells.view(track.id)[n_tokens:])
+            del track.tokens[n_tokens:]
+            track.logits = None
+
+    # -- the prefix cache --
+
+    def lookup(self, track: Track) -> Match:
+        """The longest computed prefix that a track without cells can share; changes nothing.
+
+        Its last token is left out, so that there is something to compute logits from.
+        """
+        if not self._may_share(track):
+            return NO_MATCH
+        items, slots = track.tokens[:-1], self.slots
+        source, n = self.prefixes.find(items, track.domain)
+        n_common, parked = n, True
+        if slots is not None:
+            source, n = self.prefixes.find_state(items, track.domain)
+        for other in self.tracks.values():
+            if other is not track and other.domain == track.domain:
+                shared = common(other.exact_tokens(), items)
+                n_common = max(n_common, shared)
+                if slots is not None:
+                    shared = slots.nearest(other.id, shared)
+                if shared > n:
+                    source, n, parked = other.id, shared, False
+        return Match(source, n, parked, n_common) if n_common else NO_MATCH
+
+    def share(self, track: Track, match: Match) -> None:
+        """Give a track without cells those of a match."""
+        if not self._may_share(track):
+            return
+        n = match.n
+        self.prefixes.lookups += 1
+        if match.source is not None:
+            if match.parked:
+                self.prefixes.touch(match.source)
+            self.cells.copy(match.source, track.id, 0, n)
+            self.prefixes.hits += 1
+            self.prefixes.tokens_saved += n
+            self.metrics.cached_tokens += n
+        if track.checkpoints is not None:
+            track.checkpoints.want(match.n_common)  # others may part from it there too
+        if not track.preempted:
+            track.n_cached = n
+
+    def _may_share(self, track: Track) -> bool:
+        """Whether a track could take cells of a prefix: it has none, and stands at positions 0, 1, 2, …"""
+        return self.prefix_cache and not track.n_placed and len(track) >= 2 and track.position == len(track)
+
+    def reuse(self, track: Track) -> None:
+        """Let a track without cells share the longest prefix that has been computed already."""
+        self.share(track, self.lookup(track))
+
+    def share_with(self, source: Track, track: Track) -> None:
+        """Give a track without cells those of its tokens that another one begins with too."""
+        self.cells.copy(source.id, track.id, 0, self.n_shareable(source, track))
+
+    def n_shareable(self, source: Track, track: Track) -> int:
+        """How many tokens a track without cells can share with another one."""
+        n = common(source.exact_tokens(), track.tokens[:-1])
+        return n if self.slots is None else self.slots.nearest(source.id, n)
+
+    def park(self, sequence: int, key: CacheKey, exact: int | None, keep_id: bool = False) -> None:
+        """Keep a sequence's cells in the prefix cache until space is needed."""
+        self.recover()
+        n = min(len(key.items), self.cells.count(sequence))
+        n = n if exact is None else min(n, exact)
+        if self.slots is not None:
+            n = self.slots.nearest(sequence, n)
+        is_useless = bool(key.domain.private) and not keep_id  # nothing will ever ask for it
+        if not self.prefix_cache or not n or is_useless:
+            self.cells.remove(sequence)
+            return
+        parked = sequence
+        if keep_id:  # the track goes on; its cells go to an id of their own
+            parked = self.new_id()
+            self.cells.copy(sequence, parked, 0, n)
+            self.cells.remove(sequence)
+        if self.slots is not None and (slot := self.slots.state(parked)) is not None:
+            self.slots.touch(slot)
+        self.prefixes.park(parked, key.items[:n], domain=key.domain)
+        self.prefixes.trim_states()
+
+    def make_room(self, wanted: int) -> None:
+        """See that so many cells are free: parked sequences are evicted, then `CacheFull` is raised."""
+        self.recover()
+        if wanted <= self.cells.n_free and not self.orphans:
+            return
+        self.tidy()
+        if wanted > self.cells.n_free and not self.prefixes.evict(wanted):
+            raise self.cache_full(wanted)
+
+    def n_available(self, claimed: Iterable[Match] = ()) -> int:
+        """How many cells are free or can be evicted, less those of matches that are about to be shared."""
+        taken = [self.cells.view(match.source)[: match.n] for match in claimed if match.source is not None]
+        return self.cells.n_free + self.prefixes.n_evictable(taken)
+
+    def tidy(self) -> None:
+        """Park the cells of handles that were dropped without being closed; free those that nobody has."""
+        self.recover()
+        while self.orphans:
+            self.park(*self.orphans.popleft())
+        known = self.borrowed.ids()
+        for sequence in self.cells.sequences:
+            # An exception came while it was on its way from one owner to the next.
+            if sequence >= FIRST_ID and not (
+                sequence in self.tracks or sequence in self.prefixes or sequence in known
+            ):
+                self.cells.remove(sequence)
+
+    def recover(self) -> None:
+        """Undo what an exception interrupted, if any did."""
+        recover(self.cells, self.prefixes)
+
+    def cache_full(self, wanted: int, claimed: Iterable[Match] = ()) -> CacheFull:
+        """The error that says what holds the cells, and what to do."""
+        cells, free = self.cells, self.n_available(claimed)
+        held = sorted(((cells.count(i), i) for i in cells.sequences), reverse=True)
+        largest = ", ".join(f"sequence {i} with {n}" for n, i in held[:3])
+        pinned = self.prefixes.stats().pinned
+        return CacheFull(
+            f"{wanted} cells are needed and {free} of {len(cells)} are free; {len(cells) - free} are held "
+            f"by {len(held)} sequences ({pinned} of them pinned), the largest are {largest}; close "
+            "sequences, or load the model with more cells",
+            n_needed=wanted,
+            n_free=free,
+        )
