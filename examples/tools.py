@@ -1,4 +1,4 @@
-"""A loop with tools and a prompt of its own: calls come as JSON (see docs/how-to/structured.md)."""
+"""A loop with tools and a prompt of its own: calls come as JSON (see docs/how-to/tools.md)."""
 
 import stretto
 from stretto.tools import call_grammar, read_call

@@ -18,11 +18,17 @@ from stretto.llm import LLM
 
 
 def outcome(llm: LLM, schema: Any, test: dict[str, Any]) -> str:
-    """One of "right", "refused", "permissive" and "strict"."""
+    """One of "right", "unsatisfiable", "refused", "permissive" and "strict".
+
+    "unsatisfiable": no value fits the schema, which the error says, and this one does not fit either.
+    """
     try:
         guide = llm.guide(Grammar.json(schema))
-    except InvalidRequest:
-        return "refused" if schema is not False or test["valid"] else "right"
+    except InvalidRequest as error:
+        if schema is False and not test["valid"]:
+            return "right"
+        is_known = not test["valid"] and "cannot be used: Unsatisfiable schema" in str(error)
+        return "unsatisfiable" if is_known and "JSON schema at" not in str(error) else "refused"
     ids = llm.tokenizer.encode(json.dumps(test["data"], ensure_ascii=False))
     end = min(llm.tokenizer.end_ids)
     accepted = guide.n_valid([*ids, end]) == len(ids) + 1

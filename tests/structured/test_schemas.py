@@ -67,7 +67,7 @@ REFUSED = [
     ({"items": {"propertyNames": {"not": {}}}}, "#/items/propertyNames/not"),
     ({"if": {"multipleOf": 2}, "then": {"minimum": 2}}, "#/if/multipleOf"),
     ({"properties": {"a": {}}, "minProperties": 3}, "#/minProperties"),
-    ({"properties": {"a": {"$id": "http://x.org/a", "not": {"$ref": "#/x"}}}}, "#/properties/a/$id"),
+    ({"properties": {"a": {"$id": "http://x.org/a", "not": {"$ref": "#/x"}}}}, "#/properties/a/not"),
     ({"properties": {"a": {"oneOf": {}, "not": 5}}}, "#/properties/a"),
     ({"properties": {"a": {"required": 3, "minProperties": 1, "properties": {"b": {}}}}}, "#/properties/a"),
     ({"patternProperties": {"^a": {}, "b$": {}}}, "#/patternProperties"),

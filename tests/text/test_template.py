@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -335,3 +336,17 @@ def test_special_tokens_of_pieces_beside_keys_of_the_same_length():
     template = ChatTemplate(source, {"<|user|>": 7, "<|tool|>": 8})
     message = {"role": "user", "content": "", "data": {"town": "<|tool|>", "tags": 2, "tool": 3}}
     assert template.parts([message]) == [7, '{"town": "<|tool|>", "tags": 2, "tool": 3}']
+
+
+def test_templates_know_the_date_and_functions_as_json():
+    today = date.today()
+    template = ChatTemplate("{{ date_string }}|{{ datetime }}|{{ functions }}", {})
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert template.render(HELLO, tools=[tool], date_string="then").split("|") == [
+        "then",
+        today.strftime("%b %d %Y"),
+        json.dumps([tool], indent=2),
+    ]
+    assert template.render(HELLO) == f"{today:%d %b %Y}|{today:%b %d %Y}|"
+    asked = ChatTemplate("{% if functions is defined %}old{% endif %}{% if tools %}new{% endif %}", {})
+    assert asked.render(HELLO, tools=[tool]) == "new"

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stretto.errors import InvalidGrammar
+from stretto.structured.normalised import NEEDED, normalised
 from stretto.structured.rewrite import SPECIAL, rewritten
 
 MAX_CHARACTERS = 256 << 10  # of a grammar
@@ -76,8 +77,15 @@ def check_schema(schema: Any) -> str:
         raise InvalidGrammar("the JSON schema is false: nothing fits it", param="schema", value=False)
     for path, value in walk(schema):
         if isinstance(value, Mapping):
-            _check_mapping(path, value)
-    return written(schema)
+            _check_keys(path, value)
+    text = written(schema)
+    if NEEDED.search(text):
+        schema = normalised(json.loads(text))
+        text = written(schema)
+    for path, value in walk(schema):
+        if isinstance(value, Mapping):
+            _check_reference(path, value)
+    return text
 
 
 def parser_schema(text: str, *, closed: bool = False, checks: bool = False) -> str:
@@ -143,12 +151,19 @@ def find_mentioned(schema: str, message: str) -> str | None:
     return None
 
 
-def _check_mapping(path: str, value: Mapping[Any, Any]) -> None:
+def _check_keys(path: str, value: Mapping[Any, Any]) -> None:
     for key in value:
         if not isinstance(key, str):
             raise InvalidGrammar(
                 f"the JSON schema has {key!r} as a key at {path}; keys are texts", param="schema", value=key
             )
+    if path == "#" and OPTIONS_KEY in value:
+        raise InvalidGrammar(
+            f"{OPTIONS_KEY} in a schema is not supported; use the options of Grammar.json", param="schema"
+        )
+
+
+def _check_reference(path: str, value: Mapping[Any, Any]) -> None:
     reference = value.get("$ref")
     if isinstance(reference, str) and not reference.startswith("#"):
         raise InvalidGrammar(
@@ -156,10 +171,6 @@ def _check_mapping(path: str, value: Mapping[Any, Any]) -> None:
             "into $defs and refer to #/$defs/...",
             param="schema",
             value=reference,
-        )
-    if path == "#" and OPTIONS_KEY in value:
-        raise InvalidGrammar(
-            f"{OPTIONS_KEY} in a schema is not supported; use the options of Grammar.json", param="schema"
         )
 
 

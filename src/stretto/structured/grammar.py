@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from stretto.errors import InvalidGrammar, InvalidRequest
 from stretto.structured.checks import check_lark, check_regex, check_schema, check_size, parser_schema
+from stretto.structured.gbnf import gbnf_to_lark
 
 Kind = Literal["json", "regex", "lark", "choices", "tools"]
 
@@ -28,7 +29,7 @@ CLASSES = {r"\d": "0-9", r"\w": "0-9A-Za-z_", r"\s": r" \t\n\r\f\v"}
 
 @dataclass(frozen=True)
 class Grammar:
-    """The constraint on the text of an answer. Make one with `json`, `regex`, `lark` or `choices`.
+    """The constraint on the text of an answer. Make one with `json`, `regex`, `lark`, `gbnf` or `choices`.
 
         llm.generate(prompt, grammar=Grammar.regex(r"\\d{4}-\\d{2}-\\d{2}"))
 
@@ -94,13 +95,22 @@ class Grammar:
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
-        """A text of a context-free grammar, written as for Lark (docs/how-to/structured.md has what differs).
+        """A text of a context-free grammar, written as for Lark (docs/reference/grammars.md: what differs).
 
         >>> Grammar.lark('start: "a" start | "b"').kind
         'lark'
         """
         check_lark(text)
         return cls("lark", text)
+
+    @classmethod
+    def gbnf(cls, text: str) -> Grammar:
+        """A text of a grammar in GBNF, llama.cpp's notation; its first rule is `root`.
+
+        >>> Grammar.gbnf('root ::= [0-9]+').kind
+        'lark'
+        """
+        return cls.lark(gbnf_to_lark(text))
 
     @classmethod
     def choices(cls, choices: Iterable[str]) -> Grammar:

@@ -75,10 +75,6 @@ class _Rewriter:
             raise NotExpressible(place, "a schema is an object, true or false")
         self.place = place
         rest = {key: value for key, value in schema.items() if key != "$schema"}
-        if depth and isinstance(rest.get("$id"), str) and not rest["$id"].startswith("#"):
-            if _refers(rest):
-                raise NotExpressible(f"{place}/$id", "references within a schema that has an $id of its own")
-            del rest["$id"]  # nothing is relative to it
         rest = _modern_items(rest)
         members = self._members(rest, place)
         out = {key: self._within(key, value, place, depth) for key, value in rest.items()}
@@ -191,20 +187,6 @@ class _Rewriter:
                 )
             members += replaced or []
         return members
-
-
-def _refers(schema: Any) -> bool:
-    """Whether there is a reference in a schema."""
-    waiting = [schema]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            if isinstance(one.get("$ref"), str):
-                return True
-            waiting += one.values()
-        elif isinstance(one, list):
-            waiting += one
-    return False
 
 
 def _modern_items(schema: dict[str, Any]) -> dict[str, Any]:

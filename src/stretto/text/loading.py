@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stretto.errors import ModelError
+from stretto.errors import InvalidRequest, ModelError
+from stretto.text.named_templates import NAMED
 from stretto.text.template import ChatTemplate
 from stretto.text.tokenizer import Tokenizer
 from stretto.text.vocabulary import PREFIX
@@ -110,6 +111,31 @@ def _template_of(source: str, with_tools: str, tokenizer: Tokenizer) -> ChatTemp
     if not source or not with_tools:
         return make_template(source or with_tools, "", tokenizer) if source or with_tools else None
     return make_template(source, with_tools, tokenizer)
+
+
+def template_source(given: str | os.PathLike[str]) -> str:
+    """The source of a chat template that is given as text, as the path of a file with it, or by name.
+
+    >>> template_source("{{ messages[0].content }}")
+    '{{ messages[0].content }}'
+    >>> "<|im_start|>" in template_source("chatml")
+    True
+    """
+    if isinstance(given, str) and given in NAMED:
+        return NAMED[given]
+    if isinstance(given, str) and ("{{" in given or "{%" in given):
+        return given
+    try:
+        source = Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise InvalidRequest(
+            f"chat_template has no {{{{ or {{% of Jinja, is none of {', '.join(NAMED)}, and is no file that "
+            f"can be read: {error}",
+            param="chat_template",
+        ) from None
+    if not source.strip():
+        raise InvalidRequest(f"the chat template {os.fspath(given)} is empty", param="chat_template")
+    return source
 
 
 def make_template(source: str, with_tools: str, tokenizer: Tokenizer) -> ChatTemplate:

@@ -42,6 +42,19 @@ class StopMatcher:
         self._held = text[n_shown:]
         return text[:n_shown]
 
+    def pass_by(self, text: str) -> str:
+        """Add text that no stop string ends; one that begins in it may still end behind it."""
+        automaton, n_read = self._automaton, 0
+        if automaton is None:
+            return text
+        while n_read < len(text):
+            self._node, n, _ = automaton.read(self._node, text[n_read:])
+            n_read += n
+        text = self._held + text
+        n_shown = len(text) - automaton.depths[self._node]
+        self._held = text[n_shown:]
+        return text[:n_shown]
+
     def flush(self) -> str:
         """The text that was held back, at the end."""
         held, self._held, self._node = self._held, "", 0

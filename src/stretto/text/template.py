@@ -7,9 +7,11 @@ the placeholders become token ids; all other text, whatever it looks like, stays
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import date
 from itertools import islice
 from typing import Any
 
@@ -22,6 +24,8 @@ from stretto.text.sandbox import Program
 
 _MAX_SPECIAL = 256  # characters of one special token
 _RESERVED = frozenset(("bos_token", "eos_token", "messages", "tools", "add_generation_prompt", *GLOBALS))
+
+_DATES = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}  # of Llama 3, of Firefunction 2
 
 # The roles from which a template may compose a special token, as in '<|' + role + '|>'. Any other role is
 # the caller's own: it is rendered, but never becomes part of a special token.
@@ -127,7 +131,7 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"{name}: chat templates set this name themselves; choose another", param=name
             )
-        data = {"documents": None, **variables, "messages": messages, "tools": tools}
+        data = {"documents": None, **self._expected(tools), **variables, "messages": messages, "tools": tools}
         if tools is not None:
             return self._rendering(data, add_generation_prompt)
         try:
@@ -136,6 +140,14 @@ class ChatTemplate:
             with suppress(InvalidRequest):  # some templates can only do with a list, which may be empty
                 return self._rendering({**data, "tools": []}, add_generation_prompt)
             raise
+
+    def _expected(self, tools: object) -> dict[str, str]:
+        """Variables that some templates expect from their callers: the date, and tools as JSON."""
+        self._ready()  # raises for a template that is none, before its variables are looked for
+        found = {name: date.today().strftime(_DATES[name]) for name in self.variables & _DATES.keys()}
+        if "functions" in self.variables and not re.search(r"\btools\b", self.source):
+            found["functions"] = json.dumps(tools, indent=2, ensure_ascii=False) if tools else ""
+        return found
 
     def _rendering(self, values: Mapping[str, Any], add_generation_prompt: bool) -> _Rendering:
         intake = Intake()

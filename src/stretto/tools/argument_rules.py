@@ -10,10 +10,10 @@ from typing import Any
 from stretto.errors import Unsupported
 from stretto.structured.grammar import ascii_classes
 from stretto.tools.check import Tool
-from stretto.tools.format import TYPE, Literals, Tagged
+from stretto.tools.format import TYPE, Elements, Encoding, Literals, Tagged
 from stretto.tools.lark import ANY, dumped, escaped, items, json_value, members, text_until
 from stretto.tools.tag_reading import value_of
-from stretto.tools.types import ALL, resolved, type_name, types_of
+from stretto.tools.types import ALL, MAX_DEPTH, resolved, type_name, types_of
 
 _NOTES = frozenset(("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"))
 _NOTES |= {"$comment", "$schema", "$id", "$defs", "definitions"}
@@ -50,7 +50,7 @@ _SCALARS = {
 class Rules:
     """The rules for one tool: `start` is the expression for its arguments, `lines` the rules it needs."""
 
-    def __init__(self, encoding: Tagged | Literals | None, tool: Tool, prefix: str) -> None:
+    def __init__(self, encoding: Encoding, tool: Tool, prefix: str) -> None:
         self.lines: list[str] = []
         self._tool = tool
         self._prefix = prefix
@@ -61,6 +61,8 @@ class Rules:
             self.start = json_value(tool.schema)
         elif isinstance(encoding, Tagged):
             self.start = self._tags(encoding)
+        elif isinstance(encoding, Elements):
+            self.start = self._elements(encoding, self._root, "parameters")
         else:
             self.start = self._literals(encoding, self._root, "arguments")
 
@@ -111,6 +113,48 @@ class Rules:
         if types & {"array", "object"}:
             raise self._refused(where, "values of several types")
         yield from (_SCALARS[kind] for kind in sorted(types))
+
+    def _elements(self, elements: Elements, schema: Mapping[str, Any], where: str) -> str:
+        """The members of an object as elements."""
+        if where.count(".") > MAX_DEPTH:
+            raise self._refused(where, "a schema that refers to itself")
+        parts = []
+        for key, inner, required in self._properties(schema, where):
+            ways = " | ".join(self._element(elements, key, inner, f"{where}.{key}"))
+            parts.append((self._rule(ways), required))
+        start, lines = members(parts, "")
+        self.lines += lines
+        return start
+
+    def _element(self, elements: Elements, name: str, schema: Any, where: str) -> Iterator[str]:
+        """The ways to write one value with its tags; where a string may stand, nothing nested is written."""
+        opening, end = f"{elements.mark}<{name}>", f"{elements.mark}</{name}>"
+        found, types = self._alternatives(schema, where), types_of(schema, self._root)
+        if types == ALL:
+            raise self._refused(where, "a value of any type")
+        kinds = [types_of(one, self._root) for one in found]
+        strings = [one for one, kind in zip(found, kinds, strict=True) if kind == {"string"}]
+        words = [word for one in found if strings and one not in strings for word in self._words(one, where)]
+        for one in strings:
+            yield f"{items(opening)} {self._string(one, end, types - {'string'}, where, words)}"
+        if not strings and sum(bool(kind & {"object", "array"}) for kind in kinds) > 1:
+            raise self._refused(where, "several kinds of objects or arrays")
+        for one in () if strings else found:
+            yield f"{items(opening)} {self._nested(elements, one, where)} {items(end)}"
+
+    def _nested(self, elements: Elements, schema: Mapping[str, Any], where: str) -> str:
+        """A value that is no string, within its element."""
+        types = types_of(schema, self._root)
+        if not types & {"object", "array"}:
+            return self._json(schema, where)
+        if types == {"object"}:
+            return self._rule(self._elements(elements, schema, where))
+        if types != {"array"}:
+            raise self._refused(where, "values of several types")
+        self._check(schema, {"type", "items", "minItems", "maxItems"}, where)
+        least, most = int(schema.get("minItems", 0)), schema.get("maxItems", "")
+        ways = self._element(elements, elements.item, schema.get("items", {}), f"{where}.[]")
+        return f"({self._rule(' | '.join(ways))}){{{least},{most}}}"
 
     def _literals(self, encoding: Literals, schema: Mapping[str, Any], where: str) -> str:
         """The members of an object as `name=value`."""

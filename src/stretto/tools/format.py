@@ -61,6 +61,21 @@ class Literals:
 
 
 @dataclass(frozen=True)
+class Elements:
+    """Arguments as elements that have their names: `<name>value</name>`, with `mark` before every tag.
+
+    The members of an object are elements in its element, and the items of an array elements `item`. Strings
+    are written as they are, and other values as JSON.
+    """
+
+    mark: str
+    item: str = "item"
+
+
+Encoding = Tagged | Literals | Elements | None  # JSON if None
+
+
+@dataclass(frozen=True)
 class CallFormat:
     """The format of one family.
 
@@ -81,7 +96,7 @@ class CallFormat:
     joint: str | None = None
     opening: str = ""
     closing: str = ""
-    encoding: Tagged | Literals | None = None  # JSON if None
+    encoding: Encoding = None
     signs: tuple[tuple[str, ...], ...] = ()
     ids: str = "[a-zA-Z0-9]{9}"
     whole_id: str = ID
@@ -146,7 +161,7 @@ def texts_of(value: Any) -> list[str]:
         return [value]
     if isinstance(value, tuple):
         return [text for one in value for text in texts_of(one)]
-    if isinstance(value, (CallFormat, Tagged, Literals)):
+    if isinstance(value, (CallFormat, Tagged, Literals, Elements)):
         return [text for name in _names(value) for text in texts_of(getattr(value, name))]
     return []
 
@@ -184,11 +199,11 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
         return change(value)
     if isinstance(value, tuple):
         return tuple(_changed(one, change) for one in value)
-    if isinstance(value, (CallFormat, Tagged, Literals)):
+    if isinstance(value, (CallFormat, Tagged, Literals, Elements)):
         return replace(value, **{name: _changed(getattr(value, name), change) for name in _names(value)})
     return value
 
 
-def _names(value: CallFormat | Tagged | Literals) -> list[str]:
+def _names(value: CallFormat | Tagged | Literals | Elements) -> list[str]:
     """The fields that are text in answers; the others describe the format."""
     return [field.name for field in fields(value) if field.name not in _DESCRIPTIVE]

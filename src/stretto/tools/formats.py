@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stretto.tools.format import ID, TYPE, CallFormat, Literals, Tagged
+from stretto.tools.format import ID, TYPE, CallFormat, Elements, Literals, Tagged
 
 _XML = Tagged("<parameter=", ">\n", "\n</parameter>\n")
 _DSML = "｜DSML｜"
 
 _HY = ":opensource"
+_M3 = "]<]minimax[>["
 
 HARMONY = CallFormat(
     "harmony",
@@ -138,6 +139,17 @@ MINIMAX = CallFormat(
     "</minimax:tool_call>",
     Tagged('<parameter name="', '">', "</parameter>\n"),
     signs=(("minimax:tool_call",),),
+)
+MINIMAX_M3 = CallFormat(
+    "minimax m3",
+    f'{_M3}<invoke name="',
+    '">',
+    f"{_M3}</invoke>\n",
+    "",
+    f"{_M3}<tool_call>\n",
+    f"{_M3}</tool_call>",
+    Elements(_M3),
+    signs=((_M3, "<tool_call>"),),
 )
 SEED = CallFormat(
     "seed",
@@ -347,7 +359,7 @@ GENERIC = CallFormat("generic", '{"name": "', '", "arguments": ', "}", "\n", is_
 
 DECLARED = (
     *(HARMONY, MISTRAL_IDS, MISTRAL_ARGS, DEEPSEEK_V4, DEEPSEEK_V32, DEEPSEEK_R1, DEEPSEEK_V31, KIMI),
-    *(KIMI_K3, MINIMAX, SEED, HY, MINICPM),
+    *(KIMI_K3, MINIMAX_M3, MINIMAX, SEED, HY, MINICPM),
     *(QWEN_XML, GLM, GLM_DENSE, GEMMA, LFM2, OLMO, COMMAND_R7B, COMMAND_R, APERTUS, FUNCTIONARY_32),
     *(FUNCTIONARY_31, NEMOTRON, PHI4, GRANITE, GIGACHAT_31, GIGACHAT, FIREFUNCTION, LLAMA3),
 )

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from stretto.tools.format import ID, CallFormat, Literals, Tagged
+from stretto.tools.element_reading import ElementReader
+from stretto.tools.format import ID, CallFormat, Elements, Literals, Tagged
 from stretto.tools.json_reading import read_json, read_key, read_literal, read_string
 from stretto.tools.source import Malformed, Source, Steps
 from stretto.tools.tag_reading import read_tags
@@ -188,12 +189,17 @@ class CallParser:
             if not (yield from source.skip(encoding.key)):
                 yield from source.expect(_end(self._layout))
             source.at = start
+        if isinstance(encoding, Elements):
+            yield from source.expect(encoding.mark + "<")
+            source.at = start
 
     def _read_arguments(self, name: str) -> Steps[None]:
         """Take the arguments of a call in the encoding of the format."""
         source, encoding, add = self._source, self._layout.encoding, self._receiver.add
         if isinstance(encoding, Tagged):
             yield from read_tags(source, add, encoding, self._schemas.get(name, {}))
+        elif isinstance(encoding, Elements):
+            yield from ElementReader(source, add, encoding, self._schemas.get(name, {})).read()
         elif isinstance(encoding, Literals):
             yield from self._read_literals(encoding)
         else:

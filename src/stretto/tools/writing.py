@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stretto.tools.format import ID, CallFormat, Literals, Tagged
+from stretto.tools.format import ID, CallFormat, Elements, Encoding, Literals, Tagged
 from stretto.tools.types import type_name
 
 Call = tuple[str, Mapping[str, Any], str]  # name, arguments, id
@@ -34,11 +34,13 @@ def write_call(layout: CallFormat, call: Call, number: int = 0) -> str:
     return before + name + between + text + after
 
 
-def _arguments(encoding: Tagged | Literals | None, arguments: Mapping[str, Any]) -> str:
+def _arguments(encoding: Encoding, arguments: Mapping[str, Any]) -> str:
     if encoding is None:
         return dumps(arguments)
     if isinstance(encoding, Tagged):
         return "".join(_tag(encoding, key, value) for key, value in arguments.items())
+    if isinstance(encoding, Elements):
+        return _elements(encoding, arguments)
     return encoding.comma.join(
         f"{key}{encoding.assign}{_literal(encoding, value)}" for key, value in arguments.items()
     )
@@ -48,6 +50,18 @@ def _tag(tags: Tagged, key: str, value: Any) -> str:
     if isinstance(value, str):
         return tags.key + key + tags.value + value + tags.end
     return tags.key + key + tags.value_of_type(type_name(value)) + dumps(value) + tags.end
+
+
+def _elements(elements: Elements, value: Any) -> str:
+    """A value as the content of its element."""
+    mark = elements.mark
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        pairs = [(elements.item, one) for one in value]
+    else:
+        return value if isinstance(value, str) else dumps(value)
+    return "".join(f"{mark}<{key}>{_elements(elements, one)}{mark}</{key}>" for key, one in pairs)
 
 
 def _literal(encoding: Literals, value: Any) -> str:
