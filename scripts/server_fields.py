@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from stretto.server.anthropic_schemas import CountRequest, MessagesRequest
+from stretto.server.llama_embedding import NativeEmbedding
+from stretto.server.llama_schemas import InfillRequest, NativeCompletion
 from stretto.server.responses_schemas import ResponseRequest
 from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 
@@ -20,6 +22,7 @@ TABLES = (
         "/v1/embeddings": EmbeddingRequest,
     },
     {"/v1/messages": MessagesRequest, "/v1/messages/count_tokens": CountRequest},
+    {"/completion": NativeCompletion, "/infill": InfillRequest, "/embedding": NativeEmbedding},
 )
 REFUSED = {  # fields that the protocols have, and this server does not
     "/v1/chat/completions": ("audio", "moderation", "prompt_cache_options", "web_search_options"),

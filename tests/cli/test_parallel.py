@@ -1,11 +1,15 @@
 """`stretto parallel`: what it prints."""
 
+import inspect
 import json
 import re
 import sys
+from dataclasses import fields
 
 import numpy as np
 
+from stretto.cli.parallel import parallel
+from stretto.parallel import ParallelParams
 from stretto.testing import END, byte_tokenizer, mock_llm
 
 END_ID = byte_tokenizer().specials[END]
@@ -33,6 +37,14 @@ def test_brackets_on_stdout_and_nothing_else(cli):
     assert ask(cli, "x") == (0, "[a/b]\\x1b\n", "")
     assert ask(cli, "x", "--threshold", 0.5) == (0, "a\\x1b\n", "")
     assert ask(cli, "x", "--show-probs", "-n", 1) == (0, "[a 0.60/b 0.40]\n", "")
+
+
+def test_the_defaults_are_those_of_a_run():
+    given = {name: one.default for name, one in inspect.signature(parallel).parameters.items()}
+    own = fields(ParallelParams)
+    assert {one.name: given[one.name] for one in own if one.name in given} == {
+        one.name: one.default for one in own if one.name != "attention"
+    }
 
 
 def test_colours_in_a_terminal(cli, monkeypatch):

@@ -77,5 +77,8 @@ def test_options_as_a_value_takes_what_the_table_lists():
     assert dict(Options(**given)) == given
 
 
-def test_the_page_of_documentation_is_made_from_the_tables():
-    assert PAGE.read_text() == page(), "run: python -m stretto.options > docs/reference/options.md"
+def test_the_page_of_documentation_is_made_from_the_tables(monkeypatch):
+    monkeypatch.syspath_prepend(str(PAGE.parents[2] / "scripts" / "site"))
+    from titles import linked
+
+    assert PAGE.read_text() == linked(page(), "reference"), "run: python scripts/doc_reference.py"

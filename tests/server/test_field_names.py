@@ -15,9 +15,9 @@ COMPLETION = {"model": "m", "prompt": "Hi"}
     [
         ("max_new_tokens", "it is max_tokens here"),
         ("repeat_penalty", "it is repetition_penalty here"),
-        ("stop_token_ids", "it is stop_tokens here"),
+        ("eos_token_id", "it is stop_tokens here"),
         ("lora_request", "it is lora here"),
-        ("guided_json", 'send grammar: {"type": "json"'),
+        ("guided_decoding", "it is grammar here"),
         ("do_sample", "temperature 0"),
         ("temprature", "did you mean temperature?"),
         ("qqqq", "leave it out"),

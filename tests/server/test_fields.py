@@ -16,8 +16,22 @@ ASKED = {
     "/v1/responses": {"input": "Hi", "max_output_tokens": 3},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 3},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
+    "/completion": {"prompt": "Hi", "n_predict": 3},
 }
+OFF = ("dynatemp_range", "dry_multiplier", "mirostat", "xtc_probability", "top_n_sigma")
+NUMBERS = (
+    *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold", "typical_p", "dry_base"),
+    *("dry_allowed_length", "dry_penalty_last_n", "n_keep", "n_discard", "n_indent", "min_keep"),
+    *("t_max_prompt_ms", "id_slot", "adaptive_decay"),
+)
 VALUES = {  # of fields that are accepted; texts otherwise
+    **dict.fromkeys(OFF, 0),
+    **dict.fromkeys(NUMBERS, 1),
+    "adaptive_target": -1,
+    "cache_prompt": True,
+    "spaces_between_special_tokens": True,
+    "dry_sequence_breakers": ["."],
+    "return_progress": True,
     "cache_control": {"type": "ephemeral"},
     "context_management": {},
     "metadata": {},
@@ -27,6 +41,7 @@ VALUES = {  # of fields that are accepted; texts otherwise
     "prompt_cache_retention": "24h",
     "service_tier": "auto",
     "store": True,
+    "backend_sampling": True,
     "verbosity": "low",
 }
 

@@ -28,7 +28,8 @@ def test_a_chat_is_answered(web):
     assert body["choices"][0]["finish_reason"] == "stop"
     assert body["usage"]["completion_tokens"] == len(HELLO)
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + len(HELLO)
-    assert set(body["timings"]) == {"load", "first_token", "decode", "total", "tokens_per_second"}
+    assert {"load", "first_token", "decode", "total", "tokens_per_second"} <= set(body["timings"])
+    assert body["timings"]["predicted_n"] == body["usage"]["completion_tokens"]
     assert body["timings"]["total"] > 0
 
 
@@ -141,6 +142,10 @@ def test_the_best_of_several(web):
 
 def test_models_are_listed(web):
     assert [model["id"] for model in web.get("/v1/models").json()["data"]] == ["mock"]
+    (shown,) = web.get("/models").json()["models"]  # as llama-server's clients read them
+    assert shown["name"] == shown["model"] == "mock"
+    assert {"completion", "embedding"} <= set(shown["capabilities"])
+    assert "multimodal" not in shown["capabilities"]
     assert web.get("/v1/models/mock").json()["object"] == "model"
     missing = web.get("/v1/models/gpt-4")
     assert missing.status_code == 404

@@ -71,6 +71,40 @@ def test_embeddings_are_those_of_the_model(small):
     assert small.post("/v1/embeddings", json={**asked, "input": [[1] * 300]}).status_code == 400
 
 
+def test_texts_to_embed_may_be_mixtures_and_objects(small):
+    def vectors(given):
+        answer = small.post("/v1/embeddings", json={"input": given})
+        assert answer.status_code == 200, answer.text
+        return [item["embedding"] for item in answer.json()["data"]]
+
+    parts = {"content": [{"type": "text", "text": "HELLO "}, {"type": "text", "text": "YOU"}]}
+    plain, one, two, three = vectors(
+        ["HELLO YOU", {"prompt_string": "HELLO YOU"}, parts, ["HELLO", 32, "YOU"]]
+    )
+    assert plain == one == two == three
+    assert (
+        vectors(parts) == vectors({"prompt_string": "HELLO YOU"}) == vectors(["HELLO", 32, "YOU"]) == [plain]
+    )
+    assert small.post("/v1/embeddings", json={"input": {"content": []}}).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/embedding", "/embeddings"])
+def test_vectors_in_llama_servers_form(small, path):
+    with tiny(None) as llm:
+        pooled, plain = llm.embed([[1, 2, 3], [4, 5]]), llm.token_vectors([[1, 2, 3], [4, 5]])
+        assert plain[0].mean(axis=0) == pytest.approx(llm.embed([[1, 2, 3]], normalize=False)[0], rel=1e-4)
+    found = small.post(path, json={"input": [[1, 2, 3], [4, 5]]}).json()
+    assert [one["index"] for one in found] == [0, 1]
+    for one, vector in zip(found, pooled, strict=True):
+        assert one["embedding"][0] == pytest.approx(vector.tolist())
+    found = small.post(path, json={"content": [[1, 2, 3], [4, 5]], "pooling": "none"}).json()
+    assert [len(one["embedding"]) for one in found] == [3, 2]
+    for one, rows in zip(found, plain, strict=True):
+        assert np.array(one["embedding"]) == pytest.approx(rows, rel=1e-5)
+    assert small.post("/v1/embeddings", json={"input": "HELLO", "pooling": "none"}).status_code == 400
+    assert small.post(path, json={}).json()["error"]["param"] == "input"
+
+
 def test_a_model_without_states_says_so(web):
     refused = web.post("/v1/embeddings", json={"model": "mock", "input": "a"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported")
@@ -198,7 +232,7 @@ def test_statistics_and_hardware(web):
     assert web.get("/stretto/hardware").json()["cores_usable"] >= 1
 
 
-METRIC = re.compile(r'[a-z_]+(\{([a-z_]+="[^"\n]*",?)*\})? [0-9.e+-]+(inf)?')
+METRIC = re.compile(r'(llamacpp:)?[a-z_]+(\{([a-z_]+="[^"\n]*",?)*\})? [0-9.e+-]+(inf)?')
 
 
 def test_metrics_can_be_read_by_prometheus(web):

@@ -14,6 +14,7 @@ import pytest
 from serving import TINY, endless, mock, serving, until, visiting
 from stretto import Limits
 from stretto.errors import InvalidRequest
+from stretto.server.app import create_app
 from stretto.server.settings import ModelEntry, RequestLimits, Settings, api_keys
 
 CHAT = {"model": "mock", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
@@ -402,7 +403,7 @@ def test_all_pages_may_ask_where_the_operator_says_so():
             assert allowed == {
                 "origin": origin,
                 "credentials": "true",
-                "methods": "GET, POST",
+                "methods": "GET, POST, DELETE, OPTIONS",
                 "headers": "*",
             }
             answer = web.post("/v1/completions", json=TEXT, headers={"origin": origin})
@@ -412,6 +413,39 @@ def test_all_pages_may_ask_where_the_operator_says_so():
         assert web.post("/stretto/models/unload", json=body).status_code == 200
         assert web.get("/health", headers={"host": "evil.example"}).status_code == 200
         assert web.get("/v1/models", headers={"host": "evil.example"}).status_code == 421
+
+
+def test_pages_of_this_machine_may_ask_where_the_operator_says_so():
+    with visiting(origins=("localhost",)) as (_, web):
+        for origin in ("http://localhost", "http://localhost:3000", "http://127.0.0.1:1", "http://[::1]:80"):
+            before = web.options("/v1/completions", headers={"origin": origin})
+            assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, origin)
+        body = {"model": "mock"}
+        assert web.post("/stretto/models/unload", json=body, headers={"origin": origin}).status_code == 403
+        for origin in ("http://evil.example", "http://localhost.evil.example", "http://notlocalhost", "null"):
+            before = web.options("/v1/completions", headers={"origin": origin})
+            assert before.status_code == 200  # as llama-server: it is the browser that asks no further
+            assert not [name for name in before.headers if name.startswith("access-control")]
+            assert web.get("/v1/models", headers={"origin": origin}).status_code == 403
+
+
+def test_paths_are_disabled():
+    with visiting(disabled=("/metrics", "/slots", "/api", "/")) as (_, web):
+        for path in ("/metrics", "/slots", "/slots/0", "/api/tags"):
+            answer = web.get(path)
+            assert answer.status_code == 501
+            assert f"--disable /{path.split('/')[1]}" in answer.text
+        assert web.get("/slots").json()["error"]["type"] == "not_supported_error"
+        assert web.get("/").status_code == 404
+        assert web.get("/page/style.css").status_code == 404
+        for path in ("/v1/models", "/props", "/health"):
+            assert web.get(path).status_code == 200
+    with visiting(disabled=("/metrics",), api_keys=("k",)) as (_, web):
+        assert web.get("/metrics").status_code == 401
+    with pytest.raises(InvalidRequest, match="--disable /metric: there is no such path"):
+        create_app(Settings(MODELS, disabled=("/metric",)))
+    with pytest.raises(InvalidRequest, match="--disable '': there is no such path"):
+        create_app(Settings(MODELS, disabled=("",)))  # all paths begin so
 
 
 MODELS = (ModelEntry("mock", str(TINY)),)

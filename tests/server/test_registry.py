@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from serving import TINY, endless, visiting
+from serving import TINY, endless, until, visiting
 from stretto.errors import InvalidRequest, ModelError
 from stretto.hardware.cuda import CudaDevice
 from stretto.server import registry as registry_module
@@ -182,10 +182,31 @@ def test_one_server_serves_several_models():
         ("small=a/b/model.gguf", "small", "a/b/model.gguf"),
         ("hf:org/repo/file.gguf", "hf:org/repo/file.gguf", "hf:org/repo/file.gguf"),
         ("./a=b/model.gguf", "model", "./a=b/model.gguf"),
+        ("/tmp/a=b/model.gguf", "model", "/tmp/a=b/model.gguf"),
+        ("org/small=./m.gguf", "org/small", "./m.gguf"),
+        ("meta-llama/Llama-3.2-1B=smollm2", "meta-llama/Llama-3.2-1B", "smollm2"),
+        ("a/b/c=model.gguf", "c=model", "a/b/c=model.gguf"),
     ],
 )
 def test_what_a_model_is_called(text, name, source):
     assert ModelEntry.parse(text) == ModelEntry(name, source)
+
+
+def test_a_file_whose_path_looks_like_a_name_stays_a_path(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b=c.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    assert ModelEntry.parse("a/b=c.gguf") == ModelEntry("b=c", "a/b=c.gguf")
+
+
+def test_a_name_with_a_slash_is_served_in_every_protocol():
+    with visiting(models=(f"org/small={TINY}",)) as (_, web):
+        assert web.get("/v1/models/org/small").json()["id"] == "org/small"
+        asked = {"model": "org/small", "prompt": "Hi"}
+        assert web.post("/v1/completions", json=asked).status_code == 200
+        assert web.post("/api/generate", json={**asked, "stream": False}).json()["done"]
+        said = {"model": "org/small", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+        assert web.post("/v1/messages", json=said).status_code == 200
 
 
 @pytest.mark.parametrize("precision", ["standard", "high"])
@@ -204,3 +225,57 @@ def test_models_are_loaded_with_the_precision_of_the_settings(monkeypatch, preci
     monkeypatch.setattr("stretto.server.registry.load", load)
     asyncio.run(run())
     assert asked == [precision]
+
+
+def test_a_model_is_loaded_with_the_template_that_is_given(monkeypatch, tmp_path):
+    asked = []
+
+    def load(path, **options):
+        asked.append(options["chat_template"])
+        return mock_llm("x")
+
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ messages }}")
+    entries = (ModelEntry.parse(f"org/a={TINY}"), ModelEntry.parse(f"b={TINY}"))
+    one, two = ModelEntry.with_templates(entries, [f"org/a={file}"])
+    assert (one.template, two.template) == ("{{ messages }}", None)
+    (alone,) = ModelEntry.with_templates(entries[:1], ["{{ a=b }}"])
+    assert alone.template == "{{ a=b }}"
+    with pytest.raises(InvalidRequest, match="--chat-template"):
+        ModelEntry.with_templates(entries, ["{{ a=b }}"])
+
+    async def run():
+        registry = Registry(Settings((one, two)))
+        await use(registry, "org/a")
+        await use(registry, "b")
+        assert registry.slots["org/a"].facts["template"] == "{{ messages }}"
+        await registry.close()
+
+    monkeypatch.setattr("stretto.server.registry.load", load)
+    asyncio.run(run())
+    assert asked == ["{{ messages }}", None]
+
+
+def test_a_model_that_is_not_used_is_unloaded_after_a_while():
+    asked = {"model": "mock", "prompt": "Say", "max_tokens": 2}
+    with visiting(idle_seconds=0.05) as (_, web):
+        for _ in range(2):
+            assert web.post("/v1/completions", json=asked).status_code == 200
+            until(lambda: web.get("/props").json()["is_sleeping"])
+            assert web.get("/v1/models").json()["data"][0]["id"] == "mock"
+
+    async def run():
+        registry = Registry(settings(idle_seconds=0.01), lambda entry: mock_llm("x"))
+        with await registry.lease("a"):
+            watch = asyncio.create_task(registry.unload_idle(0.01))
+            await use(registry, "b")
+            while "b" in loaded(registry):
+                await asyncio.sleep(0.005)
+            assert loaded(registry) == ["a"]  # which is in use
+        while loaded(registry):
+            await asyncio.sleep(0.005)
+        watch.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    with pytest.raises(InvalidRequest, match="--unload-after"):
+        settings(idle_seconds=0)

@@ -87,12 +87,16 @@ def up(
 
     Running it again with other settings replaces the replicas one by one, without an error for clients.
     """
+    from stretto.cli.generation import note
+    from stretto.cli.pull import pull_missing
     from stretto.deploy import cluster
     from stretto.deploy.environment import haproxy_path
     from stretto.deploy.settings import DeploySettings
 
     shared: dict[str, Any] = {"cells": cells, "kv": kv, **_more(set_ or ())}
     names = model or [o.DEFAULT_MODEL]
+    if address is None and not as_yaml:
+        names = [_absolute(name) for name in names]
     shared["threads"] = threads or shared.get("threads") or _share(len(names) * replicas)
     if gpus:
         shared["gpus"] = gpus
@@ -115,13 +119,23 @@ def up(
         print(_yaml(deployments, host, port), end="")
         return
     cluster.check_keys(address)
-    for settings in deployments:
-        settings.server(host)  # keys are needed beyond this machine: said now, not by each replica
+    tenants = cluster.have_tenants(deployments, host)  # or an error: keys are needed beyond this machine
+    if address is None:
+        for settings in deployments:
+            pull_missing(settings.entry.source)
+    cluster.check_models(deployments, host, here=address is None)
     folder = cluster.home()
-    if address is None and cluster.running_head(folder) is None:
+    state = cluster.running_head(folder)
+    if address is None and state is None:
         haproxy = proxy == "haproxy" or (proxy == "auto" and haproxy_path() is not None)
+        cluster.check_port(host, port)
         cpus = max(float(os.cpu_count() or 1), 1 + sum(_cpus(settings) for settings in deployments))
-        cluster.start_head(folder, haproxy, cpus, _whole_gpus(deployments))
+        cluster.start_head(folder, haproxy, cpus, _whole_gpus(deployments), tenants)
+    elif state is not None and address is None and tenants and _lacks_tenants(state):
+        note(
+            "this cluster was started for one key, so requests of several are not routed by their prefixes; "
+            "`stretto deploy down`, then `up`, changes that"
+        )
     with cluster.connected(folder, address):
         routes = cluster.up(deployments, host, port)
     for settings, route in zip(deployments, routes, strict=True):
@@ -162,6 +176,22 @@ def down(
     if address is None and not names:
         cluster.end_head(folder)
     print(f"taken down: {', '.join(gone) or 'no model was served'}")
+
+
+def _lacks_tenants(state: dict[str, Any]) -> bool:
+    """Whether the router of a cluster does not learn whose request it has."""
+    return bool(state.get("haproxy")) and not state.get("tenants")
+
+
+def _absolute(model: str) -> str:
+    """A model whose file is here, by its whole path: replicas run in another folder."""
+    from stretto.server.settings import ModelEntry
+
+    entry = ModelEntry.parse(model)
+    is_file = "/" in entry.source or entry.source.endswith((".gguf", ".onnx"))
+    if not is_file or not Path(entry.source).exists():
+        return model
+    return f"{entry.name}={Path(entry.source).absolute()}"
 
 
 def _share(replicas: int) -> int:

@@ -46,7 +46,7 @@ Temperature = Annotated[
 def parallel(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; without it, or with -, stdin.")] = None,
     model: o.Model = o.DEFAULT_MODEL,
-    threshold: Threshold = 0.25,
+    threshold: Threshold = 0.15,
     mode: Mode = "isolated",
     max_width: MaxWidth = 8,
     combine: Combine = "mixture",

@@ -41,6 +41,15 @@ def serve(
             rich_help_panel=_MODELS,
         ),
     ] = None,
+    chat_template: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FILE",
+            help="A chat template in place of the model's own: a file of Jinja, its text, or a name "
+            "such as chatml; may be repeated.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
     adapter: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,12 +59,30 @@ def serve(
             rich_help_panel=_MODELS,
         ),
     ] = None,
+    default: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="An option of generation for requests that do not set it, as temperature=0.6; may be "
+            "repeated. overflow=shift forgets the oldest tokens when the context is full.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
     memory: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
             help="What loaded models may take together, as 8GB; the least recently used is unloaded "
             "(default: 80 % of what is free).",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
+    unload_after: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Unload a model that no request has used for so long; the next one loads it again "
+            "(default: it stays until memory is needed).",
             rich_help_panel=_MODELS,
         ),
     ] = None,
@@ -134,8 +161,8 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="ORIGIN",
-            help="Web pages from there may use the server, as https://example.org, or '*': from everywhere; "
-            "may be repeated.",
+            help="Web pages from there may use the server, as https://example.org; localhost: from this "
+            "machine; '*': from everywhere; may be repeated.",
             rich_help_panel=_ACCESS,
         ),
     ] = None,
@@ -144,6 +171,22 @@ def serve(
         typer.Option(
             metavar="NAME",
             help="A name under which the server may be reached without keys, as box.lan; may be repeated.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    disable: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="A path that is not served, as /metrics, /slots or /api; /: the page; may be repeated.",
+            rich_help_panel=_ACCESS,
+        ),
+    ] = None,
+    slot_save_path: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where POST /slots/ID?action=save writes texts with their K and V, for administrators.",
             rich_help_panel=_ACCESS,
         ),
     ] = None,
@@ -186,6 +229,7 @@ def serve(
     """
     try:
         from stretto.server.adapters import with_adapters
+        from stretto.server.defaults import parse_defaults
         from stretto.server.serve import serve as run
         from stretto.server.settings import ModelEntry, RequestLimits, Settings, api_keys
     except ImportError as error:
@@ -195,6 +239,7 @@ def serve(
     named = [*(models or ()), *(model or ())] or [o.DEFAULT_MODEL]
     entries = tuple(ModelEntry.parse(text) for text in named)
     entries = with_adapters(ModelEntry.with_vision(entries, vision or ()), adapter or ())
+    entries = ModelEntry.with_templates(entries, chat_template or ())
     settings = Settings(
         models=entries,
         host=host,
@@ -205,7 +250,11 @@ def serve(
         no_auth=no_auth,
         origins=tuple(allow_origin or ()),
         hosts=tuple(allow_host or ()),
+        disabled=tuple(disable or ()),
+        idle_seconds=unload_after,
         remote_images=remote_images,
+        slot_path=slot_save_path,
+        defaults=parse_defaults(default or ()),
         memory=None if memory is None else size("--memory", memory),
         checkpoint_bytes=size("--checkpoints", checkpoints),
         cells=cells,

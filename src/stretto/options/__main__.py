@@ -1,4 +1,4 @@
-"""Print docs/reference/options.md."""
+"""Print the page of options, as Markdown."""
 
 from stretto.options.documenting import page
 

@@ -21,12 +21,16 @@ HEAD = """# Options
 Every option by name, with its type, default and meaning: the same that `help(stretto.LLM.generate)` shows,
 and the server's `/docs` for the fields that it shares. Unknown names raise `InvalidRequest`; the error for a
 name of llama-cpp-python, transformers, vLLM or Ollama says what it is called here.
-[combinations.md](combinations.md) lists options that exclude each other.
+[What can be combined](combinations.md) lists options that exclude each other.
 
-This page is made by `python -m stretto.options > docs/reference/options.md`.
+`python -m stretto.options` prints this page; `scripts/doc_reference.py` writes it, with links.
 """
 SECTIONS = (
-    ("`generate`, `stream`, `chat`: sampling", "Defaults may be the model's own (`llm.defaults`).", SAMPLING),
+    (
+        "`generate`, `stream`, `chat`, `step`: sampling",
+        "Defaults may be the model's own (`llm.defaults`). `seq.step` and `llm.step` take these only.",
+        SAMPLING,
+    ),
     ("`generate`, `stream`, `chat`: where the text ends", "", LIMITS),
     ("`generate`, `stream`, `chat`: control", "", CONTROL),
     ("`generate`, `chat`: several texts", "", BRANCHING),

@@ -53,12 +53,28 @@ LIMITS = (
     ),
     Option("stop_tokens", "list[int]", (), "Token ids that end the text, as the model's end tokens do."),
     Option("ignore_eos", "bool", False, "Continue after the model's end tokens."),
+    Option(
+        "min_tokens",
+        "int",
+        0,
+        "End tokens are not sampled, and stop strings end nothing, before the text has so many tokens.",
+    ),
+    Option(
+        "include_stop", "bool", False, "The stop string, or the text of the stop token, is part of the text."
+    ),
+    Option("special", "bool", False, "Special tokens are part of the text."),
     Option("timeout", "float | None", None, "Seconds, after which the text so far is returned."),
 )
 
 CONTROL = (
     Option(
         "logprobs", "int", 0, "The log-probability of each token, and of the n most probable ones; 0: none."
+    ),
+    Option(
+        "sampled_logprobs",
+        "bool",
+        False,
+        "logprobs of the distribution that tokens are drawn from, after all samplers; not the model's own.",
     ),
     Option(
         "hooks",
@@ -71,7 +87,7 @@ CONTROL = (
         "grammar",
         "Grammar | dict | None",
         None,
-        "What the text must look like: a JSON schema, or a stretto.Grammar (docs/how-to/structured.md).",
+        "What the text must look like: a JSON schema, or a stretto.Grammar (docs/reference/grammars.md).",
     ),
     Option(
         "callback", "function | None", None, "Called with each Token; returning False ends the generation."

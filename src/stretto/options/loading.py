@@ -57,6 +57,13 @@ LOAD = (
         "False lets a GPU use its fastest kernels, whose last bits depend on what else is in the batch; a "
         "CPU is exact either way.",
     ),
+    Option(
+        "chat_template",
+        "str | PathLike | None",
+        None,
+        "A chat template in place of the model's own: Jinja, the path of a file with it, or a name such as "
+        "chatml or llama3.",
+    ),
     Option("prefix_cache", "bool", True, "Keep the KV cache of prompts for later ones that begin alike."),
     Option(
         "limits",

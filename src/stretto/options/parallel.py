@@ -9,7 +9,7 @@ OWN = (
     Option(
         "threshold",
         "float | schedule",
-        0.25,
+        0.15,
         "Keep every token at least so probable: a number above 0 up to 1, or a function of how much of the "
         "run has passed (Linear, Cosine, Bezier).",
     ),

@@ -12,7 +12,7 @@ from stretto.server.errors import Json, dumps
 PIECE_VALUES = 4096  # written at a time, in a few milliseconds
 
 
-async def long_json(content: dict[str, Any], n_values: int) -> Response:
+async def long_json(content: Any, n_values: int) -> Response:
     """An answer in JSON with about so many values."""
     if n_values <= PIECE_VALUES:
         return Json(content)

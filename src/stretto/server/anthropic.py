@@ -12,10 +12,10 @@ from stretto.server.anthropic_chat import NAMES, as_chat, thinking_arguments
 from stretto.server.anthropic_events import MessageEvents, MessageShape
 from stretto.server.anthropic_schemas import CountRequest, MessagesRequest
 from stretto.server.conversation import converse, options_of, planned, renamed
-from stretto.server.embedding import ids_of
 from stretto.server.errors import Json
 from stretto.server.generation import Generation, begin, started, unless_gone
 from stretto.server.open_response import EVENTS
+from stretto.server.prompt_ids import ids_of
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
 from stretto.tools.plan import ToolPlan

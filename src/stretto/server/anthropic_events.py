@@ -45,7 +45,6 @@ class MessageShape:
             "content": blocks,
             **self.ending(result),
             "usage": usage(result.usage),
-            "timings": self.generation.timings([result]),
         }
 
     def ending(self, result: Result) -> dict[str, Any]:
@@ -146,7 +145,6 @@ class MessageEvents:
         fields = {
             "delta": self._shape.ending(result),
             "usage": usage(result.usage),
-            "timings": self._shape.generation.timings([result]),
         }
         return [*out, *self._stop(), event("message_delta", fields)]
 

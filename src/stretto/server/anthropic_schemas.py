@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from stretto.server.schemas import LABEL, NEUTRAL, Body, Name, Number, Stop, Text
+from stretto.server.schema_base import LABEL, NEUTRAL, Body, Name, Number, Stop, Text
 
 Data = Annotated[str, Field(min_length=1, max_length=1 << 26)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +18,8 @@ from stretto.server import (
     docs,
     live,
     llama_chat,
+    llama_embedding,
+    llama_props,
     llama_server,
     model_admin,
     ollama,
@@ -26,6 +29,7 @@ from stretto.server import (
     pages,
     responses,
     running,
+    slot_files,
     speech,
     tasks,
 )
@@ -52,6 +56,9 @@ ROUTERS = (
     ollama_models.router,
     llama_server.router,
     llama_chat.router,
+    llama_embedding.router,
+    llama_props.router,
+    slot_files.router,
     own.router,
     model_admin.router,
     cells.router,
@@ -91,8 +98,12 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         lines.attach()
+        idle = settings.idle_seconds
+        watch = None if idle is None else asyncio.create_task(state.registry.unload_idle(idle))
         yield
         lines.detach()
+        if watch is not None:
+            watch.cancel()
         state.cancel_all()
         if state.pull is not None:
             await state.pull.ended(PULL_SECONDS)

@@ -42,6 +42,7 @@ class Callers:
         keys = dict.fromkeys(settings.api_keys, False) | dict.fromkeys(settings.admin_keys, True)
         self._several = len(keys) + settings.no_auth > 1
         self._share = settings.share_prefixes
+        self.are_apart = self._several and not self._share  # each has prefixes of its own
         self._secret = token_bytes(32)
         self._known: dict[bytes, Caller] = {}
         for key, admin in keys.items():
@@ -51,7 +52,7 @@ class Callers:
         self.nobody = self._caller("", admin=not keys and settings.loopback)
 
     def _caller(self, name: str, admin: bool) -> Caller:
-        salt = name if self._several and not self._share else ""
+        salt = name if self.are_apart else ""
         return Caller(name, admin, salt, shares=self._several and self._share and not admin)
 
     def find(self, authorization: bytes, key: bytes = b"") -> Caller:

@@ -15,7 +15,7 @@ from stretto.server.callers import caller_of
 from stretto.server.errors import ApiError, Json
 from stretto.server.reading import soon
 from stretto.server.running import owned
-from stretto.server.schemas import ModelName
+from stretto.server.schema_base import ModelName
 from stretto.server.state import state_of
 
 router = APIRouter(tags=["Stretto"])

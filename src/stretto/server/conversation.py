@@ -38,7 +38,8 @@ async def converse(
 ) -> ToolPlan:
     """Queue the answer to a conversation; returns the plan of its tools, which reads the answer."""
     plan, prompt = await planned(body, generation, settings, thinking)
-    await generation.start([prompt], plan.options({"reasoning": True, **options}))
+    follow = bool(body.stream and body.return_progress)
+    await generation.start([prompt], plan.options({"reasoning": True, **options}), follow=follow)
     return plan
 
 

@@ -170,6 +170,7 @@ PARAMETERS = {
 PATH_PARAMETERS = {
     "/v1/responses/{response_id}": "Id of the response.",
     "/v1/responses/{response_id}/input_items": "Id of the response.",
+    "/slots/{number}": "Number of the slot, as id_slot of a request.",
     "/stretto/pins/{name}": "Name of the pin.",
     "/stretto/requests/{name}": "The request's x-request-id.",
     "/v1/models/{name}": MODEL,

@@ -36,12 +36,14 @@ def check_echo(body: CompletionRequest) -> None:
         )  # fmt: skip
 
 
-async def echoed(generation: Generation, prompts: list[Any], options: dict[str, Any]) -> list[list[Token]]:
+async def echoed(
+    generation: Generation, prompts: list[Any], top: int, options: dict[str, Any]
+) -> list[list[Token]]:
     """The tokens of each prompt with their log-probabilities, by the adapter that its text will have."""
     salt = generation.caller.salt or None
     choose_adapter(options, generation.lease.adapter)
     scoring = generation.lease.llm.aprompt_logprobs(
-        prompts, options["logprobs"], cache_salt=salt, adapter=options.get("adapter")
+        prompts, top, cache_salt=salt, adapter=options.get("adapter")
     )
     try:
         return await asyncio.wait_for(scoring, generation.left)

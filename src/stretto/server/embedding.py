@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.llm import LLM
-from stretto.server.errors import ApiError
+from stretto.server.errors import ApiError, unsupported
 from stretto.server.generation import Generation
+from stretto.server.prompt_ids import ids_of
 from stretto.server.task_calls import in_turn
 from stretto.tasks import TaskModel
 
@@ -47,6 +47,8 @@ async def embedded(generation: Generation, texts: list[Any], how: Vectors) -> tu
     """The vectors of texts, computed in batches, and their total number of tokens."""
     model: Any = generation.lease.llm
     if isinstance(model, TaskModel):
+        if not all(isinstance(text, str) for text in texts):
+            raise unsupported(f"{model.name} takes texts, not ids", "input")
         if how.pooling is not None:
             raise ApiError(400, f"{model.name} has no choice of pooling", param="pooling")
         made = await in_turn(
@@ -68,10 +70,3 @@ async def _batches(generation: Generation, model: Any, texts: list[Any], how: Ve
         batch = ids[start : start + BATCH_TEXTS]
         vectors.append(await model.aembed(batch, normalize=how.normalize, **options))
     return np.concatenate(vectors), sum(map(len, ids))
-
-
-def ids_of(llm: LLM, prompt: Any) -> list[int]:
-    """The token ids of a prompt."""
-    if callable(prompt):
-        prompt = prompt()
-    return llm.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else list(prompt)

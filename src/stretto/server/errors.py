@@ -31,6 +31,16 @@ ANTHROPIC_TYPES = {  # by status
     503: "overloaded_error",
 }
 
+VERSIONED = ("/v1/", "/stretto/")  # other paths of OpenAI's shape are llama-server's
+LLAMA_TYPES: dict[int | str, str] = {  # by code, or by status
+    "context_length_exceeded": "exceed_context_size_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+
 MAX_QUOTED = 300  # characters of a message that come from a request
 
 
@@ -45,6 +55,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        facts: dict[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -52,6 +63,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.facts = facts or {}  # numbers for programs, beside the message
 
 
 class ClientGone(Exception):
@@ -79,7 +91,10 @@ def unsupported(message: str, param: str) -> ApiError:
 
 
 def body_of(error: ApiError, path: str) -> dict[str, Any]:
-    """The JSON body: OpenAI's shape, Ollama's under `/api/`, Anthropic's under `/v1/messages`."""
+    """The JSON body: OpenAI's shape, Ollama's under `/api/`, Anthropic's under `/v1/messages`.
+
+    Without `/v1` the types of errors are llama-server's.
+    """
     if path.startswith("/api/"):
         return {"error": error.message}
     if path.startswith(ANTHROPIC_PATH):
@@ -87,12 +102,16 @@ def body_of(error: ApiError, path: str) -> dict[str, Any]:
         named = not error.param or error.param in error.message  # there is no field for it
         message = error.message if named else f"{error.param}: {error.message}"
         return {"type": "error", "error": {"type": kind, "message": message}}
+    kind = INVALID if error.status < 500 else SERVER
+    if not path.startswith(VERSIONED):
+        kind = LLAMA_TYPES.get(error.code or "", LLAMA_TYPES.get(error.status, kind))
     return {
         "error": {
             "message": error.message,
-            "type": INVALID if error.status < 500 else SERVER,
+            "type": kind,
             "param": error.param,
             "code": error.code,
+            **error.facts,
         }
     }
 
@@ -124,7 +143,9 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
         case errors.ContextOverflow() | errors.Unsupported() | errors.InvalidRequest():
             param = (prompt or error.param) if error.param in _INPUT else error.param
             param = FIELDS.get(param or "", param)
-            return ApiError(400, message, param=param, code=_CODES.get(type(error)))
+            return ApiError(
+                400, message, param=param, code=_CODES.get(type(error)), facts=_context_facts(error)
+            )
         case errors.Cancelled():
             return ApiError(503, message, code="cancelled", retry_after=RETRY_SECONDS)
         case errors.ModelError():
@@ -146,6 +167,14 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
 _EXHAUSTED = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN}
 _INPUT = ("prompt", "text", "ids")  # parameters of ours that each endpoint has under a name of its own
 _CODES = {errors.ContextOverflow: "context_length_exceeded", errors.Unsupported: "unsupported"}
+
+
+def _context_facts(error: Exception) -> dict[str, int]:
+    """The numbers of a prompt that is too long, by llama-server's names."""
+    if not isinstance(error, errors.ContextOverflow):
+        return {}
+    found = {"n_prompt_tokens": error.n_tokens, "n_ctx": error.limit}
+    return {name: number for name, number in found.items() if number is not None}
 
 
 def install(app: FastAPI) -> None:

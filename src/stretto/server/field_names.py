@@ -14,10 +14,6 @@ FIELDS = {"adapter": "lora", "template": "chat_template_kwargs", "continues": "c
 ADVICE = {
     "do_sample": ("temperature", "temperature 0 always takes the most probable token"),
     "enable_thinking": ("chat_template_kwargs", 'send chat_template_kwargs: {"enable_thinking": false}'),
-    "guided_choice": ("grammar", 'send grammar: {"type": "choices", "choices": […]}'),
-    "guided_grammar": ("grammar", 'send grammar: {"type": "lark", "grammar": …}'),
-    "guided_json": ("grammar", 'send grammar: {"type": "json", "schema": …}, or response_format'),
-    "guided_regex": ("grammar", 'send grammar: {"type": "regex", "pattern": …}'),
     "options": ("temperature", "its fields stand beside the others here: temperature, top_p, seed …"),
     "system": ("messages", 'send it as the first message, with "role": "system"'),
     "think": ("reasoning_effort", 'send reasoning_effort: "none", or another'),

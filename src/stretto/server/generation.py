@@ -17,8 +17,10 @@ from starlette.types import Receive
 
 from stretto import Result
 from stretto.engine.progress import Progress
+from stretto.engine.types import PromptStep
 from stretto.server.adapters import choose_adapter
 from stretto.server.callers import caller_of
+from stretto.server.defaults import with_defaults
 from stretto.server.errors import ApiError, ClientGone, translate
 from stretto.server.registry import Lease
 from stretto.server.state import State, state_of
@@ -26,6 +28,7 @@ from stretto.server.state import State, state_of
 Value = TypeVar("Value")
 
 REQUEST_ID = "stretto.id"  # key in a scope: the `x-request-id`, set by the guard
+FOR_PYTHON = {"logprobs", "best_of", "min_tokens"}  # options that the fused loop does not have
 TASKS = "stretto.tasks"  # key in a scope: what a request waits for
 
 
@@ -41,6 +44,7 @@ class Generation:
         self._tasks: set[asyncio.Future[Any]] = request.scope.setdefault(TASKS, set())
         self.limits = state.settings.limits
         self.max_queue = state.settings.max_queue
+        self.max_running = state.settings.max_running
         self.lease = lease
         self.since = since  # when the request arrived, by the monotonic clock
         self.texts: Any = None  # an AsyncTexts, or an async iterator over parallel steps
@@ -48,6 +52,8 @@ class Generation:
         self.last: Callable[[], None] | None = None  # called in a thread after the last text
         self.n_images = 0
         self.adapter: Any = None  # of its texts
+        self._prompt_begun: float | None = None  # when a stream with progress had its first
+        self._first_token: float | None = None  # when a stream with timings sent its first
         state.generations.add(self)
 
     @property
@@ -69,17 +75,19 @@ class Generation:
             raise ApiError(429, message, code="busy", retry_after=1)
         self.n_images = n
 
-    async def start(self, prompts: list[Any], options: dict[str, Any]) -> None:
-        """Queue the texts, all or none."""
+    async def start(self, prompts: list[Any], options: dict[str, Any], *, follow: bool = False) -> None:
+        """Queue the texts, all or none; with `follow` news come while prompts are computed too."""
+        options = with_defaults(options, self._state.settings.defaults)
         timeout, left = options.get("timeout"), self.left
         self._has_own_timeout = timeout is not None and timeout < left
         options["timeout"] = min(timeout, left) if timeout is not None else left
-        if self.lease.llm.backend.capabilities.fused and not {"logprobs", "best_of"} & options.keys():
+        if self.lease.llm.backend.capabilities.fused and not FOR_PYTHON & options.keys():
             options["loop"] = "fused"
         choose_adapter(options, self.lease.adapter)
         self.adapter = options.get("adapter")
         options["cache_salt"] = self.caller.salt or None
         self.texts = self.lease.llm.astream_many(prompts, **options)
+        self.texts.follows_prompts = follow
         await self.texts.start()
 
     async def results(self) -> list[Result]:
@@ -113,16 +121,45 @@ class Generation:
             raise cancelled()
 
     def timings(self, results: list[Result]) -> dict[str, float]:
-        """Seconds and speeds, for the answer."""
+        """Seconds and speeds, for the answer; then the same by llama-server's names, in milliseconds."""
         first = min(result.timings.first_token for result in results)
         decode = max(result.timings.decode for result in results)
         decoded = sum(result.timings.n_decoded for result in results)
+        cached = sum(result.usage.cached_tokens for result in results)
+        computed = sum(result.usage.prompt_tokens for result in results) - cached
         return {
             "load": round(self.lease.waited, 6),
             "first_token": round(first, 6),
             "decode": round(decode, 6),
             "total": round(time.monotonic() - self.since, 6),
             "tokens_per_second": round(decoded / decode, 3) if decode > 0 else 0.0,
+            "cache_n": cached,
+            **_rate("prompt", computed, first, computed),
+            **_rate("predicted", sum(result.usage.completion_tokens for result in results), decode, decoded),
+        }
+
+    def timings_now(self, n_tokens: int) -> dict[str, float]:
+        """The same by llama-server's names, of a text that has so many tokens so far."""
+        now = time.monotonic()
+        if self._first_token is None:
+            self._first_token = now
+        progress = self.progress
+        computed = progress.prompt_tokens - progress.cached_tokens
+        return {
+            "cache_n": progress.cached_tokens,
+            **_rate("prompt", computed, self._first_token - self.since, computed),
+            **_rate("predicted", n_tokens, now - self._first_token, n_tokens - 1),
+        }
+
+    def prompt_timings(self, step: PromptStep) -> dict[str, float]:
+        """The same while a prompt is computed."""
+        if self._prompt_begun is None:
+            self._prompt_begun = step.time
+        n = step.processed - step.cached
+        return {
+            "cache_n": step.cached,
+            **_rate("prompt", n, step.time - self._prompt_begun, n),
+            **_rate("predicted", 0, 0.0, 0),
         }
 
     def spent(self) -> dict[str, float]:
@@ -220,6 +257,29 @@ async def unless_gone(
                 late = await task
                 if too_late is not None:
                     too_late(late)
+
+
+def progress_field(generation: Generation, step: PromptStep) -> dict[str, Any]:
+    """llama-server's `prompt_progress`."""
+    timings = generation.prompt_timings(step)
+    return {
+        "total": step.total,
+        "cache": step.cached,
+        "processed": step.processed,
+        "time_ms": int(timings["prompt_ms"]),
+    }
+
+
+def _rate(name: str, n: int, seconds: float, n_timed: int) -> dict[str, float]:
+    """So many tokens, and the time and speed of those of them that the time is for."""
+    ms = round(1000 * seconds, 3)
+    timed = n_timed if n_timed > 0 and ms > 0 else 0
+    return {
+        f"{name}_n": n,
+        f"{name}_ms": ms,
+        f"{name}_per_token_ms": ms / timed if timed else 0.0,
+        f"{name}_per_second": 1000 * timed / ms if timed else 0.0,
+    }
 
 
 def cancelled() -> ApiError:

@@ -19,11 +19,13 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from stretto.errors import InvalidRequest
 from stretto.server.callers import CALLER
 from stretto.server.errors import ApiError, answer, translate
 from stretto.server.generation import REQUEST_ID
 from stretto.server.hosts import host_of, is_literal, is_loopback
-from stretto.server.origins import ANY, answer_headers, check_origin, preflight_headers
+from stretto.server.origins import answer_headers, check_origin, is_wide, preflight_headers
+from stretto.server.spare_memory import SpareMemory
 from stretto.server.state import State
 from stretto.server.streamed import DIRECT
 
@@ -34,6 +36,7 @@ OPEN_PATHS = (HEALTH, "/docs", "/openapi.json")  # without a key
 BODIES = ("POST", "PUT", "PATCH", "DELETE")  # methods whose requests have bodies
 KNOWN_METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
 FORM_PATHS = ("/v1/audio/transcriptions",)  # whose bodies are forms with a file, as OpenAI has them
+PAGE, PAGE_FILES = "/", "/page/"  # of the page: the path of itself, and of its files
 CLOSE = (b"connection", b"close")
 JSON_TYPE = (b"content-type", b"application/json")
 CROWDED = "stretto.crowded"  # key in a scope: there are more connections than allowed
@@ -50,8 +53,14 @@ class Guard:
         self._settings = state.settings
         self._callers = state.callers
         self._traffic = state.traffic
+        self._spare = SpareMemory()
         self._paths = paths  # that are counted one by one
         self._open_paths = open_paths.union(OPEN_PATHS)
+        for path in self._settings.disabled:
+            if not path or (path != PAGE and not any(is_below(known, path) for known in paths)):
+                raise InvalidRequest(
+                    f"--disable {path or repr(path)}: there is no such path here", param="disable"
+                )
         self._numbers = count()
         self._prefix = token_hex(4)
 
@@ -67,8 +76,8 @@ class Guard:
             headers = dict(scope["headers"])
             if scope.get(CROWDED):
                 visit.extra.append(CLOSE)
-            self._admit(scope, headers)
-            if self._settings.origins and await self._preflight(scope, headers, visit):
+            is_allowed = self._admit(scope, headers)
+            if self._settings.origins and await self._preflight(scope, headers, visit, is_allowed):
                 return
             if scope["method"] in BODIES:
                 body = await self._body(headers, receive)
@@ -85,13 +94,16 @@ class Guard:
                 response = answer(translate(error), scope["path"])
                 await response(scope, receive, visit.send)
         finally:
+            scope.pop(DIRECT, None)  # which refers to the scope: the two would wait for the garbage collector
             self._traffic.body_bytes -= held
+            self._spare.note(held)
             self._traffic.active -= 1
             self._note(visit)
 
     # -- admission --
 
-    def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+    def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        """Whether the page that asks is allowed; raises for all but its preflight request if it is not."""
         settings = self._settings
         if self._traffic.stopping:
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
@@ -104,12 +116,32 @@ class Guard:
         scope[CALLER] = callers.nobody if is_open else callers.find(*keys)
         if not callers.need_keys and scope["path"] != HEALTH:
             self._check_host(headers)
+        self._check_enabled(scope["path"])
         origin = headers.get(b"origin")
-        if origin is not None:
-            host, allowed = headers.get(b"host", b"").decode("latin-1"), settings.origins
+        if origin is None:
+            return True
+        host, allowed = headers.get(b"host", b"").decode("latin-1"), settings.origins
+        try:
             is_foreign = check_origin(origin.decode("latin-1"), host, allowed)
-            if is_foreign and ANY in allowed and scope[CALLER] is callers.nobody:
-                scope[CALLER] = replace(callers.nobody, admin=False)
+        except ApiError as error:
+            if error.status == 403 and allowed and scope["method"] == "OPTIONS":
+                return False
+            raise
+        if is_foreign and is_wide(allowed) and scope[CALLER] is callers.nobody:
+            scope[CALLER] = replace(callers.nobody, admin=False)
+        return True
+
+    def _check_enabled(self, path: str) -> None:
+        """Refuse what the operator has disabled: endpoints by 501, as llama-server does, the page by 404."""
+        for off in self._settings.disabled:
+            if off == PAGE and (path == PAGE or path.startswith(PAGE_FILES)):
+                raise ApiError(404, "this server shows no page: it was started with --disable /")
+            if off != PAGE and is_below(path, off):
+                raise ApiError(
+                    501,
+                    f"this server does not serve {off}: it was started with --disable {off}",
+                    code="disabled",
+                )
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
         """Without keys, refuse names that a web page may have given this machine."""
@@ -125,16 +157,23 @@ class Guard:
                 code="wrong_host",
             )
 
-    async def _preflight(self, scope: Scope, headers: dict[bytes, bytes], visit: _Visit) -> bool:
-        """Add CORS headers for a browser; answers a preflight request and returns True for it."""
+    async def _preflight(
+        self, scope: Scope, headers: dict[bytes, bytes], visit: _Visit, is_allowed: bool
+    ) -> bool:
+        """Add CORS headers for a browser; answers a preflight request and returns True for it.
+
+        A page that is not allowed gets none of them: its browser asks no further, and says why.
+        """
         origin = headers.get(b"origin")
         if origin is None:
             return False
-        visit.extra += answer_headers(origin)
+        if is_allowed:
+            visit.extra += answer_headers(origin)
         if scope["method"] != "OPTIONS":
             return False
-        visit.extra += preflight_headers(self._settings.origins)
-        status = 200 if ANY in self._settings.origins else 204
+        if is_allowed:
+            visit.extra += preflight_headers(self._settings.origins)
+        status = 200 if is_wide(self._settings.origins) else 204
         await visit.send({"type": "http.response.start", "status": status, "headers": []})
         await visit.send({"type": "http.response.body"})
         return True
@@ -174,6 +213,7 @@ class Guard:
                     return b"".join(pieces)
         except BaseException:
             self._traffic.body_bytes -= n
+            self._spare.note(n)
             raise
 
     def _too_large(self, n: int) -> ApiError:
@@ -234,6 +274,11 @@ class _Visit:
                 *self.extra,
             ]
         await self._send(message)
+
+
+def is_below(path: str, top: str) -> bool:
+    """Whether a path is another one, or below it."""
+    return path == top or path.startswith(f"{top}/")
 
 
 def whole(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:

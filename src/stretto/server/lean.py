@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from stretto.server.bodies import read_body
 from stretto.server.errors import ClientGone
+from stretto.server.schema_base import ForModel
 from stretto.server.settings import RequestLimits
 
 Endpoint = Callable[[Any, Request], Awaitable[Response]]
@@ -42,6 +43,8 @@ class Lean:
         model, endpoint = route
         body = await read_body(model, (await receive())["body"], self._limits)
         scope["app"] = self._app
+        if isinstance(body, ForModel) and not body.model:
+            body.model = self._app.state.stretto.registry.first(body.verb)
         try:
             response = await endpoint(body, Request(scope, receive))
         except ClientGone:

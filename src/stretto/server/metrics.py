@@ -7,6 +7,8 @@ from typing import Any
 
 from stretto import __version__
 from stretto.llm import LLM
+from stretto.llm.base import EngineModel
+from stretto.server.llama_metrics import llama_lines
 from stretto.server.slots import Slot
 from stretto.server.state import State
 
@@ -127,6 +129,7 @@ def _lines(state: State) -> Iterator[str]:
         yield f"# TYPE stretto_{name} histogram"
         for labels, m, _ in loaded:
             yield from _histogram(f"stretto_{name}", labels, m[key])
+    yield from llama_lines([s.llm.metrics for s in slots if isinstance(s.llm, EngineModel)])
     for kind in ("free", "used"):
         yield from _metric(
             f"stretto_cells_{kind}",

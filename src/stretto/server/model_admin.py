@@ -17,7 +17,7 @@ from stretto.server.generation import unless_gone
 from stretto.server.model_facts import catalogue, disk_free, facts_of, inspect, require_backend
 from stretto.server.pulls import Pull, source_of
 from stretto.server.registry import Registry
-from stretto.server.schemas import Body, ModelName, Name
+from stretto.server.schema_base import Body, ModelName, Name
 from stretto.server.settings import ModelEntry
 from stretto.server.slots import Slot
 from stretto.server.state import state_of

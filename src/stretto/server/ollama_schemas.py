@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from stretto.server.errors import ApiError
-from stretto.server.schemas import Body, Name, Number, Stop, Text
+from stretto.server.schema_base import Body, Name, Number, Stop, Text
 
 Format = Literal["", "json"] | dict[str, Any]
 KeepAlive = str | int | float

@@ -6,7 +6,7 @@ import asyncio
 import base64
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -14,22 +14,26 @@ from starlette.responses import Response
 
 from stretto.llm import LLM
 from stretto.server.answers import PIECE_VALUES, long_json
+from stretto.server.chunks import Chunks
 from stretto.server.conversation import options_of, planned
 from stretto.server.echo import check_echo, echoed, nothing_new
-from stretto.server.embedding import Vectors, embedded, ids_of
+from stretto.server.embedding import Vectors, embedded
 from stretto.server.errors import ApiError, Json, translate
 from stretto.server.generation import Generation, begin, started, unless_gone
 from stretto.server.legacy import FunctionShape, with_tools
+from stretto.server.ollama_models import capabilities
 from stretto.server.open_response import EVENTS
 from stretto.server.options import check_at_most, check_prompts, completion_options
 from stretto.server.pins import check_pin, pin
-from stretto.server.prompts import check_suffix, is_mixed, made_prompts
-from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
-from stretto.server.shapes import ChatShape, Chunks, Shape
+from stretto.server.prompt_ids import ids_of, is_mixed
+from stretto.server.prompts import check_suffix, is_made, made_prompts, plain_ids, truncated
+from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest, PromptParts, PromptString
+from stretto.server.shapes import ChatShape, Shape
+from stretto.server.slot_files import remember
 from stretto.server.slots import Slot
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
-from stretto.server.structured import grammar_of
+from stretto.server.structured import grammar_of, shaping_fields
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -38,9 +42,11 @@ router = APIRouter(tags=["OpenAI"])
 async def models(request: Request) -> Response:
     """The models that are served."""
     state = state_of(request)
-    listed = [_model(name, slot) for name, slot in state.registry.names()]
+    names = state.registry.names()
+    listed = [_model(name, slot) for name, slot in names]
     ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {}
-    return Json({"object": "list", "data": listed, "has_more": False, **ends})
+    shown = [_for_llama(name, slot) for name, slot in names]
+    return Json({"object": "list", "data": listed, "models": shown, "has_more": False, **ends})
 
 
 @router.get("/v1/models/{name:path}")
@@ -65,14 +71,14 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     async def start(generation: Generation) -> Shape:
         llm = generation.lease.llm
         shape = Shape(generation, body.model, body.logprobs)
-        if body.suffix or any(map(is_mixed, prompts)):
-            prompts[:] = await asyncio.to_thread(made_prompts, llm, prompts, body.suffix)
+        shape.names_ids = body.return_tokens_as_token_ids is True
+        if is_made(body, prompts):
+            prompts[:] = await asyncio.to_thread(made_prompts, llm, prompts, body)
         if body.echo:
             texts = await asyncio.to_thread(lambda: [_text(llm, prompt) for prompt in prompts])
             shape.before = [text for text in texts for _ in range(options["n"])]
-            if body.logprobs is not None:
-                scored = await echoed(generation, prompts, dict(options))
-                shape.scored = [tokens for tokens in scored for _ in range(options["n"])]
+        if body.prompt_logprobs is not None or (body.echo and body.logprobs is not None):
+            await _score(body, shape, prompts, options)
         if body.max_tokens == 0:
             return shape
         ready = await _with_ids(body, shape, await _continued(body, generation, prompts), options["n"])
@@ -98,11 +104,27 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         tops = (body.top_logprobs or 0) if body.logprobs else None
         kind = FunctionShape if legacy else ChatShape
         shape = kind(generation, body.model, tops, plan, body.continue_token_ids or [])
-        ready = await _with_ids(body, shape, await _continued(body, generation, [prompt]), options["n"])
+        shape.names_ids = body.return_tokens_as_token_ids is True
+        prompts: list[Any] = [prompt]
+        if body.truncate_prompt_tokens is not None or body.prompt_logprobs is not None:
+            prompts = [await asyncio.to_thread(_cut_prompt, body, generation.lease.llm, prompt)]
+        if body.prompt_logprobs is not None:
+            await _score(body, shape, prompts, options)
+        ready = await _with_ids(body, shape, await _continued(body, generation, prompts), options["n"])
         await _start(body, generation, ready, plan.options({"reasoning": True, **options}))
         return shape
 
     return await _answer(request, body, start, 1, "messages")
+
+
+async def _score(
+    body: CompletionRequest | ChatRequest, shape: Shape, prompts: list[Any], options: dict[str, Any]
+) -> None:
+    """Give the shape the log-probabilities of the prompts' tokens."""
+    top = max(1, body.prompt_logprobs or 0, options.get("logprobs", 0))
+    scored = await echoed(shape.generation, prompts, top, dict(options))
+    shape.scored = [tokens for tokens in scored for _ in range(options["n"])]
+    shape.prompt_tops = body.prompt_logprobs
 
 
 async def _continued(
@@ -126,10 +148,16 @@ async def _continued(
 async def _with_ids(
     body: CompletionRequest | ChatRequest, shape: Shape, prompts: list[Any], n: int
 ) -> list[Any]:
-    """The prompts, whose ids the shape has from now on if they are asked for."""
-    if not body.return_token_ids:
+    """The prompts, whose ids or text the shape has from now on if they are asked for."""
+    if not body.return_token_ids and not body.verbose:
         return prompts
-    ready = [await asyncio.to_thread(ids_of, shape.generation.lease.llm, prompt) for prompt in prompts]
+    llm = shape.generation.lease.llm
+    ready = [await asyncio.to_thread(ids_of, llm, prompt) for prompt in prompts]
+    if body.verbose:
+        texts = await asyncio.to_thread(lambda: [llm.tokenizer.decode(ids, special=True) for ids in ready])
+        shape.verbose = {"__verbose": {"prompt": texts[0] if len(texts) == 1 else texts}}
+    if not body.return_token_ids:
+        return ready
     ids = [prompt if all(type(token) is int for token in prompt) else None for prompt in ready]
     shape.prompts = [each for each in ids for _ in range(n)]
     shape.ends |= frozenset(body.stop_tokens or ())
@@ -146,7 +174,10 @@ async def _start(
         prompts = [ids]
         check_pin(generation, name, len(ids))
         generation.last = lambda: pin(generation, name, ids)
-    await generation.start(prompts, options)
+    if body.id_slot is not None and body.id_slot >= 0 and options["n"] == 1:
+        prompts = [await asyncio.to_thread(ids_of, generation.lease.llm, prompt) for prompt in prompts]
+        remember(generation, body.id_slot, prompts)
+    await generation.start(prompts, options, follow=bool(body.stream and body.return_progress))
 
 
 async def _echo(
@@ -183,12 +214,11 @@ async def _answer(
 ) -> Response:
     """Start a generation and answer with it; `prompt` is the field that holds the prompt."""
     _note(request, body)
-    shaped = "grammar" if body.grammar else "response_format"
-    generation, shape = await started(request, body.model, start, prompt, shaped)
+    generation, shape = await started(request, body.model, start, prompt, *shaping_fields(body)[:1])
     try:
         if body.stream:
-            usage = body.stream_options is not None and body.stream_options.include_usage
-            return Streamed(generation, generation.texts, Chunks(shape, usage, n_prompts), EVENTS)
+            chunks = Chunks(shape, body.stream_options, n_prompts, body.timings_per_token is True)
+            return Streamed(generation, generation.texts, chunks, EVENTS)
         results = await unless_gone(request, generation.results())
         n_values = sum(len(result.tokens) for result in results) * (shape.tops or 0)
         n_values += sum(map(len, shape.scored)) * (1 + (shape.tops or 0))
@@ -207,7 +237,7 @@ async def _answer(
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """A vector for each text: its final hidden states, pooled."""
     state = state_of(request)
-    texts = prompts_of(body.input)
+    texts = [plain_text(one) for one in prompts_of(body.input)]
     check_prompts("input", texts, state.settings.limits)
     generation = await begin(state, body.model, request, "embed")
     try:
@@ -231,11 +261,20 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     return await long_json(answer, sum(len(vector) for vector in vectors))
 
 
-def prompts_of(given: str | list[Any]) -> list[Any]:
+def prompts_of(given: Any) -> list[Any]:
     """A prompt or a list of prompts as a list; a list with ids in it is one prompt."""
-    if isinstance(given, str) or isinstance(given[0], int) or is_mixed(given):
+    if not isinstance(given, list) or isinstance(given[0], int) or is_mixed(given):
         return [given]
     return list(given)
+
+
+def plain_text(given: Any) -> str | list[Any]:
+    """A text or a list of ids and texts, of which an object holds one."""
+    if isinstance(given, PromptString):
+        return given.prompt_string
+    if isinstance(given, PromptParts):
+        return "".join(part.text for part in given.content)
+    return cast("str | list[Any]", given)
 
 
 def check_one(prompts: list[Any], name: str) -> list[Any]:
@@ -243,6 +282,14 @@ def check_one(prompts: list[Any], name: str) -> list[Any]:
     if len(prompts) != 1:
         raise ApiError(400, f"{name} is for a single prompt, not for {len(prompts)}", param=name)
     return prompts
+
+
+def _cut_prompt(body: ChatRequest, llm: LLM, prompt: Any) -> list[int]:
+    """The ids of a conversation, of which `truncate_prompt_tokens` keeps a part; to be called in a thread."""
+    if body.max_completion_tokens is not None:
+        body = body.model_copy(update={"max_tokens": body.max_completion_tokens})
+    (ids,) = truncated(llm, [plain_ids(llm, prompt, "prompt_logprobs")], body)
+    return list(ids)
 
 
 def _text(llm: LLM, prompt: str | list[int]) -> str:
@@ -265,6 +312,14 @@ def _model(name: str, slot: Slot) -> dict[str, Any]:
         "context_length": slot.facts["context_length"],
         **({"parent": slot.name} if name != slot.name else {}),
     }
+
+
+def _for_llama(name: str, slot: Slot) -> dict[str, Any]:
+    """A model as llama-server's clients read it, which look for what it can do."""
+    able = capabilities(slot)
+    if "vision" in able:
+        able.append("multimodal")
+    return {"name": name, "model": name, "type": "model", "capabilities": able}
 
 
 def _for_anthropic(name: str, slot: Slot) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stretto.server.errors import ApiError
+from stretto.server.errors import ApiError, unsupported
 from stretto.server.schemas import ChatRequest, CompletionRequest, Sampling
 from stretto.server.settings import RequestLimits
 
@@ -17,7 +17,7 @@ SAME = (
     "presence_penalty",
     "frequency_penalty",
     "ignore_eos",
-    "stop_tokens",
+    "min_tokens",
     "timeout",
     "stop",
     "max_tokens",
@@ -27,8 +27,26 @@ SAME = (
 def engine_options(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
     """The options that both kinds of completion share."""
     options = {name: value for name in SAME if (value := getattr(body, name)) is not None}
+    if body.n_predict is not None:
+        if "max_tokens" in body.model_fields_set and body.max_tokens not in (None, body.n_predict):
+            raise ApiError(400, "max_tokens and n_predict differ; give one", param="n_predict")
+        options.pop("max_tokens", None)
+        options.update({"max_tokens": max(1, body.n_predict)} if body.n_predict >= 0 else {})
+    if body.top_k == -1:
+        options["top_k"] = 0
     if body.logit_bias:
         options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
+    if stop_tokens := [*(body.stop_tokens or ()), *(body.stop_token_ids or ())]:
+        options["stop_tokens"] = stop_tokens
+    if body.include_stop_str_in_output:
+        options["include_stop"] = True
+    if body.skip_special_tokens is False:
+        options["special"] = True
+    if body.prompt_logprobs is not None and body.stream:
+        raise ApiError(
+            400, "prompt_logprobs are not streamed; leave stream out", param="prompt_logprobs",
+            code="unsupported",
+        )  # fmt: skip
     if body.lora is not None:
         options["adapter"] = body.lora
     if body.seed is not None:
@@ -61,6 +79,11 @@ def completion_options(body: CompletionRequest, limits: RequestLimits) -> dict[s
 def chat_options(body: ChatRequest, limits: RequestLimits) -> dict[str, Any]:
     """The options of `/v1/chat/completions`."""
     options = engine_options(body, limits)
+    if body.tools and body.skip_special_tokens is False:
+        raise unsupported(
+            "skip_special_tokens: false and tools do not go together: calls are read without them",
+            "skip_special_tokens",
+        )
     most = body.max_completion_tokens
     if most is not None:
         if body.max_tokens not in (None, most):

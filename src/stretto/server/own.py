@@ -17,14 +17,15 @@ from stretto.server import metrics
 from stretto.server.adapters import choose_adapter
 from stretto.server.answers import long_json
 from stretto.server.callers import caller_of, require_admin
-from stretto.server.embedding import ids_of
 from stretto.server.errors import ApiError, Json, translate
 from stretto.server.generation import begin, unless_gone
 from stretto.server.lattice import StepEvents, all_of, as_dict, check_attention
+from stretto.server.llama_metrics import start_header
 from stretto.server.open_response import EVENTS
 from stretto.server.options import check_prompts
 from stretto.server.pins import listed, release
-from stretto.server.schemas import Body, ModelName, Name, Number, Stop, Text, Tokens
+from stretto.server.prompt_ids import ids_of
+from stretto.server.schema_base import Body, ModelName, Name, Number, Stop, Text, Tokens
 from stretto.server.slots import Slot
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
@@ -85,8 +86,10 @@ async def health(request: Request) -> Response:
 
 @router.get("/metrics")
 async def prometheus(request: Request) -> Response:
-    """Metrics for Prometheus."""
-    return PlainTextResponse(metrics.render(state_of(request)), media_type=metrics.PROMETHEUS)
+    """Metrics for Prometheus; those of llama-server under its names too."""
+    state = state_of(request)
+    started = start_header(time.monotonic() - state.started)
+    return PlainTextResponse(metrics.render(state), media_type=metrics.PROMETHEUS, headers=started)
 
 
 @router.get("/stretto/hardware")

@@ -7,17 +7,10 @@ from typing import Any
 from stretto.llm import LLM
 from stretto.server.errors import ApiError, unsupported
 from stretto.server.options import check_prompts
-from stretto.server.schemas import CompletionRequest
+from stretto.server.prompt_ids import ids_of, is_mixed, mixed_ids
+from stretto.server.schemas import CompletionRequest, Sampling
 from stretto.server.settings import RequestLimits
 from stretto.text.infill import infill_prompt
-
-
-def is_mixed(prompt: Any) -> bool:
-    """Whether a prompt is a list of texts and ids."""
-    if not isinstance(prompt, list):
-        return False
-    kinds = set(map(type, prompt))
-    return kinds == {int, str}
 
 
 def check_suffix(body: CompletionRequest, prompts: list[Any], limits: RequestLimits) -> None:
@@ -27,25 +20,55 @@ def check_suffix(body: CompletionRequest, prompts: list[Any], limits: RequestLim
     check_prompts("suffix", [body.suffix], limits)
     if not all(isinstance(prompt, str) for prompt in prompts):
         raise unsupported("suffix needs prompts that are texts, not ids", "suffix")
+    if body.add_special_tokens is False:
+        raise unsupported("add_special_tokens: false and suffix do not go together", "add_special_tokens")
     if body.echo:
         raise unsupported("echo and suffix do not go together", "echo")
 
 
-def made_prompts(llm: LLM, prompts: list[Any], suffix: str | None) -> list[Any]:
-    """The prompts as ids, where they are mixtures or have a gap; to be called in a thread."""
-    if suffix:
-        return [infill_prompt(llm.tokenizer, prompt, suffix) for prompt in prompts]
-    return [mixed_ids(llm, prompt) if is_mixed(prompt) else prompt for prompt in prompts]
+def is_made(body: CompletionRequest, prompts: list[Any]) -> bool:
+    """Whether prompts are more than what the engine takes."""
+    is_changed = body.suffix or body.truncate_prompt_tokens is not None or body.add_special_tokens is False
+    return bool(is_changed) or any(map(is_mixed, prompts))
 
 
-def mixed_ids(llm: LLM, parts: list[int | str]) -> list[int]:
-    """The ids of texts and ids in a row; only a text at the beginning gets a BOS token."""
-    ids: list[int] = []
-    for at, part in enumerate(parts):
-        if isinstance(part, int):
-            ids.append(part)
-        else:
-            ids += llm.tokenizer.encode(part, special=True, bos=None if at == 0 else False)
-    if not ids:
-        raise ApiError(400, "prompt: there is no token in it", param="prompt", code="invalid_value")
+def made_prompts(llm: LLM, prompts: list[Any], body: CompletionRequest) -> list[Any]:
+    """The prompts as ids, where they are mixtures, have a gap or are cut; to be called in a thread."""
+    if body.suffix:
+        made = [infill_prompt(llm.tokenizer, prompt, body.suffix) for prompt in prompts]
+    else:
+        bos = False if body.add_special_tokens is False else None
+        made = [_ids_or_text(llm, prompt, bos) for prompt in prompts]
+    return truncated(llm, made, body)
+
+
+def _ids_or_text(llm: LLM, prompt: Any, bos: bool | None) -> Any:
+    if is_mixed(prompt):
+        return mixed_ids(llm, prompt, bos)
+    if isinstance(prompt, str) and bos is False:
+        return llm.tokenizer.encode(prompt, special=True, bos=False)
+    return prompt
+
+
+def truncated(llm: LLM, prompts: list[Any], body: Sampling) -> list[Any]:
+    """The prompts, of which `truncate_prompt_tokens` keeps a part; to be called in a thread."""
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return prompts
+    if most == 0:
+        raise ApiError(
+            400, "truncate_prompt_tokens is 0; a prompt needs a token", param="truncate_prompt_tokens",
+            code="invalid_value",
+        )  # fmt: skip
+    if most < 0:
+        most = max(1, llm.context_length - max(1, body.max_tokens or 1))
+    several = [plain_ids(llm, prompt, "truncate_prompt_tokens") for prompt in prompts]
+    return [ids[:most] if body.truncation_side == "right" else ids[-most:] for ids in several]
+
+
+def plain_ids(llm: LLM, prompt: Any, field: str) -> list[int]:
+    """The ids of a prompt for a field that does not go with images."""
+    ids = ids_of(llm, prompt)
+    if not all(type(token) is int for token in ids):
+        raise unsupported(f"{field} and images do not go together", field)
     return ids

@@ -23,6 +23,7 @@ from stretto.server.slots import Slot, megabytes, slot_of
 MEMORY_FRACTION = 0.8  # of the free memory, the default limit for models
 
 MAX_MODELS = 256
+IDLE_POLL_SECONDS = 1.0  # between two looks for models that are not used
 
 Opener = Callable[[ModelEntry], LLM]
 
@@ -72,6 +73,15 @@ class Registry:
     def find(self, name: str) -> Slot:
         """The model of that name; nothing but these names is ever looked up."""
         return self.resolve(name)[0]
+
+    def first(self, verb: str) -> str:
+        """The name of the first model that has the verb, for requests that name none."""
+        found = next((slot.name for slot in self.slots.values() if verb in slot.facts["verbs"]), None)
+        if found is None:
+            raise ApiError(
+                400, f"model is missing, and no model here can {verb}", param="model", code="missing_field"
+            )
+        return found
 
     def names(self) -> list[tuple[str, Slot]]:
         """All names that requests may give: models, and adapters as `MODEL:ADAPTER`."""
@@ -134,6 +144,16 @@ class Registry:
         slot = self.find(name)
         async with self._load_lock:
             return await self._unload_idle(slot)
+
+    async def unload_idle(self, seconds: float) -> None:
+        """Unload models that no request has used for so long, until it is cancelled."""
+        while True:
+            await asyncio.sleep(min(seconds / 2, IDLE_POLL_SECONDS))
+            for slot in list(self.slots.values()):
+                if slot.is_idle_for(seconds):
+                    async with self._load_lock:
+                        if slot.is_idle_for(seconds):
+                            await self._unload(slot)
 
     # -- models that come and go --
 
@@ -288,6 +308,7 @@ class Registry:
             kv=settings.kv,
             precision=settings.precision,
             repack=self.slots[entry.name].repack,
+            chat_template=entry.template,
             limits=Limits(
                 max_running=settings.max_running,
                 max_queue=settings.max_queue,

@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from stretto.server.callers import caller_of
 from stretto.server.conversation import converse, options_of, planned, renamed
-from stretto.server.embedding import ids_of
 from stretto.server.errors import Json, dumps, unsupported
 from stretto.server.generation import Generation, begin, started, unless_gone
 from stretto.server.open_response import EVENTS
+from stretto.server.prompt_ids import ids_of
 from stretto.server.response_store import Kept
 from stretto.server.responses_chat import NAMES, AnyItem, as_chat, items_of
 from stretto.server.responses_schemas import InputTokensRequest, Item, MessageItem, ResponseRequest

@@ -59,7 +59,7 @@ def as_chat(body: InputTokensRequest, items: Sequence[AnyItem]) -> ChatRequest:
         "chat_template_kwargs": body.chat_template_kwargs,
     }
     if isinstance(body, ResponseRequest):
-        same = ("temperature", "top_p", "top_k", "min_p", "seed", "stream", "user")
+        same = ("temperature", "top_p", "top_k", "min_p", "seed", "stream", "return_progress", "user")
         fields |= {name: getattr(body, name) for name in same}
         fields |= {"max_tokens": body.max_output_tokens, "logprobs": has_logprobs(body)}
         fields["top_logprobs"] = body.top_logprobs if fields["logprobs"] else None

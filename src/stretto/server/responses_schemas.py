@@ -6,19 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from stretto.server.schemas import (
-    LABEL,
-    NEUTRAL,
-    Body,
-    Function,
-    JsonFormat,
-    JsonSchema,
-    Name,
-    NamedFunction,
-    Number,
-    PlainFormat,
-    Text,
-)
+from stretto.server.schema_base import LABEL, NEUTRAL, Body, ForModel, Name, Number, Text
+from stretto.server.schemas import Function, JsonFormat, JsonSchema, NamedFunction, PlainFormat
 
 Status = Annotated[Literal["in_progress", "completed", "incomplete"], Field(description=NEUTRAL)]
 
@@ -182,10 +171,9 @@ Include = Literal[
 ]
 
 
-class InputTokensRequest(Body):
+class InputTokensRequest(ForModel):
     """`POST /v1/responses/input_tokens`."""
 
-    model: Name
     input: Text | Annotated[list[Item], Field(max_length=4096)]
     instructions: Text | None = None
     previous_response_id: Name | None = None
@@ -228,3 +216,9 @@ class ResponseRequest(InputTokensRequest):
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    timings_per_token: bool | None = Field(
+        None, description="In streams: timings with every piece of text, and at the end."
+    )
+    return_progress: bool | None = Field(
+        None, description="In streams: events that say how much of the prompt has been computed."
+    )

@@ -8,10 +8,10 @@ from secrets import token_hex
 from typing import Any
 
 from stretto import Result, Token
-from stretto.engine.types import ToolCall
+from stretto.engine.types import PromptStep, ToolCall
 from stretto.server.answer_parts import AnswerParts, Kind, Piece, arguments_of
 from stretto.server.errors import ApiError, dumps
-from stretto.server.generation import Generation
+from stretto.server.generation import Generation, progress_field
 from stretto.server.responses_chat import has_logprobs
 from stretto.server.responses_schemas import ResponseRequest
 from stretto.server.shapes import ChatShape
@@ -105,6 +105,7 @@ class ResponseShape:
         self.generation = generation
         self.plan = plan
         self.keep = keep
+        self.has_timings = body.timings_per_token is True  # in events of text, and in the last one
         self._body = body
         self._id = f"resp_{token_hex(16)}"
         self._created = int(time.time())
@@ -189,17 +190,22 @@ class ResponseEvents:
         self._number = 0
         self._waiting: list[Any] = []  # log-probabilities of tokens whose text has not come yet
         self._result: Result | None = None
+        self._n_tokens = 0
+        self._texts = shape.generation.texts
 
     def more(self, news: list[tuple[int, Token]]) -> bytes:
-        """The events of some tokens."""
+        """The events of some tokens, behind those of steps of the prompt where they are asked for."""
         out: list[str] = self._start()
+        if self._texts.follows_prompts:
+            out += [self._progress(step) for _, step in self._texts.prompt_steps()]
         for _, token in news:
+            self._n_tokens += 1
             if not token.is_reasoning:
                 self._waiting += self._shape.logprobs([token])
             for piece in self._parts.push(token):
                 out += self._written(self._builder.push(piece, self._taken(piece)))
             if token.finish_reason is not None:
-                result = self._shape.generation.texts.result(0)
+                result = self._texts.result(0)
                 self._shape.generation.check(result)
                 pieces, self._result = self._parts.end(result)
                 for piece in pieces:
@@ -211,7 +217,8 @@ class ResponseEvents:
         """The response as a whole."""
         assert self._result is not None
         made = self._shape.done(self._builder, self._result)
-        return self._event({"type": f"response.{made['status']}", "response": made}).encode()
+        last = {"type": f"response.{made['status']}", "response": made}
+        return self._event(last | ({"timings": made["timings"]} if self._shape.has_timings else {})).encode()
 
     def failed(self, error: ApiError) -> bytes:
         """The error is an event too, and the last one."""
@@ -233,8 +240,17 @@ class ResponseEvents:
         begun = self._shape.response("in_progress")
         return [self._event({"type": kind, "response": begun}) for kind in kinds]
 
+    def _progress(self, step: PromptStep) -> str:
+        """The event of a step that has computed a part of the prompt."""
+        begun = self._shape.response("in_progress")
+        progress = progress_field(self._shape.generation, step)
+        return self._event({"type": "response.in_progress", "response": begun, "prompt_progress": progress})
+
     def _written(self, events: Iterator[Event]) -> list[str]:
-        return [self._event(one) for one in events]
+        if not self._shape.has_timings:
+            return [self._event(one) for one in events]
+        timings = {"timings": self._shape.generation.timings_now(self._n_tokens)}
+        return [self._event(one | timings if one["type"].endswith(".delta") else one) for one in events]
 
     def _event(self, fields: Event) -> str:
         number, self._number = self._number, self._number + 1

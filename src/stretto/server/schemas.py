@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import Query
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
-from pydantic_core import CoreSchema
+from pydantic import Field
 
-Text = Annotated[str, Field(max_length=1 << 24)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
-ModelName = Annotated[str, Query(min_length=1, max_length=256)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=1 << 20)]
-Mixed = Annotated[list[TokenId | Text], Field(min_length=1, max_length=1 << 16)]
-AdapterName = Annotated[str, Field(min_length=1, max_length=64)]
-AdapterScale = Annotated[float, Field(allow_inf_nan=False, ge=-1000, le=1000)]
-Stop = Annotated[str, Field(min_length=1, max_length=1000)]
-
-LABEL = "Accepted and only logged."
-NEUTRAL = "Accepted, and changes nothing here."
-
-
-def _fail_fast(schema: Any) -> None:
-    if isinstance(schema, dict):
-        if schema.get("type") == "list":
-            schema["fail_fast"] = True
-        for inner in schema.values():
-            _fail_fast(inner)
-    elif isinstance(schema, (list, tuple)):
-        for inner in schema:
-            _fail_fast(inner)
-
-
-class Body(BaseModel):
-    """A body, or an object in one. Its lists fail at their first wrong value, so that errors are few."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """The schema of the fields, with every list made to fail fast."""
-        schema = handler(source)
-        _fail_fast(schema)
-        return schema
+from stretto.server.schema_base import (
+    LABEL,
+    NEUTRAL,
+    AdapterName,
+    AdapterScale,
+    Body,
+    ForModel,
+    Mixed,
+    Name,
+    Number,
+    Stop,
+    Text,
+    Tokens,
+)
+from stretto.server.vllm_schemas import VllmSampling
 
 
 class RegexGrammar(Body):
@@ -84,16 +60,21 @@ class StreamOptions(Body):
     """Options of a stream."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool | None = Field(
+        None, description="The numbers of tokens so far in every event, as vLLM has it."
+    )
     include_obfuscation: Annotated[bool, Field(description=NEUTRAL)] | None = None
 
 
-class Sampling(Body):
+class Sampling(VllmSampling):
     """The fields that both kinds of completion have. Those that are left out take Stretto's defaults."""
 
-    model: Name
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    n_predict: Annotated[int, Field(ge=-2, lt=1 << 31)] | None = Field(
+        None, description="llama-server's name of max_tokens; below 0: to the end of the context."
+    )
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
@@ -110,7 +91,9 @@ class Sampling(Body):
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
     user: Annotated[Text, Field(description=LABEL)] | None = None
     # Not among OpenAI's fields. Descriptions that are not here are in descriptions.py.
-    top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = Field(
+        None, description="Sample among the k most probable tokens only; 0 or -1: among all."
+    )
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
     ignore_eos: bool | None = None
@@ -122,7 +105,19 @@ class Sampling(Body):
     continue_token_ids: Tokens | None = Field(
         None, description="Ids that the text begins with already; it goes on behind them."
     )
-    grammar: GrammarField | None = Field(None, description="What the text has to look like.")
+    grammar: GrammarField | Text | None = Field(
+        None, description="What the text has to look like; a text is a grammar in GBNF."
+    )
+    json_schema: dict[str, Any] | None = Field(None, description="A schema that the text has to fit.")
+    timings_per_token: bool | None = Field(None, description="Timings in every chunk of a stream.")
+    return_progress: bool | None = Field(
+        None, description="In streams: events that say how much of the prompt has been computed."
+    )
+    verbose: bool | None = Field(None, description="The prompt as text, in `__verbose`.")
+    cache_prompt: Annotated[bool, Field(description=NEUTRAL)] | None = None
+    id_slot: Annotated[int, Field(ge=-1)] | None = Field(
+        None, description="The text is remembered by this number, for POST /slots/ID."
+    )
     lora: (
         AdapterName | Annotated[dict[AdapterName, AdapterScale], Field(min_length=1, max_length=16)] | None
     ) = Field(None, description="An adapter of the model by name, or names with a scale for each.")
@@ -148,6 +143,10 @@ class CompletionRequest(Sampling):
     max_tokens: Annotated[int, Field(ge=0, lt=1 << 31, description="0 with echo only.")] | None = 16
     best_of: Annotated[int, Field(ge=1, le=256)] | None = None
     echo: bool | None = False
+    add_special_tokens: bool | None = Field(
+        None,
+        description="Whether special tokens stand before a text, as the model's file says; true by default.",
+    )
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     suffix: (
         Annotated[Text, Field(description="The text behind the gap, for models that fill one.")] | None
@@ -315,6 +314,9 @@ class ChatRequest(Sampling):
         Annotated[bool, Field(description="The answer continues the last message, one of the assistant.")]
         | None
     ) = None
+    add_special_tokens: Literal[False] | None = Field(
+        None, description="Only false: the chat template writes special tokens."
+    )
     add_generation_prompt: (
         Annotated[bool, Field(description="Whether the template begins an answer; true by default.")] | None
     ) = None
@@ -333,16 +335,40 @@ class ChatRequest(Sampling):
     modalities: list[Literal["text"]] | None = None
 
 
-class EmbeddingRequest(Body):
+class PromptString(Body):
+    """A text as an object, as llama-server takes it."""
+
+    prompt_string: Text = Field(description="The text.")
+
+
+class PromptParts(Body):
+    """A text in parts, which are joined."""
+
+    content: Annotated[list[TextPart], Field(min_length=1, max_length=1024)] = Field(
+        description="Parts of the text; images have no vectors here."
+    )
+
+
+PromptObject = PromptString | PromptParts
+
+
+EmbeddingInput = (
+    Text
+    | Annotated[list[Text], Field(min_length=1, max_length=2048)]
+    | Tokens
+    | Annotated[list[Tokens], Field(min_length=1, max_length=2048)]
+    | Annotated[Mixed, Field(description="One text of texts and ids.")]
+    | PromptObject
+    | Annotated[list[Text | Mixed | PromptObject], Field(min_length=1, max_length=2048)]
+)
+
+
+class EmbeddingRequest(ForModel):
     """`POST /v1/embeddings`."""
 
-    model: Name
-    input: (
-        Text
-        | Annotated[list[Text], Field(min_length=1, max_length=2048)]
-        | Tokens
-        | Annotated[list[Tokens], Field(min_length=1, max_length=2048)]
-    )
+    verb: ClassVar[str] = "embed"
+
+    input: EmbeddingInput
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: Annotated[Text, Field(description=LABEL)] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import gc
 import logging
 import signal
 import socket
@@ -72,6 +73,11 @@ class Server(uvicorn.Server):
         thread does not: a model that computes forever, a call that never returns.
         """
         self._owns_process = signals
+        if signals:
+            # Modules and schemas are 100,000 objects that stay: looking through them again and again would
+            # stop all requests for some 50 ms each time.
+            gc.collect()
+            gc.freeze()
         make_loop = self.config.get_loop_factory()
         loop = make_loop() if make_loop is not None else asyncio.new_event_loop()
         try:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from stretto.errors import InvalidRequest
+from stretto.server.defaults import check_defaults
 from stretto.server.hosts import host_of, is_loopback
+from stretto.server.origins import ANY, LOCAL
+from stretto.text.loading import template_source
 from stretto.weights.hub.names import HF_PREFIX
+
+_NAME = re.compile(r"[^/=]+|[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # before the "=" of NAME=MODEL
 
 
 @dataclass(frozen=True)
@@ -26,12 +32,17 @@ class ModelEntry:
     vision: str | None = None  # the mmproj file of its image encoder
     adapters: tuple[tuple[str, str], ...] = ()  # (name, path) each
     backend: str | None = field(default=None, repr=False)  # in place of the server's
+    template: str | None = field(default=None, repr=False)  # Jinja, in place of the file's chat template
 
     @classmethod
     def parse(cls, text: str) -> ModelEntry:
-        """Parse `NAME=MODEL`, or a model without a name: it is named by itself, a file by its stem."""
+        """Parse `NAME=MODEL`, or a model without a name: it is named by itself, a file by its stem.
+
+        A name may be `org/name`, unless the whole text is the path of a file.
+        """
         name, equals, source = text.partition("=")
-        if not equals or "/" in name or name.startswith(HF_PREFIX):
+        is_path = "/" in name and Path(text).exists()
+        if not equals or is_path or name.startswith(HF_PREFIX) or (name and not _NAME.fullmatch(name)):
             name, source = "", text
         if not source:
             raise InvalidRequest(f"--model {text!r} names no model; give a name, a path or NAME=MODEL")
@@ -53,6 +64,21 @@ class ModelEntry:
             if name not in by_name or not file:
                 raise InvalidRequest(f"--vision takes NAME=FILE with the name of a --model, not {text!r}")
             by_name[name] = replace(by_name[name], vision=file)
+        return tuple(by_name[entry.name] for entry in entries)
+
+    @staticmethod
+    def with_templates(entries: Sequence[ModelEntry], given: Sequence[str]) -> tuple[ModelEntry, ...]:
+        """The models with chat templates: `NAME=TEMPLATE`, or a template alone if there is one model."""
+        by_name = {entry.name: entry for entry in entries}
+        for text in given:
+            name, equals, template = text.partition("=")
+            if not equals or name not in by_name:
+                if len(by_name) > 1:
+                    raise InvalidRequest(
+                        f"--chat-template takes NAME=FILE with the name of a --model, not {text[:100]!r}"
+                    )
+                name, template = next(iter(by_name)), text
+            by_name[name] = replace(by_name[name], template=template_source(template))
         return tuple(by_name[entry.name] for entry in entries)
 
 
@@ -107,7 +133,10 @@ class Settings:
     no_auth: bool = False
     origins: tuple[str, ...] = ()  # web pages that may use the server; "*": all
     hosts: tuple[str, ...] = ()  # names of this server, where it has no keys
+    disabled: tuple[str, ...] = ()  # paths that are not served, with all below them; "/": the page
     remote_images: bool = False
+    slot_path: Path | None = None  # where llama-server's clients save texts
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # options of requests that do not say them
     memory: int | None = None
     cells: int | str = 8192  # "auto": what is free on a GPU
     kv: Literal["f16", "q8", "bf16", "fp8"] = "f16"
@@ -119,6 +148,7 @@ class Settings:
     checkpoint_bytes: int = 512 << 20  # of a model with recurrent layers
     max_running: int = 64
     max_queue: int = 256
+    idle_seconds: float | None = None  # after which a model that is not used is unloaded
     load_seconds: float = 120.0  # how long a request waits for memory for its model
     grace_seconds: float = 10.0  # how long requests may run after the shutdown has started
     log: Literal["quiet", "text", "json"] = "quiet"
@@ -131,6 +161,11 @@ class Settings:
         for name in names:
             if names.count(name) > 1:
                 raise InvalidRequest(f"two models are called {name!r}; give one of them as NAME=MODEL")
+        if self.slot_path is not None and not self.slot_path.is_dir():
+            raise InvalidRequest(f"--slot-save-path {self.slot_path} is no folder; make it first")
+        check_defaults(self.defaults)
+        if self.idle_seconds is not None and not 0 < self.idle_seconds < float("inf"):
+            raise InvalidRequest(f"--unload-after takes seconds above 0, not {self.idle_seconds}")
         if not 0 <= self.port <= 65535:
             raise InvalidRequest(f"--port must be from 0 to 65535, not {self.port}")
         for key in (*self.api_keys, *self.admin_keys):
@@ -151,9 +186,10 @@ class Settings:
                     f"--allow-host takes a name in lower case and without a port, as box.lan, not {host!r}"
                 )
         for origin in self.origins:
-            if origin != "*" and ("://" not in origin or origin.endswith("/")):
+            if origin not in (ANY, LOCAL) and ("://" not in origin or origin.endswith("/")):
                 raise InvalidRequest(
-                    f"--allow-origin takes an origin like https://example.org, or '*' for all, not {origin!r}"
+                    "--allow-origin takes an origin like https://example.org, localhost for all of this "
+                    f"machine, or '*' for all, not {origin!r}"
                 )
 
     @property

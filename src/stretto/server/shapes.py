@@ -9,14 +9,15 @@ from typing import Any
 
 from stretto import Result, Token, __version__
 from stretto.server.calls import CallWatcher, call_deltas, openai_calls
-from stretto.server.errors import ApiError, body_of, dumps
+from stretto.server.errors import dumps
 from stretto.server.generation import Generation, usage
-from stretto.server.open_response import DONE, event
 from stretto.tools.plan import ToolPlan
 
 FINGERPRINT = f"stretto-{__version__}"
 LOWEST = -9999.0  # stands for −∞, which JSON does not have
 REASONS = {"stop": "stop", "length": "length", "timeout": "length", "cancelled": "length"}
+
+TAIL = ',"finish_reason":null}]}\n\n'  # of a chunk
 
 quoted = json.encoder.encode_basestring_ascii  # a text as JSON
 
@@ -37,6 +38,9 @@ class Shape:
         self.created = int(time.time())
         self.before: list[str] = []  # the text that comes before each of them (`echo`)
         self.scored: list[list[Token]] = []  # the prompt's tokens of each, where they have log-probabilities
+        self.prompt_tops: int | None = None  # alternatives of the prompt's tokens, where they are asked for
+        self.verbose: dict[str, Any] = {}  # fields of the answer for people who look into it
+        self.names_ids = False  # tokens of log-probabilities by their ids
         self.prompts: list[list[int] | None] | None = None  # of each text, where ids of tokens are asked for
         self.ends: frozenset[int] = self.tokenizer.end_ids  # tokens that end a text and are not part of it
 
@@ -72,6 +76,7 @@ class Shape:
                 "index": index,
                 **self.choice(index, result),
                 **self.whole_ids(index, result),
+                **self.of_prompt(index),
                 "finish_reason": self.reason(index, result),
                 "stop_reason": stop_reason(result),
             }
@@ -80,6 +85,8 @@ class Shape:
         return {
             **self.head(self.kind),
             "choices": choices,
+            **self.of_prompts(),
+            **self.verbose,
             "usage": self.usage(results, n_prompts),
             "timings": self.generation.timings(results),
         }
@@ -97,6 +104,22 @@ class Shape:
             return {}
         return {"prompt_token_ids": self.prompts[index], "token_ids": result.tokens}
 
+    def vllm_logprobs(self, index: int) -> list[dict[str, Any] | None]:
+        """Log-probabilities of a prompt's tokens as vLLM has them: by id, None for the first."""
+
+        def entry(token: int, logprob: float | None, rank: int | None) -> dict[str, Any]:
+            return {"logprob": lowest(logprob), "rank": rank, "decoded_token": self.tokenizer.spelled(token)}
+
+        found: list[dict[str, Any] | None] = [None]
+        for token in self.scored[index][1:]:
+            assert token.id is not None
+            ranks = {one.token: rank for rank, one in enumerate(token.top, 1)}
+            entries = {str(token.id): entry(token.id, token.logprob, ranks.get(token.id))}
+            for one in token.top[: self.prompt_tops]:
+                entries.setdefault(str(one.token), entry(one.token, one.logprob, ranks[one.token]))
+            found.append(entries)
+        return found
+
     def ending(self, index: int, result: Result) -> list[str]:
         """The last chunks of a text, without their heads."""
         choice = {
@@ -105,7 +128,7 @@ class Shape:
             "finish_reason": self.reason(index, result),
             "stop_reason": stop_reason(result),
         }
-        rest = {"choices": [choice], "timings": self.generation.timings([result])}
+        rest = {"choices": [choice], **self.verbose, "timings": self.generation.timings([result])}
         return [dumps(rest)[1:]]
 
     def reason(self, index: int, result: Result) -> str:
@@ -113,6 +136,18 @@ class Shape:
         return REASONS[result.finish_reason]
 
     # -- overridden for chats --
+
+    def of_prompt(self, index: int) -> dict[str, Any]:
+        """Fields of a choice about its prompt."""
+        return {} if self.prompt_tops is None else {"prompt_logprobs": self.vllm_logprobs(index)}
+
+    def of_prompts(self) -> dict[str, Any]:
+        """Fields of the answer about the one prompt that it has."""
+        return {}
+
+    def opening_end(self) -> str:
+        """The end of the chunk before a text's first token."""
+        return TAIL
 
     def read(self, result: Result) -> Result:
         """A result as it is sent; with its calls in a chat."""
@@ -123,7 +158,7 @@ class Shape:
         if not self.before and self.prompts is None:
             return ""
         text = self.before[index] if self.before else ""
-        logprobs = dumps(self.prompt_logprobs(index)) if self.scored else "null"
+        logprobs = dumps(self.prompt_logprobs(index)) if self.scored and self.tops is not None else "null"
         return f'"text":{quoted(text)},"logprobs":{logprobs}{self.opening_ids(index)}'
 
     def opening_ids(self, index: int) -> str:
@@ -149,7 +184,7 @@ class Shape:
         """A whole text."""
         before = self.before[index] if self.before else ""
         logprobs = None if self.tops is None else self.logprobs(result.logprobs or [], len(before))
-        if logprobs is not None and self.scored:
+        if logprobs is not None and self.scored and self.before:
             logprobs = {
                 name: [*first, *logprobs[name]] for name, first in self.prompt_logprobs(index).items()
             }
@@ -204,7 +239,9 @@ class Shape:
 
     def shown(self, token: int | None) -> str:
         """A token as text."""
-        return "" if token is None else self.tokenizer.spelled(token)
+        if token is None:
+            return ""
+        return f"token_id:{token}" if self.names_ids else self.tokenizer.spelled(token)
 
 
 class ChatShape(Shape):
@@ -222,6 +259,21 @@ class ChatShape(Shape):
         self._begun = begun  # ids that the answer begins with
         self._watchers: dict[int, CallWatcher] = {}
 
+    def of_prompt(self, index: int) -> dict[str, Any]:
+        """Nothing: all texts have the same prompt."""
+        return {}
+
+    def of_prompts(self) -> dict[str, Any]:
+        """Ids and log-probabilities of the prompt, where they are asked for; vLLM's clients look here."""
+        ids = {} if self.prompts is None else {"prompt_token_ids": self.prompts[0]}
+        return ids if self.prompt_tops is None else {**ids, "prompt_logprobs": self.vllm_logprobs(0)}
+
+    def opening_end(self) -> str:
+        """With the ids of the prompt, where they are asked for."""
+        if self.prompts is None:
+            return TAIL
+        return f',"finish_reason":null}}],"prompt_token_ids":{dumps(self.prompts[0])}}}\n\n'
+
     def reason(self, index: int, result: Result) -> str:
         """A text with calls ends with them."""
         return "tool_calls" if result.tool_calls else super().reason(index, result)
@@ -231,8 +283,9 @@ class ChatShape(Shape):
         return self._plan.read(result, self._begun)
 
     def opening(self, index: int) -> str:
-        """The role."""
-        return f'"delta":{{"role":"assistant","content":""}},"logprobs":null{self.opening_ids(index)}'
+        """The role; the text is null on llama-server's path, as there, and empty on OpenAI's."""
+        text = '""' if self.generation.path.startswith("/v1/") else "null"
+        return f'"delta":{{"role":"assistant","content":{text}}},"logprobs":null{self.opening_ids(index)}'
 
     def empty(self) -> dict[str, Any]:
         """Nothing more."""
@@ -297,59 +350,9 @@ class ChatShape(Shape):
         return {"content": content, "refusal": None}
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
-        data = self.tokenizer.token_bytes(token) or self.shown(token).encode()
+        data = self.tokenizer.token_bytes(token) or self.tokenizer.spelled(token).encode()
         entry = {"token": self.shown(token), "logprob": lowest(logprob), "bytes": list(data)}
         return entry if self.prompts is None else {**entry, "token_id": token}
-
-
-class Chunks:
-    """An answer as server-sent events. The constant parts of a text's chunks are formatted once."""
-
-    TAIL = ',"finish_reason":null}]}\n\n'
-
-    def __init__(self, shape: Shape, include_usage: bool, n_prompts: int) -> None:
-        self._shape = shape
-        self._texts = shape.generation.texts
-        self._usage = include_usage
-        self._n_prompts = n_prompts
-        none = ',"usage":null' if include_usage else ""
-        self._head = f"data: {dumps(shape.head(shape.chunk_kind))[:-1]}{none},"
-        self._heads: dict[int, str] = {}  # of the texts that have begun
-        self._results: dict[int, Result] = {}  # of those that have ended
-
-    def more(self, news: list[tuple[int, Token]]) -> bytes:
-        """The chunks of some tokens."""
-        out = []
-        for index, token in news:
-            head = self._heads.get(index)
-            if head is None:
-                head = self._heads[index] = f'{self._head}"choices":[{{"index":{index},'
-                if opening := self._shape.opening(index):
-                    out.append(f"{head}{opening}{self.TAIL}")
-            if piece := self._shape.piece(index, token):
-                out.append(f"{head}{piece}{self.TAIL}")
-            if token.finish_reason is not None:
-                result = self._results[index] = self._texts.result(index)
-                self._shape.generation.check(result)
-                out += [f"{self._head}{last}\n\n" for last in self._shape.ending(index, result)]
-        return "".join(out).encode()
-
-    async def end(self) -> bytes:
-        """The usage, if it was asked for, and the last event."""
-        if not self._usage:
-            return DONE
-        results = [self._results[index] for index in sorted(self._results)]
-        last = {
-            **self._shape.head(self._shape.chunk_kind),
-            "choices": [],
-            "usage": self._shape.usage(results, self._n_prompts),
-            "timings": self._shape.generation.timings(results),
-        }
-        return event(last).encode() + DONE
-
-    def failed(self, error: ApiError) -> bytes:
-        """The error is an event too, and the last one."""
-        return event(body_of(error, "/v1/")).encode()
 
 
 def lowest(logprob: float | None) -> float:

@@ -52,6 +52,7 @@ class Slot:
     loads: int = 0
     load_seconds: float = 0.0  # the last time
     pins: dict[tuple[str, str], Any] = field(default_factory=dict)  # by the names of caller and pin
+    texts: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # by caller and `id_slot`
     is_task: bool = False  # a model that does not generate, run by `stretto.tasks`
     added: bool = False  # while the server runs, not by the operator's settings
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # a task model computes one input at a time
@@ -64,6 +65,10 @@ class Slot:
     def name(self) -> str:
         """Its name in requests."""
         return self.entry.name
+
+    def is_idle_for(self, seconds: float) -> bool:
+        """Whether it is loaded, and no request has used it for so long."""
+        return self.llm is not None and not self.users and time.monotonic() - self.used >= seconds
 
     def unloaded(self) -> None:
         """Keep the history of the engine that goes."""
@@ -130,7 +135,7 @@ def _file_slot(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
             "context_length": needs.context_length,
             "file_bytes": file.nbytes,
             "modified": path.stat().st_mtime,
-            "template": str(file.metadata.get("tokenizer.chat_template", "") or ""),
+            "template": entry.template or str(file.metadata.get("tokenizer.chat_template", "") or ""),
             "license": str(file.metadata.get("general.license", "") or ""),
             "verbs": ENCODER_VERBS if spec.is_encoder else LLM.verbs,
         }

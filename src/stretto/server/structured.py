@@ -18,18 +18,22 @@ from stretto.server.schemas import (
     SchemaFormat,
 )
 from stretto.server.settings import RequestLimits
+from stretto.server.vllm_grammars import vllm_grammars
 
 OBJECT = {"type": "object"}
 
 
 def grammar_of(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
     """The option `grammar` of a request, or nothing."""
+    if made := _vllm_grammar(body, limits):
+        return made
     wanted = body.response_format if isinstance(body, ChatRequest) else None
     shaped = isinstance(wanted, (JsonFormat, SchemaFormat))
-    if body.grammar is not None:
-        if shaped:
-            raise ApiError(400, "grammar and response_format say the same; give one of them", param="grammar")
-        return {"grammar": _named("grammar", lambda: _grammar(body.grammar, limits))}
+    if shaped and (body.grammar is not None or body.json_schema is not None):
+        field = "json_schema" if body.grammar is None else "grammar"
+        raise ApiError(400, f"{field} and response_format say the same; give one of them", param=field)
+    if body.grammar is not None or body.json_schema is not None:
+        return named_grammar(body.grammar, body.json_schema, limits)
     if isinstance(wanted, JsonFormat):
         return {"grammar": _schema("response_format", wanted.schema_ or OBJECT, limits)}
     if isinstance(wanted, SchemaFormat):
@@ -37,6 +41,39 @@ def grammar_of(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
         schema = OBJECT if given.schema_ is None else given.schema_
         return {"grammar": _schema("response_format", schema, limits, closed=given.strict is True)}
     return {}
+
+
+def shaping_fields(body: Sampling) -> list[str]:
+    """The fields of a request that shape its text."""
+    fields = [name for name in ("grammar", "json_schema") if getattr(body, name) is not None]
+    wanted = body.response_format if isinstance(body, ChatRequest) else None
+    if isinstance(wanted, (JsonFormat, SchemaFormat)):
+        fields.append("response_format")
+    return [*vllm_grammars(body), *fields]
+
+
+def _vllm_grammar(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
+    """The option `grammar` of vLLM's fields, or nothing."""
+    makers = vllm_grammars(body)
+    if body.guided_whitespace_pattern is not None and "guided_json" not in makers:
+        raise ApiError(400, "guided_whitespace_pattern is for guided_json", param="guided_whitespace_pattern")
+    if not makers:
+        return {}
+    name, *others = shaping_fields(body)
+    if others:
+        raise ApiError(400, f"{name} and {others[0]} say the same; give one of them", param=name)
+    value, make = makers[name]
+    check_size(name, value, limits)
+    return {"grammar": _named(name, lambda: make(value))}
+
+
+def named_grammar(given: Any, schema: dict[str, Any] | None, limits: RequestLimits) -> dict[str, Any]:
+    """The option `grammar` of the fields `grammar` (a text is GBNF) and `json_schema`, or nothing."""
+    if given is not None and schema is not None:
+        raise ApiError(400, "grammar and json_schema say the same; give one of them", param="json_schema")
+    if schema is not None:
+        return {"grammar": _schema("json_schema", schema, limits)}
+    return {} if given is None else {"grammar": _named("grammar", lambda: _grammar(given, limits))}
 
 
 def ollama_grammar(given: str | dict[str, Any] | None, limits: RequestLimits) -> dict[str, Any]:
@@ -81,6 +118,9 @@ def _schema(name: str, schema: dict[str, Any], limits: RequestLimits, closed: bo
 
 def _grammar(given: Any, limits: RequestLimits) -> Grammar:
     match given:
+        case str():
+            check_size("grammar", given, limits)
+            return Grammar.gbnf(given)
         case RegexGrammar():
             check_size("grammar.pattern", given.pattern, limits)
             return Grammar.regex(given.pattern)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -15,7 +15,7 @@ from stretto.server.errors import ApiError, Json
 from stretto.server.generation import Generation
 from stretto.server.images import from_url
 from stretto.server.options import check_at_most, check_prompts
-from stretto.server.schemas import Body, Name, Number, Text
+from stretto.server.schema_base import Body, ForModel, Name, Number, Text
 from stretto.server.state import state_of
 from stretto.server.task_calls import call
 from stretto.tasks import TaskModel
@@ -35,12 +35,16 @@ class Document(Body):
     text: Text
 
 
-class RerankRequest(Body):
+class RerankRequest(ForModel):
     """`POST /v1/rerank`, as Jina and Cohere have it."""
 
-    model: Name
+    verb: ClassVar[str] = "rerank"
+
     query: Text
-    documents: Annotated[list[Text | Document], Field(min_length=1, max_length=1024)]
+    documents: Annotated[list[Text | Document], Field(min_length=1, max_length=1024)] | None = None
+    texts: (
+        Annotated[Texts, Field(description="As documents, of TEI's clients; the answer is a list.")] | None
+    ) = None
     top_n: Count | None = Field(None, description="How many of the best are returned; all, if not given.")
     return_documents: bool = Field(False, description="Whether results carry their texts.")
 
@@ -71,8 +75,12 @@ class DetectRequest(ImageRequest):
 @router.post("/v1/rerank")
 async def rerank(body: RerankRequest, request: Request) -> Response:
     """Sort documents by how well they answer a query."""
-    texts = [one if isinstance(one, str) else one.text for one in body.documents]
-    check_prompts("documents", [body.query, *texts], state_of(request).settings.limits, most=1 + len(texts))
+    given = body.documents if body.texts is None else body.texts
+    field = "documents" if body.texts is None else "texts"
+    if given is None or (body.documents is not None and body.texts is not None):
+        raise ApiError(400, "give documents, or texts", param="documents", code="missing_field")
+    texts = [one if isinstance(one, str) else one.text for one in given]
+    check_prompts(field, [body.query, *texts], state_of(request).settings.limits, most=1 + len(texts))
 
     async def prepare(generation: Generation) -> list[str]:
         return texts
@@ -83,8 +91,10 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
         "rerank",
         prepare,
         lambda model, documents: model.rerank(body.query, documents, top=body.top_n),
-        "documents",
+        field,
     )
+    if body.texts is not None:
+        return Json([{"index": item.index, "score": item.score} for item in ranking])
     results = [
         {
             "index": item.index,

@@ -1,0 +1,47 @@
+"""Options of generation that the operator sets for requests that say nothing about them: `--default`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stretto.engine.params import request_params
+from stretto.errors import InvalidRequest
+
+INTEGERS = ("top_k", "seed", "max_tokens", "keep")
+NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+NAMES = (*NUMBERS, *INTEGERS, "overflow")
+
+
+def parse_defaults(given: Sequence[str]) -> dict[str, Any]:
+    """Options from `NAME=VALUE`, checked.
+
+    >>> parse_defaults(["temperature=0.6", "top_k=20"])
+    {'temperature': 0.6, 'top_k': 20}
+    """
+    options: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if name not in NAMES or not equals:
+            raise InvalidRequest(
+                f"--default takes NAME=VALUE with one of {', '.join(NAMES)}, not {text[:100]!r}",
+                param="default",
+            )
+        try:
+            options[name] = int(value) if name in INTEGERS else float(value) if name in NUMBERS else value
+        except ValueError:
+            raise InvalidRequest(
+                f"--default {name} must be a number, not {value[:100]!r}", param=name
+            ) from None
+    check_defaults(options)
+    return options
+
+
+def check_defaults(options: Mapping[str, Any]) -> None:
+    """Raise for options that no request could have."""
+    request_params(options, 1 << 31)
+
+
+def with_defaults(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A request's options, with the operator's for those that it does not have."""
+    return {**defaults, **options}

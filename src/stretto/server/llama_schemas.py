@@ -1,0 +1,160 @@
+"""Schemas of llama-server's own endpoints.
+
+Its clients send every field they know: those of samplers that Stretto lacks are taken while they are off.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from stretto.server.schema_base import NEUTRAL, Body, ForModel, Mixed, Number, Stop, Text
+
+OFF = "Accepted while it is off."
+Words = Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=64)]
+Zero = Annotated[Number, Field(ge=0, le=0, description=OFF)]
+One = Annotated[Number, Field(ge=1, le=1, description=OFF)]
+Any_ = Annotated[Number, Field(description=f"{NEUTRAL} Its sampler is off.")]
+Bias = Annotated[Number, Field(ge=-1e9, le=1e9)] | Literal[False]
+
+
+class TokenizeText(ForModel):
+    """`POST /tokenize`."""
+
+    content: Text
+    add_special: bool = Field(False, description="With BOS, as the model asks.")
+    parse_special: bool = Field(True, description="Special tokens in the text are tokens.")
+    with_pieces: bool = Field(False, description="Each token with its text.")
+
+
+class DetokenizeTokens(ForModel):
+    """`POST /detokenize`."""
+
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 20)]
+
+
+class NativeSampling(ForModel):
+    """The fields that `/completion` and `/infill` share."""
+
+    n_predict: Annotated[int, Field(ge=-2, lt=1 << 31)] | None = Field(
+        None, description="Generate at most so many tokens; below 0: to the end of the context."
+    )
+    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[Number, Field(gt=0, le=100)] | None = Field(
+        None, description="As repetition_penalty."
+    )
+    repeat_last_n: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = Field(
+        None, description="-1 with a repeat_penalty, which looks at the whole text; 0 turns it off."
+    )
+    presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=1000)], Bias] | list[Any],
+            Field(max_length=1024, description="Tokens or texts, with what is added; false: never."),
+        ]
+        | None
+    ) = None
+    seed: Annotated[int, Field(ge=-1, lt=1 << 64)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = False
+    n_probs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        None, description="Log-probabilities of each token, and of so many alternatives."
+    )
+    post_sampling_probs: bool | None = Field(
+        None, description="n_probs are probabilities after the samplers, not the model's log-probabilities."
+    )
+    return_tokens: bool | None = Field(None, description="Ids of the generated tokens; streams have them.")
+    timings_per_token: bool | None = Field(None, description="Timings in every event of a stream.")
+    response_fields: Words | None = Field(
+        None, description="Return only these, as content or generation_settings/n_predict."
+    )
+    json_schema: dict[str, Any] | None = Field(None, description="A schema that the text has to fit.")
+    grammar: Text | None = Field(None, description="What the text has to look like, in GBNF.")
+    t_max_predict_ms: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = Field(
+        None, description="Milliseconds after which the text generated so far is sent."
+    )
+    t_max_prompt_ms: Annotated[int, Field(ge=-1, description=NEUTRAL)] | None = None
+    n_indent: Annotated[int, Field(ge=0, description=NEUTRAL)] | None = None
+    n_keep: Annotated[int, Field(ge=-1, description=NEUTRAL)] | None = None
+    n_discard: Annotated[int, Field(ge=0, description=NEUTRAL)] | None = None
+    min_keep: Annotated[int, Field(ge=0, description=NEUTRAL)] | None = None
+    samplers: Annotated[Words | Text, Field(description=NEUTRAL)] | None = None
+    cache_prompt: Annotated[bool, Field(description=NEUTRAL)] | None = None
+    backend_sampling: Annotated[bool, Field(description=NEUTRAL)] | None = None
+    id_slot: Annotated[int, Field(ge=-1)] | None = Field(
+        None, description="The text is remembered by this number, for POST /slots/ID."
+    )
+    return_progress: bool | None = Field(
+        None, description="In streams: events that say how much of the prompt has been computed."
+    )
+    typical_p: One | None = None
+    mirostat: Zero | None = None
+    mirostat_tau: Any_ | None = None
+    mirostat_eta: Any_ | None = None
+    dynatemp_range: Zero | None = None
+    dynatemp_exponent: Any_ | None = None
+    xtc_probability: Zero | None = None
+    xtc_threshold: Any_ | None = None
+    dry_multiplier: Zero | None = None
+    dry_base: Any_ | None = None
+    dry_allowed_length: Any_ | None = None
+    dry_penalty_last_n: Any_ | None = None
+    dry_sequence_breakers: Annotated[Words, Field(description=NEUTRAL)] | None = None
+    adaptive_target: Annotated[Number, Field(lt=0, description=OFF)] | None = None
+    adaptive_decay: Any_ | None = None
+    top_n_sigma: Annotated[Number, Field(le=0, description=OFF)] | None = None
+
+
+class TextPrompt(Body):
+    """A prompt as an object, for models that see."""
+
+    prompt_string: Text = Field(description="The text.")
+    multimodal_data: Annotated[list[Any], Field(max_length=0)] | None = Field(
+        None, description="Not supported: images go with messages."
+    )
+
+
+OnePrompt = Text | Mixed | TextPrompt
+
+
+class NativeCompletion(NativeSampling):
+    """`POST /completion` and `/completions`."""
+
+    prompt: Text | TextPrompt | Mixed | Annotated[list[OnePrompt], Field(min_length=1, max_length=2048)]
+
+
+class ExtraFile(Body):
+    """Another file, which comes before the gap."""
+
+    filename: Annotated[str, Field(max_length=1024)] | None = None
+    text: Text
+    time: int | None = None
+
+
+class InfillRequest(NativeSampling):
+    """`POST /infill`: the text for the gap between a prefix and a suffix."""
+
+    input_prefix: Text = ""
+    input_suffix: Text = ""
+    input_extra: Annotated[list[ExtraFile], Field(max_length=256)] | None = None
+    prompt: Annotated[Text, Field(description="The beginning of the text for the gap.")] | None = ""
+
+
+Prompt = str | TextPrompt | list[Any]
+
+
+def prompts_of(given: Prompt) -> list[Any]:
+    """The prompts of a request as texts and lists of ids and texts; a list with an id in it is one prompt."""
+    if isinstance(given, list) and not any(isinstance(part, int) for part in given):
+        return [_plain(one) for one in given]
+    return [_plain(given)]
+
+
+def _plain(prompt: Prompt) -> str | list[Any]:
+    return prompt.prompt_string if isinstance(prompt, TextPrompt) else prompt

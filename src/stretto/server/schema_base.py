@@ -1,0 +1,60 @@
+"""Types and base classes of schemas of bodies. Types are not converted, and unknown fields are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from fastapi import Query
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
+
+Text = Annotated[str, Field(max_length=1 << 24)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+ModelName = Annotated[str, Query(min_length=1, max_length=256)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=1 << 20)]
+Mixed = Annotated[list[TokenId | Text], Field(min_length=1, max_length=1 << 16)]
+AdapterName = Annotated[str, Field(min_length=1, max_length=64)]
+AdapterScale = Annotated[float, Field(allow_inf_nan=False, ge=-1000, le=1000)]
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+
+LABEL = "Accepted and only logged."
+NEUTRAL = "Accepted, and changes nothing here."
+
+
+def _fail_fast(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for inner in schema.values():
+            _fail_fast(inner)
+    elif isinstance(schema, (list, tuple)):
+        for inner in schema:
+            _fail_fast(inner)
+
+
+class Body(BaseModel):
+    """A body, or an object in one. Its lists fail at their first wrong value, so that errors are few."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema of the fields, with every list made to fail fast."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
+
+
+ServedName = Annotated[
+    str, BeforeValidator(lambda given: "" if given is None else given), Field(max_length=256)
+]
+
+
+class ForModel(Body):
+    """A body that names a model, or means the first one that has the verb (`lean.py` fills the name in)."""
+
+    verb: ClassVar[str] = "generate"
+
+    model: ServedName = Field("", description="Name of a model; without it, the first that can do this.")

@@ -1,0 +1,48 @@
+"""`stretto serve --default`: options of requests that do not set them."""
+
+import pytest
+
+from serving import endless, visiting
+from stretto import InvalidRequest
+from stretto.server.defaults import parse_defaults
+
+OPTIONS = {"max_tokens": 3, "temperature": 0.25, "seed": 42, "overflow": "shift"}
+
+
+@pytest.fixture(scope="module")
+def web():
+    with visiting(endless(0, cells=64), defaults=OPTIONS) as (_, client):
+        yield client
+
+
+def test_requests_that_say_nothing_get_the_defaults(web):
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    answer = web.post("/v1/chat/completions", json=chat).json()
+    assert answer["usage"]["completion_tokens"] == 3
+    answer = web.post("/v1/chat/completions", json={**chat, "max_tokens": 5}).json()
+    assert answer["usage"]["completion_tokens"] == 5
+    answer = web.post("/completion", json={"prompt": "a", "top_k": 7}).json()
+    settings = answer["generation_settings"]
+    assert (answer["tokens_predicted"], settings["n_predict"]) == (3, 3)
+    assert (settings["seed"], settings["temperature"], settings["top_k"]) == (42, 0.25, 7)
+    asked = {"model": "mock", "prompt": "a", "stream": False}
+    assert web.post("/api/generate", json=asked).json()["eval_count"] == 3
+
+
+def test_properties_have_the_defaults(web):
+    params = web.get("/props").json()["default_generation_settings"]["params"]
+    assert (params["seed"], params["temperature"], params["n_predict"]) == (42, 0.25, 3)
+
+
+def test_a_full_context_is_shifted_where_the_operator_says_so(web):
+    answer = web.post("/completion", json={"prompt": "a" * 50, "n_predict": 96}).json()
+    assert (answer["tokens_predicted"], answer["truncated"]) == (96, True)
+    assert web.post("/completion", json={"prompt": "a", "n_predict": 9}).json()["truncated"] is False
+
+
+def test_defaults_are_checked():
+    given = ["temperature=0.6", "top_k=20", "overflow=shift", "keep=4"]
+    assert parse_defaults(given) == {"temperature": 0.6, "top_k": 20, "overflow": "shift", "keep": 4}
+    for wrong in ("temperature", "hooks=x", "top_k=a", "top_p=2", "overflow=away", "keep=4"):
+        with pytest.raises(InvalidRequest):
+            parse_defaults([wrong])
