@@ -31,17 +31,26 @@ class Fleet:
     environment: dict
     url: str = f"http://127.0.0.1:{PORT}"
     models: list = field(default_factory=list)
+    program: list = field(default_factory=lambda: STRETTO)
 
-    def command(self, *words):
-        done = subprocess.run(
-            [*STRETTO, "deploy", *map(str, words)],
+    def run(self, *words):
+        return subprocess.run(
+            [*self.program, "deploy", *map(str, words)],
             env=self.environment,
             capture_output=True,
             text=True,
             timeout=SECONDS,
         )
+
+    def command(self, *words):
+        done = self.run(*words)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
+
+    def failure(self, *words):
+        done = self.run(*words)
+        assert done.returncode != 0, done.stdout
+        return done.stderr
 
     def up(self, *words):
         models = [word for model in self.models for word in ("--model", model)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stretto.deploy import holdings as module
 from stretto.deploy.holdings import PICK_SECONDS, REPORT_SECONDS, Ask, Holdings
-from stretto.deploy.policy import LeastLoaded, PowerOfTwo, PrefixPolicy, RoundRobin, SessionHash
+from stretto.deploy.policy import PrefixPolicy, RoundRobin
 from stretto.deploy.prefixes import packed
 from stretto.errors import InvalidRequest
 
@@ -44,7 +44,7 @@ def test_a_replica_that_is_too_busy_does_not_get_its_prefix():
 
 
 def test_the_second_longest_prefix_is_next():
-    made = fleet(a=(CHAT, 9), b=([], 0), c=(CHAT[:6], 2))
+    made = fleet(a=(CHAT, 17), b=([], 0), c=(CHAT[:6], 2))
     assert first(Ask(CHAT), made) == "c"
 
 
@@ -54,6 +54,51 @@ def test_a_short_common_prefix_crowds_no_replica():
         name = first(Ask([*CHAT[:2], *range(1000 * (n + 1), 1000 * (n + 1) + 8)]), made)
         made.picked(name, Ask(), 10.0)
     assert {name: made.load(name, 10.0) for name in "ab"} == {"a": 4, "b": 4}
+
+
+def test_a_long_system_prompt_crowds_no_replica_either():
+    made = fleet(a=(CHAT, 0), b=([], 0), c=([], 0))
+    placed = {}
+    for n in range(30):
+        ask = Ask([*CHAT, 1000 * (n + 1)])  # ten blocks of eleven are common
+        placed[n] = first(ask, made)
+        made.picked(placed[n], ask, 10.0)
+    assert min(Counter(placed.values()).values()) >= 9
+    follow_ups = {n: first(Ask([*CHAT, 1000 * (n + 1), 1000 * (n + 1) + 1]), made) for n in placed}
+    assert follow_ups == placed
+
+
+def test_follow_ups_and_repeated_prompts_are_not_taken_for_a_system_prompt():
+    made = fleet(a=([], 0), b=([], 0))
+    for n in range(2, 9):
+        made.picked("a", Ask(CHAT[:n]), 10.0)
+        made.picked("a", Ask(CHAT[:n]), 10.0)
+    assert not any(made.is_common(key) for key in CHAT)
+    assert first(Ask(CHAT[:9]), made) == "a"
+
+
+def test_short_prompts_that_share_all_their_blocks_crowd_no_replica():
+    # A default system prompt is a block, and the questions behind it are no whole one.
+    made = fleet(a=([], 0), b=([], 0))
+    for _ in range(16):
+        made.picked(first(Ask(CHAT[:1]), made), Ask(CHAT[:1]), 10.0)
+    assert {name: made.load(name, 10.0) for name in "ab"} == {"a": 8, "b": 8}
+
+
+def test_a_repeated_prompt_stays_where_it_is_while_that_is_as_idle():
+    made = fleet(a=([], 0), b=(CHAT, 0))
+    for now in range(10, 70, 6):  # each has ended before the next
+        name = PrefixPolicy().order(Ask(CHAT), made, now)[0]
+        made.picked(name, Ask(CHAT), now)
+        assert name == "b"
+
+
+def test_what_is_remembered_of_common_prefixes_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "MAX_BLOCKS_NOTED", 10)
+    made = fleet(a=(range(100), 0))
+    for n in range(100):
+        made.picked("a", Ask([n, 1000 + n]), 10.0)
+    assert len(made._forks) == 10
 
 
 def test_what_is_saved_goes_to_its_replica_however_busy():
@@ -120,7 +165,7 @@ def test_what_is_remembered_is_bounded(monkeypatch):
     assert len(made._picks) == len(made._expiring) == 100
 
 
-@pytest.mark.parametrize("policy", [PrefixPolicy(), LeastLoaded(), RoundRobin(), PowerOfTwo(), SessionHash()])
+@pytest.mark.parametrize("policy", [PrefixPolicy(), RoundRobin()])
 def test_every_policy_orders_all_replicas(policy):
     made = fleet(a=(CHAT, 3), b=([], 0), c=(OTHER, 9))
     for session in ("", "x", "y"):
@@ -142,3 +187,11 @@ def test_no_report_is_too_strange(report):
 def test_impossible_settings_are_refused(field):
     with pytest.raises(InvalidRequest, match=next(iter(field))):
         PrefixPolicy(**field)
+
+
+def test_a_follow_up_goes_where_its_prompt_went_before_a_report_tells_of_the_answer():
+    made = fleet(a=([], 5), b=([], 0))
+    made.picked("a", Ask(CHAT[:3]), 10.0)
+    answered = Ask([*CHAT[:3], *range(500, 520)])
+    assert first(answered, made) == "a"
+    assert first(Ask([*CHAT[:2], *range(600, 620)]), made) == "b"  # no follow-up: it parts earlier

@@ -48,12 +48,36 @@ def test_the_same_seed_gives_the_same_tokens_on_any_replica(two_replicas):
     async def run():
         async with visiting(two_replicas.url) as web:
             await replicas(web, 2)
-            return await asyncio.gather(*(ask(web, body(5, 16, temperature=1.0)) for _ in range(12)))
+            # So many that one replica, which holds their prefix, is too busy for all of them.
+            return await asyncio.gather(*(ask(web, body(5, 16, temperature=1.0)) for _ in range(40)))
 
     heard = asyncio.run(run())
     assert [one.error for one in heard if one.error] == []
     assert len({one.replica for one in heard}) == 2
     assert len({one.text for one in heard}) == 1
+
+
+@live
+def test_the_second_turn_of_a_conversation_goes_where_the_first_went(two_replicas):
+    """By its tokens: its text has one block, which all conversations begin with."""
+    system = {"role": "system", "content": "You are a careful assistant who answers in plain words. " * 4}
+
+    async def talk(web, number):
+        messages = [system, {"role": "user", "content": f"Tell me of the number {number}. " * 8}]
+        first = await ask(web, body(5, 8, messages=messages))
+        messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "Go on."}]
+        return first.replica, (await ask(web, body(5, 8, messages=messages))).replica
+
+    async def run():
+        async with visiting(two_replicas.url) as web:
+            await replicas(web, 2)
+            await ask(web, body(5, 8))  # the router loads the tokenizer
+            await asyncio.sleep(3)
+            return await asyncio.gather(*(talk(web, number) for number in range(12)))
+
+    places = asyncio.run(run())
+    assert len({first for first, _ in places}) == 2
+    assert [pair for pair in places if pair[0] != pair[1]] == []
 
 
 @live

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("ray.serve", reason="Ray is not installed")
 
+from ray import cloudpickle
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
 from ray.serve.request_router import PendingRequest
 
@@ -153,7 +154,7 @@ class FakeHandle:
     def __init__(self, error=None):
         self.asks, self.error = [], error
 
-    def _init(self):
+    def _init(self, **options):
         pass
 
     def choose_replica(self, ask, _reserve):
@@ -185,7 +186,7 @@ def known(monkeypatch):
     llm = mock_llm("Hi")
     found = KnownModels(lambda path: TextModel(llm.tokenizer, llm._template))
     found._models["mock"] = TextModel(llm.tokenizer, llm._template)
-    monkeypatch.setattr(module, "KNOWN", found)
+    monkeypatch.setattr("stretto.deploy.known.MODELS", found)
     return found
 
 
@@ -264,3 +265,15 @@ def test_a_configuration_names_the_router_and_checks_its_fields():
     assert options["request_router_config"].get_request_router_class() is PrefixRouter
     with pytest.raises(InvalidRequest, match="margin"):
         configure({}, margin=-1)
+
+
+def test_ingress_and_router_know_the_same_models_when_pickled_by_value(monkeypatch):
+    """As Ray does with modules that are not in site-packages; requests were then routed by their text."""
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        ingress, router = (cloudpickle.loads(cloudpickle.dumps(kind)) for kind in (Ingress, PrefixRouter))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    globals_of = ingress._ask.__globals__, router._learn.__globals__
+    assert globals_of[0] is not globals_of[1]
+    assert globals_of[0]["known"] is globals_of[1]["known"] is module.known

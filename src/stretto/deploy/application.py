@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from stretto.deploy import require_ray
@@ -32,24 +30,18 @@ def build(args: Mapping[str, Any]) -> Application:
     require_ray()
     from ray import serve
 
+    from stretto.deploy import router
     from stretto.deploy.replica import Replica
 
     settings = DeploySettings.parse(args)
-    found, router = options(settings), _router(settings)
-    if router is not None:
+    found, by_prefix = options(settings), settings.routing == "prefix"
+    if by_prefix:
         found = router.configure(found)
     ingress = serve.ingress()(Replica)
     application = serve.deployment(name=DEPLOYMENT)(ingress).options(**found).bind(dict(args))
-    if router is not None and os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
+    if by_prefix and os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
         application = router.attached(application)
     return application
-
-
-def _router(settings: DeploySettings) -> Any:
-    """The module that routes by prefixes, if it is wanted."""
-    if settings.routing == "ray" or find_spec("stretto.deploy.router") is None:
-        return None
-    return import_module("stretto.deploy.router")
 
 
 def options(settings: DeploySettings) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from hashlib import blake2b
 from typing import Any
 
 from stretto.deploy.holdings import Ask
-from stretto.deploy.prefixes import KEY_BYTES, MAX_BLOCKS, chain, seed, tenant_of
+from stretto.deploy.prefixes import KEY_BYTES, block_keys, chain, seed, tenant_of
 from stretto.deploy.prompts import TextModel
 from stretto.deploy.saved import saved_key
 
 MAX_EXACT_BYTES = 256 << 10  # of a body whose tokens are made; they take about 1 ms for each 10 KB
 MAX_PARSED_BYTES = 2 << 20  # of a body that is parsed at all
-BLOCK_CHARACTERS = 256
+BLOCK_BYTES = 256  # of text, in a block
 MAX_NAME = 256  # characters of a model, a session
 TEXT_FIELDS = ("tools", "functions", "system", "instructions", "messages", "prompt", "input", "query", "text")
 
@@ -88,12 +88,8 @@ def _text_keys(body: dict[str, Any], name: str, tenant: bytes) -> list[int]:
         elif value is not None:
             pieces.append(json.dumps(value))
     text = "\0".join(pieces).encode("utf-8", "replace")
-    last, keys = blake2b(seed(name, "", tenant), digest_size=KEY_BYTES, person=b"text").digest(), []
-    end = min(len(text), MAX_BLOCKS * BLOCK_CHARACTERS)
-    for at in range(0, end - BLOCK_CHARACTERS + 1, BLOCK_CHARACTERS):
-        last = blake2b(last + text[at : at + BLOCK_CHARACTERS], digest_size=KEY_BYTES).digest()
-        keys.append(int.from_bytes(last, "little"))
-    return keys
+    start = blake2b(seed(name, "", tenant), digest_size=KEY_BYTES, person=b"text").digest()
+    return block_keys(start, text, BLOCK_BYTES)
 
 
 def _saved(body: dict[str, Any]) -> int | None:

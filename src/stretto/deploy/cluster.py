@@ -11,11 +11,12 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ from stretto.deploy.closed import check_cluster, stay_on_loopback
 from stretto.deploy.environment import client_environment, cluster_environment, runtime_folder
 from stretto.deploy.head import STATE_FILE
 from stretto.deploy.settings import DEPLOYMENT, DeploySettings
-from stretto.errors import InvalidRequest, StrettoError
+from stretto.errors import InvalidRequest, ModelError, StrettoError
+from stretto.server.callers import Callers
+from stretto.server.registry import Registry
+from stretto.weights.hub import resolve
 from stretto.weights.hub.store import Store
 
 START_SECONDS = 120.0  # for a cluster on this machine
@@ -52,10 +56,12 @@ def running_head(folder: Path) -> dict[str, Any] | None:
     return state if b"deploy.head" in words else None
 
 
-def start_head(folder: Path, haproxy: bool, cpus: float, gpus: float) -> dict[str, Any]:
+def start_head(
+    folder: Path, haproxy: bool, cpus: float, gpus: float, tenants: bool = False
+) -> dict[str, Any]:
     """Start a cluster on this machine, on loopback and with a token; returns what `running_head` does."""
     runtime = runtime_folder()
-    environment = {**os.environ, **cluster_environment(folder, runtime, haproxy)}
+    environment = {**os.environ, **cluster_environment(folder, runtime, haproxy, tenants)}
     (folder / STATE_FILE).unlink(missing_ok=True)
     with (folder / LOG_FILE).open("wb") as log:
         process = subprocess.Popen(
@@ -139,12 +145,67 @@ def up(deployments: Sequence[DeploySettings], host: str, port: int) -> list[str]
         args = settings.model_dump(mode="json", exclude_defaults=True)
         try:
             serve.run(build(args), name=settings.entry.name, route_prefix=route)
-        except RuntimeError as error:  # Ray's only kind: the replica's own reason is in its log
+        except RuntimeError as error:  # Ray's only kind
             raise StrettoError(
-                f"{settings.entry.name} was not deployed: {error}; see whether `stretto inspect "
-                f"{settings.entry.source}` finds the model, and `stretto deploy status`"
+                f"{settings.entry.name} was not deployed: {_reason(settings.entry.name) or error}"
             ) from error
     return routes
+
+
+def check_models(deployments: Sequence[DeploySettings], host: str, here: bool) -> None:
+    """Raise for models that no replica could load, before any is started.
+
+    `here`: replicas run on this machine, which has the files or fetches them now. Elsewhere only names can be
+    checked.
+    """
+    for settings in deployments:
+        if here:
+            Registry(settings.server(host))  # reads the heads of the files, as a server does when it starts
+            continue
+        with suppress(ModelError):  # it is not on this machine, and may be there
+            resolve(settings.entry.source, pull=False)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise unless a cluster on this machine can listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: connections may linger
+        try:
+            tried.bind((host, port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+            raise InvalidRequest(
+                f"nothing can listen at {host}, port {port}: {reason}; --port takes another",
+                param="port",
+                value=port,
+            ) from None
+
+
+def have_tenants(deployments: Sequence[DeploySettings], host: str) -> bool:
+    """Whether some model has callers whose prefixes are kept apart."""
+    return any(Callers(settings.server(host)).are_apart for settings in deployments)
+
+
+def failure(message: str) -> str:
+    """The reason in a traceback of a replica: the last exception, with the lines that belong to it.
+
+    >>> failure("Traceback (most recent call last):\\n …\\nstretto.errors.ModelError: m.gguf: too short")
+    'm.gguf: too short'
+    """
+    lines = message.rstrip().splitlines()
+    for at in reversed(range(len(lines))):
+        kind, colon, reason = lines[at].partition(": ")
+        name = kind.rpartition(".")[2]
+        if colon and kind.replace(".", "_").isidentifier() and name[:1].isupper():
+            own = kind.startswith("stretto.")
+            return " ".join([reason if own else f"{name}: {reason}", *map(str.strip, lines[at + 1 :])])
+    return lines[-1].strip() if lines else ""
+
+
+def _reason(name: str) -> str:
+    """Why the replicas of a model do not start; "" if Ray does not know."""
+    return next((one["message"] for one in status() if one["name"] == name), "")
 
 
 def routes_of(deployments: Sequence[DeploySettings]) -> list[str]:
@@ -184,11 +245,14 @@ def status() -> list[dict[str, Any]]:
     found = []
     for name, application in serve.status().applications.items():
         deployment = application.deployments.get(DEPLOYMENT)
+        message = application.message
+        if deployment is not None and "Error:" in deployment.message:
+            message = failure(deployment.message)
         found.append(
             {
                 "name": name,
                 "status": str(getattr(application.status, "value", application.status)),
-                "message": application.message,
+                "message": message,
                 "replicas": {
                     str(getattr(state, "value", state)): n
                     for state, n in (deployment.replica_states.items() if deployment else ())

@@ -16,6 +16,9 @@ TOKEN_FILE = "token"
 DRAIN_SECONDS = 5  # that a replica which goes stays reachable, until HAProxy sends it nothing more
 # A request of which nothing has been answered yet is sent to another replica: generating twice harms nobody.
 RETRY_ON = "conn-failure empty-response"
+SESSION_VARIABLE = "RAY_SERVE_SESSION_ID_HEADER_KEY"
+KEY_HEADER = "authorization"
+CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"  # of middlewares for Ray's Python proxy
 
 
 def haproxy_path() -> str | None:
@@ -46,17 +49,24 @@ def client_environment(folder: Path) -> dict[str, str]:
     }
 
 
-def cluster_environment(folder: Path, runtime: Path, haproxy: bool) -> dict[str, str]:
-    """What the processes of a cluster on this machine are started with."""
+def cluster_environment(folder: Path, runtime: Path, haproxy: bool, tenants: bool = False) -> dict[str, str]:
+    """What the processes of a cluster on this machine are started with; `tenants`: keys share no prefixes."""
     found = client_environment(folder) | {
         "RAY_worker_niceness": "0",  # Ray's own is 15: beside any other work replicas would starve
     }
-    return found | (haproxy_environment(runtime / "ha") if haproxy else {"RAY_SERVE_ENABLE_HA_PROXY": "0"})
+    if not haproxy:
+        return found | {"RAY_SERVE_ENABLE_HA_PROXY": "0", CALLBACK_VARIABLE: "stretto.deploy.cut.middlewares"}
+    return found | haproxy_environment(runtime / "ha", tenants)
 
 
-def haproxy_environment(folder: Path) -> dict[str, str]:
-    """What makes Ray Serve use HAProxy, and route by the bodies of requests."""
-    return {
+def haproxy_environment(folder: Path, tenants: bool = False) -> dict[str, str]:
+    """What makes Ray Serve use HAProxy, and route by the bodies of requests.
+
+    HAProxy gives the router one header. Where keys share no prefixes that is the key, since hashes are salted
+    by it, and a session otherwise.
+    """
+    found = {SESSION_VARIABLE: KEY_HEADER} if tenants else {}
+    return found | {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),

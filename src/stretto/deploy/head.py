@@ -17,6 +17,7 @@ import threading
 from pathlib import Path
 
 from stretto.deploy.closed import stay_on_loopback
+from stretto.deploy.environment import KEY_HEADER, SESSION_VARIABLE
 
 STATE_FILE = "cluster.json"
 OBJECT_STORE_BYTES = 100 << 20  # nothing large goes through it
@@ -45,6 +46,7 @@ def main(folder: Path, runtime: Path, cpus: float, gpus: float) -> None:
         address = context.address_info["gcs_address"]
         haproxy = os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"
         known = {"pid": os.getpid(), "address": address, "runtime": str(runtime), "haproxy": haproxy}
+        known["tenants"] = os.environ.get(SESSION_VARIABLE) == KEY_HEADER
         part.write_text(json.dumps(known))
         part.replace(state)
         ended.wait()

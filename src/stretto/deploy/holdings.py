@@ -5,7 +5,7 @@ No Ray here: the simulation of `benchmarks/fleet.py` uses it as the router does.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -18,6 +18,9 @@ LOAD_SECONDS = 2.0  # that a request counts as load, before a report has to say 
 REPORT_SECONDS = 0.25  # that a report may be old when it comes
 SHARE_SECONDS = 60.0  # in which the share of a replica in all requests halves
 MAX_PICKS = 200_000  # keys of requests that are remembered
+MAX_BLOCKS_NOTED = 100_000  # where prompts ended, and as many where they parted
+COMMON_FORKS = 2  # prompts that parted behind a block, so that the next one to part there is no follow-up
+COMMON_ENDS = 3  # prompts that ended with a block: turns of one conversation seldom do
 
 
 class Ask(NamedTuple):
@@ -34,7 +37,7 @@ class Ask(NamedTuple):
 
 
 @dataclass
-class Replica:
+class ReplicaRecord:
     """The last report of a replica, and the requests sent to it since."""
 
     load: int = 0  # requests, by the report
@@ -56,15 +59,17 @@ class Holdings:
     """
 
     def __init__(self) -> None:
-        self.replicas: dict[str, Replica] = {}
+        self.replicas: dict[str, ReplicaRecord] = {}
         self._holders: dict[int, set[str]] = {}  # by reports
         self._picks: dict[int, dict[str, float]] = {}  # until when, by requests sent
         self._expiring: deque[tuple[int, str, float]] = deque()
+        self._forks: OrderedDict[int, int] = OrderedDict()  # how many prompts parted behind a block
+        self._ends: OrderedDict[int, int] = OrderedDict()  # how many prompts ended with a block
 
     def keep(self, names: Collection[str]) -> None:
         """Know these replicas and no others."""
         for name in names:
-            self.replicas.setdefault(name, Replica())
+            self.replicas.setdefault(name, ReplicaRecord())
         for name in self.replicas.keys() - set(names):
             self._replace(name, frozenset())
             del self.replicas[name]
@@ -72,7 +77,7 @@ class Holdings:
     def reported(self, name: str, report: object, now: float) -> None:
         """Take a replica's report; fields that are missing or nonsense count as nothing."""
         facts = report if isinstance(report, dict) else {}
-        replica = self.replicas.setdefault(name, Replica())
+        replica = self.replicas.setdefault(name, ReplicaRecord())
         replica.load = _count(facts.get("running")) + _count(facts.get("waiting"))
         replica.saved = frozenset(unpacked(facts.get("saved")))
         self._replace(name, frozenset(unpacked(facts.get("keys"))))
@@ -92,16 +97,51 @@ class Holdings:
 
     def picked(self, name: str, ask: Ask, now: float, seconds: float = PICK_SECONDS) -> None:
         """Note that a request goes to a replica, which will hold its prefix."""
-        replica = self.replicas.setdefault(name, Replica())
+        replica = self.replicas.setdefault(name, ReplicaRecord())
         replica.picks.append(now)
         replica.share = self._share(replica, now) + 1
         replica.shared_at = now
+        self._note_fork(ask.keys, now)
+        if ask.keys:
+            _note(self._ends, ask.keys[-1])
         end = now + seconds
         # The next request of a conversation goes beyond this one's last block; others part from it earlier.
         for key in (*ask.keys[::PICK_STRIDE], *ask.keys[-1:]):
             self._picks.setdefault(key, {})[name] = end
             self._expiring.append((key, name, end))
         self._forget(now)
+
+    def _note_fork(self, keys: Sequence[int], now: float) -> None:
+        """Note the last block of a prompt that any replica holds, if it goes on differently from there."""
+        held = next((n for n in range(len(keys), 0, -1) if self._is_held(keys[n - 1], now)), 0)
+        if 0 < held < len(keys):
+            _note(self._forks, keys[held - 1])
+
+    def ends_prompt(self, key: int) -> bool:
+        """Whether a prompt ended with this block, so that one that goes beyond it follows up.
+
+        Its answer may be long, and no report may have told of it yet.
+        """
+        return key in self._ends
+
+    def ends_many(self, key: int) -> bool:
+        """Whether many prompts ended with this block, and differ at most by the few tokens behind it.
+
+        They are repeated, or share a system prompt and are short: the turns of a conversation soon go on by
+        a block.
+        """
+        return self._ends.get(key, 0) >= COMMON_ENDS
+
+    def _is_held(self, key: int, now: float) -> bool:
+        return key in self._holders or any(end > now for end in self._picks.get(key, {}).values())
+
+    def is_common(self, key: int) -> bool:
+        """Whether a block ends a prefix of many conversations, as a system prompt does.
+
+        The turns of one conversation each go on behind a block of their own, and new conversations all part
+        behind the same one.
+        """
+        return self._forks.get(key, 0) >= COMMON_FORKS
 
     def _forget(self, now: float) -> None:
         """Drop what has expired, and the oldest of what is too much."""
@@ -144,8 +184,15 @@ class Holdings:
         """Requests that a replica got lately: decides between replicas that are equally busy."""
         return self._share(self.replicas[name], now)
 
-    def _share(self, replica: Replica, now: float) -> float:
+    def _share(self, replica: ReplicaRecord, now: float) -> float:
         return float(replica.share * 0.5 ** max(0.0, (now - replica.shared_at) / SHARE_SECONDS))
+
+
+def _note(blocks: OrderedDict[int, int], key: int) -> None:
+    """Count a block once more; the ones that were counted longest ago are forgotten."""
+    blocks[key] = blocks.pop(key, 0) + 1
+    if len(blocks) > MAX_BLOCKS_NOTED:
+        blocks.popitem(last=False)
 
 
 def _count(value: object) -> int:

@@ -52,6 +52,11 @@ class KnownModels:
             log.warning("requests for %s are routed by their text, not by tokens: %s", name, error)
 
 
+# Of all deployments that this process routes to. Reached through this module: Ray may pickle the router's by
+# value, and then its classes have globals of their own.
+MODELS = KnownModels()
+
+
 def _is_file(name: object, file: object) -> bool:
     return (
         isinstance(name, str)

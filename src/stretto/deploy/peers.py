@@ -24,20 +24,20 @@ FOUND_ANYWHERE = {
     "GET": ("/v1/responses/",),
     "DELETE": ("/v1/responses/", "/stretto/requests/", "/stretto/pins/"),
 }
-ASK_SECONDS = 5.0  # for all replicas to answer
+BROADCAST_SECONDS = 5.0  # for all replicas to answer
 SUMMED = ("running", "waiting", "cells", "held")  # of a model's engine and cache
 
 Request = dict[str, Any]  # method, path, query and headers: what can be sent to another process
 Answer = dict[str, Any]  # replica, status, headers and body
-Ask = Callable[[Request], Awaitable[list[Answer]]]
+Broadcast = Callable[[Request], Awaitable[list[Answer]]]
 
 
 class Peers:
-    """An ASGI app around a replica's; `ask` sends a request to all replicas, this one among them."""
+    """An ASGI app around a replica's; `broadcast` sends a request to all replicas, this one among them."""
 
-    def __init__(self, app: ASGIApp, ask: Ask) -> None:
+    def __init__(self, app: ASGIApp, broadcast: Broadcast) -> None:
         self._app = app
-        self._ask = ask
+        self._broadcast = broadcast
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -48,7 +48,7 @@ class Peers:
         request = request_of(scope)
         own = await answered(self._app, request)
         if own["status"] == (404 if how == "find" else 200):
-            own = _merged(scope["path"], own, await self._ask(request))
+            own = _merged(scope["path"], own, await self._broadcast(request))
         await send({"type": "http.response.start", "status": own["status"], "headers": own["headers"]})
         await send({"type": "http.response.body", "body": own["body"]})
 

@@ -1,14 +1,14 @@
-"""Which replica gets a request: pure functions of what a router knows. Used by the router and the simulation.
+"""Which replica gets a request: pure functions of what a router knows. Used by the router and a simulation.
 
     policy = PrefixPolicy()
     first, *others = policy.order(Ask(keys), holdings, now)
 
-`PrefixPolicy` is the one that replicas are deployed with. The others are here to be compared with it.
+`PrefixPolicy` is the one that replicas are deployed with; others to compare it with are in
+benchmarks/fleet_policies.py.
 """
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
@@ -30,15 +30,17 @@ class PrefixPolicy:
     """The replica that holds the longest prefix, unless it is too busy.
 
     - What is saved in one replica (a stored response) goes there, busy or not.
-    - A replica that holds at least `min_share` of the prompt's blocks gets it; of several the one that holds
-      most. A shorter prefix, as a system prompt that everybody has, is no reason to crowd one replica.
+    - A replica that holds at least `min_share` of the prompt's blocks gets it, or all of an earlier prompt
+      that it follows up; of several the one that holds most. A shorter prefix, or one that many conversations
+      begin with, as a system prompt, is no reason to crowd one replica; nor is one that many prompts ended
+      with: of equally busy replicas the one that holds it gets the next such prompt.
     - It is too busy if it has more than `margin` requests, and more than `ratio` times as many, beyond the
       least busy one. Then, and for new conversations, the least busy one gets the request; of several the
       one that had the fewest lately.
     - A request without a prefix that belongs to a session goes where the session went, unless too busy.
     """
 
-    margin: int = 8
+    margin: int = 16
     ratio: float = 1.0
     min_share: float = 0.5
 
@@ -56,7 +58,7 @@ class PrefixPolicy:
 
     def order(self, ask: Ask, holdings: Holdings, now: float) -> list[str]:
         """All replicas, the one that should get the request first."""
-        ranked = _idle_first(holdings, now)
+        ranked = idle_first(holdings, now)
         if not ranked:
             return []
         if ask.saved is not None and (keeper := holdings.keeper(ask.saved)) is not None:
@@ -66,24 +68,16 @@ class PrefixPolicy:
         lengths = holdings.lengths(ask.keys, now)
         wanted = max(1, self.min_share * len(ask.keys))
         for name in sorted(lengths, key=lambda name: (-lengths[name], ranked.index(name))):
-            if lengths[name] < wanted:
+            last = ask.keys[lengths[name] - 1]
+            if holdings.is_common(last) or (lengths[name] < wanted and not holdings.ends_prompt(last)):
                 break
-            if holdings.load(name, now) <= most:
+            if holdings.load(name, now) <= (least if holdings.ends_many(last) else most):
                 return _first(name, ranked)
         if ask.session:
-            name = min(ranked, key=lambda name: _weight(ask.session, name))
+            name = min(ranked, key=lambda name: session_weight(ask.session, name))
             if holdings.load(name, now) <= most:
                 return _first(name, ranked)
         return ranked
-
-
-@dataclass(frozen=True)
-class LeastLoaded:
-    """The replica with the fewest requests; prefixes do not matter."""
-
-    def order(self, ask: Ask, holdings: Holdings, now: float) -> list[str]:
-        """All replicas, the least busy first."""
-        return _idle_first(holdings, now)
 
 
 class RoundRobin:
@@ -100,29 +94,7 @@ class RoundRobin:
         return names[at:] + names[:at]
 
 
-class PowerOfTwo:
-    """The less busy one of two that are drawn: Ray Serve's default."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self._random = random.Random(seed)
-
-    def order(self, ask: Ask, holdings: Holdings, now: float) -> list[str]:
-        """All replicas, the less busy one of the first two first."""
-        names = list(holdings.replicas)
-        self._random.shuffle(names)
-        names[:2] = sorted(names[:2], key=lambda name: holdings.load(name, now))
-        return names
-
-
-class SessionHash:
-    """The replica that a session hashes to, however busy: what a balancer without reports can do."""
-
-    def order(self, ask: Ask, holdings: Holdings, now: float) -> list[str]:
-        """All replicas, by their weights for the session."""
-        return sorted(holdings.replicas, key=lambda name: _weight(ask.session, name))
-
-
-def _idle_first(holdings: Holdings, now: float) -> list[str]:
+def idle_first(holdings: Holdings, now: float) -> list[str]:
     """All replicas, the least busy first; of equally busy ones that which had the fewest requests lately."""
     return sorted(holdings.replicas, key=lambda name: (holdings.load(name, now), holdings.share(name, now)))
 
@@ -131,6 +103,6 @@ def _first(name: str, ranked: list[str]) -> list[str]:
     return [name, *(other for other in ranked if other != name)]
 
 
-def _weight(session: str, name: str) -> bytes:
+def session_weight(session: str, name: str) -> bytes:
     """The weight of a replica for a session (rendezvous hashing): when one goes, only its sessions move."""
     return blake2b(f"{session}\0{name}".encode("utf-8", "replace"), digest_size=8).digest()

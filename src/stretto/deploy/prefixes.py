@@ -53,9 +53,14 @@ def chain(start: bytes, tokens: Sequence[object]) -> list[int]:
     """
     n = min(len(tokens) // BLOCK_TOKENS, MAX_BLOCKS)
     data = np.array(tokens[: n * BLOCK_TOKENS], np.int32).astype("<i4").tobytes()
-    step, keys, last = 4 * BLOCK_TOKENS, [], start
-    for at in range(0, n * step, step):
-        last = _digest(last + data[at : at + step])
+    return block_keys(start, data, 4 * BLOCK_TOKENS)
+
+
+def block_keys(start: bytes, data: bytes, block_bytes: int) -> list[int]:
+    """The keys of the whole blocks of some bytes."""
+    keys, last = [], start
+    for end in range(block_bytes, min(len(data), MAX_BLOCKS * block_bytes) + 1, block_bytes):
+        last = _digest(last + data[end - block_bytes : end])
         keys.append(int.from_bytes(last, "little"))
     return keys
 
@@ -110,14 +115,14 @@ _memos: WeakKeyDictionary[State, _Memo] = WeakKeyDictionary()
 def report(state: State, max_keys: int = MAX_KEYS) -> Report:
     """What a router has to know of a replica. Thread-safe; it waits for the engine, so not for an event loop.
 
-    - `running`, `waiting`: requests; `cells` and how many of them are `free`
+    - `running`, `waiting`: requests
     - `keys`: of the prefixes in the caches of all loaded models, as `unpacked` reads them
     - `saved`: keys of stored responses, which only this replica can go on with
     - `salted`: whether API keys share no prefixes, so that seeds have tenants
     - `models`: the file of each model that generates text, and its size
     """
     slots = [slot for slot in state.registry.slots.values() if isinstance(slot.llm, LLM)]
-    figures = {"running": 0, "waiting": 0, "cells": 0, "free": 0}
+    figures = {"running": 0, "waiting": 0}
     tenants = _tenants(state)
     held: list[tuple[bytes, Held]] = []
     for slot in slots:
@@ -126,8 +131,6 @@ def report(state: State, max_keys: int = MAX_KEYS) -> Report:
             continue  # unloaded meanwhile
         figures["running"] += llm.metrics.running
         figures["waiting"] += llm.metrics.waiting
-        figures["cells"] += len(llm.cells)
-        figures["free"] += llm.cells.n_free
         for one in llm.cache.held():
             if (tenant := tenants.get(one.salt or "")) is not None:
                 held.append((seed(slot.name, one.adapter or "", tenant), one))

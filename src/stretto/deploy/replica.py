@@ -17,7 +17,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.deploy.closed import check_cluster
-from stretto.deploy.peers import ASK_SECONDS, Answer, Peers, Request, answered
+from stretto.deploy.peers import BROADCAST_SECONDS, Answer, Peers, Request, answered
 from stretto.deploy.prefixes import report
 from stretto.deploy.scaling import CELLS, REQUESTS
 from stretto.deploy.settings import DEPLOYMENT, DeploySettings
@@ -57,21 +57,21 @@ class Replica:
         self._app, self.state = guard, guard.state
         self.state.labels = {"replica": self.name}
         await self.state.registry.load(self.settings.entry.name)
-        return Named(Peers(guard, self._ask_all), self.name)
+        return Named(Peers(guard, self._broadcast), self.name)
 
     async def visit(self, request: Request) -> Answer:
         """This replica's own answer to a request that another one was sent."""
         assert self._app is not None
         return await answered(self._app, request, self.name)
 
-    async def _ask_all(self, request: Request) -> list[Answer]:
+    async def _broadcast(self, request: Request) -> list[Answer]:
         """The answers of all replicas that answer in time."""
         from ray import serve
 
         handle = serve.get_deployment_handle(DEPLOYMENT, self.application)
         try:
             found = await handle.broadcast("visit", request).results_async(
-                timeout_s=ASK_SECONDS, return_exceptions=True
+                timeout_s=BROADCAST_SECONDS, return_exceptions=True
             )
         except TimeoutError:
             return []

@@ -29,19 +29,19 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from starlette.types import Receive, Scope, Send
 
+from stretto.deploy import known
 from stretto.deploy.asks import ask_of, bearer
+from stretto.deploy.environment import KEY_HEADER, SESSION_VARIABLE
 from stretto.deploy.holdings import PICK_SECONDS, Ask, Holdings
-from stretto.deploy.known import KnownModels
 from stretto.deploy.policy import Policy, PrefixPolicy, RoundRobin
 
 TEXT_PICK_SECONDS = 600.0  # that keys count which no replica reports
 MAX_BODY = 16 << 20
 ROUTE_SECONDS = 4.0  # HAProxy waits for 5
 REPORT_SECONDS = 1.0
-SESSION_HEADER = os.environ.get("RAY_SERVE_SESSION_ID_HEADER_KEY", "x-session-id").lower()
+SESSION_HEADER = os.environ.get(SESSION_VARIABLE, "x-session-id").lower()
 
 log = logging.getLogger("stretto.deploy")
-KNOWN = KnownModels()  # of all deployments that this process routes to
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray may not be installed
@@ -86,7 +86,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray may not be insta
             if report and report is not self._taken.get(name):
                 self._taken[name] = report
                 self._holdings.reported(name, report, now)
-                KNOWN.reported(report)
+                known.MODELS.reported(report)
 
 
 def asked(pending: PendingRequest | None) -> Ask:
@@ -96,6 +96,8 @@ def asked(pending: PendingRequest | None) -> Ask:
     for argument in pending.args:
         if isinstance(argument, Ask):
             return argument
+    if SESSION_HEADER == KEY_HEADER:  # one replica for all that a key asks would be no session
+        return Ask(is_exact=False)
     session = getattr(pending.metadata, "session_id", "")
     return Ask(session=session if isinstance(session, str) else "", is_exact=False)
 
@@ -105,8 +107,8 @@ class Ingress:
 
     def __init__(self, server: DeploymentHandle) -> None:
         self._handle = server
-        self._handle._init()
-        self._requests = 0
+        self._handle._init(_run_router_in_separate_loop=False)  # a thread of its own costs two wake-ups
+        self._requests = self._by_tokens = 0
         self._seconds: deque[float] = deque(maxlen=1000)
 
     def __serve_build_asgi_app__(self) -> Any:  # Ray's name
@@ -126,6 +128,7 @@ class Ingress:
         try:
             data = await _body(receive)
             ask = self._ask(data, _headers(scope))
+            self._by_tokens += bool(ask.is_exact and ask.keys)
             replica = await asyncio.wait_for(self._choose(ask), ROUTE_SECONDS)
             await _answer(send, 200, {"replica_id": replica})
         except Exception as error:
@@ -135,17 +138,18 @@ class Ingress:
         self._seconds.append(time.perf_counter() - begun)
 
     def figures(self) -> dict[str, Any]:
-        """Requests so far, and quantiles of the last seconds that routing took: for those who watch it."""
+        """Requests so far, how many by their tokens, and quantiles of the last seconds that routing took."""
         seconds = sorted(self._seconds) or [0.0]
         p50, p99 = (seconds[int(share * (len(seconds) - 1))] for share in (0.5, 0.99))
-        return {"requests": self._requests, "p50": p50, "p99": p99, "cpu": time.process_time()}
+        counts = {"requests": self._requests, "by_tokens": self._by_tokens}
+        return {**counts, "p50": p50, "p99": p99, "cpu": time.process_time()}
 
     def _ask(self, data: bytes, headers: Mapping[str, str]) -> Ask:
         session = headers.get(SESSION_HEADER, "")
         tenant = b""
-        if SESSION_HEADER == "authorization":  # then it is no session
-            session, tenant = "", bearer(session) if KNOWN.is_salted else b""
-        return ask_of(data, KNOWN.ready(), session, tenant)
+        if SESSION_HEADER == KEY_HEADER:  # then it is no session
+            session, tenant = "", bearer(session) if known.MODELS.is_salted else b""
+        return ask_of(data, known.MODELS.ready(), session, tenant)
 
     async def _choose(self, ask: Ask) -> str:
         async with self._handle.choose_replica(ask, _reserve=False) as chosen:
