@@ -87,6 +87,7 @@ ALLOWED = {
         "engine.copying",  # what a page shows of an engine
         "engine.history",
         "engine.metrics",
+        "engine.params",  # checks the operator's defaults
         "engine.progress",
         "engine.types",
         "hardware",

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from stretto.backends.batch import Batch
+from stretto.backends.batch import Batch, Decoding
 from stretto.backends.reference import ReferenceBackend
 from stretto.cache.cells import Cells
-from stretto.engine.track import host_rows
+from stretto.engine.rows import host_rows
 from stretto.models import read_spec
 from stretto.weights.gguf import GGUF
 
@@ -75,6 +75,16 @@ def text_logits(backend, tokens, position=0):
         backend.clear_slots(np.array([0], np.int32))
         in_slots(batch, [0] * len(tokens))
     return host_rows(backend.forward(batch))
+
+
+def decoded_logits(backend, name):
+    """float32[3, n_vocab] of decode steps behind the beginning of a stored text."""
+    cells, tokens = Cells(backend.n_cells), answer(name, "tokens.0").tolist()
+    batch = text_batch(tokens[:4])
+    batch.place(cells)
+    backend.forward(batch)
+    steps = (Decoding(cells, [token], [0]) for token in tokens[4:7])
+    return np.concatenate([host_rows(backend.forward(step)) for step in steps])
 
 
 def in_slots(batch, slots):

@@ -65,7 +65,7 @@ class Verbs:
         self._lacks("read")
 
     def transcribe(self, *args: Any, **options: Any) -> Any:
-        """Write down speech."""
+        """Transcribe speech."""
         self._lacks("transcribe")
 
     if not TYPE_CHECKING:  # or every name would pass a type checker

@@ -10,7 +10,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "pictures"
-NAMES = ("cells-and-forks", "cost-by-length", "engine-step", "image-cells", "lattice", "speed-by-cpu")
+NAMES = (
+    "cells-and-forks",
+    "cost-by-length",
+    "engine-step",
+    "image-cells",
+    "lattice",
+    "parallel-quality",
+    "speed-by-cpu",
+)
 IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)]*)\)")
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -57,3 +65,27 @@ def test_a_picture_is_used_and_described(name):
     alternatives = uses().get(name, [])
     assert alternatives
     assert all(len(text) > 60 for text in alternatives)
+
+
+def test_a_screenshot_of_the_page_has_a_dark_twin_and_a_description():
+    shots = [file.stem for file in FOLDER.glob("page-*.png") if not file.stem.endswith("-dark")]
+    assert len(shots) == 7
+    assert [name for name in shots if not (FOLDER / f"{name}-dark.png").is_file()] == []
+    assert [name for name in shots if not any(len(text) > 60 for text in uses().get(name, []))] == []
+
+
+@pytest.mark.parametrize("name", ["run", "chat"])
+def test_a_recorded_session_is_shown_and_described(name):
+    assert any(len(text) > 60 for text in uses().get(name, []))
+
+
+def test_the_site_shows_a_screenshot_in_its_own_colours(monkeypatch):
+    pytest.importorskip("mkdocs")
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "site"))
+    import hooks
+
+    page = "![A page](../pictures/page-play.png) and ![A plot](../pictures/lattice.svg)"
+    both = (
+        "![A page](../pictures/page-play.png#only-light)![A page](../pictures/page-play-dark.png#only-dark)"
+    )
+    assert hooks.with_dark_twins(page) == f"{both} and ![A plot](../pictures/lattice.svg)"

@@ -107,6 +107,11 @@ def test_every_public_name_is_in_the_reference(site):
     assert [name for name in public if f"stretto.{name}" not in names] == []
 
 
+def test_tables_of_names_lead_to_their_descriptions(pages):
+    assert "#stretto.LLM.generate" in pages["reference/api/llm/"].links
+    assert "#stretto.Sequence.fork" in pages["reference/api/sequences/"].links
+
+
 def test_the_page_in_a_browser_asks_only_its_own_host(site, browser):
     handler = functools.partial(Files, directory=str(site))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:

@@ -9,6 +9,8 @@ SEARCHED = (
     *("KV cache", "speculative decoding", "prefix cache", "paged attention", "continuous batching", "LoRA"),
     *("constrained decoding", "prefill", "decode", "quantisation", "chat template", "beam search", "RoPE"),
     *("logits", "hook", "GGUF", "perplexity", "parallel tokens", "chunked prefill", "preempt", "evict"),
+    *("temperature", "top-p", "tokenizer", "streaming", "greedy decoding", "throughput"),
+    *("embedding", "importance matrix", "flash attention", "logits processor", "structured output", "MoE"),
 )
 
 

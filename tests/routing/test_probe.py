@@ -1,14 +1,20 @@
 """Probes of real backends: they leave nothing behind, and see a coarser kernel."""
 
 import time
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
+from stretto.backends.options import BackendOptions
+from stretto.router import _trial, open_tokenizer
 from stretto.routing.decide import BAR
 from stretto.routing.probe import DEVICE_WARM_STEPS, distance, measure
 from stretto.testing import MockBackend
-from tiny_models import tiny_backend
+from stretto.weights.gguf import GGUF
+from stretto.weights.writer import write_gguf
+from tiny_encoders import native, reference
+from tiny_models import tiny_backend, tiny_file, tiny_spec
 
 
 def test_a_probe_counts_its_best_step():
@@ -76,3 +82,28 @@ def test_rows_of_a_device_are_sampled_there_and_compiling_is_not_timed():
     assert sample.tokens_per_second > 1 / 0.05
     assert Row.host_copies == 3  # of the text's rows, which are compared; none of a step
     assert len(backend.batches) > 1 + DEVICE_WARM_STEPS
+
+
+@pytest.mark.parametrize("name", ["bert", "nomic-bert"])
+def test_an_encoder_is_measured_by_whole_texts(name):
+    backends = native(name), reference(name)
+    samples = [measure(backend, range(1, 20), 0.01) for backend in backends]
+    assert all(sample.tokens_per_second > 0 for sample in samples)
+    assert samples[0].logits.shape == (19, backends[0].spec.n_embd)
+    assert distance(samples[1].logits, samples[0].logits) < BAR
+    assert distance(samples[1].logits, samples[0].logits[:, ::-1]) > BAR
+    backends[0].close()
+
+
+def test_a_vocabulary_without_the_letters_of_the_text_has_other_tokens(tmp_path):
+    tokens = ["a", "b", "ab", *(f"[{token}]" for token in range(3, tiny_spec("llama").n_vocab))]
+    words = {"model": "gpt2", "tokens": tokens, "merges": ["a b"]}
+    file = tiny_file("llama")
+    path = tmp_path / "few.gguf"
+    words = {f"tokenizer.ggml.{key}": value for key, value in words.items()}
+    write_gguf(path, {**file.metadata, **words}, file.tensors)
+    found = Future()
+    found.set_result((open_tokenizer(path), None))
+    tokens = _trial(GGUF(path), found, BackendOptions("cpu", 64, 1)).tokens()
+    assert len(tokens) > 20
+    assert set(tokens) <= set(range(tiny_spec("llama").n_vocab))

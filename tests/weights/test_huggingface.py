@@ -329,7 +329,7 @@ def test_a_repository_of_safetensors_is_loaded_as_a_folder(server, store_home):
     server.files["org/folder/modeling_llama.py"] = b"nor this"
     expected = dict(np.load(DATA / "llama" / "answers.npz"))
     with (
-        stretto.load("org/folder", cells=64, threads=1) as llm,
+        stretto.load("org/folder", backend="native", cells=64, threads=1) as llm,
         llm.sequence(expected["tokens"].tolist()) as s,
     ):
         assert np.abs(s.logits - expected["logits"][-1]).max() < 2e-2

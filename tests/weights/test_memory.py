@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stretto.weights.formats import Format
@@ -96,6 +96,7 @@ anything = st.one_of(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys((*SHAPE, "llama.attention.key_length"), anything)))
 def test_nothing_in_a_file_makes_it_fail(tmp_path_factory, metadata):
     need = of(tmp_path_factory.mktemp("any"), metadata)

@@ -116,7 +116,7 @@ def test_loading_without_packing_reads_no_matrix(smollm2_path, tmp_path):
     path = tmp_path / "model.gguf"
     shutil.copyfile(smollm2_path, path)
     with path.open("rb") as opened:
-        os.fsync(opened.fileno())
+        os.fdatasync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     with GGUF(path) as file:
         matrices = [tensor for tensor in file.tensors.values() if len(tensor.shape) == 2]

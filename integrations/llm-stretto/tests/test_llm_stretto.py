@@ -61,7 +61,13 @@ def test_a_system_prompt_is_the_first_message(plugin, smollm2):
 
 
 def test_a_schema_gives_json_that_fits(plugin):
-    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    age = {"type": "integer", "minimum": 0, "maximum": 30}
+    schema = {
+        "type": "object",
+        "properties": {"age": age},
+        "required": ["age"],
+        "additionalProperties": False,
+    }
     response = llm.get_model("stretto/smollm2").prompt("A dog", schema=schema, temperature=0, max_tokens=40)
     assert isinstance(json.loads(response.text())["age"], int)
 

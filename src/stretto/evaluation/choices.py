@@ -50,7 +50,7 @@ def multiple_choice(
     delimiter: str = " ",
     progress: Callable[[int], None] | None = None,
 ) -> ChoiceReport:
-    """Ask questions; `delimiter` stands between a context and its choices.
+    """Ask questions; `delimiter` goes between a context and its choices.
 
     >>> multiple_choice(llm, [Question("Grass is", ("green", "loud"), 0)]).accuracy.value
     """

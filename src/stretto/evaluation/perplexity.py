@@ -65,7 +65,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class PerplexityReport:
-    """What was measured.
+    """The perplexity of a text and, with a reference, the distance from it.
 
     `perplexity` has an interval over windows; `token_error` is what llama.cpp prints behind ±, which takes
     tokens as independent. `windows` are the mean negative log-likelihoods of each window, in order.

@@ -52,7 +52,7 @@ def half_scored_windows(ids: list[int], length: int, bos: int | None) -> list[Wi
 
 
 def strided_windows(ids: list[int], length: int, stride: int) -> list[Window]:
-    """Overlapping windows: each scores the tokens behind the one before, so that all but one are scored.
+    """Overlapping windows: each scores the tokens after the one before, so that all but one are scored.
 
     Every token is scored once, with at least `length - stride` tokens before it where the text has them.
 

@@ -27,12 +27,12 @@ class EngineModel(Verbs):
 
     @property
     def backend(self) -> Backend:
-        """What runs the model."""
+        """The backend that runs the model."""
         return self._engine.backend
 
     @property
     def metrics(self) -> Metrics:
-        """What the engine has done and is doing."""
+        """Counters and times of the engine (docs/reference/metrics.md)."""
         metrics = self._engine.metrics
         metrics.threads = self.backend.active_threads
         if (slots := self._engine.runner.slots) is not None:
@@ -42,7 +42,7 @@ class EngineModel(Verbs):
 
     @property
     def history(self) -> History:
-        """What it did in the last minutes, by the second."""
+        """The counters of the last minutes, by the second."""
         return self._engine.runner.history
 
     @property

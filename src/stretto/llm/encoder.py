@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Backend, Head, Pooling
 from stretto.engine import Engine, Limits, Request
-from stretto.engine.passes import complete, embed_request, embedding_head, normalized
+from stretto.engine.passes import complete, embed_request, embedding_head, normalized, states_request
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.llm.base import EngineModel
 from stretto.llm.pairs import Pairs
@@ -95,6 +95,20 @@ class Encoder(EngineModel):
         make = partial(self._embedding, texts, pooling, normalize and keep is None, truncate)
         return _cut(cast(Floats, await finished_pass(self._worker, make)), keep, normalize)
 
+    def token_vectors(self, texts: Seq[Given] | str, *, truncate: bool = False) -> list[Floats]:
+        """float32[n_tokens, n_embd] of each text: the final hidden states of its tokens, as they are."""
+        return cast("list[Floats]", complete(self._engine, self._states(texts, truncate)))
+
+    async def atoken_vectors(self, texts: Seq[Given] | str, *, truncate: bool = False) -> list[Floats]:
+        """As `token_vectors`, to await; cancelling the task cancels it."""
+        from stretto.engine.aio import finished_pass
+
+        make = partial(self._states, texts, truncate)
+        return cast("list[Floats]", await finished_pass(self._worker, make))
+
+    def _states(self, texts: Any, truncate: bool) -> Request[Any]:
+        return states_request(self._engine, self._all_ids(texts, truncate))
+
     def _checked_dimensions(self, dimensions: int | None) -> int | None:
         if dimensions is None:
             return None
@@ -105,9 +119,12 @@ class Encoder(EngineModel):
     def _embedding(
         self, texts: Any, pooling: Pooling | None, normalize: bool, truncate: bool
     ) -> Request[Any]:
+        head = embedding_head(self._engine, pooling)
+        return embed_request(self._engine, self._all_ids(texts, truncate), head, normalize)
+
+    def _all_ids(self, texts: Any, truncate: bool) -> list[Ids]:
         given = [texts] if isinstance(texts, str) else list(texts)
-        ids = [self._text_ids(text, truncate) for text in given]
-        return embed_request(self._engine, ids, embedding_head(self._engine, pooling), normalize)
+        return [self._text_ids(text, truncate) for text in given]
 
     def _text_ids(self, text: Given, truncate: bool) -> Ids:
         if isinstance(text, str):

@@ -6,11 +6,13 @@ import os
 from typing import cast
 
 from stretto.engine import Limits
+from stretto.errors import InvalidRequest
 from stretto.llm.encoder import Encoder
 from stretto.llm.model import LLM
 from stretto.options.documenting import documented
 from stretto.options.loading import LOAD
 from stretto.router import open_model
+from stretto.text.loading import make_template, template_source
 from stretto.vision.cache import ImageCache
 
 
@@ -27,6 +29,7 @@ def load(
     repack: bool | str = "auto",
     quantize: str | None = None,
     exact: bool = True,
+    chat_template: str | os.PathLike[str] | None = None,
     prefix_cache: bool = True,
     limits: Limits | None = None,
     vision: str | os.PathLike[str] | None = None,
@@ -38,6 +41,7 @@ def load(
     >>> llm.generate("Once upon a time").text
     """
     limits = limits or Limits()
+    source = None if chat_template is None else template_source(chat_template)
     opened = open_model(
         model,
         backend=backend,
@@ -55,6 +59,9 @@ def load(
         checkpoint_bytes=limits.checkpoint_bytes,
     )
     if opened.backend.spec.is_encoder:
+        if source is not None:
+            opened.backend.close()
+            raise InvalidRequest("an encoder has no chat template", param="chat_template")
         encoder = Encoder(
             opened.backend,
             opened.tokenizer,
@@ -67,7 +74,7 @@ def load(
     llm = LLM(
         opened.backend,
         opened.tokenizer,
-        opened.template,
+        opened.template if source is None else make_template(source, "", opened.tokenizer),
         fingerprint=opened.fingerprint,
         prefix_cache=prefix_cache,
         limits=limits,

@@ -25,6 +25,7 @@ from stretto.engine.passes import (
     embed_request,
     embedding_head,
     logits_of,
+    states_request,
 )
 from stretto.engine.sequence import new_sequence, restored_sequence, step_all
 from stretto.engine.table import CellTable
@@ -91,7 +92,7 @@ class LLM(Texts, Scoring, EngineModel):
 
     @property
     def precision(self) -> str:
-        """What products are computed with: "standard", "high", or "exact" by the reference backend."""
+        """How products are computed: "standard", "high", or "exact" by the reference backend."""
         return self._engine.backend.precision
 
     @property
@@ -123,11 +124,30 @@ class LLM(Texts, Scoring, EngineModel):
         make = partial(self._embedding, texts, pooling, normalize)
         return cast(Floats, await finished_pass(self._worker, make))
 
+    def token_vectors(self, texts: list[str] | list[list[int]]) -> list[Floats]:
+        """float32[n_tokens, n_embd] of each text: the final hidden states of its tokens, as they are.
+
+        >>> [states] = llm.token_vectors(["a cat"])
+        """
+        return cast("list[Floats]", complete(self._engine, self._states(texts)))
+
+    async def atoken_vectors(self, texts: list[str] | list[list[int]]) -> list[Floats]:
+        """As `token_vectors`, to await; cancelling the task cancels it."""
+        from stretto.engine.aio import finished_pass
+
+        return cast("list[Floats]", await finished_pass(self._worker, partial(self._states, texts)))
+
+    def _states(self, texts: Any) -> Request[Any]:
+        return states_request(self._engine, self._all_ids(texts))
+
     def _embedding(self, texts: Any, pooling: Pooling | None, normalize: bool) -> Request[Any]:
+        head = embedding_head(self._engine, pooling)
+        return embed_request(self._engine, self._all_ids(texts), head, normalize)
+
+    def _all_ids(self, texts: Any) -> list[list[int]]:
         if not isinstance(texts, list):
             raise InvalidRequest(f"texts must be a list, not {type(texts).__name__}", param="texts")
-        ids = [prompt_ids(self._engine, text) for text in texts]
-        return embed_request(self._engine, ids, embedding_head(self._engine, pooling), normalize)
+        return [prompt_ids(self._engine, text) for text in texts]
 
     @overload
     def parallel(
@@ -165,7 +185,7 @@ class LLM(Texts, Scoring, EngineModel):
         A prompt is text, token ids, or a sequence, from a fork of which the run goes on; a list of them is
         run in one batch. With `stream=True` steps come one by one.
 
-        >>> llm.parallel("The cat", threshold=0.2, max_tokens=20).brackets
+        >>> llm.parallel("My favourite colour is", max_tokens=20).brackets
         """
         whole = is_list(prompt)
         if whole and stream:
@@ -230,7 +250,7 @@ class LLM(Texts, Scoring, EngineModel):
         return new_sequence(self._engine, ids, RandomStream(seed), cache_salt, parts)
 
     def guide(self, grammar: Grammar | Mapping[str, Any]) -> Guide:
-        """A guide through a grammar for a loop of your own: what may come next, and what has to.
+        """A guide through a grammar, for a loop of your own: allowed and forced tokens.
 
         >>> guide = llm.guide(stretto.Grammar.choices(["yes", "no"]))
         >>> seq.sample(logits=guide.masked(seq.logits))

@@ -263,7 +263,7 @@ class Texts:
 
         A `Sequence` that holds a conversation up to where the answer begins (`chat_prompt`) is continued.
         With `tools` the model may call functions, or has to (`tool_choice`: "auto", "none", "required" or a
-        function); the result has its `tool_calls` (docs/how-to/structured.md). `template` has arguments for
+        function); the result has its `tool_calls` (docs/how-to/tools.md). `template` has arguments for
         the chat template. The reasoning of a model that thinks is told apart (docs/reference/chat.md): the
         result's `text` is the answer alone and `reasoning` the rest, unless `reasoning=False` asks for the
         text as it is.
@@ -365,7 +365,7 @@ class Texts:
     def tool_plan(
         self, tools: Tools | None, tool_choice: Choice | None = None, parallel: bool = True
     ) -> ToolPlan:
-        """What `chat` does about tools, for loops of your own; one call at most if not `parallel`.
+        """The plan by which `chat` uses tools, for loops of your own; one call at most if not `parallel`.
 
         `plan.shown` is for `chat_prompt(messages, tools=…)`, `plan.options(…)` for the request, and
         `plan.read(result)` finds the calls.

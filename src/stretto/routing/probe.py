@@ -28,6 +28,7 @@ TEXT = (
 MAX_STEPS = 64
 WARM_STEPS = 1  # of decoding, before the clock starts
 DEVICE_WARM_STEPS = 3  # a GPU compiles kernels in its first steps, and then records them
+TINY = np.float32(1e-20)
 GREEDY = SamplingParams(temperature=0.0)
 EXACTNESS = {"exact": 2, "high": 1, "standard": 0}
 
@@ -50,6 +51,8 @@ def measure(backend: Backend, tokens: Sequence[int], seconds: float) -> Sample:
     The text and the first steps are not timed. Rows that are on a device are sampled there, as in use. It
     must be called before the backend is used: cells that others hold would be overwritten.
     """
+    if backend.spec.is_encoder:
+        return _measure_encoder(backend, tokens, seconds)
     slots = Slots(backend.n_slots, 0, backend.spec.recurrent) if backend.n_slots else None
     cells = Cells(backend.n_cells, slots)
     limit = min(backend.n_cells, backend.spec.context_length)
@@ -74,6 +77,27 @@ def measure(backend: Backend, tokens: Sequence[int], seconds: float) -> Sample:
         if end:
             best = max(best, 1 / (time.perf_counter() - begun))
     return Sample(best, logits, EXACTNESS.get(backend.precision, 0))
+
+
+def _measure_encoder(backend: Backend, tokens: Sequence[int], seconds: float) -> Sample:
+    """Run a text again and again; hidden states stand for logits, scaled to a root mean square of 1."""
+    text = list(tokens)[: min(backend.n_cells, backend.spec.context_length)]
+    best, end = 0.0, 0.0
+    for number in range(MAX_STEPS):
+        batch = Batch()
+        for position, token in enumerate(text):
+            batch.add(token, position, (0,), logits=True)
+        batch.place(Cells(backend.n_cells))
+        begun = time.perf_counter()
+        if number == WARM_STEPS:
+            end = begun + seconds
+        if best and begun >= end:
+            break
+        hidden = backend.hidden(batch)
+        if end:
+            best = max(best, len(text) / (time.perf_counter() - begun))
+    size = np.sqrt((hidden**2).mean(axis=1, keepdims=True))
+    return Sample(best, hidden / np.maximum(size, TINY), EXACTNESS.get(backend.precision, 0))
 
 
 def distance(exact: Floats, other: Floats) -> float:

@@ -31,7 +31,7 @@ Floats = NDArray[Any]  # of 32 or 64 bits
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What all results have: the model that made them, and its licence."""
+    """Base of all results: the model that made them, and its licence."""
 
     model: str = ""
     license: str = ""
@@ -207,7 +207,7 @@ class Detections(Result):
 
 @dataclass(frozen=True, eq=False)
 class Segmentation(Result):
-    """What belongs to the foreground: `alpha` is float32[height, width], from 0 to 1."""
+    """The foreground of an image: `alpha` is float32[height, width], from 0 to 1."""
 
     alpha: NDArray[np.float32]
 
@@ -297,7 +297,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Transcript(Result):
-    """What was said, in pieces with their times."""
+    """Transcribed speech, in pieces with their times."""
 
     segments: tuple[Segment, ...]
     duration: float

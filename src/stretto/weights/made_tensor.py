@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.weights import formats
 from stretto.weights.formats import Format
 from stretto.weights.tensor import Tensor
 
@@ -120,9 +119,3 @@ class ConstantTensor(Tensor):
     def __init__(self, name: str, numbers: Array) -> None:
         floats = np.ascontiguousarray(numbers, np.float32)
         super().__init__(name, floats.shape, Format.F32, 0, floats.view(np.uint8))
-
-
-def tensor_of(name: str, data: NDArray[np.uint8], fmt: Format, shape: Shape, offset: int) -> Tensor:
-    """A tensor that is used as the file has it."""
-    rows = data.reshape(*shape[:-1], shape[-1] * formats.Format(fmt).size)
-    return Tensor(name, shape, fmt, offset, rows)
