@@ -1,12 +1,12 @@
-"""What an adapter costs: decode steps with and without one by turns, token by token, in one process.
+"""What an adapter costs: decoding with and without one by turns, in one process.
 
     python benchmarks/adapters.py smollm2 --rank 16 --threads 2
 
 A random LoRA adapter is made for the model: of all matrices of attention and feed-forward ("all"), and of
-queries and values ("qv", what PEFT adapts by default), in float16 and in float32. Each pair of steps is one
-token of two sequences that have the same text, one with the adapter; which goes first changes from pair to
-pair, and the share is the median over all pairs. Last come rows: 8 sequences with as many different adapters
-in one step, beside 8 without. The machine should be quiet.
+queries and values ("qv", what PEFT adapts by default), in float16 and in float32. Two sequences of the same
+text are continued by turns, one with the adapter: `llm.generate` with 16 tokens, then with `--step` token by
+token through `llm.logits`. Which goes first changes from pair to pair, and the share is the median over all
+pairs. Last come rows: 8 sequences with as many different adapters in one step, beside 8 without.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from stretto.weights.writer import write_gguf
 
 ALL = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 PARTS = {"qv": ("attn_q", "attn_v"), "all": ALL}
+TOGETHER = 16  # tokens of a generation
 PROMPT = "Write a long story about a lighthouse keeper who finds a message in a bottle."
 
 
@@ -38,6 +39,24 @@ def write_adapter(path, llm, parts, rank, dtype, seed=0):
     head = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 16.0}
     write_gguf(path, {"general.architecture": llm.spec.architecture, **head}, tensors)
     return sum(array.nbytes for array in tensors.values())
+
+
+def generated(llm, name, tokens):
+    """(milliseconds of a token without, share that the adapter adds) of short generations by turns."""
+    plain, changed = llm.sequence(PROMPT), llm.sequence(PROMPT, adapter=name)
+    llm.logits([plain, changed])
+    pairs = []
+    for number in range(tokens // TOGETHER):
+        took = {}
+        for one in (plain, changed) if number % 2 else (changed, plain):
+            begun = time.perf_counter()
+            llm.generate(one, max_tokens=TOGETHER, ignore_eos=True, temperature=0)
+            took[one] = (time.perf_counter() - begun) / TOGETHER
+        if number:
+            pairs.append((took[plain], took[changed]))
+    plain.close()
+    changed.close()
+    return 1e3 * median(a for a, _ in pairs), median(b / a for a, b in pairs) - 1
 
 
 def pairs_of(llm, groups, tokens):
@@ -74,7 +93,8 @@ def main():
     parser.add_argument("model")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--step", action="store_true", help="token by token, in place of generations")
     args = parser.parse_args()
     with (
         stretto.load(args.model, backend="native", threads=args.threads) as llm,
@@ -87,7 +107,8 @@ def main():
                 name = f"{label}-{np.dtype(dtype).name}"
                 nbytes = write_adapter(Path(folder) / f"{name}.gguf", llm, parts, args.rank, dtype)
                 llm.load_adapter(name, Path(folder) / f"{name}.gguf")
-                step, share = measure(llm, [name], args.tokens)
+                way = measure(llm, [name], args.tokens) if args.step else generated(llm, name, args.tokens)
+                step, share = way
                 kind = np.dtype(dtype).name
                 print(f"| one, {kind} | {label} | {nbytes / 1e6:.1f} | {step:.2f} | {share:+.1%} |")
         names = []

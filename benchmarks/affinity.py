@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import collections
 import http.client
+import itertools
 import json
 import os
 import random
@@ -30,6 +31,7 @@ from talks import LIVE, shuffled
 HERE = Path(__file__).parent
 MARK = "STRETTO_AFFINITY_RUN"
 TICK = os.sysconf("SC_CLK_TCK")
+FIRST_PORT = 30_000  # of replicas, which HAProxy talks to
 WORDS = ["river", "stone", "lantern", "orchard", "violin", "harbor", "winter", "copper", "meadow", "thunder"]
 SYSTEM = "You are a careful assistant who answers in plain words and says so whenever it is not sure at all. "
 
@@ -90,11 +92,6 @@ def cluster(policy, replicas, cells, port, model, folder):
         if line.strip() == "figures" and policy != "ray":
             handle = serve.get_deployment_handle("router", "app")
             print(json.dumps(handle.figures.remote().result()), flush=True)
-        elif line.strip() == "ports":
-            from ray.serve.context import _get_global_client
-
-            details = ray.get(_get_global_client()._controller.get_serve_instance_details.remote())
-            print(json.dumps(details["applications"]["app"]["deployments"], default=str), flush=True)
     serve.shutdown()
     ray.shutdown()
 
@@ -167,24 +164,28 @@ async def load(port, model, n_talks, clients, answer=None):
             first, name, used, heard = await ask(port, body)
             messages.append({"role": "assistant", "content": heard})
             cached = used["prompt_tokens_details"]["cached_tokens"]
-            rows.append((first, name, used["prompt_tokens"], cached, used["completion_tokens"]))
+            rows.append((first, name, used["prompt_tokens"], cached, used["completion_tokens"], turn.talk))
             busy.discard(turn.talk)
 
     await asyncio.gather(*(client() for _ in range(clients)))
     return rows
 
 
+def post(port, body):
+    """The answer to a small POST, on a connection of its own."""
+    web = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    web.request("POST", "/stretto/tokenize", body, {"Content-Type": "application/json", "Host": "localhost"})
+    answer = web.getresponse().read()
+    web.close()
+    return json.loads(answer)
+
+
 def posts(port, body, n):
-    """Milliseconds of a small POST, again and again on new connections."""
+    """Milliseconds of such POSTs, one after the other."""
     times = []
     for _ in range(n):
         begun = time.perf_counter()
-        web = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        web.request(
-            "POST", "/stretto/tokenize", body, {"Content-Type": "application/json", "Host": "localhost"}
-        )
-        web.getresponse().read()
-        web.close()
+        post(port, body)
         times.append(1e3 * (time.perf_counter() - begun))
     return times
 
@@ -216,9 +217,10 @@ def run(policy, replicas, args):
             process.stdin.write("figures\n")
             process.stdin.flush()
             asked = json.loads(process.stdout.readline())
+            found["by_tokens"] = round(asked["by_tokens"] / asked["requests"], 3)
             found["route_ms"] = [round(1e3 * asked[key], 2) for key in ("p50", "p99")]
         if args.route:
-            found |= route_cost(process, args.port, args.model)
+            found |= route_cost(args.port, args.model)
         return found
     finally:
         process.stdin.close()
@@ -228,11 +230,16 @@ def run(policy, replicas, args):
 def figures(rows, seconds, cpu):
     prompt, cached, tokens = (sum(row[n] for row in rows) for n in (2, 3, 4))
     counts = collections.Counter(row[1] for row in rows)
+    replicas = collections.defaultdict(list)  # of each conversation, turn by turn
+    for row in rows:
+        replicas[row[5]].append(row[1])
+    pairs = [pair for names in replicas.values() for pair in itertools.pairwise(names)]
     first = sorted(row[0] for row in rows)
     between = sum(cpu[kind] for kind in ("router", "haproxy", "proxy"))
     return {
         "requests": len(rows),
         "hit_rate": round(cached / prompt, 3),
+        "moved": round(sum(a != b for a, b in pairs) / len(pairs), 3),
         "requests_ratio": round(max(counts.values()) / min(counts.values()), 2),
         "first_token_ms": [round(1e3 * first[int(q * (len(first) - 1))]) for q in (0.5, 0.95)],
         "seconds": round(seconds, 1),
@@ -243,16 +250,23 @@ def figures(rows, seconds, cpu):
     }
 
 
-def route_cost(process, port, model):
-    """Medians of a POST through HAProxy and the router, and directly to a replica."""
-    process.stdin.write("ports\n")
-    process.stdin.flush()
-    details = json.loads(process.stdout.readline())
-    ports = [one.get("backend_http_port") or 30000 for one in details["stretto"]["replicas"]]
+def is_replica(port, body):
+    """Whether a replica listens there, and not the router or nobody."""
+    try:
+        return "tokens" in post(port, body)
+    except OSError:
+        return False
+
+
+def route_cost(port, model):
+    """Medians of a POST through HAProxy and the router, and directly to a replica; by turns."""
     body = json.dumps({"model": model, "text": text(random.Random(2), 2000)}).encode()
-    ways = {"through": port, "direct": ports[0]}
-    times = {way: statistics.median(posts(at, body, 200)) for way, at in ways.items()}
-    return {"post_ms": {way: round(value, 2) for way, value in times.items()}}
+    direct = next(at for at in range(FIRST_PORT, FIRST_PORT + 100) if is_replica(at, body))
+    times = collections.defaultdict(list)
+    for _ in range(10):
+        for way, at in {"through": port, "direct": direct}.items():
+            times[way] += posts(at, body, 20)
+    return {"post_ms": {way: round(statistics.median(found), 2) for way, found in times.items()}}
 
 
 def main():

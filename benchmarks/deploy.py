@@ -31,6 +31,7 @@ from stretto.weights import hub
 
 MARK = "STRETTO_BENCH_MARK"
 TICKS = os.sysconf("SC_CLK_TCK")
+REPORT_SECONDS = 2.5  # until a router has heard that the requests of the last round have ended
 STRETTO = [sys.executable, "-c", "from stretto.cli import main; main()"]
 WAYS = {  # replicas, threads of each, what answers, clients as a multiple of --clients
     "direct-2": (1, 2, "serve", 1),
@@ -148,6 +149,7 @@ def measured(way: str, options: argparse.Namespace) -> dict[str, object]:
         rates, all_cpu, own_cpu = [], [], []
         clients = WAYS[way][3] * options.clients
         for i in range(options.rounds):
+            time.sleep(REPORT_SECONDS)
             before = usage(mark)
             tokens, seconds = asyncio.run(loaded(url, clients, options.tokens, 1000 * (i + 1)))
             spent = {

@@ -4,16 +4,19 @@
 
 Samples with drafts stand next to one without, by turns, of the same prompt and seed; the texts are asserted
 to be the same. The prompt is in the cache, so that only decoding is timed. Prose begins from texts
-that hold nothing to copy: what guessing costs there is in the last rows. All samples go to --out.
+that hold nothing to copy: what guessing costs there is in the last rows. All samples go to --out, by default
+a file of benchmarks/raw that is named after the CPU.
 """
 
 import argparse
 import json
+import re
 import time
 from pathlib import Path
 from statistics import median
 
 import stretto
+from stretto.hardware import cpu_name
 
 HERE = Path(__file__).parent
 LETTER = """Dear members, the committee met on Tuesday and discussed the budget for the next three years.
@@ -141,16 +144,19 @@ def main():
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--branches", type=int, nargs="*", default=[2, 4], help="of trees")
     parser.add_argument("--kinds", nargs="*", default=list(PROMPTS), choices=list(PROMPTS))
-    parser.add_argument("--out", type=Path, default=HERE / "raw" / "drafts.json")
+    slug = re.sub(r"\([^)]*\)|\W+", "-", cpu_name()).strip("-").lower()
+    parser.add_argument("--out", type=Path, default=HERE / "raw" / f"drafts-{slug}.json")
     args = parser.parse_args()
     for kind in set(PROMPTS) - set(args.kinds):
         del PROMPTS[kind]
     with stretto.load(args.model, threads=args.threads, cells=4096) as llm:
         samples = measure(llm, args)
     command = (
-        f"python benchmarks/drafts.py --model {args.model} --rounds {args.rounds} --threads {args.threads}"
+        f"python benchmarks/drafts.py --model {args.model} --rounds {args.rounds} --threads {args.threads} "
+        f"--tokens {args.tokens}"
     )
-    args.out.write_text(json.dumps({"command": command, "samples": samples}, indent=1) + "\n")
+    found = {"command": command, "cpu": cpu_name(), "samples": samples}
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
     print(f"`{command}`\n")
     table(samples)
 

@@ -3,11 +3,11 @@
     python benchmarks/fleet.py --replicas 8 32 256 --kind lmsys wildchat assistant --out fleet.json
     python benchmarks/fleet.py --check benchmarks/raw/affinity.json     # beside measured replicas
 
-The policies are those of `stretto.deploy.policy`, and see what a router sees: reports that are a second old,
-bounded in size, and the router's own picks. Replicas are simulated. Each has cells with the least recently
-used conversations evicted first, computes prompts at a fixed speed, and its requests share it: n of them get
-n / (1 + (n - 1) * SHARING) times the speed of one. Conversations come at random, so that replicas are busy
-for `--busy` of the time if nothing were cached.
+The policies are those of `stretto.deploy.policy` and of fleet_policies.py, and see what a router sees:
+reports that are a second old, bounded in size, and the router's own picks. Replicas are simulated. Each has
+cells with the least recently used conversations evicted first, computes prompts at a fixed speed, and its
+requests share it: n of them get n / (1 + (n - 1) * SHARING) times the speed of one. Conversations come at
+random, so that replicas are busy for `--busy` of the time if nothing were cached.
 """
 
 import argparse
@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from fleet_policies import LeastLoaded, PowerOfTwo, SessionHash
 from stretto.deploy.holdings import Ask, Holdings
-from stretto.deploy.policy import LeastLoaded, PowerOfTwo, PrefixPolicy, RoundRobin, SessionHash
+from stretto.deploy.policy import PrefixPolicy, RoundRobin
 from stretto.deploy.prefixes import BLOCK_TOKENS, bounded, packed
 from talks import LIVE, PUBLISHED, shuffled, talk_turns
 
@@ -65,6 +66,7 @@ class Machine:
     version: int = 0
     n_requests: int = 0
     computed: int = 0
+    has_news: bool = True  # since the last report
 
     def advance(self, now):
         self.virtual += (now - self.now) * self.speed()
@@ -78,6 +80,7 @@ class Machine:
         return self.now + max(0.0, self.jobs[0][0] - self.virtual) / self.speed() if self.jobs else None
 
     def hold(self, talk, n_tokens):
+        self.has_news = True
         self.used += n_tokens - self.cache.get(talk, 0)
         self.cache[talk] = n_tokens
         self.cache.move_to_end(talk)
@@ -102,12 +105,13 @@ class Fleet:
 
     def __init__(self, policy, n_replicas, cells, system):
         self.policy, self.system = policy, system
+        self.has_sessions = isinstance(policy, SessionHash)  # most clients send no header
         self.machines = {f"r{n:03}": Machine(cells) for n in range(n_replicas)}
         self.holdings = Holdings()
         self.holdings.keep(self.machines)
         self.events, self.number = [], 0
         self.lengths, self.done, self.cpu = {}, [], 0.0
-        for n, name in enumerate(self.machines):
+        for n, name in enumerate(self.machines if n_replicas > 1 else ()):  # one needs no reports
             self.at(REPORT_SECONDS * n / n_replicas, self.report, name)
 
     def at(self, moment, call, *args):
@@ -120,13 +124,16 @@ class Fleet:
             call(now, *args)
 
     def report(self, now, name):
-        self.holdings.reported(name, self.machines[name].report(self.system), now)
+        machine, known = self.machines[name], self.holdings.replicas[name]
+        if machine.has_news or known.picks or known.load != len(machine.jobs):  # else it would change nothing
+            self.holdings.reported(name, machine.report(self.system), now)
+            machine.has_news = False
         self.at(now + REPORT_SECONDS, self.report, name)
 
     def ask(self, now, turn, ended):
         n = self.lengths.get(turn.talk, self.system) + turn.prompt
         keys = keys_of(turn.talk, n, self.system)
-        ask = Ask(keys, session=str(turn.talk))
+        ask = Ask(keys, session=str(turn.talk) if self.has_sessions else "")
         begun = time.thread_time()
         name = self.policy.order(ask, self.holdings, now)[0]
         self.holdings.picked(name, ask, now)

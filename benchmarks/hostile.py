@@ -2,11 +2,13 @@
 
     python benchmarks/hostile.py                       # a mock model: the server alone
     python benchmarks/hostile.py --model smollm2       # a real one, whose steps hostile requests share
+    python benchmarks/hostile.py --kinds vanish,nulls  # these alone: which of them costs how much
 
 Hostile clients send heads that drip, bodies that are never complete, bodies made to take long, and requests
 whose answer they do not read or leave in the middle. One honest client asks for a short text all the while.
-Prints its median and p99 before and during that, the factor between them, and the resident memory of the
-server before, at most, and afterwards.
+Both are processes of their own. The hostile one gets processor time after the server and the honest client:
+elsewhere it would be on other machines. Prints the honest client's median and p99 before and during that,
+the factor between them, and the resident memory of the server before, at most, and afterwards.
 """
 
 from __future__ import annotations
@@ -14,18 +16,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 MOCK = """
-import sys
+import gc, sys
 sys.path.insert(0, sys.argv[1])
 from serving import mock, serving
-with serving(mock("Hello world", 0.002), max_running=64, max_queue=4096) as server:
+gc.freeze()  # as `stretto serve` does
+with serving(mock("Hello world", 0.002, cells=16384), max_running=64, max_queue=4096) as server:
     print(server.port, flush=True)
     sys.stdin.read()
 """
@@ -36,22 +41,23 @@ def body(**fields: object) -> bytes:
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,x"}}
-BODIES = (
-    lambda: body(prompt=[None] * 100_000),
-    lambda: b"[" * 200_000,
-    lambda: b'{"prompt": "' + b"x" * 500_000,
-    lambda: json.dumps({f"field{i}": 0 for i in range(20_000)}).encode(),
-    lambda: body(prompt="x", stop=["a" * 4000, "b" * 4000]),
-    lambda: body(prompt="x", n=16, stream=True),
-    lambda: body(messages=[{"role": "user", "content": [IMAGE]}]),
-)
+BODIES = {
+    "nulls": body(prompt=[None] * 100_000),
+    "nesting": b"[" * 200_000,
+    "unended": b'{"prompt": "' + b"x" * 500_000,
+    "fields": json.dumps({f"field{i}": 0 for i in range(20_000)}).encode(),
+    "stops": body(prompt="x", stop=[letter * 1000 for letter in "abcdefgh"]),
+    "many": body(prompt="x", n=16, stream=True),
+    "image": body(messages=[{"role": "user", "content": [IMAGE]}]),
+}
+WAYS = ("drip", "never_complete", "costly", "vanish")  # methods of `Client`; "costly" is any of the bodies
 
 
 class Client:
     """One connection at a time to the server."""
 
-    def __init__(self, port: int, model: str, pause: float = 0.0) -> None:
-        self.port, self.model, self.pause = port, model, pause
+    def __init__(self, port: int, pause: float = 0.0, kinds: Sequence[str] = WAYS) -> None:
+        self.port, self.pause, self.kinds = port, pause, kinds
 
     async def ask(self, data: bytes, path: str = "/v1/completions", read: bool = True) -> bytes:
         """Send a request and read all of the answer, or leave."""
@@ -68,7 +74,7 @@ class Client:
         """Seconds of each short request, one after the other."""
         times: list[float] = []
         end = time.monotonic() + seconds
-        fields = {"model": self.model, "prompt": "Hello", "max_tokens": 4, "temperature": 0}
+        fields = {"model": "mock", "prompt": "Hello", "max_tokens": 4, "temperature": 0}
         while time.monotonic() < end or len(times) < 20:
             begun = time.monotonic()
             answer = await self.ask(json.dumps(fields).encode())
@@ -82,7 +88,13 @@ class Client:
         while time.monotonic() < end:
             await asyncio.sleep(2 * self.pause * rng.random())
             with suppress(OSError, asyncio.IncompleteReadError):
-                await rng.choice((self.drip, self.never_complete, self.costly, self.vanish))(rng, end)
+                await self.misbehave(rng.choice(self.kinds), rng, end)
+
+    async def misbehave(self, kind: str, rng: random.Random, end: float) -> None:
+        if kind in WAYS:
+            await getattr(self, kind)(rng, end)
+        else:
+            await self.ask(BODIES[kind])
 
     async def drip(self, rng: random.Random, end: float) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -102,10 +114,10 @@ class Client:
         writer.close()
 
     async def costly(self, rng: random.Random, end: float) -> None:
-        await self.ask(rng.choice(BODIES)().replace(b'"mock"', json.dumps(self.model).encode()))
+        await self.ask(rng.choice(list(BODIES.values())))
 
     async def vanish(self, rng: random.Random, end: float) -> None:
-        fields = {"model": self.model, "prompt": "x", "max_tokens": 50, "stream": True}
+        fields = {"model": "mock", "prompt": "x", "max_tokens": 50, "stream": True}
         await self.ask(json.dumps(fields).encode(), read=False)
 
 
@@ -119,26 +131,41 @@ def quantile(times: list[float], q: float) -> float:
     return sorted(times)[min(len(times) - 1, int(q * len(times)))]
 
 
-async def honest_apart(port: int, seconds: float) -> list[float]:
-    """The honest client in a process of its own, so that it does not wait for the hostile ones here."""
-    command = [sys.executable, __file__, "--honest", str(port), "--seconds", str(seconds)]
+async def crowd(client: Client, connections: int, seconds: float) -> None:
+    """Hostile clients, as many as that."""
+    end, rng = time.monotonic() + seconds, random.Random(1)
+    await asyncio.gather(*(client.hostile(rng, end) for _ in range(connections)), return_exceptions=True)
+
+
+def stand_back() -> None:
+    """Take processor time that the server and the honest client leave."""
+    policy = os.sched_getscheduler(0)
+    if policy in (os.SCHED_FIFO, os.SCHED_RR):
+        priority = os.sched_getparam(0).sched_priority
+        os.sched_setscheduler(0, policy, os.sched_param(max(1, priority // 2)))
+    else:
+        os.nice(10)
+
+
+async def apart(role: str, port: int, seconds: float, *options: str) -> bytes:
+    """Run the honest client or the crowd in a process of its own; returns what it prints."""
+    command = [sys.executable, __file__, role, str(port), "--seconds", str(seconds), *options]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     output, _ = await process.communicate()
-    times: list[float] = json.loads(output)
-    return times
+    return output
 
 
-async def measure(client: Client, pid: int, connections: int, seconds: float) -> None:
-    quiet, before = await honest_apart(client.port, seconds), resident(pid)
-    end, rng, most = time.monotonic() + seconds, random.Random(1), before
-    crowd = [asyncio.create_task(client.hostile(rng, end)) for _ in range(connections)]
+async def measure(port: int, pid: int, seconds: float, *crowd_options: str) -> None:
+    quiet: list[float] = json.loads(await apart("--honest", port, seconds))
+    before = most = resident(pid)
+    hostile = asyncio.create_task(apart("--crowd", port, seconds + 1, *crowd_options))
     await asyncio.sleep(1)
-    honest = asyncio.create_task(honest_apart(client.port, seconds - 1))
+    honest = asyncio.create_task(apart("--honest", port, seconds - 1))
     while not honest.done():
         most = max(most, resident(pid))
         await asyncio.sleep(0.2)
-    busy = honest.result()
-    await asyncio.gather(*crowd, return_exceptions=True)
+    busy: list[float] = json.loads(honest.result())
+    await hostile
     await asyncio.sleep(5)
     for name, times in (("quiet", quiet), ("hostile", busy)):
         print(f"{name:8} {len(times):5} requests, median {1e3 * quantile(times, 0.5):7.1f} ms, "
@@ -153,10 +180,17 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--pause", type=float, default=5, help="seconds between two misdeeds of a client")
+    parser.add_argument("--kinds", default=",".join(WAYS), help=f"of {', '.join([*WAYS, *BODIES])}")
     parser.add_argument("--honest", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--crowd", type=int, metavar="PORT", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.honest:
-        print(json.dumps(asyncio.run(Client(options.honest, "mock").honest(options.seconds))))
+        print(json.dumps(asyncio.run(Client(options.honest).honest(options.seconds))))
+        return
+    if options.crowd:
+        stand_back()
+        client = Client(options.crowd, options.pause, options.kinds.split(","))
+        asyncio.run(crowd(client, options.connections, options.seconds))
         return
     tests = str(Path(__file__).parents[1] / "tests")
     if options.model:
@@ -170,9 +204,8 @@ def main() -> None:
         assert server.stdout is not None
         port = int(server.stdout.readline())
     try:
-        asyncio.run(
-            measure(Client(port, "mock", options.pause), server.pid, options.connections, options.seconds)
-        )
+        size = "--connections", str(options.connections), "--pause", str(options.pause)
+        asyncio.run(measure(port, server.pid, options.seconds, *size, "--kinds", options.kinds))
     finally:
         server.kill()
         server.wait()

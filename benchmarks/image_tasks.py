@@ -1,6 +1,7 @@
 """Milliseconds an image, for each model that classifies, detects or segments images.
 
     python benchmarks/image_tasks.py --threads 2
+    python benchmarks/image_tasks.py --threads 1 --out benchmarks/raw/image_tasks-neoverse-n1.json
 
 Images are those of the tests. A figure is the best of several runs, since other programs only ever add to
 one: reading the file, preparing the input, the graph, and what follows. `graph` is ONNX Runtime's share.
@@ -8,6 +9,7 @@ one: reading the file, preparing the input, the graph, and what follows. `graph`
 """
 
 import argparse
+import json
 import time
 from pathlib import Path
 
@@ -52,13 +54,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=10, help="for each model")
+    parser.add_argument("--out", type=Path, help="a file for the figures")
     options = parser.parse_args()
     print("| model | image | ms an image | graph | CPU | load |\n|---|---|---|---|---|---|")
+    rows = []
     for name, verb, file in MODELS:
         size = stretto.Image.open(DATA / file).size
         figures = measure(name, verb, DATA / file, options.threads, options.seconds)
         row = " | ".join(f"{figure:.0f}" for figure in figures)
         print(f"| `{name}` | {size[0]} × {size[1]} | {row} |", flush=True)
+        names = "ms", "graph_ms", "cpu_ms", "load_ms"
+        rows.append({"model": name, "image": size, **dict(zip(names, figures, strict=True))})
+    if options.out:
+        options.out.write_text(json.dumps({"threads": options.threads, "models": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

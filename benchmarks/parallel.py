@@ -295,14 +295,24 @@ STRATEGIES = {
 }
 
 
+STYLE = """<style>
+:root { --ground: #ffffff; --ink: #24292f; --mark: #1a7f37 }
+@media (prefers-color-scheme: dark) { :root { --ground: #161b22; --ink: #e6edf3; --mark: #7ee787 } }
+text { fill: var(--ink) } .ground { fill: var(--ground) } .ink { stroke: var(--ink); fill: none }
+.mark { fill: var(--mark) } .curve { stroke: var(--mark); fill: none }
+</style>"""
+
+
 def save(path, title, lines):
-    """An SVG that needs nothing to be drawn with."""
+    """An SVG that needs nothing to be drawn with, for light and dark pages."""
     head = (
         '<svg xmlns="http://www.w3.org/2000/svg" width="500" height="310" font-family="sans-serif" '
-        'font-size="12">'
+        f'font-size="12" role="img" aria-label="{title}">'
     )
-    title = f'<text x="260" y="20" text-anchor="middle" font-size="14">{title}</text>'
-    path.write_text("\n".join([head, title, *lines, "</svg>"]) + "\n", "utf-8")
+    ground = '<rect class="ground" width="500" height="310" rx="8"/>'
+    heading = f'<text x="260" y="20" text-anchor="middle" font-size="14">{title}</text>'
+    text = "\n".join([head, f"<title>{title}</title>", STYLE, ground, heading, *lines, "</svg>"])
+    path.write_text(text + "\n", "utf-8")
 
 
 def plot(path, title, points, x_name, y_name):
@@ -312,11 +322,11 @@ def plot(path, title, points, x_name, y_name):
     at = [(60 + 400 * (x - left) / (right - left), 260 - 220 * (y - low) / (high - low)) for x, y in points]
     path_of = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
     lines = [
-        '<path d="M60 40V260H460" fill="none" stroke="black"/>',
-        f'<polyline points="{path_of}" fill="none" stroke="#0a6" stroke-width="2"/>',
+        '<path class="ink" d="M60 40V260H460"/>',
+        f'<polyline class="curve" points="{path_of}" stroke-width="2"/>',
     ]
     for (x, y), value, name in zip(at, ys, xs, strict=True):
-        lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#0a6"/>')
+        lines.append(f'<circle class="mark" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
         lines.append(f'<text x="{x:.1f}" y="{y - 8:.1f}" text-anchor="middle">{value:.2f}</text>')
         lines.append(f'<text x="{x:.1f}" y="278" text-anchor="middle">{name:g}</text>')
     lines.append(f'<text x="260" y="300" text-anchor="middle">{x_name}</text>')
@@ -327,13 +337,13 @@ def plot(path, title, points, x_name, y_name):
 def bars(path, title, intervals, x_name):
     """A bar for each name, with the interval of its mean."""
     scale = 220 / max(high for _, _, high in intervals.values())
-    lines, height = ['<path d="M210 40V270H470" fill="none" stroke="black"/>'], 220 / len(intervals)
+    lines, height = ['<path class="ink" d="M210 40V270H470"/>'], 220 / len(intervals)
     for i, (name, (mean, low, high)) in enumerate(intervals.items()):
         y = 50 + height * (i + 0.5)
         start, end = 210 + scale * low, 210 + scale * high
         bar = f'x="210" y="{y - height / 4:.1f}" width="{scale * mean:.1f}" height="{height / 2:.1f}"'
-        lines.append(f'<rect {bar} fill="#0a6" fill-opacity="0.6"/>')
-        lines.append(f'<path d="M{start:.1f} {y:.1f}H{end:.1f}" stroke="black"/>')
+        lines.append(f'<rect class="mark" {bar} fill-opacity="0.6"/>')
+        lines.append(f'<path class="ink" d="M{start:.1f} {y:.1f}H{end:.1f}"/>')
         lines.append(f'<text x="204" y="{y + 4:.1f}" text-anchor="end">{name}</text>')
         lines.append(f'<text x="{end + 6:.1f}" y="{y + 4:.1f}">{mean:.2f}</text>')
     lines.append(f'<text x="340" y="295" text-anchor="middle">{x_name}</text>')
