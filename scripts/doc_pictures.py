@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from generated_files import ROOT, is_outdated, run
-from pictures import cells, engine, lattice, plots
+from pictures import cells, engine, lattice, plots, quality
 from pictures.svg import Canvas
 
 FOLDER = ROOT / "docs" / "pictures"
@@ -20,6 +20,7 @@ PICTURES: dict[str, Callable[[], Canvas]] = {
     "image-cells": cells.images,
     "speed-by-cpu": plots.speed_by_cpu,
     "cost-by-length": plots.cost_by_length,
+    "parallel-quality": quality.quality_by_compute,
 }
 
 

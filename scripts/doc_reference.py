@@ -1,4 +1,5 @@
-"""The generated pages of docs/reference: options, commands, endpoints, errors, supported models and formats.
+"""The generated pages of docs/reference: options, commands, endpoints, errors, supported models and formats;
+the tables of Python names in docs/reference/api, and the lists of pages in docs/index.md.
 
     python scripts/doc_reference.py            # writes them
     python scripts/doc_reference.py --check    # says which are out of date, and ends with 1 if any is
@@ -12,9 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "site"))
+
+from titles import linked
 
 from generated_files import ROOT, is_outdated, run
-from reference import commands, endpoints, errors, supported
+from reference import commands, endpoints, errors, names, page_lists, supported
 from stretto.options import documenting
 
 FOLDER = ROOT / "docs" / "reference"
@@ -29,7 +33,10 @@ PAGES: dict[str, Callable[[], str]] = {
 
 def outdated() -> dict[Path, str]:
     """The pages that are not what they should be, with the text that they should have."""
-    texts = {FOLDER / name: make() for name, make in PAGES.items()}
+    index = ROOT / "docs" / "index.md"
+    texts = {FOLDER / name: linked(make(), "reference") for name, make in PAGES.items()}
+    texts |= {page: linked(text, "reference/api") for page, text in names.pages(FOLDER / "api").items()}
+    texts |= {index: page_lists.filled(index)}
     return {page: text for page, text in texts.items() if is_outdated(page, text)}
 
 

@@ -1,46 +1,14 @@
 """Plots of decode speed by CPU and of its cost by context length, from the samples in benchmarks/raw."""
 
-import json
-from collections import defaultdict
-from dataclasses import dataclass
-from pathlib import Path
-from statistics import median
-
+from figures.samples import CPUS, Q4_0, SAME, SMOLLM2, Pair, llamacpp_pairs
 from pictures.svg import Canvas
 
-RAW = Path(__file__).parents[2] / "benchmarks" / "raw"
-CPUS = {"Intel(R) Xeon(R) Processor": "x86-64, Emerald Rapids", "Neoverse N1": "ARM, Neoverse N1"}
-SMOLLM2, SAME, Q4_0 = "SmolLM2 135M Q4_1", "same file", "its Q4_0"
 LEFT, RIGHT, BAR = 268, 640, 17  # of the bars, in pixels
 
 
-@dataclass
-class Pair:
-    """A test of one CPU: tokens a second of Stretto and of llama.cpp, measured by turns."""
-
-    cpu: str
-    model: str
-    test: str
-    file: str
-    ours: float
-    peer: float
-
-
 def pairs() -> list[Pair]:
-    """All decode tests, each in the setting that is best for llama.cpp, as RESULTS.md has them."""
-    ways: defaultdict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
-    for file in sorted(RAW.glob("vs_llamacpp-*.json")):
-        found = json.loads(file.read_text("utf-8"))
-        samples: defaultdict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
-        for one in found["samples"]:
-            if one["test"].startswith("decode"):
-                key = (CPUS[found["cpu"]], one["model"], one["test"], one["file"], json.dumps(one["way"]))
-                speeds = one["count"] / one["ours"]["seconds"], one["count"] / one["peer"]["seconds"]
-                samples[key].append(speeds)
-        for key, both in samples.items():
-            ours, peer = zip(*both, strict=True)
-            ways[key[:4]].append((median(ours), median(peer)))
-    return [Pair(*key, *max(both, key=lambda pair: pair[1])) for key, both in ways.items()]
+    """All decode tests beside llama.cpp."""
+    return [pair for pair in llamacpp_pairs() if pair.test.startswith("decode")]
 
 
 def draw_legend(canvas: Canvas, y: float) -> None:
@@ -97,11 +65,11 @@ def speed_by_cpu() -> Canvas:
 
 
 def cost_by_length() -> Canvas:
-    """Milliseconds a token: at the start of a text, and behind 2,048 tokens."""
+    """Milliseconds a token: at the start of a text, and after 2,048 tokens."""
     labels = {
         "decode 64": "at the start",
-        "decode at depth 2048, K/V f16": "behind 2,048 tokens, K/V f16",
-        "decode at depth 2048, K/V 8 bits": 'behind 2,048; Stretto: kv="q8"',
+        "decode at depth 2048, K/V f16": "after 2,048 tokens, K/V f16",
+        "decode at depth 2048, K/V 8 bits": 'after 2,048; Stretto: kv="q8"',
     }
     found = {(one.cpu, one.test): one for one in pairs() if (one.model, one.file) == (SMOLLM2, SAME)}
     groups = {}

@@ -41,7 +41,7 @@ A mix gives each tensor a format by its role: {mixes}.
 IMAGES_HEAD = """
 ## Image encoders
 
-By the projector of an `mmproj` file ([Images](../explanation/vision.md)).
+By the projector of an `mmproj` file ([Images](images.md)).
 """
 TOOLS_HEAD = """
 ## Formats of tool calls

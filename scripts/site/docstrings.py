@@ -3,13 +3,17 @@
 An extension of Griffe, which reads the docstrings for mkdocstrings.
 """
 
-import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import griffe
 
-DOCUMENT = re.compile(r"`?docs/([\w/-]+)\.md`?")
-UP = "../../"  # pages of names lie in reference/api/
+sys.path.insert(0, str(Path(__file__).parent))
+
+from titles import linked
+
+FOLDER = "reference/api"  # of the pages of names
 
 
 class Docstrings(griffe.Extension):
@@ -32,9 +36,5 @@ def markdown(text: str) -> str:
         elif example and not line.strip():
             lines.append("```")
         example = starts or (example and bool(line.strip()))
-        lines.append(line if example or line.startswith("    ") else _linked(line))
+        lines.append(line if example or line.startswith("    ") else linked(line, FOLDER))
     return "\n".join([*lines, "```"] if example else lines)
-
-
-def _linked(line: str) -> str:
-    return DOCUMENT.sub(lambda path: f"[{path[1].rsplit('/', 1)[-1]}]({UP}{path[1]}.md)", line)

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: the navigation, made from the folders, and pages for files outside docs/."""
+"""Hooks of MkDocs: the navigation, pages for files outside docs/, links and pictures of the site alone."""
 
 import re
 import sys
@@ -11,9 +11,11 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 sys.path.insert(0, str(Path(__file__).parent))
 
 import outside
-from order import navigation, page_list
+from order import navigation
 
-LIST = re.compile(r"<!-- pages: (.+?) -->")
+NAME_CELL = re.compile(r"<td><code>([\w.]+)</code></td>")
+ANCHOR = re.compile(r'<h\d id="(stretto[\w.]*)"')
+PAGE_PICTURE = re.compile(r"(!\[[^]]*\]\((?:\.\./)*pictures/page-[\w-]+)\.png\)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -32,6 +34,27 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Mend the links of a page that lead out of docs/, and list pages where a comment asks for them."""
-    listed = LIST.sub(lambda part: page_list(Path(config.docs_dir), part[1]), markdown)
-    return outside.rewritten(listed, page.file.src_uri)
+    """Mend the links of a page that lead out of docs/; screenshots have the colours of the site."""
+    return outside.rewritten(with_dark_twins(markdown), page.file.src_uri)
+
+
+def on_page_content(html: str, page: Any, config: MkDocsConfig, files: Files) -> str:
+    """Link the tables of names in the reference to what is said of each name below."""
+    return with_links_to_names(html) if page.file.src_uri.startswith("reference/api/") else html
+
+
+def with_links_to_names(html: str) -> str:
+    """A page of names whose table leads to the names, where they are described on it."""
+    anchors = ANCHOR.findall(html)
+
+    def link(cell: re.Match[str]) -> str:
+        name = cell[1]
+        found = next((one for one in anchors if one == name or one.endswith(f".{name}")), None)
+        return f'<td><a href="#{found}"><code>{name}</code></a></td>' if found else cell[0]
+
+    return NAME_CELL.sub(link, html)
+
+
+def with_dark_twins(markdown: str) -> str:
+    """A page with the dark picture beside each light screenshot; the stylesheet shows one of them."""
+    return PAGE_PICTURE.sub(r"\1.png#only-light)\1-dark.png#only-dark)", markdown)

@@ -1,0 +1,1 @@
+"""Figures of the documents: inline ones and tables from benchmarks/raw, others checked against RESULTS.md."""

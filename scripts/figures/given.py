@@ -1,0 +1,61 @@
+"""Numbers with a unit that are no measurements, by the reason why and by page: unmarked.py lets them pass.
+
+A line that its page no longer needs is a fault, so the lists stay as short as they can be.
+"""
+
+LIMIT = "a limit, timeout, default or threshold, which the code sets"
+SIZE = "the size of a file or of a buffer, which anyone can count"
+CALCULATED = "follows from the numbers beside it, or is an example to calculate with"
+DEFINITION = "part of a definition: a share, a level, a goal, or what a test does"
+
+GIVEN: dict[str, dict[str, tuple[str, ...]]] = {
+    LIMIT: {
+        "docs/explanation/engine.md": ("100 ms",),
+        "docs/explanation/kernels.md": ("1.1 ×",),
+        "docs/explanation/routing.md": ("10 %",),
+        "docs/explanation/security.md": ("60 s", "10 s", "120 s", "5 s", "2 s"),
+        "docs/explanation/threads.md": ("5 µs", "30 ms", "60 %", "1 s"),
+        "docs/how-to/deploy.md": ("10 seconds",),
+        "docs/how-to/export.md": ("1.5 GB",),
+        "docs/reference/grammars.md": ("10 seconds",),
+        "docs/how-to/tasks/transcribe.md": ("28 seconds", "64 seconds", "6.5 tokens a second"),
+        "docs/reference/commands.md": ("80 %", "1.5 GB"),
+        "docs/reference/metrics.md": ("15 minutes",),
+        "docs/reference/page.md": ("20 s", "90 %", "15 %", "3 %", "15 minutes", "60 KB"),
+        "docs/reference/server.md": ("80 %", "10 seconds", "600 s", "10 s", "15 minutes"),
+        "docs/reference/terminal.md": ("90 %", "50 %"),
+        "docs/tutorials/serving.md": ("15 minutes",),
+    },
+    SIZE: {
+        "docs/explanation/cache.md": ("46 MB",),
+        "docs/explanation/decisions.md": ("3 MB",),
+        "docs/explanation/step.md": ("98 MB",),
+        "docs/how-to/tasks/segment.md": ("176 MB",),
+        "docs/how-to/test-without-a-model.md": ("98 MB",),
+        "docs/reference/api/hardware.md": ("100 MB",),
+        "docs/reference/devices.md": ("100 MB",),
+        "docs/reference/models.md": ("98.4 MB", "253.1 MB"),
+        "docs/tutorials/first-five-minutes.md": ("98 MB",),
+    },
+    CALCULATED: {
+        "docs/explanation/kernels.md": ("16 cycles",),
+        "docs/how-to/choose-a-model.md": (
+            *("0.7 GB", "2.5 GB", "5.5 GB", "18 GB", "42 GB"),
+            *("40 GB/s", "5 GB", "8 tokens a second"),
+        ),
+        "docs/how-to/replica-routing.md": ("60 s", "0.46 s", "0.03 s", "200 a second"),
+        "docs/how-to/tasks/detect.md": ("3 ×",),
+        "docs/reference/cuda.md": ("131 kB", "1.1 GB"),
+        "docs/reference/devices.md": ("80 GMAC/s",),
+        "docs/reference/models.md": ("23 kB", "12.2 kB", "47 MB", "25 MB"),
+    },
+    DEFINITION: {
+        "docs/explanation/decisions.md": ("95 %",),
+        "docs/how-to/bench.md": ("100 %",),
+        "docs/how-to/replica-routing.md": ("20 s",),
+        "docs/how-to/replicas.md": ("5 s",),
+        "docs/how-to/tune-cpu.md": ("70 %",),
+        "docs/reference/commands.md": ("95 %",),
+        "docs/reference/server.md": ("150 µs",),
+    },
+}
