@@ -4,8 +4,8 @@
 #   make chat PROMPT="What is 2+2?" one answer
 #   make chat MODEL=./mine.gguf     another model
 #   make test                       all tests
-#   make asan                       the native core's tests under sanitizers (gcc)
-#   make fuzz [SECONDS=600]         mutated files, images, grammars, templates and bodies, for long
+#   make asan [ASAN_TESTS=tests/fuzz] the native core's tests under sanitizers (gcc), or some of them
+#   make fuzz [SECONDS=60]          mutated files, images, grammars, templates and bodies, so long for each target
 #   make check-threads              the thread pool under the thread sanitizer
 #   make check-arm                  the ARM kernels, run here or by qemu, and the cycles of their loops
 #   make check-compilers            the native core with every compiler there is, without warnings
@@ -16,6 +16,7 @@
 #   make check-clients [CLIENTS=…]  real client packages against the server, each with its main job
 #   make check-ray                  replicas on a live Ray cluster: faults, scaling, listeners; a few minutes
 #   make bench-kernels              what each kernel set's matrix products reach
+#   make bench-instructions         cycles of vector instructions of a 64-bit ARM core
 #   make docs                       the documentation site in build/site, with warnings as errors
 
 PYTHON ?= python3
@@ -29,7 +30,7 @@ chat: export STRETTO_PROMPT := $(value PROMPT)
 chat: export STRETTO_MODEL  := $(or $(value MODEL),smollm2)
 
 .PHONY: chat test check format bench fuzz asan check-threads check-arm check-compilers wheel check-wheel \
-        check-triton check-cuda check-clients check-ray bench-kernels docs clean
+        check-triton check-cuda check-clients check-ray bench-kernels bench-instructions docs clean
 
 chat: $(VENV)/.installed
 	@if [ -n "$$STRETTO_PROMPT" ]; \
@@ -37,9 +38,10 @@ chat: $(VENV)/.installed
 	else exec $(BIN)/stretto chat --model "$$STRETTO_MODEL"; \
 	fi
 
-# Two workers: about half of the tests keep one core busy, the others two.
+# Two workers: about half of the tests keep one core busy, the others two. Files keep the order of
+# tests/conftest.py; by their numbers of tests, the longest would come last.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest --durations=25 --numprocesses=2 --dist=loadfile
+	$(BIN)/python -m pytest --durations=25 --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check --no-cache .  # the cache misses modules that moved: their imports are sorted elsewhere
@@ -55,14 +57,17 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/open_gguf.py
 	$(BIN)/python benchmarks/tokenizer.py
 
-SECONDS ?= 600
+# `make test` runs them too, for ten seconds each.
+SECONDS ?= 60
 fuzz: $(VENV)/.test
-	STRETTO_FUZZ_SECONDS=$(SECONDS) STRETTO_FUZZ_SEED=$$(date +%s) $(BIN)/python -m pytest --quiet tests/fuzz
+	STRETTO_FUZZ_SECONDS=$(SECONDS) STRETTO_FUZZ_SEED=$$(date +%s) $(BIN)/python -m pytest --quiet \
+	    --numprocesses=2 tests/fuzz
 
 # The module is built apart, into build/asan, with the tools of .venv beside it. -S keeps the interpreter from
 # reading the .pth files of .venv, one of which leads to the usual module. The C++ library has to be there
 # before the sanitizer, which wraps its exceptions; an interpreter never frees all it has, so leaks are not
-# looked for. Tests that start a Python of their own, or take away its memory, are left out.
+# looked for. Tests that start a Python of their own, or take away its memory, are left out. All of it takes long:
+# ASAN_TESTS chooses files, and STRETTO_KERNELS=portable other kernels.
 SAME_BITS  := tests/backends/test_same_bits.py
 ASAN_TESTS := tests/backends/test_ops.py tests/backends/test_decoder.py tests/backends/test_fused.py \
               $(SAME_BITS)::test_across_the_borders_of_spans $(SAME_BITS)::test_beside_others \
@@ -71,7 +76,8 @@ ASAN_TESTS := tests/backends/test_ops.py tests/backends/test_decoder.py tests/ba
               tests/structured/test_mask.py \
               tests/engine/test_save.py tests/engine/test_table.py tests/weights/test_formats.py \
               tests/weights/test_gguf.py tests/weights/test_gguf_fuzz.py tests/vision/test_encoders.py \
-              tests/vision/test_mmproj.py tests/fuzz
+              tests/vision/test_mmproj.py tests/adapters/test_native.py tests/adapters/test_llm.py \
+              tests/adapters/test_quantized.py tests/adapters/test_merge.py tests/adapters/test_steering.py tests/fuzz
 asan: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/asan/site --config-settings \
 	    build-dir=build/asan/cmake --config-settings cmake.build-type=RelWithDebInfo \
@@ -121,6 +127,11 @@ bench-kernels: $(VENV)/.installed
 	    "$$(ls -t build/cp*/libstretto_core.a | head -n 1)" -pthread
 	build/bench_kernels
 
+bench-instructions:
+	@mkdir -p build
+	$(CXX) -std=c++17 -O2 -Wall -Wextra -march=armv8.2-a+dotprod benchmarks/instructions.cpp -o build/bench_instructions
+	build/bench_instructions
+
 # Generated pages and figures are checked first: the site never shows what the program no longer does.
 docs: $(VENV)/.docs
 	$(BIN)/python scripts/doc_reference.py --check
@@ -160,4 +171,4 @@ $(VENV)/.ray: $(VENV)/.test
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml
 	@$(BIN)/python scripts/build_progress.py -m pip install --editable '.[test,dev]'
-	@touch $@ $(VENV)/.test $(VENV)/.installed
+	@touch $@ $(VENV)/.test $(VENV)/.docs $(VENV)/.installed
