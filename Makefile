@@ -4,6 +4,7 @@
 #   make chat PROMPT="What is 2+2?" one answer
 #   make chat MODEL=./mine.gguf     another model
 #   make test                       all tests
+#   make test-failed                those that failed in the last run, one after the other
 #   make asan [ASAN_TESTS=tests/fuzz] the native core's tests under sanitizers (gcc), or some of them
 #   make fuzz [SECONDS=60]          mutated files, images, grammars, templates and bodies, so long for each target
 #   make check-threads              the thread pool under the thread sanitizer
@@ -29,7 +30,7 @@ unexport PROMPT MODEL
 chat: export STRETTO_PROMPT := $(value PROMPT)
 chat: export STRETTO_MODEL  := $(or $(value MODEL),smollm2)
 
-.PHONY: chat test check format bench fuzz asan check-threads check-arm check-compilers wheel check-wheel \
+.PHONY: chat test test-failed check format bench fuzz asan check-threads check-arm check-compilers wheel check-wheel \
         check-triton check-cuda check-clients check-ray bench-kernels bench-instructions docs clean
 
 chat: $(VENV)/.installed
@@ -42,6 +43,9 @@ chat: $(VENV)/.installed
 # tests/conftest.py; by their numbers of tests, the longest would come last.
 test: $(VENV)/.test
 	$(BIN)/python -m pytest --durations=25 --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+
+test-failed: $(VENV)/.test
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures=none
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check --no-cache .  # the cache misses modules that moved: their imports are sorted elsewhere
