@@ -28,7 +28,16 @@ ALLOWED = {
     "export": {"models", "text", "weights"},
     "quantize": {"backends.matrices", "backends.native", "hardware", "models", "text", "weights"},
     "structured": {"text"},
-    "engine": {"backends.base", "cache", "drafts", "sampling", "structured", "text", "weights.mapped"},
+    "engine": {
+        "backends.base",
+        "cache",
+        "drafts",
+        "hardware.limits",
+        "sampling",
+        "structured",
+        "text",
+        "weights.mapped",
+    },
     "parallel": {"backends.base", "engine", "sampling", "structured", "text"},
     "router": {
         "backends",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Collection, Iterable
 
 
@@ -14,6 +15,7 @@ class News:
         self.forget: Callable[[], None] = lambda: None  # called when the loop is found closed
         self._come = False
         self._waiting: list[asyncio.Future[None]] = []
+        self._taken = threading.Event()  # set while a task waits: all that had come was taken
 
     def wake(self) -> None:
         """Something has come; called in the loop."""
@@ -28,8 +30,20 @@ class News:
         if not self._come:
             mine = self.loop.create_future()
             self._waiting.append(mine)
+            self._taken.set()
             await mine
         self._come = False
+
+    def hand_over(self, seconds: float) -> None:
+        """Wake the tasks, and wait until one waits for more, so many `seconds` at most; from another thread.
+
+        A task that has not taken yet what came before is slow, and not waited for.
+        """
+        was_taken = self._taken.is_set()
+        self._taken.clear()
+        notify((self,))
+        if was_taken:
+            self._taken.wait(seconds)
 
 
 def notify(several: Collection[News]) -> None:

@@ -5,6 +5,7 @@ It starts with the first such request and ends when there has been none for a wh
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -12,8 +13,10 @@ from stretto import forking
 from stretto.engine.engine import Engine
 from stretto.engine.news import News, notify
 from stretto.engine.request import Request
+from stretto.hardware.limits import allowed_cpus
 
 IDLE_SECONDS = 5.0  # without work, after which the thread ends
+HAND_OVER_SECONDS = 0.001  # for a token at most, until an event loop has taken it
 
 
 class Worker:
@@ -27,6 +30,7 @@ class Worker:
         self._closed = False
         self._stepping = 0  # the thread's number while it is in a step
         self._told: set[News] = set()  # by this step
+        self._n_cpus = len(allowed_cpus() or ()) or os.cpu_count() or 1
         forking.abandon_in_child(self)
 
     def add(self, groups: list[list[Request[Any]]]) -> None:
@@ -47,9 +51,13 @@ class Worker:
 
     def tell(self, news: News) -> None:
         """Notify a task of an event loop: at the end of a step, once for all its tokens; at once where tokens
-        come one by one."""
-        if self._stepping == threading.get_ident() and not self._engine.running_ahead:
+        come one by one. A task takes such a token before the backend uses all processors for the next."""
+        if self._stepping != threading.get_ident():
+            notify((news,))
+        elif not self._engine.running_ahead:
             self._told.add(news)
+        elif self._engine.runner.backend.active_threads >= self._n_cpus:
+            news.hand_over(HAND_OVER_SECONDS)
         else:
             notify((news,))
 
