@@ -46,7 +46,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             "how-to/several-users.md",
             "how-to/deploy.md",
             "how-to/replicas.md",
-            "how-to/replica-routing.md",
+            "how-to/size-replicas.md",
             "how-to/integrations.md",
         ),
         "Test and evaluate": (
@@ -81,6 +81,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             "reference/chat.md",
             "reference/tools.md",
             "reference/images.md",
+            "reference/sequences.md",
             "reference/metrics.md",
             "reference/errors.md",
         ),
@@ -95,6 +96,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             "reference/endpoints.md",
             "reference/server.md",
             "reference/page.md",
+            "reference/replicas.md",
         ),
         "Models and files": (
             "reference/supported.md",
@@ -127,6 +129,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             "explanation/kernels.md",
             "explanation/threads.md",
             "explanation/routing.md",
+            "explanation/replica-routing.md",
         ),
         "The project": (
             "explanation/decisions.md",
