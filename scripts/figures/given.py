@@ -4,12 +4,15 @@ A line that its page no longer needs is a fault, so the lists stay as short as t
 """
 
 LIMIT = "a limit, timeout, default or threshold, which the code sets"
-SIZE = "the size of a file or of a buffer, which anyone can count"
+SIZE = "the size of a file, a buffer, a vector, a vocabulary or a list of classes, which anyone can count"
 CALCULATED = "follows from the numbers beside it, or is an example to calculate with"
-DEFINITION = "part of a definition: a share, a level, a goal, or what a test does"
+DEFINITION = "part of a definition: a share, a level, a goal, a port, or what a test does"
+TOLERANCE = "a bound that the tests or the script named beside it assert"
+PICTURE = "shown in a picture that a script makes"
 
 GIVEN: dict[str, dict[str, tuple[str, ...]]] = {
     LIMIT: {
+        "docs/explanation/decisions.md": ("1e-6",),
         "docs/explanation/engine.md": ("100 ms",),
         "docs/explanation/kernels.md": ("1.1 ×",),
         "docs/explanation/routing.md": ("10 %",),
@@ -18,32 +21,37 @@ GIVEN: dict[str, dict[str, tuple[str, ...]]] = {
         "docs/how-to/deploy.md": ("10 seconds",),
         "docs/how-to/export.md": ("1.5 GB",),
         "docs/reference/grammars.md": ("10 seconds",),
-        "docs/how-to/tasks/transcribe.md": ("28 seconds", "64 seconds", "6.5 tokens a second"),
+        "docs/how-to/tasks/read.md": ("736",),
+        "docs/how-to/tasks/transcribe.md": ("28 seconds", "64 seconds", "6.5 tokens a second", "192"),
         "docs/reference/commands.md": ("80 %", "1.5 GB"),
         "docs/reference/metrics.md": ("15 minutes",),
         "docs/reference/page.md": ("20 s", "90 %", "15 %", "3 %", "15 minutes", "60 KB"),
-        "docs/reference/server.md": ("80 %", "10 seconds", "600 s", "10 s", "15 minutes"),
+        "docs/reference/server.md": ("80 %", "10 seconds", "600 s", "10 s", "15 minutes", "64 of 1,000"),
         "docs/reference/terminal.md": ("90 %", "50 %"),
         "docs/tutorials/serving.md": ("15 minutes",),
+        "docs/tutorials/structured-extraction.md": ("1,088",),
     },
     SIZE: {
         "docs/explanation/cache.md": ("46 MB",),
-        "docs/explanation/decisions.md": ("3 MB",),
         "docs/explanation/step.md": ("98 MB",),
+        "docs/reference/bench.md": ("49,152",),
+        "docs/how-to/tasks/classify-files.md": ("214",),
         "docs/how-to/tasks/segment.md": ("176 MB",),
         "docs/how-to/test-without-a-model.md": ("98 MB",),
         "docs/reference/api/hardware.md": ("100 MB",),
         "docs/reference/devices.md": ("100 MB",),
         "docs/reference/models.md": ("98.4 MB", "253.1 MB"),
+        "docs/reference/supported.md": ("384", "214"),
         "docs/tutorials/first-five-minutes.md": ("98 MB",),
     },
     CALCULATED: {
-        "docs/explanation/kernels.md": ("16 cycles",),
+        "docs/explanation/kernels.md": ("16 cycles", "Of 16"),
+        "docs/explanation/precision.md": ("254",),
         "docs/how-to/choose-a-model.md": (
             *("0.7 GB", "2.5 GB", "5.5 GB", "18 GB", "42 GB"),
             *("40 GB/s", "5 GB", "8 tokens a second"),
         ),
-        "docs/how-to/replica-routing.md": ("60 s", "0.46 s", "0.03 s", "200 a second"),
+        "docs/how-to/size-replicas.md": ("60 s", "0.46 s", "0.03 s", "200 a second"),
         "docs/how-to/tasks/detect.md": ("3 ×",),
         "docs/reference/cuda.md": ("131 kB", "1.1 GB"),
         "docs/reference/devices.md": ("80 GMAC/s",),
@@ -51,11 +59,27 @@ GIVEN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     DEFINITION: {
         "docs/explanation/decisions.md": ("95 %",),
-        "docs/how-to/bench.md": ("100 %",),
-        "docs/how-to/replica-routing.md": ("20 s",),
-        "docs/how-to/replicas.md": ("5 s",),
+        "docs/reference/bench.md": ("100 %",),
+        "docs/explanation/replica-routing.md": ("20 s", "214"),
+        "docs/how-to/replicas.md": ("8404", "9101"),
+        "docs/reference/replicas.md": ("8404", "9101"),
         "docs/how-to/tune-cpu.md": ("70 %",),
         "docs/reference/commands.md": ("95 %",),
-        "docs/reference/server.md": ("150 µs",),
+        "docs/explanation/server.md": ("150 µs",),
+    },
+    TOLERANCE: {
+        "docs/reference/parallel.md": ("1e-4",),
+        "docs/explanation/vision.md": ("2e-6", "5e-5", "2e-4"),
+        "docs/reference/export.md": ("2e-5",),
+        "docs/how-to/tasks/classify-files.md": ("2e-5",),
+        "docs/how-to/tasks/embed.md": ("1e-5", "2e-5", "1e-3"),
+        "docs/how-to/tasks/static-embeddings.md": ("2e-6",),
+        "docs/reference/folders.md": ("1e-4",),
+        "docs/reference/models.md": ("5e-5", "2e-3", "1e-2"),
+        "docs/reference/onnx.md": ("3e-5", "1e-5"),
+    },
+    PICTURE: {
+        "docs/explanation/parallel.md": ("0.072", "0.012"),
+        "docs/reference/terminal.md": ("90 of 8,192", "48 of the 66"),
     },
 }

@@ -13,7 +13,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "RESULTS.md"
 HEADING = re.compile(r"^(#{2,}) (.+)$", re.MULTILINE)
 SPAN = re.compile(r"<!-- results: ([^>]+?) -->(.*?)<!-- /results -->", re.DOTALL)
 CODE = re.compile(r"`[^`\n]*`")
-NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?!\w)")
+NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-\d+)?(?!\w)")
 
 
 def sections(text: str) -> dict[str, str]:

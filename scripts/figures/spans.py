@@ -88,6 +88,8 @@ FIGURES: dict[str, Callable[[], str]] = {
     "llamacpp-experts-arm": lambda: words(samples.span(samples.architecture_ratios("decode"))),
     "llamacpp-16-cores-decode": lambda: words(samples.span(samples.x86_ratios("tg", 8))),
     "llamacpp-16-cores-prefill": lambda: words(samples.span(samples.x86_ratios("pp", 8))),
+    "llamacpp-amx-decode": lambda: words(samples.span(samples.x86_ratios("tg", 2))),
+    "llamacpp-amx-prefill": lambda: words(samples.span(samples.x86_ratios("pp", 2))),
     "gpu-decode": partial(gpu_rate, "8B bf16, depth 512", "llm.generate greedy, same bits"),
     "gpu-q4_k": partial(gpu_rate, "8B Q4_K, depth 512", "llm.generate greedy, same bits"),
     "gpu-q4_k-fast": partial(gpu_rate, "8B Q4_K, depth 512", "llm.generate greedy, exact=False"),

@@ -1,7 +1,14 @@
-"""Measured figures that no mark covers: numbers with a unit in README.md and docs/, and tables of them.
+"""Measured figures in no mark, in README.md and docs/: numbers with a unit, counts, and tables of them.
 
-A number with a unit of speed, time, memory or of a ratio, or a decimal behind the name of a measure (hit
-rate, perplexity), counts as measured, unless it is
+These count as measured:
+
+- a number with a unit of speed, time, memory or of a ratio;
+- a decimal behind the name of a measure (hit rate, perplexity);
+- a small difference: 2e-5, or a decimal below 1 with three digits or more (0.002);
+- a count of what was tried: 68 of 74, “Of 222”, or a number above 100 that nobody chooses (215 requests):
+  neither a multiple of ten, nor beside a power of two, nor a status of HTTP or a year.
+
+They pass if they are
 
 - in code or in the address of a link;
 - a size such as 600 × 400, the level of an interval (95 % interval), or a power of two of bytes (512 MiB),
@@ -33,6 +40,12 @@ MEASURE = re.compile(
     r"\b(?:[Hh]it rates?|[Pp]erplexity|[Cc]osine|IoU|divergence|[Dd]istance)\b[^.;:|\d]{0,40}\d+\.\d+"
 )
 
+SMALL = re.compile(rf"{NUMBER}e-\d+|(?<![\w.,/-])0\.\d{{3,}}(?!\w|\.\d)")
+WHOLE = r"\d+(?:,\d{3})*"
+OF = re.compile(rf"{NUMBER} of (?:the )?{WHOLE}(?!\w|\.\d)|\bOf (?:the )?{WHOLE}(?= [a-z(])")
+COUNT = re.compile(rf"(?P<number>{NUMBER})(?= [a-z])(?! [kKMGT]i?B\b)")
+STATUS, YEARS = range(400, 600), range(1990, 2100)
+
 TABLE = re.compile(r"^\|.*\n\|[ :|-]+\n(?:\|.*\n?)+", re.MULTILINE)
 UNIT_OF_TABLE = re.compile(
     r"tok/s|tokens a second|= 1\b|"
@@ -59,13 +72,37 @@ def is_power_of_two_of_bytes(number: str, unit: str) -> bool:
     return re.fullmatch(BYTES, unit) is not None and value > 0 and value & (value - 1) == 0
 
 
-def figures(text: str) -> Iterator[tuple[int, str]]:
-    """Numbers with a unit or behind the name of a measure, each with its offset."""
+def is_chosen(number: str) -> bool:
+    """Whether people choose such a number: it is small, round, beside a power of two, a status or a year."""
+    if "." in number or (value := int(number.replace(",", ""))) <= 100:
+        return True
+    return (
+        value % 10 == 0
+        or 0 in (value & (value - 1), value & (value + 1))
+        or value in STATUS
+        or value in YEARS
+    )
+
+
+def found_in(text: str) -> Iterator[re.Match[str]]:
+    """Numbers with a unit or behind the name of a measure, small differences, and counts."""
     for found in FIGURE.finditer(text):
         if not is_power_of_two_of_bytes(found["number"], found["unit"]):
+            yield found
+    for found in COUNT.finditer(text):
+        if not is_chosen(found["number"]):
+            yield found
+    for pattern in (MEASURE, SMALL, OF):
+        yield from pattern.finditer(text)
+
+
+def figures(text: str) -> Iterator[tuple[int, str]]:
+    """The figures of a text, each with its offset; of two that overlap, the one that begins first."""
+    end = 0
+    for found in sorted(found_in(text), key=lambda match: (match.start(), -match.end())):
+        if found.start() >= end:
+            end = found.end()
             yield found.start(), " ".join(found[0].split())
-    for found in MEASURE.finditer(text):
-        yield found.start(), " ".join(found[0].split())
 
 
 def bare_tables(text: str) -> Iterator[tuple[int, str]]:

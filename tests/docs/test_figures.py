@@ -16,7 +16,7 @@ RESULTS = """# Results
 
 ### On ARM
 
-1,234 tok/s with Q4_1, 20.35 % more.
+1,234 tok/s with Q4_1, 20.35 % more, 2.5e-5 nats.
 """
 
 
@@ -42,6 +42,7 @@ def test_figures_are_current():
         ("Adapters", "4.8 %"),
         ("Adapters", "5 %, rounded"),
         ("Adapters", "1,234 of a section within it"),
+        ("Adapters / On ARM", "2.5e-5 nats"),
         ("Adapters / On ARM", "20.4 % and 1234, by `--rounds 99` with Q8_0 of an 8B model"),
     ],
 )
@@ -58,6 +59,7 @@ def test_a_figure_that_results_do_not_have(scripts):
         "4.8 is not in “Adapters / On ARM” of benchmarks/RESULTS.md"
     ]
     assert list(strays(marked("Adapters", "4.9 %"), RESULTS))
+    assert list(strays(marked("Adapters", "2.5e-4"), RESULTS))
 
 
 def test_a_section_that_results_do_not_have(scripts):
@@ -115,6 +117,12 @@ def test_a_figure_of_a_file_of_samples(scripts):
         ("A block takes 43 cycles.", "43 cycles"),
         ("It grows to 96 MB.", "96 MB"),
         ("The hit rate was 0.72.", "hit rate was 0.72"),
+        ("Scores differ by 6e-7 and", "6e-7"),
+        ("The union is 0.9999.", "0.9999"),
+        ("No client sees an error (215 requests).", "215"),
+        ("It gives the same ids for 68 of 74.", "68 of 74"),
+        ("Of the 1257 tests here, many pass.", "Of the 1257"),
+        ("The file has 96,448,512 bytes.", "96,448,512"),
         ("![A plot that ends at 0.12 nats](plot.svg)", "0.12 nats"),
         ("Speeds in tok/s:\n\n| | here |\n|---|---|\n| decode | 250 |\n", "| | here |"),
         ("| | CPU time, ms |\n|---|---|\n| `u2net` | **4,190** |\n", "| | CPU time, ms |"),
@@ -136,6 +144,8 @@ def test_a_measured_figure_in_no_mark(scripts, text, figure):
         "    p / P = 38 users at 70 % load\n",
         "An image of 600 × 400 pixels, and 95 % intervals.",
         "It keeps 512 MiB on a machine with 16 GB.",
+        "At most 65,535 cells, 1,000 texts, 127 levels, a 429 from the server, as of 2026 or later.",
+        "A mean of 0.25 and blocks of 32.",
         "See [results](results-250%20ms.md), or Python 3.12 with 8 threads.",
         "| name | default |\n|---|---|\n| `threads` | 2 |\n",
     ],
