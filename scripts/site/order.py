@@ -105,6 +105,8 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             "reference/folders.md",
             "reference/onnx.md",
             "reference/export.md",
+            "reference/mixes.md",
+            "reference/recipes.md",
             "reference/tokenizers.md",
         ),
         "Machines": (
@@ -120,6 +122,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             "explanation/cache.md",
             "explanation/engine.md",
             "explanation/server.md",
+            "explanation/page.md",
             "explanation/step.md",
             "explanation/drafts.md",
             "explanation/vision.md",

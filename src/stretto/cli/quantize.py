@@ -32,7 +32,7 @@ def quantize(
     source: Annotated[str, typer.Argument(metavar="IN", help="A GGUF file, or a model that is here.")],
     target: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write.")],
     mix: Annotated[
-        str, typer.Argument(metavar="MIX", help="q4_k_m, q6_k, q8_0, … (docs/how-to/quantize.md).")
+        str, typer.Argument(metavar="MIX", help="q4_k_m, q6_k, q8_0, … (docs/reference/mixes.md).")
     ],
     imatrix: Imatrix = None,
     tensor_type: TensorTypes = None,

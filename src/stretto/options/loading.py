@@ -47,7 +47,7 @@ LOAD = (
         "quantize",
         "str | None",
         None,
-        'Quantise the weights while they are loaded, such as "q4_k" (docs/how-to/quantize.md has the names), '
+        'Quantise the weights while they are loaded, such as "q4_k" (docs/reference/mixes.md has the names), '
         "for a file or folder in F16, BF16 or F32; the file stays as it is.",
     ),
     Option(
