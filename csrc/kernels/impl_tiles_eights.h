@@ -1,4 +1,4 @@
-// Four rows of a panel × eight columns, with quants as they are packed: what steps of 5 rows and more take. Included by
+// Four rows of a panel × eight columns, with quants as they are packed: what steps of 7 rows and more take. Included by
 // impl_tiles.h.
 //
 // A quant that is unpacked in a register is multiplied with eight columns before it is let go, so nothing has to be expanded to

@@ -1,9 +1,11 @@
-// Half a panel × four columns, with quants as they are packed: what steps of 3 to 11 rows take. Included by impl_tiles.h.
+// Half a panel × four columns, with quants as they are packed: what steps of 4 to 6 rows take, and four columns that remain of
+// more. Included by impl_tiles.h.
 //
 // Bytes that are expanded have to be stored and read again, which pays only where many columns read them. Here a quant is
-// unpacked in the register that it was loaded to; scales are floats already (expand_scales), for all columns. The loop is
-// that of expanded_blocks, and so are the arguments from `s` on; `w` is where the half's quants begin, and `step` more bytes
-// from `ahead` on are asked for with every block. The plain form is packed_tile, which gives the same bits.
+// unpacked in the register that it was loaded to. Half scales are converted on the way, others are floats already
+// (expand_scales). The loop is that of expanded_blocks, and so are the arguments from `a` on; `w` is where the half's quants
+// begin, `s` where its scales do, and `step` more bytes from `ahead` on are asked for with every block. The plain form is
+// packed_tile, which gives the same bits.
 //
 //     v0 … v7      sums, [column][rows]            v16 … v23    totals, [column][rows]
 //     v8, v10      scales                          v24 … v27    quants
