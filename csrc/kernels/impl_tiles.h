@@ -18,7 +18,6 @@ ALWAYS void each_of(F f, std::integer_sequence<int, I...>) { (f(std::integral_co
 template <int N, typename F>
 ALWAYS void each(F f) { each_of(f, std::make_integer_sequence<int, N>{}); }
 
-constexpr size_t kExpandFrom = 8;    // columns
 constexpr size_t kTileRows = 8;
 constexpr size_t kHalves = kPanelRows / kTileRows;
 
@@ -77,11 +76,17 @@ alignas(16) constexpr int8_t kSignedLevels[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1
 
 #include "kernels/impl_tiles_many.h"
 #include "kernels/impl_tiles_groups.h"
+#include "kernels/impl_tiles_eights.h"
+#include "kernels/impl_tiles_fours.h"
 #include "kernels/impl_tiles_one.h"
 #include "kernels/impl_tiles_coded.h"
 #include "kernels/impl_tiles_sixes.h"
 #include "kernels/impl_tiles_expand.h"
 #include "kernels/impl_tiles_sums.h"
+
+// Columns for which quants are expanded. Where packed ones can be multiplied with eight columns that pays late, and later still
+// with minima, whose conversion takes the place of stores.
+constexpr size_t expand_from(Layout layout) { return !has_fours(layout) ? 8 : shape_of(layout).min ? 24 : 16; }
 
 template <Layout L>
 struct Tiles : Panel<L> {
@@ -96,6 +101,17 @@ struct Tiles : Panel<L> {
     template <int R, int C, size_t Lanes>
     using Sums = stretto::STRETTO_ISA::Sums<L, R, C, Lanes>;
 
+    // Calls multiply(from, its stride, to, its stride) with the totals of four columns, of which `count` are there.
+    template <typename F>
+    static ALWAYS void with_totals(F multiply, size_t count, bool more, float* out, size_t stride, size_t rows) {
+        alignas(64) float some[kLanes * kTileRows] = {};  // where the panel has fewer rows, or columns are missing
+        if (rows >= kTileRows && count == kLanes) return multiply(more ? out : some, more ? stride : 0, out, stride);
+        const size_t bytes = (rows < kTileRows ? rows : kTileRows) * sizeof(float);
+        for (size_t c = 0; more && c < count; ++c) std::memcpy(some + c * kTileRows, out + c * stride, bytes);
+        multiply(some, kTileRows, some, kTileRows);
+        for (size_t c = 0; c < count; ++c) std::memcpy(out + c * stride, some + c * kTileRows, bytes);
+    }
+
     // Half an expanded panel × C columns.
     template <int C, size_t Lanes>
     static void expanded_tile(const int8_t* w, const float* s, size_t blocks, Inputs a, bool more, float* out,
@@ -109,12 +125,7 @@ struct Tiles : Panel<L> {
                     expanded_groups(w, s, a, blocks, from, from_stride, to, to_stride);
                 }
             };
-            alignas(64) float some[C * kTileRows] = {};  // where the panel has fewer rows
-            if (rows >= kTileRows) return multiply(more ? out : some, more ? stride : 0, out, stride);
-            for (size_t c = 0; more && c < C; ++c) std::memcpy(some + c * kTileRows, out + c * stride, rows * sizeof(float));
-            multiply(some, kTileRows, some, kTileRows);
-            for (size_t c = 0; c < C; ++c) std::memcpy(out + c * stride, some + c * kTileRows, rows * sizeof(float));
-            return;
+            return with_totals(multiply, C, more, out, stride, rows);
         }
         Sums<2, C, Lanes> sums;
         if (more) {
@@ -275,6 +286,62 @@ struct Tiles : Panel<L> {
         }
     }
 
+    // Four rows × eight columns, of which `count` are there.
+    static ALWAYS void eight_columns(Eights& e, size_t count, bool more, float* out, size_t stride, size_t rows) {
+        alignas(64) float some[8 * 4] = {};
+        if (count == 8 && rows >= 4) {
+            const size_t bytes = stride * sizeof(float);
+            return packed_eights<L>(e, more ? out : some, more ? bytes : 0, out, bytes);
+        }
+        const size_t bytes = (rows < 4 ? rows : 4) * sizeof(float);
+        for (size_t c = 0; more && c < count; ++c) std::memcpy(some + 4 * c, out + c * stride, bytes);
+        packed_eights<L>(e, some, 16, some, 16);
+        for (size_t c = 0; c < count; ++c) std::memcpy(out + c * stride, some + 4 * c, bytes);
+    }
+
+    // Quants stay packed. A chunk of them is read for all columns, eight or four at a time, while it is in the first cache, and
+    // meanwhile the next one is asked for. One or two columns that remain are done as panel_of_few does them.
+    static void panel_of_some(const Target& t, const Quantized& a, size_t columns, size_t n) {
+        constexpr size_t kRowBytes = 16, kAt = kShape.quants_at(0);  // of the quants of four rows
+        constexpr bool kHalf = reads_halves(L);
+        alignas(64) float floats[kHalves][kHalf ? 1 : kExpanded * kFloats];
+        const size_t blocks = columns / kBlock, rest = n % 8 == 7 ? 0 : n % 8, fours = rest & 4, few = rest & 3;
+        const size_t eights = n - rest;
+        const size_t quarters = t.rows < kPanelRows ? (t.rows + 3) / 4 : 4, halves = (quarters + 1) / 2;
+        const size_t passes = (eights + 7) / 8 * quarters + (fours ? halves : 0);
+        const size_t step = kShape.unit_bytes() / kUnit / passes + 1;
+        for (size_t first = 0; first < blocks; first += kExpanded) {
+            const size_t last = first + kExpanded < blocks ? first + kExpanded : blocks;
+            const uint8_t* w = t.panel + first / kUnit * kShape.unit_bytes();
+            const uint8_t* next = t.panel + last / kUnit * kShape.unit_bytes();
+            for (size_t half = 0; !kHalf && half < halves; ++half) {
+                P::expand_scales(t.panel, static_cast<int>(half), first, last, floats[half]);
+            }
+            for (size_t c = 0; c < eights; c += 8) {
+                const Inputs x(a, c, columns, first), y(a, c + kLanes, columns, first);
+                Eights e{w, w, {x.q, y.q}, {x.scale, y.scale}, {x.scaled, y.scaled}, last - first, next, step, {}};
+                for (size_t r = 0; r < quarters; ++r, next += step * (last - first)) {
+                    e.w = w + kAt + r * kRowBytes;
+                    e.scales = kHalf ? w + r * 8 : static_cast<const void*>(floats[r / 2] + r % 2 * 4);
+                    e.ahead = next;
+                    eight_columns(e, eights - c < 8 ? eights - c : 8, first > 0, t.out + c * t.stride + 4 * r, t.stride,
+                                  t.rows - 4 * r);
+                }
+            }
+            for (size_t half = 0; fours && half < halves; ++half, next += step * (last - first)) {
+                const void* scales = kHalf ? w + half * 16 : static_cast<const void*>(floats[half]);
+                const auto multiply = [&](const float* from, size_t from_stride, float* to, size_t to_stride) ALWAYS_LAMBDA {
+                    packed_fours<L>(w + kAt + half * 2 * kRowBytes, scales, Inputs(a, eights, columns, first), last - first,
+                                    from, from_stride * sizeof(float), to, to_stride * sizeof(float), next, step);
+                };
+                with_totals(multiply, fours, first > 0, t.out + eights * t.stride + half * kTileRows, t.stride,
+                            t.rows - half * kTileRows);
+            }
+        }
+        const size_t done = eights + fours;
+        if (few) panel_of_few({t.panel, t.out + done * t.stride, t.stride, t.rows}, a.from(done, columns), columns, few);
+    }
+
     static void panel_of_few(const Target& t, const Quantized& a, size_t columns, size_t n) {
         const size_t blocks = columns / kBlock;
         if (a.lanes == 1) {
@@ -307,8 +374,10 @@ template <Layout L>
 void multiply_tiles(const Matrix& w, const Quantized& a, size_t n, size_t begin, size_t end, float* out, size_t stride) {
     for (size_t panel = begin; panel < end; ++panel) {
         const Target target{w.data + panel * w.panel_bytes, out + panel * kPanelRows, stride, w.rows - panel * kPanelRows};
-        if (n >= kExpandFrom && a.lanes == kLanes) {
+        if (n >= expand_from(L) && a.lanes == kLanes) {
             Tiles<L>::panel_of_many(target, a, w.columns, n);
+        } else if (n >= 4 && a.lanes == kLanes && has_fours(L)) {
+            if constexpr (has_fours(L)) Tiles<L>::panel_of_some(target, a, w.columns, n);
         } else {
             Tiles<L>::panel_of_few(target, a, w.columns, n);
         }
