@@ -29,8 +29,9 @@ MOCK = """
 import gc, sys
 sys.path.insert(0, sys.argv[1])
 from serving import mock, serving
-gc.freeze()  # as `stretto serve` does
 with serving(mock("Hello world", 0.002, cells=16384), max_running=64, max_queue=4096) as server:
+    gc.collect()
+    gc.freeze()  # with the app, as `stretto serve` does
     print(server.port, flush=True)
     sys.stdin.read()
 """
