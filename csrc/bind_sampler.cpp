@@ -12,6 +12,8 @@ namespace {
 
 using Row = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;  // writable
 
+// Rows so short keep the interpreter's lock: they take less time than it takes to get it back from another thread.
+constexpr size_t kShortRow = 2048;
 constexpr size_t kMost = (size_t{1} << 31) - 1;  // fits into an int32_t
 
 int sample_row(Input1<float> logits, double uniform, float temperature, size_t top_k, double top_p, double min_p,
@@ -22,6 +24,7 @@ int sample_row(Input1<float> logits, double uniform, float temperature, size_t t
     const SamplerParams params{temperature, top_k, top_p, min_p, repetition, presence, frequency};
     check_params(params);
     const SamplerHistory history = history_of(n, tokens, n_prompt, biased, bias, mask);
+    if (n <= kShortRow) return sample(logits.data(), n, params, history, uniform);
     Unlocked unlocked;
     return sample(logits.data(), n, params, history, uniform);
 }

@@ -10,6 +10,7 @@ NB_MODULE(_native, m) {
     stretto::bind_formats(m);
     stretto::bind_quantize(m);
     stretto::bind_guard(m);
+    stretto::bind_outline(m);
     stretto::bind_decoder(m);
     stretto::bind_sampler(m);
     stretto::bind_ops(m);

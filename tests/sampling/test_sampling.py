@@ -209,6 +209,13 @@ def test_a_stream_is_a_function_of_seed_index_and_draw():
     assert RandomStream(4).uniform() != first[0]
 
 
+@pytest.mark.parametrize(("seed", "index"), [(0, 0), (7, 3), ((1 << 64) - 1, 255)])
+def test_its_numbers_are_those_of_numpy(seed, index):
+    stream = RandomStream(seed, index)
+    numbers = np.random.Generator(np.random.Philox(key=np.array([seed, index], np.uint64))).random(50)
+    assert [stream.uniform() for _ in range(50)] == numbers.tolist()
+
+
 @given(st.integers(0, 20))
 def test_a_fork_goes_on_with_the_same_numbers(draws):
     stream = RandomStream(9)

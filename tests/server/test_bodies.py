@@ -14,9 +14,10 @@ import pytest
 from pydantic import ValidationError
 
 from serving import visiting
+from stretto import _native
 from stretto.server import answers, bodies, own
 from stretto.server.app import ROUTERS
-from stretto.server.bodies import MAX_FIELDS, count_values, most_fields, parsed, validated
+from stretto.server.bodies import MAX_FIELDS, assembled, parsed, validated
 from stretto.server.errors import ApiError, dumps
 from stretto.server.guard import FORM_PATHS
 from stretto.server.lean import body_routes
@@ -25,6 +26,7 @@ from stretto.server.settings import RequestLimits
 from stretto.server.structured import is_longer
 
 LIMITS = RequestLimits()
+ANY_BYTES, ANY_DEPTH = 1 << 30, 1 << 30  # of a piece: not cut, however deep
 MODEL = {"model": "mock"}
 CHAT = {**MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -89,6 +91,11 @@ def test_an_object_has_so_many_fields_and_no_more():
         assert (refused.value.status, refused.value.code) == (400, "over_limit")
 
 
+def outline(data):
+    """Values, fields of the largest object, characters of the longest number, and whether all of it ends."""
+    return _native.json_outline(data, ANY_BYTES, ANY_DEPTH)[:4]
+
+
 def fields_of(value):
     """How many fields the objects anywhere in a value have."""
     if isinstance(value, dict):
@@ -115,12 +122,9 @@ def test_fields_are_counted_before_they_are_read(monkeypatch):
 
     values = [value(6) for _ in range(300)]
     assert {max(fields_of(one), default=0) for one in values} == {0, 1, 2, 3, 4}
-    for size in (5, bodies.CHUNK_BYTES):
-        monkeypatch.setattr(bodies, "CHUNK_BYTES", size)
-        for one in values:
-            assert most_fields(json.dumps(one).encode()) == max(fields_of(one), default=0)
-    for damaged in (b"", b'"', b":", b"]]]:{", b"}:{:}:"):
-        most_fields(damaged)
+    for one in values:
+        _, most_fields, _, is_whole = outline(json.dumps(one).encode())
+        assert (most_fields, is_whole) == (max(fields_of(one), default=0), True)
     monkeypatch.setattr(bodies.json, "loads", None)
     with pytest.raises(ApiError, match="20,000 fields"):
         parsed(json.dumps({f"k{number}": 0 for number in range(20_000)}).encode(), LIMITS)
@@ -145,15 +149,143 @@ def test_a_number_has_so_many_digits_and_no_more():
     ],
 )
 def test_values_are_counted_outside_of_texts(value, n):
-    assert abs(count_values(json.dumps(value).encode()) - n) <= n // 4
+    assert abs(outline(json.dumps(value).encode())[0] - n) <= n // 4
 
 
-def test_where_a_text_is_cut_does_not_matter(monkeypatch):
-    data = json.dumps(['\\"', "\\\\,", 'a"b,c', [1, 2], "\\" * 9, {"k,": '",'}] * 20).encode()
-    whole = count_values(data)
-    for size in (1, 2, 3, 7, 64):
-        monkeypatch.setattr(bodies, "CHUNK_BYTES", size)
-        assert count_values(data) == whole
+@pytest.mark.parametrize(
+    "data", [b'"', b'"\\"', b'["a]', b"[", b"]", b"{]", b"[}", b"[[]", b"[]]", b"]]]:{", b"}:{:}:", b"1,2"]
+)
+def test_brackets_and_quotes_that_do_not_match_are_seen(data):
+    assert not outline(data)[3]
+
+
+@pytest.mark.parametrize(
+    ("data", "n"), [(b"", 0), (b"7", 1), (b'["99999", -12.5e+3, 1]', 8), (b"[1,23456", 5)]
+)
+def test_characters_of_numbers_are_counted_outside_of_texts(data, n):
+    assert outline(data)[2] == n
+
+
+def in_pieces(data, size):
+    """The value of a text in pieces of about this size, or "wrong"; and how many there were."""
+    *_, is_whole, pieces = _native.json_outline(data, size, ANY_DEPTH)
+    pauses = []
+    try:
+        if not is_whole:
+            raise ValueError
+        value = assembled(data, pieces, lambda: pauses.append(0)) if pieces else json.loads(data)
+    except ValueError:
+        value = "wrong"
+    return value, len(pauses)
+
+
+def whole(data):
+    try:
+        return json.loads(data)
+    except ValueError:
+        return "wrong"
+
+
+NESTED = {
+    "prompt": [
+        1,
+        [2, "three, [", {}, []],
+        {"a": {"b": [None, True, '\\"']}, "é,": "\u2028"},
+        "x" * 50,
+        -1.5e3,
+    ],
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "],}"}]}] * 3,
+    "": [[[[[]]]], [], 0],
+}
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 8, 13, 40, 100, 1000])
+def test_pieces_have_the_value_of_the_whole(size):
+    for layout in ({}, {"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": False}):
+        data = json.dumps(NESTED, **layout).encode()
+        value, n = in_pieces(data, size)
+        assert value == NESTED
+        assert list(value) == list(NESTED)
+        assert n > 1 or size == 1000
+    twice = b'{"a": [1, 2, 3], "b": 0, "a": [4, 5, 6]}'
+    assert list(in_pieces(twice, size)[0].items()) == list(json.loads(twice).items())
+
+
+def test_pieces_are_right_where_the_whole_is():
+    """Characters of a text are left out, doubled, exchanged or replaced: it is refused or read as before."""
+    rng, seen = random.Random(3), set()
+    text = json.dumps(NESTED, indent=1).encode()[:300] + b" ]}"
+    texts = [json.dumps(NESTED).encode(), json.dumps(NESTED["prompt"], indent=1).encode(), text]
+    for _ in range(4000):
+        data = bytearray(rng.choice(texts))
+        for _ in range(rng.choice((1, 1, 2))):
+            at, other = rng.randrange(len(data)), rng.randrange(len(data))
+            kind = rng.randrange(4)
+            if kind == 0:
+                del data[at]
+            elif kind == 1:
+                data.insert(at, data[other])
+            elif kind == 2:
+                data[at], data[other] = data[other], data[at]
+            else:
+                data[at] = rng.choice(b'[]{},:" 0-n\\x')
+        expected = whole(bytes(data))
+        seen.add(expected == "wrong")
+        for size in (0, 3, 20):
+            assert in_pieces(bytes(data), size)[0] == expected
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[%b,]",
+        b"[,%b]",
+        b"[%b %b]",
+        b"[%b,,%b]",
+        b"[1 %b]",
+        b"[%b 1]",
+        b"%b %b",
+        b'{"a" %b}',
+        b'{"a":1 %b}',
+        b"{%b:1}",
+        b'{"a":%b,}',
+        b'{"a":%b "b":1}',
+        b"1 %b",
+        b"%b,",
+        b'["a":%b]',
+        b"{%b}",
+    ],
+)
+def test_a_large_list_stands_where_a_value_may(data):
+    large = json.dumps([0] * bodies.PIECE_BYTES).encode()
+    with pytest.raises(ApiError, match="no JSON"):
+        parsed(data.replace(b"%b", large), LIMITS)
+
+
+def test_a_large_body_is_parsed_in_pieces_with_rests():
+    """The interpreter's lock is free in between; a parser would keep it until it has all."""
+    value = {**MODEL, "prompt": list(range(100_000)), "user": "é"}
+    text, pauses = json.dumps(value, ensure_ascii=False), []
+    encodings = ("utf-8", "utf-8-sig", "utf-16", "utf-32-le")
+    for encoding in encodings:
+        assert parsed(text.encode(encoding), LIMITS, lambda: pauses.append(0)) == value
+    assert len(pauses) >= len(encodings) * len(text) // (2 * bodies.PIECE_BYTES)
+
+
+def test_how_deep_a_large_body_may_be(monkeypatch):
+    def nested(depth):
+        return b"[" * depth + b"0, " * bodies.PIECE_BYTES + b"0" + b"]" * depth
+
+    value = parsed(nested(bodies.MAX_DEPTH), LIMITS)
+    for _ in range(bodies.MAX_DEPTH - 1):
+        (value,) = value
+    assert value == [0] * (bodies.PIECE_BYTES + 1)
+    monkeypatch.setattr(bodies.json, "loads", None)
+    with pytest.raises(ApiError, match="too deep"):
+        parsed(nested(bodies.MAX_DEPTH + 1), LIMITS)
+    with pytest.raises(ApiError, match="does not end"):
+        parsed(b'{"prompt": "' + b"x" * 500_000, LIMITS)
 
 
 def test_too_many_values_are_refused_before_they_are_read(monkeypatch):
@@ -179,9 +311,9 @@ def test_what_is_no_json_is_said(data):
 def test_a_large_body_is_read_in_a_thread(monkeypatch):
     threads = {}
 
-    def reading(data, limits):
-        threads[len(data) > bodies.LOOP_BYTES] = threading.current_thread().name
-        return parsed(data, limits)
+    def reading(data, limits, *pause):
+        threads[len(data) > bodies.PIECE_BYTES] = threading.current_thread().name
+        return parsed(data, limits, *pause)
 
     monkeypatch.setattr(bodies, "parsed", reading)
     with visiting() as (_, web):
@@ -201,7 +333,7 @@ REFUSED = {
 def test_the_error_of_a_large_body_holds_nothing_of_it(made):
     """Errors wait for the event loop: a hundred of them held 250 MB, which came back in pieces only."""
     data = json.dumps(made()).encode()
-    assert len(data) > bodies.LOOP_BYTES
+    assert len(data) > bodies.PIECE_BYTES
 
     async def read():
         try:
@@ -223,16 +355,16 @@ def test_large_bodies_are_read_one_after_the_other(monkeypatch):
     """Not in the threads that encode prompts: there they would be in the way of other requests."""
     real, names, at_work, most = bodies.parsed, set(), [], []
 
-    def reading(data, limits):
+    def reading(data, limits, *pause):
         names.add(threading.current_thread().name)
         at_work.append(data)
         most.append(len(at_work))
         time.sleep(0.01)
         at_work.pop()
-        return real(data, limits)
+        return real(data, limits, *pause)
 
     async def read_all():
-        data = json.dumps({**MODEL, "prompt": "x" * bodies.LOOP_BYTES}).encode()
+        data = json.dumps({**MODEL, "prompt": "x" * bodies.PIECE_BYTES}).encode()
         await asyncio.gather(*(bodies.read_body(CompletionRequest, data, LIMITS) for _ in range(8)))
 
     monkeypatch.setattr(bodies, "parsed", reading)
@@ -241,14 +373,16 @@ def test_large_bodies_are_read_one_after_the_other(monkeypatch):
 
 
 def test_between_large_bodies_others_get_their_turn(monkeypatch):
-    """The reader rests for as long as a body took; the first one after a while waits for nothing."""
+    """The reader rests for as long as it worked; the first body after a while waits for nothing."""
     clock, slept = [100.0], []
 
     def sleep(seconds):
         slept.append(round(seconds, 6))
         clock[0] += seconds
 
-    def reading(model, data, limits):
+    def reading(model, data, limits, pause):
+        clock[0] += 0.5
+        pause()
         clock[0] += 0.25
         return data
 
@@ -259,10 +393,10 @@ def test_between_large_bodies_others_get_their_turn(monkeypatch):
     assert [turns.read(CompletionRequest, data, LIMITS) for data in (b"a", b"b")] == [b"a", b"b"]
     clock[0] += 10
     turns.read(CompletionRequest, b"c", LIMITS)
-    assert slept == [0, 0.25, 0]
+    assert slept == [0, 0.5, 0.25, 0.5, 0, 0.5]
 
 
-@pytest.mark.parametrize("size", [0, bodies.CHUNK_BYTES])
+@pytest.mark.parametrize("size", [0, 1 << 20])
 def test_digits_are_counted_in_bodies_of_any_size(size):
     padding = b'"' + b"x" * max(size, bodies.SMALL_BYTES) + b'"'
     assert parsed(b"[" + padding + b", 7, 1.5, -2e3]", LIMITS)[1:] == [7, 1.5, -2000.0]

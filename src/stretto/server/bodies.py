@@ -1,11 +1,12 @@
 """JSON bodies: read and validated within bounds, so that none holds up the requests of others.
 
-The number of values is bounded before anything is parsed, fields of objects and digits of numbers while it
-is, and a list fails at its first wrong value (`schemas.Body`): each wrong value costs as much as a hundred
-right ones. Large bodies are read one after the other in a thread of their own: it shares the interpreter
-with the event loop, so there too the bounds count, and several at once would take turns with it and fill the
-threads that prompts of others need. Between two of them the thread rests for as long as the first one took,
-so that half of the interpreter's time is left to the others, however many large bodies come.
+Values, fields of objects and digits of numbers are counted before anything is parsed, natively and without
+the interpreter's lock, and a list fails at its first wrong value (`schemas.Body`): each wrong value costs as
+much as a hundred right ones. Large bodies are read one after the other in a thread of their own: several at
+once would take turns with the event loop and fill the threads that prompts of others need. That thread shares
+the interpreter, whose lock a parser keeps until it is done. So it parses pieces, as large as what is read on
+the event loop, and rests after each of them for as long as it took: others get the interpreter soon, and half
+of its time, however many large bodies come.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
+from stretto import _native
 from stretto.server.errors import ApiError, explained
 from stretto.server.settings import RequestLimits
 
@@ -28,21 +28,19 @@ Model = TypeVar("Model", bound=BaseModel)
 
 MAX_FIELDS = 2048  # of one object
 MAX_DIGITS = 100  # of a number
+MAX_DEPTH = 512  # of lists and objects in one another, in a body that is read in pieces
 SMALL_BYTES = 2048  # a body that cannot have too many of anything
-LOOP_BYTES = 32 << 10  # up to which a body is read on the event loop
-CHUNK_BYTES = 1 << 20  # counted at a time, so that other threads get their turn
+PIECE_BYTES = 32 << 10  # up to which a body is read on the event loop, or parsed without a rest
 READER = ThreadPoolExecutor(1, "stretto-server-body")
-REST = 1.0  # that the reader pauses before the next body, in times of what the last one took
-MARKS = b",:[{"  # a value each, more or less
-IS_MARK = np.isin(np.arange(256), tuple(MARKS))  # bool[256]
-NOTHING = np.empty(0, np.uint8)
-IS_NESTING = np.isin(np.arange(256), tuple(b"{}[]:"))  # bool[256]
+REST = 1.0  # that the reader pauses after a piece, in times of what it took
+MEMBERS, LIST, OBJECT, CLOSE = range(4)  # parts of a body, as the native core has them
+SPACE = b" \t\n\r"  # of JSON
 UNREADABLE = "the body is no JSON that can be read"
 
 
 async def read_body(model: type[Model], data: bytes, limits: RequestLimits) -> Model:
     """The body of a request as a model; `ApiError` says what is wrong with it."""
-    if len(data) <= LOOP_BYTES:
+    if len(data) <= PIECE_BYTES:
         return validated(model, parsed(data, limits))
     loop = asyncio.get_running_loop()
     found = await loop.run_in_executor(READER, TURNS.read, model, data, limits)
@@ -55,48 +53,124 @@ async def read_body(model: type[Model], data: bytes, limits: RequestLimits) -> M
 
 
 class Turns:
-    """Reads one large body after the other, each after a rest."""
+    """Reads one large body after the other, with rests."""
 
     def __init__(self) -> None:
-        self._rested = 0.0  # when the next one may be read, by the monotonic clock
+        self._rested = 0.0  # when the reader may go on, by the monotonic clock
+        self._worked = 0.0  # the processor time of the thread when its last rest ended
 
     def read(self, model: type[Model], data: bytes, limits: RequestLimits) -> Model | ApiError:
         """The model, or the error that refuses the body."""
-        time.sleep(max(0.0, self._rested - time.monotonic()))
-        begun = time.thread_time()
+        self._rest()
         try:
-            return _read_or_refuse(model, data, limits)
+            return _read_or_refuse(model, data, limits, self.pause)
         finally:
-            self._rested = time.monotonic() + REST * (time.thread_time() - begun)
+            self._note_work()
+
+    def pause(self) -> None:
+        """Rest for as long as the work since the last rest took."""
+        self._note_work()
+        self._rest()
+
+    def _note_work(self) -> None:
+        self._rested = time.monotonic() + REST * (time.thread_time() - self._worked)
+
+    def _rest(self) -> None:
+        time.sleep(max(0.0, self._rested - time.monotonic()))
+        self._worked = time.thread_time()
 
 
 TURNS = Turns()
 
 
-def _read_or_refuse(model: type[Model], data: bytes, limits: RequestLimits) -> Model | ApiError:
+def _read_or_refuse(
+    model: type[Model], data: bytes, limits: RequestLimits, pause: Callable[[], None]
+) -> Model | ApiError:
     """The model, or the error without what was parsed, which it would hold until the event loop sends it."""
     try:
-        return validated(model, parsed(data, limits))
+        return validated(model, parsed(data, limits, pause))
     except ApiError as error:
         error.__context__ = None
         return error.with_traceback(None)
 
 
-def parsed(data: bytes, limits: RequestLimits) -> Any:
-    """The value of a JSON text; raises if it is none, or has too many values or fields."""
+def parsed(data: bytes, limits: RequestLimits, pause: Callable[[], None] = lambda: None) -> Any:
+    """The value of a JSON text; raises if it is none, or has too many values or fields.
+
+    `pause` is called after each piece of a large one.
+    """
     if not data:
         return None
-    most = limits.values
-    if len(data) > most and _count_marks(data) > most and (n := count_values(data)) > most:
-        raise ApiError(400, f"the body has about {n:,} values; at most {most:,} are taken", code="over_limit")
-    if len(data) > SMALL_BYTES and _count(data, b":") > MAX_FIELDS and (n := most_fields(data)) > MAX_FIELDS:
-        raise _too_many_fields(n)
     try:
-        return json.loads(data, **_hooks_for(data))
+        pieces: list[tuple[int, int, int]] = []
+        if len(data) > min(SMALL_BYTES, limits.values):
+            if (encoding := json.detect_encoding(data)) != "utf-8":
+                data = data.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
+            pieces = _checked_pieces(data, limits.values)
+        return assembled(data, pieces, pause) if pieces else json.loads(data)
     except json.JSONDecodeError as error:
         raise ApiError(400, f"the body is no JSON: {error.msg}", code="invalid_json") from None
     except (ValueError, RecursionError):  # bytes that are no text, numbers of too many digits, too deep
         raise ApiError(400, UNREADABLE, code="invalid_json") from None
+
+
+def _checked_pieces(data: bytes, max_values: int) -> list[tuple[int, int, int]]:
+    """The pieces of a text, none if it is one; raises if there is too much of anything in it."""
+    n, n_fields, n_digits, is_whole, pieces = _native.json_outline(data, PIECE_BYTES, MAX_DEPTH)
+    if n > max_values:
+        raise _over_limit(f"about {n:,} values; at most {max_values:,}")
+    if n_fields > MAX_FIELDS:
+        raise _over_limit(f"an object with {n_fields:,} fields; at most {MAX_FIELDS:,}")
+    if n_digits > MAX_DIGITS:  # they take time by the square of their number
+        raise _over_limit(f"a number of {n_digits:,} characters; at most {MAX_DIGITS}")
+    if len(data) > PIECE_BYTES and not is_whole:
+        raise ApiError(400, f"{UNREADABLE}: it does not end, or is too deep", code="invalid_json")
+    return pieces
+
+
+def _over_limit(excess: str) -> ApiError:
+    return ApiError(400, f"the body has {excess} are taken", code="over_limit")
+
+
+def assembled(data: bytes, pieces: list[tuple[int, int, int]], pause: Callable[[], None]) -> Any:
+    """The value of a JSON text that is parsed piece by piece; the same as of the whole, or the same error.
+
+    The pieces are cut at brackets and commas, whatever stands between them: that is parsed here.
+    """
+    open_containers: list[Any] = []
+    value: Any = None
+    for (part, begin, end), (next_part, *_) in zip(pieces, [*pieces[1:], (CLOSE, 0, 0)], strict=True):
+        piece = data[begin:end]
+        inside: Any = open_containers[-1] if open_containers else None
+        if part == MEMBERS:
+            members = json.loads(_in(b"{}" if isinstance(inside, dict) else b"[]", piece))
+            if not members and (inside or next_part != CLOSE):
+                raise ValueError("no member between two commas")
+            if isinstance(inside, dict):
+                inside.update(members)
+            else:
+                inside.extend(members)
+            pause()
+        elif part == CLOSE:
+            if piece.strip(SPACE):
+                raise ValueError("a bracket is followed by neither a comma nor another bracket")
+            value = open_containers.pop()
+        else:
+            child: Any = {} if part == OBJECT else []
+            if isinstance(inside, dict):
+                (name,) = json.loads(_in(b"{}", piece + b"null"))
+                inside[name] = child
+            elif piece.strip(SPACE):
+                raise ValueError("no comma before a bracket")
+            elif inside is not None:
+                inside.append(child)
+            open_containers.append(child)
+    return value
+
+
+def _in(brackets: bytes, members: bytes) -> str:
+    """The text of a container with these members."""
+    return (brackets[:1] + members + brackets[1:]).decode("utf-8", "surrogatepass")
 
 
 def validated(model: type[Model], value: Any) -> Model:
@@ -107,101 +181,3 @@ def validated(model: type[Model], value: Any) -> Model:
         issues = error.errors(include_url=False, include_context=False)
         known = [field.alias or name for name, field in model.model_fields.items()]
         raise explained([{**one, "loc": ("body", *one["loc"])} for one in issues], value, known) from None
-
-
-def _check_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    if len(fields) > MAX_FIELDS:
-        raise _too_many_fields(len(fields))
-    return fields
-
-
-def _too_many_fields(n: int) -> ApiError:
-    return ApiError(
-        400,
-        f"the body has an object with {n:,} fields; at most {MAX_FIELDS:,} are taken",
-        code="over_limit",
-    )
-
-
-def _integer(text: str) -> int:
-    return int(text if len(text) <= MAX_DIGITS else _too_long(text))
-
-
-def _float(text: str) -> float:
-    return float(text if len(text) <= MAX_DIGITS else _too_long(text))
-
-
-def _too_long(text: str) -> str:
-    """Refuse a number: its digits take time by the square of their number."""
-    raise ApiError(
-        400,
-        f"the body has a number of {len(text):,} characters; at most {MAX_DIGITS} are taken",
-        code="over_limit",
-    )
-
-
-FIELDS: dict[str, Any] = {"object_hook": _check_fields}
-NUMBERS: dict[str, Any] = {"parse_int": _integer, "parse_float": _float}
-LONG_NUMBER = b"0" * (MAX_DIGITS + 1)
-NUMERALS = bytes(ord("0") if byte in b"0123456789+-.eE" else ord(" ") for byte in range(256))
-
-
-def _hooks_for(data: bytes) -> dict[str, Any]:
-    """The checks that a text needs while it is parsed; that of numbers doubles the time for a list."""
-    if len(data) <= SMALL_BYTES:
-        return {}
-    has_short_numbers = len(data) <= CHUNK_BYTES and LONG_NUMBER not in data.translate(NUMERALS)
-    return FIELDS if has_short_numbers else FIELDS | NUMBERS
-
-
-def _count_marks(data: bytes) -> int:
-    """At least how many values there are; more, if there are texts with commas in them."""
-    return 1 + _count(data, MARKS)
-
-
-def _count(data: bytes, marks: bytes) -> int:
-    """How many of these bytes there are; other threads run meanwhile, as they do while NumPy computes."""
-    array = np.frombuffer(data, np.uint8)
-    return sum(int(np.count_nonzero(array == mark)) for mark in marks)
-
-
-def count_values(data: bytes) -> int:
-    """How many values a JSON text has, names of fields included, give or take those of empty lists.
-
-    >>> count_values(b'{"a, b": [1, 2, ",", []]}')
-    8
-    """
-    return 1 + sum(int(np.count_nonzero(IS_MARK[piece])) for piece in _outside_texts(data))
-
-
-def most_fields(data: bytes) -> int:
-    """How many fields the largest object of a JSON text has; as `_count`, it lets other threads run.
-
-    >>> most_fields(b'{"a": {"b": ":", "c": [{"d": 1}]}}')
-    2
-    """
-    pieces = [piece[IS_NESTING[piece]] for piece in _outside_texts(data)]
-    marks = np.concatenate([NOTHING, *pieces])  # uint8[n]
-    opens = (marks == ord("{")) | (marks == ord("["))
-    colons = marks == ord(":")
-    depths = np.cumsum(np.where(opens, 1, np.where(colons, 0, -1)), dtype=np.int32)
-    kept = opens | colons
-    by_depth = np.argsort(depths[kept], kind="stable")
-    opens = opens[kept][by_depth]
-    owners = np.cumsum(opens)  # at one depth, a colon belongs to what was opened last
-    return int(np.bincount(owners[~opens], minlength=1).max())
-
-
-def _outside_texts(data: bytes) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of a JSON text that are in no text of it, quotes that end one included, piece by piece."""
-    start, in_text = 0, False
-    while start < len(data):
-        chunk = data[start : start + CHUNK_BYTES]
-        if (len(chunk) - len(chunk.rstrip(b"\\"))) % 2:  # a character and its backslash stay together
-            chunk = data[start : start + CHUNK_BYTES + 1]
-        start += len(chunk)
-        # Two backslashes are a character, and a quote behind a single one does not end a text.
-        plain = np.frombuffer(chunk.replace(b"\\\\", b"..").replace(b'\\"', b".."), np.uint8)
-        outside = (np.cumsum(plain == ord('"'), dtype=np.uint8) + in_text) % 2 == 0
-        yield plain[outside]
-        in_text ^= bool(np.count_nonzero(plain == ord('"')) % 2)
