@@ -74,10 +74,23 @@ struct Target {
 // kE2m1Bytes less 128.
 alignas(16) constexpr int8_t kSignedLevels[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
+// Of loops in assembly: the totals of eight rows × four columns in v16 … v23, columns a stride apart.
+#define LOAD_TOTALS                                                                                         \
+    "ldp q16, q17, [%[from]]\n\t" "add x9, %[from], %[from_stride]\n\t"                                    \
+    "ldp q18, q19, [x9]\n\t" "add x9, x9, %[from_stride]\n\t"                                              \
+    "ldp q20, q21, [x9]\n\t" "add x9, x9, %[from_stride]\n\t"                                              \
+    "ldp q22, q23, [x9]\n\t"
+#define STORE_TOTALS                                                                                        \
+    "stp q16, q17, [%[to]]\n\t" "add x9, %[to], %[to_stride]\n\t"                                          \
+    "stp q18, q19, [x9]\n\t" "add x9, x9, %[to_stride]\n\t"                                                \
+    "stp q20, q21, [x9]\n\t" "add x9, x9, %[to_stride]\n\t"                                                \
+    "stp q22, q23, [x9]\n\t"
 #include "kernels/impl_tiles_many.h"
 #include "kernels/impl_tiles_groups.h"
 #include "kernels/impl_tiles_eights.h"
 #include "kernels/impl_tiles_fours.h"
+#undef LOAD_TOTALS
+#undef STORE_TOTALS
 #include "kernels/impl_tiles_one.h"
 #include "kernels/impl_tiles_coded.h"
 #include "kernels/impl_tiles_sixes.h"

@@ -44,13 +44,7 @@ inline void expanded_groups(const int8_t* w, const float* s, const Inputs& a, si
     PARTS("28", "29", s4, s5, bias) PARTS("30", "31", s6, s7, bias)                                         \
     TOTALS("20", "21", "28", "29", "2") TOTALS("22", "23", "30", "31", "3")
     asm volatile(
-        "ldp q16, q17, [%[from]]\n\t"
-        "add x9, %[from], %[from_stride]\n\t"
-        "ldp q18, q19, [x9]\n\t"
-        "add x9, x9, %[from_stride]\n\t"
-        "ldp q20, q21, [x9]\n\t"
-        "add x9, x9, %[from_stride]\n\t"
-        "ldp q22, q23, [x9]\n\t"
+        LOAD_TOTALS
         ".p2align 6\n"
         "1:\n\t"
         GROUP("0", "1", "2", "3", "4", "5", "6", "7", "0", "0", PREFETCH("1024"))
@@ -65,13 +59,7 @@ inline void expanded_groups(const int8_t* w, const float* s, const Inputs& a, si
         "add %[s], %[s], #128\n\t"
         "subs %[n], %[n], #1\n\t"
         "b.ne 1b\n\t"
-        "stp q16, q17, [%[to]]\n\t"
-        "add x9, %[to], %[to_stride]\n\t"
-        "stp q18, q19, [x9]\n\t"
-        "add x9, x9, %[to_stride]\n\t"
-        "stp q20, q21, [x9]\n\t"
-        "add x9, x9, %[to_stride]\n\t"
-        "stp q22, q23, [x9]\n\t"
+        STORE_TOTALS
         : [w] "+r"(w), [s] "+r"(s), [q] "+r"(q), [scale] "+r"(scale), [n] "+r"(blocks)
         : [from] "r"(from), [from_stride] "r"(from_stride), [to] "r"(to), [to_stride] "r"(to_stride), [start] "r"(kSumStarts)
         : "memory", "cc", "x9", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14",

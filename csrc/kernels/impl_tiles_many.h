@@ -67,13 +67,7 @@ inline void expanded_blocks(const int8_t* w, const float* s, const Inputs& a, si
 #define PART(part, dot, d) "fmla v" part ".4s, v" dot ".4s, v" d ".4s\n\t"
 #define TOTAL(total, part, lane) "fmla v" total ".4s, v" part ".4s, v9.s[" lane "]\n\t"
     asm volatile(
-        "ldp q16, q17, [%[from]]\n\t"
-        "add x9, %[from], %[from_stride]\n\t"
-        "ldp q18, q19, [x9]\n\t"
-        "add x9, x9, %[from_stride]\n\t"
-        "ldp q20, q21, [x9]\n\t"
-        "add x9, x9, %[from_stride]\n\t"
-        "ldp q22, q23, [x9]\n\t"
+        LOAD_TOTALS
         ".p2align 6\n"
         "1:\n\t"
         LOAD_X("28", "0") LOAD_W("24", "25", "0")
@@ -108,13 +102,7 @@ inline void expanded_blocks(const int8_t* w, const float* s, const Inputs& a, si
         TOTAL("16", "24", "0") TOTAL("17", "25", "0") TOTAL("18", "26", "1") TOTAL("19", "27", "1")
         TOTAL("20", "28", "2") TOTAL("21", "29", "2") TOTAL("22", "30", "3") TOTAL("23", "31", "3")
         "b.ne 1b\n\t"
-        "stp q16, q17, [%[to]]\n\t"
-        "add x9, %[to], %[to_stride]\n\t"
-        "stp q18, q19, [x9]\n\t"
-        "add x9, x9, %[to_stride]\n\t"
-        "stp q20, q21, [x9]\n\t"
-        "add x9, x9, %[to_stride]\n\t"
-        "stp q22, q23, [x9]\n\t"
+        STORE_TOTALS
         : [w] "+r"(w), [s] "+r"(s), [q] "+r"(q), [scale] "+r"(scale), [scaled] "+r"(scaled), [n] "+r"(blocks)
         : [from] "r"(from), [from_stride] "r"(from_stride), [to] "r"(to), [to_stride] "r"(to_stride),
           [start] "r"(kSumStarts), [min] "i"(Min), [step] "i"(Min ? 96 : 64)
