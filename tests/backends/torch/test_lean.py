@@ -11,6 +11,7 @@ if not has_triton() or not (is_interpreting() or torch.cuda.is_available()):
     pytest.skip("kernels need a GPU, or TRITON_INTERPRET=1 and triton", allow_module_level=True)
 
 from stretto.backends.torch import lean  # noqa: E402
+from stretto.backends.torch.attention_layer import AttentionLayer  # noqa: E402
 from stretto.backends.torch.backend import TorchBackend  # noqa: E402
 
 DEVICE = "cpu" if is_interpreting() else "cuda"
@@ -26,6 +27,32 @@ def test_it_is_near_the_exact_way(name):
     assert lean.is_plain(fast._open)
     usual = backend(name, exact=True)
     np.testing.assert_allclose(decoded_logits(fast, name), decoded_logits(usual, name), atol=1e-4)
+
+
+@pytest.mark.parametrize("kv", ["f32"] if is_interpreting() else ["f32", "f16"])
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3"] if is_interpreting() else ["llama", "qwen2", "qwen3", "smollm3"]
+)
+def test_one_kernel_attends_as_two_do(name, kv, monkeypatch):
+    def logits():
+        opened = TorchBackend(
+            tiny_file(name),
+            tiny_spec(name),
+            32,
+            DEVICE,
+            kv,
+            "high" if kv == "f32" else "standard",
+            exact=False,
+        )
+        return decoded_logits(opened, name)
+
+    calls = []
+    run = AttentionLayer._attend_row
+    monkeypatch.setattr(AttentionLayer, "_attend_row", lambda *given: calls.append(1) or run(*given))
+    one = logits()
+    assert calls
+    monkeypatch.setattr(AttentionLayer, "_is_one_kernel", lambda self, keys: False)
+    np.testing.assert_allclose(one, logits(), atol=1e-5 if kv == "f32" else 5e-3)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen3moe", "lfm2"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from stretto.backends.torch import attention, planes
@@ -19,6 +21,7 @@ from stretto.models.parts import Norm
 
 HEADS = 8  # that one program turns
 WHOLE_ROW = 2  # of a norm's extent: over all heads
+SMALLEST_HEAD = 16  # that a product of one kernel takes
 
 _Turning = tuple[Form, tuple[Tensor | None, ...], tuple[float, ...]]
 
@@ -63,11 +66,14 @@ class AttentionLayer:
         keys, values = run.memory.keys[source], run.memory.values[source]
         assert keys is not None
         assert values is not None
+        work = run.plan.work(mixer.window, mixer.causal)
+        mixed = projected.new_empty(len(projected), mixer.n_head * mixer.head_size, dtype=self.dtype)
+        if run.is_lean and self._is_one_kernel(keys):
+            self._attend_row(projected, keys, values, run, work, mixed)
+            return mixed
         turn = self._turn_kernel if uses_kernels(projected) else self._turn
         q = turn(projected, keys, values, run)
-        work = run.plan.work(mixer.window, mixer.causal)
         watch(run, q, keys, work, self.scoring)
-        mixed = torch.empty(len(q), mixer.n_head * mixer.head_size, dtype=self.dtype, device=q.device)
         attention.attend(q, keys, values, work, self.scoring, mixed, deep=not run.is_lean)
         if mixer.gate:
             gate = projected[:, : self.at_k].view(len(q), mixer.n_head, -1)[..., mixer.head_size :]
@@ -109,30 +115,44 @@ class AttentionLayer:
         from stretto.backends.torch.kernels import rowwise as kernels
         from stretto.backends.torch.kernels.early import early_options
 
-        mixer, table, warm = self.mixer, self.rope, self.mixer.temperature
-        heads, kv_heads, size = mixer.n_head, mixer.n_kv_head, mixer.head_size
-        norms = (self.q_norm, self.k_norm, self.v_norm)
-        together = power_of_two(heads)
+        mixer, size = self.mixer, self.mixer.head_size
+        together = power_of_two(mixer.n_head)
         if _extent(self.q_norm) != WHOLE_ROW:
             together = min(HEADS, together)
-        self._parts = -(-heads // together)
+        self._parts = -(-mixer.n_head // together)
         form = form_of(
             kernels.queries_and_keys,
-            H=heads, HK=kv_heads, HP=together, KP=power_of_two(kv_heads), D=size, PARTS=self._parts,
-            DP=power_of_two(size), QSTRIDE=size * (2 if mixer.gate else 1),
-            PAIRS=0 if table is None else table.pairs,
-            ADJACENT=table is not None and table.rope.pairs == "adjacent", AXES=has_axes,
-            Q_NORM=_extent(self.q_norm), Q_LAYER=_is_layer(self.q_norm), Q_GAIN=_gain(self.q_norm),
-            K_NORM=_extent(self.k_norm), K_LAYER=_is_layer(self.k_norm), K_GAIN=_gain(self.k_norm),
-            V_NORM=_extent(self.v_norm), V_GAIN=_gain(self.v_norm),
-            AFTER=mixer.norm_after_rope, WARM=warm is not None, PLACED=placed,
+            HP=together, KP=power_of_two(mixer.n_kv_head), PARTS=self._parts, DP=power_of_two(size),
+            QSTRIDE=size * (2 if mixer.gate else 1), PLACED=placed, **self._turning_constants(has_axes),
             num_warps=4, **early_options(device),
         )  # fmt: skip
-        weights = tuple(None if each is None else each.weight for each in norms)
-        numbers = [0.0 if each is None else each.part.eps for each in norms]
-        numbers += [0.0, 1.0, 0.0] if warm is None else [warm.slope, float(warm.length), warm.offset]
-        self._forms[has_axes, placed] = found = form, weights, tuple(numbers)
+        weights = tuple(None if each is None else each.weight for each in self._norms)
+        self._forms[has_axes, placed] = found = form, weights, self._turning_numbers()
         return found
+
+    @property
+    def _norms(self) -> tuple[NormWeights | None, ...]:
+        return self.q_norm, self.k_norm, self.v_norm
+
+    def _turning_constants(self, has_axes: bool) -> dict[str, Any]:
+        """What kernels that turn queries and keys are compiled for."""
+        mixer, table = self.mixer, self.rope
+        return {
+            "H": mixer.n_head, "HK": mixer.n_kv_head, "D": mixer.head_size,
+            "PAIRS": 0 if table is None else table.pairs,
+            "ADJACENT": table is not None and table.rope.pairs == "adjacent", "AXES": has_axes,
+            "Q_NORM": _extent(self.q_norm), "Q_LAYER": _is_layer(self.q_norm), "Q_GAIN": _gain(self.q_norm),
+            "K_NORM": _extent(self.k_norm), "K_LAYER": _is_layer(self.k_norm), "K_GAIN": _gain(self.k_norm),
+            "V_NORM": _extent(self.v_norm), "V_GAIN": _gain(self.v_norm),
+            "AFTER": mixer.norm_after_rope, "WARM": mixer.temperature is not None,
+        }  # fmt: skip
+
+    def _turning_numbers(self) -> tuple[float, ...]:
+        """The numbers that they take: epsilons of the norms, slope, length and offset of the temperature."""
+        warm = self.mixer.temperature
+        numbers = [0.0 if each is None else each.part.eps for each in self._norms]
+        numbers += [0.0, 1.0, 0.0] if warm is None else [warm.slope, float(warm.length), warm.offset]
+        return tuple(numbers)
 
     def _turn_kernel(self, projected: Tensor, keys: Tensor, values: Tensor, run: Pass) -> Tensor:
         """The same in one kernel."""
@@ -155,6 +175,35 @@ class AttentionLayer:
         if not placed and mixer.shared is None:
             attention.store(k, v, keys, values, run.cells)
         return q
+
+    # -- one row, in one kernel --
+
+    def _is_one_kernel(self, keys: planes.Plane) -> bool:
+        """Whether `_attend_row` can be used: K and V as they are, plain scores, norms of single heads."""
+        mixer, size = self.mixer, self.mixer.head_size
+        return (
+            planes.is_plain(keys)
+            and mixer.shared is None
+            and not mixer.gate
+            and not mixer.alibi
+            and not mixer.cap
+            and size == power_of_two(size)
+            and size >= SMALLEST_HEAD
+            and all(_extent(norm) != WHOLE_ROW for norm in self._norms)
+        )
+
+    def _attend_row(
+        self, projected: Tensor, keys: Tensor, values: Tensor, run: Pass, work: Work, out: Tensor
+    ) -> None:
+        """The attention of the only row, of which K and V are stored."""
+        from stretto.backends.torch.kernels.attend_launch import launch_row
+
+        has_axes, table = run.turns.ndim == 2, self.rope
+        weights = [projected if norm is None or norm.weight is None else norm.weight for norm in self._norms]
+        turned_by = (out, out) if table is None else (table.cos, table.sin)
+        tensors = [*weights, *turned_by, run.turns, out if table is None else table.axes]
+        turning = self._turning_constants(has_axes), tensors, (*self._turning_numbers(), self.at_k, self.at_v)
+        launch_row(projected, turning, keys, values, run.cells, work, self.scoring, out)
 
 
 def watch(run: Pass, q: Tensor, keys: planes.Plane, work: Work, scoring: Scoring) -> None:

@@ -169,8 +169,10 @@ def tile(n: int, k: int) -> tuple[int, int, int]:
     """Rows and columns of a tile, and warps; as measured on an H200."""
     if k >= 8192:
         return 16, 1024, 8
+    if k <= 1024:  # one turn
+        return (2 if n < 4096 else 4, 1024, 4) if n <= 4096 else (4, 1024, 2)
     if n <= 4096:
-        return (2, 2048, 4) if k >= 2048 else (4, 512, 2)
+        return 2, 2048, 4
     if n <= 8192:
         return 16, 512, 4
     return (8, 1024, 4) if n <= 65536 else (8, 512, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -11,6 +12,7 @@ from triton.runtime.errors import OutOfResources
 
 from stretto.backends.torch.device import Tensor, is_interpreting, multiprocessors
 from stretto.backends.torch.kernels.attend import attend
+from stretto.backends.torch.kernels.attend_row import attend_row
 from stretto.backends.torch.kernels.early import early_options
 from stretto.backends.torch.launching import launch
 from stretto.backends.torch.plan import HEAD, PROMPT_ROWS, SHARED_ROWS, SPAN, Items, Work
@@ -22,6 +24,9 @@ LEAST = 16  # rows and columns of a product
 LEAST_PAIRS = 32  # of values of 8 bits: with 16, some tiles gave wrong sums (Triton 3.6)
 COUNTERS = 1 << 20  # by row, K/V head and tile of heads
 PROGRAMS = 8  # a multiprocessor, where items are more than that
+ROW_PIECES = 15  # that a row is cut into (`attend_row`), and more where each has more than
+ROW_TURNS = 16  # blocks of entries
+ROW_JOINED = 64  # results of heads that are joined at a time
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,10 @@ class Tile:
     warps: int
     stages: int
     registers: int | None = None  # at most, for each thread
+
+
+ROW_TILE = Tile(block=64, heads=LEAST, warps=4, stages=1)  # of `attend_row`
+ROW_TILE_EXACT = Tile(block=32, heads=LEAST, warps=4, stages=1)  # the same with K and V in float32
 
 
 def power_of_two(n: int) -> int:
@@ -180,3 +189,39 @@ class Call:
             WHOLE=items.block == PROMPT_ROWS, JOIN=items.block == 1, PDL=pdl,
             num_warps=tile.warps, num_stages=tile.stages, **({} if is_interpreting() else options),
         )  # fmt: skip
+
+
+def launch_row(
+    projected: Tensor,
+    turning: tuple[dict[str, Any], Sequence[Tensor], Sequence[float]],
+    keys: Tensor,
+    values: Tensor,
+    cells: Tensor,
+    work: Work,
+    scoring: Scoring,
+    out: Tensor,
+) -> None:
+    """Attention of one row into `out`, from its projection; K and V are stored.
+
+    `turning`: constants, tensors and numbers of the rotation, in the order that `attend_row` takes them.
+    """
+    constants, tensors, numbers = turning
+    heads, kv_heads, size = constants["H"], constants["HK"], constants["D"]
+    tile = ROW_TILE_EXACT if keys.element_size() == 4 else ROW_TILE
+    together = min(power_of_two(heads // kv_heads), LEAST)
+    units = kv_heads * -(-heads // kv_heads // together)
+    most = max(ROW_PIECES, multiprocessors(projected.device) // units)
+    slots = (most + 1) * heads
+    mixes, sums = (out.new_empty(slots * each, dtype=torch.float32) for each in (size, 2))
+    pdl = early_options(projected.device)
+    options: dict[str, Any] = {"num_warps": tile.warps, "num_stages": tile.stages}
+    options |= {"launch_pdl": True} if pdl["EARLY"] else {}
+    launch(
+        attend_row, (units * (most + 1),),
+        projected, keys, values, out, out if scoring.sinks is None else scoring.sinks, *tensors, cells,
+        work.views, work.offsets, work.positions, work.firsts, work.lengths,
+        mixes, sums, _counters(projected.device), float(scoring.scale), *numbers,
+        **constants, KC=keys.stride(0), KH=keys.stride(1), VC=values.stride(0), VH=values.stride(1),
+        GT=together, MT=LEAST, BLOCK=tile.block, FEW=ROW_PIECES, MOST=most, TURNS=ROW_TURNS,
+        JOINED=max(1, ROW_JOINED // together), SINKS=scoring.sinks is not None, PDL=pdl["EARLY"], **options,
+    )  # fmt: skip
