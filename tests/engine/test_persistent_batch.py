@@ -28,14 +28,30 @@ def sample_rows(backend, rows, params, uniforms):
     return [choose(row, each, [], 0, uniform, None) for row, each, uniform in asked]
 
 
-@pytest.fixture
-def both(monkeypatch):
-    """A model whose backend samples rows, and one whose backend does not."""
+def queue_rows(backend, rows, params, uniforms):
+    backend.queued = backend.sample_rows(rows, params, uniforms)
+
+
+def forward_queued(backend, batch, which):
+    queued = backend.queued if which is None else [backend.queued[i] for i in which]
+    batch.ids = [max(token, 0) for token in queued]
+    backend.n_ahead += 1
+    return backend.forward(batch)
+
+
+@pytest.fixture(params=[False, True], ids=["step by step", "ahead"])
+def both(request, monkeypatch):
+    """A model whose backend samples rows, and may queue passes behind that; one whose backend does not."""
     plain = mock_llm(flat)
     monkeypatch.setattr(MockBackend, "samples_rows", True, raising=False)
     monkeypatch.setattr(MockBackend, "sample_rows", sample_rows, raising=False)
+    if request.param:
+        monkeypatch.setattr(MockBackend, "most_queued", 8, raising=False)
+        monkeypatch.setattr(MockBackend, "queue_rows", queue_rows, raising=False)
+        monkeypatch.setattr(MockBackend, "forward_queued", forward_queued, raising=False)
+        monkeypatch.setattr(MockBackend, "take_rows", lambda backend, n: backend.queued, raising=False)
     llm = mock_llm(flat)
-    llm.backend.sampled, llm.backend.fails = [], []
+    llm.backend.sampled, llm.backend.fails, llm.backend.n_ahead = [], [], 0
     return llm, plain
 
 
@@ -133,10 +149,13 @@ def test_an_interrupted_step_changes_no_number(both, error):
 
 def test_a_row_that_cannot_be_sampled_fails_alone(both, monkeypatch):
     llm, plain = both
-    codes = iter([-1])
-    monkeypatch.setattr(
-        MockBackend, "sample_rows", lambda *given: [*codes, *sample_rows(*given)][: len(given[2])]
-    )
+    codes = [-1, -1] if hasattr(llm.backend, "queue_rows") else [-1]  # one for each time it is tried
+
+    def sample_worse(*given):
+        tokens = sample_rows(*given)
+        return [codes.pop(), *tokens[1:]] if codes else tokens
+
+    monkeypatch.setattr(MockBackend, "sample_rows", sample_worse)
     first, second = llm.stream("p", **OPTIONS), llm.stream("q", **OPTIONS)
     next(first)
     with pytest.raises(InvalidRequest):
@@ -183,3 +202,81 @@ def test_many_requests_under_pressure(monkeypatch):
     )
     assert [one.tokens for one in ours] == [one.tokens for one in theirs]
     llm.cells.check()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_texts_that_end_at_any_time_are_those_of_any_other_step(both, seed):
+    """Texts end by limits, tokens, strings and callbacks, and others arrive while they run."""
+    llm, plain = both
+    rng = np.random.default_rng(seed)
+    asked = []
+    for _ in range(12):
+        options = {"temperature": 1.0, "seed": int(rng.integers(99)), "max_tokens": int(rng.integers(1, 30))}
+        kind = rng.integers(4)
+        if kind == 0:
+            options["stop_tokens"] = [int(token) for token in rng.integers(ord("a"), ord("z"), 4)]
+        elif kind == 1:
+            options["stop"] = [chr(int(rng.integers(ord("a"), ord("z"))))]
+        asked.append(("p" * int(rng.integers(1, 9)), options))
+    streams, results = [], {}
+    for i, (prompt, options) in enumerate(asked):
+        streams.append((i, llm.stream(prompt, **options)))
+        for _ in range(int(rng.integers(4))):
+            j, stream = streams[int(rng.integers(len(streams)))]
+            next(stream, None)
+        if rng.integers(3) == 0:
+            j, stream = streams.pop(int(rng.integers(len(streams))))
+            results[j] = stream.result
+        llm.cells.check()
+    results |= {j: stream.result for j, stream in streams}
+    for i, (prompt, options) in enumerate(asked):
+        theirs = plain.generate(prompt, **options)
+        ours = results[i]
+        assert (ours.text, ours.tokens, ours.finish_reason) == (
+            theirs.text,
+            theirs.tokens,
+            theirs.finish_reason,
+        )
+    llm.cells.check()
+    llm.cache.clear()
+    assert llm.cells.n_free == llm.backend.n_cells
+
+
+def test_sequences_come_back_as_from_any_other_step(both):
+    llm, _plain = both
+    for model in both:
+        with model.sequence("p", seed=1) as a, model.sequence("quo", seed=2) as b:
+            model.generate([a, b], temperature=1.0, max_tokens=9, stop_tokens=[ord("h"), ord("m")])
+            texts = [list(seq.tokens) for seq in (a, b)]
+            logits = [seq.logits.copy() for seq in (a, b)]
+            if model is llm:
+                ours, rows = texts, logits
+    assert ours == texts
+    np.testing.assert_array_equal(rows, logits)
+
+
+def test_a_pass_is_queued_before_its_tokens_are_known(both):
+    llm, _ = both
+    llm.generate(["p", "quo"], **OPTIONS)
+    if hasattr(llm.backend, "queue_rows"):
+        assert llm.backend.n_ahead == OPTIONS["max_tokens"] - 2  # not of the first, not behind the last
+    else:
+        assert llm.backend.n_ahead == 0
+
+
+def test_an_interrupted_wait_frees_the_cells_of_the_pass(both, monkeypatch):
+    llm, plain = both
+    if not hasattr(llm.backend, "queue_rows"):
+        pytest.skip("nothing is queued")
+    stream = llm.stream("p", **OPTIONS)
+    next(stream), next(stream), next(stream)
+
+    def interrupted(backend, n):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(MockBackend, "take_rows", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm._engine.step()
+    llm.cells.check()
+    assert stream.result.text == plain.generate("p", **OPTIONS).text

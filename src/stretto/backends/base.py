@@ -284,6 +284,30 @@ class SamplesRows(Protocol):
         ...
 
 
+@runtime_checkable
+class GoesAhead(SamplesRows, Protocol):
+    """The part of a backend that queues a pass behind the sampling of its tokens, before they are known."""
+
+    @property
+    def most_queued(self) -> int:
+        """How many rows can be sampled so."""
+        ...
+
+    def queue_rows(
+        self, rows: Sequence[DeviceRow] | Floats, params: list[SamplingParams], uniforms: list[float]
+    ) -> None:
+        """`sample_rows` without waiting; `take_rows` waits."""
+        ...
+
+    def forward_queued(self, batch: Decoding, which: list[int] | None) -> Sequence[DeviceRow] | Floats:
+        """The logits of a batch whose tokens are those that are being sampled: of rows `which`, or of all."""
+        ...
+
+    def take_rows(self, n: int) -> list[int]:
+        """The tokens of the n rows that were queued; below 0 where `sample_rows` has to be asked."""
+        ...
+
+
 class NoSlots:
     """The part of a backend without recurrent layers that is about their states."""
 

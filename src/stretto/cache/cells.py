@@ -224,6 +224,18 @@ class Cells(CellState):
         self.log.touch(sequence, cells)
         self._end()
 
+    def name_each(self, sequences: list[int], cells: list[int], tokens: list[int]) -> None:
+        """Set the tokens of the last cells of several sequences, which `append` was not told."""
+        self._recover()
+        edit, each = self._begin(), np.array(cells)
+        edit.note_columns(each, self.positions, self.tokens)
+        self._edit = edit
+        self.tokens[each] = tokens
+        for sequence, token in zip(sequences, tokens, strict=True):
+            view = self.views[sequence]
+            view.last = (view.last[0], token)
+        self._end()
+
     def copy(self, source: int, target: int, start: int = 0, stop: int | None = None) -> int:
         """Put the cells of `source` at positions start ≤ p < stop also into `target`; return how many."""
         self._recover()

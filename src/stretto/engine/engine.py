@@ -184,10 +184,10 @@ class Engine:
         room = min(scheduler.limits.tokens_per_step, self.cells.n_free)
         if states is not None:
             room = min(room, states.slots.n_free)
-        is_same = batch is not None and not batch.is_over and batch.is_of(running)
+        is_same = batch is not None and not batch.is_over and bool(running) and batch.is_of(running)
         if not is_same or scheduler.waiting or self.encoding.is_busy or len(running) > room:
             if batch is not None:
-                batch.catch_up()
+                batch.settle()
             can_be = not scheduler.waiting and not self.encoding.is_busy
             self._batch = batch = PersistentBatch.of(running, room) if can_be else None
         if batch is None:

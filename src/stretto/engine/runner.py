@@ -32,6 +32,7 @@ __all__ = ["Match", "Runner", "Work"]
 Floats = NDArray[np.float32]
 Work = tuple[Source, int]  # so many pending tokens of a source
 Computed = TypeVar("Computed")
+Placed = TypeVar("Placed", bound=Batch)
 
 
 class Runner(CellPool):
@@ -130,6 +131,33 @@ class Runner(CellPool):
         self.metrics.decoded_tokens += n
         return rows
 
+    def can_decode_ahead(self, n: int) -> bool:
+        """Whether n tokens that only the device knows can be computed: `decode_ahead`."""
+        return (
+            self.states is None
+            and not self.adapters
+            and not self.orphans
+            and self.cells.lags is None
+            and n <= self.cells.n_free
+        )
+
+    def decode_ahead(self, ids: list[int], compute: Callable[[Decoding], Rows]) -> tuple[list[int], Rows]:
+        """As `decode_rows`, of tokens that are not known yet: their cells, to be named then, and the rows."""
+        batches: list[Decoding] = []
+
+        def place() -> Decoding:
+            batches.append(Decoding(self.cells, [0] * len(ids), ids))
+            return batches[0]
+
+        rows = self._compute(place, compute)
+        self.metrics.decoded_tokens += len(ids)
+        return batches[0].taken, rows
+
+    def take_back(self, ids: list[int]) -> None:
+        """Free the last cell of each sequence: `decode_ahead` was in vain."""
+        for number in ids:
+            self.cells.remove(number, self.cells.end(number) - 1)
+
     def _placing(self, batch: Batch) -> Callable[[], Batch]:
         """Make room for a batch: what takes its cells, and slots where states have to be copied."""
         self.make_room(len(batch))
@@ -145,7 +173,7 @@ class Runner(CellPool):
     def _rows_of(self, hidden: bool) -> Callable[[Batch], Rows]:
         return self.backend.hidden if hidden else self.backend.forward
 
-    def _compute(self, place: Callable[[], Batch], compute: Callable[[Batch], Computed]) -> Computed:
+    def _compute(self, place: Callable[[], Placed], compute: Callable[[Placed], Computed]) -> Computed:
         """Place a batch and run it; cells that were not computed, for whatever reason, are given back."""
         begun, cpu = time.perf_counter(), time.thread_time()
         try:

@@ -118,6 +118,40 @@ class TorchBackend:
         assert isinstance(rows, TorchRows)
         return self.sampler.sample(rows, params, uniforms)
 
+    @property
+    def most_queued(self) -> int:
+        """How many rows can be sampled without waiting."""
+        return self.sampler.buffers.capacity
+
+    def queue_rows(
+        self, rows: Sequence[DeviceRow] | Floats, params: list[SamplingParams], uniforms: list[float]
+    ) -> None:
+        """Have all rows of a pass sampled, without waiting."""
+        assert isinstance(rows, TorchRows)
+        self.sampler.queue(rows, params, uniforms)
+
+    def forward_queued(self, batch: Decoding, which: list[int] | None) -> TorchRows:
+        """The logits of a step whose tokens are being sampled."""
+        decoder, n = self._open, len(batch)
+        tokens = self.sampler.buffers.following
+        tokens = tokens[:n] if which is None else tokens[self._tensor(np.array(which))]
+        try:
+            bucket = bucket_of(n)
+            plan = None if bucket is None else self.planner.decode(batch, bucket)
+            if plan is not None:
+                plan.tokens[:n].copy_(tokens)
+                return self.steps.run(plan, n)
+            run = self._pass(batch)
+            run.tokens[:n].copy_(tokens)
+            return self.sampler.rows(decoder.logits(decoder.run(run)))
+        except BaseException as error:
+            self._undo(batch, error)
+            raise
+
+    def take_rows(self, n: int) -> list[int]:
+        """The tokens of the rows that were queued; below 0 where they have to be sampled in another way."""
+        return self.sampler.buffers.take_all(n)
+
     def hidden(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_embd]."""
         try:

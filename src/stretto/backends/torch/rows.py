@@ -46,6 +46,10 @@ class RowSampler:
         asked = zip(rows, params, uniforms, strict=True)
         return self.buffers.sample([Ask(row.address, each, uniform) for row, each, uniform in asked])
 
+    def queue(self, rows: TorchRows, params: list[SamplingParams], uniforms: list[float]) -> None:
+        """`sample` of up to `capacity` rows, without waiting for the tokens."""
+        self.buffers.queue_again(rows.shared.address, rows.shared.stride, params, uniforms)
+
     def prepare(self, draws: Sequence[Draw]) -> None:
         """Sample all rows that will be asked for, together; rows that are on the host are left out.
 

@@ -78,7 +78,7 @@ class Sampler:
         self.tokens = self._empty((capacity,), torch.int32)
         self._host_tokens = self._pinned((capacity,), torch.int32)
         # Gets the tokens too, where errors are 0: it may be the input of the next pass.
-        self._following = self._empty((capacity,), torch.int32) if following is None else following
+        self.following = self._empty((capacity,), torch.int32) if following is None else following
         self.steps = self._empty((1,), torch.int64)
         self._graphs: dict[tuple[int, bool], Callable[[], None]] = {}
         rows = (
@@ -87,7 +87,7 @@ class Sampler:
             self._masks,
             self._weights,
             self.tokens,
-            self._following,
+            self.following,
             self.steps,
         )
         self._wide = WideRows(Buffers(*rows), n_vocab)
@@ -140,6 +140,32 @@ class Sampler:
 
         The list of parameters must be the one of the last call only if none of them has changed.
         """
+        bucket, is_whole = self._write_again(address, stride, params, uniforms)
+        return self._run(bucket, is_whole)[: len(params)]
+
+    def queue_again(
+        self, address: int, stride: int, params: list[SamplingParams], uniforms: list[float]
+    ) -> None:
+        """`sample_again` without waiting; `take_all` waits for the tokens."""
+        bucket, is_whole = self._write_again(address, stride, params, uniforms)
+        if self._on_cuda:
+            self._replay(bucket, is_whole)
+        else:
+            self._pass(bucket, is_whole)
+        if self._sampled is not None:
+            self._sampled.record()
+
+    def take_all(self, n: int) -> list[int]:
+        """The tokens of n rows that were queued; `WIDE` or a code of `sampler.WRONG` where there is none."""
+        if self._sampled is not None:
+            self._sampled.synchronize()
+        tokens: list[int] = self._host_tokens[:n].tolist()
+        return tokens
+
+    def _write_again(
+        self, address: int, stride: int, params: list[SamplingParams], uniforms: list[float]
+    ) -> tuple[int, bool]:
+        """Write what has changed; the bucket, and whether rows are drawn from whole."""
         n = len(params)
         bucket = min(1 << (n - 1).bit_length(), self.capacity)
         written = self._written
@@ -148,7 +174,7 @@ class Sampler:
             is_whole = self.write(asks, bucket)
             self._written = written = params, address, stride, is_whole
         self._uniforms[:n] = uniforms
-        return self._run(bucket, written[3])[:n]
+        return bucket, written[3]
 
     def write(self, asks: Sequence[Ask], bucket: int) -> bool:
         """Put parameters into the host's block, masks onto the device; return whether `launch` needs `whole`.
@@ -199,7 +225,7 @@ class Sampler:
         """
         from stretto.backends.torch.kernels import sample, sample_wide
 
-        following = self._following if following is None else following
+        following = self.following if following is None else following
         sizes = (self.n_vocab, self.n_peaks, self._n_words)
         n_peaks = 1 << (self.n_peaks - 1).bit_length()
         self._launch_peaks(bucket)
@@ -341,7 +367,7 @@ class Sampler:
         )
         sample.select[(n,)](
             self._block, self._peaks, self._masks, self._stretches, self._weights, self._values, self._ids,
-            self._shares, self._lows, self.tokens, self._following, self.steps, *sizes,
+            self._shares, self._lows, self.tokens, self.following, self.steps, *sizes,
             PEAKS=n_peaks, LIST=True, num_warps=SELECT_WARPS, **EXACT,
         )  # fmt: skip
         counts, values, ids = (x[:n].cpu().numpy() for x in (self.tokens, self._values, self._ids))
