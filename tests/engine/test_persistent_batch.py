@@ -280,3 +280,17 @@ def test_an_interrupted_wait_frees_the_cells_of_the_pass(both, monkeypatch):
             llm._engine.step()
     llm.cells.check()
     assert stream.result.text == plain.generate("p", **OPTIONS).text
+
+
+def test_parked_texts_make_room_for_the_batch(both):
+    llm, plain = both
+    for i in range(40):
+        llm.generate(chr(ord("A") + i) * 25, **(OPTIONS | {"seed": i}))
+    assert llm.cells.n_free < 64
+    n_sampled = len(llm.backend.sampled)
+    ours = llm.generate(["p", "quo"], **(OPTIONS | {"max_tokens": 60}))
+    assert [one.text for one in ours] == [
+        one.text for one in plain.generate(["p", "quo"], **(OPTIONS | {"max_tokens": 60}))
+    ]
+    assert len(llm.backend.sampled) == n_sampled + 59
+    llm.cells.check()

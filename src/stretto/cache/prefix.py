@@ -97,6 +97,7 @@ def _change(
     @wraps(method)
     def noted(self: PrefixCache, /, *args: Args.args, **options: Args.kwargs) -> Result:
         outer, self.is_interrupted = self.is_interrupted, True
+        self._evictable = None
         result = method(self, *args, **options)
         self.is_interrupted = outer
         return result
@@ -114,6 +115,9 @@ class PrefixCache:
         self._entries: OrderedDict[int, Parked] = OrderedDict()
         self.lookups = self.hits = self.tokens_saved = self.evictions = 0
         self.is_interrupted = False  # in a change that came to no end
+        self._evictable: tuple[int, NDArray[np.bool_]] | None = (
+            None  # a version of the table, and which cells
+        )
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -278,13 +282,19 @@ class PrefixCache:
 
     def n_evictable(self, claimed: Sequence[Ints] = ()) -> int:
         """How many cells `evict` could free, without those that are claimed."""
-        counts = np.zeros(len(self._cells), np.int32)  # of unpinned parked sequences, for each cell
-        for entry in self._entries.values():
-            if not entry.pins:
-                counts[self._cells.view(entry.id)] += 1
-        for cells in claimed:
-            counts[cells] = 0
-        return int(((counts > 0) & (counts == self._cells.shares)).sum())
+        version = self._cells.log.version
+        if self._evictable is None or self._evictable[0] != version:
+            counts = np.zeros(len(self._cells), np.int32)  # of unpinned parked sequences, for each cell
+            for entry in self._entries.values():
+                if not entry.pins:
+                    counts[self._cells.view(entry.id)] += 1
+            self._evictable = version, (counts > 0) & (counts == self._cells.shares)
+        found = self._evictable[1]
+        if claimed:
+            found = found.copy()
+            for cells in claimed:
+                found[cells] = False
+        return int(np.count_nonzero(found))
 
     @_change
     def clear(self) -> None:
@@ -294,7 +304,7 @@ class PrefixCache:
 
     def repair(self) -> None:
         """Cut parked sequences to the cells that they have, after the table was repaired; find them anew."""
-        self._trees = {}
+        self._trees, self._evictable = {}, None
         for entry in list(self._entries.values()):
             n = min(len(entry.items), self._cells.count(entry.id))
             tree = self._trees.get(entry.domain)

@@ -181,6 +181,8 @@ class Engine:
         """Run and take a step of the persistent batch; 0 if the step needs a plan."""
         scheduler, batch = self.scheduler, self._batch
         running, states = scheduler.running, self.runner.states
+        if not scheduler.waiting:
+            self.runner.make_room_for_steps(len(running))
         room = min(scheduler.limits.tokens_per_step, self.cells.n_free)
         if states is not None:
             room = min(room, states.slots.n_free)

@@ -42,6 +42,7 @@ class Match:
     n_common: int = 0  # tokens that are the same, with or without a state behind them
 
 
+STEPS_OF_ROOM = 8  # that parked sequences are evicted for at a time, where all requests just decode
 NO_MATCH = Match()
 NO_KEY = CacheKey(())
 
@@ -216,6 +217,12 @@ class CellPool:
         self.tidy()
         if wanted > self.cells.n_free and not self.prefixes.evict(wanted):
             raise self.cache_full(wanted)
+
+    def make_room_for_steps(self, n_rows: int) -> None:
+        """See that steps with so many rows find free cells for a while, if parked sequences have any."""
+        if n_rows > self.cells.n_free:
+            self.tidy()
+            self.prefixes.evict(n_rows * STEPS_OF_ROOM)
 
     def n_available(self, claimed: Iterable[Match] = ()) -> int:
         """How many cells are free or can be evicted, less those of matches that are about to be shared."""

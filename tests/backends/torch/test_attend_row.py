@@ -41,8 +41,11 @@ def turning(heads, kv_heads, angles):
         "V_NORM": 0, "V_GAIN": 0, "AFTER": False, "WARM": False,
     }  # fmt: skip
     cos, sin = angles.cos().to(DEVICE), angles.sin().to(DEVICE)
-    tensors = [cos, cos, cos, cos, sin, numbers(POSITION), numbers(0)]
-    return constants, tensors, (0.0, 0.0, 0.0, 0.0, 1.0, 0.0, heads * SIZE, (heads + kv_heads) * SIZE)
+    rotation = [cos, sin, numbers(POSITION), numbers(0)]
+    at_k, at_v = heads * SIZE, (heads + kv_heads) * SIZE
+    return attend_launch.Turning(
+        constants, [cos, cos, cos], rotation, (0.0, 0.0, 0.0, 0.0, 1.0, 0.0), at_k, at_v
+    )
 
 
 def rotated(x, angles):

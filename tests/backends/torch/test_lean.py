@@ -33,15 +33,8 @@ def test_it_is_near_the_exact_way(name):
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_one_kernel_attends_as_two_do(name, kv, monkeypatch):
     def logits():
-        opened = TorchBackend(
-            tiny_file(name),
-            tiny_spec(name),
-            32,
-            DEVICE,
-            kv,
-            "high" if kv == "f32" else "standard",
-            exact=False,
-        )
+        precision = "high" if kv == "f32" else "standard"
+        opened = TorchBackend(tiny_file(name), tiny_spec(name), 32, DEVICE, kv, precision, exact=False)
         return decoded_logits(opened, name)
 
     calls = []
@@ -49,7 +42,7 @@ def test_one_kernel_attends_as_two_do(name, kv, monkeypatch):
     monkeypatch.setattr(AttentionLayer, "_attend_row", lambda *given: calls.append(1) or run(*given))
     one = logits()
     assert calls
-    monkeypatch.setattr(AttentionLayer, "_is_one_kernel", lambda self, keys: False)
+    monkeypatch.setattr(AttentionLayer, "_is_one_kernel", lambda *given: False)
     np.testing.assert_allclose(one, logits(), atol=1e-5 if kv == "f32" else 2e-2)
 
 

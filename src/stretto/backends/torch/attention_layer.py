@@ -195,14 +195,18 @@ class AttentionLayer:
     def _attend_row(
         self, projected: Tensor, keys: Tensor, values: Tensor, run: Pass, work: Work, out: Tensor
     ) -> None:
-        """The attention of the only row, of which K and V are stored."""
-        from stretto.backends.torch.kernels.attend_launch import launch_row
+        """The attention of the only row of a decode step; K and V are stored."""
+        from stretto.backends.torch.kernels.attend_launch import Turning, launch_row
 
-        has_axes, table = run.turns.ndim == 2, self.rope
-        weights = [projected if norm is None or norm.weight is None else norm.weight for norm in self._norms]
-        turned_by = (out, out) if table is None else (table.cos, table.sin)
-        tensors = [*weights, *turned_by, run.turns, out if table is None else table.axes]
-        turning = self._turning_constants(has_axes), tensors, (*self._turning_numbers(), self.at_k, self.at_v)
+        table = self.rope
+        turning = Turning(
+            self._turning_constants(run.turns.ndim == 2),
+            [projected if norm is None or norm.weight is None else norm.weight for norm in self._norms],
+            [out, out, run.turns, out] if table is None else [table.cos, table.sin, run.turns, table.axes],
+            self._turning_numbers(),
+            self.at_k,
+            self.at_v,
+        )
         launch_row(projected, turning, keys, values, run.cells, work, self.scoring, out)
 
 

@@ -23,7 +23,7 @@ FEW_ROWS = 16  # of a pass, whose items are too few for all multiprocessors
 LEAST = 16  # rows and columns of a product
 LEAST_PAIRS = 32  # of values of 8 bits: with 16, some tiles gave wrong sums (Triton 3.6)
 COUNTERS = 1 << 20  # by row, K/V head and tile of heads
-PROGRAMS = 8  # a multiprocessor, where items are more than that
+PROGRAMS = 16  # a multiprocessor, where items are more than that
 ROW_PIECES = 15  # that a row is cut into (`attend_row`), and more where each has more than
 ROW_TURNS = 16  # blocks of entries
 ROW_JOINED = 64  # results of heads that are joined at a time
@@ -113,6 +113,18 @@ def launch_attend(
             call.launch(items)
 
 
+@dataclass(frozen=True)
+class Turning:
+    """How kernels turn the queries and keys of a projection: what they are compiled for, and take."""
+
+    constants: dict[str, Any]
+    norms: Sequence[Tensor]  # weights for queries, keys and values; any tensor where there are none
+    rotation: Sequence[Tensor]  # cosines, sines, positions, axes
+    numbers: Sequence[float]  # epsilons of the norms; slope, length and offset of the temperature
+    at_k: int  # where K begins in a projection
+    at_v: int
+
+
 class Call:
     """A call of the kernel: the arguments that all kinds of items have in common."""
 
@@ -192,20 +204,11 @@ class Call:
 
 
 def launch_row(
-    projected: Tensor,
-    turning: tuple[dict[str, Any], Sequence[Tensor], Sequence[float]],
-    keys: Tensor,
-    values: Tensor,
-    cells: Tensor,
-    work: Work,
-    scoring: Scoring,
-    out: Tensor,
-) -> None:
-    """Attention of one row into `out`, from its projection; K and V are stored.
-
-    `turning`: constants, tensors and numbers of the rotation, in the order that `attend_row` takes them.
-    """
-    constants, tensors, numbers = turning
+    projected: Tensor, turning: Turning, keys: Tensor, values: Tensor, cells: Tensor, work: Work,
+    scoring: Scoring, out: Tensor,
+) -> None:  # fmt: skip
+    """Attention of one row into `out`, from its projection, by `attend_row`; K and V are stored."""
+    constants = turning.constants
     heads, kv_heads, size = constants["H"], constants["HK"], constants["D"]
     tile = ROW_TILE_EXACT if keys.element_size() == 4 else ROW_TILE
     together = min(power_of_two(heads // kv_heads), LEAST)
@@ -218,10 +221,12 @@ def launch_row(
     options |= {"launch_pdl": True} if pdl["EARLY"] else {}
     launch(
         attend_row, (units * (most + 1),),
-        projected, keys, values, out, out if scoring.sinks is None else scoring.sinks, *tensors, cells,
+        projected, keys, values, out, out if scoring.sinks is None else scoring.sinks,
+        *turning.norms, *turning.rotation, cells,
         work.views, work.offsets, work.positions, work.firsts, work.lengths,
-        mixes, sums, _counters(projected.device), float(scoring.scale), *numbers,
-        **constants, KC=keys.stride(0), KH=keys.stride(1), VC=values.stride(0), VH=values.stride(1),
+        mixes, sums, _counters(projected.device), float(scoring.scale),
+        *turning.numbers, turning.at_k, turning.at_v, **constants,
+        KC=keys.stride(0), KH=keys.stride(1), VC=values.stride(0), VH=values.stride(1),
         GT=together, MT=LEAST, BLOCK=tile.block, FEW=ROW_PIECES, MOST=most, TURNS=ROW_TURNS,
         JOINED=max(1, ROW_JOINED // together), SINKS=scoring.sinks is not None, PDL=pdl["EARLY"], **options,
     )  # fmt: skip
