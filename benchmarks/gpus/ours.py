@@ -48,8 +48,10 @@ class Public:
         return [sequence.fork(seed=i) for i, sequence in enumerate(found)]
 
     def decode(self, rows, depth, tokens, sampling="greedy", forks=False):
-        """Tokens a second of `llm.generate`; the first token of a row needs no pass, and is not counted."""
+        """Tokens a second of `llm.generate`, each row with one token of its prompt left to compute."""
         sequences = self._sequences(rows, depth, forks)
+        for i, sequence in enumerate(sequences):
+            sequence.append([1 + i])
         options = {"max_tokens": tokens, "ignore_eos": True, **SAMPLING[sampling]}
         begun = time.perf_counter()
         if rows == 1:
@@ -59,7 +61,7 @@ class Public:
         seconds = time.perf_counter() - begun
         for sequence in sequences:
             sequence.close()
-        return rows * (tokens - 1) / seconds
+        return rows * tokens / seconds
 
     def prompt_seconds(self, length):
         """Seconds until the first token of a new prompt."""

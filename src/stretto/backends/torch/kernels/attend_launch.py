@@ -24,7 +24,7 @@ LEAST = 16  # rows and columns of a product
 LEAST_PAIRS = 32  # of values of 8 bits: with 16, some tiles gave wrong sums (Triton 3.6)
 COUNTERS = 1 << 20  # by row, K/V head and tile of heads
 PROGRAMS = 16  # a multiprocessor, where items are more than that
-ROW_PIECES = 15  # that a row is cut into (`attend_row`), and more where each has more than
+ROW_PIECES = 31  # that a row is cut into (`attend_row`), and more where each has more than
 ROW_TURNS = 16  # blocks of entries
 ROW_JOINED = 64  # results of heads that are joined at a time
 
