@@ -105,10 +105,12 @@ class SetDecoder(OneTrack):
         if not steps:
             return
         step = steps[-1]
-        for one in steps if source.released else steps[-1:]:
+        for one in steps[:-1] if source.released else ():
             cells = source.cells_of(one.position)
             for member in one.members:
                 member.cell = cells.get(member.id, member.cell)
+        for member, cell in zip(step.members, source.cells, strict=True):
+            member.cell = cell
         source.released = False
         step.attention = source.attention
         if self._pruner is None:

@@ -76,6 +76,7 @@ class SetSource:
         self._weights: list[float] = []  # of each member's distribution in the next one
         self._logits: Row | None = None  # that the next set is taken from, once they are asked for
         self._given: Row | None = None  # logits that the track came with: edited perhaps
+        self.cells: list[int] = []  # of the last set's members
         self.received: Floats | None = None  # float32[members, probed]
         self.attention: Attention | None = None
         self.released = False  # it was preempted; members have other cells since
@@ -296,12 +297,13 @@ class SetSource:
         self._lanes = []
 
     def _look(self, back: list[int]) -> None:
-        """Keep what the pass has told about attention; member i has its row `back[i]`."""
+        """Keep the members' cells, and what the pass has told about attention; member i has row `back[i]`."""
         batch, self._batch = self._batch, None
         self.received = self.attention = None
         if batch is None or batch.placement is None:
             return
         mine = range(self._first, self._first + len(back))
+        self.cells = [int(batch.placement.cells[self._first + row]) for row in back]
         if batch.received is not None and self.probed:
             self.received = batch.received[mine.start : mine.stop, self._columns][back]
         if not self.watching:
