@@ -293,8 +293,9 @@ class SetSource:
             table.remove_cells(self.track.id, table.view(self.track.id)[-extra:].tolist())
 
     def _drop_lanes(self) -> None:
-        self._runner.borrowed.give_back(self, self._lanes)
-        self._lanes = []
+        if self._lanes:
+            self._runner.borrowed.give_back(self, self._lanes)
+            self._lanes = []
 
     def _look(self, back: list[int]) -> None:
         """Keep the members' cells, and what the pass has told about attention; member i has row `back[i]`."""
