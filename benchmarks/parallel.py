@@ -180,33 +180,39 @@ def after_sets(llm, tokens, steps, mode, how):
 
 
 def costs(llm, rounds):
-    """Seconds of a step by width, and how many plain steps that is, in turns: medians, after 100 tokens."""
+    """Seconds of a step by width, and how many plain steps that is, in turns: medians, after 100 tokens.
+
+    `forward` are the seconds of a step's pass, with the placing of its cells; 0 is an ordinary request.
+    """
     tokens = llm.tokenizer.encode("The cat sat on the mat and looked at the moon. " * 10)[:100]
+    metrics = llm._engine.runner.metrics
     times = {width: [] for width in (0, *WIDTHS)}  # 0: an ordinary request, decoding greedily
+    forward = {width: [] for width in times}
+
+    def measure(width, stream):
+        next(stream)
+        next(stream)
+        begun, passes = time.perf_counter(), metrics.forward
+        for _ in range(3):
+            next(stream)
+        times[width].append((time.perf_counter() - begun) / 3)
+        forward[width].append((metrics.forward - passes) / 3)
+
     for _ in range(rounds):
         with llm.stream(tokens, temperature=0, ignore_eos=True) as plain:
-            next(plain)
-            next(plain)
-            begun = time.perf_counter()
-            for _ in range(3):
-                next(plain)
-            times[0].append((time.perf_counter() - begun) / 3)
+            measure(0, plain)
         for width in WIDTHS:
             stream = llm.parallel(
                 tokens, threshold=1e-9, max_width=width, max_tokens=6, stream=True, ignore_eos=True
             )
-            next(stream)
-            next(stream)
-            begun = time.perf_counter()
-            for _ in range(3):
-                next(stream)
-            times[width].append((time.perf_counter() - begun) / 3)
+            measure(width, stream)
             stream.cancel()
     plain = times.pop(0)
     return {
         "plain_step": statistics.median(plain),
         "seconds": {width: statistics.median(of) for width, of in times.items()},
         "relative": {width: statistics.median(np.divide(of, plain).tolist()) for width, of in times.items()},
+        "forward": {width: statistics.median(of) for width, of in forward.items()},
     }
 
 

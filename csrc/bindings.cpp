@@ -13,6 +13,7 @@ NB_MODULE(_native, m) {
     stretto::bind_outline(m);
     stretto::bind_decoder(m);
     stretto::bind_sampler(m);
+    stretto::bind_mixture(m);
     stretto::bind_ops(m);
     stretto::bind_probe(m);
     stretto::bind_vision(m);

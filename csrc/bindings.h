@@ -69,6 +69,7 @@ void bind_guard(nb::module_& m);
 void bind_outline(nb::module_& m);
 void bind_decoder(nb::module_& m);
 void bind_sampler(nb::module_& m);
+void bind_mixture(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_recurrent(nb::module_& ops);
 void bind_vision(nb::module_& m);

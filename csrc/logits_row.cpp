@@ -103,4 +103,16 @@ void LogitsRow::tighten() {
     loose = false;
 }
 
+double LogitsRow::total() const {
+    constexpr float kNegligible = 25.0f;  // a whole vocabulary that lies so far below weighs less than 1e-5
+    const auto weigh = best_kernels()->weigh;
+    const float factor = 1.0f / temperature;
+    double sum = 0.0;
+    for (size_t s = 0; s < peaks.size(); ++s) {
+        if ((best - peaks[s]) * factor > kNegligible) continue;
+        sum += double{weigh(logits + s * kPeak, length(s), best, factor)};
+    }
+    return sum;
+}
+
 }  // namespace stretto

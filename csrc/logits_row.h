@@ -39,6 +39,8 @@ struct LogitsRow {
     void find_peaks(const std::vector<float>* known);
     // Makes all peaks what they should be.
     void tighten();
+    // The sum of e^((x − best) / temperature) over the row; its peaks are known, and it has no mask.
+    double total() const;
 
 private:
     enum class Words { kEmpty, kMixed, kFull };
@@ -46,5 +48,32 @@ private:
     const float* allowed_only(size_t s, float* room) const;
     float peak(size_t s) const;
 };
+
+// How many of kStride numbers are not below `low`. The number is fixed and the sum one of integers, so compilers make
+// vectors of it.
+constexpr size_t kStride = 16;
+inline int count_at_least(const float* x, float low) {
+    int n = 0;
+    for (size_t i = 0; i < kStride; ++i) n += x[i] >= low ? 1 : 0;
+    return n;
+}
+
+// Calls f(id, logit) for all that are not below `low`, in order of ids.
+template <typename F>
+void each_at_least(const LogitsRow& row, float low, F f) {
+    float room[kPeak];
+    for (size_t s = 0; s < row.peaks.size(); ++s) {
+        if (row.peaks[s] < low || row.peaks[s] == kMinusInfinity) continue;
+        const float* logits = row.stretch(s, room);
+        const size_t n = row.length(s);
+        for (size_t i = 0; i < n; i += kStride) {
+            const size_t stop = std::min(n, i + kStride);
+            if (stop - i == kStride && !count_at_least(logits + i, low)) continue;  // most have nothing
+            for (size_t j = i; j < stop; ++j) {
+                if (logits[j] >= low && logits[j] > kMinusInfinity) f(static_cast<int32_t>(s * kPeak + j), logits[j]);
+            }
+        }
+    }
+}
 
 }  // namespace stretto

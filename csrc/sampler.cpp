@@ -13,8 +13,6 @@ namespace stretto {
 
 namespace {
 
-constexpr size_t kStride = 16;
-
 struct Candidate {
     float logit;  // tempered
     int32_t id;
@@ -70,32 +68,10 @@ double weigh(const LogitsRow& row, std::vector<Candidate>& all) {
     return total;
 }
 
-// How many of kStride numbers are not below `low`. The number is fixed and the sum one of integers, so compilers make
-// vectors of it.
-int count_at_least(const float* x, float low) {
-    int n = 0;
-    for (size_t i = 0; i < kStride; ++i) n += x[i] >= low ? 1 : 0;
-    return n;
-}
-
 // All that are not below `low`, which is a logit, in order of ids.
 void at_least(const LogitsRow& row, float low, std::vector<Candidate>& found) {
     found.clear();
-    float room[kPeak];
-    for (size_t s = 0; s < row.peaks.size(); ++s) {
-        if (row.peaks[s] < low || row.peaks[s] == kMinusInfinity) continue;
-        const float* logits = row.stretch(s, room);
-        const size_t n = row.length(s);
-        for (size_t i = 0; i < n; i += kStride) {
-            const size_t stop = std::min(n, i + kStride);
-            if (stop - i == kStride && !count_at_least(logits + i, low)) continue;  // most have nothing
-            for (size_t j = i; j < stop; ++j) {
-                if (logits[j] >= low && logits[j] > kMinusInfinity) {
-                    found.push_back({row.tempered(logits[j]), static_cast<int32_t>(s * kPeak + j), 0.0});
-                }
-            }
-        }
-    }
+    each_at_least(row, low, [&](int32_t id, float logit) { found.push_back({row.tempered(logit), id, 0.0}); });
 }
 
 // Numbers that differ by a rounding may be equals when tempered: a little lower is certainly low enough.
@@ -272,17 +248,11 @@ int sample(const float* logits, size_t n, const SamplerParams& params, const Sam
 }
 
 double log_probability(const float* logits, size_t n, size_t token) {
-    const Kernels* kernels = best_kernels();
-    std::vector<float> peaks(stretches(n));
-    kernels->peaks(logits, n, peaks.data());
-    const float top = *std::max_element(peaks.begin(), peaks.end());
-    constexpr float kNegligible = 25.0f;  // a whole vocabulary that lies so far below weighs less than 1e-5
-    double sum = 0.0;
-    for (size_t start = 0; start < n; start += kPeak) {
-        if (peaks[start / kPeak] < top - kNegligible) continue;
-        sum += double{kernels->weigh(logits + start, std::min(n - start, kPeak), top, 1.0f)};
-    }
-    return double{logits[token]} - double{top} - std::log(sum);
+    LogitsRow row;
+    row.logits = logits;
+    row.n = n;
+    row.find_peaks(nullptr);
+    return double{logits[token]} - double{row.best} - std::log(row.total());
 }
 
 }  // namespace stretto

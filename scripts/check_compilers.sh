@@ -21,7 +21,7 @@ warnings="-std=c++17 -O3 -Wall -Wextra -Werror -ffp-contract=off -Icsrc"
 avx2="-mavx2 -mfma -mf16c"
 avx512="$avx2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
 neon="-march=armv8.2-a+dotprod+fp16"
-common="attention blocks blocks_small decoder formats forward grids kquants logits_row loop pack product probe probe_dots probe_features
+common="attention blocks blocks_small decoder formats forward grids kquants logits_row loop mixture pack product probe probe_dots probe_features
         sampler threads vision kernels/portable kernels/direct_portable kernels/select"
 declare -A emulated_with  # the first compiler of each family
 

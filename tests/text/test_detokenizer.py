@@ -42,6 +42,20 @@ def test_any_ids_pushed_one_by_one_are_decode(tokenizer, special):
     check()
 
 
+@pytest.mark.parametrize("tokenizer", [BPE, SPM], ids=["bpe", "spm"])
+def test_a_look_at_a_token_is_what_a_copy_would_show_and_changes_nothing(tokenizer):
+    @given(st.lists(st.integers(0, tokenizer.n_vocab - 1)), st.integers(0, tokenizer.n_vocab - 1))
+    def check(ids, token):
+        detokenizer = tokenizer.detokenizer()
+        for one in ids:
+            detokenizer.push(one)
+        before = detokenizer.state
+        assert detokenizer.peek(token) == pushed(detokenizer.fork(), [token])
+        assert detokenizer.state == before
+
+    check()
+
+
 def test_a_character_waits_for_its_last_byte():
     ids = BPE.encode("é😀")
     detokenizer = BPE.detokenizer()

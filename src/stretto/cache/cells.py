@@ -254,9 +254,13 @@ class Cells(CellState):
             chosen = chosen[~np.isin(chosen, held.cells)]
         if len(chosen):
             self._edit = edit
-            self.shares[chosen] += 1
-            self._view(target).extend(chosen, self.positions, self.tokens)
-            self.log.touch(target, chosen)
+            index = chosen.astype(np.intp)  # converted once, not by each of those who use it
+            self.shares[index] += 1
+            if not held and len(chosen) == self.views[source].n:
+                self.views[target] = self.views[source].copy()
+            else:
+                self._view(target).extend(chosen, self.positions, self.tokens)
+            self.log.touch(target, index)
         self._end()
         return len(chosen)
 
@@ -360,21 +364,32 @@ class Cells(CellState):
     def _drop_cells(self, sequence: int, cells: Ints) -> int:
         if not len(cells):
             return 0
-        cells = cells.copy()  # it may be a part of the view that is about to change
         view, edit = self.views[sequence], self._begin()
-        edit.note(sequence, view, not np.array_equal(cells, view.store[view.n - len(cells) : view.n]))
-        edit.note_columns(cells, self.positions, self.tokens)
+        is_whole = len(cells) == view.n
+        if is_whole:  # the view stays as it is, for an edit that is undone
+            cells = view.cells
+            edit.note(sequence, view, is_copied=False)
+        else:
+            cells = cells.copy()  # it may be a part of the view that is about to change
+            is_tail = np.array_equal(cells, view.store[view.n - len(cells) : view.n])
+            edit.note(sequence, view, not is_tail)
+        index = cells.astype(np.intp)  # converted once, not by each of those who use it
+        shares = self.shares[index]
+        freed = cells[shares == 1]
+        if len(freed):
+            edit.note_columns(freed, self.positions, self.tokens)
         self._edit = edit
-        view.drop(cells, self.positions, self.tokens)
-        self.log.touch(sequence, cells)
-        if not view:
+        self.log.touch(sequence, index)
+        if is_whole:
             del self.views[sequence]
             self.log.remove(sequence)
-        self.shares[cells] -= 1
-        freed = cells[self.shares[cells] == 0]
-        self.positions[freed] = -1
-        self.tokens[freed] = -1
-        self._free.give_back(freed)
+        else:
+            view.drop(cells, self.positions, self.tokens)
+        self.shares[index] = shares - 1
+        if len(freed):
+            self.positions[freed] = -1
+            self.tokens[freed] = -1
+            self._free.give_back(freed)
         self._end()
         return len(freed)
 

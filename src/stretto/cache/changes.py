@@ -51,7 +51,7 @@ class ChangeLog:
         self._removed: deque[tuple[int, int]] = deque()  # (version, sequence)
         self._forgotten = 0  # changes up to this version are not known completely
 
-    def touch(self, sequence: int, cells: Ints | list[int] | int) -> None:
+    def touch(self, sequence: int, cells: Ints | NDArray[np.intp] | list[int] | int) -> None:
         """Note that cells of a sequence have changed."""
         self.version = version = self.version + 1
         self.cells[cells] = version

@@ -69,6 +69,14 @@ class View:
         self.last = (position, token)
         return position
 
+    def copy(self) -> View:
+        """Another view of the same cells, with room for a few more."""
+        view = View()
+        view.n, view.last = self.n, self.last
+        view.store = np.empty(self.n + 16, np.int32)
+        view.store[: self.n] = self.store[: self.n]
+        return view
+
     def extend(self, cells: Ints, positions: Ints, tokens: Ints) -> None:
         """Add cells whose positions and tokens are in the table's columns."""
         n = self.n + len(cells)

@@ -43,8 +43,7 @@ class SetOutput(Output[ParallelStep]):
 
     def text_of(self, token: int) -> str:
         """What a token would add to the best path; half a character shows as U+FFFD."""
-        fork = self._tail.fork()
-        return fork.push(token) + fork.flush()
+        return self._tail.peek(token)
 
     def read(self, tokens: list[int]) -> str:
         """The text of any path; it ends before a stop string."""

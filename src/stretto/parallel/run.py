@@ -22,7 +22,7 @@ from stretto.parallel.options import ParallelParams
 from stretto.parallel.output import SetOutput
 from stretto.parallel.prune import Pruner
 from stretto.parallel.render import ParallelText
-from stretto.parallel.select import Chosen, check_shares, distribution, select, temper
+from stretto.parallel.select import Chosen, pick, pick_from
 from stretto.parallel.sets import SetSource
 from stretto.parallel.types import Member, ParallelStep
 from stretto.sampling.rng import RandomStream
@@ -90,17 +90,14 @@ class SetDecoder(OneTrack):
 
     def _choose(self, threshold: float) -> Chosen:
         """The next set, from the logits as hooks have left them."""
-        source, guides = self.source, self._guides
-        check_shares(source.each)
-        row = source.logits
-        if guides is not None:
-            if guides.forced is not None:
-                return Chosen([guides.forced], [1.0])
-            row = guides.masked(row, self.output.path.best)
-        best = int(row.argmax())
-        plain = source.unmixed and not self.hooks and guides is None
-        following = temper(source.each[0] if plain else distribution(row), self.run.temperature, best)
-        return select(following, threshold, self.run.max_width, self._end_ids, best)
+        source, run, guides, ends = self.source, self.run, self._guides, self._end_ids
+        mixture = source.mixture
+        if guides is not None and guides.forced is not None:
+            return Chosen([guides.forced], [1.0])
+        if guides is None and not self.hooks and run.temperature == 1.0:
+            return pick(mixture, source.weights, threshold, run.max_width, ends)
+        row = source.logits if guides is None else guides.masked(source.logits, self.output.path.best)
+        return pick_from(row, run.temperature, threshold, run.max_width, ends)
 
     def _take_in(self) -> None:
         """Note the cells and the attention of the set that was computed, and prune."""
@@ -108,10 +105,12 @@ class SetDecoder(OneTrack):
         if not steps:
             return
         step = steps[-1]
-        for one in steps if source.released else steps[-1:]:
+        for one in steps[:-1] if source.released else ():
             cells = source.cells_of(one.position)
             for member in one.members:
                 member.cell = cells.get(member.id, member.cell)
+        for member, cell in zip(step.members, source.cells, strict=True):
+            member.cell = cell
         source.released = False
         step.attention = source.attention
         if self._pruner is None:
@@ -125,7 +124,7 @@ class SetDecoder(OneTrack):
 
     def _go_on(self, chosen: Chosen, threshold: float) -> None:
         """Make the chosen tokens the next step, and have them computed unless they are the last."""
-        output = self.output
+        output, mixture = self.output, self.source.mixture
         members = [
             Member(token, output.text_of(token), probability, weight)
             for token, probability, weight in zip(
@@ -138,8 +137,8 @@ class SetDecoder(OneTrack):
             position=self.source.position,
             members=members,
             threshold=threshold,
-            edges=self.source.each[:, chosen.tokens].tolist(),
-            logprobs=self.source.logprobs(chosen.tokens),
+            edges=mixture.probabilities(chosen.tokens),
+            logprobs=mixture.log_probabilities(chosen.tokens),
             allowed=None if self._guides is None else self._guides.allows(chosen.tokens).tolist(),
         )
         shown, ending = output.add(step)

@@ -1,4 +1,8 @@
-"""From the logits of a set to the next set: combine, temper, and keep what reaches the threshold."""
+"""From the logits of a set to the next set: combine, temper, and keep what reaches the threshold.
+
+`pick` and `pick_from` do that in native code, which looks at few of the tokens. `select`, of what `combine`
+and `temper` make of `distributions`, is the definition.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from stretto._native import Mixture
 from stretto.errors import InvalidRequest
 from stretto.sampling.sampler import WRONG
 
 Rows = NDArray[np.float32]  # float32[members, n_vocab]
 Row = NDArray[np.float32]  # float32[n_vocab]
+
+NOT_FINITE = "the model's logits are not finite numbers; the file may be damaged"
 
 
 @dataclass(frozen=True)
@@ -30,39 +37,42 @@ class Chosen:
         return [probability / total for probability in self.probabilities]
 
 
-def shares(rows: Rows) -> tuple[Rows, Row]:
-    """The next-token distribution of each member: float32[members, n_vocab]. NaN where there is none.
+def pick(
+    mixture: Mixture, weights: list[float], threshold: float, max_width: int, ends: Collection[int] = ()
+) -> Chosen:
+    """`select` of a mixture of distributions, which needs no row of all tokens."""
+    best, tokens, probabilities = mixture.pick(weights, threshold, max_width)
+    if best in ends:
+        return Chosen([], [], best)
+    kept = [at for at, token in enumerate(tokens) if token not in ends]
+    return Chosen([tokens[at] for at in kept], [probabilities[at] for at in kept])
 
-    Also log Σ exp of each row: a logit less that is its log-probability.
-    """
+
+def pick_from(
+    row: Row, temperature: float, threshold: float, max_width: int, ends: Collection[int] = ()
+) -> Chosen:
+    """`select` of a row of logits that hooks may have changed: −inf excludes a token."""
+    mixture = Mixture(row[np.newaxis], [0], temperature or 1.0)
+    if mixture.error:
+        raise InvalidRequest(WRONG[mixture.error])
+    chosen = pick(mixture, [1.0], threshold, max_width if temperature else 1, ends)
+    return chosen if temperature else Chosen(chosen.tokens, [1.0] * len(chosen.tokens), chosen.end)
+
+
+def shares(rows: Rows) -> Rows:
+    """The next-token distribution of each member: float32[members, n_vocab]. NaN where there is none."""
     with np.errstate(invalid="ignore"):
-        most = rows.max(axis=1, keepdims=True)
-        each: Rows = np.exp(rows - most)
-        total = each.sum(axis=1, keepdims=True)
-        each /= total
-        return each, (most + np.log(total))[:, 0]
-
-
-def check_shares(each: Rows) -> None:
-    """Raise `InvalidRequest` if logits were no numbers: one that is not spoils its whole row."""
-    if not np.isfinite(each[:, 0]).all():
-        raise InvalidRequest("the model's logits are not finite numbers; the file may be damaged")
+        each: Rows = np.exp(rows - rows.max(axis=1, keepdims=True))
+        each /= each.sum(axis=1, keepdims=True)
+    return each
 
 
 def distributions(rows: Rows) -> Rows:
     """`shares`, of logits that are numbers."""
-    each, _ = shares(rows)
-    check_shares(each)
+    each = shares(rows)
+    if not np.isfinite(each[:, 0]).all():  # one that is no number spoils its whole row
+        raise InvalidRequest(NOT_FINITE)
     return each
-
-
-def distribution(row: Row) -> Row:
-    """The distribution of a row that hooks may have changed: −inf excludes a token."""
-    most = float(row.max())
-    if not np.isfinite(most):
-        raise InvalidRequest(WRONG[-1 if np.isnan(most) else -2 if most < 0 else -3])
-    first: Row = shares(row[np.newaxis])[0][0]
-    return first
 
 
 def combine(each: Rows, weights: ArrayLike, how: str) -> Row:
@@ -77,10 +87,10 @@ def combine(each: Rows, weights: ArrayLike, how: str) -> Row:
     return mixed
 
 
-def mixed_row(each: Rows, weights: ArrayLike) -> Row:
+def mixed_row(rows: Rows, weights: ArrayLike) -> Row:
     """Logits of the mixture of some distributions: what hooks see after a set."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        row: Row = np.log(combine(each, weights, "mixture"))
+        row: Row = np.log(combine(shares(rows), weights, "mixture"))
     return row
 
 

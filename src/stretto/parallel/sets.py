@@ -17,12 +17,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto._native import Mixture
 from stretto.backends.base import Batch, DeviceRow
 from stretto.engine.rows import Row, host_row, host_rows
 from stretto.engine.rows import Rows as BackendRows
 from stretto.engine.runner import Runner
 from stretto.engine.track import Track
-from stretto.parallel.select import mixed_row, shares
+from stretto.errors import InvalidRequest
+from stretto.parallel.select import NOT_FINITE, mixed_row
 from stretto.parallel.types import Attention, Floats, Place
 
 Rows = NDArray[np.float32]  # float32[members, n_vocab]
@@ -68,11 +70,13 @@ class SetSource:
         self._columns = slice(0, 0)  # of the probed cells there
         self.probed: list[Place] = []  # members whose attention from the next set is wanted
         self.watching: bool | Literal["mean"] = False  # whether the attention of sets is wanted, or its mean
-        self.rows: Rows = np.empty((0, 0), np.float32)  # float32[members, n_vocab], as the model gave them
-        self.each: Rows = self.rows  # the distributions they stand for
-        self._log_totals: Row = np.empty(0, np.float32)  # log Σ exp of each row
-        self.unmixed = True  # whether the next logits are those of one member
+        self._rows: Rows = np.empty((0, 0), np.float32)  # float32[members, n_vocab], as the model gave them
+        self._order: list[int] = []  # the row of each member
+        self._mixture: Mixture | None = None  # of the rows' distributions; None: the next ones have not come
+        self._weights: list[float] = []  # of each member's distribution in the next one
+        self._logits: Row | None = None  # that the next set is taken from, once they are asked for
         self._given: Row | None = None  # logits that the track came with: edited perhaps
+        self.cells: list[int] = []  # of the last set's members
         self.received: Floats | None = None  # float32[members, probed]
         self.attention: Attention | None = None
         self.released = False  # it was preempted; members have other cells since
@@ -80,7 +84,7 @@ class SetSource:
         self.is_exact = track.exact is None  # whether all can be computed again
         if track.logits is not None:
             self._given = track.host_logits()
-            self._gave(self._given[np.newaxis])
+            self._gave(self._given[np.newaxis], [0])
 
     # -- what is pending --
 
@@ -98,17 +102,34 @@ class SetSource:
     @property
     def has_logits(self) -> bool:
         """Whether the logits that the next set is taken from are there."""
-        return self.track.logits is not None
+        return self._mixture is not None
+
+    @property
+    def rows(self) -> Rows:
+        """float32[members, n_vocab]: the logits after each member of the last set, as the model gave them."""
+        return self._rows[self._order]
+
+    @property
+    def mixture(self) -> Mixture:
+        """The distributions after the members of the last set; raises `InvalidRequest` if they are none."""
+        mixture = self._mixture
+        if mixture is None or mixture.error:
+            raise InvalidRequest(NOT_FINITE)
+        return mixture
+
+    @property
+    def weights(self) -> list[float]:
+        """What each member's distribution counts for in the one that the next set is taken from."""
+        return self._weights
 
     @property
     def logits(self) -> Row:
-        """The logits that the next set is taken from: hooks may change them."""
-        return self.track.host_logits()
-
-    def logprobs(self, tokens: list[int]) -> list[list[float]]:
-        """The log-probability of each of these tokens after each member of the last set."""
-        logs: list[list[float]] = (self.rows[:, tokens] - self._log_totals[:, np.newaxis]).tolist()
-        return logs
+        """The logits that the next set is taken from, made when they are asked for: hooks may change them."""
+        if self._logits is None:
+            unmixed = self._weights[0] == 1.0
+            first = self._rows[self._order[0]]
+            self._logits = first.copy() if unmixed else mixed_row(self.rows, self._weights)
+        return self._logits
 
     @property
     def position(self) -> int:
@@ -122,7 +143,7 @@ class SetSource:
         """
         self._sets.append(_Set(list(tokens), None if sees is None or sees.all() else sees, weights))
         self.step_tokens = len(tokens)
-        self.track.logits = None
+        self._drop_logits()
 
     # -- cells of members --
 
@@ -153,6 +174,7 @@ class SetSource:
         exact = len(track.tokens) if track.exact is None else track.exact
         again = max(0, min(exact - self._n_given, len(self._sets) - 1))
         self._runner.release(track)
+        self._drop_logits()
         del track.tokens[self._n_given + again :]
         self._n_done = again
         self.step_tokens = len(self._sets[-1].tokens) if self._sets else 1
@@ -176,7 +198,7 @@ class SetSource:
 
     def forget_logits(self) -> None:
         """Undo what an interrupted hook may have changed: the rows are as they were."""
-        self._gave(self.rows)
+        self._gave(self._rows, self._order)
 
     def fill(self, batch: Batch, most: int) -> int:
         """Put the next set into a batch; or a piece of the prompt, or some sets that are computed again."""
@@ -225,9 +247,9 @@ class SetSource:
         sets = self._sets[self._n_done : self._n_done + self._n_entered]
         last = len(rows) > 0
         if last:
-            back = np.argsort(sets[0].order)  # from the order of ids to that of the set
-            self.rows = rows[back] if len(rows) > 1 else rows
-            self._look(back)
+            order = sets[0].order
+            self._rows, self._order = rows, sorted(range(len(order)), key=order.__getitem__)
+            self._look(self._order)
         wide = [at for at, one in enumerate(sets) if len(one.tokens) > 1]
         if wide and track.exact is None:
             track.exact = len(track.tokens) + wide[0]  # a prompt can share what stands before the first
@@ -236,7 +258,7 @@ class SetSource:
         self._drop_lanes()
         if last:
             self.step_tokens = 1
-            self._gave(self.rows)
+            self._gave(self._rows, self._order)
         elif sets[-1].pruned:
             self._remove_members(sets[-1].pruned)
 
@@ -247,19 +269,21 @@ class SetSource:
     def _take_prompt(self, row: Row | None) -> None:
         self.track.resume = None
         if row is None or self._n_done < len(self._sets):
-            self.track.logits = None
+            self._drop_logits()
         else:
             given = None if self._sets else self._given
-            self._gave((row if given is None else given)[np.newaxis])
+            self._gave((row if given is None else given)[np.newaxis], [0])
 
-    def _gave(self, rows: Rows) -> None:
-        """Take the logits of a set, and make those that the next one is taken from."""
-        self.rows = rows
-        self.each, self._log_totals = shares(rows)
+    def _gave(self, rows: Rows, order: list[int]) -> None:
+        """Take the logits of a set, in which member i has row `order[i]`: the next one is taken from them."""
         weights = self._sets[-1].weights if self._sets else None
-        self.unmixed = len(rows) == 1 or weights is None
+        self._rows, self._order, self._logits = rows, order, None
+        self._weights = [1.0] + [0.0] * (len(order) - 1) if weights is None or len(order) == 1 else weights
         self.track.resume = None
-        self.track.logits = rows[0].copy() if self.unmixed else mixed_row(self.each, weights or [])
+        self._mixture = Mixture(rows, order)
+
+    def _drop_logits(self) -> None:
+        self._mixture = self._logits = self.track.logits = None
 
     def _undo(self) -> None:
         """Give back the cells of an interrupted pass."""
@@ -269,16 +293,18 @@ class SetSource:
             table.remove_cells(self.track.id, table.view(self.track.id)[-extra:].tolist())
 
     def _drop_lanes(self) -> None:
-        self._runner.borrowed.give_back(self, self._lanes)
-        self._lanes = []
+        if self._lanes:
+            self._runner.borrowed.give_back(self, self._lanes)
+            self._lanes = []
 
-    def _look(self, back: NDArray[np.intp]) -> None:
-        """Keep what the pass has told about attention."""
+    def _look(self, back: list[int]) -> None:
+        """Keep the members' cells, and what the pass has told about attention; member i has row `back[i]`."""
         batch, self._batch = self._batch, None
         self.received = self.attention = None
         if batch is None or batch.placement is None:
             return
         mine = range(self._first, self._first + len(back))
+        self.cells = [int(batch.placement.cells[self._first + row]) for row in back]
         if batch.received is not None and self.probed:
             self.received = batch.received[mine.start : mine.stop, self._columns][back]
         if not self.watching:

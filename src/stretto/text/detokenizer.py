@@ -78,6 +78,13 @@ class Detokenizer:
         self._whole = True
         return rest
 
+    def peek(self, token: int) -> str:
+        """The text of this token if it were the last: U+FFFD for a character that it leaves incomplete."""
+        if self._whole and not self._fresh and (known := self._texts.get(token)) is not None:
+            return known
+        twin = self.fork()
+        return twin.push(token) + twin.flush()
+
     def fork(self) -> Detokenizer:
         """An independent copy with the same state."""
         twin = Detokenizer(self._tokenizer, self._special, self._after, self._exact)
