@@ -1,5 +1,7 @@
 """Writers of formats: errors near the best there is, other readers agree, hostile numbers."""
 
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from gguf.quants import quantize as gguf_quantize
 from stretto import _native
 from stretto.weights.formats import READABLE, WRITABLE, Format, dequantize, quantize
 
+WRITTEN = Path(__file__).parent.parent / "data" / "written.npz"  # made by scripts/make_format_golden.py
 QUANTISED = sorted(fmt for fmt in WRITABLE if fmt.block > 1)
 NAMES = [fmt.name for fmt in QUANTISED]
 # The root of the mean squared error, relative to Gaussian numbers.
@@ -72,6 +75,16 @@ def test_q8_0_has_the_bytes_that_llama_cpp_writes():
     values = normal(64, 512, seed=4)
     theirs = gguf_quantize(values, gguf.GGMLQuantizationType.Q8_0)
     assert np.array_equal(quantize(values, Format.Q8_0), theirs)
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("kind", ["plain", "weighed"])
+@pytest.mark.parametrize("name", ["IQ4_NL", "IQ4_XS", "Q8_0"])
+def test_bytes_are_those_that_llama_cpp_wrote(name, kind):
+    with np.load(WRITTEN) as stored:
+        values, expected = stored["numbers"].astype(np.float32), stored[f"{name} {kind}"]
+        importance = stored["importance"] if kind == "weighed" else None
+    assert np.array_equal(quantize(values, Format[name], importance), expected)
 
 
 @pytest.mark.golden
