@@ -122,6 +122,27 @@ def test_scales_are_nearly_as_good_as_the_best_of_thousands(name, low, high):
     assert ours.sum() < 1.2 * best.sum()
 
 
+def best_range(values, weights, high):
+    """The least weighted error of a scale and a minimum: hundreds of ranges, and the best fit for each."""
+    low, top = values.min(), values.max()
+    q = np.round((values - low) / ((top - low) / np.arange(0.75 * high, 1.2 * high, 0.05)[:, None]))
+    q = np.clip(q, 0, high)
+    total, x, sum_q = weights.sum(), (weights * values).sum(), (weights * q).sum(axis=1)
+    qq, xq = (weights * q * q).sum(axis=1), (weights * values * q).sum(axis=1)
+    scale = (total * xq - x * sum_q) / (total * qq - sum_q**2)
+    least = (x - scale * sum_q) / total
+    return (weights * (values - scale[:, None] * q - least[:, None]) ** 2).sum(axis=1).min()
+
+
+def test_ranges_are_nearly_as_good_as_the_best_of_hundreds():
+    values = normal(256, 32, seed=2)
+    wide = values.astype(np.float64)
+    weights = np.abs(wide) + np.sqrt((wide**2).mean(axis=1, keepdims=True))
+    found = dequantize(quantize(values, Format.Q5_1), Format.Q5_1)
+    ours = (weights * (found - wide) ** 2).sum()
+    assert ours < 1.05 * sum(best_range(row, w, 31) for row, w in zip(wide, weights, strict=True))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_importance_moves_the_error_to_columns_that_matter_less(name):
     values, fmt = normal(64, 256, seed=3), Format[name]
