@@ -1,15 +1,18 @@
 """Quantising beside llama.cpp: KL divergence to the source's logits, relative errors, and time.
 
     python benchmarks/quantize.py smollm2 gemma3-270m --llamacpp /path/to/python --chunks 4
+    python benchmarks/quantize.py smollm2 gemma3-270m --ggml /path/to/xllamacpp.abi3.so --chunks 4
 
 Sources are F16 files made of the models that are cached: dequantised, with uniform noise as wide as a step,
 so that numbers do not lie on the grid of the format they came from. Both quantise the same source.
 `--llamacpp` is a Python with llama-cpp-python, whose `llama_model_quantize` is called in its own process;
-without it only our figures are shown. Times are of the processor, all threads together: they mean the same on
-a busy machine.
+`--ggml` is a library with `ggml_quantize_chunk`, to which tensors are given in the formats that we choose, by
+one thread. Without either only our figures are shown. Times are of the processor, all threads together: they
+mean the same on a busy machine.
 """
 
 import argparse
+import ctypes
 import json
 import subprocess
 import sys
@@ -24,9 +27,11 @@ from stretto.backends.native import NativeBackend
 from stretto.cache.cells import Cells
 from stretto.models import read_spec
 from stretto.quantize import MIXES, quantize_model
+from stretto.quantize.choice import choose_formats
 from stretto.text.loading import load_tokenizer
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
+from stretto.weights.tensor import Tensor
 from stretto.weights.writer import write_gguf
 
 TEXTS = Path(__file__).parent.parent / "docs"
@@ -117,6 +122,35 @@ def quantise_theirs(python, source, target, mix, threads):
     return cpu, wall
 
 
+def quantise_by_ggml(library, source, target, mix):
+    """Tensors in the formats that we choose, by llama.cpp's own function for rows."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    quantise = ctypes.CDLL(library).ggml_quantize_chunk
+    quantise.restype = ctypes.c_size_t
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    quantise.argtypes = [ctypes.c_int, pointer, pointer, count, count, count, pointer]
+    with GGUF(source) as file:
+        formats = choose_formats(MIXES[mix], file.metadata, file.tensors)
+        tensors = {}
+        for name, tensor in file.tensors.items():
+            fmt, columns = formats[name], tensor.shape[-1]
+            if fmt is tensor.format:
+                tensors[name] = tensor
+                continue
+            numbers = np.ascontiguousarray(tensor.dequantize(), np.float32)
+            data = np.empty((*tensor.shape[:-1], fmt.row_bytes(columns)), np.uint8)
+            rows = numbers.size // columns
+            if (
+                quantise(fmt.value, numbers.ctypes.data, data.ctypes.data, 0, rows, columns, None)
+                != data.nbytes
+            ):
+                sys.exit(f"{library} does not write {fmt.name}")
+            tensors[name] = Tensor(name, tensor.shape, fmt, 0, data)
+        values = dict(file.metadata) | {"general.file_type": MIXES[mix].file_type}
+        write_gguf(target, values, tensors, types=file.metadata.types)
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
 def compare(model, args, folder):
     source = folder / f"{model}-f16.gguf"
     make_source(model, source)
@@ -128,10 +162,12 @@ def compare(model, args, folder):
     )
     for mix in args.mixes.split():
         figures = {}
-        for by in ("ours", "llama.cpp") if args.llamacpp else ("ours",):
+        for by in ("ours", "llama.cpp") if args.llamacpp or args.ggml else ("ours",):
             target = folder / f"{model}-{mix}.gguf"
             if by == "ours":
                 cpu, wall = quantise_ours(source, target, mix, args.threads)
+            elif args.ggml:
+                cpu, wall = quantise_by_ggml(args.ggml, source, target, mix)
             else:
                 cpu, wall = quantise_theirs(args.llamacpp, source, target, mix, args.threads)
             mean, error, same = divergence(exact, target, chunks)
@@ -141,7 +177,7 @@ def compare(model, args, folder):
                 f"| {cpu:.2f} | {wall:.2f} |",
                 flush=True,
             )
-        if args.llamacpp:
+        if len(figures) == 2:
             ours, theirs = figures["ours"], figures["llama.cpp"]
             print(
                 f"| {mix} | ratio | | {ours[0] / theirs[0]:.3f} | | {ours[1] / theirs[1]:.2f} | |", flush=True
@@ -153,6 +189,7 @@ def main():
     parser.add_argument("models", nargs="+", help="names of cached models")
     parser.add_argument("--mixes", default=MIX_NAMES)
     parser.add_argument("--llamacpp", help="a Python with llama-cpp-python")
+    parser.add_argument("--ggml", help="a library with ggml_quantize_chunk")
     parser.add_argument("--chunks", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()

@@ -131,14 +131,15 @@ AffineSums fixed_sums(const Groups<N>& groups) {
 
 template <size_t N>
 void quant_sums(const Groups<N>& groups, Lanes by, Lanes min, float high, AffineSums* sums) {
-    sums->q = sums->qq = sums->xq = Lanes(0.0f);
+    Lanes sum_q(0.0f), sum_qq(0.0f), sum_xq(0.0f);  // in registers: `sums` might be part of `groups` for all a compiler knows
     for (size_t j = 0; j < N; ++j) {
         const Lanes q = nearest(cut((groups.x[j] - min) * by, 0.0f, high));
         const Lanes wq = groups.w[j] * q;
-        sums->q = sums->q + wq;
-        sums->qq = sums->qq + wq * q;
-        sums->xq = sums->xq + wq * groups.x[j];
+        sum_q = sum_q + wq;
+        sum_qq = sum_qq + wq * q;
+        sum_xq = sum_xq + wq * groups.x[j];
     }
+    sums->q = sum_q, sums->qq = sum_qq, sums->xq = sum_xq;
 }
 
 // The best scale and minimum of each group; scales are not negative.

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from stretto import Grammar
 from stretto.errors import CacheFull, ContextOverflow, InvalidRequest, Unsupported
 from stretto.testing import END, byte_tokenizer, mock_llm
 
@@ -377,6 +378,24 @@ def test_logprobs_after_the_samplers():
     assert tops(temperature=0.5, top_k=2, top_p=1, min_p=0) == {65: 0.7353, 66: 0.2647}
     assert tops(temperature=1, logit_bias={65: float("-inf")}, top_p=1) == {66: 0.6, 67: 0.4}
     assert tops(temperature=0) == {65: 1.0}
+
+
+def test_logprobs_of_certain_tokens():
+    def script(seen):
+        row = np.full(258, -30.0, np.float32)
+        row[[65, 66, 67]] = np.log([0.5, 0.3, 0.2])
+        return row
+
+    def chances(**options):
+        result = mock_llm(script).generate("x", max_tokens=1, logprobs=1, temperature=0, **options)
+        return [(one.token, round(float(np.exp(one.logprob)), 4)) for one in result.logprobs[0].top]
+
+    assert chances(logprob_tokens=[67, 9, 66]) == [(67, 0.2), (9, 0.0), (66, 0.3)]
+    assert chances(logprob_tokens=[67, 65], sampled_logprobs=True) == [(67, 0.0), (65, 1.0)]
+    assert chances(logprob_tokens=[67, 66], grammar=Grammar.regex("B")) == [(67, 0.0), (66, 1.0)]
+    for wrong in ({"logprob_tokens": [258], "logprobs": 1}, {"logprob_tokens": [1]}):
+        with pytest.raises(InvalidRequest, match="logprob_tokens"):
+            mock_llm(script).generate("x", max_tokens=1, **wrong)
 
 
 def test_timings_and_seed_are_told():

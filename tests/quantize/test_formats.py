@@ -1,5 +1,7 @@
 """Writers of formats: errors near the best there is, other readers agree, hostile numbers."""
 
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from gguf.quants import quantize as gguf_quantize
 from stretto import _native
 from stretto.weights.formats import READABLE, WRITABLE, Format, dequantize, quantize
 
+WRITTEN = Path(__file__).parent.parent / "data" / "written.npz"  # made by scripts/make_format_golden.py
 QUANTISED = sorted(fmt for fmt in WRITABLE if fmt.block > 1)
 NAMES = [fmt.name for fmt in QUANTISED]
 # The root of the mean squared error, relative to Gaussian numbers.
@@ -75,6 +78,16 @@ def test_q8_0_has_the_bytes_that_llama_cpp_writes():
 
 
 @pytest.mark.golden
+@pytest.mark.parametrize("kind", ["plain", "weighed"])
+@pytest.mark.parametrize("name", ["IQ4_NL", "IQ4_XS", "Q8_0"])
+def test_bytes_are_those_that_llama_cpp_wrote(name, kind):
+    with np.load(WRITTEN) as stored:
+        values, expected = stored["numbers"].astype(np.float32), stored[f"{name} {kind}"]
+        importance = stored["importance"] if kind == "weighed" else None
+    assert np.array_equal(quantize(values, Format[name], importance), expected)
+
+
+@pytest.mark.golden
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_errors_of_large_numbers_are_below_those_of_plain_rounding(name):
     values, fmt = normal(32, 512, seed=1), Format[name]
@@ -107,6 +120,27 @@ def test_scales_are_nearly_as_good_as_the_best_of_thousands(name, low, high):
     ours = (weights * (found - values) ** 2).sum(axis=1)
     best = np.array([best_scale(row, w, low, high) for row, w in zip(values, weights, strict=True)])
     assert ours.sum() < 1.2 * best.sum()
+
+
+def best_range(values, weights, high):
+    """The least weighted error of a scale and a minimum: hundreds of ranges, and the best fit for each."""
+    low, top = values.min(), values.max()
+    q = np.round((values - low) / ((top - low) / np.arange(0.75 * high, 1.2 * high, 0.05)[:, None]))
+    q = np.clip(q, 0, high)
+    total, x, sum_q = weights.sum(), (weights * values).sum(), (weights * q).sum(axis=1)
+    qq, xq = (weights * q * q).sum(axis=1), (weights * values * q).sum(axis=1)
+    scale = (total * xq - x * sum_q) / (total * qq - sum_q**2)
+    least = (x - scale * sum_q) / total
+    return (weights * (values - scale[:, None] * q - least[:, None]) ** 2).sum(axis=1).min()
+
+
+def test_ranges_are_nearly_as_good_as_the_best_of_hundreds():
+    values = normal(256, 32, seed=2)
+    wide = values.astype(np.float64)
+    weights = np.abs(wide) + np.sqrt((wide**2).mean(axis=1, keepdims=True))
+    found = dequantize(quantize(values, Format.Q5_1), Format.Q5_1)
+    ours = (weights * (found - wide) ** 2).sum()
+    assert ours < 1.05 * sum(best_range(row, w, 31) for row, w in zip(wide, weights, strict=True))
 
 
 @pytest.mark.parametrize("name", NAMES)

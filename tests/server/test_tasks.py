@@ -42,7 +42,8 @@ class Everything(TaskModel):
     def rerank(self, query, documents, top=None):
         order = sorted(range(len(documents)), key=lambda i: -documents[i].count(query))
         items = [Ranked(i, float(documents[i].count(query)), documents[i]) for i in order]
-        return Ranking(tuple(items[:top]), model=self.name, license=self.license)
+        n_tokens = len(query) + sum(map(len, documents))
+        return Ranking(tuple(items[:top]), n_tokens=n_tokens, model=self.name, license=self.license)
 
     def classify(self, inputs, top=5):
         labels = [Label("text" if isinstance(one, str) else type(one).__name__, 0.5) for one in inputs]
@@ -96,6 +97,14 @@ def test_documents_are_ranked_as_clients_of_jina_and_cohere_expect(web):
     assert [one["index"] for one in answer["results"]] == [1, 2]
     assert answer["results"][0] == {"index": 1, "relevance_score": 2.0, "document": {"text": "aa"}}
     assert "document" not in web.post("/v1/rerank", json=body).json()["results"][0]
+
+
+def test_a_ranking_says_how_many_tokens_were_read(web):
+    body = {"model": "all", "query": "a", "documents": ["b", "aa"] * 60, "top_n": 1}
+    answer = web.post("/v2/rerank", json=body).json()
+    assert answer["usage"] == {"prompt_tokens": 181, "total_tokens": 181}
+    assert answer["meta"] == {"billed_units": {"search_units": 2}, "tokens": {"input_tokens": 181}}
+    assert answer["id"].startswith("rerank-")
 
 
 @pytest.mark.parametrize(

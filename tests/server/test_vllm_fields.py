@@ -132,6 +132,47 @@ def test_texts_without_special_tokens_before_them():
 # -- log-probabilities --
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_whose_log_probabilities_are_asked_for(web, stream):
+    wanted = [ord(one) for one in "zHa"]
+    asked = {**CHAT, "logprobs": True, "top_logprobs": 1, "logprob_token_ids": wanted, "max_tokens": 2}
+    if stream:
+        text = web.post("/v1/chat/completions", json={**asked, "stream": True}).text
+        chunks = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n")[:-2]]
+        found = [
+            one for chunk in chunks for one in (chunk["choices"][0]["logprobs"] or {}).get("content", ())
+        ]
+    else:
+        found = posted(web, "/v1/chat/completions", asked)["choices"][0]["logprobs"]["content"]
+    assert [one["token"] for one in found[0]["top_logprobs"]] == ["z", "H", "a"]
+    assert found[0]["top_logprobs"][1]["logprob"] == pytest.approx(found[0]["logprob"], abs=1e-6)
+    assert found[0]["top_logprobs"][0]["logprob"] < found[0]["logprob"]
+    assert found[1]["token"] == "e"
+
+
+def test_named_log_probabilities_of_texts(web):
+    answer = posted(web, "/v1/completions", TEXT, logprobs=1, logprob_token_ids=[ord("z"), ord("q")])
+    (first, *_) = answer["choices"][0]["logprobs"]["top_logprobs"]
+    assert set(first) == {"z", "q", "H"}
+    assert refused(web, "/v1/completions", TEXT, logprob_token_ids=[1]) == "logprob_token_ids"
+    assert refused(web, "/v1/chat/completions", CHAT, logprob_token_ids=[1]) == "logprob_token_ids"
+    far = {"logprobs": True, "logprob_token_ids": [1 << 20]}
+    assert web.post("/v1/chat/completions", json={**CHAT, **far}).status_code == 400
+
+
+def test_an_answer_begins_with_the_message_that_it_continues(web):
+    begun = [*CHAT["messages"], {"role": "assistant", "content": "Well: "}]
+    asked = {**CHAT, "messages": begun, "continue_final_message": True, "add_generation_prompt": False}
+    assert text_of(posted(web, "/v1/chat/completions", asked)) == HELLO
+    assert text_of(posted(web, "/v1/chat/completions", asked, echo=True)) == f"Well: {HELLO}"
+    assert text_of(posted(web, "/v1/chat/completions", CHAT, echo=True)) == HELLO
+    both = posted(web, "/v1/chat/completions", asked, echo=True, n=2)["choices"]
+    assert [one["message"]["content"] for one in both] == [f"Well: {HELLO}"] * 2
+    text = web.post("/v1/chat/completions", json={**asked, "echo": True, "stream": True}).text
+    chunks = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n")[:-2]]
+    assert "".join(one["choices"][0]["delta"].get("content") or "" for one in chunks) == f"Well: {HELLO}"
+
+
 def test_prompts_have_log_probabilities(web):
     asked = {**TEXT, "prompt": ["abc", "de"], "n": 2, "max_tokens": 2}
     choices = posted(web, "/v1/completions", asked, prompt_logprobs=2)["choices"]

@@ -58,6 +58,7 @@ class Keywords(SamplingOptions, total=False):
     special: bool
     timeout: float | None
     logprobs: int
+    logprob_tokens: Iterable[int]
     sampled_logprobs: bool
     hooks: Iterable[Hook]
     grammar: Grammar | Mapping[str, Any] | None
@@ -100,6 +101,7 @@ class RequestParams:
     special: bool = False
     timeout: float | None = None
     logprobs: int = 0
+    logprob_tokens: tuple[int, ...] = ()
     sampled_logprobs: bool = False
     hooks: tuple[Hook, ...] = ()
     grammar: Grammar | Compiled | None = None
@@ -219,15 +221,24 @@ def request_params(options: Mapping[str, Any], n_vocab: int) -> RequestParams:
             f"stop has {total:,} characters in all; at most {MAX_STOP_CHARACTERS:,} are allowed", param="stop"
         )
     rest["stop_functions"] = tuple(stop for stop in stops if not isinstance(stop, str))
-    tokens = _all(
-        "stop_tokens", rest.get("stop_tokens", ()), lambda t: isinstance(t, (int, np.integer)), "token ids"
-    )
-    for token in tokens:
-        check_integer("a token of stop_tokens", token, 0, n_vocab - 1, param="stop_tokens")
-    rest["stop_tokens"] = frozenset(int(token) for token in tokens)
+    rest["stop_tokens"] = frozenset(_token_ids("stop_tokens", rest, n_vocab))
+    rest["logprob_tokens"] = _token_ids("logprob_tokens", rest, n_vocab)
+    if (n := len(rest["logprob_tokens"])) > MAX_LOGPROBS or (n and not rest.get("logprobs")):
+        raise InvalidRequest(
+            f"logprob_tokens needs logprobs of at least 1, and has at most {MAX_LOGPROBS} ids",
+            param="logprob_tokens",
+        )
     for token in sampling.logit_bias or ():
         check_integer("a token of logit_bias", token, 0, n_vocab - 1, param="logit_bias")
     return RequestParams(sampling, **rest)
+
+
+def _token_ids(name: str, options: Mapping[str, Any], n_vocab: int) -> tuple[int, ...]:
+    """The ids of an option, each checked to be in the vocabulary."""
+    tokens = _all(name, options.get(name, ()), lambda t: isinstance(t, (int, np.integer)), "token ids")
+    for token in tokens:
+        check_integer(f"a token of {name}", token, 0, n_vocab - 1, param=name)
+    return tuple(int(token) for token in tokens)
 
 
 def check_salt(salt: object) -> None:

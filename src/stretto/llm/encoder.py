@@ -148,16 +148,20 @@ class Encoder(EngineModel):
         if top is not None:
             check_integer("top", top, 1, 1 << 30)
         head = self.spec.classifier
+        texts: list[Ids] = []
         if not documents:
             scores = np.empty(0, np.float32)
         elif head is None:
-            vectors = self.embed([query, *documents], truncate=truncate)
+            texts = self._all_ids([query, *documents], truncate)
+            vectors = self.embed(texts)
             scores = (vectors[1:].astype(np.float64) * vectors[0]).sum(axis=1)
         else:
             most = self.context_length if truncate else None
             pairs = [self._pairs.two(query, text, most) for text in documents]
-            scores = _relevance(head, self._scores([ids for ids, _ in pairs], [types for _, types in pairs]))
-        return Ranking.of(documents, scores, top, model=self.name, license=self.license)
+            texts = [ids for ids, _ in pairs]
+            scores = _relevance(head, self._scores(texts, [types for _, types in pairs]))
+        n_tokens = sum(map(len, texts))
+        return Ranking.of(documents, scores, top, n_tokens, model=self.name, license=self.license)
 
     def classify(self, texts: str | Seq[str], *, top: int = 5, truncate: bool = False) -> Any:
         """The best labels of a text with their probabilities, a `Classification`; of a list, a list of them.

@@ -71,6 +71,12 @@ CONTROL = (
         "logprobs", "int", 0, "The log-probability of each token, and of the n most probable ones; 0: none."
     ),
     Option(
+        "logprob_tokens",
+        "list[int]",
+        (),
+        "Token ids whose log-probabilities are given in place of the most probable ones'; with logprobs.",
+    ),
+    Option(
         "sampled_logprobs",
         "bool",
         False,

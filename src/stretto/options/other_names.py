@@ -35,6 +35,7 @@ SAME = {
     "stop_tokens": ("stop_token_ids", "eos_token_id"),
     "seed": ("random_seed", "generator", "rng"),
     "timeout": ("max_time", "request_timeout", "t_max_predict_ms"),
+    "logprob_tokens": ("logprob_token_ids", "token_ids_logprob"),
     "logprobs": ("top_logprobs", "n_probs", "output_scores", "output_logits", "return_dict_in_generate"),
     "hooks": ("logits_processor", "logits_processors"),
     "grammar": ("guided_json", "guided_decoding", "structured_outputs", "json_schema", "response_format"),

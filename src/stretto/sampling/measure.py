@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +22,12 @@ def measure(row: Row, token: int, n_top: int) -> tuple[float, list[tuple[int, fl
     best = np.argpartition(-logs, n - 1)[:n]
     best = best[np.lexsort((best, -logs[best]))]
     return float(logs[token]), [(int(i), float(logs[i])) for i in best if logs[i] > -np.inf]
+
+
+def measure_given(row: Row, tokens: Iterable[int]) -> list[tuple[int, float]]:
+    """Log-probabilities of certain tokens, with their ids."""
+    logs = log_softmax(row)
+    return [(token, float(logs[token])) for token in tokens]
 
 
 def allow(row: Row, mask: Mask) -> Row:

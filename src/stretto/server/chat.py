@@ -66,6 +66,13 @@ def _ending(body: ChatRequest) -> dict[str, bool]:
     return {"continue_final": True}
 
 
+def last_answer(body: ChatRequest) -> str:
+    """The text of the last message, if it is the assistant's: what `echo` puts before the answer."""
+    last = body.messages[-1]
+    text = as_message(last, 0, {}).get("content") if last.role == "assistant" else None
+    return text if isinstance(text, str) else ""
+
+
 def thinking_of(llm: LLM, think: bool | str | None, param: str) -> dict[str, Any]:
     """The template arguments for a request's wish to think, or not to."""
     if think is None:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from stretto.llm import LLM
 from stretto.server.answers import PIECE_VALUES, long_json
+from stretto.server.chat import last_answer
 from stretto.server.chunks import Chunks
 from stretto.server.conversation import options_of, planned
 from stretto.server.echo import check_echo, echoed, nothing_new
@@ -23,7 +24,7 @@ from stretto.server.generation import Generation, begin, started, unless_gone
 from stretto.server.legacy import FunctionShape, with_tools
 from stretto.server.ollama_models import capabilities
 from stretto.server.open_response import EVENTS
-from stretto.server.options import check_at_most, check_prompts, completion_options
+from stretto.server.options import check_at_most, check_prompts, completion_options, n_tops
 from stretto.server.pins import check_pin, pin
 from stretto.server.prompt_ids import ids_of, is_mixed
 from stretto.server.prompts import check_suffix, is_made, made_prompts, plain_ids, truncated
@@ -70,7 +71,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
     async def start(generation: Generation) -> Shape:
         llm = generation.lease.llm
-        shape = Shape(generation, body.model, body.logprobs)
+        shape = Shape(generation, body.model, n_tops(body))
         shape.names_ids = body.return_tokens_as_token_ids is True
         if is_made(body, prompts):
             prompts[:] = await asyncio.to_thread(made_prompts, llm, prompts, body)
@@ -101,10 +102,11 @@ async def chat(body: ChatRequest, request: Request) -> Response:
 
     async def start(generation: Generation) -> Shape:
         plan, prompt = await planned(body, generation, state.settings)
-        tops = (body.top_logprobs or 0) if body.logprobs else None
         kind = FunctionShape if legacy else ChatShape
-        shape = kind(generation, body.model, tops, plan, body.continue_token_ids or [])
+        shape = kind(generation, body.model, n_tops(body), plan, body.continue_token_ids or [])
         shape.names_ids = body.return_tokens_as_token_ids is True
+        if body.echo:
+            shape.before = [last_answer(body)] * options["n"]
         prompts: list[Any] = [prompt]
         if body.truncate_prompt_tokens is not None or body.prompt_logprobs is not None:
             prompts = [await asyncio.to_thread(_cut_prompt, body, generation.lease.llm, prompt)]

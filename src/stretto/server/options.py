@@ -73,7 +73,26 @@ def completion_options(body: CompletionRequest, limits: RequestLimits) -> dict[s
             options["best_of"] = body.best_of
     if body.logprobs is not None:
         options["logprobs"] = max(1, body.logprobs)  # 0 asks for the token's own, and so does 1
+    _choose_logprobs(body, options)
     return options
+
+
+def _choose_logprobs(body: CompletionRequest | ChatRequest, options: dict[str, Any]) -> None:
+    """The tokens whose log-probabilities are given, where they are named."""
+    if body.logprob_token_ids is None:
+        return
+    if "logprobs" not in options:
+        raise ApiError(400, "logprob_token_ids needs logprobs", param="logprob_token_ids")
+    options["logprob_tokens"] = body.logprob_token_ids
+
+
+def n_tops(body: CompletionRequest | ChatRequest) -> int | None:
+    """How many tokens beside the chosen one have log-probabilities; None if there are none at all."""
+    if isinstance(body, CompletionRequest):
+        n = body.logprobs
+    else:
+        n = (body.top_logprobs or 0) if body.logprobs else None
+    return n if n is None or body.logprob_token_ids is None else len(body.logprob_token_ids)
 
 
 def chat_options(body: ChatRequest, limits: RequestLimits) -> dict[str, Any]:
@@ -93,6 +112,7 @@ def chat_options(body: ChatRequest, limits: RequestLimits) -> dict[str, Any]:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     if body.logprobs:
         options["logprobs"] = max(1, body.top_logprobs or 0)
+    _choose_logprobs(body, options)
     return options
 
 

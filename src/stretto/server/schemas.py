@@ -314,6 +314,12 @@ class ChatRequest(Sampling):
         Annotated[bool, Field(description="The answer continues the last message, one of the assistant.")]
         | None
     ) = None
+    echo: (
+        Annotated[
+            bool, Field(description="The answer begins with the last message, if that is the assistant's.")
+        ]
+        | None
+    ) = None
     add_special_tokens: Literal[False] | None = Field(
         None, description="Only false: the chat template writes special tokens."
     )

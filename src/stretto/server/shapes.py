@@ -285,6 +285,8 @@ class ChatShape(Shape):
     def opening(self, index: int) -> str:
         """The role; the text is null on llama-server's path, as there, and empty on OpenAI's."""
         text = '""' if self.generation.path.startswith("/v1/") else "null"
+        if self.before and self.before[index]:
+            text = quoted(self.before[index])
         return f'"delta":{{"role":"assistant","content":{text}}},"logprobs":null{self.opening_ids(index)}'
 
     def empty(self) -> dict[str, Any]:
@@ -311,11 +313,12 @@ class ChatShape(Shape):
     def choice(self, index: int, result: Result) -> dict[str, Any]:
         """A whole message."""
         logprobs = None if self.tops is None else self.logprobs(result.logprobs or [])
-        message: dict[str, Any] = {"role": "assistant", "content": result.text, "refusal": None}
+        text = (self.before[index] if self.before else "") + result.text
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if result.reasoning:
             message["reasoning_content"] = result.reasoning
         if result.tool_calls:
-            message["content"] = result.text or None
+            message["content"] = text or None
             message["tool_calls"] = openai_calls(result)
         return {"message": message, "logprobs": logprobs}
 

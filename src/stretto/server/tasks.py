@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+from secrets import token_hex
 from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request
@@ -26,6 +27,7 @@ Url = Annotated[str, Field(min_length=1, max_length=1 << 26)]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=1024)]
 Urls = Annotated[list[Url], Field(min_length=1, max_length=64)]
 Count = Annotated[int, Field(ge=1, le=1000)]
+COHERE_UNIT = 100  # documents of a search unit, which is what Cohere's clients expect to be told
 Share = Annotated[Number, Field(ge=0, le=1)]
 
 
@@ -103,7 +105,21 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
         }
         for item in ranking
     ]
-    return Json({"model": body.model, "object": "list", "results": results, "timings": timings})
+    n: int = ranking.n_tokens
+    return Json(
+        {
+            "id": f"rerank-{token_hex(12)}",
+            "model": body.model,
+            "object": "list",
+            "results": results,
+            "usage": {"prompt_tokens": n, "total_tokens": n},
+            "meta": {
+                "billed_units": {"search_units": -(-len(texts) // COHERE_UNIT)},
+                "tokens": {"input_tokens": n},
+            },
+            "timings": timings,
+        }
+    )
 
 
 @router.post("/stretto/classify")

@@ -54,6 +54,11 @@ class VllmSampling(ForModel):
         None,
         description="Log-probabilities of the prompt's tokens and of so many alternatives; not in streams.",
     )
+    logprob_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1000)] | None = Field(
+        None,
+        description="Tokens whose log-probabilities are given in place of the most probable ones'; "
+        "with logprobs.",
+    )
     return_tokens_as_token_ids: bool | None = Field(
         None, description='Tokens of logprobs are "token_id:ID" instead of texts.'
     )

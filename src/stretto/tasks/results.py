@@ -14,7 +14,7 @@ import base64
 import io
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,15 +97,18 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Ranking(Result):
-    """Documents by how well they answer a query, best first."""
+    """Documents by how well they answer a query, best first; `n_tokens` were read, 0 if that is not known."""
 
     items: tuple[Ranked, ...]
+    n_tokens: int = field(default=0, kw_only=True)
 
     @classmethod
-    def of(cls, documents: Sequence[str], scores: Floats, top: int | None, **about: str) -> Ranking:
+    def of(
+        cls, documents: Sequence[str], scores: Floats, top: int | None, n_tokens: int = 0, **about: str
+    ) -> Ranking:
         """The documents by their scores, all or the `top` best; `about` are the model and its licence."""
         items = tuple(Ranked(i, float(scores[i]), documents[i]) for i in greatest(scores, top))
-        return cls(items, **about)
+        return cls(items, n_tokens=n_tokens, **about)
 
     def __iter__(self) -> Iterator[Ranked]:
         return iter(self.items)

@@ -7,6 +7,7 @@ the first sampled token are computed with the prompt, those behind a sampled one
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +26,7 @@ from stretto.engine.runner import Runner
 from stretto.engine.track import Track
 from stretto.engine.types import Logprob, Result, Usage
 from stretto.errors import CacheFull
-from stretto.sampling.measure import measure
+from stretto.sampling.measure import measure, measure_given
 from stretto.sampling.sampler import shaped
 from stretto.structured import Constraint
 
@@ -177,15 +178,18 @@ class PlainDecoder(OneTrack):
 
     def _measure(self, token: int, row: Row | DeviceRow) -> tuple[float | None, tuple[Logprob, ...]]:
         """Log-probabilities in the model's own distribution; with a grammar among the allowed tokens."""
-        n, guide = self.params.logprobs, self.guide
+        n, guide, given = self.params.logprobs, self.guide, self.params.logprob_tokens
         if isinstance(row, np.ndarray):
             logprob, best = measure(row if guide is None else guide.masked(row), token, n)
         else:
             logprob, best = row.measure(token, n, None if guide is None else guide.mask)
         self.output.score += logprob
-        if self.params.sampled_logprobs:
+        if self.params.sampled_logprobs or given:
             host = host_row(row) if guide is None else guide.masked(host_row(row))
-            logprob, best = measure(shaped(host, self.params.sampling, *self.track.text_tokens), token, n)
+            if self.params.sampled_logprobs:
+                host = shaped(host, self.params.sampling, *self.track.text_tokens)
+                logprob, best = measure(host, token, n)
+            best = measure_given(host, given) if given else best
         return (logprob, tuple(Logprob(*one) for one in best)) if n else (None, ())
 
     def add_draws(self, draws: list[Draw]) -> None:
@@ -305,7 +309,9 @@ class PlainDecoder(OneTrack):
 
     def _accept_forced(self, token: int, last: bool, placed: bool = False, in_track: bool = False) -> None:
         """Accept a token without a choice: it is certain, and says nothing of how good the text is."""
-        logprob, top = (0.0, (Logprob(token, 0.0),)) if self.params.logprobs else (None, ())
+        given = self.params.logprob_tokens or (token,)
+        certain = tuple(Logprob(one, 0.0 if one == token else -math.inf) for one in given)
+        logprob, top = (0.0, certain) if self.params.logprobs else (None, ())
         complete = last and self.guide is not None and self.guide.done
         self.accept(token, logprob, top, placed, complete, in_track)
 
