@@ -149,6 +149,8 @@ def exported() -> str:
     """ONNX graphs beside the native core."""
     names = {
         "onnxruntime, gqa": "plain onnxruntime, gqa, shared buffers",
+        "stretto, generate": "`llm.generate`, backend onnx, the same folder",
+        "stretto, stream": "`llm.stream`, backend onnx, the same folder",
         "genai, gqa": "onnxruntime-genai, the same folder",
         "onnxruntime, cells": "plain onnxruntime, cells",
         "native": "native core on the GGUF file",

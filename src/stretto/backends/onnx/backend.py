@@ -12,14 +12,16 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.backends.base import Batch, Capabilities
+from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun
 from stretto.backends.onnx.base import PoolBackend
-from stretto.backends.onnx.calls import Caller
+from stretto.backends.onnx.calls import Caller, failure
 from stretto.backends.onnx.graph import DecoderGraph
 from stretto.backends.onnx.kept import Presents
+from stretto.backends.onnx.loop import batch_of, run_loop
 from stretto.backends.onnx.plan import Chain, check_exact, plan
 from stretto.backends.onnx.pool import HeadPool
 from stretto.backends.onnx.spec import DecoderSpec
+from stretto.backends.onnx.tail import Tail
 from stretto.backends.onnx_session import OnnxSession
 
 Ints = NDArray[np.int32]
@@ -39,14 +41,19 @@ class OnnxBackend(PoolBackend):
         pool = HeadPool(graph.planes, n_cells, graph.type)
         super().__init__(session, decoder, pool, threads)
         self.graph = graph
+        self.presents = Presents(pool, n_cells)
+        self._caller = Caller(session, graph, pool, self.presents, self.spec.n_vocab)
+        self._tail: Tail | None = None  # of the sequence that was run last
+        on_host = self._caller.memory == "cpu"
+        can_grow = on_host and graph.shares and graph.counts_mask and graph.branch is None
         self.capabilities = Capabilities(
             merge=graph.explicit,
             shift=decoder.is_rotated and graph.explicit,
             embeddings=False,
             hidden=False,
+            fused=can_grow,
+            ahead=can_grow,
         )
-        self.presents = Presents(pool, n_cells)
-        self._caller = Caller(session, graph, pool, self.presents, self.spec.n_vocab)
         # Zeros of the mask in the middle of a text are exact where nothing counts tokens.
         self._ragged = graph.shares or (
             graph.explicit
@@ -58,6 +65,59 @@ class OnnxBackend(PoolBackend):
 
     def forward(self, batch: Batch) -> Floats:
         """float32[n_wanted, n_vocab]."""
+        if not isinstance(batch, Decoding):
+            return self._forward(batch)
+        if self._tail is not None and self._tail.follows(batch):
+            return self._grow(batch.ids[0], batch.taken[0])
+        logits = self._forward(batch)
+        if len(batch) == 1:
+            self._begin_tail(batch.edits[0], batch.counts[0], batch.places[0], batch.table)
+        return logits
+
+    def loop(self, run: FusedRun) -> tuple[list[int], Floats]:
+        """Sample and run tokens until one ends it or the cells are used up."""
+        self.capabilities.require("fused", self.name)
+
+        def compute(tokens: list[int]) -> Floats:
+            n, position = run.n_view - len(run.cells) + run.n_run, run.position + run.n_run
+            if len(tokens) == 1 and self._tail is not None and self._tail.continues(run.edits, n, position):
+                return self._grow(tokens[0], int(run.cells[run.n_run]))
+            logits = self._forward(batch_of(run, tokens))
+            if len(tokens) == 1:
+                self._begin_tail(run.edits, n + 1, position, run.table)
+            return logits
+
+        return run_loop(run, compute)
+
+    def _begin_tail(self, edits: int, n: int, position: int, table: Ints) -> None:
+        """Let the sequence of the last call, whose only token was its last one, grow in its buffers."""
+        if not (self.capabilities.fused and edits and n > 1):
+            return
+        kept = self.presents.kept[-1]
+        # With windows tokens have to follow each other, as `check_exact` says.
+        if self.decoder.windows != () and (table[kept.cells[0]] != np.arange(n)).any():
+            return
+        self._tail = Tail(self.session.raw, self.graph, self.presents, kept, edits, position + 1)
+
+    def _end_tail(self) -> None:
+        """Let other calls have the buffers of the sequence that was run last."""
+        if self._tail is not None:
+            self._tail.settle()
+            self._tail = None
+
+    def _grow(self, token: int, cell: int) -> Floats:
+        """The next token of the sequence that was run last."""
+        tail = self._tail
+        assert tail is not None
+        try:
+            return tail.step(token, cell, self.spec.n_vocab)
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            self._end_tail()
+            raise failure(error, self.graph) from error
+
+    def _forward(self, batch: Batch) -> Floats:
+        """`forward` of any batch."""
+        self._end_tail()  # its buffers may be used for something else
         waves = plan(batch)
         placement = batch.placement
         assert placement is not None  # `plan` has asked
@@ -115,13 +175,16 @@ class OnnxBackend(PoolBackend):
     # -- cells --
 
     def _before_reading(self) -> None:
+        self._end_tail()
         self.presents.sync()
 
     def _before_writing(self, cells: Ints) -> None:
+        self._end_tail()
         self.presents.touch(cells)
 
     def close(self) -> None:
         """Free the session and the cache."""
+        self._tail = None
         self.presents.clear()
         super().close()
 

@@ -61,9 +61,7 @@ class Caller:
             self.presents.add(replace(past, binding=None))  # it may have K and V that the pool lacks
             if not isinstance(error, Exception):
                 raise
-            text = " ".join(str(error).split())
-            message = f"ONNX Runtime cannot compute it: {text:.500}"
-            raise ModelError(message, path=self.graph.file.path) from error
+            raise failure(error, self.graph) from error
         self.presents.add(self._following(chains, past, binding))
         return logits
 
@@ -204,3 +202,9 @@ class Caller:
         return self._runtime.OrtValue.ortvalue_from_numpy(
             array, memory, self.session.index if memory != "cpu" else 0
         )
+
+
+def failure(error: Exception, graph: DecoderGraph) -> ModelError:
+    """The error of a call that ONNX Runtime has refused or broken off."""
+    text = " ".join(str(error).split())
+    return ModelError(f"ONNX Runtime cannot compute it: {text:.500}", path=graph.file.path)

@@ -19,6 +19,7 @@ IDS, MASK, POSITIONS, BRANCH = "input_ids", "attention_mask", "position_ids", "u
 KEEP = ("num_logits_to_keep", "logits_to_keep")
 INTEGERS, FLOATS = ("int64", "int32"), ("float32", "float16")
 GQA = "GroupQueryAttention"
+MASK_COUNTS = ("ReduceSum", "Shape")  # of GroupQueryAttention: each row's tokens, and those of the longest
 MAX_HEAD = 1 << 16
 GQA_PAST, GQA_PRESENT, GQA_COSINES, GQA_POSITIONS = (3, 4), (1, 2), 7, 9  # its inputs and outputs by number
 
@@ -102,6 +103,9 @@ class DecoderGraph:
     windows: Mapping[int, int | None] | None
     n_rope_rows: int | None  # positions that the graph has angles for
     fused: bool  # attention is an operator that counts tokens itself
+    counts_mask: (
+        bool  # the mask is summed and measured only: it may be longer than the text, with zeros behind
+    )
 
 
 def read_graph(file: OnnxFile, unnamed: Mapping[str, Any] | None = None) -> DecoderGraph:
@@ -147,6 +151,7 @@ def read_graph(file: OnnxFile, unnamed: Mapping[str, Any] | None = None) -> Deco
         windows=_windows(nodes, planes),
         n_rope_rows=n_rope_rows(file),
         fused=any(op.endswith("Attention") for op in file.operators.get("com.microsoft", ())),
+        counts_mask=all(node.op in MASK_COUNTS for node in file.all_nodes() if MASK in node.inputs),
     )
 
 

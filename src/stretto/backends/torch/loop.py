@@ -22,6 +22,7 @@ import numpy as np
 
 from stretto.backends.base import DeviceRow, FusedRun
 from stretto.backends.batch import Batch, Placement
+from stretto.backends.looping import goes_on, is_interrupted, next_uniform
 from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.plan import Plan
 from stretto.backends.torch.planner import OneRow, Planner
@@ -80,13 +81,13 @@ class Loop:
                 logits = row.numpy()
                 for hook in run.hooks:
                     hook(logits, run.tokens)
-            found.append(row.sample(run.params, run.tokens, run.n_prompt, _uniform(run), run.mask))
-            if not _goes_on(run, found):
+            found.append(row.sample(run.params, run.tokens, run.n_prompt, next_uniform(run), run.mask))
+            if not goes_on(run, found):
                 break
             new = found[run.n_run :]
             row = self._several(run, new) if len(new) > 1 else self._steps.run(self._plan(run, *new), 1)[0]
             run.n_run = len(found)
-            if _is_interrupted(run):
+            if is_interrupted(run):
                 break
         return found, row
 
@@ -105,7 +106,7 @@ class Loop:
             last = None  # nobody needs them where they were
             (sampled,) = self._rows.rows(kept)
             self._kept_rows = ref(sampled.shared)
-            uniform = _uniform(run)
+            uniform = next_uniform(run)
             sampler.queue(sampled.ask(run.params, run.tokens, run.n_prompt, uniform, run.mask))
             made, computed = self._planner.n_made, None
             if not self._has_states:
@@ -119,7 +120,7 @@ class Loop:
             if token < 0:
                 raise InvalidRequest(WRONG[token])
             found.append(token)
-            if not _goes_on(run, found):
+            if not goes_on(run, found):
                 return found, sampled
             if len(found) > run.n_run + 1:  # forced tokens follow: all of them together, as elsewhere
                 last = self._several(run, found[run.n_run :])
@@ -132,7 +133,7 @@ class Loop:
                 (last,) = self._steps.rows(step, 1)
             logits = last.current
             run.n_run = len(found)
-            if _is_interrupted(run):
+            if is_interrupted(run):
                 break
         assert last is not None
         return found, last
@@ -187,25 +188,3 @@ class Loop:
         plan = self._planner.decode(row, 1)
         assert plan is not None  # there are slots for one row of any length
         return plan
-
-
-def _uniform(run: FusedRun) -> float:
-    """The random number of the next token; greedy sampling takes none."""
-    return 0.0 if run.params.temperature == 0 else run.random.uniform()
-
-
-def _goes_on(run: FusedRun, found: list[int]) -> bool:
-    """Have the last token accepted; adds the forced ones that follow it."""
-    token = found[-1]
-    if token in run.ends:
-        return False
-    forced, goes_on = list[int](), True
-    if run.follow is not None:
-        forced, goes_on = run.follow(token, len(run.cells) - len(found))
-    found += forced
-    run.tokens += [token, *forced]
-    return goes_on
-
-
-def _is_interrupted(run: FusedRun) -> bool:
-    return run.interrupt is not None and bool(run.interrupt[0])
