@@ -56,6 +56,9 @@ REFUSALS = (
     Refusal("beams", "seed", _SEARCH),
     Refusal("beams", "logprobs", "every result has the score of its hypothesis (logprob); leave it out"),
     Refusal("beams", "sampled_logprobs", "nothing is drawn; leave it out"),
+    Refusal(
+        "beams", "logprob_tokens", "every result has the score of its hypothesis (logprob); leave it out"
+    ),
     Refusal("beams", "repetition_penalty", "hypotheses are ranked by the model's own probabilities"),
     Refusal("beams", "presence_penalty", "hypotheses are ranked by the model's own probabilities"),
     Refusal("beams", "frequency_penalty", "hypotheses are ranked by the model's own probabilities"),
@@ -77,6 +80,7 @@ REFUSALS = (
     Refusal(PARALLEL, "logit_bias", "use hooks=[stretto.hooks.Bias({...})]"),
     Refusal(PARALLEL, "logprobs", "every member has its probability; leave it out"),
     Refusal(PARALLEL, "sampled_logprobs", "every member has its probability; leave it out"),
+    Refusal(PARALLEL, "logprob_tokens", "every member has its probability; leave it out"),
     Refusal(PARALLEL, "loop", "sets are chosen in Python; leave it out"),
     Refusal(PARALLEL, "draft", "a set is not one token that could be drafted; leave it out"),
     Refusal(PARALLEL, "draft_branches", "a set is not one token that could be drafted; leave it out"),
