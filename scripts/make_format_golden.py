@@ -23,7 +23,7 @@ NAMES = (
     "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S",
 )  # fmt: skip
 NUMBERS = 512
-WRITTEN = ("IQ4_NL", "IQ4_XS", "Q8_0")
+WRITTEN = ("IQ4_NL", "IQ4_XS", "Q6_K", "Q8_0")
 ROWS = 4
 
 

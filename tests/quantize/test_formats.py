@@ -79,7 +79,7 @@ def test_q8_0_has_the_bytes_that_llama_cpp_writes():
 
 @pytest.mark.golden
 @pytest.mark.parametrize("kind", ["plain", "weighed"])
-@pytest.mark.parametrize("name", ["IQ4_NL", "IQ4_XS", "Q8_0"])
+@pytest.mark.parametrize("name", ["IQ4_NL", "IQ4_XS", "Q6_K", "Q8_0"])
 def test_bytes_are_those_that_llama_cpp_wrote(name, kind):
     with np.load(WRITTEN) as stored:
         values, expected = stored["numbers"].astype(np.float32), stored[f"{name} {kind}"]
