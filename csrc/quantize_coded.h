@@ -83,9 +83,7 @@ void fit_coded(const CodedKind<Level>& kind, const float* x, const float* import
         const size_t at = set * N * kLanes;
         load_groups(x + at, importance ? importance + at : nullptr, kLanes, kind.emphasis, &block->groups[set]);
         scales[set] = fit_signed(block->groups[set], kind.level, kind.search, 1);
-        for (size_t g = 0; g < kLanes; ++g) {
-            if (std::fabs(scales[set][g]) > std::fabs(extreme)) extreme = scales[set][g];
-        }
+        extreme = farthest_from_zero(scales[set], extreme);
     }
     block->set_unit(-extreme / kind.codes);
     choose_codes(kind, scales, block);

@@ -4,6 +4,8 @@
 // wins. What a format then makes of the scales (half floats, codes of few bits) is fitted again where it is rounded.
 #pragma once
 
+#include <cmath>
+
 #include "quantize_lanes.h"
 
 namespace stretto {
@@ -80,6 +82,30 @@ Lanes fit_signed(const Groups<N>& groups, const Level& level, const Search& sear
         gain = select(better, now, gain);
     }
     return best;
+}
+
+// The best scale so far of formats that are written with llama.cpp's choice: by quotients, and the first candidate counts
+// whatever its gain.
+struct BestScale {
+    static constexpr float kLeast = 1e-15f;  // groups whose numbers are all smaller, and blocks with such scales, are zeros
+
+    Lanes scale{0.0f}, gain{0.0f};
+
+    void consider(const SignedSums& sums, bool first) {
+        const Mask there = sums.qq > Lanes(0.0f), more = sums.xq * sums.xq > gain * sums.qq;
+        const Mask better = first ? there : Mask{there.a & more.a, there.b & more.b};
+        const Lanes now = sums.xq / select(there, sums.qq, 1.0f);
+        scale = select(better, now, scale);
+        gain = select(better, now * sums.xq, gain);
+    }
+};
+
+// The scale of largest magnitude among these and one that was found before; the first of equal ones.
+inline float farthest_from_zero(Lanes scales, float found = 0.0f) {
+    for (size_t g = 0; g < kLanes; ++g) {
+        if (std::fabs(scales[g]) > std::fabs(found)) found = scales[g];
+    }
+    return found;
 }
 
 // The squared error with a given scale.

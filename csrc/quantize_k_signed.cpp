@@ -3,7 +3,6 @@
 // Q6_K has the bytes that llama.cpp writes without fused multiply-adds, but for groups that are zeros. A search with smaller
 // errors of the weights was tried: its KL divergence was no smaller on small models.
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -27,34 +26,29 @@ void quants_of(const Coded<kGroup>& block, const Steps& steps, Quants<kGroup>* o
 // -- Q6_K --
 
 constexpr Steps kQ6Steps{-32.0f, 31.0f};
-constexpr float kLeastQ6 = 1e-15f;  // groups and blocks of smaller numbers and scales are zeros
-constexpr int kQ6Tries = 9;         // candidates take the extreme number to −32 ± a tenth of this
+constexpr int kQ6Tries = 9;  // candidates take the extreme number to −32 ± a tenth of this
 
 // The best scale of each group among 19 candidates.
 Lanes fit_q6(const Groups<kGroup>& groups) {
     Lanes extreme = extreme_of(groups);
-    const Mask is_small = magnitude(extreme) < Lanes(kLeastQ6);
+    const Mask is_small = magnitude(extreme) < Lanes(BestScale::kLeast);
     extreme = select(is_small, 1.0f, extreme);
-    Lanes best(0.0f), gain(0.0f);
+    BestScale best;
     const auto consider = [&](int step) {
         const Lanes by = Lanes(-(32.0f + 0.1f * static_cast<float>(step))) / extreme;
-        Lanes xq(0.0f), qq(0.0f);
-        for (size_t j = 0; j < kGroup; ++j) {
+        SignedSums sums;
+        for (size_t j = 0; j < kGroup; ++j) {  // not `signed_sums`: its products are rounded in another order
             const Lanes q = kQ6Steps(groups.x[j] * by);
-            xq = xq + groups.w[j] * groups.x[j] * q;
-            qq = qq + groups.w[j] * q * q;
+            sums.xq = sums.xq + groups.w[j] * groups.x[j] * q;
+            sums.qq = sums.qq + groups.w[j] * q * q;
         }
-        const Mask there = qq > Lanes(0.0f), more = xq * xq > gain * qq;
-        const Mask better = step == 0 ? there : Mask{there.a & more.a, there.b & more.b};
-        const Lanes scale = xq / select(there, qq, 1.0f);
-        best = select(better, scale, best);
-        gain = select(better, scale * xq, gain);
+        best.consider(sums, step == 0);
     };
     consider(0);
     for (int step = -kQ6Tries; step <= kQ6Tries; ++step) {
         if (step != 0) consider(step);
     }
-    return select(is_small, 0.0f, best);
+    return select(is_small, 0.0f, best.scale);
 }
 
 // Codes of the sixteen scales and the quants of their groups; returns the bits of what codes are multiplied with.
@@ -67,11 +61,9 @@ uint16_t fit_q6_block(const float* x, const float* importance, Lanes* codes, Qua
         const Emphasis emphasis = importance ? Emphasis::kNone : Emphasis::kSquare;
         load_groups(x + at, importance ? importance + at : nullptr, kLanes, emphasis, &groups[set]);
         scales[set] = fit_q6(groups[set]);
-        for (size_t g = 0; g < kLanes; ++g) {
-            if (std::fabs(scales[set][g]) > std::fabs(most)) most = scales[set][g];
-        }
+        most = farthest_from_zero(scales[set], most);
     }
-    const bool is_zero = std::fabs(most) < kLeastQ6;
+    const bool is_zero = std::fabs(most) < BestScale::kLeast;
     const float by = is_zero ? 0.0f : -128.0f / most;
     const uint16_t bits = is_zero ? uint16_t{0} : half_scale(1.0f / by);
     const Lanes unit(half_to_float(bits));

@@ -102,8 +102,7 @@ float extreme(const float* x, size_t n) {
 
 // -- scales of IQ4 blocks --
 
-constexpr float kLeastIq4 = 1e-15f;  // blocks of smaller numbers are zeros
-constexpr int kIq4Tries = 7;         // candidates take the extreme number to the lowest level ± this
+constexpr int kIq4Tries = 7;  // candidates take the extreme number to the lowest level ± this
 
 float mean_square(const float* x, size_t n) {
     float sum = 0.0f;
@@ -133,29 +132,15 @@ void weigh_iq4(bool has_importance, Lanes mean, Groups<kBlock>* groups) {
 Lanes fit_iq4(const Groups<kBlock>& groups, const TableLevels& levels) {
     const float lowest = levels.table.value[0];
     Lanes extreme = extreme_of(groups);
-    const Mask is_small = magnitude(extreme) < Lanes(kLeastIq4);
+    const Mask is_small = magnitude(extreme) < Lanes(BestScale::kLeast);
     extreme = select(is_small, 1.0f, extreme);
-    Lanes best(0.0f), gain(0.0f);
+    BestScale best;
     for (int k = -kIq4Tries - 1; k <= kIq4Tries; ++k) {
         const bool first = k < -kIq4Tries;
         const Lanes by = first ? Lanes(1.0f) / (extreme / Lanes(-lowest)) : Lanes(lowest + static_cast<float>(k)) / extreme;
-        const SignedSums sums = signed_sums(groups, by, levels);
-        const Mask there = sums.qq > Lanes(0.0f), more = sums.xq * sums.xq > gain * sums.qq;
-        const Mask better = first ? there : Mask{there.a & more.a, there.b & more.b};
-        const Lanes scale = sums.xq / select(there, sums.qq, 1.0f);
-        best = select(better, scale, best);
-        gain = select(better, scale * sums.xq, gain);
+        best.consider(signed_sums(groups, by, levels), first);
     }
-    return select(is_small, 0.0f, best);
-}
-
-// The scale of largest magnitude, the first of equal ones.
-float most_of(Lanes scales) {
-    float found = 0.0f;
-    for (size_t g = 0; g < kLanes; ++g) {
-        if (std::fabs(scales[g]) > std::fabs(found)) found = scales[g];
-    }
-    return found;
+    return select(is_small, 0.0f, best.scale);
 }
 
 }  // namespace
@@ -183,7 +168,7 @@ void write_iq4_xs(const float* x, const float* importance, size_t blocks, uint8_
         load_groups(x, importance ? importance + i * kSuper : nullptr, kLanes, Emphasis::kNone, &groups);
         weigh_iq4(importance != nullptr, Lanes(mean_square(x, kSuper)), &groups);
         const Lanes scales = fit_iq4(groups, levels);
-        const float unit = -most_of(scales) / 32.0f;
+        const float unit = -farthest_from_zero(scales) / 32.0f;
         const Lanes codes = cut(nearest(scales * Lanes(unit == 0.0f ? 0.0f : inverse_of(unit))), -32.0f, 31.0f);
         std::memset(out, 0, 8);
         store16(out, half_scale(unit));
