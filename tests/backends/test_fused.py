@@ -7,6 +7,7 @@ import pytest
 
 import stretto
 from param_names import named
+from same_results import same
 from stretto import _native
 from stretto.errors import InvalidRequest, Unsupported
 from stretto.sampling import RandomStream
@@ -27,15 +28,6 @@ def both(llm, prompt, **options):
     assert llm.cache.stats().held == 0
     llm.cells.check()
     return results
-
-
-def same(a, b):
-    assert (a.text, a.tokens, a.finish_reason, a.stop_reason) == (
-        b.text,
-        b.tokens,
-        b.finish_reason,
-        b.stop_reason,
-    )
 
 
 @pytest.mark.parametrize(

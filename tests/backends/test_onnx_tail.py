@@ -7,6 +7,7 @@ import pytest
 
 import stretto
 from param_names import named
+from same_results import same
 from stretto.backends.batch import Batch, Decoding
 from stretto.backends.registry import BackendOptions
 from stretto.cache.cells import Cells
@@ -63,15 +64,6 @@ class Text:
         self.rows.append(self.backend.forward(batch)[0])
         if self.plain:
             self.backend._end_tail()
-
-
-def same(a, b):
-    assert (a.text, a.tokens, a.finish_reason, a.stop_reason) == (
-        b.text,
-        b.tokens,
-        b.finish_reason,
-        b.stop_reason,
-    )
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

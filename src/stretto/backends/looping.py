@@ -1,8 +1,11 @@
-"""Parts of fused loops that are written in Python: random numbers, accepted tokens, interrupts."""
+"""Parts of fused loops that are written in Python: random numbers, accepted tokens, batches, interrupts."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from stretto.backends.base import FusedRun
+from stretto.backends.batch import Batch, Placement
 
 
 def next_uniform(run: FusedRun) -> float:
@@ -21,6 +24,27 @@ def goes_on(run: FusedRun, found: list[int]) -> bool:
     found += forced
     run.tokens += [token, *forced]
     return accepted
+
+
+def batch_of(run: FusedRun, tokens: list[int]) -> Batch:
+    """The next tokens of a run, in the cells that are reserved for them."""
+    n, at = len(tokens), run.n_run
+    length = run.n_view - len(run.cells) + at
+    batch = Batch()
+    batch.extend(tokens, run.position + at, [max(run.sequence, 0)], logits=True)
+    batch.placed(
+        Placement(
+            run.cells[at : at + n],
+            [run.view[: length + n]],
+            np.zeros(n, np.int32),
+            np.arange(length + 1, length + n + 1, dtype=np.int32),
+            run.table,
+            slots=np.full(n, run.slot, np.int32) if run.slot >= 0 else None,
+            sequences=[run.sequence],
+            edits=[run.edits],
+        )
+    )
+    return batch
 
 
 def is_interrupted(run: FusedRun) -> bool:

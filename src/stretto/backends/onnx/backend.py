@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun
+from stretto.backends.looping import batch_of
 from stretto.backends.onnx.base import PoolBackend
 from stretto.backends.onnx.calls import Caller, failure
 from stretto.backends.onnx.graph import DecoderGraph
 from stretto.backends.onnx.kept import Presents
-from stretto.backends.onnx.loop import batch_of, run_loop
+from stretto.backends.onnx.loop import run_loop
 from stretto.backends.onnx.plan import Chain, check_exact, plan
 from stretto.backends.onnx.pool import HeadPool
 from stretto.backends.onnx.spec import DecoderSpec

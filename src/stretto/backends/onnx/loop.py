@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.backends.base import FusedRun
-from stretto.backends.batch import Batch, Placement
 from stretto.backends.looping import goes_on, is_interrupted, next_uniform
 from stretto.sampling.sampler import choose
 
@@ -45,21 +44,3 @@ def run_loop(run: FusedRun, compute: Callable[[list[int]], Floats]) -> tuple[lis
         if is_interrupted(run):
             break
     return found, row
-
-
-def batch_of(run: FusedRun, tokens: list[int]) -> Batch:
-    """The next tokens of a run, in the cells that are reserved for them."""
-    n, at = len(tokens), run.n_run
-    length = run.n_view - len(run.cells) + at
-    batch = Batch()
-    batch.extend(tokens, run.position + at, [max(run.sequence, 0)], logits=True)
-    batch.placed(
-        Placement(
-            run.cells[at : at + n],
-            [run.view[: length + n]],
-            np.zeros(n, np.int32),
-            np.arange(length + 1, length + n + 1, dtype=np.int32),
-            run.table,
-        )
-    )
-    return batch

@@ -87,13 +87,19 @@ class TorchBackend:
 
     def forward(self, batch: Batch) -> TorchRows:
         """The logits of n_wanted rows, on the device."""
-        decoder = self._open
+        return self._forward(batch)
+
+    def _forward(self, batch: Batch, tokens: Tensor | None = None) -> TorchRows:
+        """`forward`; of `tokens` int32[n], if they are known on the device alone."""
+        decoder, n = self._open, len(batch)
         try:
-            if isinstance(batch, Decoding) and (bucket := bucket_of(len(batch))) is not None:
+            if isinstance(batch, Decoding) and (bucket := bucket_of(n)) is not None:
                 plan = self.planner.decode(batch, bucket)
                 if plan is not None:
-                    return self.steps.run(plan, len(batch))
-            return self.sampler.rows(decoder.logits(self._run(batch)))
+                    if tokens is not None:
+                        plan.tokens[:n].copy_(tokens)
+                    return self.steps.run(plan, n)
+            return self.sampler.rows(decoder.logits(self._run(batch, tokens)))
         except BaseException as error:
             self._undo(batch, error)
             raise
@@ -132,21 +138,10 @@ class TorchBackend:
 
     def forward_queued(self, batch: Decoding, which: list[int] | None) -> TorchRows:
         """The logits of a step whose tokens are being sampled."""
-        decoder, n = self._open, len(batch)
         tokens = self.sampler.buffers.following
-        tokens = tokens[:n] if which is None else tokens[self._tensor(np.array(which))]
-        try:
-            bucket = bucket_of(n)
-            plan = None if bucket is None else self.planner.decode(batch, bucket)
-            if plan is not None:
-                plan.tokens[:n].copy_(tokens)
-                return self.steps.run(plan, n)
-            run = self._pass(batch)
-            run.tokens[:n].copy_(tokens)
-            return self.sampler.rows(decoder.logits(decoder.run(run)))
-        except BaseException as error:
-            self._undo(batch, error)
-            raise
+        return self._forward(
+            batch, tokens[: len(batch)] if which is None else tokens[self._tensor(np.array(which))]
+        )
 
     def take_rows(self, n: int) -> list[int]:
         """The tokens of the rows that were queued; below 0 where they have to be sampled in another way."""
@@ -175,9 +170,11 @@ class TorchBackend:
         self.planner.forget()
         self.steps.clear()
 
-    def _run(self, batch: Batch) -> Tensor:
+    def _run(self, batch: Batch, tokens: Tensor | None = None) -> Tensor:
         """Final hidden states of the wanted rows."""
         run, decoder = self._pass(batch), self._open
+        if tokens is not None:
+            run.tokens[: len(batch)].copy_(tokens)
         n = len(batch.wanted)
         if n and run.probes is None and not run.watched:
             size = len(batch).bit_length()  # tiles of products depend on it

@@ -21,8 +21,8 @@ from weakref import ref
 import numpy as np
 
 from stretto.backends.base import DeviceRow, FusedRun
-from stretto.backends.batch import Batch, Placement
-from stretto.backends.looping import goes_on, is_interrupted, next_uniform
+from stretto.backends.batch import Batch
+from stretto.backends.looping import batch_of, goes_on, is_interrupted, next_uniform
 from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.plan import Plan
 from stretto.backends.torch.planner import OneRow, Planner
@@ -151,23 +151,7 @@ class Loop:
 
     def _several(self, run: FusedRun, tokens: list[int]) -> TorchRow:
         """Compute several tokens in one pass; the logits after them."""
-        n, at = len(tokens), run.n_run
-        length = run.n_view - len(run.cells) + at
-        batch = Batch()
-        batch.extend(tokens, run.position + at, [max(run.sequence, 0)], logits=True)
-        batch.placed(
-            Placement(
-                run.cells[at : at + n],
-                [run.view[: length + n]],
-                np.zeros(n, np.int32),
-                np.arange(length + 1, length + n + 1, dtype=np.int32),
-                run.table,
-                slots=np.full(n, run.slot, np.int32) if self._has_states else None,
-                sequences=[run.sequence],
-                edits=[run.edits],
-            )
-        )
-        (row,) = self._forward(batch)
+        (row,) = self._forward(batch_of(run, tokens))
         assert isinstance(row, TorchRow)
         return row
 

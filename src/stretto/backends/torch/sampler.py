@@ -118,20 +118,13 @@ class Sampler:
         """Have one row sampled without waiting; `take` waits for the token. One at a time."""
         is_whole = self.write([ask], 1)
         entries = self._change([ask])
-        if self._on_cuda:
-            self._replay(1, is_whole)
-        else:
-            self._pass(1, is_whole)
+        self._start(1, is_whole)
         if entries is not None:
             self._restore(*entries)
-        if self._sampled is not None:
-            self._sampled.record()
 
     def take(self) -> int:
         """The token of the row that was queued, a code of `sampler.WRONG`, or `WIDE`: sample it otherwise."""
-        if self._sampled is not None:
-            self._sampled.synchronize()
-        return int(self._host_tokens[0])
+        return self.take_all(1)[0]
 
     def sample_again(
         self, address: int, stride: int, params: list[SamplingParams], uniforms: list[float]
@@ -147,13 +140,7 @@ class Sampler:
         self, address: int, stride: int, params: list[SamplingParams], uniforms: list[float]
     ) -> None:
         """`sample_again` without waiting; `take_all` waits for the tokens."""
-        bucket, is_whole = self._write_again(address, stride, params, uniforms)
-        if self._on_cuda:
-            self._replay(bucket, is_whole)
-        else:
-            self._pass(bucket, is_whole)
-        if self._sampled is not None:
-            self._sampled.record()
+        self._start(*self._write_again(address, stride, params, uniforms))
 
     def take_all(self, n: int) -> list[int]:
         """The tokens of n rows that were queued; `WIDE` or a code of `sampler.WRONG` where there is none."""
@@ -274,16 +261,21 @@ class Sampler:
 
     def _run(self, bucket: int, whole: bool) -> list[int]:
         """Sample the rows of the host's block and wait for the tokens."""
-        if self._on_cuda:
-            self._replay(bucket, whole)
-        else:
-            self._pass(bucket, whole)
+        self._start(bucket, whole)
         tokens = self._fetch(bucket)
         if WIDE in tokens:
             self._wide.run(bucket)
             self._host_tokens[:bucket].copy_(self.tokens[:bucket], non_blocking=True)
             tokens = self._fetch(bucket)
         return tokens
+
+    def _start(self, bucket: int, whole: bool) -> None:
+        """Queue the sampling of the host's block, and note when its tokens are there."""
+        if self._sampled is None:
+            self._pass(bucket, whole)
+        else:
+            self._replay(bucket, whole)
+            self._sampled.record()
 
     def _fetch(self, bucket: int) -> list[int]:
         if self._on_cuda:
