@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from stretto import Grammar
+from stretto.engine import output
 from stretto.errors import CacheFull, ContextOverflow, InvalidRequest, Unsupported
 from stretto.testing import END, byte_tokenizer, mock_llm
 
@@ -23,6 +24,27 @@ def generate(script, prompt="p", **options):
 
 def endless(seen):
     return ord("x")
+
+
+# -- what is made --
+
+
+def test_events_are_made_where_somebody_sees_them(monkeypatch):
+    made = []
+    token = output.Token
+
+    def counted(*args, **options):
+        made.append(token(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(output, "Token", counted)
+    plain = generate(endless, max_tokens=4)
+    assert (plain.text, made) == ("xxxx", [])
+    assert [each.text for each in mock_llm(endless).stream("p", max_tokens=4)] == ["x"] * 4
+    assert len(made) == 4
+    seen = []
+    assert generate(endless, max_tokens=4, callback=seen.append).text == "".join(each.text for each in seen)
+    assert len(generate(endless, max_tokens=4, logprobs=1).logprobs) == 4
 
 
 # -- what ends a generation --

@@ -93,6 +93,12 @@ class TextOutput(Output[Token]):
         return self.is_read_at_end and not self.has_stops and self._params.callback is None
 
     @property
+    def _is_unwatched(self) -> bool:
+        """Whether nobody ever sees its events: the result is made of ids and text."""
+        is_asked = self._params.callback or self._params.logprobs or self.thoughts
+        return self.is_read_at_end and not is_asked
+
+    @property
     def text(self) -> str:
         """The text so far."""
         return "".join(self._texts)
@@ -140,6 +146,10 @@ class TextOutput(Output[Token]):
         text = text if ending is None else text + self._flush()
         reason, thoughts = None if ending is None else ending.reason, self.thoughts
         self._texts.append(text)
+        if self._is_unwatched:
+            if ending is not None:
+                self.end(ending)
+            return
         if thoughts is None:
             event = Token(token, text, logprob, top, reason)
         else:
