@@ -21,24 +21,29 @@ def dense(rows, columns, dtype=torch.bfloat16):
 
 
 def asked(matrix):
-    return [(n, stride, size) for _, n, stride, size in prefetch.hints(matrix)]
+    found = prefetch.hint_of(matrix)
+    return found and (found.rows, found.stride, found.size)
 
 
 def test_all_of_a_small_matrix_is_asked_for():
-    assert asked(dense(96, 64)) == [(96, 128, 128)]
+    assert asked(dense(96, 64)) == (96, 128, 128)
 
 
 def test_the_beginning_of_each_row_of_a_large_one(monkeypatch):
     monkeypatch.setattr(prefetch, "HINT_BYTES", 1000)
-    ((n, stride, size),) = asked(dense(10, 256))
-    assert (n, stride, size) == (10, 512, 96)  # 1,000 bytes of ten rows, in units of 16
-    assert n * size <= prefetch.HINT_BYTES
+    assert asked(dense(10, 256)) == (10, 512, 96)  # 1,000 bytes of ten rows, in units of 16
+
+
+def test_programs_beside_each_row_ask_for_all_of_it():
+    hint = prefetch.hint_of(dense(1000, 64))
+    assert hint.grid(1) * prefetch.BLOCK >= 1000 > (hint.grid(1) - 1) * prefetch.BLOCK
+    assert hint.grid(8) == 1
 
 
 def test_rows_that_no_hint_can_be_given_for_are_left_out():
-    assert asked(dense(8, 60)) == []  # 120 bytes are no multiple of 16
+    assert asked(dense(8, 60)) is None  # 120 bytes are no multiple of 16
     blocks = torch.zeros(32, 2 * 18, dtype=torch.uint8)
-    assert asked(Matrix(64, torch.bfloat16, (pack(blocks, Format.Q4_0, 64),), (Format.Q4_0,))) == []
+    assert asked(Matrix(64, torch.bfloat16, (pack(blocks, Format.Q4_0, 64),), (Format.Q4_0,))) is None
 
 
 def test_a_cpu_gets_no_hints():
@@ -49,5 +54,5 @@ def test_a_cpu_gets_no_hints():
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe"])
 def test_results_do_not_depend_on_hints(name):
     models = [TorchBackend(tiny_file(name), tiny_spec(name), 32, "cuda", "f16", "standard") for _ in range(2)]
-    models[0].steps._prefetches = False
+    models[0].steps._has_hints = False
     np.testing.assert_array_equal(decoded_logits(models[0], name), decoded_logits(models[1], name))

@@ -12,6 +12,7 @@ from stretto.backends.torch.launching import Form, form_of
 from stretto.backends.torch.matrix import product
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.plan import Work
+from stretto.backends.torch.prefetch import BLOCK, asking
 from stretto.backends.torch.rowwise import NormWeights, power_of_two
 from stretto.backends.torch.rowwise import norm as normalize
 from stretto.backends.torch.scoring import Scoring
@@ -51,13 +52,12 @@ class AttentionLayer:
         alibi = torch.tensor(mixer.alibi, device=w.device) if mixer.alibi else None
         self.scoring = Scoring(mixer.scale, mixer.cap, sinks, alibi)
         self.rope = w.weights.rope(mixer.rope) if mixer.rope is not None else None
-        self._parts = 1  # programs that share the queries of a row
-        self._forms: dict[tuple[bool, bool], _Turning] = {}
+        self._parts = self._programs = 1  # that share the queries of a row, and with those of K and V
+        self._forms: dict[tuple[bool, bool, bool], _Turning] = {}
 
     def __call__(self, x: Tensor, run: Pass) -> Tensor:
         """dtype[n, n_embd]: what the layer adds, from normalised rows."""
         projected = product(x, self.projection, bias=self.bias)
-        run.prefetch(self.output)
         return product(self.attend(projected, run), self.output, bias=self.output_bias)
 
     def attend(self, projected: Tensor, run: Pass) -> Tensor:
@@ -107,9 +107,9 @@ class AttentionLayer:
             x = self.rope.rotate(x, *self.rope.at(run.turns))
         return _normed(x, norm) if after else x
 
-    def _form(self, has_axes: bool, placed: bool, device: torch.device) -> _Turning:
+    def _form(self, has_axes: bool, placed: bool, asks: bool, device: torch.device) -> _Turning:
         """The kernel of `_turn`, and the weights and numbers that it takes."""
-        found = self._forms.get((has_axes, placed))
+        found = self._forms.get((has_axes, placed, asks))
         if found is not None:
             return found
         from stretto.backends.torch.kernels import rowwise as kernels
@@ -120,14 +120,15 @@ class AttentionLayer:
         if _extent(self.q_norm) != WHOLE_ROW:
             together = min(HEADS, together)
         self._parts = -(-mixer.n_head // together)
+        self._programs = self._parts + (2 if mixer.shared is None else 0)
         form = form_of(
             kernels.queries_and_keys,
             HP=together, KP=power_of_two(mixer.n_kv_head), PARTS=self._parts, DP=power_of_two(size),
             QSTRIDE=size * (2 if mixer.gate else 1), PLACED=placed, **self._turning_constants(has_axes),
-            num_warps=4, **early_options(device),
+            LAST=self._programs, ASKED=BLOCK if asks else 0, num_warps=4, **early_options(device),
         )  # fmt: skip
         weights = tuple(None if each is None else each.weight for each in self._norms)
-        self._forms[has_axes, placed] = found = form, weights, self._turning_numbers()
+        self._forms[has_axes, placed, asks] = found = form, weights, self._turning_numbers()
         return found
 
     @property
@@ -164,13 +165,14 @@ class AttentionLayer:
         if not placed:  # they are quantised on the way into their cells
             k, v = (torch.empty(n, kv_heads, size, device=projected.device) for _ in range(2))
         none, turns = projected, run.turns
-        form, weights, numbers = self._form(turns.ndim == 2, placed, q.device)
+        hint = run.hint(self.output)
+        form, weights, numbers = self._form(turns.ndim == 2, placed, hint is not None, q.device)
         form.launch(
-            (n, self._parts + (2 if mixer.shared is None else 0)),
+            (n, self._programs + (hint.grid(n) if hint else 0)),
             projected, q, k, v, *[none if each is None else each for each in weights],
             *((none, none) if table is None else (table.cos, table.sin)),
             turns, none if table is None else table.axes, run.positions, run.cells,
-            *numbers, projected.stride(0), self.at_k, self.at_v,
+            *numbers, projected.stride(0), self.at_k, self.at_v, *asking(hint, none),
         )  # fmt: skip
         if not placed and mixer.shared is None:
             attention.store(k, v, keys, values, run.cells)

@@ -22,6 +22,7 @@ import torch
 from stretto.backends.matrices import Rows
 from stretto.backends.torch import activations, layouts, unpacking
 from stretto.backends.torch.device import Tensor, uses_kernels
+from stretto.backends.torch.launching import launch
 from stretto.backends.torch.layouts import LAYOUTS, Packed
 from stretto.backends.torch.upload import upload
 from stretto.errors import InvalidRequest
@@ -29,6 +30,7 @@ from stretto.weights import formats
 from stretto.weights.formats import Format
 
 WIDENED_ROWS_BYTES = 64 << 20  # dequantised on the host at a time
+LOOKED_UP = 1024  # numbers of a row that one program looks up
 
 
 @dataclass(frozen=True)
@@ -97,18 +99,32 @@ class Matrix:
         return sum(part.nbytes for part in self.parts)
 
     def row(self, at: Tensor) -> Tensor:
-        """Rows looked up, dequantised: dtype[n, columns]; `at` int32[n]."""
+        """float32[n, columns]: rows looked up, dequantised and rounded to `dtype`; `at` int32[n]."""
         if len(self.parts) > 1:
             raise InvalidRequest("rows are looked up in matrices of one format", param="at")
         part = self.parts[0]
         if isinstance(part, Dense):
-            return part.weight[at]
+            return looked_up(part.weight, at)
         if uses_kernels(part.quants):
             from stretto.backends.torch.kernels import widen
 
             rows: Any = widen.rows
-            return rows(part, at, self.dtype)
-        return unpacking.unpack_rows(part, at.long()).to(self.dtype)
+            return rows(part, at, self.dtype).float()
+        return unpacking.unpack_rows(part, at.long()).to(self.dtype).float()
+
+
+def looked_up(weight: Tensor, at: Tensor) -> Tensor:
+    """float32[n, columns]: rows of a matrix."""
+    if not uses_kernels(weight):
+        return weight[at].float()
+    from stretto.backends.torch.kernels.early import early_options
+    from stretto.backends.torch.kernels.rowwise import look_up
+
+    n, columns = len(at), weight.shape[1]
+    out = torch.empty(n, columns, dtype=torch.float32, device=weight.device)
+    grid = n, -(-columns // LOOKED_UP)
+    launch(look_up, grid, weight, at, out, WIDTH=columns, BLOCK=LOOKED_UP, **early_options(weight.device))
+    return out
 
 
 def is_widened(fmt: Format) -> bool:

@@ -8,7 +8,7 @@ from stretto.backends.torch.cells import DeviceCells
 from stretto.backends.torch.device import Tensor
 from stretto.backends.torch.matrix import Matrix
 from stretto.backends.torch.plan import Plan
-from stretto.backends.torch.prefetch import Prefetch
+from stretto.backends.torch.prefetch import Hint, hint_of
 from stretto.backends.torch.runs import Runs
 
 
@@ -27,12 +27,11 @@ class Pass:
     weights: list[list[Tensor]] = field(default_factory=list)  # of each such layer, of each watched row
     inputs: Tensor | None = None  # of each layer beside x: [n_layer, n, size]
     is_lean: bool = False  # kernels are launched early (lean.py)
-    ahead: Prefetch | None = None  # of a captured step of few rows
+    has_hints: bool = False  # kernels ask for the weights of the next product
 
-    def prefetch(self, matrix: Matrix) -> None:
-        """Say that this matrix is multiplied next, after kernels that leave the memory idle."""
-        if self.ahead is not None:
-            self.ahead(matrix)
+    def hint(self, matrix: Matrix) -> Hint | None:
+        """What a kernel that leaves the memory idle asks for if this matrix is multiplied next."""
+        return hint_of(matrix) if self.has_hints else None
 
     @property
     def tokens(self) -> Tensor:

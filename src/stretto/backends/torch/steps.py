@@ -20,7 +20,7 @@ from stretto.backends.torch.device import Tensor, capturing, is_hopper_or_newer,
 from stretto.backends.torch.memory import free_again, has_room, is_out_of_memory
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.plan import Plan
-from stretto.backends.torch.prefetch import MOST_ROWS, Prefetch
+from stretto.backends.torch.prefetch import MOST_ROWS
 from stretto.backends.torch.rows import Logits, RowSampler, TorchRows
 from stretto.backends.torch.views import append_cells
 
@@ -62,7 +62,7 @@ class Steps:
         self._is_lean = not exact and uses_kernels(torch.empty(0, device=device)) and lean.is_plain(decoder)
         if self._is_lean:
             lean.prepare(decoder)
-        self._prefetches = is_hopper_or_newer(device) and not self._is_lean
+        self._has_hints = is_hopper_or_newer(device) and not self._is_lean
         self._graphs: dict[Key, Captured] = {}
         self._uncaptured: dict[Key, int] = {}  # steps that there was no memory for: how many will not try
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -136,19 +136,17 @@ class Steps:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         logits = torch.empty(plan.n, self._sampler.n_vocab, dtype=torch.float32, device=self._device)
-        ahead = Prefetch(self._device) if self._prefetches and plan.n <= MOST_ROWS else None
         with capturing(graph, self._pool):
-            self._step(plan, logits, ahead)
-            if ahead is not None:
-                ahead.join()
+            self._step(plan, logits)
         return Captured(graph, logits)
 
-    def _step(self, plan: Plan, out: Tensor | None = None, ahead: Prefetch | None = None) -> Tensor:
+    def _step(self, plan: Plan, out: Tensor | None = None) -> Tensor:
         decoder = self._decoder
         for work in plan.works.values():
             append_cells(work.views, work.places, work.offsets, work.lengths, plan.cells, plan.positions)
             break  # the views are the same for all kinds of layers
-        run = Pass(plan, decoder.memory, has_axes=decoder.spec.has_grid_positions, ahead=ahead)
+        has_hints = self._has_hints and plan.n <= MOST_ROWS
+        run = Pass(plan, decoder.memory, has_axes=decoder.spec.has_grid_positions, has_hints=has_hints)
         if self._is_lean and plan.n == 1:
             run.is_lean = True
             return lean.run(decoder, decoder.embed(run), run, out)

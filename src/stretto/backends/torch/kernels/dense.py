@@ -114,7 +114,11 @@ def few_tile(rows, n, k):
         return 64, 64, 64, 4, 4
     if rows > 16:
         return 32, 64, 128, 4, 5
-    return (16, 32, 256, 4, 4) if n <= 4096 else (16, 64, 128, 4, 5)
+    if n > 8192:
+        return 16, 64, 128, 4, 4
+    if n > 4096:
+        return 16, 64, 128, 4, 5
+    return (16, 32, 128, 4, 8) if k > 8192 else (16, 32, 256, 4, 4)
 
 
 def wide_tile(rows, n, parts):

@@ -6,11 +6,11 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["address", "n", "stride", "size"])
-def prefetch(address, n, stride, size, BLOCK: tl.constexpr):
-    """Ask for the first `size` bytes of n pieces that begin `stride` bytes apart; nothing waits for them."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    at = address.to(tl.int64) + tl.minimum(i, n - 1).to(tl.int64) * stride
+@triton.jit
+def ask_ahead(weight, block, rows, stride, size, BLOCK: tl.constexpr):
+    """Ask for the first `size` bytes of BLOCK rows, `stride` bytes apart; nothing waits for them."""
+    row = tl.minimum(block * BLOCK + tl.arange(0, BLOCK), rows - 1)
+    at = weight.to(tl.int64) + row.to(tl.int64) * stride
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
         "=r,l,r",
