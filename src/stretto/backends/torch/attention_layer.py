@@ -12,7 +12,7 @@ from stretto.backends.torch.launching import Form, form_of
 from stretto.backends.torch.matrix import product
 from stretto.backends.torch.passes import Pass
 from stretto.backends.torch.plan import Work
-from stretto.backends.torch.prefetch import BLOCK, asking
+from stretto.backends.torch.prefetch import BLOCK, prefetch_arguments
 from stretto.backends.torch.rowwise import NormWeights, power_of_two
 from stretto.backends.torch.rowwise import norm as normalize
 from stretto.backends.torch.scoring import Scoring
@@ -107,9 +107,9 @@ class AttentionLayer:
             x = self.rope.rotate(x, *self.rope.at(run.turns))
         return _normed(x, norm) if after else x
 
-    def _form(self, has_axes: bool, placed: bool, asks: bool, device: torch.device) -> _Turning:
+    def _form(self, has_axes: bool, placed: bool, prefetches: bool, device: torch.device) -> _Turning:
         """The kernel of `_turn`, and the weights and numbers that it takes."""
-        found = self._forms.get((has_axes, placed, asks))
+        found = self._forms.get((has_axes, placed, prefetches))
         if found is not None:
             return found
         from stretto.backends.torch.kernels import rowwise as kernels
@@ -125,10 +125,10 @@ class AttentionLayer:
             kernels.queries_and_keys,
             HP=together, KP=power_of_two(mixer.n_kv_head), PARTS=self._parts, DP=power_of_two(size),
             QSTRIDE=size * (2 if mixer.gate else 1), PLACED=placed, **self._turning_constants(has_axes),
-            LAST=self._programs, ASKED=BLOCK if asks else 0, num_warps=4, **early_options(device),
+            LAST=self._programs, PREFETCHED=BLOCK if prefetches else 0, num_warps=4, **early_options(device),
         )  # fmt: skip
         weights = tuple(None if each is None else each.weight for each in self._norms)
-        self._forms[has_axes, placed, asks] = found = form, weights, self._turning_numbers()
+        self._forms[has_axes, placed, prefetches] = found = form, weights, self._turning_numbers()
         return found
 
     @property
@@ -165,14 +165,14 @@ class AttentionLayer:
         if not placed:  # they are quantised on the way into their cells
             k, v = (torch.empty(n, kv_heads, size, device=projected.device) for _ in range(2))
         none, turns = projected, run.turns
-        hint = run.hint(self.output)
-        form, weights, numbers = self._form(turns.ndim == 2, placed, hint is not None, q.device)
+        prefetch = run.prefetch(self.output)
+        form, weights, numbers = self._form(turns.ndim == 2, placed, prefetch is not None, q.device)
         form.launch(
-            (n, self._programs + (hint.grid(n) if hint else 0)),
+            (n, self._programs + (prefetch.grid(n) if prefetch else 0)),
             projected, q, k, v, *[none if each is None else each for each in weights],
             *((none, none) if table is None else (table.cos, table.sin)),
             turns, none if table is None else table.axes, run.positions, run.cells,
-            *numbers, projected.stride(0), self.at_k, self.at_v, *asking(hint, none),
+            *numbers, projected.stride(0), self.at_k, self.at_v, *prefetch_arguments(prefetch, none),
         )  # fmt: skip
         if not placed and mixer.shared is None:
             attention.store(k, v, keys, values, run.cells)

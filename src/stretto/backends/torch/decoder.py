@@ -14,7 +14,7 @@ from stretto.backends.torch.feed_layer import DenseLayer, feed_layer
 from stretto.backends.torch.latent_layer import LatentLayer
 from stretto.backends.torch.matrix import product
 from stretto.backends.torch.passes import Pass
-from stretto.backends.torch.prefetch import Hint
+from stretto.backends.torch.prefetch import Prefetch
 from stretto.backends.torch.recurrent_layer import RecurrentLayer
 from stretto.backends.torch.rowwise import NormWeights, add_norm, cap, norm
 from stretto.backends.torch.streams_layer import (
@@ -52,11 +52,11 @@ class Residual:
             add_norm(self._x, *self._take(), None, self._dtype)
         return self._x
 
-    def normed(self, weights: NormWeights | None, hint: Hint | None = None) -> Tensor:
+    def normed(self, weights: NormWeights | None, prefetch: Prefetch | None = None) -> Tensor:
         """The sum, normalised."""
         if weights is None:
             return self.sum().to(self._dtype)
-        return add_norm(self._x, *self._take(), weights, self._dtype, hint=hint)
+        return add_norm(self._x, *self._take(), weights, self._dtype, prefetch=prefetch)
 
     def become_normed(self, weights: NormWeights | None) -> None:
         """Be normalised from now on, as encoders are."""
@@ -94,8 +94,8 @@ class DecoderLayer:
     def run(self, x: Residual, run: Pass) -> None:
         """Add to x what the layer makes of it."""
         layer, scale = self.layer, self.layer.residual_scale
-        hint = run.hint(self.mixer.projection) if isinstance(self.mixer, AttentionLayer) else None
-        before = normed = x.normed(self.norm, hint)
+        prefetch = run.prefetch(self.mixer.projection) if isinstance(self.mixer, AttentionLayer) else None
+        before = normed = x.normed(self.norm, prefetch)
         if self.mixer is not None:
             x.add(self.mixer(normed, run), scale, self.post_norm)
             x.become_normed(self.sum_norm)
@@ -103,8 +103,8 @@ class DecoderLayer:
             x.add(self.low_rank(normed))
             x.become(x.sum() * 0.5**0.5)
         if self.ffn is not None:
-            hint = run.hint(self.ffn.inner) if isinstance(self.ffn, DenseLayer) else None
-            normed = before if layer.parallel else x.normed(self.ffn_norm, hint)
+            prefetch = run.prefetch(self.ffn.inner) if isinstance(self.ffn, DenseLayer) else None
+            normed = before if layer.parallel else x.normed(self.ffn_norm, prefetch)
             x.add(self.ffn(normed), scale, self.post_ffn_norm)
             x.become_normed(self.ffn_sum_norm)
         if self.input is not None and self.streams is None and run.inputs is not None:
@@ -172,7 +172,7 @@ class Decoder:
                 rows, vectors = run.vectors
                 width = self.spec.n_embd
                 residual.sum()[rows] += vectors[:, (i + 1) * width : (i + 2) * width]
-        return residual.normed(self.output_norm, run.hint(self.output))
+        return residual.normed(self.output_norm, run.prefetch(self.output))
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """float32[n, n_vocab] of final hidden states."""

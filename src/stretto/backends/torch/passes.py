@@ -8,7 +8,7 @@ from stretto.backends.torch.cells import DeviceCells
 from stretto.backends.torch.device import Tensor
 from stretto.backends.torch.matrix import Matrix
 from stretto.backends.torch.plan import Plan
-from stretto.backends.torch.prefetch import Hint, hint_of
+from stretto.backends.torch.prefetch import Prefetch, prefetch_of
 from stretto.backends.torch.runs import Runs
 
 
@@ -27,11 +27,11 @@ class Pass:
     weights: list[list[Tensor]] = field(default_factory=list)  # of each such layer, of each watched row
     inputs: Tensor | None = None  # of each layer beside x: [n_layer, n, size]
     is_lean: bool = False  # kernels are launched early (lean.py)
-    has_hints: bool = False  # kernels ask for the weights of the next product
+    prefetches: bool = False  # kernels ask for the weights of the next product
 
-    def hint(self, matrix: Matrix) -> Hint | None:
-        """What a kernel that leaves the memory idle asks for if this matrix is multiplied next."""
-        return hint_of(matrix) if self.has_hints else None
+    def prefetch(self, matrix: Matrix) -> Prefetch | None:
+        """What a kernel that leaves the memory idle prefetches if this matrix is multiplied next."""
+        return prefetch_of(matrix) if self.prefetches else None
 
     @property
     def tokens(self) -> Tensor:

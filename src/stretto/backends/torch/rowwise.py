@@ -9,7 +9,7 @@ import torch
 
 from stretto.backends.torch.device import Tensor, uses_kernels
 from stretto.backends.torch.launching import Form, form_of
-from stretto.backends.torch.prefetch import BLOCK, Hint, asking
+from stretto.backends.torch.prefetch import BLOCK, Prefetch, prefetch_arguments
 from stretto.models.parts import Norm
 
 # A kernel, the weights that it takes (None: not there), and epsilons and groups.
@@ -59,7 +59,7 @@ def norm(x: Tensor, weights: NormWeights | None, dtype: torch.dtype) -> Tensor:
         out.copy_(_normalized(x.float(), weights))
         return out
     width = x.shape[-1]
-    _launch(x.view(-1, width), None, out.view(-1, width), 1.0, None, weights, keep=False, hint=None)
+    _launch(x.view(-1, width), None, out.view(-1, width), 1.0, None, weights, keep=False, prefetch=None)
     return out
 
 
@@ -72,15 +72,15 @@ def add_norm(
     dtype: torch.dtype,
     *,
     keep: bool = False,
-    hint: Hint | None = None,
+    prefetch: Prefetch | None = None,
 ) -> Tensor | None:
     """x += scale × y, y normalised by `post` first, in place; returns x normalised by `weights`, if any.
 
-    With `keep` x itself becomes the normalised sum. `hint`: weights that are read next.
+    With `keep` x itself becomes the normalised sum. `prefetch`: weights that are read next.
     """
     out = None if weights is None else torch.empty(x.shape, dtype=dtype, device=x.device)
     if uses_kernels(x):
-        _launch(x, y, out, scale, post, weights, keep, hint)
+        _launch(x, y, out, scale, post, weights, keep, prefetch)
         return out
     if y is not None:
         y = y.float() if post is None else _normalized(y.float(), post)
@@ -103,19 +103,19 @@ def _normalized(x: Tensor, weights: NormWeights) -> Tensor:
 
 
 def _form(
-    x: Tensor, adds: bool, post: NormWeights | None, weights: NormWeights | None, keep: bool, asks: bool
+    x: Tensor, adds: bool, post: NormWeights | None, weights: NormWeights | None, keep: bool, prefetches: bool
 ) -> Normalizing:
     """The kernel for rows of a width, the weights that it takes, their epsilons and groups."""
-    holder, key = weights or post, (x.shape[1], adds, post, keep, asks)
+    holder, key = weights or post, (x.shape[1], adds, post, keep, prefetches)
     forms = _FORMS if holder is None else holder.forms
     found = forms.get(key)
     if found is None:
-        found = forms[key] = _new_form(x, adds, post, weights, keep, asks)
+        found = forms[key] = _new_form(x, adds, post, weights, keep, prefetches)
     return found
 
 
 def _new_form(
-    x: Tensor, adds: bool, post: NormWeights | None, weights: NormWeights | None, keep: bool, asks: bool
+    x: Tensor, adds: bool, post: NormWeights | None, weights: NormWeights | None, keep: bool, prefetches: bool
 ) -> Normalizing:
     from stretto.backends.torch.kernels import rowwise as kernels
     from stretto.backends.torch.kernels.early import early_options
@@ -129,7 +129,7 @@ def _new_form(
         POST=post is not None, POST_LAYER=post is not None and post.part.kind == "layer",
         POST_GAIN=post.gain if post else 0, NORM=weights is not None,
         LAYER=weights is not None and weights.part.kind == "layer", GAIN=weights.gain if weights else 0,
-        KEEP=keep, ASKED=BLOCK if asks else 0, num_warps=warps(width), **early_options(x.device),
+        KEEP=keep, PREFETCHED=BLOCK if prefetches else 0, num_warps=warps(width), **early_options(x.device),
     )  # fmt: skip
     tensors = tuple(
         tensor
@@ -147,12 +147,12 @@ def _launch(
     post: NormWeights | None,
     weights: NormWeights | None,
     keep: bool,
-    hint: Hint | None,
+    prefetch: Prefetch | None,
 ) -> None:
     n, width = x.shape
-    form, tensors, numbers = _form(x, y is not None, post, weights, keep, hint is not None)
+    form, tensors, numbers = _form(x, y is not None, post, weights, keep, prefetch is not None)
     form.launch(
-        (n, 1 + (hint.grid(n) if hint else 0)),
+        (n, 1 + (prefetch.grid(n) if prefetch else 0)),
         x,
         x if y is None else y,
         x if out is None else out,
@@ -160,7 +160,7 @@ def _launch(
         scale,
         *numbers,
         width if y is None else y.stride(0),
-        *asking(hint, x),
+        *prefetch_arguments(prefetch, x),
     )
 
 

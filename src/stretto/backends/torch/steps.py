@@ -62,7 +62,7 @@ class Steps:
         self._is_lean = not exact and uses_kernels(torch.empty(0, device=device)) and lean.is_plain(decoder)
         if self._is_lean:
             lean.prepare(decoder)
-        self._has_hints = is_hopper_or_newer(device) and not self._is_lean
+        self._prefetches = is_hopper_or_newer(device) and not self._is_lean
         self._graphs: dict[Key, Captured] = {}
         self._uncaptured: dict[Key, int] = {}  # steps that there was no memory for: how many will not try
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -145,8 +145,8 @@ class Steps:
         for work in plan.works.values():
             append_cells(work.views, work.places, work.offsets, work.lengths, plan.cells, plan.positions)
             break  # the views are the same for all kinds of layers
-        has_hints = self._has_hints and plan.n <= MOST_ROWS
-        run = Pass(plan, decoder.memory, has_axes=decoder.spec.has_grid_positions, has_hints=has_hints)
+        prefetches = self._prefetches and plan.n <= MOST_ROWS
+        run = Pass(plan, decoder.memory, has_axes=decoder.spec.has_grid_positions, prefetches=prefetches)
         if self._is_lean and plan.n == 1:
             run.is_lean = True
             return lean.run(decoder, decoder.embed(run), run, out)

@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def ask_ahead(weight, block, rows, stride, size, BLOCK: tl.constexpr):
+def prefetch_rows(weight, block, rows, stride, size, BLOCK: tl.constexpr):
     """Ask for the first `size` bytes of BLOCK rows, `stride` bytes apart; nothing waits for them."""
     row = tl.minimum(block * BLOCK + tl.arange(0, BLOCK), rows - 1)
     at = weight.to(tl.int64) + row.to(tl.int64) * stride

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from stretto.backends.torch.kernels.early import await_inputs
-from stretto.backends.torch.kernels.prefetch import ask_ahead
+from stretto.backends.torch.kernels.prefetch import prefetch_rows
 
 
 @triton.jit
@@ -31,21 +31,21 @@ def normalized(v, ok, gain, shift, at, eps, WIDTH: tl.constexpr, LAYER: tl.const
 @triton.jit
 def add_norm(
     x, y, out, post_gain, post_shift, gain, shift, scale, post_eps, eps, groups, stride_y,
-    asked, asked_rows, asked_stride, asked_size,
+    next_weight, next_rows, next_stride, next_size,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, POST: tl.constexpr, POST_LAYER: tl.constexpr,
     POST_GAIN: tl.constexpr, NORM: tl.constexpr, LAYER: tl.constexpr, GAIN: tl.constexpr, KEEP: tl.constexpr,
-    ASKED: tl.constexpr, EARLY: tl.constexpr,
+    PREFETCHED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Row by row: x += scale × [norm] y, if ADD; out = norm(x), if NORM; with KEEP x becomes that too.
 
-    Row i's gain is that of group i mod `groups`. Further programs ask for ASKED rows each of the weights that
-    are read next.
+    Row i's gain is that of group i mod `groups`. Further programs prefetch PREFETCHED rows each of the
+    weights that are read next.
     """
     row = tl.program_id(0).to(tl.int64)
-    if ASKED > 0 and tl.program_id(1) > 0:
+    if PREFETCHED > 0 and tl.program_id(1) > 0:
         block = (tl.program_id(1) - 1) * tl.num_programs(0) + tl.program_id(0)
         await_inputs(EARLY)  # more would be in the way of the last product
-        ask_ahead(asked, block, asked_rows, asked_stride, asked_size, ASKED)
+        prefetch_rows(next_weight, block, next_rows, next_stride, next_size, PREFETCHED)
         return
     e = tl.arange(0, BLOCK)
     ok = e < WIDTH
@@ -160,26 +160,26 @@ def move_heads(
 def queries_and_keys(
     qkv, q, k, v, q_gain, k_gain, v_gain, cos, sin, rotated, axes, positions, cells,
     q_eps, k_eps, v_eps, slope, length, offset, stride_row, at_k, at_v,
-    asked, asked_rows, asked_stride, asked_size,
+    next_weight, next_rows, next_stride, next_size,
     H: tl.constexpr, HK: tl.constexpr, HP: tl.constexpr, KP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     QSTRIDE: tl.constexpr, PAIRS: tl.constexpr, ADJACENT: tl.constexpr, AXES: tl.constexpr,
     Q_NORM: tl.constexpr, Q_LAYER: tl.constexpr, Q_GAIN: tl.constexpr,
     K_NORM: tl.constexpr, K_LAYER: tl.constexpr, K_GAIN: tl.constexpr,
     V_NORM: tl.constexpr, V_GAIN: tl.constexpr,
     AFTER: tl.constexpr, WARM: tl.constexpr, PLACED: tl.constexpr, PARTS: tl.constexpr, LAST: tl.constexpr,
-    ASKED: tl.constexpr, EARLY: tl.constexpr,
+    PREFETCHED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A row's queries go to `q`, rotated; its K and V to its cell (PLACED), or to its row of `k` and `v`.
 
     The first PARTS programs of a row have HP of its heads each; the next one has K and another one V, unless
-    LAST is PARTS. Those from LAST on ask for ASKED rows each of the weights that are read next.
+    LAST is PARTS. Those from LAST on prefetch PREFETCHED rows each of the weights that are read next.
     """
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    if ASKED > 0 and part >= LAST:
+    if PREFETCHED > 0 and part >= LAST:
         block = (part - LAST) * tl.num_programs(0) + tl.program_id(0)
         await_inputs(EARLY)  # more would be in the way of the last product
-        ask_ahead(asked, block, asked_rows, asked_stride, asked_size, ASKED)
+        prefetch_rows(next_weight, block, next_rows, next_stride, next_size, PREFETCHED)
         return
     source = qkv + row * stride_row
     d = tl.arange(0, DP)
