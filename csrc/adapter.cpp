@@ -9,7 +9,7 @@ namespace stretto {
 
 namespace {
 
-constexpr size_t kChunkBytes = size_t{1} << 20;
+constexpr size_t kChunkBytes = size_t{2} << 20;  // a huge page: each step reads all of it once, and small pages miss the TLB
 
 bool comes_before(const LowRank& change, const Matrix* matrix) { return std::less<const Matrix*>()(change.matrix, matrix); }
 

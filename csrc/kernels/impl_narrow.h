@@ -2,8 +2,6 @@
 //
 // A panel has a block or two, and nothing is stored between the product and the sum. The bits are those of `matmul` and `add`.
 
-constexpr size_t kNarrowAhead = 2048;  // bytes
-
 // A block of a panel × a block of activations, of which `columns` at most are not zero, without the activations' scale.
 inline Floats narrow_block(const uint8_t* w, const Quantized& a, size_t block, size_t columns) {
     const uint8_t* quants = w + shape_of(Layout::kBytes).quants_at(0);
@@ -39,7 +37,6 @@ void add_narrow(const Matrix& b, const Quantized& a, size_t row, size_t rank, si
     const size_t first = a.block_of(row, b.columns);
     for (size_t panel = begin; panel < end; ++panel) {
         const uint8_t* w = b.data + panel * b.panel_bytes;
-        __builtin_prefetch(w + kNarrowAhead);
         const size_t left = b.rows - panel * kPanelRows, rows = left < kPanelRows ? left : kPanelRows;
         Floats total = splat(0.0f);
         for (size_t column = 0, block = first; column < rank; column += kBlock, block += a.lanes) {
