@@ -19,6 +19,9 @@ RETRY_ON = "conn-failure empty-response"
 SESSION_VARIABLE = "RAY_SERVE_SESSION_ID_HEADER_KEY"
 KEY_HEADER = "authorization"
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"  # of middlewares for Ray's Python proxy
+# HAProxy copies a whole buffer for each request that it may send again, and Ray's own size is 8 MiB. The
+# router makes tokens of bodies of half this size; of longer ones it gets the beginning.
+BUFFER_BYTES = 512 << 10
 
 
 def haproxy_path() -> str | None:
@@ -76,6 +79,7 @@ def haproxy_environment(folder: Path, tenants: bool = False) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         "RAY_SERVE_HAPROXY_RETRY_ON": RETRY_ON,
+        "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": str(BUFFER_BYTES),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DRAIN_SECONDS),
     }
 
