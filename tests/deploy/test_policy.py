@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.deploy import holdings as module
-from stretto.deploy.holdings import LEAST_AGE_SECONDS, PICK_SECONDS, Ask, Holdings
+from stretto.deploy.holdings import PICK_SECONDS, REPORT_SECONDS, Ask, Holdings
 from stretto.deploy.policy import PrefixPolicy, RoundRobin
 from stretto.deploy.prefixes import packed
 from stretto.errors import InvalidRequest
@@ -128,18 +128,10 @@ def test_a_request_counts_as_held_and_as_load_until_reports_say_so():
     made.picked("a", Ask(CHAT), 10.0)
     assert made.lengths(CHAT, 10.0) == {"a": 10}
     assert made.load("a", 10.0) == 1
-    made.reported("a", {"keys": packed(CHAT[:4]), "running": 1}, 10.0 + 2 * LEAST_AGE_SECONDS)
+    made.reported("a", {"keys": packed(CHAT[:4]), "running": 1}, 10.0 + 2 * REPORT_SECONDS)
     assert made.load("a", 11.0) == 1
     assert made.lengths(CHAT, 11.0) == {"a": 10}
     assert made.lengths(CHAT, 10.0 + PICK_SECONDS) == {"a": 4}
-
-
-def test_requests_that_an_old_report_does_not_know_of_stay_load():
-    made = fleet(a=([], 0), b=([], 0))
-    for now in (10.0, 10.5, 11.0):
-        made.picked("a", Ask(), now)
-    made.reported("a", {"running": 1}, 11.0, age=0.8)
-    assert made.load("a", 11.0) == 3
 
 
 def test_an_evicted_prefix_is_forgotten_with_the_next_report():

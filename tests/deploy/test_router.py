@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -16,11 +15,11 @@ from ray.serve.request_router import PendingRequest
 
 from stretto.deploy import router as module
 from stretto.deploy.asks import ask_of
-from stretto.deploy.holdings import LEAST_AGE_SECONDS, LOAD_SECONDS, Ask
+from stretto.deploy.holdings import Ask
 from stretto.deploy.known import KnownModels
 from stretto.deploy.prefixes import chain, packed, seed, tenant_of
 from stretto.deploy.prompts import TextModel
-from stretto.deploy.router import Ingress, PrefixRouter, age_of, configure
+from stretto.deploy.router import Ingress, PrefixRouter, configure
 from stretto.errors import InvalidRequest
 from stretto.testing import mock_llm
 
@@ -68,23 +67,6 @@ def test_a_request_goes_to_the_replica_that_reported_its_prefix():
     replicas[2].routing_stats = {"keys": packed(CHAT[:9])}
     router._holdings._picks.clear()
     assert names(router, replicas, pending(Ask(CHAT)))[0] == "c"
-
-
-def test_the_age_of_a_report_is_bounded_where_clocks_differ():
-    now = time.time()
-    assert age_of({"at": now - 1}) == pytest.approx(1, abs=0.2)
-    assert [age_of({"at": at}) for at in (now + 100, 5, "x")] == [LEAST_AGE_SECONDS] * 3
-    assert [age_of({}), age_of({"at": now - 100})] == [LEAST_AGE_SECONDS, LOAD_SECONDS]
-
-
-def test_requests_are_shared_out_evenly_while_reports_are_old():
-    old = {"running": 0, "waiting": 0, "at": time.time() - 1}
-    router, replicas = made(), [FakeReplica("a"), FakeReplica("b")]
-    found = []
-    for n in range(16):
-        replicas[0].routing_stats = dict(old)  # which does not know of any of them
-        found.append(names(router, replicas, pending(Ask(range(100 * n, 100 * n + 10))))[0])
-    assert found.count("a") == found.count("b")
 
 
 def test_the_next_turn_follows_before_any_report():

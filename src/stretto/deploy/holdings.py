@@ -15,7 +15,7 @@ from stretto.deploy.prefixes import unpacked
 PICK_SECONDS = 30.0  # that a request's prefix counts as held, before a report has to say so
 PICK_STRIDE = 8  # blocks of a request between those that are remembered
 LOAD_SECONDS = 2.0  # that a request counts as load, before a report has to say so
-LEAST_AGE_SECONDS = 0.25  # that a report is old at least, until what it says is used
+REPORT_SECONDS = 0.25  # that a report may be old when it comes
 SHARE_SECONDS = 60.0  # in which the share of a replica in all requests halves
 MAX_PICKS = 200_000  # keys of requests that are remembered
 MAX_BLOCKS_NOTED = 100_000  # where prompts ended, and as many where they parted
@@ -74,17 +74,14 @@ class Holdings:
             self._replace(name, frozenset())
             del self.replicas[name]
 
-    def reported(self, name: str, report: object, now: float, age: float = LEAST_AGE_SECONDS) -> None:
-        """Take a replica's report of `age` seconds ago; fields that are missing or nonsense count as nothing.
-
-        Requests that were sent to the replica since are not in it, and go on counting as load.
-        """
+    def reported(self, name: str, report: object, now: float) -> None:
+        """Take a replica's report; fields that are missing or nonsense count as nothing."""
         facts = report if isinstance(report, dict) else {}
         replica = self.replicas.setdefault(name, ReplicaRecord())
         replica.load = _count(facts.get("running")) + _count(facts.get("waiting"))
         replica.saved = frozenset(unpacked(facts.get("saved")))
         self._replace(name, frozenset(unpacked(facts.get("keys"))))
-        while replica.picks and replica.picks[0] <= now - age:
+        while replica.picks and replica.picks[0] <= now - REPORT_SECONDS:
             replica.picks.popleft()
 
     def _replace(self, name: str, keys: frozenset[int]) -> None:

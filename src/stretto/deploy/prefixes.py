@@ -13,7 +13,6 @@ sequence, and the router sees the same prefixes in coarser steps.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from weakref import WeakKeyDictionary
@@ -116,14 +115,14 @@ _memos: WeakKeyDictionary[State, _Memo] = WeakKeyDictionary()
 def report(state: State, max_keys: int = MAX_KEYS) -> Report:
     """What a router has to know of a replica. Thread-safe; it waits for the engine, so not for an event loop.
 
-    - `running`, `waiting`: requests, and `at`: when, by this machine's clock
+    - `running`, `waiting`: requests
     - `keys`: of the prefixes in the caches of all loaded models, as `unpacked` reads them
     - `saved`: keys of stored responses, which only this replica can go on with
     - `salted`: whether API keys share no prefixes, so that seeds have tenants
     - `models`: the file of each model that generates text, and its size
     """
     slots = [slot for slot in state.registry.slots.values() if isinstance(slot.llm, LLM)]
-    figures, at = {"running": 0, "waiting": 0}, time.time()
+    figures = {"running": 0, "waiting": 0}
     tenants = _tenants(state)
     held: list[tuple[bytes, Held]] = []
     for slot in slots:
@@ -138,7 +137,6 @@ def report(state: State, max_keys: int = MAX_KEYS) -> Report:
     memo = _memos.setdefault(state, _Memo())
     return {
         **figures,
-        "at": at,
         "keys": packed(bounded(memo.chains(held), max_keys)),
         "saved": packed(saved_keys(state.responses, max_keys)),
         "salted": len(tenants) > 1,

@@ -32,7 +32,7 @@ from starlette.types import Receive, Scope, Send
 from stretto.deploy import known
 from stretto.deploy.asks import ask_of, bearer
 from stretto.deploy.environment import KEY_HEADER, SESSION_VARIABLE
-from stretto.deploy.holdings import LEAST_AGE_SECONDS, LOAD_SECONDS, PICK_SECONDS, Ask, Holdings
+from stretto.deploy.holdings import PICK_SECONDS, Ask, Holdings
 from stretto.deploy.policy import Policy, PrefixPolicy, RoundRobin
 
 TEXT_PICK_SECONDS = 600.0  # that keys count which no replica reports
@@ -85,15 +85,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray may not be insta
             report = replica.routing_stats
             if report and report is not self._taken.get(name):
                 self._taken[name] = report
-                self._holdings.reported(name, report, now, age_of(report))
+                self._holdings.reported(name, report, now)
                 known.MODELS.reported(report)
-
-
-def age_of(report: Mapping[str, Any]) -> float:
-    """How many seconds ago a report was made, within bounds: the clocks of two machines differ."""
-    made = report.get("at")
-    age = time.time() - made if isinstance(made, float) else 0.0
-    return min(max(LEAST_AGE_SECONDS, age), LOAD_SECONDS)
 
 
 def asked(pending: PendingRequest | None) -> Ask:
