@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from serving import visiting
 from stretto.deploy import prompts
-from stretto.deploy.asks import MAX_PARSED_BYTES, ask_of, bearer
+from stretto.deploy.asks import BLOCK_BYTES, MAX_EXACT_BYTES, MAX_PARSED_BYTES, ask_of, bearer
+from stretto.deploy.environment import BUFFER_BYTES
 from stretto.deploy.holdings import Ask
 from stretto.deploy.prefixes import BLOCK_TOKENS, report, tenant_of, unpacked
 from stretto.deploy.prompts import TextModel
@@ -112,10 +113,25 @@ def test_sessions_come_from_the_header_or_the_body():
 def test_bodies_that_are_no_json_or_too_long_stick_by_their_beginning(models):
     for data in (b"{" * 100, b'"text"', b"[1]", b"\xff\xfe", b'{"model": "' + b"x" * MAX_PARSED_BYTES):
         one, two = ask_of(data, models), ask_of(data + b" ", models)
-        assert (one.keys, one.is_exact) == ((), False)
+        assert len(one.keys) == len(data) // BLOCK_BYTES
+        assert not one.is_exact
         assert one.session
         assert len(data) < 4096 or one.session == two.session
-    assert ask_of(b"", models) == Ask(is_exact=False)
+    assert ask_of(b"", models) == Ask([], is_exact=False)
+
+
+def test_a_body_that_was_cut_off_is_known_by_its_bytes(models):
+    said = [{"role": "user", "content": STORY * 10}]
+    first, later, other = (dumped(messages=said + more) for more in ([], SAID, SAID[::-1]))
+    keys, found, else_found = (ask_of(data[:-2], models).keys for data in (first, later, other))
+    assert len(keys) >= 3
+    assert list(found)[: len(keys) - 1] == list(else_found)[: len(keys) - 1] == list(keys)[:-1]
+    assert found != else_found
+    assert ask_of(first[:-2], models, tenant=b"x").keys != keys
+
+
+def test_haproxys_buffer_holds_the_bodies_whose_tokens_are_made():
+    assert 2 * MAX_EXACT_BYTES <= BUFFER_BYTES <= MAX_PARSED_BYTES
 
 
 def test_remembered_texts_are_bounded(models, monkeypatch):

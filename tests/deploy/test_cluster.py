@@ -11,7 +11,7 @@ import pytest
 from live_cluster import body, live
 from stretto.cli import main
 from stretto.deploy import cluster
-from stretto.deploy.environment import SESSION_VARIABLE, cluster_environment
+from stretto.deploy.environment import LOOP_VARIABLE, SESSION_VARIABLE, cluster_environment
 from stretto.errors import InvalidRequest
 
 
@@ -110,6 +110,12 @@ def test_keys_that_share_nothing_are_told_to_the_router(
     made = cluster_environment(tmp_path, tmp_path, haproxy=True, tenants=tenants)
     assert (made.get(SESSION_VARIABLE) == "authorization") is tenants
     assert SESSION_VARIABLE not in cluster_environment(tmp_path, tmp_path, haproxy=False, tenants=tenants)
+
+
+def test_the_users_own_interval_of_rays_controller_wins(tmp_path, monkeypatch):
+    assert cluster_environment(tmp_path, tmp_path, haproxy=True)[LOOP_VARIABLE] == "0.5"
+    monkeypatch.setenv(LOOP_VARIABLE, "2")
+    assert cluster_environment(tmp_path, tmp_path, haproxy=True)[LOOP_VARIABLE] == "2"
 
 
 def test_a_cluster_for_one_key_says_that_several_are_not_routed(

@@ -7,6 +7,7 @@ import pytest
 
 from live_cluster import ask, body, live, replicas, visiting
 from serving import visiting as serving
+from stretto.deploy.environment import BUFFER_BYTES
 from stretto.deploy.replica import Named
 
 ROUTED = {"/": "/", "/small": "/", "/small/health": "/health", "/health": "/health"}
@@ -96,3 +97,13 @@ def test_an_error_is_the_servers_own(two_replicas):
     other = httpx.get(f"{two_replicas.url}/health", headers={"host": "evil.example"})
     assert httpx.get(f"{two_replicas.url}/v1/models", headers={"host": "evil.example"}).status_code == 421
     assert other.status_code == 200
+
+
+@live
+def test_a_body_longer_than_haproxys_buffer_goes_where_its_beginning_went(two_replicas):
+    asked = body(messages=[{"role": "user", "content": "a b " * BUFFER_BYTES}])
+    answers = [
+        httpx.post(f"{two_replicas.url}/v1/chat/completions", json=asked, timeout=60) for _ in range(3)
+    ]
+    assert {answer.status_code for answer in answers} == {400}  # the prompt is too long
+    assert len({answer.headers["x-stretto-replica"] for answer in answers}) == 1

@@ -33,8 +33,9 @@ def ask_of(data: bytes, models: Models, session: str = "", tenant: bytes = b"") 
         body = _parsed(data)
     except Exception:
         body = None
-    if body is None:
-        return Ask(session=session or _digest_text(data[:4096]), is_exact=False)
+    if body is None:  # no JSON, or the beginning of a body that is longer than HAProxy's buffer
+        session = session or _digest_text(data[:4096])
+        return Ask(_byte_keys(data, "", tenant), session, is_exact=False)
     saved = _saved(body)
     model = body.get("model")
     name = model[:MAX_NAME] if isinstance(model, str) else ""
@@ -87,9 +88,12 @@ def _text_keys(body: dict[str, Any], name: str, tenant: bytes) -> list[int]:
             pieces += (one if isinstance(one, str) else json.dumps(one) for one in value)
         elif value is not None:
             pieces.append(json.dumps(value))
-    text = "\0".join(pieces).encode("utf-8", "replace")
+    return _byte_keys("\0".join(pieces).encode("utf-8", "replace"), name, tenant)
+
+
+def _byte_keys(data: bytes, name: str, tenant: bytes) -> list[int]:
     start = blake2b(seed(name, "", tenant), digest_size=KEY_BYTES, person=b"text").digest()
-    return block_keys(start, text, BLOCK_BYTES)
+    return block_keys(start, data, BLOCK_BYTES)
 
 
 def _saved(body: dict[str, Any]) -> int | None:

@@ -19,6 +19,11 @@ RETRY_ON = "conn-failure empty-response"
 SESSION_VARIABLE = "RAY_SERVE_SESSION_ID_HEADER_KEY"
 KEY_HEADER = "authorization"
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"  # of middlewares for Ray's Python proxy
+# HAProxy copies a whole buffer for each request that it may send again, and Ray's own size is 8 MiB. The
+# router makes tokens of bodies of half this size; of longer ones it gets the beginning.
+BUFFER_BYTES = 512 << 10
+LOOP_VARIABLE = "RAY_SERVE_CONTROL_LOOP_INTERVAL_S"
+LOOP_SECONDS = 0.5  # between two looks of Ray's controller at everything; its own are 0.1
 
 
 def haproxy_path() -> str | None:
@@ -53,6 +58,7 @@ def cluster_environment(folder: Path, runtime: Path, haproxy: bool, tenants: boo
     """What the processes of a cluster on this machine are started with; `tenants`: keys share no prefixes."""
     found = client_environment(folder) | {
         "RAY_worker_niceness": "0",  # Ray's own is 15: beside any other work replicas would starve
+        LOOP_VARIABLE: os.environ.get(LOOP_VARIABLE, str(LOOP_SECONDS)),
     }
     if not haproxy:
         return found | {"RAY_SERVE_ENABLE_HA_PROXY": "0", CALLBACK_VARIABLE: "stretto.deploy.cut.middlewares"}
@@ -76,6 +82,7 @@ def haproxy_environment(folder: Path, tenants: bool = False) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         "RAY_SERVE_HAPROXY_RETRY_ON": RETRY_ON,
+        "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": str(BUFFER_BYTES),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DRAIN_SECONDS),
     }
 
