@@ -83,6 +83,7 @@ def test_queries_and_keys_are_turned_as_in_plain_torch(name, monkeypatch):
         run = SimpleNamespace(
             positions=torch.tensor([5, 0, 40], dtype=torch.int32, device=DEVICE),
             cells=torch.tensor([7, 1, 4], dtype=torch.int32, device=DEVICE),
+            prefetch=lambda matrix: None,
         )
         run.turns = run.positions
         shape = n_cells, mixer.n_kv_head, mixer.head_size
