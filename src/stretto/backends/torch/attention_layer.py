@@ -52,7 +52,7 @@ class AttentionLayer:
         alibi = torch.tensor(mixer.alibi, device=w.device) if mixer.alibi else None
         self.scoring = Scoring(mixer.scale, mixer.cap, sinks, alibi)
         self.rope = w.weights.rope(mixer.rope) if mixer.rope is not None else None
-        self._parts = self._programs = 1  # that share the queries of a row, and with those of K and V
+        self._programs = 1  # that share a row's queries, K and V
         self._forms: dict[tuple[bool, bool, bool], _Turning] = {}
 
     def __call__(self, x: Tensor, run: Pass) -> Tensor:
@@ -119,11 +119,11 @@ class AttentionLayer:
         together = power_of_two(mixer.n_head)
         if _extent(self.q_norm) != WHOLE_ROW:
             together = min(HEADS, together)
-        self._parts = -(-mixer.n_head // together)
-        self._programs = self._parts + (2 if mixer.shared is None else 0)
+        parts = -(-mixer.n_head // together)
+        self._programs = parts + (2 if mixer.shared is None else 0)
         form = form_of(
             kernels.queries_and_keys,
-            HP=together, KP=power_of_two(mixer.n_kv_head), PARTS=self._parts, DP=power_of_two(size),
+            HP=together, KP=power_of_two(mixer.n_kv_head), PARTS=parts, DP=power_of_two(size),
             QSTRIDE=size * (2 if mixer.gate else 1), PLACED=placed, **self._turning_constants(has_axes),
             LAST=self._programs, PREFETCHED=BLOCK if prefetches else 0, num_warps=4, **early_options(device),
         )  # fmt: skip

@@ -43,9 +43,7 @@ def add_norm(
     """
     row = tl.program_id(0).to(tl.int64)
     if PREFETCHED > 0 and tl.program_id(1) > 0:
-        block = (tl.program_id(1) - 1) * tl.num_programs(0) + tl.program_id(0)
-        await_inputs(EARLY)  # more would be in the way of the last product
-        prefetch_rows(next_weight, block, next_rows, next_stride, next_size, PREFETCHED)
+        prefetch_rows(next_weight, tl.program_id(1) - 1, next_rows, next_stride, next_size, PREFETCHED, EARLY)
         return
     e = tl.arange(0, BLOCK)
     ok = e < WIDTH
@@ -177,9 +175,7 @@ def queries_and_keys(
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     if PREFETCHED > 0 and part >= LAST:
-        block = (part - LAST) * tl.num_programs(0) + tl.program_id(0)
-        await_inputs(EARLY)  # more would be in the way of the last product
-        prefetch_rows(next_weight, block, next_rows, next_stride, next_size, PREFETCHED)
+        prefetch_rows(next_weight, part - LAST, next_rows, next_stride, next_size, PREFETCHED, EARLY)
         return
     source = qkv + row * stride_row
     d = tl.arange(0, DP)
