@@ -91,6 +91,7 @@ def vocabulary(shape):
         "tokenizer.ggml.bos_token_id": 257,
         "tokenizer.ggml.eos_token_id": 257,
         "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": "{% for message in messages %}{{ message['content'] }}\n{% endfor %}",
     }
 
 

@@ -28,6 +28,7 @@ ENDINGS = ["", " because", ". Then", ", but", " and the", ". It was"]
 PROMPTS = [opening + ending for ending in ENDINGS for opening in OPENINGS]
 THRESHOLDS = 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5
 WIDTHS = range(1, 9)
+STEPS = 6  # at least, of which the mean is a sample of costs
 PRUNED = {"threshold": 0.05, "prune": 0.8, "prune_after": 4, "max_tokens": 16, "ignore_eos": True}
 
 
@@ -192,18 +193,19 @@ def costs(llm, rounds):
     def measure(width, stream):
         next(stream)
         next(stream)
-        begun, passes = time.perf_counter(), metrics.forward
-        for _ in range(3):
+        begun, passes, before = time.perf_counter(), metrics.forward, metrics.steps
+        while metrics.steps < before + STEPS:  # a path may come several tokens at a time
             next(stream)
-        times[width].append((time.perf_counter() - begun) / 3)
-        forward[width].append((metrics.forward - passes) / 3)
+        steps = metrics.steps - before
+        times[width].append((time.perf_counter() - begun) / steps)
+        forward[width].append((metrics.forward - passes) / steps)
 
     for _ in range(rounds):
         with llm.stream(tokens, temperature=0, ignore_eos=True) as plain:
             measure(0, plain)
         for width in WIDTHS:
             stream = llm.parallel(
-                tokens, threshold=1e-9, max_width=width, max_tokens=6, stream=True, ignore_eos=True
+                tokens, threshold=1e-9, max_width=width, max_tokens=64, stream=True, ignore_eos=True
             )
             measure(width, stream)
             stream.cancel()

@@ -13,18 +13,26 @@ from stretto.backends.torch.kernels.prefetch import prefetch_rows
 
 
 @triton.jit
-def normalized(v, ok, gain, shift, at, eps, WIDTH: tl.constexpr, LAYER: tl.constexpr, GAIN: tl.constexpr):
-    """v [B] divided by its root mean square, after its mean is taken off if LAYER; times gain, plus shift.
+def gains(gain, shift, at, ok, GAIN: tl.constexpr):
+    """What a norm multiplies with and adds [B]. GAIN 0: nothing is read; 1: a gain; 2: gain and shift."""
+    g, b = at * 0.0, at * 0.0
+    if GAIN > 0:
+        g = tl.load(gain + at, mask=ok, other=0.0)
+    if GAIN > 1:
+        b = tl.load(shift + at, mask=ok, other=0.0)
+    return g, b
 
-    GAIN 0: neither; 1: a gain; 2: gain and shift.
-    """
+
+@triton.jit
+def normalized(v, ok, g, b, eps, WIDTH: tl.constexpr, LAYER: tl.constexpr, GAIN: tl.constexpr):
+    """v [B] divided by its root mean square, after its mean is taken off if LAYER; times g, plus b."""
     if LAYER:
         v = tl.where(ok, v - tl.sum(v, 0) / WIDTH, 0.0)
     v = v / tl.sqrt(tl.sum(v * v, 0) / WIDTH + eps)
     if GAIN > 0:
-        v = v * tl.load(gain + at, mask=ok, other=0.0)
+        v = v * g
     if GAIN > 1:
-        v = v + tl.load(shift + at, mask=ok, other=0.0)
+        v = v + b
     return v
 
 
@@ -47,17 +55,20 @@ def add_norm(
         return
     e = tl.arange(0, BLOCK)
     ok = e < WIDTH
+    # Weights were there before the pass: there is no need to wait for the last kernel.
+    post_g, post_b = gains(post_gain, post_shift, e, ok, POST_GAIN if ADD and POST else 0)
+    g, b = gains(gain, shift, (row % groups) * WIDTH + e, ok, GAIN if NORM else 0)
     await_inputs(EARLY)
     v = tl.load(x + row * WIDTH + e, mask=ok, other=0.0).to(tl.float32)
     if ADD:
         w = tl.load(y + row * stride_y + e, mask=ok, other=0.0).to(tl.float32)
         if POST:
-            w = normalized(w, ok, post_gain, post_shift, e, post_eps, WIDTH, POST_LAYER, POST_GAIN)
+            w = normalized(w, ok, post_g, post_b, post_eps, WIDTH, POST_LAYER, POST_GAIN)
         v += w * scale
         if not KEEP:
             tl.store(x + row * WIDTH + e, v, mask=ok)
     if NORM:
-        v = normalized(v, ok, gain, shift, (row % groups) * WIDTH + e, eps, WIDTH, LAYER, GAIN)
+        v = normalized(v, ok, g, b, eps, WIDTH, LAYER, GAIN)
         tl.store(out + row * WIDTH + e, v.to(out.dtype.element_ty), mask=ok)
         if KEEP:
             tl.store(x + row * WIDTH + e, v.to(x.dtype.element_ty), mask=ok)
