@@ -118,6 +118,13 @@ def test_the_users_own_interval_of_rays_controller_wins(tmp_path, monkeypatch):
     assert cluster_environment(tmp_path, tmp_path, haproxy=True)[LOOP_VARIABLE] == "2"
 
 
+@pytest.mark.parametrize("value", ["abc", "", "0", "-1", "nan", "inf"])
+def test_seconds_that_ray_could_not_use_are_refused_by_name(value, tmp_path, monkeypatch):
+    monkeypatch.setenv(LOOP_VARIABLE, value)
+    with pytest.raises(InvalidRequest, match=f"{LOOP_VARIABLE} must be seconds above 0, not '{value}'"):
+        cluster_environment(tmp_path, tmp_path, haproxy=True)
+
+
 def test_a_cluster_for_one_key_says_that_several_are_not_routed(
     capsys, tmp_path, smollm2_path, started, monkeypatch
 ):

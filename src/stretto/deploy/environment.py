@@ -8,9 +8,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from math import inf
 from pathlib import Path
 from secrets import token_hex
 from tempfile import mkdtemp
+
+from stretto.errors import InvalidRequest
 
 TOKEN_FILE = "token"
 DRAIN_SECONDS = 5  # that a replica which goes stays reachable, until HAProxy sends it nothing more
@@ -54,11 +57,26 @@ def client_environment(folder: Path) -> dict[str, str]:
     }
 
 
+def loop_seconds() -> str:
+    """Seconds between two looks of Ray's controller: the user's, which Ray would not check, or ours."""
+    given = os.environ.get(LOOP_VARIABLE, str(LOOP_SECONDS))
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < inf:
+        raise InvalidRequest(
+            f"{LOOP_VARIABLE} must be seconds above 0, not {given!r}; unset it for {LOOP_SECONDS}",
+            param=LOOP_VARIABLE,
+        )
+    return given
+
+
 def cluster_environment(folder: Path, runtime: Path, haproxy: bool, tenants: bool = False) -> dict[str, str]:
     """What the processes of a cluster on this machine are started with; `tenants`: keys share no prefixes."""
     found = client_environment(folder) | {
         "RAY_worker_niceness": "0",  # Ray's own is 15: beside any other work replicas would starve
-        LOOP_VARIABLE: os.environ.get(LOOP_VARIABLE, str(LOOP_SECONDS)),
+        LOOP_VARIABLE: loop_seconds(),
     }
     if not haproxy:
         return found | {"RAY_SERVE_ENABLE_HA_PROXY": "0", CALLBACK_VARIABLE: "stretto.deploy.cut.middlewares"}
