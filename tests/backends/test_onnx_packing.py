@@ -1,5 +1,6 @@
 """Quantised products of ONNX graphs by the native kernels: the same numbers, and nothing else is touched."""
 
+import ctypes
 import sys
 from functools import cache
 
@@ -274,6 +275,30 @@ def test_falling_back_is_never_silent(make, monkeypatch):
     with pytest.raises(Unsupported, match="repack='auto' does without") as caught:
         open_packed(file, "cpu", 1, repack=True)
     assert (caught.value.param, caught.value.value) == ("repack", True)
+
+
+@pytest.mark.parametrize("first", [1, None])
+def test_an_older_runtime_is_told_so(first):
+    """A runtime that lacks what we need, and knows the first version of its interface, or not even that."""
+    messages = []
+    pointer = ctypes.c_void_p
+
+    @ctypes.CFUNCTYPE(pointer, ctypes.c_int, ctypes.c_char_p)
+    def create_status(code, message):
+        messages.append(message.decode())
+        return 1234
+
+    table = (pointer * 300)(ctypes.cast(create_status, pointer))
+
+    @ctypes.CFUNCTYPE(pointer, ctypes.c_uint32)
+    def get_api(version):
+        return ctypes.addressof(table) if version == first else None
+
+    register = ctypes.CDLL(_native.__file__).RegisterCustomOps
+    register.restype, register.argtypes = pointer, [pointer, pointer]
+    status = register(None, (pointer * 2)(ctypes.cast(get_api, pointer)))
+    assert status == (None if first is None else 1234)
+    assert messages == ([] if first is None else ["ONNX Runtime is older than 1.17"])
 
 
 def test_without_onnx_the_runtime_computes_products(make, monkeypatch):

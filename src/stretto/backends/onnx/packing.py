@@ -75,16 +75,17 @@ def open_packed(
     name = kernels.chosen()
     try:
         rewritten = rewrite(file, products, threads, name)
-        if not rewritten.matrices:
-            return plain(OTHER_FORM)
-        session = open_session(file, device, threads, replacement=rewritten.replacement)
+        packed = len(rewritten.matrices)
+        replacement = rewritten.replacement
+        session = open_session(file, device, threads, replacement=replacement) if packed else None
     except Exception as error:  # of onnx, which is missing or refuses the file, or of ONNX Runtime
         problem = f"the native kernels cannot compute its products: {error}"
         if repack is True:
             raise Unsupported(f"{problem}; repack='auto' does without", param="repack", value=True) from error
         warnings.warn(f"{problem}; ONNX Runtime's own do it", RouteWarning, stacklevel=2)
         return plain(str(error))
-    packed = len(rewritten.matrices)
+    if session is None:
+        return plain(OTHER_FORM)
     return session, Packing(packed, found, name, "" if packed == found else OTHER_FORM)
 
 
