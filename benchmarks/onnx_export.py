@@ -7,7 +7,8 @@ SmolLM2 with the file's own 4-bit numbers. All by turns, in one process; KleidiA
 step, which other processes disturb least, of the median round, and of the median of all steps. A session that
 is opened later in a process tends to be 1 % faster: `--genai-first` has the other order. Without
 onnxruntime-genai its rows are left out. `--clock cpu` counts CPU time instead, for one thread on a busy
-machine. `--distance` also measures how far log-probabilities are from exact ones, with KleidiAI on and off.
+machine. `--distance` also measures how far log-probabilities are from exact ones, with KleidiAI on and off,
+and with products by the native kernels, as `stretto.load` has them unless `repack=False`.
 """
 
 import argparse
@@ -167,8 +168,10 @@ class Native:
 class Library:
     """Stretto's public calls on a folder: text and counters included, which the loops above do without."""
 
-    def __init__(self, folder, threads):
-        self.llm = stretto.load(folder, backend="onnx", threads=threads, cells=CONTEXT, prefix_cache=False)
+    def __init__(self, folder, threads, repack="auto"):
+        self.llm = stretto.load(
+            folder, backend="onnx", threads=threads, cells=CONTEXT, prefix_cache=False, repack=repack
+        )
 
     def generate(self, ids, note):
         self.llm.generate(ids, max_tokens=DECODE + 1, temperature=0, ignore_eos=True, callback=note)
@@ -254,12 +257,15 @@ def main():
             open_genai()
         sessions = {form: open_session(folder, options.threads) for form, folder in folders.items()}
         library = Library(folders["gqa"], options.threads)
+        unpacked = Library(folders["gqa"], options.threads, repack=False)
+        found["packing"] = str(library.llm.backend.packing)
         runners |= {
             "onnxruntime, gqa": Steps(Shared(sessions["gqa"], n_vocab)),
             "onnxruntime, cells": Steps(OverCells(sessions["cells"])),
             "native": Steps(Native(model, options.threads)),
             "stretto, generate": library.generate,
             "stretto, stream": library.stream,
+            "generate, repack=False": unpacked.generate,
         }
         if not options.genai_first:
             open_genai()
@@ -280,7 +286,7 @@ def main():
             }
             found["speed"][name] = speeds
             print(
-                "{:20} prefill {prefill:7.1f}  decode {decode:6.1f}  (median round {decode_median:6.1f}, "
+                "{:22} prefill {prefill:7.1f}  decode {decode:6.1f}  (median round {decode_median:6.1f}, "
                 "median step {decode_median_step:6.1f})".format(name, **speeds)
             )
         if "genai, gqa" in figures:
@@ -302,7 +308,14 @@ def main():
                 for kleidiai in (False, True) if precision == "int4" else (False,):
                     name = f"{precision}{', KleidiAI' if kleidiai else ''}"
                     found["distance"][name] = distance(open_session(folder, options.threads, kleidiai))
-                    print(f"{name:20} {found['distance'][name]:.2g} from exact log-probabilities")
+                    print(f"{name:22} {found['distance'][name]:.2g} from exact log-probabilities")
+            for form, each in (("gqa", library), ("cells", Library(folders["cells"], options.threads))):
+                far = [
+                    np.abs(each.llm.score(answer["ids"]) - answer["logprobs"])
+                    for answer in json.loads(GOLDEN.read_text())["score"].values()
+                ]
+                found["distance"][f"{form}, native kernels"] = float(np.concatenate(far).mean())
+                print(f"{form + ', native kernels':22} {np.concatenate(far).mean():.2g}")
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
 

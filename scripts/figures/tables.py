@@ -151,6 +151,7 @@ def exported() -> str:
         "onnxruntime, gqa": "plain onnxruntime, gqa, shared buffers",
         "stretto, generate": "`llm.generate`, backend onnx, the same folder",
         "stretto, stream": "`llm.stream`, backend onnx, the same folder",
+        "generate, repack=False": "`llm.generate` with `repack=False`",
         "genai, gqa": "onnxruntime-genai, the same folder",
         "onnxruntime, cells": "plain onnxruntime, cells",
         "native": "native core on the GGUF file",

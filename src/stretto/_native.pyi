@@ -43,6 +43,19 @@ def sample(
 ) -> int: ...
 def log_probability(logits: NDArray[np.float32], token: int) -> float: ...
 
+class OnnxMatrix:
+    number: int
+
+    def __init__(
+        self,
+        code: int,
+        data: NDArray[np.uint8],
+        rows: int,
+        columns: int,
+        threads: int,
+        kernels: str = "",
+    ) -> None: ...
+
 class Mixture:
     error: int
 

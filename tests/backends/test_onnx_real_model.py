@@ -47,3 +47,15 @@ def test_the_tokenizer_is_that_of_the_file(llm, answers):
     for case in answers["tokenize"]:
         assert llm.tokenizer.encode(case["text"]) == case["ids"]
         assert llm.tokenizer.encode(case["text"], special=True) == case["ids_special"]
+
+
+@pytest.mark.slow
+@pytest.mark.golden
+def test_products_by_the_native_kernels_are_near_exact_ones(smollm2_path, answers, tmp_path):
+    export_onnx(
+        smollm2_path, tmp_path / "folder", precision="int4", form="gqa", context=512, external_data=True
+    )
+    with stretto.load(tmp_path / "folder", cells=512) as llm:
+        assert llm.backend.packing.packed == llm.backend.packing.found == 121
+        scores = [np.abs(llm.score(each["ids"]) - each["logprobs"]) for each in answers["score"].values()]
+    assert np.concatenate(scores).mean() <= 0.065  # as tests/export/test_real_model.py has it

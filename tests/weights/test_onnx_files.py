@@ -200,6 +200,18 @@ def test_unknown_types_parts_and_training_graphs_are_refused(save):
     assert "for training" in refusal(save(made.adder(more=[(20, b"")])))
 
 
+def test_operators_of_our_own_are_refused_wherever_a_file_names_them(save):
+    product = made.node("Product", ["x"], ["y"], "ai.stretto", [made.attribute("matrix", i=1)])
+    path = save(made.adder(nodes=[product]))
+    assert "an operator of domain 'ai.stretto', which no file may have" in refusal(path)
+    with pytest.raises(ModelError, match="which no file may have"):
+        read_onnx(path, OnnxLimits(domains=("ai.stretto",)))
+    assert "Stretto's own" in refusal(save(made.adder(opsets=[("", 18), ("ai.stretto", 1)])))
+    inside = made.node("Identity", ["a"], ["b"])
+    function = made.message((1, "Product"), (4, ["a"]), (5, ["b"]), (7, [inside]), (10, "ai.stretto"))
+    assert "Stretto's own" in refusal(save(made.adder(more=[(25, function)])))
+
+
 @pytest.mark.parametrize("domain", ["my.ops", "ai.onnx.training", "com.microsoft.extensions", "trt.plugins"])
 def test_custom_operators_are_refused_unless_they_are_named(save, domain):
     path = save(made.adder(nodes=[made.node("Add", ["x", "w"], ["y"], domain)]))

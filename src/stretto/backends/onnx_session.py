@@ -45,6 +45,7 @@ CPU = PROVIDERS["cpu"][0]
 INDEXED = ("cuda", "tensorrt", "migraphx", "directml")  # there may be several: "cuda:1"
 LOG_ERRORS_ONLY = 3
 FIRST_ARENA_BYTES = 1 << 20
+EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 EXTRA = "pip install 'stretto[onnx]'"
 
 Array = NDArray[Any]
@@ -80,6 +81,14 @@ class OnnxSession:
         self.raw = None
 
 
+@dataclass(frozen=True)
+class Replacement:
+    """A graph that was made from a checked file, opened in its place, and the library with its operators."""
+
+    model: bytes
+    library: str
+
+
 def open_session(
     model: str | os.PathLike[str] | OnnxFile,
     device: str = "auto",
@@ -90,13 +99,15 @@ def open_session(
     options: Mapping[str, str] | None = None,
     fast: bool = False,
     spin: bool = True,
+    replacement: Replacement | None = None,
 ) -> OnnxSession:
     """Check a model file and open it with ONNX Runtime on a device.
 
     `device` is a key of `PROVIDERS`, also with a number ("cuda:1"), or "auto": CUDA if it works here, else
     the CPU. `memory` limits the bytes that tensors may take. `options` are those of the execution provider.
     `fast=True` allows kernels that round more (KleidiAI on ARM). `spin=False` lets threads sleep at once
-    between operators: slower, but idle cores are free. `ModelError` says what is wrong with the file,
+    between operators: slower, but idle cores are free. `replacement` is opened in place of the file's own
+    graph. `ModelError` says what is wrong with the file,
     `Unsupported` which package has a device that is missing.
     """
     runtime = import_runtime()
@@ -105,7 +116,9 @@ def open_session(
     skipped: dict[str, str] = {}
     for candidate in AUTOMATIC if name == "auto" else (name,):
         try:
-            raw = _open(runtime, file, candidate, index, threads, memory, dict(options or {}), fast, spin)
+            settings = _settings(runtime, threads, fast, spin)
+            source = _source(settings, file, replacement)
+            raw = _open(runtime, file, source, candidate, index, settings, memory, dict(options or {}))
         except Unsupported as error:
             if name != "auto" or candidate == "cpu":
                 raise
@@ -158,13 +171,12 @@ def _parse_device(device: str) -> tuple[str, int]:
 def _open(
     runtime: Any,
     file: OnnxFile,
+    source: str | bytes,
     device: str,
     index: int,
-    threads: int | None,
+    settings: Any,
     memory: int | None,
     options: dict[str, str],
-    fast: bool,
-    spin: bool,
 ) -> Any:
     """A session on exactly that device."""
     provider, package = PROVIDERS[device]
@@ -180,16 +192,16 @@ def _open(
     if memory is not None and device in ("cuda", "tensorrt"):
         options.setdefault("gpu_mem_limit" if device == "cuda" else "trt_max_workspace_size", str(memory))
     wanted = [(provider, options)] + ([] if provider == CPU else [(CPU, {})])
-    settings = _settings(runtime, threads, fast, spin)
     with _allocator_lock:
         if memory is not None:
             _register_allocator(runtime, memory)
             settings.add_session_config_entry("session.use_env_allocators", "1")
         try:
-            raw = runtime.InferenceSession(str(file.path), settings, providers=wanted)
+            raw = runtime.InferenceSession(source, settings, providers=wanted)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
             raise _failure(f"ONNX Runtime cannot open it on {device!r}", error, file) from error
     raw.disable_fallback()
+    raw._model_bytes = None  # kept for the fallback: a graph in place of the file's, with its embedding
     if provider not in raw.get_providers():
         raise Unsupported(
             f"device {device!r}: {provider} is built in but does not work here; ONNX Runtime would use "
@@ -211,6 +223,18 @@ def _settings(runtime: Any, threads: int | None, fast: bool, spin: bool) -> Any:
     if not fast:  # on ARM its products of 4-bit weights are further from exact than the others
         settings.add_session_config_entry("mlas.disable_kleidiai", "1")
     return settings
+
+
+def _source(settings: Any, file: OnnxFile, replacement: Replacement | None) -> str | bytes:
+    """The path of a file, or the graph in its place, whose other tensors lie where those of the file do."""
+    if replacement is None:
+        return str(file.path)
+    try:
+        settings.register_custom_ops_library(replacement.library)
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise _failure("ONNX Runtime cannot load our operators", error, file) from error
+    settings.add_session_config_entry(EXTERNAL_FOLDER, str(file.path.parent))
+    return replacement.model
 
 
 def _usable_cpus() -> int:

@@ -218,7 +218,7 @@ def _onnx_missing(device: str) -> str:
 def _onnx_version() -> str:
     from stretto.backends.onnx_session import import_runtime
 
-    return f"onnxruntime {import_runtime().__version__}"
+    return f"onnxruntime {import_runtime().__version__}, {_native_version()}"  # which has its products
 
 
 # Runs other files than those above, so it does not compete with them.

@@ -41,7 +41,8 @@ LOAD = (
         "Pack the weights in memory. False reads them from the file, for one larger than memory: a little "
         'slower, the same results. "auto" does so if they do not fit; llm.backend.placement says what was '
         'chosen and why. "shared" packs them into a file under ~/.cache/stretto/packed that all processes '
-        "map, so that many processes hold them once.",
+        "map, so that many processes hold them once. For an ONNX folder on the CPU, False leaves its "
+        "products to ONNX Runtime; llm.backend.packing says who computes them.",
     ),
     Option(
         "quantize",

@@ -6,8 +6,8 @@ from stretto.backends.onnx.backend import OnnxBackend
 from stretto.backends.onnx.cells_backend import OnnxCellsBackend
 from stretto.backends.onnx.cells_graph import is_cells_graph, read_cells_graph
 from stretto.backends.onnx.graph import DecoderGraph, read_graph
+from stretto.backends.onnx.packing import open_packed
 from stretto.backends.onnx.spec import DecoderSpec, read_decoder_spec
-from stretto.backends.onnx_session import open_session
 from stretto.backends.registry import BackendOptions
 from stretto.errors import Unsupported
 from stretto.weights.onnx import read_onnx
@@ -17,7 +17,10 @@ __all__ = ["DecoderGraph", "DecoderSpec", "OnnxBackend", "OnnxCellsBackend", "op
 
 
 def open_onnx(folder: OnnxFolder, options: BackendOptions) -> OnnxBackend | OnnxCellsBackend:
-    """A backend for the decoder of a folder; device "auto" takes CUDA if it works here, else the CPU."""
+    """A backend for the decoder of a folder; device "auto" takes CUDA if it works here, else the CPU.
+
+    On the CPU quantised products are the native core's, unless `repack=False` (packing.py).
+    """
     for name, value, usual in (
         ("kv", options.kv, ("f16", "f32")),
         ("precision", options.precision, ("standard",)),
@@ -29,12 +32,13 @@ def open_onnx(folder: OnnxFolder, options: BackendOptions) -> OnnxBackend | Onnx
                 value=value,
             )
     file = read_onnx(folder.model)
-    if is_cells_graph(file):
-        cells_graph = read_cells_graph(file)
-        decoder = read_decoder_spec(folder, cells_graph)
-        session = open_session(file, options.device, options.threads)
-        return OnnxCellsBackend(session, cells_graph, decoder, options.cells, options.threads)
-    graph = read_graph(file, folder.decoder)
+    graph = read_cells_graph(file) if is_cells_graph(file) else read_graph(file, folder.decoder)
     decoder = read_decoder_spec(folder, graph)
-    session = open_session(file, options.device, options.threads)
-    return OnnxBackend(session, graph, decoder, options.cells, options.threads)
+    session, packing = open_packed(file, options.device, options.threads, options.repack)
+    backend: OnnxBackend | OnnxCellsBackend
+    if isinstance(graph, DecoderGraph):
+        backend = OnnxBackend(session, graph, decoder, options.cells, options.threads)
+    else:
+        backend = OnnxCellsBackend(session, graph, decoder, options.cells, options.threads)
+    backend.packing = packing
+    return backend

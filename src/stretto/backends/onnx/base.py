@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from stretto.backends.base import Batch, Capabilities, FusedRun, NoSlots
 from stretto.backends.onnx.graph import Plane
+from stretto.backends.onnx.packing import Packing
 from stretto.backends.onnx.pool import Pool
 from stretto.backends.onnx.spec import DecoderSpec
 from stretto.backends.onnx_session import OnnxSession
@@ -25,6 +26,7 @@ class PoolBackend(NoSlots):
     name = "onnx"
     precision = "exact"
     capabilities: Capabilities
+    packing = Packing()  # which products the native kernels compute
 
     def __init__(self, session: OnnxSession, decoder: DecoderSpec, pool: Pool, threads: int) -> None:
         self.session = session

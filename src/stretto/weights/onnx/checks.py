@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from stretto.errors import ModelError
-from stretto.weights.onnx.limits import DOMAINS, OnnxLimits
+from stretto.weights.onnx.limits import DOMAINS, OWN_DOMAIN, OnnxLimits
 from stretto.weights.onnx.model import Function, Node, OnnxFile
 
 LOOPS = {"Loop", "Scan", "SequenceMap"}
@@ -34,6 +34,10 @@ def check_model(file: OnnxFile, limits: OnnxLimits) -> None:
                 path=file.path,
                 field="model.functions",
             )
+    if OWN_DOMAIN in {*file.opsets, *(domain for domain, _ in functions)}:
+        raise ModelError(
+            f"the domain {OWN_DOMAIN!r} is Stretto's own; name it differently", path=file.path, field="model"
+        )
     constants = dict(_constants(file))
     for node in file.all_nodes():
         _check_domain(file, node, functions, limits)
@@ -43,6 +47,8 @@ def check_model(file: OnnxFile, limits: OnnxLimits) -> None:
 
 
 def _check_domain(file: OnnxFile, node: Node, functions: Functions, limits: OnnxLimits) -> None:
+    if node.domain == OWN_DOMAIN:
+        raise _error(file, node, f"an operator of domain {OWN_DOMAIN!r}, which no file may have")
     if (node.domain, node.op) in functions or node.domain in limits.domains:
         return
     if node.domain not in DOMAINS:

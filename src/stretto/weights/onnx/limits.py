@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 MAX_PROTOBUF_BYTES = 2 << 30  # no protobuf library reads more
 DOMAINS = ("ai.onnx", "ai.onnx.ml", "com.microsoft")  # of operators that ONNX Runtime has built in
+OWN_DOMAIN = "ai.stretto"  # of operators that Stretto puts into graphs itself; files may not have them
 
 
 @dataclass(frozen=True)
