@@ -61,7 +61,12 @@ def test_nearly_all_values_that_fit_are_accepted_and_no_schema_is_refused():
 
 REFUSED = [
     ({"properties": {"a": {"not": {"pattern": "x"}}}}, "#/properties/a/not/pattern"),
-    ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, "#/oneOf/0/pattern"),
+    ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, "#/oneOf/1/pattern"),
+    (
+        {"oneOf": [{"additionalProperties": False}, {"properties": {"a": {}}}]},
+        "#/oneOf/0/additionalProperties",
+    ),
+    ({"not": {"dependencies": {"a": ["b"]}}}, "#/not/dependencies"),
     ({"$dynamicRef": "#node"}, "#/$dynamicRef"),
     ({"contains": {"const": 1}, "unevaluatedItems": False}, "#/unevaluatedItems"),
     ({"items": {"propertyNames": {"not": {}}}}, "#/items/propertyNames/not"),
@@ -93,6 +98,22 @@ def test_an_id_that_nothing_refers_to_is_no_obstacle():
     schema = {"properties": {"a": {"$id": "/properties/a", "type": "string", "format": "color"}}}
     assert accepts(Grammar.json(schema), {"a": "x"})
     assert not accepts(Grammar.json(schema), {"a": 1})
+
+
+def test_formats_that_no_text_shares_keep_branches_apart():
+    grammar = Grammar.json({"oneOf": [{"format": "date"}, {"format": "date-time"}], "type": "string"})
+    assert accepts(grammar, "2024-02-29")
+    assert accepts(grammar, "2024-02-29T12:00:00Z")
+    assert not accepts(grammar, "x")
+    with pytest.raises(InvalidGrammar, match="#/oneOf/1/format"):
+        Grammar.json({"oneOf": [{"format": "date"}, {"format": "hostname"}], "type": "string"})
+
+
+def test_a_reference_into_a_member_sees_it_as_it_stands():
+    branches = [{"properties": {"foo": {"const": 1}}}, {"properties": {"foo": {"const": 2}}}]
+    schema = {"allOf": [{"type": "object", "oneOf": branches}], "required": ["foo"]}
+    values = [{"bar": {}, "foo": 1}, {"bar": {"foo": 2}, "foo": 1}, {"foo": 2}, {"foo": 3}, {}]
+    assert set(outcomes({**schema, "properties": {"bar": {"$ref": "#/allOf/0"}}}, values)) == {"right"}
 
 
 def test_tools_keep_schemas_that_only_a_grammar_would_refuse():
@@ -154,6 +175,11 @@ def random_part(rng, depth):
     if depth == 0:
         return rng.choice(simple)()
     part = lambda: random_part(rng, depth - 1)  # noqa: E731
+    closed = lambda: {  # noqa: E731
+        "type": "object",
+        "properties": {"foo": part(), rng.choice(["bar", "a", "quux"]): part()},
+        "additionalProperties": False,
+    }
     nested = [
         lambda: {"not": part()},
         lambda: {"if": part(), "then": part(), "else": part()},
@@ -167,6 +193,10 @@ def random_part(rng, depth):
         lambda: {"contains": part()},
         lambda: {"dependentSchemas": {"foo": part()}},
         lambda: {"properties": {"foo": part()}, "additionalProperties": part()},
+        lambda: {"properties": {"foo": part(), "a": part()}, "additionalProperties": False},
+        lambda: {"oneOf": [closed(), closed(), part()], "required": ["foo"]},
+        lambda: {"allOf": [{"oneOf": [part(), part()]}, part(), {"oneOf": [part(), part()]}]},
+        lambda: {"anyOf": [{"oneOf": [part(), part()]}, part()], "allOf": [{"oneOf": [part(), part()]}]},
     ]
     schema = rng.choice(nested)()
     return {**schema, **rng.choice(simple)()} if rng.random() < 0.3 else schema
@@ -181,7 +211,7 @@ def test_random_conditions_never_accept_what_does_not_fit(seed):
         found = outcomes(schema, VALUES)
         assert "permissive" not in found, schema
         counts.update(found)
-    assert counts["right"] > counts["refused"]
+    assert counts["right"] > counts["refused"] / 3
 
 
 OPEN = {"type": "object", "properties": {"foo": {"type": "integer"}}}

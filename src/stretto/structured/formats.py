@@ -1,5 +1,7 @@
 """The `format`s of a JSON schema that constrain a text. Others are annotations, as the standard has it."""
 
+from itertools import combinations
+
 _FORMATS_WORDS = "date time date-time duration email hostname ipv4 ipv6 uuid uri"
 FORMATS = frozenset(_FORMATS_WORDS.split())
 
@@ -12,3 +14,11 @@ STRICTER = {
     "time": f"^{_TIME}",
     "date-time": f"^{_DATE}[Tt]{_TIME}",
 }
+
+# Pairs of formats that no text has both: they differ in length, or in a character that one of them must have.
+# A host name may look like a date, an IPv6 address and an e-mail address like a URI.
+_EXACT = ("date", "time", "date-time", "duration", "email", "ipv4", "ipv6", "uuid")
+_NO_URI = ("date", "time", "date-time", "duration", "ipv4", "uuid")
+APART = frozenset(
+    [frozenset(pair) for pair in combinations(_EXACT, 2)] + [frozenset(("uri", name)) for name in _NO_URI]
+)
