@@ -109,6 +109,34 @@ def test_formats_that_no_text_shares_keep_branches_apart():
         Grammar.json({"oneOf": [{"format": "date"}, {"format": "hostname"}], "type": "string"})
 
 
+NODE = {
+    "type": "object",
+    "required": ["kind"],
+    "oneOf": [{"$ref": "#/$defs/leaf"}, {"$ref": "#/$defs/list"}],
+    "$defs": {
+        "leaf": {"properties": {"kind": {"const": "leaf"}}},
+        "list": {"properties": {"kind": {"const": "list"}, "nodes": {"items": {"$ref": "#"}}}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        NODE,
+        {
+            "allOf": [{"$ref": "#/$defs/a"}],
+            "required": ["foo"],
+            "$defs": {"a": {"properties": {"foo": {"$ref": "#"}}}},
+        },
+    ],
+)
+def test_references_in_a_circle_may_have_keywords_beside_them(schema):
+    nodes = [{"kind": "leaf"}, {"kind": "list", "nodes": [{"kind": "leaf"}, {"kind": "list"}]}, {"kind": "x"}]
+    nodes += [{"kind": "list", "nodes": [{"kind": "x"}]}, {"foo": 1}, {"foo": {}}, {"foo": {"foo": 2}}, {}, 1]
+    assert set(outcomes(schema, nodes)) == {"right"}
+
+
 def test_a_reference_into_a_member_sees_it_as_it_stands():
     branches = [{"properties": {"foo": {"const": 1}}}, {"properties": {"foo": {"const": 2}}}]
     schema = {"allOf": [{"type": "object", "oneOf": branches}], "required": ["foo"]}
