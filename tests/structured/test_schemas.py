@@ -137,6 +137,19 @@ def test_references_in_a_circle_may_have_keywords_beside_them(schema):
     assert set(outcomes(schema, nodes)) == {"right"}
 
 
+def test_a_circle_may_go_through_what_is_merged():
+    both = {"allOf": [{"$ref": "#/$defs/node"}, {"$ref": "#/$defs/named"}]}
+    named = {"properties": {"name": {"type": "string"}}, "required": ["name"]}
+    schema = {**both, "$defs": {"node": {"type": "object", "properties": {"next": both}}, "named": named}}
+    nodes = [{"name": "a"}, {"next": {"name": "b"}, "name": "a"}, {"next": {}, "name": "a"}, {"next": 1}, {}]
+    assert set(outcomes(schema, nodes)) == {"right"}
+
+
+def test_a_schema_that_is_only_itself_is_refused():
+    with pytest.raises(InvalidGrammar):
+        COMPILER.compile(Grammar.json({"$ref": "#", "type": "object"}))
+
+
 def test_a_reference_into_a_member_sees_it_as_it_stands():
     branches = [{"properties": {"foo": {"const": 1}}}, {"properties": {"foo": {"const": 2}}}]
     schema = {"allOf": [{"type": "object", "oneOf": branches}], "required": ["foo"]}
