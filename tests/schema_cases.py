@@ -137,6 +137,12 @@ SCHEMAS = [
             {"type": "object", "properties": {"foo": {}, "bar": {}}, "additionalProperties": False},
         ]
     },
+    {  # what cannot be negated is the same in both
+        "oneOf": [
+            {"required": ["foo"], "properties": {"quux": {"pattern": "^x"}}, "type": "object"},
+            {"required": ["bar"], "properties": {"quux": {"pattern": "^x"}}, "type": "object"},
+        ]
+    },
     {"oneOf": [{"oneOf": [{"required": ["foo"]}, {"required": ["bar"]}]}, {"required": ["a"]}]},
     {"not": {"oneOf": [{"type": "object"}, {"required": ["foo"]}, {"minItems": 2}]}},
     {"not": {"dependentSchemas": {"foo": {"required": ["bar"]}}}},

@@ -157,6 +157,25 @@ def test_a_reference_into_a_member_sees_it_as_it_stands():
     assert set(outcomes({**schema, "properties": {"bar": {"$ref": "#/allOf/0"}}}, values)) == {"right"}
 
 
+def test_an_optional_property_of_another_branch_has_to_fit_there():
+    branches = [{"required": [name], "properties": {name: {}}} for name in ("foo", "bar")]
+    branches[1]["properties"]["quux"] = {"pattern": "^x"}
+    values = [
+        {"foo": 1},
+        {"bar": 1},
+        {"foo": 1, "bar": 1},
+        {"foo": 1, "quux": "x"},
+        {"bar": 1, "quux": "y"},
+        {},
+    ]
+    schema = {"type": "object", "oneOf": branches}
+    assert set(outcomes(schema, values)) == {"right"}
+    assert outcomes(schema, [{"foo": 1, "bar": 2, "quux": "y"}]) == ["strict"]
+    branches[0]["properties"]["quux"] = {"pattern": "^y"}
+    with pytest.raises(InvalidGrammar, match="#/oneOf/1/properties/quux/pattern"):
+        Grammar.json(schema)
+
+
 def test_tools_keep_schemas_that_only_a_grammar_would_refuse():
     odd = {"type": "array", "items": {"type": "string", "pattern": "(?=a)"}, "uniqueItems": True}
     assert json.loads(check_schema(odd)) == odd

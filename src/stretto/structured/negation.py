@@ -6,6 +6,7 @@ used where they restrict, never negated again, so one that allows less is safe: 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -60,6 +61,23 @@ class Known:
 
     types: frozenset[str] = frozenset(TYPES)
     names: frozenset[str] | None = None  # the only properties that an object may have; None: any
+    parts: frozenset[tuple[str, str]] | None = (
+        None  # the properties that are described: names and schemas, as JSON
+    )
+
+    is_brief: bool = False  # leave out what is unlikely, so that few cases remain
+
+    def has_not(self, name: str) -> bool:
+        """Whether objects cannot have a property."""
+        return self.names is not None and name not in self.names
+
+    def fits(self, name: str, part: Schema) -> bool:
+        """Whether a property is known to fit a schema."""
+        return self.parts is not None and (name, json.dumps(part)) in self.parts
+
+    def describes(self, name: str) -> bool:
+        """Whether something is known of a property."""
+        return self.parts is None or any(name == other for other, _ in self.parts)
 
     def looks(self, keyword: str) -> bool:
         """Whether a keyword can refuse one of these values."""
@@ -150,12 +168,7 @@ class Negation:
         if key == "additionalProperties":
             return self._other_names(value, schema, place, known, depth)
         if key == "properties":
-            opposites = {
-                name: self.negate(part, f"{place}/{escaped(name)}", ANY, depth)
-                for name, part in value.items()
-                if known.names is None or name in known.names
-            }
-            return [_with_property(name, part) for name, part in opposites.items() if part is not False]
+            return self._other_properties(value, schema, place, known, depth)
         found: list[Schema] = []
         for name, needed in value.items():  # of a dependency
             present: Schema = {"type": "object", "required": [name]}
@@ -164,6 +177,27 @@ class Negation:
                 found += [both([present, {"properties": {other: False}}]) for other in lacking]
             else:
                 found.append(both([present, self.negate(needed, f"{place}/{escaped(name)}", known, depth)]))
+        return found
+
+    def _other_properties(
+        self, parts: dict[str, Schema], schema: dict[str, Any], place: str, known: Known, depth: int
+    ) -> list[Schema]:
+        found: list[Schema] = []
+        for name, part in parts.items():
+            if known.has_not(name) or known.fits(name, part):
+                continue
+            required = schema.get("required", [])
+            # A property that does not fit the schema, and is unknown otherwise; others have to be absent.
+            is_unlikely = bool(required) and not known.describes(name)
+            if is_unlikely and known.is_brief:
+                continue
+            try:
+                opposite = self.negate(part, f"{place}/{escaped(name)}", ANY, depth)
+            except NotExpressible:
+                if not is_unlikely or name in required:
+                    raise
+                continue
+            found += [] if opposite is False else [_with_property(name, opposite)]
         return found
 
     def _other_names(

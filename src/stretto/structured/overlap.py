@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from stretto.structured.formats import APART
@@ -111,6 +112,15 @@ class Overlap:
         closed = [one for one in members if one.get("additionalProperties") is False]
         named = [frozenset(one.get("properties", {})) for one in closed if not one.get("patternProperties")]
         return frozenset.intersection(*named) if named else None
+
+    def parts(self, parts: list[Schema]) -> frozenset[tuple[str, str]]:
+        """The schemas, as JSON, that properties of objects fit, with the names of these."""
+        try:
+            members = self.members(parts) or []
+        except NotExpressible:
+            return frozenset()
+        listed = [one["properties"] for one in members if isinstance(one.get("properties"), dict)]
+        return frozenset((name, json.dumps(part)) for found in listed for name, part in found.items())
 
     def _apart_as(self, name: str, members: list[dict[str, Any]], depth: int) -> bool:
         """Whether no value of one type fits all of some schemas."""

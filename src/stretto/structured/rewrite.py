@@ -8,6 +8,7 @@ its place. A schema that needs nothing is left as it is.
 from __future__ import annotations
 
 from itertools import combinations
+from math import prod
 from typing import Any
 
 from stretto.structured.array_rules import contains, unique
@@ -37,6 +38,7 @@ from stretto.structured.unevaluated import Unevaluated
 MAX_SCHEMAS = 20_000  # after rewriting
 MAX_DEPTH = 100
 MAX_CHOICES = 32  # branches of a oneOf that overlap
+MAX_CASES = 24  # in which a value fits none of them, before unlikely ones are left out
 
 _SPECIAL_WORDS = (
     "not if then else dependentRequired dependentSchemas dependencies propertyNames contains "
@@ -177,25 +179,32 @@ class _Rewriter:
         made: list[Schema] = []
         for i, branch in enumerate(branches):
             fits = [branch, given]
-            others = [
-                self._unless(branches[j], f"{place}/{j}", types, fits)
-                for j, types in against.get(i, {}).items()
-            ]
+            for is_brief in (False, True):
+                others = [
+                    self._unless(branches[j], f"{place}/{j}", types, fits, is_brief)
+                    for j, types in against.get(i, {}).items()
+                ]
+                if prod(len(_cases(other)) for other in others) <= MAX_CASES:
+                    break
             made.append(both([branch, *others]))
         return either(made)
 
-    def _unless(self, branch: Schema, place: str, types: frozenset[str], fits: list[Schema]) -> Schema:
+    def _unless(
+        self, branch: Schema, place: str, types: frozenset[str], fits: list[Schema], is_brief: bool
+    ) -> Schema:
         """What does not fit a branch of a `oneOf`, for values that fit another; only these types fit both."""
         try:
-            opposite = self._negation.negate(branch, place, Known(types, self._overlap.names(fits)))
+            known = Known(types, self._overlap.names(fits), self._overlap.parts(fits), is_brief)
+            opposite = self._negation.negate(branch, place, known)
         except NotExpressible as error:
             raise NotExpressible(
                 error.place,
                 f"a branch of oneOf may overlap with another, and {error.reason}; use anyOf, or a property "
                 "with a different const in each branch that all require",
             ) from None
+        cases = [case for case in _cases(opposite) if self._overlap.types([case, *fits])]
         left = self._overlap.types(fits) - types
-        return either([{"type": [name for name in TYPES if name in left]}, opposite]) if left else opposite
+        return either([{"type": [name for name in TYPES if name in left]} if left else False, *cases])
 
     def _object_members(self, rest: dict[str, Any], place: str) -> list[Schema]:
         members: list[Schema] = []
@@ -235,3 +244,9 @@ def _asks_nothing(schema: Any) -> bool:
     if isinstance(schema, dict):
         return "oneOf" not in schema and all(map(_asks_nothing, schema.values()))
     return not isinstance(schema, list) or all(map(_asks_nothing, schema))
+
+
+def _cases(schema: Schema) -> list[Schema]:
+    """The branches of a schema that is a choice and nothing else."""
+    is_choice = isinstance(schema, dict) and list(schema) == ["anyOf"]
+    return schema["anyOf"] if is_choice else [schema]  # type: ignore[index]  # it is a dict
