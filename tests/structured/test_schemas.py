@@ -314,3 +314,29 @@ def test_dates_and_times_exist(name, right, wrong):
     grammar = Grammar.json({"type": "string", "format": name})
     assert accepts(grammar, right)
     assert not accepts(grammar, wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        (
+            "uri-reference",
+            ["", "/a/b?c#d", "a/b:c", "../x", "http://me@x.org:80/%41"],
+            ["a b", "1:2", "%4", "#a#b"],
+        ),
+        ("iri", ["http://ünï.org/é", "urn:a"], ["/é", "http://a b", "é"]),
+        ("iri-reference", ["", "/é", "é/b"], ["\\\\WINDOWS", "#ƒräg#"]),
+        ("uri-template", ["", "/a/{b}", "{?x,y*}{/z:3}"], ["{", "/a/{b", "{x:0}", "<"]),
+        ("json-pointer", ["", "/", "/a/0/~0~1"], ["a", "/~", "/~2", "#/a"]),
+        ("relative-json-pointer", ["0", "1/a/b", "10#"], ["", "01", "/a", "-1/a", "0##"]),
+        ("idn-email", ["실례@실례.테스트", "a.b@c.org"], ["a", "a@", "@b", "a..b@c", "a b@c"]),
+    ],
+)
+def test_formats_that_are_patterns_here(name, right, wrong):
+    schema = {"type": ["string", "null"], "format": name}
+    for text in (*right, None):
+        assert accepts_text(schema, json.dumps(text, ensure_ascii=False)), text
+    for text in wrong:
+        assert not accepts_text(schema, json.dumps(text, ensure_ascii=False)), text
+    with pytest.raises(InvalidGrammar, match="#/not/format"):
+        Grammar.json({"not": {"format": name}})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any
 
-from stretto.structured.formats import FORMATS
+from stretto.structured.formats import CHECKED
 from stretto.structured.overlap import TYPES, Overlap, same, type_of
 from stretto.structured.places import NotExpressible, Schema, dereferenced, escaped, is_old, modern_items
 
@@ -113,7 +113,7 @@ class Negation:
         self, key: str, value: Any, schema: dict[str, Any], place: str, known: Known, depth: int
     ) -> list[Schema]:
         """Schemas for the values that one keyword refuses."""
-        if key in _NO_OPPOSITE or (key == "format" and value in FORMATS):
+        if key in _NO_OPPOSITE or (key == "format" and value in CHECKED):
             raise NotExpressible(place, "the opposite of this keyword is not supported")
         if key == "type":
             return _other_types([value] if isinstance(value, str) else value)

@@ -13,7 +13,7 @@ from typing import Any
 
 from stretto.structured.array_rules import contains, unique
 from stretto.structured.closed import closed_objects
-from stretto.structured.formats import FORMATS, STRICTER
+from stretto.structured.formats import FORMATS, PATTERNS, STRICTER
 from stretto.structured.negation import Known, Negation, both, either
 from stretto.structured.object_rules import (
     counts,
@@ -136,10 +136,11 @@ class _Rewriter:
         for keyword in _UNSUPPORTED:
             if keyword in rest:
                 raise NotExpressible(f"{place}/{keyword}", "this keyword is not supported")
-        if isinstance(rest.get("format"), str) and rest["format"] not in FORMATS:
-            del rest["format"]  # an annotation
-        elif rest.get("format") in STRICTER:
-            members.append({"pattern": STRICTER[rest["format"]]})
+        if isinstance(name := rest.get("format"), str):
+            if name not in FORMATS:
+                del rest["format"]  # replaced by a pattern, or an annotation
+            if pattern := PATTERNS.get(name, STRICTER.get(name)):
+                members.append({"pattern": pattern})
         # These two look at the keywords beside them, so they come first.
         if "unevaluatedProperties" in rest:
             members += self._unevaluated.properties(rest, f"{place}/unevaluatedProperties")
