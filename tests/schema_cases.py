@@ -139,8 +139,8 @@ SCHEMAS = [
     },
     {  # what cannot be negated is the same in both
         "oneOf": [
-            {"required": ["foo"], "properties": {"quux": {"pattern": "^x"}}, "type": "object"},
-            {"required": ["bar"], "properties": {"quux": {"pattern": "^x"}}, "type": "object"},
+            {"required": ["foo"], "properties": {"quux": {"multipleOf": 2}}, "type": "object"},
+            {"required": ["bar"], "properties": {"quux": {"multipleOf": 2}}, "type": "object"},
         ]
     },
     {"oneOf": [{"oneOf": [{"required": ["foo"]}, {"required": ["bar"]}]}, {"required": ["a"]}]},
@@ -166,6 +166,23 @@ SCHEMAS = [
                 ]
             }
         },
+    },
+    # patterns
+    {"not": {"pattern": "^f"}},
+    {"not": {"pattern": "o|r$"}},
+    {"not": {"pattern": "^[a-z]*$"}},
+    {"oneOf": [{"pattern": "^f"}, {"pattern": "r$"}]},
+    {"type": "object", "oneOf": [{"properties": {"foo": {"pattern": "^x$"}}}, {"required": ["bar"]}]},
+    {"if": {"pattern": "^f"}, "then": {"minLength": 4}, "else": {"maxLength": 0}},
+    {"pattern": "^(?!foo)"},
+    {"pattern": "^(?!foo$|a)(?=.*o)[a-z]*$"},
+    {"propertyNames": {"pattern": "^(?!foo)"}},
+    {"patternProperties": {"^f": {"type": "integer"}, "o$": {"minimum": 2}}},
+    {"patternProperties": {"^(?!foo)": False}},
+    {
+        "properties": {"foo": {"type": "integer"}},
+        "patternProperties": {"": {"minimum": 2}, "a|q": {"type": "integer"}},
+        "additionalProperties": False,
     },
     # unevaluated
     {"unevaluatedProperties": False},

@@ -16,6 +16,7 @@ from typing import Any
 from stretto.structured.formats import CHECKED
 from stretto.structured.overlap import TYPES, Overlap, same, type_of
 from stretto.structured.places import NotExpressible, Schema, dereferenced, escaped, is_old, modern_items
+from stretto.structured.regular import complement
 
 MAX_DEPTH = 8
 MAX_VALUES = 200  # of an enum whose opposite is wanted
@@ -38,7 +39,7 @@ _BOUNDS = {
     "exclusiveMaximum": "minimum",
 }
 _NO_OPPOSITE_WORDS = (
-    "multipleOf pattern patternProperties propertyNames uniqueItems unevaluatedItems unevaluatedProperties "
+    "multipleOf patternProperties propertyNames uniqueItems unevaluatedItems unevaluatedProperties "
     "$dynamicRef $recursiveRef"
 )
 _NO_OPPOSITE = frozenset(_NO_OPPOSITE_WORDS.split())
@@ -115,6 +116,9 @@ class Negation:
         """Schemas for the values that one keyword refuses."""
         if key in _NO_OPPOSITE or (key == "format" and value in CHECKED):
             raise NotExpressible(place, "the opposite of this keyword is not supported")
+        if key == "pattern":
+            found = complement(value, place)
+            return [] if found is None else [{"type": "string", "pattern": found}]
         if key == "type":
             return _other_types([value] if isinstance(value, str) else value)
         if key in ("const", "enum"):

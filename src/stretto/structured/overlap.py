@@ -7,6 +7,7 @@ from typing import Any
 
 from stretto.structured.formats import APART
 from stretto.structured.places import NotExpressible, Schema, dereferenced
+from stretto.structured.regular import disjoint
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 MAX_DEPTH = 6
@@ -134,7 +135,11 @@ class Overlap:
         if name == "number":
             return _ranges_apart(members)
         if name == "string":
-            return _sizes_apart(members, "minLength", "maxLength") or _formats_apart(members)
+            return (
+                _sizes_apart(members, "minLength", "maxLength")
+                or _formats_apart(members)
+                or _patterns_apart(members)
+            )
         if name == "array":
             return _sizes_apart(members, "minItems", "maxItems") or self._items_apart(members, depth)
         if name == "object":
@@ -183,6 +188,11 @@ def _sizes_apart(members: list[dict[str, Any]], low: str, high: str) -> bool:
 def _formats_apart(members: list[dict[str, Any]]) -> bool:
     names = {str(one["format"]) for one in members if "format" in one}
     return any(names >= pair for pair in APART)
+
+
+def _patterns_apart(members: list[dict[str, Any]]) -> bool:
+    patterns = sorted({one["pattern"] for one in members if isinstance(one.get("pattern"), str)})
+    return len(patterns) > 1 and disjoint(patterns)
 
 
 def _ranges_apart(members: list[dict[str, Any]]) -> bool:

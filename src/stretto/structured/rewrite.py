@@ -32,6 +32,7 @@ from stretto.structured.places import (
     refused,
     walk_references,
 )
+from stretto.structured.regular import apart, without_looking
 from stretto.structured.scanner import UNIQUE_KEY
 from stretto.structured.unevaluated import Unevaluated
 
@@ -43,7 +44,7 @@ MAX_CASES = 24  # in which a value fits none of them, before unlikely ones are l
 _SPECIAL_WORDS = (
     "not if then else dependentRequired dependentSchemas dependencies propertyNames contains "
     "minContains maxContains uniqueItems oneOf format additionalItems unevaluatedItems "
-    "unevaluatedProperties minProperties maxProperties"
+    "unevaluatedProperties minProperties maxProperties patternProperties"
 )
 SPECIAL = frozenset(_SPECIAL_WORDS.split())
 _UNSUPPORTED = ("$dynamicRef", "$recursiveRef")
@@ -147,10 +148,24 @@ class _Rewriter:
         if "unevaluatedItems" in rest:
             members += self._unevaluated.items(rest, f"{place}/unevaluatedItems")
         rest.pop("unevaluatedProperties", None), rest.pop("unevaluatedItems", None)
+        self._plain_patterns(rest, place)
         members += self._object_members(rest, place)
         members += self._array_members(rest, place)
         members += self._choices(rest, place, given)
         return members
+
+    def _plain_patterns(self, rest: dict[str, Any], place: str) -> None:
+        """Replace patterns that look ahead, and those of properties that overlap."""
+        if isinstance(pattern := rest.get("pattern"), str):
+            rest["pattern"] = without_looking(pattern, f"{place}/pattern")
+        parts = rest.get("patternProperties")
+        if not isinstance(parts, dict):
+            return
+        here = f"{place}/patternProperties"
+        parts = {without_looking(name, here): part for name, part in parts.items()}
+        if len(parts) > 1:
+            parts = {name: both(found) for name, found in apart(parts, here).items()}
+        rest["patternProperties"] = parts
 
     def _choices(self, rest: dict[str, Any], place: str, given: Schema) -> list[Schema]:
         members: list[Schema] = []
