@@ -181,6 +181,13 @@ def test_an_optional_property_of_another_branch_has_to_fit_there():
         Grammar.json(schema)
 
 
+def test_a_property_of_another_branch_may_be_left_out():
+    reference = {"type": "object", "required": ["$ref"], "properties": {"$ref": {"format": "uri-reference"}}}
+    schema = {"oneOf": [reference, {"type": "object"}]}
+    assert accepts(Grammar.json(schema), {"a": 1})
+    assert not accepts(Grammar.json(schema), {"$ref": "#/a"})
+
+
 def test_tools_keep_schemas_that_only_a_grammar_would_refuse():
     odd = {"type": "array", "items": {"type": "string", "pattern": "(?=a)"}, "uniqueItems": True}
     assert json.loads(check_schema(odd)) == odd

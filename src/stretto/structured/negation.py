@@ -198,7 +198,7 @@ class Negation:
             try:
                 opposite = self.negate(part, f"{place}/{escaped(name)}", ANY, depth)
             except NotExpressible:
-                if not is_unlikely or name in required:
+                if not is_unlikely:
                     raise
                 continue
             found += [] if opposite is False else [_with_property(name, opposite)]
