@@ -48,7 +48,7 @@ def complement(pattern: str, place: str) -> str | None:
     """A pattern for the texts that another does not match; None if it matches all.
 
     >>> complement("^a", "#")
-    '^(?:|[^\\\\x{61}](?:[\\\\s\\\\S])*)$'
+    '^(?:(?:|[^\\\\x{61}](?:[\\\\s\\\\S])*))$'
     """
     return region([], [pattern], place)
 
