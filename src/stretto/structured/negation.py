@@ -7,7 +7,6 @@ used where they restrict, never negated again, so one that allows less is safe: 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -17,6 +16,7 @@ from stretto.structured.formats import CHECKED
 from stretto.structured.overlap import TYPES, Overlap, same, type_of
 from stretto.structured.places import NotExpressible, Schema, dereferenced, escaped, is_old, modern_items
 from stretto.structured.regular import complement
+from stretto.structured.texts import other_texts
 
 MAX_DEPTH = 8
 MAX_VALUES = 200  # of an enum whose opposite is wanted
@@ -287,39 +287,6 @@ def _with_property(name: str, part: Schema) -> Schema:
 
 def _with_item(index: int, part: Schema) -> Schema:
     return {"type": "array", "prefixItems": [True] * index + [part], "minItems": index + 1}
-
-
-def other_texts(texts: Iterable[str]) -> str:
-    """A regular expression, without anchors, for every text but some: along the tree of their characters.
-
-    >>> other_texts(["a"])
-    '(?:|[^a][\\\\s\\\\S]*|a[\\\\s\\\\S]+)'
-    """
-    return _beside(sorted(set(texts)), 0)
-
-
-def _beside(texts: list[str], at: int) -> str:
-    """For the rest of texts that have the first `at` characters in common."""
-    empty = "" if all(len(text) > at for text in texts) else None
-    branches: dict[str, list[str]] = {}
-    for text in texts:
-        if len(text) > at:
-            branches.setdefault(text[at], []).append(text)
-    anything = r"[\s\S]*"
-    if not branches:
-        return r"[\s\S]+"
-    pieces = [f"[^{''.join(_in_class(character) for character in branches)}]{anything}"]
-    for character, rest in branches.items():
-        pieces.append(f"{_literal(character)}{_beside(rest, at + 1)}")
-    options = ([empty] if empty is not None else []) + pieces
-    return f"(?:{'|'.join(options)})"
-
-
-def _in_class(character: str) -> str:
-    return re.sub(r"[^\w ]", lambda match: f"\\x{{{ord(match[0]):X}}}", character)
-
-
-_literal = _in_class
 
 
 def _other_types(names: list[str]) -> list[Schema]:
