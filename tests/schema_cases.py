@@ -103,6 +103,87 @@ SCHEMAS = [
             {"properties": {"foo": {"const": "x"}}, "required": ["foo"]},
         ]
     },
+    {  # apart by what stands beside it
+        "required": ["foo"],
+        "oneOf": [
+            {"properties": {"foo": {"enum": [1]}, "bar": {"type": "integer"}}},
+            {"properties": {"foo": {"enum": ["x"]}, "bar": {"pattern": "x"}}},
+        ],
+    },
+    {
+        "allOf": [
+            {"type": "object", "required": ["foo"]},
+            {
+                "oneOf": [
+                    {"properties": {"foo": {"const": 1}}},
+                    {"properties": {"foo": {"not": {"const": 1}}}},
+                ]
+            },
+        ]
+    },
+    {
+        "anyOf": [{"oneOf": [{"minimum": 3, "multipleOf": 1}, {"maximum": 4}]}, {"type": "object"}],
+        "allOf": [{"maximum": 2, "oneOf": [{"type": ["number", "object"]}, {"type": "string"}]}],
+    },
+    {  # two that need each other
+        "allOf": [
+            {"oneOf": [{"minimum": 1}, {"minimum": 2}]},
+            {"oneOf": [{"maximum": 3}, {"maximum": 1}]},
+        ]
+    },
+    {  # closed objects, which overlap in {}
+        "oneOf": [
+            {"type": "object", "properties": {"foo": {}, "a": {}}, "additionalProperties": False},
+            {"type": "object", "properties": {"foo": {}, "bar": {}}, "additionalProperties": False},
+        ]
+    },
+    {  # what cannot be negated is the same in both
+        "oneOf": [
+            {"required": ["foo"], "properties": {"quux": {"multipleOf": 2}}, "type": "object"},
+            {"required": ["bar"], "properties": {"quux": {"multipleOf": 2}}, "type": "object"},
+        ]
+    },
+    {"oneOf": [{"oneOf": [{"required": ["foo"]}, {"required": ["bar"]}]}, {"required": ["a"]}]},
+    {"not": {"oneOf": [{"type": "object"}, {"required": ["foo"]}, {"minItems": 2}]}},
+    {"not": {"dependentSchemas": {"foo": {"required": ["bar"]}}}},
+    {"$schema": D7, "not": {"dependencies": {"foo": ["bar"], "a": {"maxProperties": 1}}}},
+    {"not": {"prefixItems": [{"type": "integer"}], "items": {"type": "integer"}}},
+    {
+        "$schema": D7,
+        "oneOf": [
+            {"type": "array", "items": {"type": "integer"}, "additionalItems": False},
+            {"type": "array", "items": {"minimum": 2}, "additionalItems": False},
+        ],
+    },
+    {
+        "$schema": D7,
+        "properties": {"foo": {}},
+        "dependencies": {
+            "foo": {
+                "oneOf": [
+                    {"properties": {"foo": {"enum": [1]}, "bar": {}}, "additionalProperties": False},
+                    {"properties": {"foo": {"enum": ["x", 2]}}, "additionalProperties": False},
+                ]
+            }
+        },
+    },
+    # patterns
+    {"not": {"pattern": "^f"}},
+    {"not": {"pattern": "o|r$"}},
+    {"not": {"pattern": "^[a-z]*$"}},
+    {"oneOf": [{"pattern": "^f"}, {"pattern": "r$"}]},
+    {"type": "object", "oneOf": [{"properties": {"foo": {"pattern": "^x$"}}}, {"required": ["bar"]}]},
+    {"if": {"pattern": "^f"}, "then": {"minLength": 4}, "else": {"maxLength": 0}},
+    {"pattern": "^(?!foo)"},
+    {"pattern": "^(?!foo$|a)(?=.*o)[a-z]*$"},
+    {"propertyNames": {"pattern": "^(?!foo)"}},
+    {"patternProperties": {"^f": {"type": "integer"}, "o$": {"minimum": 2}}},
+    {"patternProperties": {"^(?!foo)": False}},
+    {
+        "properties": {"foo": {"type": "integer"}},
+        "patternProperties": {"": {"minimum": 2}, "a|q": {"type": "integer"}},
+        "additionalProperties": False,
+    },
     # unevaluated
     {"unevaluatedProperties": False},
     {"properties": {"foo": {}}, "allOf": [{"properties": {"bar": {}}}], "unevaluatedProperties": False},

@@ -20,7 +20,7 @@ MAX_LARK_CHARACTERS = 64 << 10  # of a Lark grammar, whose rules may be combined
 MAX_DEPTH = 100  # of brackets in a JSON schema
 OPTIONS_KEY = "x-guidance"  # settings of the library, hidden in a schema
 
-_SPECIAL = re.compile(f'"({"|".join(sorted(SPECIAL))})"')
+_SPECIAL = re.compile(rf'"({"|".join(sorted(SPECIAL))})"|\(\?[!=]')
 _TEMPERATURE = re.compile(r"^[ \t]*[?!]?[\w-]+(\.\d+)?[ \t]*\[[^\]]*\btemperature\b", re.MULTILINE)
 
 
@@ -146,7 +146,7 @@ def find_mentioned(schema: str, message: str) -> str | None:
             if isinstance(text := value.get(key), str) and text.removeprefix("#") in message:
                 return f"{path}/{key}"
         patterns = value.get("patternProperties")
-        if isinstance(patterns, dict) and any(pattern in message for pattern in patterns):
+        if isinstance(patterns, dict) and any(pattern[:40] in message for pattern in patterns):
             return f"{path}/patternProperties"
     return None
 

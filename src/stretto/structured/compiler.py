@@ -22,6 +22,7 @@ from stretto.errors import InvalidGrammar, InvalidRequest
 from stretto.structured.checks import find_key, find_mentioned
 from stretto.structured.grammar import Grammar, ascii_classes, choice_pattern
 from stretto.structured.guide import Guide, brief
+from stretto.structured.inlined import inlined
 from stretto.structured.keys import with_plain_keys
 from stretto.structured.scanner import UNIQUE_KEY
 from stretto.structured.unique import TokenTable, UniqueItems
@@ -52,6 +53,8 @@ NAMES = {
     "choices": "the list of choices",
     "tools": "the description of the tools",
 }
+
+CIRCULAR = "circular references with sibling keys"  # an error of the library
 
 Value = TypeVar("Value")
 
@@ -107,15 +110,7 @@ class Compiler:
             return self._matched
 
     def _compile(self, grammar: Grammar, tokenizer: LLTokenizer) -> Guide:
-        import llguidance
-
-        limits = llguidance.LLParserLimits(**(LARK_LIMITS if grammar.kind == "lark" else LIMITS))
-        for source in _sources(grammar):
-            matcher: LLMatcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
-            if not matcher.is_error():
-                break
-        else:
-            raise _wrong(grammar, brief(matcher.get_error()))
+        matcher = _matcher(grammar, tokenizer)
         unique = self._unique(grammar)
         guide = Guide(matcher, self._n_vocab, tokenizer.vocab_size, self._tokenizer.end_ids, unique)
         # The first mask is computed here: a grammar that no text fits fails now, and later steps are warm.
@@ -222,6 +217,24 @@ class _Vocabulary:
             return self._tokenizer.encode_inside(text)
         except Exception:  # the vocabulary cannot express it as text, but perhaps by bytes
             return self.greedy(text) if self.greedy else []
+
+
+def _matcher(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+    """The library's matcher of a grammar; raises `InvalidGrammar` if it takes none of the forms."""
+    import llguidance
+
+    limits = llguidance.LLParserLimits(**(LARK_LIMITS if grammar.kind == "lark" else LIMITS))
+    for source in _sources(grammar):
+        matcher: LLMatcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
+        if not matcher.is_error():
+            return matcher
+    reason = matcher.get_error()
+    if grammar.kind == "json" and CIRCULAR in reason:
+        made = json.dumps(inlined(json.loads(grammar.text)), ensure_ascii=False)
+        if made not in ("null", grammar.text):
+            with suppress(InvalidGrammar):
+                return _matcher(replace(grammar, text=made), tokenizer)
+    raise _wrong(grammar, brief(reason))
 
 
 def _sources(grammar: Grammar) -> Iterator[str]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stretto.structured.negation import other_texts
 from stretto.structured.places import LISTS, MAPS, SINGLE
+from stretto.structured.texts import other_texts
 
 ANY_KEY = r"^[\s\S]*$"
 

@@ -6,17 +6,22 @@ used where they restrict, never negated again, so one that allows less is safe: 
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Iterable
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import combinations, pairwise
 from typing import Any
 
-from stretto.structured.formats import FORMATS
-from stretto.structured.overlap import TYPES, same, type_of
-from stretto.structured.places import NotExpressible, Schema, dereferenced, escaped
+from stretto.structured.formats import CHECKED
+from stretto.structured.overlap import TYPES, Overlap, same, type_of
+from stretto.structured.places import NotExpressible, Schema, dereferenced, escaped, is_old, modern_items
+from stretto.structured.regular import complement
+from stretto.structured.texts import other_texts
 
 MAX_DEPTH = 8
 MAX_VALUES = 200  # of an enum whose opposite is wanted
+MAX_PAIRS = 100  # of the branches of a oneOf whose opposite is wanted
+MAX_POSITIONS = 16  # among which an item stands that does not fit
 
 # For numbers, texts, arrays and objects: the type, the opposite keyword and what to add to the bound.
 _SIZES = {
@@ -34,37 +39,86 @@ _BOUNDS = {
     "exclusiveMaximum": "minimum",
 }
 _NO_OPPOSITE_WORDS = (
-    "multipleOf pattern patternProperties propertyNames uniqueItems dependentSchemas "
-    "dependencies oneOf unevaluatedItems unevaluatedProperties $dynamicRef $recursiveRef "
-    "additionalItems"
+    "multipleOf patternProperties propertyNames uniqueItems unevaluatedItems unevaluatedProperties "
+    "$dynamicRef $recursiveRef"
 )
 _NO_OPPOSITE = frozenset(_NO_OPPOSITE_WORDS.split())
+
+# The type whose values a keyword looks at. Other keywords look at all of them.
+_TYPE_WORDS = {
+    "number": "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf",
+    "string": "minLength maxLength pattern format",
+    "array": "items prefixItems minItems maxItems uniqueItems contains minContains maxContains "
+    "unevaluatedItems",
+    "object": "properties patternProperties additionalProperties propertyNames required minProperties "
+    "maxProperties dependentRequired dependentSchemas dependencies unevaluatedProperties",
+}
+_TYPE_OF_KEYWORD = {word: name for name, words in _TYPE_WORDS.items() for word in words.split()}
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of the values for which an opposite is used: it may say anything of all others."""
+
+    types: frozenset[str] = frozenset(TYPES)
+    names: frozenset[str] | None = None  # the only properties that an object may have; None: any
+    parts: frozenset[tuple[str, str]] | None = (
+        None  # the properties that are described: names and schemas, as JSON
+    )
+
+    is_brief: bool = False  # leave out what is unlikely, so that few cases remain
+
+    def has_not(self, name: str) -> bool:
+        """Whether objects cannot have a property."""
+        return self.names is not None and name not in self.names
+
+    def fits(self, name: str, part: Schema) -> bool:
+        """Whether a property is known to fit a schema."""
+        return self.parts is not None and (name, json.dumps(part)) in self.parts
+
+    def describes(self, name: str) -> bool:
+        """Whether something is known of a property."""
+        return self.parts is None or any(name == other for other, _ in self.parts)
+
+    def looks(self, keyword: str) -> bool:
+        """Whether a keyword can refuse one of these values."""
+        return _TYPE_OF_KEYWORD.get(keyword) in (None, *self.types)
+
+
+ANY = Known()
 
 
 class Negation:
     """Opposites within one schema, whose references it follows."""
 
-    def __init__(self, root: Schema) -> None:
-        self._root = root
+    def __init__(self, root: Schema, overlap: Overlap) -> None:
+        self._root, self._overlap = root, overlap
+        self._is_old = is_old(root)
 
-    def negate(self, schema: Schema, place: str, depth: int = MAX_DEPTH) -> Schema:
+    def negate(self, schema: Schema, place: str, known: Known = ANY, depth: int = MAX_DEPTH) -> Schema:
         """A schema for the values that do not fit `schema`, which stands at `place`."""
         schema = dereferenced(self._root, schema, place)
         if isinstance(schema, bool):
             return not schema
         if depth == 0:
             raise NotExpressible(place, "the opposite of a schema this deep is not supported")
+        schema = modern_items(schema)
         branches: list[Schema] = []
         for key, value in schema.items():
-            branches += self._opposites(key, value, schema, f"{place}/{escaped(key)}", depth - 1)
+            if known.looks(key):
+                here = f"{place}/{escaped(key)}"
+                branches += self._opposites(key, value, schema, here, known, depth - 1)
         return either(branches)
 
     def _opposites(
-        self, key: str, value: Any, schema: dict[str, Any], place: str, depth: int
+        self, key: str, value: Any, schema: dict[str, Any], place: str, known: Known, depth: int
     ) -> list[Schema]:
         """Schemas for the values that one keyword refuses."""
-        if key in _NO_OPPOSITE or (key == "format" and value in FORMATS):
+        if key in _NO_OPPOSITE or (key == "format" and value in CHECKED):
             raise NotExpressible(place, "the opposite of this keyword is not supported")
+        if key == "pattern":
+            found = complement(value, place)
+            return [] if found is None else [{"type": "string", "pattern": found}]
         if key == "type":
             return _other_types([value] if isinstance(value, str) else value)
         if key in ("const", "enum"):
@@ -76,71 +130,110 @@ class Negation:
             if isinstance(value, bool):
                 raise NotExpressible(place, "a bound that is true or false is that of an older draft")
             return [{"type": "number", _BOUNDS[key]: value}]
-        if key in ("required", "properties", "dependentRequired", "additionalProperties"):
-            return self._other_objects(key, value, place, depth)
-        if key in ("items", "prefixItems", "contains", "minContains", "maxContains"):
+        if _TYPE_OF_KEYWORD.get(key) == "object":
+            return self._other_objects(key, value, schema, place, known, depth)
+        if _TYPE_OF_KEYWORD.get(key) == "array":
             return self._other_arrays(key, value, schema, place, depth)
-        return self._other_choices(key, value, schema, place, depth)
+        return self._other_choices(key, value, schema, place, known, depth)
 
     def _other_choices(
-        self, key: str, value: Any, schema: dict[str, Any], place: str, depth: int
+        self, key: str, value: Any, schema: dict[str, Any], place: str, known: Known, depth: int
     ) -> list[Schema]:
         if key == "not":
             return [value]
-        if key == "allOf":
-            return [self.negate(part, f"{place}/{i}", depth) for i, part in enumerate(value)]
-        if key == "anyOf":
-            return [both([self.negate(part, f"{place}/{i}", depth) for i, part in enumerate(value)])]
         if key == "if":
             parent = place.rpartition("/")[0]
-            then = self.negate(schema.get("then", True), f"{parent}/then", depth)
-            other = self.negate(schema.get("else", True), f"{parent}/else", depth)
-            return [both([value, then]), both([self.negate(value, place, depth), other])]
-        return []  # an annotation, or `then` and `else`, which stand with their `if`
+            then = self.negate(schema.get("then", True), f"{parent}/then", known, depth)
+            other = self.negate(schema.get("else", True), f"{parent}/else", known, depth)
+            return [both([value, then]), both([self.negate(value, place, known, depth), other])]
+        if key not in ("allOf", "anyOf", "oneOf"):
+            return []  # an annotation, or `then` and `else`, which stand with their `if`
+        parts = [self.negate(part, f"{place}/{i}", known, depth) for i, part in enumerate(value)]
+        if key == "allOf":
+            return parts
+        return [both(parts), *(self._pairs(value, place) if key == "oneOf" else [])]
 
-    def _other_objects(self, key: str, value: Any, place: str, depth: int) -> list[Schema]:
+    def _pairs(self, branches: list[Schema], place: str) -> list[Schema]:
+        """Two branches at once, for each two of a `oneOf` that may overlap."""
+        pairs = [pair for pair in combinations(branches, 2) if not self._overlap.disjoint(*pair)]
+        if len(pairs) > MAX_PAIRS:
+            raise NotExpressible(place, f"more than {MAX_PAIRS} pairs of its branches may overlap")
+        return [both(list(pair)) for pair in pairs]
+
+    def _other_objects(
+        self, key: str, value: Any, schema: dict[str, Any], place: str, known: Known, depth: int
+    ) -> list[Schema]:
         if key == "required":
             return [{"type": "object", "properties": {name: False}} for name in value]
-        if key == "dependentRequired":
-            return [
-                {"type": "object", "required": [name], "properties": {missing: False}}
-                for name, others in value.items()
-                for missing in others
-                if missing != name
-            ]
+        if key == "dependencies" and not self._is_old:
+            raise NotExpressible(
+                place, "newer drafts do not know this keyword; give $schema, or dependentSchemas"
+            )
         if key == "additionalProperties":
-            if value is True or value == {}:
-                return []
+            return self._other_names(value, schema, place, known, depth)
+        if key == "properties":
+            return self._other_properties(value, schema, place, known, depth)
+        found: list[Schema] = []
+        for name, needed in value.items():  # of a dependency
+            present: Schema = {"type": "object", "required": [name]}
+            if isinstance(needed, list):
+                lacking = [other for other in needed if other != name]
+                found += [both([present, {"properties": {other: False}}]) for other in lacking]
+            else:
+                found.append(both([present, self.negate(needed, f"{place}/{escaped(name)}", known, depth)]))
+        return found
+
+    def _other_properties(
+        self, parts: dict[str, Schema], schema: dict[str, Any], place: str, known: Known, depth: int
+    ) -> list[Schema]:
+        found: list[Schema] = []
+        for name, part in parts.items():
+            if known.has_not(name) or known.fits(name, part):
+                continue
+            required = schema.get("required", [])
+            # A property that does not fit the schema, and is unknown otherwise; others have to be absent.
+            is_unlikely = bool(required) and not known.describes(name)
+            if is_unlikely and known.is_brief:
+                continue
+            try:
+                opposite = self.negate(part, f"{place}/{escaped(name)}", ANY, depth)
+            except NotExpressible:
+                if not is_unlikely:
+                    raise
+                continue
+            found += [] if opposite is False else [_with_property(name, opposite)]
+        return found
+
+    def _other_names(
+        self, value: Schema, schema: dict[str, Any], place: str, known: Known, depth: int
+    ) -> list[Schema]:
+        """Objects with a property that `additionalProperties` is about and that does not fit."""
+        if value is True or value == {}:
+            return []
+        if known.names is None or schema.get("patternProperties"):
             raise NotExpressible(place, "the opposite of this keyword is not supported")
-        opposites = {
-            name: self.negate(part, f"{place}/{escaped(name)}", depth) for name, part in value.items()
-        }
-        return [
-            {"type": "object", "required": [name], "properties": {name: part}}
-            for name, part in opposites.items()
-            if part is not False
-        ]
+        others = sorted(known.names - schema.get("properties", {}).keys())
+        opposite = self.negate(value, place, ANY, depth) if others else False
+        return [] if opposite is False else [_with_property(name, opposite) for name in others]
 
     def _other_arrays(
         self, key: str, value: Any, schema: dict[str, Any], place: str, depth: int
     ) -> list[Schema]:
         if key == "prefixItems":
-            parts = [self.negate(part, f"{place}/{i}", depth) for i, part in enumerate(value)]
-            return [
-                {"type": "array", "prefixItems": [True] * i + [part], "minItems": i + 1}
-                for i, part in enumerate(parts)
-                if part is not False
-            ]
+            parts = [self.negate(part, f"{place}/{i}", ANY, depth) for i, part in enumerate(value)]
+            return [_with_item(i, part) for i, part in enumerate(parts) if part is not False]
         if key == "items":
             if value is True or value == {}:
                 return []
+            n_before = len(schema.get("prefixItems", []))
             if value is False:
-                return [{"type": "array", "minItems": len(schema.get("prefixItems", [])) + 1}]
-            if schema.get("prefixItems"):
-                raise NotExpressible(place, "the opposite of items behind prefixItems is not supported")
-            return [{"type": "array", "contains": self.negate(value, place, depth)}]
+                return [{"type": "array", "minItems": n_before + 1}]
+            opposite = self.negate(value, place, ANY, depth)
+            if n_before == 0:
+                return [{"type": "array", "contains": opposite}]
+            return [_with_item(i, opposite) for i in range(n_before, MAX_POSITIONS)]
         if key == "contains" and "minContains" not in schema and "maxContains" not in schema:
-            return [{"type": "array", "items": self.negate(value, place, depth)}]
+            return [{"type": "array", "items": self.negate(value, place, ANY, depth)}]
         if "contains" in schema:
             raise NotExpressible(place, "the opposite of a count is not supported")
         return []
@@ -163,7 +256,7 @@ class Negation:
         for name in ("array", "object"):
             if name in kinds:
                 apart = [_spelled_out(value) for value in values if type_of(value) == name]
-                opposites = [self.negate(part, place, depth) for part in apart]
+                opposites = [self.negate(part, place, ANY, depth) for part in apart]
                 found.append(both([{"type": name}, *opposites]))
         return found
 
@@ -188,37 +281,12 @@ def both(parts: list[Schema]) -> Schema:
     return useful[0] if len(useful) == 1 else {"allOf": useful}
 
 
-def other_texts(texts: Iterable[str]) -> str:
-    """A regular expression, without anchors, for every text but some: along the tree of their characters.
-
-    >>> other_texts(["a"])
-    '(?:|[^a][\\\\s\\\\S]*|a[\\\\s\\\\S]+)'
-    """
-    return _beside(sorted(set(texts)), 0)
+def _with_property(name: str, part: Schema) -> Schema:
+    return {"type": "object", "required": [name], "properties": {name: part}}
 
 
-def _beside(texts: list[str], at: int) -> str:
-    """For the rest of texts that have the first `at` characters in common."""
-    empty = "" if all(len(text) > at for text in texts) else None
-    branches: dict[str, list[str]] = {}
-    for text in texts:
-        if len(text) > at:
-            branches.setdefault(text[at], []).append(text)
-    anything = r"[\s\S]*"
-    if not branches:
-        return r"[\s\S]+"
-    pieces = [f"[^{''.join(_in_class(character) for character in branches)}]{anything}"]
-    for character, rest in branches.items():
-        pieces.append(f"{_literal(character)}{_beside(rest, at + 1)}")
-    options = ([empty] if empty is not None else []) + pieces
-    return f"(?:{'|'.join(options)})"
-
-
-def _in_class(character: str) -> str:
-    return re.sub(r"[^\w ]", lambda match: f"\\x{{{ord(match[0]):X}}}", character)
-
-
-_literal = _in_class
+def _with_item(index: int, part: Schema) -> Schema:
+    return {"type": "array", "prefixItems": [True] * index + [part], "minItems": index + 1}
 
 
 def _other_types(names: list[str]) -> list[Schema]:

@@ -15,7 +15,17 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from stretto.structured.places import LISTS, MAPS, SINGLE, NotExpressible, Schema, escaped, refused, resolve
+from stretto.structured.places import (
+    LISTS,
+    MAPS,
+    SINGLE,
+    NotExpressible,
+    Schema,
+    escaped,
+    is_old,
+    refused,
+    resolve,
+)
 
 _MOVED = "if|then|else|not|contains|propertyNames|dependentSchemas"  # keywords whose schemas are rewritten
 NEEDED = re.compile(
@@ -28,7 +38,6 @@ _NAMES = ("$id", "$anchor", "$dynamicAnchor")
 _VALUES = frozenset(("const", "enum", "default", "examples"))
 _COUNTED = ("Length", "Items", "Properties", "Contains")
 _COUNTS = frozenset(f"{end}{what}" for end in ("min", "max") for what in _COUNTED)
-_OLD = re.compile(r"draft-0[3-7]/")  # $ref hides what stands beside it
 
 
 def normalised(schema: Schema) -> Schema:
@@ -48,7 +57,7 @@ class _Resources:
         self._root = root
         dialect = root.get("$schema") if isinstance(root, dict) else None
         self._is_undeclared = not isinstance(dialect, str)
-        self._is_old = isinstance(dialect, str) and _OLD.search(dialect) is not None
+        self._is_old = is_old(root)  # $ref hides what stands beside it
         self._places: dict[str, str] = {"": ""}  # of resources and anchors, by URI
         self._dynamic: dict[str, list[str]] = {}  # the URIs of resources, by the name of a dynamic anchor
         self._copies: dict[str, str] = {}  # the names in $defs of schemas that are copied there, by pointer

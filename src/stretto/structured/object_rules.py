@@ -6,9 +6,10 @@ from itertools import combinations
 from math import comb
 from typing import Any
 
-from stretto.structured.negation import both, either, other_texts
+from stretto.structured.negation import both, either
 from stretto.structured.overlap import TYPES, types_of
 from stretto.structured.places import NotExpressible, Schema, dereferenced
+from stretto.structured.texts import other_texts
 
 MAX_BRANCHES = 200
 NO_OBJECT: Schema = {"type": [name for name in TYPES if name != "object"]}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from stretto.structured.formats import APART
 from stretto.structured.places import NotExpressible, Schema, dereferenced
+from stretto.structured.regular import disjoint
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 MAX_DEPTH = 6
 MAX_STEPS = 30_000  # comparisons for one schema
+MAX_MEMBERS = 64  # schemas that apply to one value
+_CHOICES = ("anyOf", "oneOf")
 
 
 def type_of(value: Any) -> str:
@@ -60,65 +65,98 @@ class Overlap:
         self._root = root
         self._n_steps = 0
 
-    def disjoint(self, left: Schema, right: Schema, depth: int = MAX_DEPTH) -> bool:
+    def disjoint(self, left: Schema, right: Schema) -> bool:
         """Whether it is proved that no value fits both."""
+        return not self.types([left, right])
+
+    def types(self, parts: list[Schema], depth: int = MAX_DEPTH) -> frozenset[str]:
+        """The types of values that may fit all of some schemas; for the others there is a proof."""
         self._n_steps += 1
-        if self._n_steps > MAX_STEPS:
-            return False
+        every = frozenset(TYPES)
+        if self._n_steps > MAX_STEPS or depth == 0:
+            return every
         try:
-            left, right = dereferenced(self._root, left), dereferenced(self._root, right)
+            members = self.members(parts)
         except NotExpressible:
-            return False
-        if left is False or right is False:
-            return True
-        if depth == 0 or isinstance(left, bool) or isinstance(right, bool):
-            return False
-        return (
-            self._apart(left, right, depth)
-            or self._split(left, right, depth)
-            or self._split(right, left, depth)
-        )
+            return every
+        if not members:
+            return every if members is not None else frozenset()
+        found = every.intersection(*map(types_of, members))
+        found = frozenset(name for name in found if not self._apart_as(name, members, depth))
+        plain = [{key: value for key, value in one.items() if key not in _CHOICES} for one in members]
+        for branches in [one[key] for one in members for key in _CHOICES if isinstance(one.get(key), list)]:
+            if found:
+                found &= frozenset().union(*(self.types([*plain, part], depth - 1) for part in branches))
+        return found
 
-    def _split(self, left: dict[str, Any], right: dict[str, Any], depth: int) -> bool:
-        """By the parts of one of the two: one member of `allOf`, every branch of a choice."""
-        if any(self.disjoint(part, right, depth - 1) for part in left.get("allOf", [])):
-            return True
-        return any(
-            bool(left.get(key)) and all(self.disjoint(part, right, depth - 1) for part in left[key])
-            for key in ("anyOf", "oneOf")
-        )
+    def members(self, parts: list[Schema]) -> list[dict[str, Any]] | None:
+        """All schemas that fit where `parts` do, without `allOf` and `$ref`; None where nothing fits."""
+        members: list[dict[str, Any]] = []
+        stack = list(parts)
+        while stack:
+            one = dereferenced(self._root, stack.pop())
+            if one is False:
+                return None
+            if isinstance(one, dict):
+                members.append({key: value for key, value in one.items() if key != "allOf"})
+                stack += one.get("allOf", [])
+            if len(members) > MAX_MEMBERS:
+                raise NotExpressible("#", "too many schemas apply at once")
+        return members
 
-    def _apart(self, left: dict[str, Any], right: dict[str, Any], depth: int) -> bool:
-        shared = types_of(left) & types_of(right)
-        return all(self._apart_as(name, left, right, depth) for name in shared)
+    def names(self, parts: list[Schema]) -> frozenset[str] | None:
+        """The only properties of objects that fit all of some schemas; None if there may be others."""
+        try:
+            members = self.members(parts) or []
+        except NotExpressible:
+            return None
+        closed = [one for one in members if one.get("additionalProperties") is False]
+        named = [frozenset(one.get("properties", {})) for one in closed if not one.get("patternProperties")]
+        return frozenset.intersection(*named) if named else None
 
-    def _apart_as(self, name: str, left: dict[str, Any], right: dict[str, Any], depth: int) -> bool:
-        """Whether no value of one type fits both."""
-        mine, others = values_of(left), values_of(right)
-        if mine is not None and others is not None:
-            return not any(same(a, b) for a in mine for b in others if type_of(a) == name)
+    def parts(self, parts: list[Schema]) -> frozenset[tuple[str, str]]:
+        """The schemas, as JSON, that properties of objects fit, with the names of these."""
+        try:
+            members = self.members(parts) or []
+        except NotExpressible:
+            return frozenset()
+        listed = [one["properties"] for one in members if isinstance(one.get("properties"), dict)]
+        return frozenset((name, json.dumps(part)) for found in listed for name, part in found.items())
+
+    def _apart_as(self, name: str, members: list[dict[str, Any]], depth: int) -> bool:
+        """Whether no value of one type fits all of some schemas."""
+        given = [values for one in members if (values := values_of(one)) is not None]
+        if given:
+            others = given[1:]
+            return not any(
+                type_of(value) == name and all(any(same(value, item) for item in values) for values in others)
+                for value in given[0]
+            )
         if name == "number":
-            return _ranges_apart(left, right)
+            return _ranges_apart(members)
         if name == "string":
-            return _sizes_apart(left, right, "minLength", "maxLength")
+            return (
+                _sizes_apart(members, "minLength", "maxLength")
+                or _formats_apart(members)
+                or _patterns_apart(members)
+            )
         if name == "array":
-            return _sizes_apart(left, right, "minItems", "maxItems") or self._items_apart(left, right, depth)
+            return _sizes_apart(members, "minItems", "maxItems") or self._items_apart(members, depth)
         if name == "object":
-            return self._keys_apart(left, right, depth) or self._keys_apart(right, left, depth)
+            return self._keys_apart(members, depth)
         return False
 
-    def _items_apart(self, left: dict[str, Any], right: dict[str, Any], depth: int) -> bool:
-        n = max(left.get("minItems", 0), right.get("minItems", 0))
+    def _items_apart(self, members: list[dict[str, Any]], depth: int) -> bool:
+        n = max(one.get("minItems", 0) for one in members)
         return any(
-            self.disjoint(_item(left, index), _item(right, index), depth - 1) for index in range(min(n, 8))
+            not self.types([_item(one, index) for one in members], depth - 1) for index in range(min(n, 8))
         )
 
-    def _keys_apart(self, left: dict[str, Any], right: dict[str, Any], depth: int) -> bool:
-        """By a key that `left` requires."""
+    def _keys_apart(self, members: list[dict[str, Any]], depth: int) -> bool:
+        """By a key that one of the schemas requires."""
+        required = {key for one in members for key in one.get("required", []) if isinstance(key, str)}
         return any(
-            self.disjoint(_property(left, key), _property(right, key), depth - 1)
-            for key in left.get("required", [])
-            if isinstance(key, str)
+            not self.types([_property(one, key) for one in members], depth - 1) for key in sorted(required)
         )
 
 
@@ -142,14 +180,24 @@ def _item(schema: dict[str, Any], index: int) -> Schema:
     return items if isinstance(items, (dict, bool)) else True
 
 
-def _sizes_apart(left: dict[str, Any], right: dict[str, Any], low: str, high: str) -> bool:
-    most = min(left.get(high, float("inf")), right.get(high, float("inf")))
-    return bool(most < max(left.get(low, 0), right.get(low, 0)))
+def _sizes_apart(members: list[dict[str, Any]], low: str, high: str) -> bool:
+    least = max(one.get(low, 0) for one in members)
+    return bool(min(one.get(high, float("inf")) for one in members) < least)
 
 
-def _ranges_apart(left: dict[str, Any], right: dict[str, Any]) -> bool:
-    lows = [_bound(schema, "minimum", "exclusiveMinimum", 1) for schema in (left, right)]
-    highs = [_bound(schema, "maximum", "exclusiveMaximum", -1) for schema in (left, right)]
+def _formats_apart(members: list[dict[str, Any]]) -> bool:
+    names = {str(one["format"]) for one in members if "format" in one}
+    return any(names >= pair for pair in APART)
+
+
+def _patterns_apart(members: list[dict[str, Any]]) -> bool:
+    patterns = sorted({one["pattern"] for one in members if isinstance(one.get("pattern"), str)})
+    return len(patterns) > 1 and disjoint(patterns)
+
+
+def _ranges_apart(members: list[dict[str, Any]]) -> bool:
+    lows = [_bound(one, "minimum", "exclusiveMinimum", 1) for one in members]
+    highs = [_bound(one, "maximum", "exclusiveMaximum", -1) for one in members]
     return max(lows) > min(highs)
 
 

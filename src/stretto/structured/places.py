@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 from stretto.errors import InvalidGrammar
 
@@ -19,6 +22,7 @@ LISTS = frozenset(_LISTS_WORDS.split())
 _MAPS_WORDS = "properties patternProperties dependentSchemas dependencies $defs definitions"
 MAPS = frozenset(_MAPS_WORDS.split())
 
+_OLD = re.compile(r"draft-0[3-7]/")
 MAX_REFERENCES = 16  # followed one after the other
 
 
@@ -67,6 +71,36 @@ def dereferenced(root: Schema, schema: Schema, place: str = "#") -> Schema:
         else:
             schema = {"allOf": [target, rest]}
     raise NotExpressible(place, "the references go round in a circle")
+
+
+def is_old(root: Any) -> bool:
+    """Whether a schema says that it is of draft 7 or an older one."""
+    dialect = root.get("$schema") if isinstance(root, dict) else None
+    return isinstance(dialect, str) and _OLD.search(dialect) is not None
+
+
+def walk_references(schema: Any) -> Iterator[str]:
+    """All references in a schema, as pointers."""
+    stack = [schema]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, dict):
+            if isinstance(reference := value.get("$ref"), str):
+                yield unquote(reference)
+            stack += value.values()
+        elif isinstance(value, list):
+            stack += value
+
+
+def modern_items(schema: dict[str, Any]) -> dict[str, Any]:
+    """Items as the draft of 2020 writes them: a list of items is `prefixItems`, then the rest follows."""
+    rest = schema.get("additionalItems", True)
+    schema = {key: value for key, value in schema.items() if key != "additionalItems"}
+    if isinstance(schema.get("items"), list):
+        schema["prefixItems"] = schema.pop("items")
+        if rest is not True:
+            schema["items"] = rest
+    return schema
 
 
 def refused(place: str, reason: str) -> InvalidGrammar:

@@ -8,30 +8,43 @@ its place. A schema that needs nothing is left as it is.
 from __future__ import annotations
 
 from itertools import combinations
+from math import prod
 from typing import Any
 
 from stretto.structured.array_rules import contains, unique
 from stretto.structured.closed import closed_objects
-from stretto.structured.formats import FORMATS, STRICTER
-from stretto.structured.negation import Negation, both, either
+from stretto.structured.formats import FORMATS, PATTERNS, STRICTER
+from stretto.structured.negation import Known, Negation, both, either
 from stretto.structured.object_rules import (
     counts,
     dependencies,
     property_names,
 )
-from stretto.structured.overlap import Overlap
-from stretto.structured.places import LISTS, MAPS, SINGLE, NotExpressible, Schema, escaped, refused
+from stretto.structured.overlap import TYPES, Overlap
+from stretto.structured.places import (
+    LISTS,
+    MAPS,
+    SINGLE,
+    NotExpressible,
+    Schema,
+    escaped,
+    modern_items,
+    refused,
+    walk_references,
+)
+from stretto.structured.regular import apart, without_looking
 from stretto.structured.scanner import UNIQUE_KEY
 from stretto.structured.unevaluated import Unevaluated
 
 MAX_SCHEMAS = 20_000  # after rewriting
 MAX_DEPTH = 100
 MAX_CHOICES = 32  # branches of a oneOf that overlap
+MAX_CASES = 24  # in which a value fits none of them, before unlikely ones are left out
 
 _SPECIAL_WORDS = (
     "not if then else dependentRequired dependentSchemas dependencies propertyNames contains "
     "minContains maxContains uniqueItems oneOf format additionalItems unevaluatedItems "
-    "unevaluatedProperties minProperties maxProperties"
+    "unevaluatedProperties minProperties maxProperties patternProperties"
 )
 SPECIAL = frozenset(_SPECIAL_WORDS.split())
 _UNSUPPORTED = ("$dynamicRef", "$recursiveRef")
@@ -58,14 +71,15 @@ class _Rewriter:
 
     def __init__(self, root: Schema, checks: bool) -> None:
         self._root, self._checks = root, checks
-        self._negation = Negation(root)
         self._overlap = Overlap(root)
+        self._negation = Negation(root, self._overlap)
+        self._references = sorted({reference.removeprefix("#") for reference in walk_references(root)})
         self._unevaluated = Unevaluated(root, self._negation)
         self._n_schemas = 0
         self.place = "#"  # of the schema that is being rewritten
 
-    def rewrite(self, schema: Schema, place: str, depth: int = 0) -> Schema:
-        """The schema at `place`, and all within it, rewritten."""
+    def rewrite(self, schema: Schema, place: str, depth: int = 0, given: Schema = True) -> Schema:
+        """The schema at `place`, and all within it, rewritten; the values that it is for fit `given` too."""
         if isinstance(schema, bool):
             return schema
         self._n_schemas += 1
@@ -75,19 +89,23 @@ class _Rewriter:
             raise NotExpressible(place, "a schema is an object, true or false")
         self.place = place
         rest = {key: value for key, value in schema.items() if key != "$schema"}
-        rest = _modern_items(rest)
-        members = self._members(rest, place)
-        out = {key: self._within(key, value, place, depth) for key, value in rest.items()}
+        rest = modern_items(rest)
+        members = self._members(rest, place, given)
+        out = {key: self._within(key, value, place, depth, rest, given) for key, value in rest.items()}
         if members:
-            lowered = [self.rewrite(member, place, depth + 1) for member in members]
+            beside = both([given, rest])
+            lowered = [self.rewrite(member, place, depth + 1, beside) for member in members]
             out["allOf"] = [*out.get("allOf", []), *lowered]
         return out
 
-    def _within(self, key: str, value: Any, place: str, depth: int) -> Any:
-        """The value of a keyword, with the schemas in it rewritten."""
+    def _within(
+        self, key: str, value: Any, place: str, depth: int, schema: dict[str, Any], given: Schema
+    ) -> Any:
+        """The value of a keyword of `schema`, with the schemas in it rewritten."""
         here = f"{place}/{escaped(key)}"
         if key in LISTS and isinstance(value, list):
-            return [self.rewrite(part, f"{here}/{i}", depth + 1) for i, part in enumerate(value)]
+            beside = self._beside(key, here, schema, given)
+            return [self.rewrite(part, f"{here}/{i}", depth + 1, beside) for i, part in enumerate(value)]
         if key in SINGLE and isinstance(value, (dict, bool)):
             return self.rewrite(value, here, depth + 1)
         if key in MAPS and isinstance(value, dict):
@@ -99,28 +117,57 @@ class _Rewriter:
             }
         return value
 
-    def _members(self, rest: dict[str, Any], place: str) -> list[Schema]:
+    def _beside(self, key: str, here: str, schema: dict[str, Any], given: Schema) -> Schema:
+        """What the values of the schemas in a list fit as well.
+
+        The order matters, since two schemas must not take each other for granted: keywords without choices
+        come first, then `allOf` (those members first that have no `oneOf`, which alone asks), then `anyOf`. A
+        schema that a reference leads to is for other values too, and takes nothing for granted.
+        """
+        pointer = here.removeprefix("#")
+        if key not in ("allOf", "anyOf") or any(one.startswith(pointer) for one in self._references):
+            return True
+        plain = {name: value for name, value in schema.items() if name not in ("allOf", "anyOf")}
+        members = schema.get("allOf", [])
+        return both([given, plain, *(members if key == "anyOf" else filter(_asks_nothing, members))])
+
+    def _members(self, rest: dict[str, Any], place: str, given: Schema) -> list[Schema]:
         """Take the keywords that the parser lacks out of `rest`; return what stands for them."""
         members: list[Schema] = []
         for keyword in _UNSUPPORTED:
             if keyword in rest:
                 raise NotExpressible(f"{place}/{keyword}", "this keyword is not supported")
-        if isinstance(rest.get("format"), str) and rest["format"] not in FORMATS:
-            del rest["format"]  # an annotation
-        elif rest.get("format") in STRICTER:
-            members.append({"pattern": STRICTER[rest["format"]]})
+        if isinstance(name := rest.get("format"), str):
+            if name not in FORMATS:
+                del rest["format"]  # replaced by a pattern, or an annotation
+            if pattern := PATTERNS.get(name, STRICTER.get(name)):
+                members.append({"pattern": pattern})
         # These two look at the keywords beside them, so they come first.
         if "unevaluatedProperties" in rest:
             members += self._unevaluated.properties(rest, f"{place}/unevaluatedProperties")
         if "unevaluatedItems" in rest:
             members += self._unevaluated.items(rest, f"{place}/unevaluatedItems")
         rest.pop("unevaluatedProperties", None), rest.pop("unevaluatedItems", None)
+        self._plain_patterns(rest, place)
         members += self._object_members(rest, place)
         members += self._array_members(rest, place)
-        members += self._choices(rest, place)
+        members += self._choices(rest, place, given)
         return members
 
-    def _choices(self, rest: dict[str, Any], place: str) -> list[Schema]:
+    def _plain_patterns(self, rest: dict[str, Any], place: str) -> None:
+        """Replace patterns that look ahead, and those of properties that overlap."""
+        if isinstance(pattern := rest.get("pattern"), str):
+            rest["pattern"] = without_looking(pattern, f"{place}/pattern")
+        parts = rest.get("patternProperties")
+        if not isinstance(parts, dict):
+            return
+        here = f"{place}/patternProperties"
+        parts = {without_looking(name, here): part for name, part in parts.items()}
+        if len(parts) > 1:
+            parts = {name: both(found) for name, found in apart(parts, here).items()}
+        rest["patternProperties"] = parts
+
+    def _choices(self, rest: dict[str, Any], place: str, given: Schema) -> list[Schema]:
         members: list[Schema] = []
         if "not" in rest:
             members.append(self._negation.negate(rest.pop("not"), f"{place}/not"))
@@ -132,29 +179,48 @@ class _Rewriter:
                 members.append(either([both([condition, then]), both([opposite, other])]))
         rest.pop("then", None), rest.pop("else", None)
         if isinstance(rest.get("oneOf"), list):
-            members.append(self._one_of(rest.pop("oneOf"), f"{place}/oneOf"))
+            branches = rest.pop("oneOf")
+            members.append(self._one_of(branches, f"{place}/oneOf", both([given, rest])))
         return members
 
-    def _one_of(self, branches: list[Schema], place: str) -> Schema:
+    def _one_of(self, branches: list[Schema], place: str, given: Schema) -> Schema:
         """The choice as `anyOf`: branches that may overlap exclude each other explicitly."""
-        against: dict[int, list[int]] = {}
+        against: dict[int, dict[int, frozenset[str]]] = {}  # the types of values that may fit two branches
         for i, j in combinations(range(len(branches)), 2):
-            if not self._overlap.disjoint(branches[i], branches[j]):
-                against.setdefault(i, []).append(j)
-                against.setdefault(j, []).append(i)
+            if types := self._overlap.types([branches[i], branches[j], given]):
+                against.setdefault(i, {})[j] = types
+                against.setdefault(j, {})[i] = types
         if len(against) > MAX_CHOICES:
             raise NotExpressible(place, f"more than {MAX_CHOICES} branches may overlap; use anyOf")
+        made: list[Schema] = []
+        for i, branch in enumerate(branches):
+            fits = [branch, given]
+            for is_brief in (False, True):
+                others = [
+                    self._unless(branches[j], f"{place}/{j}", types, fits, is_brief)
+                    for j, types in against.get(i, {}).items()
+                ]
+                if prod(len(_cases(other)) for other in others) <= MAX_CASES:
+                    break
+            made.append(both([branch, *others]))
+        return either(made)
+
+    def _unless(
+        self, branch: Schema, place: str, types: frozenset[str], fits: list[Schema], is_brief: bool
+    ) -> Schema:
+        """What does not fit a branch of a `oneOf`, for values that fit another; only these types fit both."""
         try:
-            opposites = {i: self._negation.negate(branches[i], f"{place}/{i}") for i in against}
+            known = Known(types, self._overlap.names(fits), self._overlap.parts(fits), is_brief)
+            opposite = self._negation.negate(branch, place, known)
         except NotExpressible as error:
             raise NotExpressible(
                 error.place,
                 f"a branch of oneOf may overlap with another, and {error.reason}; use anyOf, or a property "
                 "with a different const in each branch that all require",
             ) from None
-        return either(
-            [both([branch, *(opposites[j] for j in against.get(i, []))]) for i, branch in enumerate(branches)]
-        )
+        cases = [case for case in _cases(opposite) if self._overlap.types([case, *fits])]
+        left = self._overlap.types(fits) - types
+        return either([{"type": [name for name in TYPES if name in left]} if left else False, *cases])
 
     def _object_members(self, rest: dict[str, Any], place: str) -> list[Schema]:
         members: list[Schema] = []
@@ -189,12 +255,14 @@ class _Rewriter:
         return members
 
 
-def _modern_items(schema: dict[str, Any]) -> dict[str, Any]:
-    """Items as the draft of 2020 writes them: a list of items is `prefixItems`, then the rest follows."""
-    rest = schema.get("additionalItems", True)
-    schema = {key: value for key, value in schema.items() if key != "additionalItems"}
-    if isinstance(schema.get("items"), list):
-        schema["prefixItems"] = schema.pop("items")
-        if rest is not True:
-            schema["items"] = rest
-    return schema
+def _asks_nothing(schema: Any) -> bool:
+    """Whether there is no `oneOf` in a schema."""
+    if isinstance(schema, dict):
+        return "oneOf" not in schema and all(map(_asks_nothing, schema.values()))
+    return not isinstance(schema, list) or all(map(_asks_nothing, schema))
+
+
+def _cases(schema: Schema) -> list[Schema]:
+    """The branches of a schema that is a choice and nothing else."""
+    is_choice = isinstance(schema, dict) and list(schema) == ["anyOf"]
+    return schema["anyOf"] if is_choice else [schema]  # type: ignore[index]  # it is a dict
