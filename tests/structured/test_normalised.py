@@ -64,6 +64,23 @@ def test_schemas_mean_what_the_draft_says(accepts, schema):
         assert accepts(schema, value) == checker.is_valid(value), value
 
 
+@pytest.mark.parametrize(
+    ("dialect", "fitting"),
+    [
+        ("http://json-schema.org/draft-07/schema#", [[1], [1, 2]]),
+        ("https://json-schema.org/draft/2019-09/schema", [[1], [1, 2]]),
+        ("https://json-schema.org/draft/2020-12/schema", [["a"], ["a", 1]]),
+    ],
+)
+def test_older_drafts_do_not_know_prefix_items(accepts, dialect, fitting):
+    schema = {"type": "array", "prefixItems": [{"type": "string"}], "items": {"type": "integer"}}
+    schema["$schema"] = dialect
+    checker = jsonschema.validators.validator_for(schema)(schema)
+    for value in ([1], [1, 2], ["a"], ["a", 1]):
+        assert checker.is_valid(value) is (value in fitting)
+        assert accepts(schema, value) is (value in fitting), value
+
+
 def test_white_space_is_that_of_ecma_262(accepts):
     for pattern, allowed, other in ((r"^\s$", "\ufeff", "\x85"), (r"^\S$", "\x85", "\ufeff")):
         schema = {"type": "string", "pattern": pattern}

@@ -30,7 +30,7 @@ from stretto.structured.places import (
 _MOVED = "if|then|else|not|contains|propertyNames|dependentSchemas"  # keywords whose schemas are rewritten
 NEEDED = re.compile(
     r'"\$(id|anchor|dynamicAnchor|dynamicRef)"|"\$ref": "[^#]|"(min|max)\w+": \d+\.0*[,}]'
-    rf'|"\$ref": "#[^"]*/({_MOVED})["/]|\\\\[sS]'
+    rf'|"\$ref": "#[^"]*/({_MOVED})["/]|\\\\[sS]|"prefixItems"'
 )
 
 SPACES = r"\t\n\x0B\x0C\r \xA0\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}"
@@ -58,6 +58,7 @@ class _Resources:
         dialect = root.get("$schema") if isinstance(root, dict) else None
         self._is_undeclared = not isinstance(dialect, str)
         self._is_old = is_old(root)  # $ref hides what stands beside it
+        self._has_prefixes = not self._is_old and "2019-09" not in str(dialect)
         self._places: dict[str, str] = {"": ""}  # of resources and anchors, by URI
         self._dynamic: dict[str, list[str]] = {}  # the URIs of resources, by the name of a dynamic anchor
         self._copies: dict[str, str] = {}  # the names in $defs of schemas that are copied there, by pointer
@@ -100,6 +101,8 @@ class _Resources:
             return schema
         base = self._base(schema, base)
         out = {key: value for key, value in schema.items() if key not in _NAMES}
+        if not self._has_prefixes:
+            out.pop("prefixItems", None)  # unknown there: `items` is for all of them
         if self._is_undeclared and place and "$ref" in schema and self._own_base(schema) is not None:
             raise NotExpressible(f"#{place}/$ref", "beside an $id this depends on the draft; give $schema")
         for key, value in out.items():
