@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kWaitingRows = 16;  // with more of them products take long, and leave the cache before they are added to
 constexpr size_t kLooks = 1000;
-constexpr size_t kAheadBytes = 1024;  // of B for a panel: a core keeps no more lines in flight, and drops what is asked for beyond
+constexpr size_t kAheadBytes = 1024;  // of B that a panel asks for: of more at once only a part would come
 constexpr size_t kMostAhead = 4;
 constexpr size_t kAddedRows = 16;  // of B (A x), of which a thread holds a few numbers:
 constexpr size_t kAddedFloats = 2048;
