@@ -18,6 +18,8 @@ namespace {
 
 constexpr size_t kWaitingRows = 16;  // with more of them products take long, and leave the cache before they are added to
 constexpr size_t kLooks = 1000;
+constexpr size_t kAheadBytes = 1024;  // of B that a panel asks for: of more at once only a part would come
+constexpr size_t kMostAhead = 4;
 constexpr size_t kAddedRows = 16;  // of B (A x), of which a thread holds a few numbers:
 constexpr size_t kAddedFloats = 2048;
 static_assert(kAdaptedRows % kMostLanes == 0, "rows are cut between lanes");
@@ -73,6 +75,21 @@ void Decoder::Walk::wait_for_changes() const {
             std::this_thread::sleep_for(std::chrono::microseconds(20));
         }
     }
+}
+
+void Decoder::Walk::multiply_ahead(const Matrix& w, const Rows& rows, size_t begin, size_t end, float* out) const {
+    Ahead ahead[kMostAhead];
+    size_t count = 0, bytes = 0;
+    for (const Change& change : changes_) {
+        const Matrix& b = change.pair->b;
+        if (change.matrix != &w || count == kMostAhead || bytes + b.panel_bytes > kAheadBytes) continue;
+        ahead[count++] = {b.data, b.panel_bytes};
+        bytes += b.panel_bytes;
+    }
+    Matrix asking = w;
+    asking.ahead = ahead;
+    asking.n_ahead = count;
+    d_.multiply(asking, rows, begin, end, out, mine_.product);
 }
 
 // A × some rows, times the scale of each. Rows as integers are made anew where those of the product stand between others.

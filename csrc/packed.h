@@ -112,6 +112,12 @@ constexpr Shape shape_of(Layout layout) {
     }
 }
 
+// Memory that is read after a product, some of it for each panel.
+struct Ahead {
+    const uint8_t* at;
+    size_t step;   // bytes for a panel
+};
+
 struct Matrix {
     Layout layout = Layout::kF32;
     size_t rows = 0;
@@ -121,6 +127,8 @@ struct Matrix {
     const uint8_t* source = nullptr;   // the file's own rows, wherever they are
     int format = 0;                    // of rows that are not packed
     size_t ready = 0;                  // rows that have been packed so far
+    const Ahead* ahead = nullptr;      // what kernels may ask for while they multiply, panel by panel
+    size_t n_ahead = 0;
 
     size_t panels() const { return (rows + kPanelRows - 1) / kPanelRows; }
     size_t bytes() const { return panels() * panel_bytes; }

@@ -96,6 +96,8 @@ public:
     struct Piece {
         size_t begin, end;    // panels
         size_t first, last;   // columns
+
+        bool precedes(const Piece& next) const { return end == next.begin && first == next.first && last == next.last; }
     };
 
     Pieces(const Cursors& cursors, size_t task, size_t panels, size_t columns, bool only_panels, size_t grain, size_t thread,

@@ -58,7 +58,14 @@ private:
             return;
         }
         multiplied_.clear();
-        for (Pieces::Piece piece; pieces.next(&piece); multiplied_.push_back(piece)) multiply(piece);
+        for (Pieces::Piece piece; pieces.next(&piece);) {
+            multiply(piece);
+            if (!multiplied_.empty() && multiplied_.back().precedes(piece)) {
+                multiplied_.back().end = piece.end;  // longer ranges of B are read faster
+            } else {
+                multiplied_.push_back(piece);
+            }
+        }
         wait_for_changes();
         for (const Pieces::Piece& piece : multiplied_) finish(piece);
     }
@@ -67,11 +74,15 @@ private:
                          const std::vector<AdaptedRows>& adapted);
     void narrow_rows(const Change& change, const AdaptedChunk& chunk, const float* floats, const Quantized& in);
     void wait_for_changes() const;
+    // The same as `multiply`, and asks for B of these panels.
+    void multiply_ahead(const Matrix& w, const Rows& rows, size_t begin, size_t end, float* out) const;
     // Adds B (A x) to panels [begin, end) of a product.
     void add_changes(const Matrix& w, const Rows& rows, size_t begin, size_t end, float* out) const;
     void add_floats(const Change& change, const AdaptedChunk& chunk, size_t begin, size_t end, float* out) const;
     // Panels [begin, end) of w × some rows, without what adapters add.
     void multiply(const Matrix& w, const Rows& rows, size_t begin, size_t end, float* out) const {
+        // A collector knows matrices by where they are.
+        if (changes_wait_ && !d_.collector_) return multiply_ahead(w, rows, begin, end, out);
         d_.multiply(w, rows, begin, end, out, mine_.product);
     }
     void product(const Matrix& w, const float* floats, size_t columns, float* out, const Quantized& in);

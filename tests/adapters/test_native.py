@@ -129,3 +129,14 @@ def test_numbers_are_kept_exactly_in_the_smallest_format(numbers, fmt):
 def _short(numbers):
     """The numbers in the upper halves of floats."""
     return (np.array(numbers, np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+
+
+def test_with_an_adapter_every_matrix_is_collected(tmp_path):
+    backend = adapted(native("llama"), "llama", tmp_path)
+    found = {}
+    for mix in (None, MIXES[1]):
+        backend.collect(True)
+        adapted_logits(backend, mix)
+        found[mix] = {one.name: one.times for one in backend.collected()}
+    assert found[None]
+    assert found[MIXES[1]] == found[None]
