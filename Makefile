@@ -61,7 +61,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/open_gguf.py
 	$(BIN)/python benchmarks/tokenizer.py
 
-# `make test` runs them too, for ten seconds each.
+# `make test` runs them too, for five seconds each.
 SECONDS ?= 60
 fuzz: $(VENV)/.test
 	STRETTO_FUZZ_SECONDS=$(SECONDS) STRETTO_FUZZ_SEED=$$(date +%s) $(BIN)/python -m pytest --quiet \

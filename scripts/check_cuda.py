@@ -25,6 +25,8 @@ PART_SECONDS = 460
 LONGEST_FIRST = (
     "test_attend_kernel",
     "test_architectures",
+    "test_lean",
+    "test_queued",
     "test_sampling",
     "test_recurrent",
     "test_products",

@@ -14,7 +14,7 @@ from tiny_models import tiny_file, tiny_spec
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
 from soaking import SoakPlan, soak
 
-SECONDS = 20
+SECONDS = 12
 
 
 @pytest.mark.slow

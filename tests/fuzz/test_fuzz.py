@@ -1,4 +1,4 @@
-"""Fuzzing for good: mutated seeds for ten seconds a target; `make fuzz` and STRETTO_FUZZ_SECONDS for longer.
+"""Fuzzing for good: mutated seeds for five seconds a target; `make fuzz` and STRETTO_FUZZ_SECONDS for longer.
 
     STRETTO_FUZZ_SECONDS=60 STRETTO_FUZZ_SEED=7 python -m pytest tests/fuzz
 
@@ -19,7 +19,7 @@ from targets import DATA, TARGETS
 from stretto.errors import StrettoError
 from stretto.server.errors import ApiError
 
-SECONDS = float(os.environ.get("STRETTO_FUZZ_SECONDS", "10"))  # for each target
+SECONDS = float(os.environ.get("STRETTO_FUZZ_SECONDS", "5"))  # for each target
 SEED = int(os.environ.get("STRETTO_FUZZ_SEED", "0"))
 SLOW_SECONDS = 5.0  # of CPU time, for one input
 LEAST_INPUTS = 20  # on a busy machine too
