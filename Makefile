@@ -111,8 +111,8 @@ check-wheel: $(BIN)/python
 
 # TRITON_INTERPRET runs kernels on the CPU, by NumPy; tests of models then take a few of each kind.
 check-triton: $(VENV)/.test
-	TRITON_INTERPRET=1 $(BIN)/python scripts/check_cuda.py --part 1 --device cpu --processes 2 --seconds 1200 \
-	    --out build/check_triton
+	TRITON_INTERPRET=1 STRETTO_TEST_DEVICE=cpu OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 \
+	    $(BIN)/python -m pytest --quiet -p no:cacheprovider --numprocesses=2 --dist=worksteal tests/backends/torch
 
 check-cuda: $(VENV)/.cuda
 	$(BIN)/python scripts/check_cuda.py $(addprefix --part ,$(PART))
