@@ -18,9 +18,8 @@ MAX_WRITTEN = 24  # states of one that becomes an expression
 MAX_LENGTH = 8_000  # of the expression
 
 Ranges = tuple[tuple[int, int], ...]  # of characters: sorted, and apart
-Node = tuple[
-    Any, ...
-]  # ("none",), ("empty",), ("set", Ranges), ("then", a, b), ("star", a), ("not", a), ("any" | "all", {…})
+# ("none",), ("empty",), ("set", Ranges), ("then", a, b), ("star", a), ("not", a), ("any" | "all", {…})
+Node = tuple[Any, ...]
 
 NONE: Node = ("none",)
 EMPTY: Node = ("empty",)
@@ -153,8 +152,8 @@ def _starts(node: Node, found: set[int]) -> None:
             _starts(part, found)
 
 
-def automaton(node: Node) -> tuple[dict[Node, dict[Node, Ranges]], Node]:
-    """The states, each with the states after it and the characters that lead there; and the first state."""
+def automaton(node: Node) -> dict[Node, dict[Node, Ranges]]:
+    """The states, each with the states after it and the characters that lead there; the first is `node`."""
     starts = {0}
     _starts(node, starts)
     bounds = sorted(start for start in starts if start <= LAST)
@@ -173,17 +172,17 @@ def automaton(node: Node) -> tuple[dict[Node, dict[Node, Ranges]], Node]:
             steps.setdefault(after(state, low), []).append((low, high))
         states[state] = {target: ranges(pairs) for target, pairs in steps.items() if target != NONE}
         waiting += states[state]
-    return states, node
+    return states
 
 
 def is_empty(node: Node) -> bool:
     """Whether no text is in a set."""
-    return not any(map(has_empty, automaton(node)[0]))
+    return not any(map(has_empty, automaton(node)))
 
 
 def expression(node: Node) -> str:
     """A regular expression, without anchors, for a set that is not empty: states are taken out one by one."""
-    states, first = automaton(node)
+    states = automaton(node)
     names = _minimal(states)
     if len(set(names.values())) > MAX_WRITTEN:
         raise TooLarge
@@ -193,7 +192,7 @@ def expression(node: Node) -> str:
             pairs.setdefault((names[state], names[target]), []).extend(found)
     # -1 is before the first state, -2 behind the last.
     edges = {key: _class(ranges(found)) for key, found in pairs.items()}
-    edges[-1, names[first]] = ""
+    edges[-1, names[node]] = ""
     edges |= {(names[state], -2): "" for state in states if has_empty(state)}
     left = set(names.values())
     while left:

@@ -230,10 +230,11 @@ def _matcher(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
             return matcher
     reason = matcher.get_error()
     if grammar.kind == "json" and CIRCULAR in reason:
-        made = json.dumps(inlined(json.loads(grammar.text)), ensure_ascii=False)
-        if made not in ("null", grammar.text):
+        made = inlined(json.loads(grammar.text))
+        text = json.dumps(made, ensure_ascii=False)
+        if made is not None and text != grammar.text:
             with suppress(InvalidGrammar):
-                return _matcher(replace(grammar, text=made), tokenizer)
+                return _matcher(replace(grammar, text=text), tokenizer)
     raise _wrong(grammar, brief(reason))
 
 

@@ -62,10 +62,8 @@ class Known:
 
     types: frozenset[str] = frozenset(TYPES)
     names: frozenset[str] | None = None  # the only properties that an object may have; None: any
-    parts: frozenset[tuple[str, str]] | None = (
-        None  # the properties that are described: names and schemas, as JSON
-    )
-
+    # The properties that are described: names and schemas, as JSON; None: any.
+    parts: frozenset[tuple[str, str]] | None = None
     is_brief: bool = False  # leave out what is unlikely, so that few cases remain
 
     def has_not(self, name: str) -> bool:

@@ -23,6 +23,7 @@ from stretto.structured.places import (
     Schema,
     escaped,
     is_old,
+    knows_prefix_items,
     refused,
     resolve,
 )
@@ -58,7 +59,7 @@ class _Resources:
         dialect = root.get("$schema") if isinstance(root, dict) else None
         self._is_undeclared = not isinstance(dialect, str)
         self._is_old = is_old(root)  # $ref hides what stands beside it
-        self._has_prefixes = not self._is_old and "2019-09" not in str(dialect)
+        self._has_prefixes = knows_prefix_items(root)
         self._places: dict[str, str] = {"": ""}  # of resources and anchors, by URI
         self._dynamic: dict[str, list[str]] = {}  # the URIs of resources, by the name of a dynamic anchor
         self._copies: dict[str, str] = {}  # the names in $defs of schemas that are copied there, by pointer

@@ -79,6 +79,12 @@ def is_old(root: Any) -> bool:
     return isinstance(dialect, str) and _OLD.search(dialect) is not None
 
 
+def knows_prefix_items(root: Any) -> bool:
+    """Whether a schema is of a draft with `prefixItems`, which came in 2020, or says nothing of its draft."""
+    dialect = root.get("$schema") if isinstance(root, dict) else None
+    return not is_old(root) and "2019-09" not in str(dialect)
+
+
 def walk_references(schema: Any) -> Iterator[str]:
     """All references in a schema, as pointers."""
     stack = [schema]

@@ -30,6 +30,7 @@ from stretto.structured.automata import (
     star,
     then,
 )
+from stretto.structured.normalised import SPACES
 from stretto.structured.places import NotExpressible, Schema
 
 MAX_REPEATS = 64
@@ -40,8 +41,6 @@ Value = TypeVar("Value")
 _ESCAPES = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 _DIGITS: Ranges = ((48, 57),)
 _WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
-_WIDE_SPACES = (0xA0, 0x1680, 0x2028, 0x2029, 0x202F, 0x205F, 0x3000, 0xFEFF)
-_SPACE: Ranges = ranges([(9, 13), (32, 32), (0x2000, 0x200A), *((c, c) for c in _WIDE_SPACES)])
 
 
 def complement(pattern: str, place: str) -> str | None:
@@ -203,7 +202,7 @@ class _Parser:
                 return inner
             return self._repeated(any_of(node for _, node, _ in inner))
         if self._take("["):
-            return self._repeated(characters(self._class()))
+            return self._repeated(characters(self.read_class()))
         if self._take("."):
             return self._repeated(characters(other(((10, 10),))))
         if self._take("\\"):
@@ -242,16 +241,13 @@ class _Parser:
             whole = then(node, whole)
         return whole
 
-    def _class(self) -> Ranges:
+    def read_class(self) -> Ranges:
+        """The rest of a class of characters, behind its bracket."""
         is_negative = self._take("^")
         found: list[tuple[int, int]] = []
-        first = True
-        while first or self._peek() != "]":
+        while self._peek() != "]":
             if self._peek() in ("", "["):
                 raise _Unknown("a class of characters like this")
-            first = False
-            if self._peek() == "]":
-                break
             low = self._class_item()
             if isinstance(low, tuple):
                 found += low
@@ -300,13 +296,6 @@ class _Parser:
 
 _BRACES = re.compile(r"\{(\d+)(,(\d*))?\}")
 _CODES = re.compile(r"x\{([0-9A-Fa-f]{1,6})\}|x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})")
-
-
-_CLASSES: dict[str, Ranges] = {
-    "d": _DIGITS,
-    "D": other(_DIGITS),
-    "w": _WORD,
-    "W": other(_WORD),
-    "s": _SPACE,
-    "S": other(_SPACE),
-}
+_CLASSES: dict[str, Ranges] = {"d": _DIGITS, "D": other(_DIGITS), "w": _WORD, "W": other(_WORD)}
+_SPACE = _Parser(f"{SPACES}]").read_class()  # single characters and ranges of them
+_CLASSES |= {"s": _SPACE, "S": other(_SPACE)}
