@@ -31,5 +31,5 @@ def test_a_small_cache_under_pressure(tmp_path, n_threads, n_bursts):
     counts = sum((thread.counts for thread in threads), Counter())
     print(dict(counts))
     assert sum(counts[name] for name in WEIGHTS) == n_bursts * BURST
-    assert counts["CacheFull"] > 10
+    assert counts["CacheFull"] > 0  # 6 to 118 with one thread, by the seed
     assert min(counts[name] for name in WEIGHTS) > 0

@@ -147,6 +147,13 @@ def test_stop_tokens():
     assert (result.text, result.finish_reason, result.stop_reason) == ("He", "stop", ord("l"))
 
 
+def test_options_of_several_prompts_are_read_once():
+    results = generate("Hello", ["one", "two"], stop_tokens=iter([ord("l")]))
+    assert [result.text for result in results] == ["He", "He"]
+    with pytest.raises(InvalidRequest, match="max_tokens"):
+        generate("Hello", [], max_tokens=0)
+
+
 def test_timeout_returns_what_is_there():
     def slow(seen):
         time.sleep(0.1)

@@ -29,19 +29,19 @@ def new_text(engine: Engine, prompt: Prompt | Sequence, options: Mapping[str, An
 
 def new_branches(engine: Engine, prompt: Prompt | Sequence, options: Mapping[str, Any]) -> Branches:
     """Requests for the texts of one prompt."""
+    return new_batch(engine, [prompt], options)[0]
+
+
+def new_batch(engine: Engine, prompts: Iterable[Any], options: Mapping[str, Any]) -> list[Branches]:
+    """Requests for the texts of several prompts, all or none; their options are checked once."""
     how, rest = branching(options)
     params = _params(engine, rest)
     if how.best_of is not None:
         params = replace(params, scored=True)
-    return branches_of(engine, _start_of(engine, prompt, params), params, how)
-
-
-def new_batch(engine: Engine, prompts: Iterable[Any], options: Mapping[str, Any]) -> list[Branches]:
-    """Requests for the texts of several prompts, all or none."""
     made: list[Branches] = []
     try:
         for prompt in prompts:
-            made.append(new_branches(engine, prompt, options))
+            made.append(branches_of(engine, _start_of(engine, prompt, params), params, how))
     except BaseException:
         _cancel(engine, [branches.requests[0] for branches in made])
         raise
