@@ -5,9 +5,10 @@
     python benchmarks/gpu.py --table FILE.json …       # the table again, of runs that were stored
 
 All get the same shapes and random weights (shapes.py), which are written once, into memory where there is
-room. Contestants take turns, each sample right after a moment of other work on the GPU, so that no clock
-sleeps; the first turn warms up, and medians of the others count. `llm.generate` is the public API, with
-sampling and detokenizing; bare steps are the backend's forward passes without sampling.
+room. Each contestant has a process of its own, as its users have it. They take turns, each sample right after
+a moment of other work on the GPU, so that no clock sleeps; the first turn warms up, and medians of the others
+count. `llm.generate` is the public API, with sampling and detokenizing; bare steps are the backend's forward
+passes without sampling.
 
 | part | |
 |---|---|

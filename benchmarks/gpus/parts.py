@@ -1,6 +1,5 @@
 """The parts of the benchmark: each opens its models, measures by turns, and gives figures with goals."""
 
-import gc
 import json
 import os
 import subprocess
@@ -10,13 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from gpus.clock import Figure, attempt, turns
 from gpus.compiled import Compiled
 from gpus.files import file_of
 from gpus.hugging import Hugging
 from gpus.ours import Bare, Public
+from gpus.worker import Worker
 from shapes import DENSE
 
 HERE = Path(__file__).parent
@@ -45,7 +43,7 @@ class Run:
         return file_of(self.where, name, fmt, self.layers)
 
     def open(self, kind, path, cells, way=EXACT):
-        return kind(path, cells, device=self.device, **OPTIONS[way])
+        return Worker(kind, path, cells, device=self.device, **OPTIONS[way])
 
 
 class Contest:
@@ -93,9 +91,6 @@ def close(models):
     for model in models:
         model.close()
     models.clear()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def both(contest, path, cells, test, goal, rows, depth, way=EXACT, forks=False):
@@ -128,12 +123,12 @@ def peers(contest, name, test, rows, depth):
         return
     contest.add(
         None,
-        lambda: Compiled(run.shape(name), rows, depth, run.tokens, run.device),
+        lambda: Worker(Compiled, run.shape(name), rows, depth, run.tokens, run.device),
         (test, "gpt-fast's design, torch.compile", None, lambda model: model.decode()),
     )
     contest.add(
         "transformers",
-        lambda: Hugging(run.shape(name), run.device),
+        lambda: Worker(Hugging, run.shape(name), run.device),
         (test, "transformers", None, lambda model: model.decode(rows, depth, min(PEER_TOKENS, run.tokens))),
     )
 
@@ -204,7 +199,9 @@ def prefill(run):
     )
     if run.peers:
         shape = run.shape("llama-3-8b")
-        contest.add("transformers", lambda: Hugging(shape, run.device), (test, "transformers", None, speed))
+        contest.add(
+            "transformers", lambda: Worker(Hugging, shape, run.device), (test, "transformers", None, speed)
+        )
     for figure in contest.figures:
         if "first token" in figure.test:
             figure.unit = "ms"

@@ -12,6 +12,7 @@ from stretto.weights.formats import Format
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from gpus.report import markdown
+from gpus.worker import Worker
 from shapes import DENSE, make
 
 
@@ -61,3 +62,13 @@ def test_the_table_has_goals_beside_figures():
         "| decode | 8B | transformers | 23.4 tok/s |  |  |",
         "| decode | 8B | other | OSError: a/b | 100 |  |",
     ]
+
+
+def test_a_contestant_in_a_process_of_its_own(tmp_path):
+    worker = Worker(Path, tmp_path)
+    assert worker.is_dir() is True
+    with pytest.raises(RuntimeError, match="IsADirectoryError"):
+        worker.read_text()
+    assert worker.joinpath("a") == tmp_path / "a"  # it goes on
+    with pytest.raises(RuntimeError, match="ValueError: invalid literal"):
+        Worker(int, "one")
