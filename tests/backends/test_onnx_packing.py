@@ -264,6 +264,13 @@ def test_a_graph_without_such_products_is_untouched(make, monkeypatch):
     assert (run(session, random_x(1))[0] == random_x(1)).all()
 
 
+def test_what_is_shared_with_no_other_process_is_said(make):
+    file = make((random_rows(Format.Q4_1), Format.Q4_1)).save()
+    with pytest.warns(RouteWarning, match="packed for this process alone; repack='auto' says the same"):
+        _, packed = open_packed(file, "cpu", 1, repack="shared")
+    assert packed.packed == 1
+
+
 def test_falling_back_is_never_silent(make, monkeypatch):
     file = make((random_rows(Format.Q4_1), Format.Q4_1)).save()
     monkeypatch.setattr(packing._native, "__file__", "no/such/library.so")

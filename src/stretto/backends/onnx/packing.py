@@ -36,6 +36,10 @@ Floats = NDArray[np.float32]
 
 ZERO = 8  # that MatMulNBits takes from four bits
 NOT_ASKED = "repack=False"
+NOT_SHARED = (
+    "repack='shared' is for the native backend: the products of this ONNX file are packed for this process "
+    "alone; repack='auto' says the same, False packs none"
+)
 OTHER_FORM = "the others are not blocks of Q4_0, Q4_1 or Q8_0 whose activations may have 8 bits"
 
 
@@ -86,6 +90,8 @@ def open_packed(
         return plain(str(error))
     if session is None:
         return plain(OTHER_FORM)
+    if repack == "shared":
+        warnings.warn(NOT_SHARED, RouteWarning, stacklevel=2)
     return session, Packing(packed, found, name, "" if packed == found else OTHER_FORM)
 
 
