@@ -24,7 +24,7 @@ public:
         if (kind != kind_) {  // what was measured of another kind says nothing
             kind_ = kind;
             wall_ = computed_ = 0.0;
-            runs_ = 0;
+            runs_ = slow_ = 0;
             active_ = kept_;
         }
         wall_ += wall;
@@ -45,6 +45,7 @@ private:
     static constexpr double kWindow = 0.03;        // seconds of work that are compared; time slices take 3 ms or so
     static constexpr int kRuns = 8;                // of one kind, at least: a few are luck
     static constexpr double kEnough = 0.6;         // of a thread's time spent computing: no reason to try fewer
+    static constexpr int kSlow = 2;                // windows with less, one after the other: a reason
     static constexpr double kGain = 1.03;          // that more threads have to bring
     static constexpr double kFirstPause = 0.1, kLastPause = 1.0;  // seconds between trials of more threads
 
@@ -62,12 +63,14 @@ private:
         next_trial_ = now + pause_;
     }
 
-    // Whether to try another number of threads.
+    // Whether to try another number of threads. A pause that no other follows is over when it is noticed, and fewer threads
+    // would make it longer.
     void consider(double cores, double speed, double now) {
         kept_speed_ = speed;
+        slow_ = active_ > 1 && cores < kEnough * active_ ? slow_ + 1 : 0;
         if (now < next_trial_) return;
-        if (active_ > 1 && cores < kEnough * active_) {
-            active_ = std::max(1, active_ * 3 / 4);
+        if (slow_ > 0) {
+            if (slow_ >= kSlow) active_ = std::max(1, active_ * 3 / 4);
         } else if (active_ < most_) {
             active_ = std::min(most_, (active_ * 4 + 2) / 3);
         }
@@ -77,7 +80,7 @@ private:
     double kept_speed_ = 0.0;       // of `kept_` threads in their last window
     size_t kind_ = 0;
     double wall_ = 0.0, computed_ = 0.0;
-    int runs_ = 0;
+    int runs_ = 0, slow_ = 0;       // slow windows since the last one that was not
     double pause_ = kFirstPause, next_trial_ = 0.0;
 };
 

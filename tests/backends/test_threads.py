@@ -80,6 +80,15 @@ def test_fewer_threads_that_are_faster_are_kept():
     assert sorted(used)[len(used) // 2] <= 4
 
 
+def test_a_pause_now_and_then_is_no_reason_for_fewer_threads():
+    governor, now = _native.ops.Governor(2), 0.0
+    for number in range(1000):  # runs of 5 ms; of every 40 one takes 75
+        seconds = 0.075 if number % 40 == 0 else 0.005
+        now += seconds
+        governor.add(seconds, 0.0095, now, kind=1)
+        assert governor.active == 2
+
+
 def test_runs_of_another_kind_are_not_compared():
     governor, now = _native.ops.Governor(4), 0.0
     for number in range(400):  # alternately slow and fast, by their work and not by the threads
