@@ -299,23 +299,24 @@ struct Tiles : Panel<L> {
         }
     }
 
-    // Four rows × eight columns, of which `count` are there.
+    // A panel × eight columns, of which `count` are there.
     static ALWAYS void eight_columns(Eights& e, size_t count, bool more, float* out, size_t stride, size_t rows) {
         alignas(64) float some[8 * 4] = {};
-        if (count == 8 && rows >= 4) {
-            const size_t bytes = stride * sizeof(float);
-            return packed_eights<L>(e, more ? out : some, more ? bytes : 0, out, bytes);
+        const size_t bytes = stride * sizeof(float), whole = count < 8 ? 0 : rows < kPanelRows ? rows / 4 : 4;
+        if (whole) packed_eights<L>(e, 0, whole, more ? out : some, more ? bytes : 0, more ? 16 : 0, out, bytes);
+        for (size_t r = whole; r < 4 && 4 * r < rows; ++r) {
+            const size_t there = (rows - 4 * r < 4 ? rows - 4 * r : 4) * sizeof(float);
+            for (float& total : some) total = 0.0f;
+            for (size_t c = 0; more && c < count; ++c) std::memcpy(some + 4 * c, out + c * stride + 4 * r, there);
+            packed_eights<L>(e, r, 1, some, 16, 0, some, 16);
+            for (size_t c = 0; c < count; ++c) std::memcpy(out + c * stride + 4 * r, some + 4 * c, there);
         }
-        const size_t bytes = (rows < 4 ? rows : 4) * sizeof(float);
-        for (size_t c = 0; more && c < count; ++c) std::memcpy(some + 4 * c, out + c * stride, bytes);
-        packed_eights<L>(e, some, 16, some, 16);
-        for (size_t c = 0; c < count; ++c) std::memcpy(out + c * stride, some + 4 * c, bytes);
     }
 
     // Quants stay packed. A chunk of them is read for all columns, eight or four at a time, while it is in the first cache, and
     // meanwhile the next one is asked for. One or two columns that remain are done as panel_of_few does them.
     static void panel_of_some(const Target& t, const Quantized& a, size_t columns, size_t n) {
-        constexpr size_t kRowBytes = 16, kAt = kShape.quants_at(0);  // of the quants of four rows
+        constexpr size_t kAt = kShape.quants_at(0);
         constexpr bool kHalf = reads_halves(L);
         alignas(64) float floats[kHalves][kHalf ? 1 : kExpanded * kFloats];
         const size_t blocks = columns / kBlock, rest = n % 8 == 7 ? 0 : n % 8, fours = rest & 4, few = rest & 3;
@@ -332,19 +333,17 @@ struct Tiles : Panel<L> {
             }
             for (size_t c = 0; c < eights; c += 8) {
                 const Inputs x(a, c, columns, first), y(a, c + kLanes, columns, first);
-                Eights e{w, w, {x.q, y.q}, {x.scale, y.scale}, {x.scaled, y.scaled}, last - first, next, step, {}};
-                for (size_t r = 0; r < quarters; ++r, next += step * (last - first)) {
-                    e.w = w + kAt + r * kRowBytes;
-                    e.scales = kHalf ? w + r * 8 : static_cast<const void*>(floats[r / 2] + r % 2 * 4);
-                    e.ahead = next;
-                    eight_columns(e, eights - c < 8 ? eights - c : 8, first > 0, t.out + c * t.stride + 4 * r, t.stride,
-                                  t.rows - 4 * r);
+                Eights e{w + kAt, last - first, {x.q, y.q}, {x.scale, y.scale}, {x.scaled, y.scaled}, next, step, {}, {}};
+                for (size_t r = 0; r < 4; ++r) {
+                    e.scales[r] = kHalf ? w + r * 8 : static_cast<const void*>(floats[r / 2] + r % 2 * 4);
                 }
+                eight_columns(e, eights - c < 8 ? eights - c : 8, first > 0, t.out + c * t.stride, t.stride, t.rows);
+                next += quarters * step * (last - first);
             }
             for (size_t half = 0; fours && half < halves; ++half, next += step * (last - first)) {
                 const void* scales = kHalf ? w + half * 16 : static_cast<const void*>(floats[half]);
                 const auto multiply = [&](const float* from, size_t from_stride, float* to, size_t to_stride) ALWAYS_LAMBDA {
-                    packed_fours<L>(w + kAt + half * 2 * kRowBytes, scales, Inputs(a, eights, columns, first), last - first,
+                    packed_fours<L>(w + kAt + half * 2 * Eights::kRowBytes, scales, Inputs(a, eights, columns, first), last - first,
                                     from, from_stride * sizeof(float), to, to_stride * sizeof(float), next, step);
                 };
                 with_totals(multiply, fours, first > 0, t.out + eights * t.stride + half * kTileRows, t.stride,

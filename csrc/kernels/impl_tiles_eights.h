@@ -9,15 +9,17 @@
 //     v8 … v15     totals, [column]                v28, v29     low quants; then the rows' scales and minima
 //     v16 … v23    activations, [column]           v30, v31     a mask; −kFloatBias, or levels
 struct Eights {
-    const uint8_t* w;         // quants of the first block, from these rows on
-    const void* scales;       // of the first block: as they are packed, or floats
+    const uint8_t* w;         // quants of the panel's first block; those of the next four rows are kRowBytes further
+    size_t blocks;
     const int8_t* q[2];       // columns 0 … 3 and 4 … 7, as the rest
     const float* scale[2];
     const float* scaled[2];
-    size_t blocks;
     const uint8_t* ahead;     // what is asked for meanwhile, `step` bytes with every block
     size_t step;
+    const void* scales[4];    // of the first block, for four rows each: as they are packed, or floats
     alignas(32) float bias[8];  // −kFloatBias × scales, twice
+
+    static constexpr size_t kRowBytes = 16;
 };
 
 // What nibbles with an offset of 8 are changed by, which makes them signed in the upper half of a byte; then −kFloatBias and what
@@ -27,14 +29,18 @@ alignas(32) constexpr uint32_t kSignsOfEights[8] = {0x88888888, 0x88888888, 0x88
 // Whether scales are read as they are packed.
 constexpr bool reads_halves(Layout layout) { return shape_of(layout).scales == Scales::kHalf; }
 
-// Totals of four rows are read from `from` and written to `to`; the next column is a stride further, in bytes.
+// `count` times four rows, from the first-th four of the panel on. Totals are read from `from` and written to `to`; the next column
+// is a stride further, in bytes, and so are the next rows by a step and by 16.
 template <Layout L>
-inline void packed_eights(Eights& e, const float* from, size_t from_stride, float* to, size_t to_stride) {
+inline void packed_eights(Eights& e, size_t first, size_t count, const float* from, size_t from_stride, size_t from_step, float* to,
+                          size_t to_stride) {
     constexpr Shape kShape = shape_of(L);
     constexpr bool kCoded = kShape.scales == Scales::kCoded, kHalf = reads_halves(L);
     constexpr int kOffset = kShape.bytes() ? 0 : kShape.offset, kScaleStep = kHalf ? kShape.unit_bytes() : kShape.min ? 96 : 64;
     static_assert(kShape.groups == 1 && (kShape.bits == 8 || kShape.bits == 4) && (kOffset == 0 || kOffset == 8));
-    static_assert(offsetof(Eights, step) == 10 * 8);
+    static_assert(offsetof(Eights, step) == 9 * 8);
+    const uint8_t* w = e.w + first * Eights::kRowBytes;
+    const void* const* scales = e.scales + first;
 #define IF(what, text) ".if %c[" what "]\n\t" text ".endif\n\t"
 #define EITHER(what, text, other) ".if %c[" what "]\n\t" text ".else\n\t" other ".endif\n\t"
 #define LOAD_X(x, q, at) "ldr q" x ", [" q ", #" at "]\n\t"
@@ -67,19 +73,21 @@ inline void packed_eights(Eights& e, const float* from, size_t from_stride, floa
 #define LOAD_TOTAL(t) "ldr q" t ", [x15]\n\t" "add x15, x15, %[from_stride]\n\t"
 #define STORE_TOTAL(t) "str q" t ", [x15]\n\t" "add x15, x15, %[to_stride]\n\t"
     asm volatile(
-        "mov x15, %[from]\n\t"
-        LOAD_TOTAL("8") LOAD_TOTAL("9") LOAD_TOTAL("10") LOAD_TOTAL("11")
-        LOAD_TOTAL("12") LOAD_TOTAL("13") LOAD_TOTAL("14") LOAD_TOTAL("15")
-        "ldp x0, x1, [%[e]]\n\t"
-        "ldp x2, x3, [%[e], #16]\n\t"
-        "ldp x4, x5, [%[e], #32]\n\t"
-        "ldp x6, x7, [%[e], #48]\n\t"
-        "ldp x10, x11, [%[e], #64]\n\t"
-        "ldr x12, [%[e], #80]\n\t"
+        "ldp x11, x12, [%[e], #64]\n\t"
         "add x14, %[e], #%c[biases]\n\t"
         EITHER("bytes", "movi v30.16b, #128\n\t", EITHER("offset", "movi v30.16b, #240\n\t", "movi v30.16b, #15\n\t"))
         EITHER("levels", "ldr q31, [%[table]]\n\t", "dup v31.4s, %w[bias]\n\t")
-        ".p2align 6\n"
+        "2:\n\t"
+        "mov x0, %[w]\n\t"
+        "ldr x1, [%[scales]], #8\n\t"
+        "ldp x2, x3, [%[e], #16]\n\t"
+        "ldp x4, x5, [%[e], #32]\n\t"
+        "ldp x6, x7, [%[e], #48]\n\t"
+        "ldr x10, [%[e], #8]\n\t"
+        "mov x15, %[from]\n\t"
+        LOAD_TOTAL("8") LOAD_TOTAL("9") LOAD_TOTAL("10") LOAD_TOTAL("11")
+        LOAD_TOTAL("12") LOAD_TOTAL("13") LOAD_TOTAL("14") LOAD_TOTAL("15")
+        ".p2align 4\n"
         "1:\n\t"
         IF("offset", "ldr q31, [%[signs]]\n\t")
         LOAD("24", "0") LOW("28", "24", "0") LOAD("25", "1")
@@ -119,8 +127,14 @@ inline void packed_eights(Eights& e, const float* from, size_t from_stride, floa
         "mov x15, %[to]\n\t"
         STORE_TOTAL("8") STORE_TOTAL("9") STORE_TOTAL("10") STORE_TOTAL("11")
         STORE_TOTAL("12") STORE_TOTAL("13") STORE_TOTAL("14") STORE_TOTAL("15")
-        :
-        : [e] "r"(&e), [from] "r"(from), [from_stride] "r"(from_stride), [to] "r"(to), [to_stride] "r"(to_stride),
+        "add %[w], %[w], #%c[row_bytes]\n\t"
+        "add %[from], %[from], %[from_step]\n\t"
+        "add %[to], %[to], #16\n\t"
+        "sub %[count], %[count], #1\n\t"
+        "cbnz %[count], 2b\n\t"
+        : [w] "+r"(w), [scales] "+r"(scales), [count] "+r"(count), [from] "+r"(from), [to] "+r"(to)
+        : [e] "r"(&e), [from_stride] "r"(from_stride), [from_step] "r"(from_step), [to_stride] "r"(to_stride),
+          [row_bytes] "i"(Eights::kRowBytes),
           [start] "r"(kSumStarts), [signs] "r"(kSignsOfEights), [table] "r"(kSignedLevels), [bias] "r"(0xcb400000), [min] "i"(kShape.min),
           [bytes] "i"(kShape.bits == 8), [levels] "i"(kShape.levels), [offset] "i"(kOffset), [half] "i"(kHalf),
           [head] "i"(kCoded ? kShape.head_bytes() : 0), [block] "i"(kCoded ? kShape.quant_bytes() : kShape.unit_bytes()),
