@@ -13,9 +13,11 @@ void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks)
     Plan plan;
     make_plan(plan, input, out, hidden, peaks);
 
-    // A single row has to be done by the same threads from end to end, as each has its own copy of it. With more rows a pass
-    // takes long, and the number of threads may change from layer to layer.
-    const size_t n_layers = layers_.size(), at_once = plan.alone ? n_layers : 1;
+    // A single row has to be done by the same threads from end to end, as each has its own copy of it. With more rows the
+    // number of threads may change: from layer to layer where a pass takes long, in some places with a few rows.
+    constexpr size_t kFewRows = 8, kJobs = 8;
+    const size_t n_layers = layers_.size(), some = input.n <= kFewRows ? pieces_of(n_layers, kJobs) : 1;
+    const size_t at_once = plan.alone ? n_layers : std::max<size_t>(some, 1);
     size_t layer = 0;
     do {
         const size_t next = std::min(layer + at_once, n_layers);
