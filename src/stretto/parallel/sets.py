@@ -227,10 +227,10 @@ class SetSource:
         position, self._n_entered = self.track.start, len(sets)
         lanes: list[list[int]] = []
         for one in sets:
-            lanes.append([] if one.sees is None else [self._runner.borrowed.take(self) for _ in one.tokens])
-            for lane in lanes[-1]:
-                self._lanes.append(lane)
-                self._runner.cells.copy(self.track.id, lane)
+            own = [] if one.sees is None else self._runner.borrowed.take_several(self, len(one.tokens))
+            self._lanes += own
+            self._runner.cells.copy_to_each(self.track.id, own)
+            lanes.append(own)
         for at, one in enumerate(sets):
             later = [lane for several in lanes[at + 1 :] for lane in several]
             for i in one.order:
