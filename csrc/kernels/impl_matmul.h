@@ -292,9 +292,14 @@ constexpr std::integral_constant<decltype(V), V> constant{};
 template <typename Tile, int P, bool Wide>
 void columns_of(const Piece& piece, const typename Tile::Input& input, size_t n) {
     size_t c = 0;
-    for (; c + kColumns <= n; c += kColumns) Tile::template tile<P, kColumns, Wide>(piece, input, c);
+    for (; c + kColumns <= n && (kColumns <= 4 || n - c != 8); c += kColumns) {  // eight are four and four
+        Tile::template tile<P, kColumns, Wide>(piece, input, c);
+    }
     if constexpr (kColumns > 4) {
         for (; c + 4 <= n; c += 4) Tile::template tile<P, 4, Wide>(piece, input, c);
+    }
+    if constexpr (kColumns > 4 && !Wide) {
+        if (c + 3 == n) return Tile::template tile<P, 3, Wide>(piece, input, c);
     }
     if constexpr (kColumns > 2) {
         for (; c + 2 <= n; c += 2) Tile::template tile<P, 2, Wide>(piece, input, c);
