@@ -2,6 +2,7 @@
 //
 //     kernels [seconds] [set …]      all sets that the machine can run, if none is named
 //     kernels cycles                 JSON: cycles of a block of one column, as benchmarks/raw/cycles-neoverse-n1.json
+//     kernels columns [set …]        nanoseconds of a block of 16 rows × 32 numbers with 1 to 16 columns
 //     kernels attention              cycles of a cell of one row's attention, three heads of 64, at depth 2,048 of SmolLM2
 //
 // For each layout, shape and number of columns the sets take turns, several times over. Of each piece of work the
@@ -216,21 +217,22 @@ double cycle_seconds() {
     return best / kAdditions;
 }
 
+struct Format {
+    const char* name;
+    Layout layout;
+};
+const Format kFormats[] = {{"Q4_0", Layout::kNibbles},  {"Q4_1", Layout::kNibblesMin}, {"Q8_0", Layout::kBytes},
+                           {"MXFP4", Layout::kLevels},  {"Q4_K", Layout::kNibblesK},   {"Q5_K", Layout::kFivesK},
+                           {"Q6_K", Layout::kSixesK}};
+
 // Cycles of a block of 16 rows × one column × 32 numbers, with weights in the first cache and from memory.
 int print_cycles(const Kernels& kernel) {
-    struct Format {
-        const char* name;
-        Layout layout;
-    };
-    const Format formats[] = {{"Q4_0", Layout::kNibbles},  {"Q4_1", Layout::kNibblesMin}, {"Q8_0", Layout::kBytes},
-                              {"MXFP4", Layout::kLevels},  {"Q4_K", Layout::kNibblesK},   {"Q5_K", Layout::kFivesK},
-                              {"Q6_K", Layout::kSixesK}};
     constexpr size_t kColumns = 512, kNear = 64, kFar = 1 << 16;
     constexpr int kRuns = 100;
     const double cycle = cycle_seconds();
     std::printf("{\n \"set\": \"%s\",\n \"ghz\": %.2f,\n \"cycles\": {\n", kernel.name, 1e-9 / cycle);
     const char* separator = "";
-    for (const Format& format : formats) {
+    for (const Format& format : kFormats) {
         double cycles[2];
         for (const bool far : {false, true}) {
             const size_t rows = far ? kFar : kNear;
@@ -255,6 +257,44 @@ int print_cycles(const Kernels& kernel) {
     }
     std::printf("\n }\n}\n");
     return 0;
+}
+
+// Nanoseconds of a block by its columns: weights in the first cache, and weights that no cache has, 16 panels at a time.
+void print_columns(const std::vector<const Kernels*>& sets) {
+    constexpr size_t kColumns = 576, kNear = 4, kFar = 16, kFarBytes = size_t{256} << 20, kTimes = 64;
+    constexpr int kNearRuns = 50, kFarRuns = 5;
+    std::printf("%-8s %4s", "ns", "n");
+    for (const Kernels* set : sets) std::printf(" %12s near    far", set->name);
+    std::printf("\n");
+    for (const Format& format : kFormats) {
+        const size_t panels = kFarBytes / matrix_for(format.layout, kPanelRows, kColumns).bytes() / kFar * kFar;
+        const Weights weights({format.name, format.layout, panels * kPanelRows, kColumns});
+        for (const size_t n : {1, 2, 3, 4, 6, 8, 16}) {
+            const Room<float> out(n * weights.matrix.rows);
+            std::printf("%-8s %4zu", format.name, n);
+            for (const Kernels* set : sets) {
+                Columns columns(*set, n, kColumns);
+                const auto multiply = [&](size_t begin, size_t end) {
+                    multiply_activations(*set, Precision::kStandard, weights.matrix, {columns.view(), columns.floats.data, 0, n},
+                                         begin, end, out.data, {});
+                };
+                double near = 1e9, far = 1e9;
+                for (int run = 0; run < kNearRuns; ++run) {
+                    const double begin = now();
+                    for (size_t i = 0; i < kTimes; ++i) multiply(0, kNear);
+                    near = std::min(near, now() - begin);
+                }
+                for (int run = 0; run < kFarRuns; ++run) {
+                    const double begin = now();
+                    for (size_t at = 0; at < panels; at += kFar) multiply(at, at + kFar);
+                    far = std::min(far, now() - begin);
+                }
+                const auto blocks = static_cast<double>(kColumns / kBlock);
+                std::printf(" %17.2f %6.2f", 1e9 * near / blocks / (kNear * kTimes), 1e9 * far / blocks / static_cast<double>(panels));
+            }
+            std::printf("\n");
+        }
+    }
 }
 
 // Cycles of a cell at the depth of 2,048 tokens: 30 layers of three K/V heads, each for three heads of 64, as SmolLM2 has them.
@@ -313,6 +353,7 @@ int print_attention(const Kernels& kernel) {
 int run(int count, char** arguments) {
     if (count == 2 && !std::strcmp(arguments[1], "attention")) return print_attention(*best_kernels());
     if (count == 2 && !std::strcmp(arguments[1], "cycles")) return print_cycles(*best_kernels());
+    const bool by_columns = count > 1 && !std::strcmp(arguments[1], "columns");
     const double least = count > 1 ? std::atof(arguments[1]) : 0.01;
     std::vector<const Kernels*> sets;
     for (int i = 2; i < count; ++i) {
@@ -327,11 +368,12 @@ int run(int count, char** arguments) {
         if (count > 2) break;
         if (const Kernels* found = kernels_named(name)) sets.push_back(found);
     }
+    if (by_columns) return print_columns(sets), 0;
     std::printf("%-26s %4s", "GMAC/s", "n");
     for (const Kernels* set : sets) std::printf(" %10s", set->name);
     std::printf("\n");
     for (const Case& c : kCases) {
-        for (const size_t n : {1, 4, 8, 16, 32, 64, 512}) measure(sets, c, n, least);
+        for (const size_t n : {1, 2, 3, 4, 6, 8, 16, 32, 64, 512}) measure(sets, c, n, least);
     }
     return 0;
 }

@@ -22,9 +22,10 @@ void Decoder::Walk::attention(size_t layer) {
     }
     meet();
     if (a.q_norm.over == Over::kAll || a.k_norm.over == Over::kAll) prepare_whole_rows(layer);
-    attend(layer, false);
+    const bool in_parts = quantizes_parts(a.width(), a.group() * a.head_size);
+    attend(layer, false, in_parts);
     meet();
-    quantize(plan_.mixed, a.width());
+    if (!in_parts) quantize(plan_.mixed, a.width());
     product(w.o.matrix, plan_.mixed, n_, plan_.added, quantized_);
     meet();
 }
@@ -205,8 +206,8 @@ void Decoder::Walk::show(size_t layer, size_t at, size_t kv) const {
     }
 }
 
-// `prepared`: queries are ready and K and V are in the cache.
-void Decoder::Walk::attend(size_t layer, bool prepared) {
+// `prepared`: queries are ready and K and V are in the cache. `quantizes`: what rows get becomes integers as well.
+void Decoder::Walk::attend(size_t layer, bool prepared, bool quantizes) {
     const AttentionConfig& a = c_.layers[layer].attention;
     const Layer& w = d_.layers_[layer];
     const size_t group = a.group(), size = padded(a.head_size), heads = a.n_kv_head;
@@ -277,6 +278,10 @@ void Decoder::Walk::attend(size_t layer, bool prepared) {
                 if (!a.gate) continue;
                 const float* gate = plan_.q + ((block.row + row) * a.n_head + head) * 2 * a.head_size + a.head_size;
                 for (size_t i = 0; i < a.head_size; ++i) to[i] *= 1.0f / (1.0f + std::exp(-gate[i]));
+            }
+            if (quantizes) {
+                const size_t at = block.row + row, heads_of = group * a.head_size;
+                quantize_part(plan_.mixed + at * a.width(), a.width(), at, kv * heads_of, (kv + 1) * heads_of, quantized_);
             }
         }
     };

@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "bindings.h"
+#include "bind_decoder.h"
 #include "mixture.h"
 
 namespace stretto {
@@ -19,7 +19,8 @@ using Table = std::vector<std::vector<double>>;
 // A mixture, and the array that its rows are in.
 class BoundMixture {
 public:
-    BoundMixture(Input2<float> rows, const std::vector<size_t>& order, float temperature) : rows_(std::move(rows)) {
+    BoundMixture(Input2<float> rows, const std::vector<size_t>& order, float temperature, Decoder* decoder)
+        : rows_(std::move(rows)) {
         const size_t n = rows_.shape(1);
         if (order.empty() || n < 1 || n > kMostTokens) fail("a mixture needs rows with logits");
         if (!(temperature > 0.0f)) fail("the temperature must be above 0");
@@ -29,7 +30,7 @@ public:
             members.push_back(rows_.data() + row * n);
         }
         Unlocked unlocked;
-        mixture_ = std::make_unique<Mixture>(members, n, temperature);
+        mixture_ = std::make_unique<Mixture>(members, n, temperature, decoder ? &decoder->pool() : nullptr);
     }
 
     int error() const { return mixture_->error(); }
@@ -80,8 +81,9 @@ private:
 
 void bind_mixture(nb::module_& m) {
     nb::class_<BoundMixture>(m, "Mixture", "The distributions of rows of logits, and the best tokens of their mixture.")
-        .def(nb::init<Input2<float>, const std::vector<size_t>&, float>(), nb::arg("rows").noconvert(),
-             nb::arg("order"), nb::arg("temperature") = 1.0f)
+        .def(nb::init<Input2<float>, const std::vector<size_t>&, float, Decoder*>(), nb::arg("rows").noconvert(),
+             nb::arg("order"), nb::arg("temperature") = 1.0f, nb::arg("decoder").none() = nb::none(),
+             "A decoder lends its threads; no pass may run meanwhile.")
         .def_prop_ro("error", &BoundMixture::error,
                      "0, or what is wrong with a row: -1 (NaN), -2 (everything excluded), -3 (infinity).")
         .def("pick", &BoundMixture::pick, nb::arg("weights"), nb::arg("threshold"), nb::arg("most"),

@@ -54,6 +54,7 @@ public:
     size_t n_cells() const { return n_cells_; }
     Precision precision() const { return precision_; }
     int threads() const { return pool_.size(); }
+    Pool& pool() { return pool_; }  // for work between passes
     int active_threads() const { return pool_.active(); }
     size_t weight_bytes() const { return weight_bytes_; }
     size_t cache_bytes() const { return cache_.size(); }

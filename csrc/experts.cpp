@@ -187,8 +187,8 @@ void Decoder::Walk::experts(size_t layer) {
     });
     const float* shared = nullptr;
     if (c.has_shared) {
-        dense(c.shared, w.shared, renormalize(c, w.shared_norm));  // meets
-        product(w.shared.down.matrix, plan_.gate, n_, plan_.added, quantized_);
+        const Quantized& inner = dense(c.shared, w.shared, renormalize(c, w.shared_norm));  // meets
+        product(w.shared.down.matrix, plan_.gate, n_, plan_.added, inner);
         shared = plan_.added;
     } else {
         meet();

@@ -13,9 +13,11 @@ void Decoder::forward(const Input& input, float* out, bool hidden, float* peaks)
     Plan plan;
     make_plan(plan, input, out, hidden, peaks);
 
-    // A single row has to be done by the same threads from end to end, as each has its own copy of it. With more rows a pass
-    // takes long, and the number of threads may change from layer to layer.
-    const size_t n_layers = layers_.size(), at_once = plan.alone ? n_layers : 1;
+    // A single row has to be done by the same threads from end to end, as each has its own copy of it. With more rows the
+    // number of threads may change: from layer to layer where a pass takes long, in some places with a few rows.
+    constexpr size_t kFewRows = 8, kJobs = 8;
+    const size_t n_layers = layers_.size(), some = input.n <= kFewRows ? pieces_of(n_layers, kJobs) : 1;
+    const size_t at_once = plan.alone ? n_layers : std::max<size_t>(some, 1);
     size_t layer = 0;
     do {
         const size_t next = std::min(layer + at_once, n_layers);
@@ -125,8 +127,8 @@ void Decoder::Walk::feed_forward(size_t index) {
         norm_rows(weights.ffn_norm);
     }
     if (config.ffn == FeedForwardKind::kDense) {
-        dense(config.dense, weights.dense, normed_);
-        product(weights.dense.down.matrix, plan_.gate, n_, plan_.added, quantized_);
+        const Quantized& inner = dense(config.dense, weights.dense, normed_);
+        product(weights.dense.down.matrix, plan_.gate, n_, plan_.added, inner);
         meet();
         add_rows(plan_.added, weights.dense.down.bias, weights.post_ffn_norm, config.residual_scale);
     } else {
@@ -152,6 +154,14 @@ void Decoder::Walk::quantize(const float* rows, size_t columns) {
         }
     }
     meet_if_shared();
+}
+
+// Columns [from, to) of a row as integers.
+void Decoder::Walk::quantize_part(const float* x, size_t columns, size_t row, size_t from, size_t to,
+                                  const Quantized& out) const {
+    const size_t first = row % out.lanes, at = out.block_of(row - first, columns) + from / kBlock * out.lanes;
+    const Quantized part{out.q + at * kBlock, out.scale + at, out.scaled + at, out.sums + 2 * at, out.lanes};
+    kernel_.quantize(x + from, to - from, first, part);
 }
 
 void Decoder::Walk::norm_rows(const Norm& norm) {
@@ -229,8 +239,10 @@ void Decoder::Walk::products(std::initializer_list<Target> targets, const float*
         });
 }
 
-// The inner rows of a feed-forward, [n][n_ff] in Plan::gate, and as integers. `in` are its rows, which are quantised.
-void Decoder::Walk::dense(const DenseConfig& config, const DenseWeights& w, const float* in) {
+// The inner rows of a feed-forward, [n][n_ff] in Plan::gate; returns them as integers. `in` are its rows, which are quantised.
+const Quantized& Decoder::Walk::dense(const DenseConfig& config, const DenseWeights& w, const float* in) {
+    constexpr size_t kGrain = kBlock / kPanelRows;  // panels of a block
+    const bool in_parts = !config.sparse && quantizes_parts(config.n_ff, kGrain * kPanelRows);
     const Matrix& first = config.gated ? w.gate.matrix : w.up.matrix;
     float* up_out = config.gated ? plan_.up : plan_.gate;
     prepare_changes({&w.gate.matrix, &w.up.matrix}, in, quantized_, n_, plan_.adapted);
@@ -239,7 +251,7 @@ void Decoder::Walk::dense(const DenseConfig& config, const DenseWeights& w, cons
         if (config.gated) multiply(w.gate.matrix, rows, piece.begin, piece.end, plan_.gate);
         multiply(w.up.matrix, rows, piece.begin, piece.end, up_out);
     };
-    each_piece(first.panels(), n_, first.data, multiply_both, [&](const Pieces::Piece& piece) {
+    const auto finish = [&](const Pieces::Piece& piece) {
         const Rows rows{quantized_, in, piece.first, piece.last};
         if (config.gated) add_changes(w.gate.matrix, rows, piece.begin, piece.end, plan_.gate);
         add_changes(w.up.matrix, rows, piece.begin, piece.end, up_out);
@@ -254,11 +266,15 @@ void Decoder::Walk::dense(const DenseConfig& config, const DenseWeights& w, cons
                 kernel_.add(gate, gate_bias, to - from);
                 kernel_.add(up_out + row * config.n_ff + from, up_bias, to - from);
             }
+            if (in_parts) quantize_part(plan_.gate + row * config.n_ff, config.n_ff, row, from, to, plan_.inner_rows);
         }
-    });
+    };
+    each_piece(first.panels(), n_, first.data, multiply_both, finish, in_parts ? kGrain : 1);
     meet();
+    if (in_parts) return plan_.inner_rows;
     if (config.sparse) cut_gates(config);
     quantize(plan_.gate, config.n_ff);
+    return quantized_;
 }
 
 // Gates of whole rows, less their mean and `cutoff` times their standard deviation, not below 0; and activated. Alone,

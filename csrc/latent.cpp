@@ -28,7 +28,7 @@ void Decoder::Walk::latent(size_t layer) {
     meet();
     head_products(w.k_b, plan_.q, n_head * q_size, q_size);
     prepare_latent(layer);
-    attend(layer, true);
+    attend(layer, true, false);
     meet();
     head_products(w.v_b, plan_.mixed, config.attention.width(), config.attention.head_size);
     const size_t first = n_ * thread_ / n_threads_, last = n_ * (thread_ + 1) / n_threads_;

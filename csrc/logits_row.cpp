@@ -103,15 +103,16 @@ void LogitsRow::tighten() {
     loose = false;
 }
 
-double LogitsRow::total() const {
+float LogitsRow::part(size_t s) const {
     constexpr float kNegligible = 25.0f;  // a whole vocabulary that lies so far below weighs less than 1e-5
-    const auto weigh = best_kernels()->weigh;
     const float factor = 1.0f / temperature;
+    if ((best - peaks[s]) * factor > kNegligible) return 0.0f;
+    return best_kernels()->weigh(logits + s * kPeak, length(s), best, factor);
+}
+
+double LogitsRow::total() const {
     double sum = 0.0;
-    for (size_t s = 0; s < peaks.size(); ++s) {
-        if ((best - peaks[s]) * factor > kNegligible) continue;
-        sum += double{weigh(logits + s * kPeak, length(s), best, factor)};
-    }
+    for (size_t s = 0; s < peaks.size(); ++s) sum += double{part(s)};
     return sum;
 }
 

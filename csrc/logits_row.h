@@ -39,8 +39,9 @@ struct LogitsRow {
     void find_peaks(const std::vector<float>* known);
     // Makes all peaks what they should be.
     void tighten();
-    // The sum of e^((x − best) / temperature) over the row; its peaks are known, and it has no mask.
-    double total() const;
+    // The sum of e^((x − best) / temperature) over a stretch; its peaks are known, and it has no mask.
+    float part(size_t s) const;
+    double total() const;  // of the whole row
 
 private:
     enum class Words { kEmpty, kMixed, kFull };

@@ -26,15 +26,54 @@ int error_of(const LogitsRow& row) {
 
 }  // namespace
 
-Mixture::Mixture(const std::vector<const float*>& rows, size_t n, float temperature)
+Mixture::Mixture(const std::vector<const float*>& rows, size_t n, float temperature, Pool* pool)
     : n_(n), rows_(rows.size()), totals_(rows.size()) {
+    const size_t count = stretches(n);
     for (size_t i = 0; i < rows.size(); ++i) {
         rows_[i].logits = rows[i];
         rows_[i].n = n;
         rows_[i].temperature = temperature;
-        rows_[i].find_peaks(nullptr);
+        rows_[i].peaks.resize(count);
+    }
+    std::vector<float> parts(rows.size() * count);
+    const auto find_best = [&] {
+        for (LogitsRow& row : rows_) row.best = *std::max_element(row.peaks.begin(), row.peaks.end());
+    };
+    if (pool) {
+        pool->run(
+            [&](int thread) {
+                const auto at = static_cast<size_t>(thread), threads = static_cast<size_t>(pool->active());
+                find_peaks(at, threads);
+                pool->barrier(thread);
+                if (thread == 0) find_best();
+                pool->barrier(thread);
+                weigh(at, threads, parts.data());
+            },
+            Measured::kNo);
+    } else {
+        find_peaks(0, 1);
+        find_best();
+        weigh(0, 1, parts.data());
+    }
+    for (size_t i = 0; i < rows.size(); ++i) {
         if (!error_) error_ = error_of(rows_[i]);
-        totals_[i] = rows_[i].total();
+        for (size_t s = 0; s < count; ++s) totals_[i] += double{parts[i * count + s]};
+    }
+}
+
+// The peaks of a thread's stretches of all rows.
+void Mixture::find_peaks(size_t thread, size_t threads) {
+    const size_t count = stretches(n_), first = count * thread / threads, last = count * (thread + 1) / threads;
+    if (first == last) return;
+    const size_t begin = first * kPeak, end = std::min(last * kPeak, n_);
+    for (LogitsRow& row : rows_) best_kernels()->peaks(row.logits + begin, end - begin, row.peaks.data() + first);
+}
+
+// The weights of a thread's stretches: [row][stretch].
+void Mixture::weigh(size_t thread, size_t threads, float* parts) const {
+    const size_t count = stretches(n_), first = count * thread / threads, last = count * (thread + 1) / threads;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+        for (size_t s = first; s < last; ++s) parts[i * count + s] = rows_[i].part(s);
     }
 }
 

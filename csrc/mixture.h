@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "logits_row.h"
+#include "threads.h"
 
 namespace stretto {
 
@@ -18,8 +19,8 @@ struct Picked {
 
 class Mixture {
 public:
-    // Of rows of n logits, which have to stay where they are.
-    Mixture(const std::vector<const float*>& rows, size_t n, float temperature);
+    // Of rows of n logits, which have to stay where they are. A pool shares the work; the numbers are the same without one.
+    Mixture(const std::vector<const float*>& rows, size_t n, float temperature, Pool* pool = nullptr);
 
     size_t members() const { return rows_.size(); }
     size_t n_vocab() const { return n_; }
@@ -32,6 +33,8 @@ public:
     Picked pick(const std::vector<double>& weights, float threshold, size_t most) const;
 
 private:
+    void find_peaks(size_t thread, size_t threads);
+    void weigh(size_t thread, size_t threads, float* parts) const;
     double least_of_most(const std::vector<double>& weights, size_t most) const;
     std::vector<int32_t> candidates(const std::vector<double>& weights, double least) const;
 

@@ -218,6 +218,7 @@ void Decoder::carve(Plan& plan) {
         plan.gate = floats(n * most.ff);
         plan.up = floats(n * most.ff);
         plan.quantized = carver.quantized(columns * n, most.input, kernels_->lanes(columns * n));
+        plan.inner_rows = carver.quantized(plan.alone ? 0 : n, most.ff, kernels_->lanes(n));
         plan.gathered = carver.quantized(1, std::max(expert_rows * expert_numbers, head_rows * most.head_columns), 1);
         plan.gathered_floats = floats(std::max(pairs * expert_numbers, most.head_products * n * most.head_columns));
         plan.grouped = floats(std::max(pairs * c.n_embd, most.head_products * n * most.head_rows));

@@ -63,6 +63,7 @@ struct Decoder::Plan {
     float* added;             // [n][n_embd], what comes to the residual next
     float *gate, *up;         // [n][n_ff]
     Quantized quantized;      // [n × columns of a row][widest]
+    Quantized inner_rows;     // [n][widest feed-forward], if it is made part by part
     Quantized gathered;       // rows of groups: for each expert its rows, for each head all rows
     float* gathered_floats;   // the same for float layouts
     float* grouped;           // [rows of groups][n_embd or a head's rows], what they give

@@ -45,6 +45,11 @@ private:
     float* stream_of(size_t stream, size_t row) const { return streams_ + (stream * n_ + row) * c_.n_embd; }
 
     void quantize(const float* rows, size_t columns);
+    // Whether rows become integers part by part where they are made, which saves a barrier.
+    bool quantizes_parts(size_t columns, size_t part) const {
+        return !alone_ && d_.reads_integers_ && d_.precision_ == Precision::kStandard && columns % kBlock == 0 && part % kBlock == 0;
+    }
+    void quantize_part(const float* x, size_t columns, size_t row, size_t from, size_t to, const Quantized& out) const;
     void norm_rows(const Norm& norm);
     void norm_sums(const Norm& norm);
     void add_rows(float* rows, const std::vector<float>& bias, const Norm& post, float scale);
@@ -101,7 +106,7 @@ private:
     void each_group(size_t panels, F f);
 
     void attention(size_t layer);
-    void attend(size_t layer, bool prepared);
+    void attend(size_t layer, bool prepared, bool quantizes);
     void prepare_whole_rows(size_t layer);
     void turn_head(size_t layer, size_t row, const std::vector<float>& bias, const Norm& norm, size_t head, float* x) const;
     void turn_queries(size_t layer, size_t row, size_t kv, float* out) const;
@@ -124,7 +129,7 @@ private:
     size_t mamba2(size_t layer);
 
     void feed_forward(size_t layer);
-    void dense(const DenseConfig& config, const DenseWeights& weights, const float* rows);
+    const Quantized& dense(const DenseConfig& config, const DenseWeights& weights, const float* rows);
     void cut_gates(const DenseConfig& config);
     void activate(const DenseConfig& config, const float* gate_bias, const float* up_bias, float limit, float alpha, float* gate,
                   float* up, size_t n) const;

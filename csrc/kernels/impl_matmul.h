@@ -20,10 +20,12 @@ struct Piece {
     float* out;                // of the first panel
     size_t out_stride;
     size_t rows;               // from the first panel on
+    bool more;                 // as many panels follow in this product
 };
 
 constexpr size_t kUnpacked = 32;                            // blocks that are unpacked at a time
 constexpr size_t kWideBytes = kPanelRows * kBlock;          // of a block with a byte for each quant
+constexpr size_t kAskAhead = 2048;                          // bytes of a panel that are asked for before they are read
 
 #ifndef STRETTO_HAS_TILES
 template <Layout L>
@@ -56,19 +58,34 @@ struct Quant {
         }
         const uint8_t* w = piece.data + piece.first / kUnit * kShape.unit_bytes();
         const uint8_t* wide = piece.wide;
+        // With one column processors have enough loads under way by themselves; the products of several fill their queues.
+        // The first columns ask for what comes, and at a panel's end for the next panels.
+        constexpr bool kAsks = C > 1 && !Wide;
+        [[maybe_unused]] size_t ahead = column == 0 ? kAskAhead : 0;
+        [[maybe_unused]] const size_t beyond = ahead && piece.more ? kAskAhead + (P - 1) * piece.panel_bytes : 0;
         const size_t quants_stride = Wide ? kUnpacked * kWideBytes : piece.panel_bytes;
         const size_t n = (piece.last - piece.first) * a.lanes;
+        constexpr size_t kLast = kAskAhead / (kShape.unit_bytes() / kUnit) + 1;  // blocks in so many bytes
+        [[maybe_unused]] const size_t turn = n > kLast * a.lanes ? n - kLast * a.lanes : 0;
         Floats times[P] = {}, min_times[P] = {};
         size_t in_unit = 0;  // which block of its unit
         for (size_t b = 0; b < n; b += a.lanes, wide += kWideBytes) {
+            if constexpr (kAsks) {
+                if (b == turn) ahead = beyond;
+            }
             if constexpr (kCoded) {
                 if (in_unit == 0) UNROLL for (int p = 0; p < P; ++p) {
+                    if constexpr (kAsks) ask<kShape.head_bytes()>(w + p * piece.panel_bytes + ahead);
                     const auto* head = reinterpret_cast<const uint16_t*>(w + p * piece.panel_bytes);
                     times[p] = load_half(head);
                     if constexpr (kShape.min) min_times[p] = load_half(head + kPanelRows);
                 }
             }
             const uint8_t* quants = Wide ? wide : w + kShape.quants_at(in_unit);
+            if constexpr (kAsks) UNROLL for (int p = 0; p < P; ++p) {
+                constexpr size_t kBytes = kCoded ? kShape.quant_bytes() : kShape.unit_bytes();
+                ask<kBytes>((kCoded ? quants : w) + p * piece.panel_bytes + ahead);
+            }
             UNROLL for (int g = 0; g < kGroups; ++g) {
                 Ints dots[P][C];
                 UNROLL for (int c = 0; c < C; ++c) {
@@ -102,6 +119,11 @@ struct Quant {
         UNROLL for (int p = 0; p < P; ++p) UNROLL for (int c = 0; c < C; ++c) {
             store_some(result(piece, p, column + c), total[p][c], rows_of(piece, p));
         }
+    }
+
+    template <size_t Bytes>
+    static inline void ask(const uint8_t* p) {
+        UNROLL for (size_t i = 0; i < Bytes; i += 64) __builtin_prefetch(p + i);
     }
 
     // dots += the block's quants of group g × activations
@@ -270,9 +292,14 @@ constexpr std::integral_constant<decltype(V), V> constant{};
 template <typename Tile, int P, bool Wide>
 void columns_of(const Piece& piece, const typename Tile::Input& input, size_t n) {
     size_t c = 0;
-    for (; c + kColumns <= n; c += kColumns) Tile::template tile<P, kColumns, Wide>(piece, input, c);
+    for (; c + kColumns <= n && (kColumns <= 4 || n - c != 8); c += kColumns) {  // eight are four and four
+        Tile::template tile<P, kColumns, Wide>(piece, input, c);
+    }
     if constexpr (kColumns > 4) {
         for (; c + 4 <= n; c += 4) Tile::template tile<P, 4, Wide>(piece, input, c);
+    }
+    if constexpr (kColumns > 4 && !Wide) {
+        if (c + 3 == n) return Tile::template tile<P, 3, Wide>(piece, input, c);
     }
     if constexpr (kColumns > 2) {
         for (; c + 2 <= n; c += 2) Tile::template tile<P, 2, Wide>(piece, input, c);
@@ -305,17 +332,17 @@ void quant_columns(Piece piece, const Quantized& a, size_t n) {
 // Calls f(panels at once, piece) for panels [begin, end): kPanelsOne at once for `few` columns at most.
 template <typename F>
 void each_piece(const Matrix& w, size_t n, size_t few, size_t begin, size_t end, float* out, size_t out_stride, F f) {
-    auto piece = [&](size_t panel) {
+    auto piece = [&](size_t panel, int panels) {
         return Piece{w.data + panel * w.panel_bytes, nullptr, w.panel_bytes, w.columns, 0, w.columns / kBlock,
-                     out + panel * kPanelRows, out_stride, w.rows - panel * kPanelRows};
+                     out + panel * kPanelRows, out_stride, w.rows - panel * kPanelRows, panel + 2 * panels <= end};
     };
     size_t panel = begin;
     if (n <= few) {
-        for (; panel + kPanelsOne <= end; panel += kPanelsOne) f(std::integral_constant<int, kPanelsOne>{}, piece(panel));
+        for (; panel + kPanelsOne <= end; panel += kPanelsOne) f(std::integral_constant<int, kPanelsOne>{}, piece(panel, kPanelsOne));
     } else {
-        for (; panel + kPanels <= end; panel += kPanels) f(std::integral_constant<int, kPanels>{}, piece(panel));
+        for (; panel + kPanels <= end; panel += kPanels) f(std::integral_constant<int, kPanels>{}, piece(panel, kPanels));
     }
-    for (; panel < end; ++panel) f(std::integral_constant<int, 1>{}, piece(panel));
+    for (; panel < end; ++panel) f(std::integral_constant<int, 1>{}, piece(panel, 1));
 }
 
 void matmul(const Matrix& w, const Quantized& a, const float* x, size_t n, size_t begin, size_t end, float* out,

@@ -114,7 +114,7 @@ inline Quad quad(const int8_t* p) {
 }
 #define STRETTO_HAS_SUMS16
 // Lane j of the result is the sum of a[j]'s lanes: the vectors are folded pairwise, four times.
-inline Floats sums16(const Floats* a) {
+static inline Floats sums16(const Floats* a) {
     Floats four[4];
     for (int i = 0; i < 4; ++i) {
         const Floats* x = a + 4 * i;

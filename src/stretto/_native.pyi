@@ -59,7 +59,13 @@ class OnnxMatrix:
 class Mixture:
     error: int
 
-    def __init__(self, rows: NDArray[np.float32], order: list[int], temperature: float = 1.0) -> None: ...
+    def __init__(
+        self,
+        rows: NDArray[np.float32],
+        order: list[int],
+        temperature: float = 1.0,
+        decoder: Decoder | None = None,
+    ) -> None: ...
     def pick(
         self, weights: list[float], threshold: float, most: int
     ) -> tuple[int, list[int], list[float]]: ...

@@ -67,6 +67,18 @@ class AgainstDictOfSets(RuleBasedStateMachine):
         self.take_out(sequence, self.of(sequence, start, start + length))
         assert freed == before - len(self.model)
 
+    @rule(source=SEQUENCES, into=st.lists(SEQUENCES, max_size=4))
+    def copy_to_each(self, source, into):
+        self.cells.copy_to_each(source, into)
+        for cell in self.of(source):
+            self.model[cell][2].update(into)
+
+    @rule(sequences=st.lists(SEQUENCES, max_size=4))
+    def remove_each(self, sequences):
+        self.cells.remove_each(sequences)
+        for sequence in sequences:
+            self.take_out(sequence, self.of(sequence))
+
     @rule(sequence=SEQUENCES, data=st.data())
     def remove_cells(self, sequence, data):
         mine = self.of(sequence)

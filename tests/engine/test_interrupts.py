@@ -106,6 +106,8 @@ EDITS = {
     "reserve": lambda cells: cells.reserve(2, 5),
     "copy": lambda cells: cells.copy(1, 2, 4),
     "copy to a new one": lambda cells: cells.copy(1, 9),
+    "copy to several": lambda cells: cells.copy_to_each(1, [8, 9]),
+    "remove several": lambda cells: cells.remove_each([2, 3]),
     "remove from the middle": lambda cells: cells.remove(1, 2, 4),
     "remove the end": lambda cells: cells.remove(2, 1),
     "remove all": lambda cells: cells.remove(2),

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from stretto._native import Mixture
+from stretto.backends.native import NativeBackend
 from stretto.errors import InvalidRequest
 from stretto.parallel.select import combine, distributions, pick, pick_from, select, temper
+from tiny_models import tiny_file, tiny_spec
 
 
 def exact(rows):
@@ -107,3 +109,20 @@ def test_arguments_are_checked():
             mixture.pick(weights, threshold, most)
     with pytest.raises(ValueError, match="logit"):
         mixture.probabilities([10])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_threads_change_no_bit(threads):
+    file = tiny_file("llama")
+    backend = NativeBackend(file, tiny_spec("llama"), 16, threads=threads)
+    rng = np.random.default_rng(threads)
+    for n_vocab in (2, 17, 128, 300, 40_000):
+        rows, weights = random_rows(rng, n_vocab)
+        order, tokens = list(range(len(rows)))[::-1], rng.integers(n_vocab, size=4).tolist()
+        alone, shared = Mixture(rows, order), backend.mixture(rows, order)
+        assert shared.error == alone.error
+        assert shared.pick(weights, 1e-3, 8) == alone.pick(weights, 1e-3, 8)
+        assert shared.log_probabilities(tokens) == alone.log_probabilities(tokens)
+    rows[0, 3] = np.nan
+    assert backend.mixture(rows, order).error == Mixture(rows, order).error != 0
+    backend.close()

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto._native import Mixture
 from stretto.backends.adapters import Adapts, LoRA, Mix
 from stretto.backends.batch import Batch, Decoding
 from stretto.errors import Unsupported
@@ -34,6 +35,7 @@ __all__ = [
     "LoRA",
     "Mask",
     "Mix",
+    "Mixes",
     "NoSlots",
     "Pooling",
     "Prepares",
@@ -250,6 +252,15 @@ class Activates(Protocol):
 
     def activations(self, batch: Batch, layers: list[int]) -> Floats:
         """float32[layers, n, n_embd]: of all rows of a placed batch, at the end of layers."""
+        ...
+
+
+@runtime_checkable
+class Mixes(Protocol):
+    """The part of a backend that sums up rows of logits with its own threads."""
+
+    def mixture(self, rows: Floats, order: list[int]) -> Mixture:
+        """The distributions of rows in this order; no pass may run meanwhile."""
         ...
 
 

@@ -193,6 +193,10 @@ class NativeBackend:
             raise InvalidRequest(WRONG[error])
         return tokens, logits
 
+    def mixture(self, rows: Floats, order: list[int]) -> _native.Mixture:
+        """The distributions of rows in this order, by the threads of the passes."""
+        return _native.Mixture(rows, order, 1.0, self._open)
+
     def copy_cells(self, source: Ints, target: Ints) -> None:
         """Copy K and V of cells `source` to cells `target`."""
         self._open.copy_cells(source, target)

@@ -264,12 +264,66 @@ class Cells(CellState):
         self._end()
         return len(chosen)
 
+    def copy_to_each(self, source: int, targets: Sequence[int]) -> None:
+        """`copy` of a whole sequence to several others, in one go if they have no cells."""
+        view = self.views.get(check_id(source))
+        is_plain = view is not None and len(set(targets)) == len(targets)
+        if (
+            view is None
+            or self.slots is not None
+            or not is_plain
+            or not self.views.keys().isdisjoint(targets)
+        ):
+            for target in targets:
+                self.copy(source, target)
+            return
+        edit = self._begin()
+        for target in targets:
+            edit.note(check_id(target), None)
+        self._edit = edit
+        index = view.cells.astype(np.intp)
+        self.shares[index] += len(targets)
+        for target in targets:
+            self.views[target] = view.copy()
+        self.log.touch_each(targets, index)
+        self._end()
+
     def remove(self, sequence: int, start: int = 0, stop: int | None = None) -> int:
         """Take the sequence out of its cells at start ≤ p < stop; return how many cells became free."""
         self._recover()
         chosen = self._range(sequence, start, stop)
         self._check_tail(sequence, chosen)
         return self._drop(sequence, chosen)
+
+    def remove_each(self, sequences: Sequence[int]) -> None:
+        """`remove` of several whole sequences, in one go."""
+        if self.slots is not None:
+            for sequence in sequences:
+                self.remove(sequence)
+            return
+        edit = self._begin()
+        gone = {number: self.views[number] for number in map(check_id, sequences) if number in self.views}
+        if not gone:
+            return
+        for sequence, view in gone.items():
+            edit.note(sequence, view, is_copied=False)
+        cells = np.concatenate([view.cells for view in gone.values()]).astype(np.intp)
+        self._edit = edit
+        self.log.touch_each((), cells)
+        start = 0
+        for sequence, view in gone.items():
+            del self.views[sequence]
+            self.log.remove(sequence)
+            self.shares[cells[start : start + view.n]] -= 1
+            start += view.n
+        unused = cells[self.shares[cells] == 0]
+        if len(unused):
+            freed = np.unique(unused).astype(np.int32)
+            edit.note_columns(freed, self.positions, self.tokens)
+            self.positions[freed] = -1
+            self.tokens[freed] = -1
+            self._free.give_back(freed)
+        self._end()
 
     def remove_cells(self, sequence: int, cells: ArrayLike) -> int:
         """Take the sequence out of these cells, which must be its own; return how many became free."""

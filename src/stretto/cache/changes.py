@@ -57,6 +57,13 @@ class ChangeLog:
         self.cells[cells] = version
         self.sequences[sequence] = version
 
+    def touch_each(self, sequences: Iterable[int], cells: NDArray[np.intp]) -> None:
+        """Note that cells of several sequences have changed, all at once."""
+        self.version = version = self.version + 1
+        self.cells[cells] = version
+        for sequence in sequences:
+            self.sequences[sequence] = version
+
     def remove(self, sequence: int) -> None:
         """Note that a sequence has no cells any more."""
         self.sequences.pop(sequence, None)

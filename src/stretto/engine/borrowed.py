@@ -7,6 +7,7 @@ lanes of parallel tokens. Cells that none of these has are free; the runner find
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from weakref import WeakKeyDictionary
 
 from stretto.cache.cells import Cells
@@ -31,11 +32,16 @@ class Borrowed:
         self._owners.setdefault(owner, set()).add(sequence)
         return sequence
 
+    def take_several(self, owner: object, n: int) -> list[int]:
+        """`take` n times."""
+        several = list(islice(self._numbers, n))
+        self._owners.setdefault(owner, set()).update(several)
+        return several
+
     def give_back(self, owner: object, sequences: Iterable[int]) -> None:
         """Free the cells of borrowed ids."""
         several = list(sequences)
-        for sequence in several:
-            self._cells.remove(sequence)
+        self._cells.remove_each(several)
         self._owners.get(owner, set()).difference_update(several)
 
     def ids(self) -> set[int]:

@@ -142,7 +142,7 @@ class Lattice:
     @cached_property
     def _logs(self) -> list[Logs]:
         """The edges into each set; the first from the prompt alone."""
-        return [step.path_logs() for step in self.steps]
+        return [np.array(step.path_logs(), np.float64) for step in self.steps]
 
     def _tokens(self, members: list[int]) -> list[int]:
         return [step.members[member].id for step, member in zip(self.steps, members, strict=True)]

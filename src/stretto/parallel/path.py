@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from math import inf
 
-import numpy as np
-from numpy.typing import NDArray
-
-Logs = NDArray[np.float64]  # float64[members before, members]: log-probability of each edge
+Logs = Sequence[Sequence[float]]  # [members before][members]: log-probability of each edge
 
 
 class BestPath:
@@ -17,18 +16,19 @@ class BestPath:
     sets it is decided anyway: that of the best path then, and paths that differ there end. Of equal paths the
     one through earlier members wins.
 
+    >>> from math import log
     >>> path = BestPath(delay=8)
-    >>> path.add(np.log([[0.6, 0.4]]))
+    >>> path.add([[log(0.6), log(0.4)]])
     >>> path.tail, path.settle()
     ([0], [])
-    >>> path.add(np.log([[0.1], [0.9]]))
-    >>> path.tail, path.settle(), path.logprob == np.log(0.4) + np.log(0.9)
+    >>> path.add([[log(0.1)], [log(0.9)]])
+    >>> path.tail, path.settle(), path.logprob == log(0.4) + log(0.9)
     ([1, 0], [1, 0], True)
     """
 
     def __init__(self, delay: int) -> None:
         self._delay = delay
-        self._scores: NDArray[np.float64] = np.zeros(1)  # of the best path to each member of the last set
+        self._scores = [0.0]  # of the best path to each member of the last set
         self._back: deque[list[int]] = deque()  # of each undecided set: the member before each of its members
         self.before: list[int] = []  # the member of the set before on the best path to each of the last set
         self.n_forced = 0  # decisions that could not wait
@@ -36,24 +36,27 @@ class BestPath:
     @property
     def logprob(self) -> float:
         """The log-probability of the best path."""
-        return float(self._scores.max())
+        return max(self._scores)
 
     @property
     def best(self) -> int:
         """The member of the last set that the best path ends in."""
-        return int(self._scores.argmax())
+        return self._scores.index(max(self._scores))
 
     @property
     def alive(self) -> list[bool]:
         """Which members of the last set a path still ends in."""
-        return [bool(score > -np.inf) for score in self._scores]
+        return [score > -inf for score in self._scores]
 
     def add(self, logs: Logs) -> None:
         """Take the next set, by the log-probabilities of its members after each member of the last one."""
-        totals = self._scores[:, np.newaxis] + logs
-        self.before = totals.argmax(axis=0).tolist()
-        self._back.append(self.before)
-        self._scores = totals.max(axis=0)
+        before, scores = [], []
+        for edges in zip(*logs, strict=True):  # to each member; sets are small: arrays would take longer
+            totals = [score + edge for score, edge in zip(self._scores, edges, strict=True)]
+            scores.append(max(totals))
+            before.append(totals.index(scores[-1]))
+        self.before, self._scores = before, scores
+        self._back.append(before)
 
     @property
     def tail(self) -> list[int]:
@@ -66,7 +69,7 @@ class BestPath:
         if all_of_it:
             self._back.clear()
             return best
-        ends = np.flatnonzero(self._scores > -np.inf).tolist()
+        ends = [end for end, score in enumerate(self._scores) if score > -inf]
         paths = [self._to(end) for end in ends]
         n = 0
         while n < len(best) and all(path[n] == best[n] for path in paths):
@@ -83,7 +86,7 @@ class BestPath:
         """End the paths that do not go through a member of an undecided set."""
         for end, path in zip(ends, paths, strict=True):
             if path[at] != member:
-                self._scores[end] = -np.inf
+                self._scores[end] = -inf
 
     def _to(self, end: int) -> list[int]:
         """The path to a member of the last set, through the undecided sets."""

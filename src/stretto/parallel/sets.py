@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto._native import Mixture
-from stretto.backends.base import Batch, DeviceRow
+from stretto.backends.base import Batch, DeviceRow, Mixes
 from stretto.engine.rows import Row, host_row, host_rows
 from stretto.engine.rows import Rows as BackendRows
 from stretto.engine.runner import Runner
@@ -61,6 +61,7 @@ class SetSource:
         self.track = track
         self.step_tokens = 1
         self._runner = runner
+        self._mixes = runner.backend if isinstance(runner.backend, Mixes) else None
         self._sets: list[_Set] = []  # all of them
         self._n_done = 0  # how many have been computed
         self._n_entered = 0  # how many are in the batch that is being computed
@@ -227,10 +228,10 @@ class SetSource:
         position, self._n_entered = self.track.start, len(sets)
         lanes: list[list[int]] = []
         for one in sets:
-            lanes.append([] if one.sees is None else [self._runner.borrowed.take(self) for _ in one.tokens])
-            for lane in lanes[-1]:
-                self._lanes.append(lane)
-                self._runner.cells.copy(self.track.id, lane)
+            own = [] if one.sees is None else self._runner.borrowed.take_several(self, len(one.tokens))
+            self._lanes += own
+            self._runner.cells.copy_to_each(self.track.id, own)
+            lanes.append(own)
         for at, one in enumerate(sets):
             later = [lane for several in lanes[at + 1 :] for lane in several]
             for i in one.order:
@@ -258,7 +259,9 @@ class SetSource:
         self._drop_lanes()
         if last:
             self.step_tokens = 1
-            self._gave(self._rows, self._order)
+            mixes = self._mixes
+            mixture = None if mixes is None else mixes.mixture(self._rows, self._order)
+            self._gave(self._rows, self._order, mixture)
         elif sets[-1].pruned:
             self._remove_members(sets[-1].pruned)
 
@@ -274,13 +277,16 @@ class SetSource:
             given = None if self._sets else self._given
             self._gave((row if given is None else given)[np.newaxis], [0])
 
-    def _gave(self, rows: Rows, order: list[int]) -> None:
-        """Take the logits of a set, in which member i has row `order[i]`: the next one is taken from them."""
+    def _gave(self, rows: Rows, order: list[int], mixture: Mixture | None = None) -> None:
+        """Take the logits of a set, in which member i has row `order[i]`: the next one is taken from them.
+
+        `mixture` is that of the rows, where it has been made.
+        """
         weights = self._sets[-1].weights if self._sets else None
         self._rows, self._order, self._logits = rows, order, None
         self._weights = [1.0] + [0.0] * (len(order) - 1) if weights is None or len(order) == 1 else weights
         self.track.resume = None
-        self._mixture = Mixture(rows, order)
+        self._mixture = mixture or Mixture(rows, order)
 
     def _drop_logits(self) -> None:
         self._mixture = self._logits = self.track.logits = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,10 +93,12 @@ class ParallelStep:
         """How many members the set had when it was made."""
         return len(self.members)
 
-    def path_logs(self) -> NDArray[np.float64]:
-        """float64[members before, members]: what each edge adds to a path, −inf where it is forbidden."""
-        logs = np.array(self.logprobs, np.float64)
-        return logs if self.allowed is None else np.where(self.allowed, logs, -np.inf)
+    def path_logs(self) -> list[list[float]]:
+        """[members before][members]: what each edge adds to a path, −inf where it is forbidden."""
+        if self.allowed is None:
+            return self.logprobs
+        pairs = zip(self.logprobs, self.allowed, strict=True)
+        return [[log if may else -inf for log, may in zip(*each, strict=True)] for each in pairs]
 
     @property
     def brackets(self) -> str:
