@@ -14,8 +14,10 @@ from typing import Any
 
 from stretto import router
 from stretto.engine.history import HISTORY_SECONDS, Second
+from stretto.engine.metrics import Metrics
 from stretto.errors import InvalidRequest, ModelError
 from stretto.llm import LLM
+from stretto.llm.base import EngineModel
 from stretto.models import ModelSpec, read_spec
 from stretto.models.adapting import target_of
 from stretto.models.summary import model_memory
@@ -59,6 +61,7 @@ class Slot:
     waiting: int = 0  # requests for it
     done: Counter[str] = field(default_factory=Counter)  # inputs by verb
     past: list[Second] = field(default_factory=list)  # of its engine before it was unloaded
+    counted_before: Metrics | None = None  # by its engines that were unloaded
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # computing, by verb
 
     @property
@@ -66,14 +69,28 @@ class Slot:
         """Its name in requests."""
         return self.entry.name
 
+    @property
+    def generates(self) -> bool:
+        """Whether it makes texts."""
+        return "generate" in self.facts["verbs"]
+
     def is_idle_for(self, seconds: float) -> bool:
         """Whether it is loaded, and no request has used it for so long."""
         return self.llm is not None and not self.users and time.monotonic() - self.used >= seconds
 
     def unloaded(self) -> None:
-        """Keep the history of the engine that goes."""
+        """Keep the history and the counters of the engine that goes."""
         if isinstance(self.llm, LLM):
             self.past = [*self.past, *self.llm.history.seconds()][-HISTORY_SECONDS:]
+        self.counted_before = self.metrics
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """What its engines have counted since the server started; None for a model that never had one."""
+        before = self.counted_before
+        if not isinstance(self.llm, EngineModel):
+            return None if before is None else before.plus(Metrics())
+        return self.llm.metrics if before is None else before.plus(self.llm.metrics)
 
     @contextmanager
     def counted(self, verb: str, n: int) -> Iterator[None]:
