@@ -267,6 +267,8 @@ def test_errors_have_the_types_of_llama_server_on_its_paths(native):
     error = native.post("/completion", json=long).json()["error"]
     assert error["type"] == "exceed_context_size_error"
     assert error["n_prompt_tokens"] > error["n_ctx"] > 0
+    assert "exceeds the available context size" in error["message"]
+    assert f"maximum context length is {error['n_ctx']} tokens" in error["message"]
     assert native.post("/v1/completions", json=long).json()["error"]["type"] == "invalid_request_error"
 
 

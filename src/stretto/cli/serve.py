@@ -50,6 +50,15 @@ def serve(
             rich_help_panel=_MODELS,
         ),
     ] = None,
+    chat_template_kwargs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help='Arguments of chat templates for requests that do not set them, as {"enable_thinking": '
+            "false}; a template that does not read one goes without it.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
     adapter: Annotated[
         list[str] | None,
         typer.Option(
@@ -229,7 +238,7 @@ def serve(
     """
     try:
         from stretto.server.adapters import with_adapters
-        from stretto.server.defaults import parse_defaults
+        from stretto.server.defaults import parse_arguments, parse_defaults
         from stretto.server.serve import serve as run
         from stretto.server.settings import ModelEntry, RequestLimits, Settings, api_keys
     except ImportError as error:
@@ -255,6 +264,7 @@ def serve(
         remote_images=remote_images,
         slot_path=slot_save_path,
         defaults=parse_defaults(default or ()),
+        template_arguments=parse_arguments(chat_template_kwargs),
         memory=None if memory is None else size("--memory", memory),
         checkpoint_bytes=size("--checkpoints", checkpoints),
         cells=cells,

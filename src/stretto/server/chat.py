@@ -101,11 +101,13 @@ def rendered(
 ) -> Prompt:
     """A function that renders messages as a prompt; `ending` says how it ends."""
     check_prompts("messages", ["".join(_texts(messages))], settings.limits)
+    llm = generation.lease.llm
+    read = llm.template_variables & settings.template_arguments.keys()
     return partial(
-        generation.lease.llm.chat_prompt,
+        llm.chat_prompt,
         messages,
         tools=plan.shown,
-        template=arguments,
+        template={**{name: settings.template_arguments[name] for name in read}, **arguments},
         cache_salt=generation.caller.salt or None,
         **ending,
     )
