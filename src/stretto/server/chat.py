@@ -133,6 +133,7 @@ def as_message(message: Message, index: int, images: dict[tuple[int, int], Image
             fields[name] = value
     if thoughts := message.reasoning_content or message.reasoning:
         fields["reasoning_content"] = thoughts
+        fields.setdefault("content", "")
     if message.tool_calls:
         fields["tool_calls"] = [call.model_dump() for call in message.tool_calls]
         fields.setdefault("content", "")
