@@ -1,6 +1,7 @@
 """llama-server's endpoints: tokens, and texts between two others."""
 
 import json
+import time
 
 import httpx
 import ollama
@@ -308,3 +309,30 @@ def test_a_last_message_of_the_assistant_is_continued(hello):
     assert shown == prompt("/chat/completions")
     twice = hello.post("/chat/completions", json={"messages": [*said, said[-1]]})
     assert (twice.status_code, twice.json()["error"]["param"]) == (400, "messages[2]")
+
+
+def test_models_are_loaded_and_unloaded_by_name(web):
+    def status():
+        (model,) = web.get("/models").json()["data"]
+        return model["status"]["value"]
+
+    web.post("/tokenize", json={"content": "a"})
+    assert status() == "loaded"
+    again = web.post("/models/load", json={"model": "mock"})
+    assert (again.status_code, again.json()["error"]["message"]) == (400, "mock is loaded")
+    assert web.post("/models/unload", json={"model": "mock"}).json() == {"success": True}
+    assert status() == "unloaded"
+    assert web.post("/models/unload", json={"model": "mock"}).status_code == 400
+    assert web.post("/models/load", json={"model": "mock"}).json() == {"success": True}
+    for _ in range(200):
+        if status() == "loaded":
+            break
+        time.sleep(0.02)
+    assert status() == "loaded"
+    assert web.post("/models/load", json={"model": "other"}).status_code == 404
+
+
+def test_models_say_their_limits(web):
+    (model,) = web.get("/v1/models").json()["data"]
+    assert model["max_model_len"] == web.get("/props").json()["default_generation_settings"]["n_ctx"]
+    assert (model["root"], model["parent"]) == ("llama.gguf", None)

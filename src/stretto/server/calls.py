@@ -63,7 +63,7 @@ class CallWatcher:
         self._said: list[str] = []  # text beside calls, since one has started
         self._pieces: list[Event] = []
         self._has_call = self._is_thinking = False
-        # An empty block of reasoning before a required call is a part of its grammar, and nothing that is said.
+        # An empty block of reasoning before a required call belongs to its grammar; nobody says it.
         self._is_calls = plan.grammar is not None and not plan.thinks
         self._begun = begun  # ids that the answer begins with; they were sent before
         for token in begun:

@@ -83,7 +83,7 @@ class Generation:
         options["timeout"] = min(timeout, left) if timeout is not None else left
         if self.lease.llm.backend.capabilities.fused and not FOR_PYTHON & options.keys():
             options["loop"] = "fused"
-        choose_adapter(options, self.lease.adapter)
+        choose_adapter(options, self.lease)
         self.adapter = options.get("adapter")
         options["cache_salt"] = self.caller.salt or None
         self.texts = self.lease.llm.astream_many(prompts, **options)

@@ -9,7 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from stretto.server.schema_base import NEUTRAL, Body, ForModel, Mixed, Number, Stop, Text
+from stretto.server.schema_base import (
+    NEUTRAL,
+    Body,
+    ForModel,
+    Mixed,
+    Number,
+    NumberedAdapters,
+    Stop,
+    Text,
+)
 
 OFF = "Accepted while it is off."
 Words = Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=64)]
@@ -89,6 +98,9 @@ class NativeSampling(ForModel):
     backend_sampling: Annotated[bool, Field(description=NEUTRAL)] | None = None
     id_slot: Annotated[int, Field(ge=-1)] | None = Field(
         None, description="The text is remembered by this number, for POST /slots/ID."
+    )
+    lora: NumberedAdapters | None = Field(
+        None, description="Adapters of the model by their numbers, with a scale for each."
     )
     return_progress: bool | None = Field(
         None, description="In streams: events that say how much of the prompt has been computed."

@@ -47,6 +47,14 @@ class Body(BaseModel):
         return schema
 
 
+class NumberedAdapter(Body):
+    """An adapter by its number, as llama-server's clients name them."""
+
+    id: Annotated[int, Field(ge=0, lt=1024)] = Field(description="Its place among the model's adapters.")
+    scale: AdapterScale = Field(description="0 leaves it out.")
+
+
+NumberedAdapters = Annotated[list[NumberedAdapter], Field(max_length=16)]
 ServedName = Annotated[
     str, BeforeValidator(lambda given: "" if given is None else given), Field(max_length=256)
 ]

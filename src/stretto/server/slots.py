@@ -55,6 +55,7 @@ class Slot:
     load_seconds: float = 0.0  # the last time
     pins: dict[tuple[str, str], Any] = field(default_factory=dict)  # by the names of caller and pin
     texts: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # by caller and `id_slot`
+    scales: dict[str, float] = field(default_factory=dict)  # of adapters, for requests that name none
     is_task: bool = False  # a model that does not generate, run by `stretto.tasks`
     added: bool = False  # while the server runs, not by the operator's settings
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # a task model computes one input at a time
@@ -68,6 +69,11 @@ class Slot:
     def name(self) -> str:
         """Its name in requests."""
         return self.entry.name
+
+    @property
+    def status(self) -> str:
+        """Where it stands, in llama-server's words."""
+        return "loaded" if self.llm is not None else "loading" if self.loading is not None else "unloaded"
 
     @property
     def generates(self) -> bool:
@@ -101,6 +107,14 @@ class Slot:
         finally:
             self.done[verb] += n
             self.seconds[verb] += time.monotonic() - started
+
+
+def context_of(slot: Slot, settings: Settings) -> int:
+    """The tokens that one request may have."""
+    if isinstance(slot.llm, LLM):
+        return slot.llm.context_length
+    length: int = slot.facts["context_length"]
+    return min(length, AUTO_CELLS if isinstance(settings.cells, str) else settings.cells)
 
 
 def slot_of(entry: ModelEntry, settings: Settings, limit: int) -> Slot:
