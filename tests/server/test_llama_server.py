@@ -37,7 +37,7 @@ def web():
 
 def test_text_becomes_tokens_and_back(web):
     tokens = web.post("/tokenize", json={"content": "hello ☃ <|fim_middle|>"}).json()["tokens"]
-    assert web.post("/detokenize", json={"tokens": tokens}).json() == {"content": "hello ☃ <|fim_middle|>"}
+    assert web.post("/detokenize", json={"tokens": tokens}).json()["content"] == "hello ☃ <|fim_middle|>"
     plain = web.post("/tokenize", json={"content": "<|fim_middle|>", "parse_special": False}).json()["tokens"]
     assert len(plain) > 1
 
@@ -336,3 +336,21 @@ def test_models_say_their_limits(web):
     (model,) = web.get("/v1/models").json()["data"]
     assert model["max_model_len"] == web.get("/props").json()["default_generation_settings"]["n_ctx"]
     assert (model["root"], model["parent"]) == ("llama.gguf", None)
+
+
+def test_vllms_clients_tokenize_prompts_and_conversations(native):
+    ids = native.post("/tokenize", json={"content": "Say", "add_special": True}).json()["tokens"]
+    n_ctx = native.get("/props").json()["default_generation_settings"]["n_ctx"]
+    found = native.post("/tokenize", json={"prompt": "Say"}).json()
+    assert found == {"count": len(ids), "max_model_len": n_ctx, "tokens": ids, "token_strs": None}
+    bare = {"prompt": "Say", "add_special_tokens": False, "return_token_strs": True}
+    assert "".join(native.post("/tokenize", json=bare).json()["token_strs"]) == "Say"
+    chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Sure,"}]}
+    begins = [{"add_generation_prompt": False}, {"add_generation_prompt": True}]
+    for ending in (*begins, {"continue_final_message": True}):
+        prompt = native.post("/apply-template", json={**chat, **ending}).json()["prompt"]
+        ids = native.post("/tokenize", json={"content": prompt}).json()["tokens"]
+        assert native.post("/tokenize", json={**chat, **ending}).json()["tokens"] == ids
+    assert native.post("/detokenize", json={"tokens": ids}).json()["prompt"] == prompt
+    for wrong in ({}, {"prompt": "a", "content": "b"}, {"messages": []}):
+        assert native.post("/tokenize", json=wrong).status_code == 400

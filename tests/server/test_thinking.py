@@ -58,6 +58,17 @@ def test_openai_clients_get_reasoning_content(name):
         assert kind.reasoning.startswith(short.message.reasoning_content)
 
 
+def test_reasoning_is_left_out_where_nobody_wants_it():
+    kind = KINDS[NAMES[0]]
+    with serving(lambda entry: make(NAMES[0])) as server, client_of(server) as client:
+        asked = {**ASKED, "extra_body": {"include_reasoning": False}}
+        whole = client.chat.completions.create(**asked)
+        assert "reasoning_content" not in whole.choices[0].message.model_dump()
+        assert whole.choices[0].message.content == kind.text
+        assert whole.usage.completion_tokens_details.reasoning_tokens > 0
+        assert streamed(client, **asked) == ("", kind.text, [])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_ollama_clients_get_thinking(name):
     kind = KINDS[name]

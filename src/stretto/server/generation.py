@@ -28,7 +28,7 @@ from stretto.server.state import State, state_of
 Value = TypeVar("Value")
 
 REQUEST_ID = "stretto.id"  # key in a scope: the `x-request-id`, set by the guard
-FOR_PYTHON = {"logprobs", "best_of", "min_tokens"}  # options that the fused loop does not have
+FOR_PYTHON = {"logprobs", "best_of", "min_tokens", "hooks"}  # options that the fused loop does not have
 TASKS = "stretto.tasks"  # key in a scope: what a request waits for
 
 

@@ -303,6 +303,9 @@ class ChatRequest(Sampling):
         ]
         | None
     ) = None
+    include_reasoning: bool | None = Field(
+        None, description="False: reasoning is left out of the answer; it counts all the same."
+    )
     reasoning_effort: (
         Annotated[
             Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"],

@@ -258,6 +258,7 @@ class ChatShape(Shape):
         self._plan = plan
         self._begun = begun  # ids that the answer begins with
         self._watchers: dict[int, CallWatcher] = {}
+        self.hides_reasoning = False
 
     def of_prompt(self, index: int) -> dict[str, Any]:
         """Nothing: all texts have the same prompt."""
@@ -303,7 +304,8 @@ class ChatShape(Shape):
                 calls = f',"tool_calls":{dumps(deltas)}'
             elif not token.text and self.tops is None and self.prompts is None:  # part of a call, perhaps
                 return ""
-        if not token.text and not calls and not self.is_sent(token):
+        is_hidden = token.is_reasoning and self.hides_reasoning
+        if is_hidden or (not token.text and not calls and not self.is_sent(token)):
             return ""
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
         kind = "reasoning_content" if token.is_reasoning else "content"
@@ -315,7 +317,7 @@ class ChatShape(Shape):
         logprobs = None if self.tops is None else self.logprobs(result.logprobs or [])
         text = (self.before[index] if self.before else "") + result.text
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if result.reasoning:
+        if result.reasoning and not self.hides_reasoning:
             message["reasoning_content"] = result.reasoning
         if result.tool_calls:
             message["content"] = text or None
