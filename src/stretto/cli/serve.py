@@ -128,7 +128,8 @@ def serve(
     backend: o.Backend = "auto",
     device: o.Device = "auto",
     host: Annotated[
-        str, typer.Option(help="The address to listen on.", rich_help_panel=_ACCESS)
+        str,
+        typer.Option(help="The address to listen on, or several, as 127.0.0.1,::1.", rich_help_panel=_ACCESS),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", rich_help_panel=_ACCESS)] = 8080,
     api_key: Annotated[

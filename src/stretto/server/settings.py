@@ -167,6 +167,8 @@ class Settings:
         check_defaults(self.defaults)
         if self.idle_seconds is not None and not 0 < self.idle_seconds < float("inf"):
             raise InvalidRequest(f"--unload-after takes seconds above 0, not {self.idle_seconds}")
+        if not all(self.addresses):
+            raise InvalidRequest(f"--host takes addresses with commas between them, not {self.host!r}")
         if not 0 <= self.port <= 65535:
             raise InvalidRequest(f"--port must be from 0 to 65535, not {self.port}")
         for key in (*self.api_keys, *self.admin_keys):
@@ -196,7 +198,12 @@ class Settings:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        return is_loopback(self.host.strip("[]"))
+        return all(is_loopback(host.strip("[]")) for host in self.addresses)
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses to listen on."""
+        return [host.strip() for host in self.host.split(",")]
 
 
 def api_keys(given: list[str] | None, file: Path | None, kind: str = "api") -> tuple[str, ...]:
