@@ -43,6 +43,12 @@ def test_instances_are_answered_in_order(web):
     assert web.post("/predict", json={"instances": []}).status_code == 400
 
 
+def test_a_ping_needs_no_key():
+    with serving(api_keys=("secret",)) as server:
+        assert httpx.get(f"{server.url}/ping").status_code == 200
+        assert httpx.post(f"{server.url}/invocations", json=CHAT).status_code == 401
+
+
 def test_a_server_listens_on_several_addresses():
     with serving(host="127.0.0.1,127.0.0.2") as server:
         for host in ("127.0.0.1", "127.0.0.2"):

@@ -77,6 +77,7 @@ def test_a_gap_is_filled_in_a_stream(web):
 def test_ollama_fills_a_gap(web):
     client = ollama.Client(host=str(web.base_url))
     answer = client.generate(model="mock", prompt="while (", suffix=")")
+    assert answer.context
     client._client.close()
     assert answer.response == "hello"
 
