@@ -16,7 +16,7 @@ from stretto.server.origins import ANY, LOCAL
 from stretto.text.loading import template_source
 from stretto.weights.hub.names import HF_PREFIX
 
-_NAME = re.compile(r"[^/=]+|[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # before the "=" of NAME=MODEL
+_NAME = re.compile(r"[^/=]+|[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+)?")  # before the "=" of NAME=MODEL
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ModelEntry:
     def parse(cls, text: str) -> ModelEntry:
         """Parse `NAME=MODEL`, or a model without a name: it is named by itself, a file by its stem.
 
-        A name may be `org/name`, unless the whole text is the path of a file.
+        A name may be `org/name` or `org/name:tag`, unless the whole text is the path of a file.
         """
         name, equals, source = text.partition("=")
         is_path = "/" in name and Path(text).exists()
