@@ -148,6 +148,7 @@ def test_tokens_whose_log_probabilities_are_asked_for(web, stream):
     assert found[0]["top_logprobs"][1]["logprob"] == pytest.approx(found[0]["logprob"], abs=1e-6)
     assert found[0]["top_logprobs"][0]["logprob"] < found[0]["logprob"]
     assert found[1]["token"] == "e"
+    assert [one["token"] for one in found[1]["top_logprobs"]] == ["z", "H", "a", "e"]  # with the sampled one
 
 
 def test_named_log_probabilities_of_texts(web):

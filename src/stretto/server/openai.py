@@ -107,6 +107,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         kind = FunctionShape if legacy else ChatShape
         shape = kind(generation, body.model, n_tops(body), plan, body.continue_token_ids or [])
         shape.hides_reasoning = body.include_reasoning is False
+        shape.shows_sampled = body.logprob_token_ids is not None
         shape.names_ids = body.return_tokens_as_token_ids is True
         if body.echo:
             shape.before = [last_answer(body)] * options["n"]

@@ -259,6 +259,7 @@ class ChatShape(Shape):
         self._begun = begun  # ids that the answer begins with
         self._watchers: dict[int, CallWatcher] = {}
         self.hides_reasoning = False
+        self.shows_sampled = False  # among the alternatives, also where these were named
 
     def of_prompt(self, index: int) -> dict[str, Any]:
         """Nothing: all texts have the same prompt."""
@@ -347,12 +348,18 @@ class ChatShape(Shape):
         content = [
             {
                 **self._entry(token.id, token.logprob),
-                "top_logprobs": [self._entry(one.token, one.logprob) for one in token.top[: self.tops]],
+                "top_logprobs": self._tops(token, token.id),
             }
             for token in tokens
             if token.id is not None
         ]
         return {"content": content, "refusal": None}
+
+    def _tops(self, token: Token, sampled: int) -> list[dict[str, Any]]:
+        tops: list[tuple[int, float | None]] = [(one.token, one.logprob) for one in token.top[: self.tops]]
+        if self.shows_sampled and all(one != sampled for one, _ in tops):
+            tops.append((sampled, token.logprob))
+        return [self._entry(*one) for one in tops]
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         data = self.tokenizer.token_bytes(token) or self.tokenizer.spelled(token).encode()
