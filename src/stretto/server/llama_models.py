@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import Field, RootModel
+from pydantic import Field, GetCoreSchemaHandler, RootModel
+from pydantic_core import CoreSchema
 from starlette.responses import Response
 
 from stretto.server.adapters import numbered
 from stretto.server.callers import require_admin
 from stretto.server.errors import ApiError, Json
-from stretto.server.schema_base import Body, Name, NumberedAdapters
+from stretto.server.schema_base import Body, Name, NumberedAdapters, fail_fast
 from stretto.server.slots import Slot
 from stretto.server.state import State, state_of
 
@@ -30,6 +32,13 @@ class NamedModel(Body):
 
 class AdapterScales(RootModel[NumberedAdapters]):
     """`POST /lora-adapters`: adapters by number, with a scale for each."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema, with a list that fails fast."""
+        schema = handler(source)
+        fail_fast(schema)
+        return schema
 
 
 @router.post("/models/load")

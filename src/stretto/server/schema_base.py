@@ -23,15 +23,16 @@ LABEL = "Accepted and only logged."
 NEUTRAL = "Accepted, and changes nothing here."
 
 
-def _fail_fast(schema: Any) -> None:
+def fail_fast(schema: Any) -> None:
+    """Make every list of a schema fail at its first wrong value."""
     if isinstance(schema, dict):
         if schema.get("type") == "list":
             schema["fail_fast"] = True
         for inner in schema.values():
-            _fail_fast(inner)
+            fail_fast(inner)
     elif isinstance(schema, (list, tuple)):
         for inner in schema:
-            _fail_fast(inner)
+            fail_fast(inner)
 
 
 class Body(BaseModel):
@@ -43,7 +44,7 @@ class Body(BaseModel):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """The schema of the fields, with every list made to fail fast."""
         schema = handler(source)
-        _fail_fast(schema)
+        fail_fast(schema)
         return schema
 
 
