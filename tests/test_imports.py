@@ -100,6 +100,7 @@ ALLOWED = {
         "engine.progress",
         "engine.types",
         "hardware",
+        "hooks",
         "llm",
         "load",
         "models",

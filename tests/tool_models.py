@@ -18,6 +18,7 @@ SPECIALS = {
         *("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
     ],
     "smollm2": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"],
+    "qwen3": ["<|im_start|>", "<|im_end|>", "<|endoftext|>"],  # its markers of reasoning are plain text here
 }
 OSLO = '{"name": "weather", "arguments": {"town": "Oslo"}'
 SAID = {  # an answer with two calls, as the template's model writes it

@@ -78,6 +78,34 @@ def test_the_field_lora_mixes_adapters(web, expected):
     assert tokens(web) == expected(None)
 
 
+def test_an_adapter_may_be_named_alone(web, expected):
+    assert tokens(web, model="one") == expected("one")
+
+
+def test_llama_servers_clients_name_adapters_by_number(web, expected):
+    by_number = [{"id": 0, "scale": 0.5}, {"id": 1, "scale": -0.25}]
+    assert tokens(web, lora=by_number) == expected({"one": 0.5, "two": -0.25})
+    assert tokens(web, lora=[{"id": 0, "scale": 0.0}]) == expected(None)
+    body = {"prompt": PROMPT, "temperature": 0, "n_predict": 8, "ignore_eos": True, "return_tokens": True}
+    answer = web.post("/completion", json={**body, "lora": [{"id": 1, "scale": 1.0}]})
+    assert answer.json()["tokens"] == expected("two")
+    assert "2 adapters, and none of the number 7" in refusal(web, lora=[{"id": 7, "scale": 1}])["message"]
+
+
+def test_adapters_of_requests_that_name_none(web, expected):
+    listed = [{"id": 0, "name": "one", "path": "one.gguf", "scale": 0.0}]
+    assert web.get("/lora-adapters").json()[:1] == listed
+    assert web.post("/lora-adapters", json=[{"id": 1, "scale": 1.0}]).json() == {"success": True}
+    assert [one["scale"] for one in web.get("/lora-adapters").json()] == [0.0, 1.0]
+    assert tokens(web) == expected("two")
+    assert tokens(web, lora=[]) == expected(None)
+    assert tokens(web, model="tiny:one") == expected("one")
+    web.post("/lora-adapters", json=[])
+    assert tokens(web) == expected(None)
+    for wrong in ({}, [{"id": 9, "scale": 1}], [{"id": 0}], [{"id": 0, "scale": "x"}]):
+        assert web.post("/lora-adapters", json=wrong).status_code == 400
+
+
 def test_adapters_are_listed_as_models(web):
     listed = {one["id"]: one.get("parent") for one in web.get("/v1/models").json()["data"]}
     assert listed == {"tiny": None, "tiny:one": "tiny", "tiny:two": "tiny"}

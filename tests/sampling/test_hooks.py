@@ -9,7 +9,7 @@ import pytest
 
 import stretto
 from stretto.errors import InvalidRequest
-from stretto.hooks import Ban, Bias, Force, Guidance, HookRow, NoRepeat, Watcher
+from stretto.hooks import Ban, Bias, Force, Guidance, HookRow, NoRepeat, Only, Watcher
 from stretto.sampling.hooks import trails
 from stretto.sampling.transforms import log_softmax, softmax
 from stretto.testing import mock_llm
@@ -60,6 +60,15 @@ def test_ban():
     assert generate(ranked("ab", "cd"), [Ban([ord("a"), ord("c")])], max_tokens=2).text == "bd"
 
 
+def test_only():
+    logits = row(1, 2, 3, 4)
+    Only([3, 1, 3])(logits, [])
+    assert logits.tolist() == [-np.inf, 2, -np.inf, 4]
+    assert generate(ranked("ab", "cd"), [Only([ord("b"), ord("d")])], max_tokens=2).text == "bd"
+    with pytest.raises(InvalidRequest, match="give at least one"):
+        Only([])
+
+
 def test_bias():
     logits = row(1, 2, 3, 4)
     Bias({0: 1.5, 3: -np.inf, np.int64(1): np.float32(-1)})(logits, [])
@@ -67,7 +76,7 @@ def test_bias():
     assert generate(ranked("ab", "cd"), [Bias({ord("b"): 5, ord("d"): 0.5})], max_tokens=2).text == "bc"
 
 
-@pytest.mark.parametrize("hook", [Ban([1, 5]), Ban([]), Bias({0: 2.0, 6: -1.0}), Bias({})])
+@pytest.mark.parametrize("hook", [Ban([1, 5]), Ban([]), Only([2, 6]), Bias({0: 2.0, 6: -1.0}), Bias({})])
 def test_a_batch_is_each_row_alone(hook):
     logits = np.random.default_rng(1).standard_normal((16, 7)).astype(np.float32)
     alone = logits.copy()

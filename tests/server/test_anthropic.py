@@ -216,7 +216,7 @@ def test_an_image_needs_a_model_that_sees(client):
     ("wrong", "says"),
     [
         ({"max_tokens": 0}, "max_tokens"),
-        ({"model": None}, "model"),
+        ({"model": 3}, "model"),
         ({"messages": []}, "messages"),
         ({"bogus": 1}, "bogus"),
         (
@@ -256,3 +256,9 @@ def test_a_model_that_is_not_there(client):
         client.messages.create(**{**ASKED, "model": "claude"})
     assert caught.value.body["error"]["type"] == "not_found_error"
     assert client.models.retrieve("mock").display_name == "mock"
+
+
+def test_the_model_may_be_left_out(web):
+    asked = {"messages": [{"role": "user", "content": "Hi"}]}
+    assert web.post("/v1/messages/count_tokens", json=asked).json()["input_tokens"] > 0
+    assert web.post("/v1/messages", json={**asked, "max_tokens": 4}).json()["model"] == "mock"

@@ -4,7 +4,9 @@ import pytest
 
 from serving import endless, visiting
 from stretto import InvalidRequest
-from stretto.server.defaults import parse_defaults
+from stretto.server.defaults import parse_arguments, parse_defaults
+from stretto.testing import mock_llm
+from stretto.text.template import ChatTemplate
 
 OPTIONS = {"max_tokens": 3, "temperature": 0.25, "seed": 42, "overflow": "shift"}
 
@@ -46,3 +48,27 @@ def test_defaults_are_checked():
     for wrong in ("temperature", "hooks=x", "top_k=a", "top_p=2", "overflow=away", "keep=4"):
         with pytest.raises(InvalidRequest):
             parse_defaults([wrong])
+
+
+def test_templates_get_the_operators_arguments():
+    def opener(entry):
+        llm = mock_llm("abc")
+        text = "{{ messages[-1].content }}{% if style %}:{{ style }}{% endif %}"
+        llm._template = ChatTemplate(text, llm.tokenizer.specials)
+        return llm
+
+    with visiting(opener, template_arguments={"style": "short", "unread": 1}) as (_, web):
+        chat = {"messages": [{"role": "user", "content": "hi"}]}
+        assert web.post("/apply-template", json=chat).json()["prompt"] == "hi:short"
+        own = {**chat, "chat_template_kwargs": {"style": "long"}}
+        assert web.post("/apply-template", json=own).json()["prompt"] == "hi:long"
+        prompt = web.post("/api/chat", json={**chat, "model": "mock", "stream": False}).json()
+        assert prompt["prompt_eval_count"] == len("hi:short")
+
+
+def test_arguments_of_templates_are_an_object():
+    assert parse_arguments(None) == {}
+    assert parse_arguments('{"enable_thinking": false}') == {"enable_thinking": False}
+    for wrong in ("[]", "enable_thinking=false", "1", "[" * 10_000):
+        with pytest.raises(InvalidRequest, match="object in JSON"):
+            parse_arguments(wrong)

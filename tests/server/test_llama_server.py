@@ -1,6 +1,7 @@
 """llama-server's endpoints: tokens, and texts between two others."""
 
 import json
+import time
 
 import httpx
 import ollama
@@ -36,7 +37,7 @@ def web():
 
 def test_text_becomes_tokens_and_back(web):
     tokens = web.post("/tokenize", json={"content": "hello ☃ <|fim_middle|>"}).json()["tokens"]
-    assert web.post("/detokenize", json={"tokens": tokens}).json() == {"content": "hello ☃ <|fim_middle|>"}
+    assert web.post("/detokenize", json={"tokens": tokens}).json()["content"] == "hello ☃ <|fim_middle|>"
     plain = web.post("/tokenize", json={"content": "<|fim_middle|>", "parse_special": False}).json()["tokens"]
     assert len(plain) > 1
 
@@ -76,6 +77,7 @@ def test_a_gap_is_filled_in_a_stream(web):
 def test_ollama_fills_a_gap(web):
     client = ollama.Client(host=str(web.base_url))
     answer = client.generate(model="mock", prompt="while (", suffix=")")
+    assert answer.context
     client._client.close()
     assert answer.response == "hello"
 
@@ -267,6 +269,8 @@ def test_errors_have_the_types_of_llama_server_on_its_paths(native):
     error = native.post("/completion", json=long).json()["error"]
     assert error["type"] == "exceed_context_size_error"
     assert error["n_prompt_tokens"] > error["n_ctx"] > 0
+    assert "exceeds the available context size" in error["message"]
+    assert f"maximum context length is {error['n_ctx']} tokens" in error["message"]
     assert native.post("/v1/completions", json=long).json()["error"]["type"] == "invalid_request_error"
 
 
@@ -306,3 +310,48 @@ def test_a_last_message_of_the_assistant_is_continued(hello):
     assert shown == prompt("/chat/completions")
     twice = hello.post("/chat/completions", json={"messages": [*said, said[-1]]})
     assert (twice.status_code, twice.json()["error"]["param"]) == (400, "messages[2]")
+
+
+def test_models_are_loaded_and_unloaded_by_name(web):
+    def status():
+        (model,) = web.get("/models").json()["data"]
+        return model["status"]["value"]
+
+    web.post("/tokenize", json={"content": "a"})
+    assert status() == "loaded"
+    again = web.post("/models/load", json={"model": "mock"})
+    assert (again.status_code, again.json()["error"]["message"]) == (400, "mock is loaded")
+    assert web.post("/models/unload", json={"model": "mock"}).json() == {"success": True}
+    assert status() == "unloaded"
+    assert web.post("/models/unload", json={"model": "mock"}).status_code == 400
+    assert web.post("/models/load", json={"model": "mock"}).json() == {"success": True}
+    for _ in range(200):
+        if status() == "loaded":
+            break
+        time.sleep(0.02)
+    assert status() == "loaded"
+    assert web.post("/models/load", json={"model": "other"}).status_code == 404
+
+
+def test_models_say_their_limits(web):
+    (model,) = web.get("/v1/models").json()["data"]
+    assert model["max_model_len"] == web.get("/props").json()["default_generation_settings"]["n_ctx"]
+    assert (model["root"], model["parent"]) == ("llama.gguf", None)
+
+
+def test_vllms_clients_tokenize_prompts_and_conversations(native):
+    ids = native.post("/tokenize", json={"content": "Say", "add_special": True}).json()["tokens"]
+    n_ctx = native.get("/props").json()["default_generation_settings"]["n_ctx"]
+    found = native.post("/tokenize", json={"prompt": "Say"}).json()
+    assert found == {"count": len(ids), "max_model_len": n_ctx, "tokens": ids, "token_strs": None}
+    bare = {"prompt": "Say", "add_special_tokens": False, "return_token_strs": True}
+    assert "".join(native.post("/tokenize", json=bare).json()["token_strs"]) == "Say"
+    chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Sure,"}]}
+    begins = [{"add_generation_prompt": False}, {"add_generation_prompt": True}]
+    for ending in (*begins, {"continue_final_message": True}):
+        prompt = native.post("/apply-template", json={**chat, **ending}).json()["prompt"]
+        ids = native.post("/tokenize", json={"content": prompt}).json()["tokens"]
+        assert native.post("/tokenize", json={**chat, **ending}).json()["tokens"] == ids
+    assert native.post("/detokenize", json={"tokens": ids}).json()["prompt"] == prompt
+    for wrong in ({}, {"prompt": "a", "content": "b"}, {"messages": []}):
+        assert native.post("/tokenize", json=wrong).status_code == 400

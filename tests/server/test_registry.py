@@ -185,6 +185,7 @@ def test_one_server_serves_several_models():
         ("/tmp/a=b/model.gguf", "model", "/tmp/a=b/model.gguf"),
         ("org/small=./m.gguf", "org/small", "./m.gguf"),
         ("meta-llama/Llama-3.2-1B=smollm2", "meta-llama/Llama-3.2-1B", "smollm2"),
+        ("org/small-GGUF:Q8_0=./m.gguf", "org/small-GGUF:Q8_0", "./m.gguf"),
         ("a/b/c=model.gguf", "c=model", "a/b/c=model.gguf"),
     ],
 )

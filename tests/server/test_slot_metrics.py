@@ -1,18 +1,23 @@
-"""`/metrics` of a model with recurrent layers, and of one that makes vectors."""
+"""`/metrics` of a model with recurrent layers, of one that makes vectors, and of one that was unloaded."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 from recurrent_mock import recurrent_llm
 from stretto.llm.encoder import Encoder
+from stretto.server.llama_metrics import Scrapes
 from stretto.server.metrics import render
+from stretto.server.settings import ModelEntry
+from stretto.server.slots import Slot
 from stretto.testing import byte_tokenizer, mock_llm
 from tiny_encoders import native
 
 
 def state_with(llm):
-    model = SimpleNamespace(name="m", llm=llm, loads=1, done={}, seconds={})
+    model = Slot(ModelEntry("m", "m"), Path("m"), 0, {"verbs": llm.verbs}, llm=llm, loads=1)
     registry = SimpleNamespace(slots={"m": model}, loaded_bytes=0, limit=0)
-    return SimpleNamespace(registry=registry, traffic=SimpleNamespace(answered={}, active=0), labels={})
+    traffic = SimpleNamespace(answered={}, active=0)
+    return SimpleNamespace(registry=registry, traffic=traffic, labels={}, scrapes=Scrapes())
 
 
 def test_slots_are_shown_where_there_are_any():
@@ -32,3 +37,41 @@ def test_texts_of_encoders_are_counted_by_llama_servers_names():
     assert "llamacpp:prompt_tokens_total 5" in text
     assert "llamacpp:n_decode_total 1" in text
     assert "llamacpp:tokens_predicted_total 0" in text
+
+
+def value(text, name):
+    (line,) = [line for line in text.splitlines() if line.startswith(name + " ")]
+    return float(line.split()[-1])
+
+
+def test_counters_outlive_an_unloaded_model():
+    with mock_llm("abc") as llm, mock_llm("abc") as again:
+        state = state_with(llm)
+        slot = state.registry.slots["m"]
+        llm.generate("x", max_tokens=3)
+        before = render(state)
+        slot.unloaded()
+        slot.llm = None
+        unloaded = render(state)
+        slot.llm = again
+        again.generate("x", max_tokens=3)
+        after = render(state)
+    names = ("llamacpp:tokens_predicted_total", "llamacpp:n_decode_total", 'stretto_added_total{model="m"}')
+    for name in names:
+        assert value(before, name) > 0
+        assert value(unloaded, name) == value(before, name)
+        assert value(after, name) == 2 * value(before, name)
+    finished = 'stretto_finished_total{model="m",reason="length"}'
+    assert (value(unloaded, finished), value(after, finished)) == (1, 2)
+    assert 'stretto_first_token_seconds_count{model="m"} 2' in after
+    assert "stretto_running" not in unloaded
+    assert "stretto_cells_used" not in unloaded
+
+
+def test_llama_servers_rates_are_those_since_the_last_scrape():
+    with mock_llm("abc") as llm:
+        state = state_with(llm)
+        for _ in range(2):
+            llm.generate("x", max_tokens=3)
+            assert value(render(state), "llamacpp:predicted_tokens_seconds") > 0
+            assert value(render(state), "llamacpp:predicted_tokens_seconds") == 0

@@ -7,6 +7,7 @@ import ollama
 import openai
 import pytest
 
+import tool_models
 from serving import serving, visiting
 from thinking import HELLO, KINDS, make
 
@@ -56,6 +57,17 @@ def test_openai_clients_get_reasoning_content(name):
         short = client.chat.completions.create(**ASKED, max_tokens=17).choices[0]
         assert (short.message.content, short.finish_reason) == ("", "length")
         assert kind.reasoning.startswith(short.message.reasoning_content)
+
+
+def test_reasoning_is_left_out_where_nobody_wants_it():
+    kind = KINDS[NAMES[0]]
+    with serving(lambda entry: make(NAMES[0])) as server, client_of(server) as client:
+        asked = {**ASKED, "extra_body": {"include_reasoning": False}}
+        whole = client.chat.completions.create(**asked)
+        assert "reasoning_content" not in whole.choices[0].message.model_dump()
+        assert whole.choices[0].message.content == kind.text
+        assert whole.usage.completion_tokens_details.reasoning_tokens > 0
+        assert streamed(client, **asked) == ("", kind.text, [])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -187,3 +199,20 @@ def test_a_schema_is_for_the_answer():
     with serving(lambda entry: make("qwen3", says)) as server, client_of(server) as client:
         message = client.chat.completions.create(**ASKED, response_format=shaped).choices[0].message
         assert (message.reasoning_content, json.loads(message.content)) == ("Hm.", {"ok": True})
+
+
+def test_a_message_may_be_nothing_but_reasoning():
+    messages = [
+        {"role": "user", "content": "Hello."},
+        {"role": "assistant", "reasoning_content": "Greet them."},
+    ]
+    with visiting(lambda entry: tool_models.make("qwen3", "Hi.")) as (_, web):
+        answer = web.post("/v1/chat/completions", json={"messages": messages})
+        assert answer.status_code == 200, answer.text
+        item = {
+            "type": "reasoning",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "Greet them."}],
+        }
+        asked = {"input": [{"type": "message", "role": "user", "content": "Hello."}, {"id": "rs_1", **item}]}
+        assert web.post("/v1/responses", json=asked).json()["status"] == "completed"

@@ -141,6 +141,18 @@ def test_a_call_that_is_required_is_valid(choice):
                     assert choice == "required"
 
 
+def test_reasoning_that_a_grammar_writes_before_a_call_is_not_said():
+    with serving(lambda entry: make("qwen3", None)) as server, client_of(server) as client:
+        asked = {"model": "mock", "messages": HELLO, "tools": [WEATHER], "tool_choice": "required"}
+        asked["parallel_tool_calls"] = False
+        content, pieces, _ = streamed(client, **asked, temperature=0, max_tokens=200)
+        assert content.strip() == ""
+        assert [name for _, name, _ in pieces] == ["weather"]
+        (choice,) = client.chat.completions.create(**asked, temperature=0, max_tokens=200).choices
+        assert not choice.message.content
+        assert len(choice.message.tool_calls) == 1
+
+
 def test_ollama_calls_tools():
     with serving(lambda entry: make("chatml-tools", SAID["chatml-tools"])) as server:
         client = ollama.Client(host=server.url)

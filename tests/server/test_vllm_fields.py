@@ -148,6 +148,7 @@ def test_tokens_whose_log_probabilities_are_asked_for(web, stream):
     assert found[0]["top_logprobs"][1]["logprob"] == pytest.approx(found[0]["logprob"], abs=1e-6)
     assert found[0]["top_logprobs"][0]["logprob"] < found[0]["logprob"]
     assert found[1]["token"] == "e"
+    assert [one["token"] for one in found[1]["top_logprobs"]] == ["z", "H", "a", "e"]  # with the sampled one
 
 
 def test_named_log_probabilities_of_texts(web):
@@ -306,3 +307,15 @@ def test_what_cannot_be_done_is_refused_by_name(web, fields, param):
 def test_one_form_besides_response_format(web: httpx.Client):
     fields = {"guided_regex": "a", "response_format": {"type": "json_object"}}
     assert refused(web, "/v1/chat/completions", CHAT, **fields) == "guided_regex"
+
+
+# -- tokens --
+
+
+@pytest.mark.parametrize(("path", "asked"), PATHS)
+def test_only_some_tokens_may_be_sampled(web, path, asked):
+    asked = {**asked, "max_tokens": 4, "ignore_eos": True}
+    assert set(text_of(posted(web, path, asked, allowed_token_ids=[ord("l"), ord("o")]))) <= set("lo")
+    assert text_of(posted(web, path, asked, allowed_token_ids=[ord("x")])) == "xxxx"
+    assert refused(web, path, asked, allowed_token_ids=[]) == "allowed_token_ids"
+    assert web.post(path, json={**asked, "allowed_token_ids": [10**6]}).status_code == 400

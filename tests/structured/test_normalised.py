@@ -35,6 +35,9 @@ SCHEMAS = [
     {"type": "array", **ITEMS},
     {"$ref": "#/then", "if": False, "then": NUMBER},
     {"allOf": [{"$ref": "#/not/$defs/a"}], "not": {"$defs": {"a": NUMBER}, "const": 7}},
+    {"$ref": "#/$defs/Partial<A|B, 1>", "$defs": {"Partial<A|B, 1>": NUMBER}},
+    {"oneOf": [{"$ref": "#/$defs/a b"}, {"type": "string"}], "$defs": {"a b": NUMBER}},
+    {"properties": {"a": {"$id": "x", **NUMBER}, "b": {"$id": "x", "type": "string"}}},
     {"type": "string", "maxLength": 2.0},
     {"type": "array", "minItems": 1.0, "maxItems": 2.0},
     {"type": "string", "pattern": r"^\S$"},
@@ -97,6 +100,7 @@ def test_white_space_is_that_of_ecma_262(accepts):
             "#/$defs/a/items/$dynamicRef",
         ),
         ({"allOf": [{"$id": "a", "$ref": "b"}]}, "#/allOf/0/$ref"),
+        ({"$ref": "x", "$defs": {"a": {"$id": "x", **NUMBER}, "b": {"$id": "x"}}}, "#/$ref"),
         ({"$defs": {"a": {"$id": "a", "other": {"$ref": "#"}}}}, "#/$defs/a/other"),
     ],
 )

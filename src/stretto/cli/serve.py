@@ -50,6 +50,15 @@ def serve(
             rich_help_panel=_MODELS,
         ),
     ] = None,
+    chat_template_kwargs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help='Arguments of chat templates for requests that do not set them, as {"enable_thinking": '
+            "false}; a template that does not read one goes without it.",
+            rich_help_panel=_MODELS,
+        ),
+    ] = None,
     adapter: Annotated[
         list[str] | None,
         typer.Option(
@@ -119,7 +128,8 @@ def serve(
     backend: o.Backend = "auto",
     device: o.Device = "auto",
     host: Annotated[
-        str, typer.Option(help="The address to listen on.", rich_help_panel=_ACCESS)
+        str,
+        typer.Option(help="The address to listen on, or several, as 127.0.0.1,::1.", rich_help_panel=_ACCESS),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", rich_help_panel=_ACCESS)] = 8080,
     api_key: Annotated[
@@ -229,7 +239,7 @@ def serve(
     """
     try:
         from stretto.server.adapters import with_adapters
-        from stretto.server.defaults import parse_defaults
+        from stretto.server.defaults import parse_arguments, parse_defaults
         from stretto.server.serve import serve as run
         from stretto.server.settings import ModelEntry, RequestLimits, Settings, api_keys
     except ImportError as error:
@@ -255,6 +265,7 @@ def serve(
         remote_images=remote_images,
         slot_path=slot_save_path,
         defaults=parse_defaults(default or ()),
+        template_arguments=parse_arguments(chat_template_kwargs),
         memory=None if memory is None else size("--memory", memory),
         checkpoint_bytes=size("--checkpoints", checkpoints),
         cells=cells,

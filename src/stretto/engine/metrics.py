@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from dataclasses import asdict, dataclass, field, fields
 from operator import add, sub
 from typing import Any, NamedTuple
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+GAUGES = ("waiting", "running", "threads", "slots", "slots_used", "slot_bytes")  # of now, not since the start
 
 
 @dataclass
@@ -42,6 +44,10 @@ class Histogram:
         """Count a value, or several that are the same."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += times * value
+
+    def plus(self, other: Histogram) -> Histogram:
+        """The values of both; the bounds are the same."""
+        return Histogram(self.bounds, list(map(add, self.counts, other.counts)), self.total + other.total)
 
 
 class Counts(NamedTuple):
@@ -155,6 +161,18 @@ class Metrics:
             gaps,
         )
 
+    def plus(self, later: Metrics) -> Metrics:
+        """The counters of both; gauges are those of `later`."""
+        sums = {one.name: _sum(getattr(self, one.name), getattr(later, one.name)) for one in fields(self)}
+        gauges = {name: getattr(later, name) for name in GAUGES}
+        return Metrics(**{**sums, **gauges, "longest": max(self.longest, later.longest)})
+
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain data."""
         return asdict(self)
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if isinstance(one, Histogram):
+        return one.plus(other)
+    return dict(Counter(one) + Counter(other)) if isinstance(one, dict) else one + other

@@ -204,6 +204,11 @@ class Texts:
         """Whether the model has a chat template, so that it can `chat`."""
         return self._template is not None
 
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """The variables that the chat template reads beside the messages, such as `enable_thinking`."""
+        return frozenset() if self._template is None else frozenset(self._template.variables)
+
     def thinking(self, think: bool | str) -> dict[str, Any]:
         """The template arguments that turn thinking on or off, or set its effort, by this model's names.
 

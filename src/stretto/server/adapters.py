@@ -8,7 +8,10 @@ from typing import Any
 
 from stretto.errors import InvalidRequest
 from stretto.server.errors import ApiError
+from stretto.server.registry import Lease
+from stretto.server.schema_base import NumberedAdapter
 from stretto.server.settings import ModelEntry
+from stretto.server.slots import Slot
 
 
 def with_adapters(entries: Sequence[ModelEntry], given: Sequence[str]) -> tuple[ModelEntry, ...]:
@@ -30,14 +33,35 @@ def with_adapters(entries: Sequence[ModelEntry], given: Sequence[str]) -> tuple[
     return tuple(by_name[entry.name] for entry in entries)
 
 
-def choose_adapter(options: dict[str, Any], adapter: str | None) -> None:
-    """Put the adapter that a request's model names into its options; `lora` cannot name others beside it."""
-    if adapter is None:
+def choose_adapter(options: dict[str, Any], lease: Lease) -> None:
+    """Put a request's adapter into its options: the one that its model names, or `lora`, not both.
+
+    Adapters by number become names. A request that says nothing gets those of `POST /lora-adapters`.
+    """
+    given, slot = options.get("adapter"), lease.slot
+    if isinstance(given, list):
+        options.pop("adapter")
+        if mixed := numbered(given, slot):
+            options["adapter"] = mixed
+    if lease.adapter is None:
+        if given is None and slot.scales:
+            options["adapter"] = dict(slot.scales)
         return
-    if "adapter" in options:
+    if given is not None:
         raise ApiError(
             400,
-            f"the model names the adapter {adapter!r}, and lora others; give one of them",
+            f"the model names the adapter {lease.adapter!r}, and lora others; give one of them",
             param="lora",
         )
-    options["adapter"] = adapter
+    options["adapter"] = lease.adapter
+
+
+def numbered(given: Sequence[NumberedAdapter], slot: Slot) -> dict[str, float]:
+    """Names with scales, of adapters that were named by their numbers; those of scale 0 are left out."""
+    names = [name for name, _ in slot.entry.adapters]
+    for one in given:
+        if one.id >= len(names):
+            raise ApiError(
+                400, f"{slot.name} has {len(names)} adapters, and none of the number {one.id}", param="lora"
+            )
+    return {names[one.id]: one.scale for one in given if one.scale}

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from stretto.server.schema_base import LABEL, NEUTRAL, Body, Name, Number, Stop, Text
+from stretto.server.schema_base import LABEL, NEUTRAL, Body, ForModel, Name, Number, Stop, Text
 
 Data = Annotated[str, Field(min_length=1, max_length=1 << 26)]
 
@@ -205,10 +205,9 @@ class Metadata(Body):
     user_id: Annotated[Text, Field(description=LABEL)] | None = None
 
 
-class CountRequest(Body):
+class CountRequest(ForModel):
     """`POST /v1/messages/count_tokens`."""
 
-    model: Name
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=2048)]
     system: Text | Annotated[list[TextBlock], Field(max_length=1024)] | None = None
     tools: Annotated[list[AnthropicTool], Field(max_length=1024)] | None = None

@@ -63,6 +63,8 @@ class CallWatcher:
         self._said: list[str] = []  # text beside calls, since one has started
         self._pieces: list[Event] = []
         self._has_call = self._is_thinking = False
+        # An empty block of reasoning before a required call belongs to its grammar; nobody says it.
+        self._is_calls = plan.grammar is not None and not plan.thinks
         self._begun = begun  # ids that the answer begins with; they were sent before
         for token in begun:
             self._sort(self._follower.push(token))
@@ -107,7 +109,7 @@ class CallWatcher:
 
     def _taken(self) -> str:
         """The text that is no call: of the tokens, or from the first call on what stands beside calls."""
-        text = "".join(self._said if self._has_call else self._held)
+        text = "".join(self._said if self._has_call or self._is_calls else self._held)
         self._held, self._said = [], []
         return text
 

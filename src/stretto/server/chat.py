@@ -101,11 +101,13 @@ def rendered(
 ) -> Prompt:
     """A function that renders messages as a prompt; `ending` says how it ends."""
     check_prompts("messages", ["".join(_texts(messages))], settings.limits)
+    llm = generation.lease.llm
+    read = llm.template_variables & settings.template_arguments.keys()
     return partial(
-        generation.lease.llm.chat_prompt,
+        llm.chat_prompt,
         messages,
         tools=plan.shown,
-        template=arguments,
+        template={**{name: settings.template_arguments[name] for name in read}, **arguments},
         cache_salt=generation.caller.salt or None,
         **ending,
     )
@@ -131,6 +133,7 @@ def as_message(message: Message, index: int, images: dict[tuple[int, int], Image
             fields[name] = value
     if thoughts := message.reasoning_content or message.reasoning:
         fields["reasoning_content"] = thoughts
+        fields.setdefault("content", "")
     if message.tool_calls:
         fields["tool_calls"] = [call.model_dump() for call in message.tool_calls]
         fields.setdefault("content", "")

@@ -1,7 +1,8 @@
-"""Options of generation that the operator sets for requests that say nothing about them: `--default`."""
+"""What the operator sets for requests that say nothing about it: `--default`, `--chat-template-kwargs`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,27 @@ def parse_defaults(given: Sequence[str]) -> dict[str, Any]:
             ) from None
     check_defaults(options)
     return options
+
+
+def parse_arguments(text: str | None) -> dict[str, Any]:
+    """Arguments of chat templates, from an object in JSON.
+
+    >>> parse_arguments('{"enable_thinking": false}')
+    {'enable_thinking': False}
+    """
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidRequest(
+            '--chat-template-kwargs takes an object in JSON, as {"enable_thinking": false}, '
+            f"not {text[:100]!r}",
+            param="chat_template_kwargs",
+        )
+    return found
 
 
 def check_defaults(options: Mapping[str, Any]) -> None:

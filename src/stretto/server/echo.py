@@ -41,7 +41,7 @@ async def echoed(
 ) -> list[list[Token]]:
     """The tokens of each prompt with their log-probabilities, by the adapter that its text will have."""
     salt = generation.caller.salt or None
-    choose_adapter(options, generation.lease.adapter)
+    choose_adapter(options, generation.lease)
     scoring = generation.lease.llm.aprompt_logprobs(
         prompts, top, cache_salt=salt, adapter=options.get("adapter")
     )

@@ -144,7 +144,11 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
             param = (prompt or error.param) if error.param in _INPUT else error.param
             param = FIELDS.get(param or "", param)
             return ApiError(
-                400, message, param=param, code=_CODES.get(type(error)), facts=_context_facts(error)
+                400,
+                _context_words(error, message),
+                param=param,
+                code=_CODES.get(type(error)),
+                facts=_context_facts(error),
             )
         case errors.Cancelled():
             return ApiError(503, message, code="cancelled", retry_after=RETRY_SECONDS)
@@ -167,6 +171,16 @@ def translate(error: BaseException, prompt: str | None = None, grammar: str | No
 _EXHAUSTED = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN}
 _INPUT = ("prompt", "text", "ids")  # parameters of ours that each endpoint has under a name of its own
 _CODES = {errors.ContextOverflow: "context_length_exceeded", errors.Unsupported: "unsupported"}
+
+
+def _context_words(error: Exception, message: str) -> str:
+    """The message of a prompt that is too long, with the words by which clients know such errors."""
+    if not isinstance(error, errors.ContextOverflow) or error.limit is None:
+        return message
+    return (
+        f"{message}: the request exceeds the available context size, the maximum context length is "
+        f"{error.limit} tokens"
+    )
 
 
 def _context_facts(error: Exception) -> dict[str, int]:

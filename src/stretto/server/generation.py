@@ -28,7 +28,7 @@ from stretto.server.state import State, state_of
 Value = TypeVar("Value")
 
 REQUEST_ID = "stretto.id"  # key in a scope: the `x-request-id`, set by the guard
-FOR_PYTHON = {"logprobs", "best_of", "min_tokens"}  # options that the fused loop does not have
+FOR_PYTHON = {"logprobs", "best_of", "min_tokens", "hooks"}  # options that the fused loop does not have
 TASKS = "stretto.tasks"  # key in a scope: what a request waits for
 
 
@@ -83,7 +83,7 @@ class Generation:
         options["timeout"] = min(timeout, left) if timeout is not None else left
         if self.lease.llm.backend.capabilities.fused and not FOR_PYTHON & options.keys():
             options["loop"] = "fused"
-        choose_adapter(options, self.lease.adapter)
+        choose_adapter(options, self.lease)
         self.adapter = options.get("adapter")
         options["cache_salt"] = self.caller.salt or None
         self.texts = self.lease.llm.astream_many(prompts, **options)

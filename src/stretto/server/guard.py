@@ -32,7 +32,7 @@ from stretto.server.streamed import DIRECT
 log = logging.getLogger("stretto.server")
 
 HEALTH = "/health"  # also without a Host header, as load balancers ask
-OPEN_PATHS = (HEALTH, "/docs", "/openapi.json")  # without a key
+OPEN_PATHS = (HEALTH, "/ping", "/docs", "/openapi.json")  # without a key
 BODIES = ("POST", "PUT", "PATCH", "DELETE")  # methods whose requests have bodies
 KNOWN_METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
 FORM_PATHS = ("/v1/audio/transcriptions",)  # whose bodies are forms with a file, as OpenAI has them

@@ -73,7 +73,7 @@ class FunctionShape(ChatShape):
         """A token as the fields of a chunk's choice; a call comes at the end."""
         if self._plan.reader is not None:
             token = token._replace(text=self._watcher(index).push(token))
-        if not token.text:
+        if not token.text or (token.is_reasoning and self.hides_reasoning):
             return ""
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
         kind = "reasoning_content" if token.is_reasoning else "content"

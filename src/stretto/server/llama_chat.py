@@ -37,7 +37,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
 async def apply_template(body: ChatRequest, request: Request) -> Response:
     """The prompt of a conversation as text, special tokens spelled out; nothing is generated."""
     return Json(
-        {"prompt": await _rendered(body, request, lambda llm, ids: llm.tokenizer.decode(ids, special=True))}
+        {"prompt": await rendered(body, request, lambda llm, ids: llm.tokenizer.decode(ids, special=True))}
     )
 
 
@@ -45,7 +45,7 @@ async def apply_template(body: ChatRequest, request: Request) -> Response:
 @router.post("/chat/completions/input_tokens")
 async def input_tokens(body: ChatRequest, request: Request) -> Response:
     """The number of tokens of a conversation; nothing is generated."""
-    return Json({"input_tokens": await _rendered(body, request, lambda llm, ids: len(ids))})
+    return Json({"input_tokens": await rendered(body, request, lambda llm, ids: len(ids))})
 
 
 def _prefilled(body: ChatRequest) -> ChatRequest:
@@ -63,7 +63,7 @@ def _prefilled(body: ChatRequest) -> ChatRequest:
     return body.model_copy(update={"continue_final_message": True})
 
 
-async def _rendered(body: ChatRequest, request: Request, view: Callable[[LLM, list[int]], Value]) -> Value:
+async def rendered(body: ChatRequest, request: Request, view: Callable[[LLM, list[int]], Value]) -> Value:
     """A view of the prompt of a conversation, made in a thread."""
     state = state_of(request)
     chat = with_tools(body if request.url.path.startswith("/v1/") else _prefilled(body))

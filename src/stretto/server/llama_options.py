@@ -32,6 +32,8 @@ def native_options(body: NativeSampling, limits: RequestLimits) -> dict[str, Any
         options["max_tokens"] = max(1, body.n_predict)
     if body.t_max_predict_ms is not None and body.t_max_predict_ms > 0:
         options["timeout"] = body.t_max_predict_ms / 1000
+    if body.lora is not None:
+        options["adapter"] = body.lora
     if body.n_probs:
         options["logprobs"] = body.n_probs
         options["sampled_logprobs"] = bool(body.post_sampling_probs)

@@ -12,7 +12,7 @@ from stretto.server.errors import Json
 from stretto.server.llama_answers import settings_of
 from stretto.server.llama_schemas import NativeSampling
 from stretto.server.shapes import FINGERPRINT
-from stretto.server.slots import AUTO_CELLS, Slot
+from stretto.server.slots import Slot, context_of
 from stretto.server.state import State, state_of
 
 router = APIRouter(tags=["llama-server"])
@@ -31,7 +31,7 @@ async def props(request: Request, model: OptionalName = None) -> Response:
     params = settings_of(NativeSampling.model_validate({}), defaults, frozenset())
     params["seed"] = defaults.get("seed", -1)
     facts = {
-        "default_generation_settings": {"n_ctx": _context(state, slot), "params": params},
+        "default_generation_settings": {"n_ctx": context_of(slot, state.settings), "params": params},
         "total_slots": state.settings.max_running,
         "model_alias": slot.name,
         "model_path": slot.path.name,
@@ -53,7 +53,7 @@ async def slots(request: Request, model: OptionalName = None) -> Response:
     state = state_of(request)
     slot = _slot(state, model)
     n_running = sum(generation.model == slot.name for generation in state.generations)
-    context = _context(state, slot)
+    context = context_of(slot, state.settings)
     entries: list[dict[str, Any]] = [
         {"id": number, "n_ctx": context, "speculative": False, "is_processing": number < n_running}
         for number in range(state.settings.max_running)
@@ -63,12 +63,3 @@ async def slots(request: Request, model: OptionalName = None) -> Response:
 
 def _slot(state: State, name: str | None) -> Slot:
     return state.registry.find(name or state.registry.first("generate"))
-
-
-def _context(state: State, slot: Slot) -> int:
-    """The tokens that one request may have."""
-    if isinstance(slot.llm, LLM):
-        return slot.llm.context_length
-    cells = state.settings.cells
-    length: int = slot.facts["context_length"]
-    return min(length, AUTO_CELLS if isinstance(cells, str) else cells)

@@ -9,7 +9,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from stretto.server.schema_base import NEUTRAL, Body, ForModel, Mixed, Number, Stop, Text
+from stretto.server.schema_base import (
+    NEUTRAL,
+    Body,
+    ForModel,
+    Mixed,
+    Number,
+    NumberedAdapters,
+    Stop,
+    Text,
+)
+from stretto.server.schemas import Message, Tool
 
 OFF = "Accepted while it is off."
 Words = Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=64)]
@@ -20,9 +30,25 @@ Bias = Annotated[Number, Field(ge=-1e9, le=1e9)] | Literal[False]
 
 
 class TokenizeText(ForModel):
-    """`POST /tokenize`."""
+    """`POST /tokenize`: llama-server's `content`, or vLLM's `prompt` or `messages`."""
 
-    content: Text
+    content: Text | None = Field(None, description="A text, for llama-server's clients.")
+    prompt: Text | None = Field(None, description="A text, for vLLM's clients.")
+    messages: Annotated[list[Message], Field(min_length=1, max_length=2048)] | None = Field(
+        None, description="A conversation, for vLLM's clients."
+    )
+    tools: list[Tool] | None = Field(None, description="With messages: functions that are offered.")
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = Field(
+        None, description="With messages: arguments of the chat template."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="With messages: an answer begins, by default."
+    )
+    continue_final_message: bool | None = Field(None, description="With messages: the last one goes on.")
+    add_special_tokens: bool | None = Field(
+        None, description="As add_special, for prompt, where it is true by default; templates have their own."
+    )
+    return_token_strs: bool | None = Field(None, description="With prompt or messages: the texts of tokens.")
     add_special: bool = Field(False, description="With BOS, as the model asks.")
     parse_special: bool = Field(True, description="Special tokens in the text are tokens.")
     with_pieces: bool = Field(False, description="Each token with its text.")
@@ -89,6 +115,9 @@ class NativeSampling(ForModel):
     backend_sampling: Annotated[bool, Field(description=NEUTRAL)] | None = None
     id_slot: Annotated[int, Field(ge=-1)] | None = Field(
         None, description="The text is remembered by this number, for POST /slots/ID."
+    )
+    lora: NumberedAdapters | None = Field(
+        None, description="Adapters of the model by their numbers, with a scale for each."
     )
     return_progress: bool | None = Field(
         None, description="In streams: events that say how much of the prompt has been computed."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,9 +13,10 @@ from starlette.responses import Response
 from stretto.llm import LLM
 from stretto.server.answers import long_json
 from stretto.server.defaults import with_defaults
-from stretto.server.errors import translate
+from stretto.server.errors import ApiError, Json, translate
 from stretto.server.generation import Generation, begin, started, unless_gone
 from stretto.server.llama_answers import NativeEvents, NativeShape
+from stretto.server.llama_chat import rendered
 from stretto.server.llama_options import logit_biases, native_options
 from stretto.server.llama_schemas import (
     DetokenizeTokens,
@@ -27,6 +29,7 @@ from stretto.server.llama_schemas import (
 from stretto.server.open_response import EVENTS
 from stretto.server.options import check_at_most, check_prompts
 from stretto.server.prompt_ids import ids_of, is_mixed, mixed_ids
+from stretto.server.schemas import ChatRequest
 from stretto.server.slot_files import remember
 from stretto.server.state import State, state_of
 from stretto.server.streamed import Streamed
@@ -42,29 +45,39 @@ for _path in ("/rerank", "/v1/reranking", "/v2/rerank"):
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeText, request: Request) -> Response:
-    """The tokens of a text."""
+    """The tokens of a text, or of a conversation."""
+    state = state_of(request)
+    given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise ApiError(400, "give one of content, prompt and messages", param="content", code="missing_field")
+    if body.messages is not None:
+        return Json(await rendered(_conversation(body), request, partial(_for_vllm, body)))
+    text = body.content or body.prompt or ""
 
-    def work(tokenizer: Tokenizer) -> dict[str, Any]:
-        bos = (tokenizer.add_bos or None) if body.add_special else False
-        ids = tokenizer.encode(body.content, special=body.parse_special, bos=bos)
+    def work(llm: LLM) -> dict[str, Any]:
+        tokenizer, is_llamas = llm.tokenizer, body.prompt is None
+        with_bos = body.add_special if is_llamas else body.add_special_tokens is not False
+        bos = (tokenizer.add_bos or None) if with_bos else False
+        ids = tokenizer.encode(text, special=body.parse_special, bos=bos)
+        if not is_llamas:
+            return _for_vllm(body, llm, ids)
         if not body.with_pieces:
             return {"tokens": ids}
         return {"tokens": [{"id": token, "piece": _piece(tokenizer, token)} for token in ids]}
 
-    state = state_of(request)
-    check_prompts("content", [body.content], state.settings.limits)
-    return await _tokenized(state, body.model, request, work, len(body.content))
+    check_prompts(given[0], [text], state.settings.limits)
+    return await _tokenized(state, body.model, request, work, len(text))
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeTokens, request: Request) -> Response:
-    """The text of tokens."""
+    """The text of tokens, by the name that llama-server's clients know and by that of vLLM's."""
     state = state_of(request)
     return await _tokenized(
         state,
         body.model,
         request,
-        lambda tokenizer: {"content": tokenizer.decode(body.tokens, special=True)},
+        lambda llm: dict.fromkeys(("content", "prompt"), llm.tokenizer.decode(body.tokens, special=True)),
         len(body.tokens),
     )
 
@@ -137,12 +150,30 @@ async def _answer(
 async def _tokenized(state: State, name: str, request: Request, work: Any, n: int) -> Response:
     generation = await begin(state, name, request)
     try:
-        found = await asyncio.to_thread(work, generation.lease.llm.tokenizer)
+        found = await asyncio.to_thread(work, generation.lease.llm)
     except Exception as error:
         raise translate(error, "content") from error
     finally:
         generation.close()
     return await long_json(found, n)
+
+
+def _conversation(body: TokenizeText) -> ChatRequest:
+    fields = {name: getattr(body, name) for name in ("model", "messages", "tools", "chat_template_kwargs")}
+    begins = body.add_generation_prompt
+    return ChatRequest.model_validate(
+        {
+            **fields,
+            "add_generation_prompt": not body.continue_final_message if begins is None else begins,
+            "continue_final_message": body.continue_final_message,
+        }
+    )
+
+
+def _for_vllm(body: TokenizeText, llm: LLM, ids: list[int]) -> dict[str, Any]:
+    """Tokens in vLLM's form."""
+    texts = [llm.tokenizer.spelled(token) for token in ids] if body.return_token_strs else None
+    return {"count": len(ids), "max_model_len": llm.context_length, "tokens": ids, "token_strs": texts}
 
 
 def _infill_ids(tokenizer: Tokenizer, body: InfillRequest) -> list[int]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from stretto import __version__
 from stretto.llm import LLM
-from stretto.llm.base import EngineModel
 from stretto.server.llama_metrics import llama_lines
 from stretto.server.slots import Slot
 from stretto.server.state import State
@@ -88,17 +87,19 @@ def _lines(state: State) -> Iterator[str]:
     )
     yield from _metric("stretto_models_limit_bytes", "gauge", "what they may take", [({}, registry.limit)])
     yield from _tasks(slots)
+    engines = [(label, slot, one) for label, slot in names if (one := slot.metrics) is not None]
+    counted = [(label, one.as_dict()) for label, slot, one in engines if slot.generates]
     loaded = [(label, s.llm.metrics.as_dict(), s.llm) for label, s in names if isinstance(s.llm, LLM)]
     for name, text in COUNTERS.items():
         yield from _metric(
-            f"stretto_{name}_total", "counter", text, [(label, m[name]) for label, m, _ in loaded]
+            f"stretto_{name}_total", "counter", text, [(label, m[name]) for label, m in counted]
         )
     for name, text in SECONDS.items():
         yield from _metric(
             f"stretto_{name}_seconds_total",
             "counter",
             text,
-            [(label, m[name]) for label, m, _ in loaded],
+            [(label, m[name]) for label, m in counted],
         )
     yield from _metric(
         "stretto_finished_total",
@@ -106,7 +107,7 @@ def _lines(state: State) -> Iterator[str]:
         "requests by how they ended",
         [
             ({**label, "reason": reason}, n)
-            for label, m, _ in loaded
+            for label, m in counted
             for reason, n in sorted(m["finished"].items())
         ],
     )
@@ -127,9 +128,9 @@ def _lines(state: State) -> Iterator[str]:
     for key, (name, text) in HISTOGRAMS.items():
         yield f"# HELP stretto_{name} {text}"
         yield f"# TYPE stretto_{name} histogram"
-        for labels, m, _ in loaded:
+        for labels, m in counted:
             yield from _histogram(f"stretto_{name}", labels, m[key])
-    yield from llama_lines([s.llm.metrics for s in slots if isinstance(s.llm, EngineModel)])
+    yield from llama_lines([one for *_, one in engines], state.scrapes)
     for kind in ("free", "used"):
         yield from _metric(
             f"stretto_cells_{kind}",

@@ -206,7 +206,10 @@ async def _generated(state: State, asked: _Asked, request: Request) -> Response:
 async def _prompt(generation: Generation, asked: _Asked, plan: ToolPlan, state: State) -> Any:
     tokenizer = generation.lease.llm.tokenizer
     if asked.whole is not None:
-        return await asyncio.to_thread(asked.whole, tokenizer)
+        made = await asyncio.to_thread(asked.whole, tokenizer)
+        if isinstance(made, list):  # around a gap
+            asked.context, asked.seen = [], made
+        return made
     prompt = await ollama_prompt(
         generation, asked.messages, asked.images, plan, state.settings, asked.body.think
     )

@@ -12,9 +12,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stretto import __version__
+from stretto.server.bodies import validated
 from stretto.server.callers import require_admin
 from stretto.server.errors import ApiError, Json
 from stretto.server.line_stream import LineStream
+from stretto.server.modelfile import parse_modelfile
 from stretto.server.ollama_names import Made, plain, rebased, tagged
 from stretto.server.ollama_schemas import (
     CreateRequest,
@@ -114,6 +116,12 @@ async def create(body: CreateRequest, request: Request) -> Response:
     """Make a model from one that is here, with a system message and parameters of its own."""
     require_admin(request)
     state, name = state_of(request), plain(body.wanted)
+    if body.modelfile is not None:
+        fields = await asyncio.to_thread(parse_modelfile, body.modelfile)
+        given = body.model_dump(exclude_unset=True, by_alias=True, exclude={"modelfile"})
+        body = validated(CreateRequest, {**fields, **given})
+    if body.from_ is None:
+        raise ApiError(400, "from is missing: a model that is here", param="from", code="missing_field")
     _, base = state.made.resolve(body.from_, state.registry)
     _require_new(state, name)
     texts = [body.license] if isinstance(body.license, str) else body.license or []

@@ -177,7 +177,8 @@ class OllamaCopyRequest(Body):
 class CreateRequest(Named):
     """`POST /api/create`: a model from one that is here."""
 
-    from_: Annotated[Name, Field(alias="from", description="A model that is here.")]
+    from_: Name | None = Field(None, alias="from", description="A model that is here.")
+    modelfile: Text | None = Field(None, description="The same in Ollama's older form, in place of the rest.")
     system: Text | None = None
     template: Text | None = None
     license: Text | Annotated[list[Text], Field(max_length=16)] | None = None

@@ -29,9 +29,10 @@ from stretto.server.pins import check_pin, pin
 from stretto.server.prompt_ids import ids_of, is_mixed
 from stretto.server.prompts import check_suffix, is_made, made_prompts, plain_ids, truncated
 from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest, PromptParts, PromptString
+from stretto.server.settings import Settings
 from stretto.server.shapes import ChatShape, Shape
 from stretto.server.slot_files import remember
-from stretto.server.slots import Slot
+from stretto.server.slots import Slot, context_of
 from stretto.server.state import state_of
 from stretto.server.streamed import Streamed
 from stretto.server.structured import grammar_of, shaping_fields
@@ -44,7 +45,7 @@ async def models(request: Request) -> Response:
     """The models that are served."""
     state = state_of(request)
     names = state.registry.names()
-    listed = [_model(name, slot) for name, slot in names]
+    listed = [_model(name, slot, state.settings) for name, slot in names]
     ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {}
     shown = [_for_llama(name, slot) for name, slot in names]
     return Json({"object": "list", "data": listed, "models": shown, "has_more": False, **ends})
@@ -53,7 +54,8 @@ async def models(request: Request) -> Response:
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> Response:
     """One model that is served."""
-    return Json(_model(name, state_of(request).registry.find(name)))
+    state = state_of(request)
+    return Json(_model(name, state.registry.find(name), state.settings))
 
 
 @router.post("/v1/completions")
@@ -104,6 +106,8 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         plan, prompt = await planned(body, generation, state.settings)
         kind = FunctionShape if legacy else ChatShape
         shape = kind(generation, body.model, n_tops(body), plan, body.continue_token_ids or [])
+        shape.hides_reasoning = body.include_reasoning is False
+        shape.shows_sampled = body.logprob_token_ids is not None
         shape.names_ids = body.return_tokens_as_token_ids is True
         if body.echo:
             shape.before = [last_answer(body)] * options["n"]
@@ -304,7 +308,8 @@ def _encoded(vector: Any, how: str | None) -> list[float] | str:
     return [float(number) for number in np.asarray(vector)]
 
 
-def _model(name: str, slot: Slot) -> dict[str, Any]:
+def _model(name: str, slot: Slot, settings: Settings) -> dict[str, Any]:
+    """A model as clients of OpenAI, Anthropic, vLLM (`max_model_len`) and llama-server (`status`) read it."""
     return {
         "id": name,
         "object": "model",
@@ -312,7 +317,10 @@ def _model(name: str, slot: Slot) -> dict[str, Any]:
         "owned_by": "stretto",
         **_for_anthropic(name, slot),
         "context_length": slot.facts["context_length"],
-        **({"parent": slot.name} if name != slot.name else {}),
+        "max_model_len": context_of(slot, settings),
+        "root": slot.path.name,
+        "parent": None if name == slot.name else slot.name,
+        "status": {"value": slot.status},
     }
 
 

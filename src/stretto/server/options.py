@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stretto.hooks import Only
 from stretto.server.errors import ApiError, unsupported
 from stretto.server.schemas import ChatRequest, CompletionRequest, Sampling
 from stretto.server.settings import RequestLimits
@@ -38,6 +39,8 @@ def engine_options(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
         options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
     if stop_tokens := [*(body.stop_tokens or ()), *(body.stop_token_ids or ())]:
         options["stop_tokens"] = stop_tokens
+    if body.allowed_token_ids is not None:
+        options["hooks"] = [Only(body.allowed_token_ids)]
     if body.include_stop_str_in_output:
         options["include_stop"] = True
     if body.skip_special_tokens is False:

@@ -224,7 +224,7 @@ async def parallel(body: ParallelRequest, request: Request) -> Response:
     try:
         left = generation.left
         options["timeout"] = min(options.get("timeout", left), left)
-        choose_adapter(options, generation.lease.adapter)
+        choose_adapter(options, generation.lease)
         options["cache_salt"] = generation.caller.salt or None
         if options.pop("attention", False):
             check_attention(generation.lease.llm, body.prompt, options)

@@ -98,6 +98,9 @@ class Registry:
             base, _, adapter = name.rpartition(":")
             slot = self.slots.get(base)
             slot = slot if slot is not None and adapter in dict(slot.entry.adapters) else None
+        if slot is None:  # vLLM's clients name the adapter alone
+            having = [one for one in self.slots.values() if name in dict(one.entry.adapters)]
+            slot, adapter = (having[0], name) if len(having) == 1 else (None, None)
         if slot is None:
             known = ", ".join(sorted(name for name, _ in self.names()))
             raise ApiError(

@@ -23,15 +23,16 @@ LABEL = "Accepted and only logged."
 NEUTRAL = "Accepted, and changes nothing here."
 
 
-def _fail_fast(schema: Any) -> None:
+def fail_fast(schema: Any) -> None:
+    """Make every list of a schema fail at its first wrong value."""
     if isinstance(schema, dict):
         if schema.get("type") == "list":
             schema["fail_fast"] = True
         for inner in schema.values():
-            _fail_fast(inner)
+            fail_fast(inner)
     elif isinstance(schema, (list, tuple)):
         for inner in schema:
-            _fail_fast(inner)
+            fail_fast(inner)
 
 
 class Body(BaseModel):
@@ -43,10 +44,18 @@ class Body(BaseModel):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """The schema of the fields, with every list made to fail fast."""
         schema = handler(source)
-        _fail_fast(schema)
+        fail_fast(schema)
         return schema
 
 
+class NumberedAdapter(Body):
+    """An adapter by its number, as llama-server's clients name them."""
+
+    id: Annotated[int, Field(ge=0, lt=1024)] = Field(description="Its place among the model's adapters.")
+    scale: AdapterScale = Field(description="0 leaves it out.")
+
+
+NumberedAdapters = Annotated[list[NumberedAdapter], Field(max_length=16)]
 ServedName = Annotated[
     str, BeforeValidator(lambda given: "" if given is None else given), Field(max_length=256)
 ]

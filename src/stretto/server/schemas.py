@@ -16,6 +16,7 @@ from stretto.server.schema_base import (
     Mixed,
     Name,
     Number,
+    NumberedAdapters,
     Stop,
     Text,
     Tokens,
@@ -119,8 +120,11 @@ class Sampling(VllmSampling):
         None, description="The text is remembered by this number, for POST /slots/ID."
     )
     lora: (
-        AdapterName | Annotated[dict[AdapterName, AdapterScale], Field(min_length=1, max_length=16)] | None
-    ) = Field(None, description="An adapter of the model by name, or names with a scale for each.")
+        AdapterName
+        | Annotated[dict[AdapterName, AdapterScale], Field(min_length=1, max_length=16)]
+        | NumberedAdapters
+        | None
+    ) = Field(None, description="An adapter of the model by name, or names or numbers with a scale for each.")
     cache_pin: (
         Annotated[
             str, Field(pattern="^[A-Za-z0-9._-]{1,64}$", description="Keep the prompt in the cache, by name.")
@@ -299,6 +303,9 @@ class ChatRequest(Sampling):
         ]
         | None
     ) = None
+    include_reasoning: bool | None = Field(
+        None, description="False: reasoning is left out of the answer; it counts all the same."
+    )
     reasoning_effort: (
         Annotated[
             Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"],

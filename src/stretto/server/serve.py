@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
         self.settings = settings
         self.guard = create_app(settings, opener)
         self._listening = _listen(settings)
-        self.address = _address(settings, self._listening)
+        self.address = _address(settings.addresses[0], self._listening[0])
         self._owns_process = False
         config = uvicorn.Config(
             self.guard,
@@ -103,7 +103,7 @@ class Server(uvicorn.Server):
             loop.add_signal_handler(number, self.end)
         watch = asyncio.create_task(self._watch(started))
         try:
-            await self.serve(sockets=[self._listening])
+            await self.serve(sockets=self._listening)
         finally:
             watch.cancel()
 
@@ -128,10 +128,24 @@ def serve(settings: Settings, started: Callable[[str], None] = lambda address: N
     Server(settings).run_until_ended(started)
 
 
-def _listen(settings: Settings) -> socket.socket:
-    host = settings.host.strip("[]")
+def _listen(settings: Settings) -> list[socket.socket]:
+    """Sockets of all addresses; where any port will do, they get the same."""
+    listening: list[socket.socket] = []
+    port = settings.port
     try:
-        ((family, *_, where), *_) = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM)
+        for host in settings.addresses:
+            listening.append(_listen_on(host, port))
+            port = listening[0].getsockname()[1]
+    except BaseException:
+        for one in listening:
+            one.close()
+        raise
+    return listening
+
+
+def _listen_on(host: str, port: int) -> socket.socket:
+    try:
+        ((family, *_, where), *_) = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -141,15 +155,13 @@ def _listen(settings: Settings) -> socket.socket:
             listening.close()
             raise
     except OSError as error:
-        raise InvalidRequest(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
-        ) from None
+        raise InvalidRequest(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
     listening.setblocking(False)
     return listening
 
 
-def _address(settings: Settings, listening: socket.socket) -> str:
-    host = f"[{settings.host.strip('[]')}]" if ":" in settings.host else settings.host
+def _address(host: str, listening: socket.socket) -> str:
+    host = f"[{host.strip('[]')}]" if ":" in host else host
     return f"http://{host}:{listening.getsockname()[1]}"
 
 

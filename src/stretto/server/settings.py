@@ -16,7 +16,7 @@ from stretto.server.origins import ANY, LOCAL
 from stretto.text.loading import template_source
 from stretto.weights.hub.names import HF_PREFIX
 
-_NAME = re.compile(r"[^/=]+|[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # before the "=" of NAME=MODEL
+_NAME = re.compile(r"[^/=]+|[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+)?")  # before the "=" of NAME=MODEL
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ModelEntry:
     def parse(cls, text: str) -> ModelEntry:
         """Parse `NAME=MODEL`, or a model without a name: it is named by itself, a file by its stem.
 
-        A name may be `org/name`, unless the whole text is the path of a file.
+        A name may be `org/name` or `org/name:tag`, unless the whole text is the path of a file.
         """
         name, equals, source = text.partition("=")
         is_path = "/" in name and Path(text).exists()
@@ -137,6 +137,7 @@ class Settings:
     remote_images: bool = False
     slot_path: Path | None = None  # where llama-server's clients save texts
     defaults: Mapping[str, Any] = field(default_factory=dict)  # options of requests that do not say them
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)  # of templates that read them
     memory: int | None = None
     cells: int | str = 8192  # "auto": what is free on a GPU
     kv: Literal["f16", "q8", "bf16", "fp8"] = "f16"
@@ -166,6 +167,8 @@ class Settings:
         check_defaults(self.defaults)
         if self.idle_seconds is not None and not 0 < self.idle_seconds < float("inf"):
             raise InvalidRequest(f"--unload-after takes seconds above 0, not {self.idle_seconds}")
+        if not all(self.addresses):
+            raise InvalidRequest(f"--host takes addresses with commas between them, not {self.host!r}")
         if not 0 <= self.port <= 65535:
             raise InvalidRequest(f"--port must be from 0 to 65535, not {self.port}")
         for key in (*self.api_keys, *self.admin_keys):
@@ -195,7 +198,12 @@ class Settings:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        return is_loopback(self.host.strip("[]"))
+        return all(is_loopback(host.strip("[]")) for host in self.addresses)
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses to listen on."""
+        return [host.strip() for host in self.host.split(",")]
 
 
 def api_keys(given: list[str] | None, file: Path | None, kind: str = "api") -> tuple[str, ...]:

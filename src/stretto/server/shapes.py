@@ -258,6 +258,8 @@ class ChatShape(Shape):
         self._plan = plan
         self._begun = begun  # ids that the answer begins with
         self._watchers: dict[int, CallWatcher] = {}
+        self.hides_reasoning = False
+        self.shows_sampled = False  # among the alternatives, also where these were named
 
     def of_prompt(self, index: int) -> dict[str, Any]:
         """Nothing: all texts have the same prompt."""
@@ -303,7 +305,8 @@ class ChatShape(Shape):
                 calls = f',"tool_calls":{dumps(deltas)}'
             elif not token.text and self.tops is None and self.prompts is None:  # part of a call, perhaps
                 return ""
-        if not token.text and not calls and not self.is_sent(token):
+        is_hidden = token.is_reasoning and self.hides_reasoning
+        if is_hidden or (not token.text and not calls and not self.is_sent(token)):
             return ""
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
         kind = "reasoning_content" if token.is_reasoning else "content"
@@ -315,7 +318,7 @@ class ChatShape(Shape):
         logprobs = None if self.tops is None else self.logprobs(result.logprobs or [])
         text = (self.before[index] if self.before else "") + result.text
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if result.reasoning:
+        if result.reasoning and not self.hides_reasoning:
             message["reasoning_content"] = result.reasoning
         if result.tool_calls:
             message["content"] = text or None
@@ -345,12 +348,18 @@ class ChatShape(Shape):
         content = [
             {
                 **self._entry(token.id, token.logprob),
-                "top_logprobs": [self._entry(one.token, one.logprob) for one in token.top[: self.tops]],
+                "top_logprobs": self._tops(token, token.id),
             }
             for token in tokens
             if token.id is not None
         ]
         return {"content": content, "refusal": None}
+
+    def _tops(self, token: Token, sampled: int) -> list[dict[str, Any]]:
+        tops: list[tuple[int, float | None]] = [(one.token, one.logprob) for one in token.top[: self.tops]]
+        if self.shows_sampled and all(one != sampled for one, _ in tops):
+            tops.append((sampled, token.logprob))
+        return [self._entry(*one) for one in tops]
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         data = self.tokenizer.token_bytes(token) or self.tokenizer.spelled(token).encode()

@@ -14,8 +14,10 @@ from typing import Any
 
 from stretto import router
 from stretto.engine.history import HISTORY_SECONDS, Second
+from stretto.engine.metrics import Metrics
 from stretto.errors import InvalidRequest, ModelError
 from stretto.llm import LLM
+from stretto.llm.base import EngineModel
 from stretto.models import ModelSpec, read_spec
 from stretto.models.adapting import target_of
 from stretto.models.summary import model_memory
@@ -53,12 +55,14 @@ class Slot:
     load_seconds: float = 0.0  # the last time
     pins: dict[tuple[str, str], Any] = field(default_factory=dict)  # by the names of caller and pin
     texts: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # by caller and `id_slot`
+    scales: dict[str, float] = field(default_factory=dict)  # of adapters, for requests that name none
     is_task: bool = False  # a model that does not generate, run by `stretto.tasks`
     added: bool = False  # while the server runs, not by the operator's settings
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # a task model computes one input at a time
     waiting: int = 0  # requests for it
     done: Counter[str] = field(default_factory=Counter)  # inputs by verb
     past: list[Second] = field(default_factory=list)  # of its engine before it was unloaded
+    counted_before: Metrics | None = None  # by its engines that were unloaded
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # computing, by verb
 
     @property
@@ -66,14 +70,33 @@ class Slot:
         """Its name in requests."""
         return self.entry.name
 
+    @property
+    def status(self) -> str:
+        """Where it stands, in llama-server's words."""
+        return "loaded" if self.llm is not None else "loading" if self.loading is not None else "unloaded"
+
+    @property
+    def generates(self) -> bool:
+        """Whether it makes texts."""
+        return "generate" in self.facts["verbs"]
+
     def is_idle_for(self, seconds: float) -> bool:
         """Whether it is loaded, and no request has used it for so long."""
         return self.llm is not None and not self.users and time.monotonic() - self.used >= seconds
 
     def unloaded(self) -> None:
-        """Keep the history of the engine that goes."""
+        """Keep the history and the counters of the engine that goes."""
         if isinstance(self.llm, LLM):
             self.past = [*self.past, *self.llm.history.seconds()][-HISTORY_SECONDS:]
+        self.counted_before = self.metrics
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """What its engines have counted since the server started; None for a model that never had one."""
+        before = self.counted_before
+        if not isinstance(self.llm, EngineModel):
+            return None if before is None else before.plus(Metrics())
+        return self.llm.metrics if before is None else before.plus(self.llm.metrics)
 
     @contextmanager
     def counted(self, verb: str, n: int) -> Iterator[None]:
@@ -84,6 +107,14 @@ class Slot:
         finally:
             self.done[verb] += n
             self.seconds[verb] += time.monotonic() - started
+
+
+def context_of(slot: Slot, settings: Settings) -> int:
+    """The tokens that one request may have."""
+    if isinstance(slot.llm, LLM):
+        return slot.llm.context_length
+    length: int = slot.facts["context_length"]
+    return min(length, AUTO_CELLS if isinstance(settings.cells, str) else settings.cells)
 
 
 def slot_of(entry: ModelEntry, settings: Settings, limit: int) -> Slot:

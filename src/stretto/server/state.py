@@ -11,6 +11,7 @@ from fastapi import Request
 from stretto.engine.progress import Progress
 from stretto.server.answer_history import AnswerHistory
 from stretto.server.callers import Caller, Callers
+from stretto.server.llama_metrics import Scrapes
 from stretto.server.ollama_names import MadeModels
 from stretto.server.registry import Opener, Registry
 from stretto.server.response_store import ResponseStore
@@ -79,6 +80,7 @@ class State:
         self.generations: set[Running] = set()
         self.pull: Download | None = None  # the download under way; there is at most one
         self.traffic = Traffic()
+        self.scrapes = Scrapes()  # of /metrics
         self.labels: dict[str, str] = {}  # of all metrics: which replica this is, if it is one
         self.started = time.monotonic()  # the clock on the wall may jump
 

@@ -59,6 +59,9 @@ class VllmSampling(ForModel):
         description="Tokens whose log-probabilities are given in place of the most probable ones'; "
         "with logprobs.",
     )
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1 << 16)] | None = Field(
+        None, description="Tokens that may be sampled; all others are excluded."
+    )
     return_tokens_as_token_ids: bool | None = Field(
         None, description='Tokens of logprobs are "token_id:ID" instead of texts.'
     )

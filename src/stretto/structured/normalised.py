@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 from stretto.structured.places import (
     LISTS,
@@ -31,7 +31,7 @@ from stretto.structured.places import (
 _MOVED = "if|then|else|not|contains|propertyNames|dependentSchemas"  # keywords whose schemas are rewritten
 NEEDED = re.compile(
     r'"\$(id|anchor|dynamicAnchor|dynamicRef)"|"\$ref": "[^#]|"(min|max)\w+": \d+\.0*[,}]'
-    rf'|"\$ref": "#[^"]*/({_MOVED})["/]|\\\\[sS]|"prefixItems"'
+    rf'|"\$ref": "#[^"]*(/({_MOVED})["/]|[^\w\-.~!$&\'()*+,;=:@/?%#"])|\\\\[sS]|"prefixItems"'
 )
 
 SPACES = r"\t\n\x0B\x0C\r \xA0\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}"
@@ -63,6 +63,7 @@ class _Resources:
         self._places: dict[str, str] = {"": ""}  # of resources and anchors, by URI
         self._dynamic: dict[str, list[str]] = {}  # the URIs of resources, by the name of a dynamic anchor
         self._copies: dict[str, str] = {}  # the names in $defs of schemas that are copied there, by pointer
+        self._twice: set[str] = set()  # names of two schemas, which is wrong where a reference has one
         self._note(root, "", "")
 
     def _note(self, schema: Any, base: str, place: str) -> None:
@@ -84,7 +85,13 @@ class _Resources:
 
     def _add(self, uri: str, place: str) -> None:
         if self._places.setdefault(uri, place) != place and uri:
-            raise NotExpressible(f"#{place}", f"the name {uri!r:.100} is given to two schemas")
+            self._twice.add(uri)
+
+    def _place(self, uri: str, place: str) -> str | None:
+        """The place of a name that a reference has."""
+        if uri in self._twice:
+            raise NotExpressible(f"#{place}/$ref", f"the name {uri!r:.100} is given to two schemas")
+        return self._places.get(uri)
 
     def _own_base(self, schema: dict[str, Any]) -> str | None:
         """The `$id` of a schema, if it makes it a resource."""
@@ -118,7 +125,7 @@ class _Resources:
         if isinstance(patterns := schema.get("patternProperties"), dict):
             out["patternProperties"] = {ecma_spaces(key): value for key, value in patterns.items()}
         if isinstance(schema.get("$ref"), str):
-            out["$ref"] = self._pointer(schema["$ref"], base)
+            out["$ref"] = _legal(self._pointer(schema["$ref"], base, place))
         if isinstance(schema.get("$dynamicRef"), str):
             target = self._dynamic_pointer(schema["$dynamicRef"], base, place)
             del out["$dynamicRef"]
@@ -136,13 +143,13 @@ class _Resources:
                 out[key] = {**out[key], name: made}
         return out
 
-    def _pointer(self, reference: str, base: str) -> str:
+    def _pointer(self, reference: str, base: str, at: str) -> str:
         """A reference as a pointer from the root; unchanged if it leads nowhere here."""
         uri, _, fragment = _joined(base, reference).partition("#")
         if not fragment or fragment.startswith("/"):
-            place = self._places.get(uri)
+            place = self._place(uri, at)
             return reference if place is None else self._found(f"#{_quoted(place)}{fragment}")
-        place = self._places.get(f"{uri}#{fragment}")
+        place = self._place(f"{uri}#{fragment}", at)
         return reference if place is None else self._found(f"#{_quoted(place)}")
 
     def _found(self, pointer: str) -> str:
@@ -175,7 +182,7 @@ class _Resources:
             raise NotExpressible(
                 f"#{place}/$dynamicRef", f"several schemas have the $dynamicAnchor {name!r:.100}"
             )
-        pointer = self._pointer(reference, base)
+        pointer = self._pointer(reference, base, place)
         if pointer != "#" and not pointer.startswith("#/"):
             raise NotExpressible(f"#{place}/$dynamicRef", f"{reference!r:.100} leads to no schema here")
         return pointer
@@ -220,6 +227,11 @@ def _refers(value: Any) -> bool:
     if isinstance(value, dict):
         return "$ref" in value or any(map(_refers, value.values()))
     return isinstance(value, list) and any(map(_refers, value))
+
+
+def _legal(reference: str) -> str:
+    """A reference in which characters that URIs do not have, such as those of `Partial<T>`, are escaped."""
+    return re.sub(r"[^\w\-.~!$&'()*+,;=:@/?%#]+", lambda found: quote(found[0]), reference)
 
 
 def _joined(base: str, reference: str) -> str:

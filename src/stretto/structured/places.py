@@ -46,6 +46,8 @@ def resolve(root: Schema, reference: str) -> Schema | None:
     value: Any = root
     for part in reference.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict) and key not in value:
+            key = unquote(part).replace("~1", "/").replace("~0", "~")
         if isinstance(value, dict) and key in value:
             value = value[key]
         elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):

@@ -4,7 +4,7 @@ from stretto.sampling.hooks.force import Force
 from stretto.sampling.hooks.guidance import Guidance
 from stretto.sampling.hooks.native import NativeHook
 from stretto.sampling.hooks.row import HookRow
-from stretto.sampling.hooks.tokens import Ban, Bias, NoRepeat
+from stretto.sampling.hooks.tokens import Ban, Bias, NoRepeat, Only
 from stretto.sampling.hooks.watcher import Candidate, Watched, WatchedRequest, Watcher
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "HookRow",
     "NativeHook",
     "NoRepeat",
+    "Only",
     "Watched",
     "WatchedRequest",
     "Watcher",

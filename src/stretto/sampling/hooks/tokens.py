@@ -40,6 +40,39 @@ class Ban:
         return f"Ban({list(self.tokens)})"
 
 
+class Only:
+    """Excludes all tokens but these.
+
+    >>> logits = np.zeros(4, np.float32)
+    >>> Only([1, 2])(logits, [])
+    >>> logits.tolist()
+    [-inf, 0.0, 0.0, -inf]
+    """
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self.tokens = tuple(sorted(set(token_ids("tokens", tokens))))
+        if not self.tokens:
+            raise InvalidRequest("tokens are empty; give at least one", param="tokens")
+        self._ids = np.array(self.tokens, np.intp)
+
+    def __call__(self, logits: Row, tokens: list[int]) -> None:
+        """Exclude the others from one row."""
+        check_vocabulary("Only", self.tokens[-1], len(logits))
+        kept = logits[self._ids]
+        logits[:] = -np.inf
+        logits[self._ids] = kept
+
+    def batch(self, logits: Rows, rows: list[HookRow]) -> None:
+        """Exclude the others from all rows."""
+        check_vocabulary("Only", self.tokens[-1], logits.shape[1])
+        kept = logits[:, self._ids]
+        logits[:] = -np.inf
+        logits[:, self._ids] = kept
+
+    def __repr__(self) -> str:
+        return f"Only({list(self.tokens)})"
+
+
 class Bias:
     """Adds to the logits of single tokens; −inf excludes one.
 

@@ -1,0 +1,95 @@
+"""What hosting services ask of a container: SageMaker `/ping` and `/invocations`, Vertex AI `/predict`.
+
+Their bodies are those of OpenAI's endpoints.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field, RootModel
+from starlette.responses import Response
+
+from stretto.server import openai, tasks
+from stretto.server.bodies import validated
+from stretto.server.errors import ApiError, Json
+from stretto.server.options import check_at_most
+from stretto.server.schema_base import Body, ForModel
+from stretto.server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from stretto.server.state import state_of
+
+router = APIRouter(tags=["Hosting"])
+
+FORMAT = "@requestFormat"  # of an instance: what its other fields are
+Endpoint = Callable[[Any, Request], Awaitable[Response]]
+KINDS: dict[str, tuple[type[ForModel], Endpoint]] = {  # by the field that tells a body's endpoint
+    "messages": (ChatRequest, openai.chat),
+    "prompt": (CompletionRequest, openai.completions),
+    "input": (EmbeddingRequest, openai.embeddings),
+    "documents": (tasks.RerankRequest, tasks.rerank),
+}
+FORMATS = {
+    "chatCompletions": "messages",
+    "completions": "prompt",
+    "embeddings": "input",
+    "rerank": "documents",
+}
+
+
+class Invocation(RootModel[dict[str, Any]]):
+    """`POST /invocations`: the body of a chat, a completion, embeddings or a ranking."""
+
+
+class Instances(Body):
+    """`POST /predict`: bodies in a list."""
+
+    instances: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=64)] = Field(
+        description="Bodies of OpenAI's endpoints; @requestFormat says which: chatCompletions by default."
+    )
+    parameters: dict[str, Any] | None = Field(None, description="Fields of all of them.")
+
+
+@router.get("/ping")
+async def ping() -> Response:
+    """Alive."""
+    return Json({})
+
+
+@router.post("/invocations")
+async def invocations(body: Invocation, request: Request) -> Response:
+    """Answer as the endpoint does whose body this is."""
+    kind = next((name for name in KINDS if name in body.root), None)
+    if kind is None:
+        raise ApiError(400, f"the body has none of {', '.join(KINDS)}", param="body", code="missing_field")
+    return await _called(kind, body.root, request)
+
+
+@router.post("/predict")
+async def predict(body: Instances, request: Request) -> Response:
+    """Answer some bodies, one after the other."""
+    check_at_most("instances", len(body.instances), state_of(request).settings.limits.prompts)
+    predictions = []
+    for number, instance in enumerate(body.instances):
+        fields = {**(body.parameters or {}), **instance}
+        wanted = fields.pop(FORMAT, "chatCompletions")
+        if not isinstance(wanted, str) or wanted not in FORMATS or fields.get("stream"):
+            raise ApiError(
+                400,
+                f"instances[{number}] needs a {FORMAT} of {', '.join(FORMATS)}, and no stream",
+                param=f"instances[{number}]",
+                code="invalid_value",
+            )
+        answer = await _called(FORMATS[wanted], fields, request)
+        predictions.append(json.loads(bytes(answer.body)))
+    return Json({"predictions": predictions})
+
+
+async def _called(kind: str, fields: dict[str, Any], request: Request) -> Response:
+    schema, endpoint = KINDS[kind]
+    body = validated(schema, fields)
+    if not body.model:
+        body.model = state_of(request).registry.first(body.verb)
+    return await endpoint(body, request)
