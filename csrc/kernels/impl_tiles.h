@@ -180,6 +180,15 @@ struct Tiles : Panel<L> {
         sums.store(out, stride, rows);
     }
 
+    // An expanded panel × four columns.
+    static void expanded_panel(const Expanded& panel, size_t blocks, const Inputs& a, bool more, float* out, size_t stride) {
+        alignas(64) const float none[kTileRows] = {};
+        const Halves halves{kHalves, sizeof panel.quants[0], sizeof panel.scales[0], more ? kTileRows * sizeof(float) : 0};
+        const size_t bytes = stride * sizeof(float);
+        expanded_blocks<kShape.min>(panel.quants[0], panel.scales[0], a, blocks, more ? out : none, more ? bytes : 0, out, bytes,
+                                    halves);
+    }
+
     // R × 4 rows of a panel, from 4 × `from` on, as they are packed, × C columns.
     template <int R, int C, size_t Lanes>
     static void packed_tile(const uint8_t* w, int from, size_t blocks, Inputs a, float* out, size_t stride, size_t rows) {
@@ -289,6 +298,12 @@ struct Tiles : Panel<L> {
                 if (c / kLanes + fetched >= groups) {
                     for (size_t line = 0; line < lines; ++line) __builtin_prefetch(next + 64 * line, 0, 2);
                     next += 64 * lines;
+                }
+                if constexpr (kGroups == 1 && decltype(count)::value == kLanes) {
+                    if (t.rows >= kPanelRows) {
+                        return expanded_panel(expanded, last - first, Inputs(a, c, columns, first), first > 0, t.out + c * t.stride,
+                                              t.stride);
+                    }
                 }
                 for (size_t half = 0; half < kHalves && half * kTileRows < t.rows; ++half) {
                     expanded_tile<decltype(count)::value, kLanes>(

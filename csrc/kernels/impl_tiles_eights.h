@@ -132,7 +132,7 @@ inline void packed_eights(Eights& e, size_t first, size_t count, const float* fr
         "add %[to], %[to], #16\n\t"
         "sub %[count], %[count], #1\n\t"
         "cbnz %[count], 2b\n\t"
-        : [w] "+r"(w), [scales] "+r"(scales), [count] "+r"(count), [from] "+r"(from), [to] "+r"(to)
+        : [w] "+&r"(w), [scales] "+&r"(scales), [count] "+&r"(count), [from] "+&r"(from), [to] "+&r"(to)
         : [e] "r"(&e), [from_stride] "r"(from_stride), [from_step] "r"(from_step), [to_stride] "r"(to_stride),
           [row_bytes] "i"(Eights::kRowBytes),
           [start] "r"(kSumStarts), [signs] "r"(kSignsOfEights), [table] "r"(kSignedLevels), [bias] "r"(0xcb400000), [min] "i"(kShape.min),

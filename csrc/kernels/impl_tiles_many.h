@@ -37,8 +37,14 @@ ALWAYS void dot_sixteen(const int8_t* w, const int8_t* x, int32x4_t (&dots)[4][2
           "m"(*reinterpret_cast<const int8_t(*)[112]>(x)));
 #undef QUAD
 }
+// The halves of an expanded panel, for a loop that does one after the other: how many, and how far apart they are, in bytes.
+struct Halves {
+    size_t count = 1, quants = 0, scales = 0, totals = 0;
+};
+
 // The whole of a tile, block after block, for layouts with one scale a block. Totals are read from `from` and written to
-// `to`, 8 rows of a column; the next column is a stride further (in bytes; 0: all columns begin with the same).
+// `to`, 8 rows of a column; the next column is a stride further (in bytes; 0: all columns begin with the same), and the next
+// half's totals are written behind these.
 //
 //     v0 … v7      sums, [column][rows]            v16 … v23    totals, [column][rows]
 //     v8, v10      scales                          v24 … v27    quants
@@ -46,9 +52,12 @@ ALWAYS void dot_sixteen(const int8_t* w, const int8_t* x, int32x4_t (&dots)[4][2
 //     v9, v13      the columns' scales, and these × their sums
 template <bool Min>
 inline void expanded_blocks(const int8_t* w, const float* s, const Inputs& a, size_t blocks, const float* from,
-                            size_t from_stride, float* to, size_t to_stride) {
+                            size_t from_stride, float* to, size_t to_stride, Halves halves = {}) {
     const int8_t* q = a.q;
     const float *scale = a.scale, *scaled = a.scaled;
+    const size_t w_step = halves.quants - blocks * kTileRows * kBlock;
+    const size_t s_step = halves.scales - blocks * (Min ? 3 : 2) * kTileRows * sizeof(float);
+    size_t n = blocks;
 #define DOT(sum, w, x, lane) "sdot v" sum ".4s, v" w ".16b, v" x ".4b[" lane "]\n\t"
 #define PAIR(even, odd, x, lane, w0, w1) DOT(even, w0, x, lane) DOT(odd, w1, x, lane)
 // Four numbers of all columns; the next quants are loaded meanwhile.
@@ -67,8 +76,9 @@ inline void expanded_blocks(const int8_t* w, const float* s, const Inputs& a, si
 #define PART(part, dot, d) "fmla v" part ".4s, v" dot ".4s, v" d ".4s\n\t"
 #define TOTAL(total, part, lane) "fmla v" total ".4s, v" part ".4s, v9.s[" lane "]\n\t"
     asm volatile(
+        "2:\n\t"
         LOAD_TOTALS
-        ".p2align 6\n"
+        ".p2align 4\n"
         "1:\n\t"
         LOAD_X("28", "0") LOAD_W("24", "25", "0")
         LOAD_X("29", "32") FIRST("0", "1", "28")
@@ -103,9 +113,20 @@ inline void expanded_blocks(const int8_t* w, const float* s, const Inputs& a, si
         TOTAL("20", "28", "2") TOTAL("21", "29", "2") TOTAL("22", "30", "3") TOTAL("23", "31", "3")
         "b.ne 1b\n\t"
         STORE_TOTALS
-        : [w] "+r"(w), [s] "+r"(s), [q] "+r"(q), [scale] "+r"(scale), [scaled] "+r"(scaled), [n] "+r"(blocks)
-        : [from] "r"(from), [from_stride] "r"(from_stride), [to] "r"(to), [to_stride] "r"(to_stride),
-          [start] "r"(kSumStarts), [min] "i"(Min), [step] "i"(Min ? 96 : 64)
+        "sub %[q], %[q], %[blocks], lsl #7\n\t"
+        "sub %[scale], %[scale], %[blocks], lsl #4\n\t"
+        IF_MIN("sub %[scaled], %[scaled], %[blocks], lsl #4\n\t")
+        "add %[w], %[w], %[w_step]\n\t"
+        "add %[s], %[s], %[s_step]\n\t"
+        "add %[from], %[from], %[from_step]\n\t"
+        "add %[to], %[to], #32\n\t"
+        "mov %[n], %[blocks]\n\t"
+        "sub %[halves], %[halves], #1\n\t"
+        "cbnz %[halves], 2b\n\t"
+        : [w] "+&r"(w), [s] "+&r"(s), [q] "+&r"(q), [scale] "+&r"(scale), [scaled] "+&r"(scaled), [n] "+&r"(n),
+          [from] "+&r"(from), [to] "+&r"(to), [halves] "+&r"(halves.count)
+        : [from_stride] "r"(from_stride), [to_stride] "r"(to_stride), [blocks] "r"(blocks), [w_step] "r"(w_step),
+          [s_step] "r"(s_step), [from_step] "r"(halves.totals), [start] "r"(kSumStarts), [min] "i"(Min), [step] "i"(Min ? 96 : 64)
         : "memory", "cc", "x9", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13",
           "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31");
 #undef DOT
