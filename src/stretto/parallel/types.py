@@ -94,7 +94,7 @@ class ParallelStep:
         return len(self.members)
 
     def path_logs(self) -> list[list[float]]:
-        """[members before][members]: what each edge adds to a path, −inf where it is forbidden."""
+        """What each edge adds to a path, by member before and member; −inf where it is forbidden."""
         if self.allowed is None:
             return self.logprobs
         pairs = zip(self.logprobs, self.allowed, strict=True)
