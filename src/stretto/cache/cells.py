@@ -267,13 +267,8 @@ class Cells(CellState):
     def copy_to_each(self, source: int, targets: Sequence[int]) -> None:
         """`copy` of a whole sequence to several others, in one go if they have no cells."""
         view = self.views.get(check_id(source))
-        is_plain = view is not None and len(set(targets)) == len(targets)
-        if (
-            view is None
-            or self.slots is not None
-            or not is_plain
-            or not self.views.keys().isdisjoint(targets)
-        ):
+        are_new = len(set(targets)) == len(targets) and self.views.keys().isdisjoint(targets)
+        if view is None or self.slots is not None or not are_new:
             for target in targets:
                 self.copy(source, target)
             return
@@ -320,9 +315,7 @@ class Cells(CellState):
         if len(unused):
             freed = np.unique(unused).astype(np.int32)
             edit.note_columns(freed, self.positions, self.tokens)
-            self.positions[freed] = -1
-            self.tokens[freed] = -1
-            self._free.give_back(freed)
+            self._give_back(freed)
         self._end()
 
     def remove_cells(self, sequence: int, cells: ArrayLike) -> int:
@@ -441,11 +434,15 @@ class Cells(CellState):
             view.drop(cells, self.positions, self.tokens)
         self.shares[index] = shares - 1
         if len(freed):
-            self.positions[freed] = -1
-            self.tokens[freed] = -1
-            self._free.give_back(freed)
+            self._give_back(freed)
         self._end()
         return len(freed)
+
+    def _give_back(self, cells: Ints) -> None:
+        """Have cells free that no sequence has any more."""
+        self.positions[cells] = -1
+        self.tokens[cells] = -1
+        self._free.give_back(cells)
 
     def _check_tail(self, sequence: int, cells: Ints) -> None:
         """With recurrent layers only the end of a sequence can be removed."""

@@ -29,9 +29,10 @@ from stretto.structured.places import (
 )
 
 _MOVED = "if|then|else|not|contains|propertyNames|dependentSchemas"  # keywords whose schemas are rewritten
+_LEGAL = r"\w\-.~!$&'()*+,;=:@/?%#"  # characters of references, in a class
 NEEDED = re.compile(
     r'"\$(id|anchor|dynamicAnchor|dynamicRef)"|"\$ref": "[^#]|"(min|max)\w+": \d+\.0*[,}]'
-    rf'|"\$ref": "#[^"]*(/({_MOVED})["/]|[^\w\-.~!$&\'()*+,;=:@/?%#"])|\\\\[sS]|"prefixItems"'
+    rf'|"\$ref": "#[^"]*(/({_MOVED})["/]|[^{_LEGAL}"])|\\\\[sS]|"prefixItems"'
 )
 
 SPACES = r"\t\n\x0B\x0C\r \xA0\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}"
@@ -231,7 +232,7 @@ def _refers(value: Any) -> bool:
 
 def _legal(reference: str) -> str:
     """A reference in which characters that URIs do not have, such as those of `Partial<T>`, are escaped."""
-    return re.sub(r"[^\w\-.~!$&'()*+,;=:@/?%#]+", lambda found: quote(found[0]), reference)
+    return re.sub(f"[^{_LEGAL}]+", lambda found: quote(found[0]), reference)
 
 
 def _joined(base: str, reference: str) -> str:
