@@ -132,6 +132,21 @@ def test_an_interrupted_edit_is_done_or_undone(edit):
     assert interrupted_everywhere(filled, edit, check) > 5
 
 
+def test_what_an_interrupted_edit_made_is_not_copied(monkeypatch):
+    cells = filled()
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cells, "_end", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            cells.place([1, 2], [0, 1], [(50,)] * 2)
+    cells.copy_to_each(50, [98, 99])
+    cells.check()
+    assert cells.count(50) == cells.count(98) == 0
+
+
 STATE_EDITS = {
     "copy": lambda cells: cells.copy(1, 9),
     "remove all": lambda cells: cells.remove(1),

@@ -266,6 +266,7 @@ class Cells(CellState):
 
     def copy_to_each(self, source: int, targets: Sequence[int]) -> None:
         """`copy` of a whole sequence to several others, in one go if they have no cells."""
+        self._recover()
         view = self.views.get(check_id(source))
         are_new = len(set(targets)) == len(targets) and self.views.keys().isdisjoint(targets)
         if view is None or self.slots is not None or not are_new:
