@@ -39,7 +39,8 @@ def test_instructions_are_fields():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "SYSTEM x", "FROM", "FROM a\nADAPTER b", "FROM a\n!", "FROM a\nPARAMETER"]
+    "text",
+    ["", "SYSTEM x", "FROM", "FROM a\nADAPTER b", "FROM a\n!", "FROM a\nPARAMETER", 'FROM a\nSYSTEM """b\nc'],
 )
 def test_what_is_no_modelfile_is_refused(text):
     with pytest.raises(ApiError, match="modelfile: "):

@@ -31,6 +31,10 @@ def parse_modelfile(text: str) -> dict[str, Any]:
         line = INSTRUCTION.match(text, at)
         if line is None:
             raise _wrong(f"{text[at:].splitlines()[0][:80]!r} is no instruction")
+        if line["value"].startswith('"""') and not (
+            len(line["value"]) >= 6 and line["value"].endswith('"""')
+        ):
+            raise _wrong(f"{line['value'][:80]!r} has no closing quotes")
         at, name, value = line.end(), (line["pair"] or line["name"]).lower(), _unquoted(line["value"])
         if name == "message":
             found.setdefault("messages", []).append({"role": line["key"].lower(), "content": value})
