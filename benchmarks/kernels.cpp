@@ -315,15 +315,15 @@ int print_attention(const Kernels& kernel) {
         for (float& x : queries) x = 4.0f * random();
         std::vector<int32_t> view(kDepth);
         for (size_t i = 0; i < kDepth; ++i) view[i] = static_cast<int32_t>(i);
+        std::vector<size_t> places(kDepth + kPlacesBehind);
+        place_cells(view.data(), kDepth, stride, block, places.data());
         std::vector<float> max(kParts * kGroup), sum(max), out(kParts * kGroup * kSize);
         auto part = [&](size_t i) { return Partial{&max[i * kGroup], &sum[i * kGroup], &out[i * kGroup * kSize]}; };
         const int32_t begin = 0, end = kDepth;
         Attention a{};
         a.type = type;
         a.finite = type == CacheType::kHalf;
-        a.cell_stride = stride;
-        a.block_stride = block;
-        a.view = view.data();
+        a.places = places.data();
         a.head_size = kSize;
         a.group = kGroup;
         a.scale = 0.125f;

@@ -239,9 +239,7 @@ void Decoder::Walk::attend(size_t layer, bool prepared, bool quantizes) {
         task.finite = d_.cache_type_ == CacheType::kHalf && d_.finite_.load(std::memory_order_relaxed);
         task.keys = d_.head_of(layer, 0, false, kv);
         task.values = d_.head_of(layer, 0, true, kv);
-        task.cell_stride = d_.head_stride(layer);
-        task.block_stride = d_.block_bytes_;
-        task.view = input_.views[input_.view_of[block.row]];
+        task.places = plan_.places[plan_.places_of[layer] + input_.view_of[block.row]];
         task.head_size = a.head_size;
         task.group = group;
         task.scale = a.scale;
@@ -253,6 +251,7 @@ void Decoder::Walk::attend(size_t layer, bool prepared, bool quantizes) {
         task.rows = block.rows;
         if (!a.alibi.empty()) {
             task.slopes = a.alibi.data() + kv * group;
+            task.view = input_.views[input_.view_of[block.row]];
             task.positions = input_.positions + block.row;
             task.table = input_.table;
         }

@@ -311,6 +311,7 @@ Array3<float> attention(Input3<float> queries, Input2<float> keys, Input2<float>
     const size_t stride = head_bytes(type, size);
     std::vector<uint8_t> k(cells * stride), v(cells * stride);
     std::vector<float> scratch(attention_scratch(size, rows, group));
+    std::vector<size_t> places(view.shape(0) + kPlacesBehind);
     auto out = room<float>(rows * group * size);
     {
         Unlocked unlocked;
@@ -323,9 +324,8 @@ Array3<float> attention(Input3<float> queries, Input2<float> keys, Input2<float>
         a.finite = type == CacheType::kHalf && finite_halves(k.data(), cells * size) && finite_halves(v.data(), cells * size);
         a.keys = k.data();
         a.values = v.data();
-        a.cell_stride = stride;
-        a.block_stride = kCellBlock * stride;
-        a.view = view.data();
+        place_cells(view.data(), view.shape(0), stride, kCellBlock * stride, places.data());
+        a.places = places.data();
         a.head_size = size;
         a.group = group;
         a.scale = scale;

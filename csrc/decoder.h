@@ -152,6 +152,7 @@ private:
     void place_rows(Plan& plan) const;
     void group_slots(Plan& plan) const;
     void find_windows(Plan& plan) const;
+    void find_strides(Plan& plan) const;
     void find_probes(Plan& plan);
     void find_adapted(Plan& plan) const;
     void carve(Plan& plan);

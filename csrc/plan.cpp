@@ -81,6 +81,7 @@ Widths widths_of(const Config& config) {
 void Decoder::place_rows(Plan& plan) const {
     const Input& input = *plan.input;
     plan.spans = 1;
+    plan.seen.assign(input.views.size(), 0);
     for (size_t row = 0; row < input.n;) {
         RowBlock block{row, 1, static_cast<size_t>(input.lengths[row])};
         while (row + block.rows < input.n && block.rows < kRowsAtOnce &&
@@ -89,6 +90,7 @@ void Decoder::place_rows(Plan& plan) const {
             ++block.rows;
         }
         plan.spans = std::max(plan.spans, (block.last + kSpan - 1) / kSpan);
+        widen(plan.seen[static_cast<size_t>(input.view_of[row])], block.last);
         plan.blocks.push_back(block);
         row += block.rows;
     }
@@ -143,6 +145,15 @@ void Decoder::find_windows(Plan& plan) const {
         }
         plan.begins.push_back(std::move(begins));
         plan.ends.push_back(std::move(ends));
+    }
+}
+
+void Decoder::find_strides(Plan& plan) const {
+    for (size_t i = 0; i < layers_.size(); ++i) {
+        const size_t stride = config_.layers[i].attends() ? head_stride(i) : 0;
+        const auto at = std::find(plan.strides.begin(), plan.strides.end(), stride);
+        plan.places_of.push_back((at - plan.strides.begin()) * plan.seen.size());
+        if (stride && at == plan.strides.end()) plan.strides.push_back(stride);
     }
 }
 
@@ -247,6 +258,10 @@ void Decoder::carve(Plan& plan) {
             plan.cos.push_back(floats(n * rope.frequencies.size()));
             plan.sin.push_back(floats(n * rope.frequencies.size()));
         }
+        plan.places.clear();
+        for (size_t i = 0; i < plan.strides.size() * plan.seen.size(); ++i) {
+            plan.places.push_back(carver.take<size_t>(plan.seen[i % plan.seen.size()] + kPlacesBehind));
+        }
         plan.partials = partial(n_partials);
         plan.threads.clear();
         for (int i = 0; i < pool_.size(); ++i) {
@@ -285,6 +300,7 @@ void Decoder::make_plan(Plan& plan, const Input& input, float* out, bool hidden,
     place_rows(plan);
     group_slots(plan);
     find_windows(plan);
+    find_strides(plan);
     find_probes(plan);
     find_adapted(plan);
     carve(plan);
@@ -303,6 +319,10 @@ void Decoder::make_plan(Plan& plan, const Input& input, float* out, bool hidden,
                        sin);
             }
         }
+    }
+    for (size_t i = 0; i < plan.places.size(); ++i) {
+        const size_t view = i % plan.seen.size(), stride = plan.strides[i / plan.seen.size()];
+        place_cells(input.views[view], plan.seen[view], stride, block_bytes_, plan.places[i]);
     }
     plan.cursors = Cursors(layers_.size() * kLayerTasks + kOtherTasks, pool_.size());
     const bool any = std::find(plan.split.begin(), plan.split.end(), 1) != plan.split.end();

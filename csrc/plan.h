@@ -89,6 +89,10 @@ struct Decoder::Plan {
     std::vector<std::vector<int32_t>> begins, ends; // by layer's window: [n]; ends where a window has two sides
     std::vector<size_t> window_of;            // layer → entry of begins and ends
     std::vector<RowBlock> blocks;
+    std::vector<size_t> seen;                 // [views]: how many entries the longest row sees
+    std::vector<size_t> strides;              // bytes from one cell to the next, of all layers that attend
+    std::vector<size_t> places_of;            // layer → where those of its stride begin in `places`
+    std::vector<size_t*> places;              // [strides][views]: where the cells are, as place_cells finds them
     size_t spans;             // at most, of any block
     Partial partials;         // [block][kv head][span], if split
     std::vector<int32_t> probed;   // [n][probes]: where in its view a row finds a probed cell, or -1

@@ -23,9 +23,7 @@ void Vision::attend(const float* q, const float* keys, const float* values, size
     a.type = CacheType::kFloat;
     a.keys = reinterpret_cast<const uint8_t*>(keys);
     a.values = reinterpret_cast<const uint8_t*>(values);
-    a.cell_stride = head_bytes(CacheType::kFloat, size);
-    a.block_stride = kCellBlock * a.cell_stride;
-    a.view = mine.view;
+    a.places = mine.places;
     a.head_size = size;
     a.group = 1;
     a.scale = scale_;
@@ -213,14 +211,14 @@ void Vision::mix(const std::string& name, float* x, size_t length, size_t first,
     Crew crew{*this, name, last - first, {}, nullptr, std::vector<Scratch>(n_threads), Cursors(5, n_threads)};
     const size_t rows = crew.rows;
     float *normed, *added, *hidden, *gate;
-    int32_t* view;
+    size_t* places;
     auto carve = [&](uint8_t* base) {
         Carver carver(base);
         normed = carver.take<float>(rows * n_embd_);
         added = carver.take<float>(rows * n_embd_);
         hidden = carver.take<float>(rows * n_ff_);
         gate = carver.take<float>(gated ? rows * n_ff_ : 0);
-        view = carver.take<int32_t>(length);
+        places = carver.take<size_t>(length + kPlacesBehind);
         crew.clamped = carver.take<float>(clamps_.empty() ? 0 : rows * widest);
         crew.quantized = take_rows(carver, rows, widest);
         for (Scratch& mine : crew.threads) {
@@ -233,12 +231,13 @@ void Vision::mix(const std::string& name, float* x, size_t length, size_t first,
             mine.total = partial();
             mine.constant = carver.take<float>(widest);
             mine.product = take_product(carver);
-            mine.view = view;
+            mine.places = places;
         }
         return carver.used();
     };
     carve(scratch_.reserve(carve(nullptr)));
-    for (size_t i = 0; i < length; ++i) view[i] = static_cast<int32_t>(i);
+    const size_t stride = head_bytes(CacheType::kFloat, size);
+    for (size_t i = 0; i < length + kPlacesBehind; ++i) places[i] = std::min(i, length - 1) * stride;
 
     pool_.run([&](int thread) {
         const size_t begin = rows * thread / n_threads, end = rows * (thread + 1) / n_threads;

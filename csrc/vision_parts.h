@@ -13,7 +13,7 @@ struct Vision::Scratch {
     Partial partial, total;
     float* constant;      // [widest], what an activation multiplies with
     ProductScratch product;
-    const int32_t* view;  // 0, 1, 2, …
+    const size_t* places;  // of the positions, one behind the other
 };
 
 inline void clamp_row(float low, float high, const float* x, size_t n, float* out) {

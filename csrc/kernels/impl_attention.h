@@ -20,6 +20,15 @@ inline Floats capped(Floats x, float cap) {
 enum class Source { kFloats, kHalf, kQ8, kBytes, kTiles };
 constexpr bool integers(Source from) { return from == Source::kBytes || from == Source::kTiles; }
 
+// Where K or V of some cells are: `places` bytes behind `base`.
+struct Cells {
+    const uint8_t* base;
+    const size_t* places;
+
+    const uint8_t* operator[](size_t j) const { return base + places[j]; }
+    Cells operator+(size_t n) const { return {base, places + n}; }
+};
+
 // Asks for a head that will be read soon.
 template <int T, Source From>
 inline void fetch(const uint8_t* head) {
@@ -53,8 +62,7 @@ inline void make_weights(float* scores, Floats top) {
 // The scores of a chunk's cells with one row's H heads of T vectors (0: `vectors` says how many). Some cells go
 // together, so that a vector of a query is read once for all of them.
 template <int H, int T, Source From>
-void score_chunk(const uint8_t* const* keys, const uint8_t* const* ahead, size_t vectors, const float* queries,
-                 float scale, float cap, float* scores) {
+void score_chunk(Cells keys, Cells ahead, size_t vectors, const float* queries, float scale, float cap, float* scores) {
     if constexpr (T > 0) vectors = T;
     const size_t size = 16 * vectors;
     constexpr size_t kCells = kHeads <= 4 ? 1 : H <= 4 ? 4 : 2;
@@ -85,8 +93,7 @@ void score_chunk(const uint8_t* const* keys, const uint8_t* const* ahead, size_t
 
 // Adds a chunk's values, cells [lo, hi) of it, with their weights.
 template <int H, int T, Source From>
-void mix_chunk(const uint8_t* const* values, const uint8_t* const* ahead, size_t vectors, const float* weights,
-               size_t lo, size_t hi, float* out) {
+void mix_chunk(Cells values, Cells ahead, size_t vectors, const float* weights, size_t lo, size_t hi, float* out) {
     if constexpr (T > 0) vectors = T;
     const size_t size = 16 * vectors;
     constexpr size_t kWide = H <= 4 ? 4 : 2;  // vectors of all heads that are kept in registers
@@ -163,38 +170,15 @@ void with_heads(size_t heads, F f) {
     }
 }
 
-// Where K or V of n cells are, from entry `first` of the view on. Behind `last` the last cell stands in. Mostly all lie in a row.
-void locate(const Attention& a, const uint8_t* base, size_t first, size_t last, size_t n, const uint8_t** heads) {
-    const int32_t* view = a.view + first;
-    const size_t seen = last - first < n ? last - first : n;
-    int32_t strays = 0;  // all are looked at, which a vector does faster than stopping at the first
-    for (int32_t j = 0; j < static_cast<int32_t>(seen); ++j) strays |= view[j] - view[0] - j;
-    if (strays == 0 && static_cast<size_t>(view[0]) % kCellBlock + seen <= kCellBlock) {
-        const uint8_t* at = base + cell_offset(a, view[0]);
-        size_t j = 0;
-        for (; j + 4 <= seen; j += 4, at += 4 * a.cell_stride) {
-            UNROLL for (size_t i = 0; i < 4; ++i) heads[j + i] = at + i * a.cell_stride;
-        }
-        for (; j < seen; ++j, at += a.cell_stride) heads[j] = at;
-    } else {
-        for (size_t j = 0; j < seen; ++j) heads[j] = base + cell_offset(a, view[j]);
-    }
-    for (size_t j = seen; j < n; ++j) heads[j] = heads[seen - 1];
-}
-
-// Where a chunk's cells are, or the floats that are made of them.
+// A chunk's cells, or the floats that are made of them, `steps` bytes behind the first.
 template <Source From>
-const uint8_t* const* convert(const Attention& a, [[maybe_unused]] float* floats, const uint8_t* const* heads,
-                              [[maybe_unused]] const uint8_t** converted) {
+Cells convert(const Attention& a, [[maybe_unused]] float* floats, Cells cells, [[maybe_unused]] const size_t* steps) {
     if constexpr (From == Source::kFloats) {
-        if (a.type == CacheType::kFloat && padded(a.head_size) == a.head_size) return heads;  // they are floats as they are
-        for (size_t j = 0; j < kChunk; ++j, floats += padded(a.head_size)) {
-            load_head(a.type, heads[j], a.head_size, floats);
-            converted[j] = reinterpret_cast<const uint8_t*>(floats);
-        }
-        return converted;
+        if (a.type == CacheType::kFloat && padded(a.head_size) == a.head_size) return cells;  // they are floats as they are
+        for (size_t j = 0; j < kChunk; ++j) load_head(a.type, cells[j], a.head_size, floats + j * padded(a.head_size));
+        return {reinterpret_cast<const uint8_t*>(floats), steps};
     }
-    return heads;
+    return cells;
 }
 
 // Scores of the whole span, then weights, then values: three loops without anything to wait for in them.
@@ -207,7 +191,7 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
     float* scores = queries + kMostHeads * size;  // [rows][group][kSpan]
 #ifdef STRETTO_HAS_TILES
     constexpr bool kStored = From == Source::kTiles;
-    Bytes bytes{nullptr, reinterpret_cast<uint8_t*>(floats), floats + kChunk * size / 2, (vectors + 1) / 2};
+    Bytes bytes{{}, reinterpret_cast<uint8_t*>(floats), floats + kChunk * size / 2, (vectors + 1) / 2};
     float* wide_scales = scores + a.rows * a.group * kSpan;                    // [rows][group]
     int8_t* wide = reinterpret_cast<int8_t*>(wide_scales + a.rows * a.group);  // [rows][group][high, low][32 × blocks]
     if constexpr (integers(From)) {
@@ -218,16 +202,14 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
         }
     }
 #endif
-    // Where all K are and behind them all V, as far from their K everywhere: a chunk asks for the next one, as nothing else in
-    // the machine foresees where its cells are. Behind the last come keys of the next span, which probably is read next.
-    const uint8_t* places[2 * kSpan + kChunk];
-    const size_t n_places = (last - start + kChunk - 1) / kChunk * kChunk;
-    locate(a, a.keys, start, last, n_places, places);
-    for (size_t j = 0; j < n_places; ++j) places[n_places + j] = places[j] + (a.values - a.keys);
-    const size_t behind = static_cast<size_t>(a.ends[0]);
-    if (behind > last) locate(a, a.keys, last, behind, kChunk, places + 2 * n_places);
-    else std::memcpy(places + 2 * n_places, places, sizeof(uint8_t*) * kChunk);
-    const uint8_t *converted[kChunk], **heads = places;
+    [[maybe_unused]] size_t steps[kChunk];  // where floats that are made of a chunk's cells begin
+    if constexpr (From == Source::kFloats) {
+        for (size_t j = 0; j < kChunk; ++j) steps[j] = j * size * sizeof(float);
+    }
+    // A chunk asks for the next one, as nothing else in the machine foresees where its cells are: behind K comes V, and behind
+    // that K of the next span, which probably is read next.
+    const Cells keys{a.keys, a.places + start}, values{a.values, a.places + start};
+    const size_t n_cells = (last - start + kChunk - 1) / kChunk * kChunk;
     // What a row sees of [begin, begin + m), counted from there.
     auto seen = [&](size_t row, size_t begin, size_t m, size_t* lo, size_t* hi) {
         const size_t from = static_cast<size_t>(a.begins[row]), to = static_cast<size_t>(a.ends[row]);
@@ -246,9 +228,10 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
     size_t lo, hi;
     for (size_t chunk = start; chunk < last; chunk += kChunk) {
         const size_t m = last - chunk < kChunk ? last - chunk : kChunk;
-        const uint8_t *const* of = convert<From>(a, floats, heads, converted), *const* ahead = heads + kChunk;
+        const Cells cells = keys + (chunk - start), of = convert<From>(a, floats, cells, steps);
+        const Cells ahead = chunk + kChunk < last ? cells + kChunk : values;
 #ifdef STRETTO_HAS_TILES
-        bytes.heads = heads;
+        bytes.cells = cells;
         if constexpr (kStored) read_chunk<false, kStored, T>(bytes, ahead);
 #endif
         for (size_t row = 0, n_rows; row < a.rows; row += n_rows > 0 ? n_rows : 1) {
@@ -282,7 +265,6 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
                 }
             }
         }
-        heads += kChunk;
     }
     for (size_t row = 0; row < a.rows; ++row) {
         if (!seen(row, start, last - start, &lo, &hi)) continue;
@@ -296,9 +278,10 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
     }
     for (size_t chunk = start; chunk < last; chunk += kChunk) {
         const size_t m = last - chunk < kChunk ? last - chunk : kChunk;
-        const uint8_t *const* of = convert<From>(a, floats, heads, converted), *const* ahead = heads + kChunk;
+        const Cells cells = values + (chunk - start), of = convert<From>(a, floats, cells, steps);
+        const Cells ahead = chunk + kChunk < last ? cells + kChunk : keys + n_cells;
 #ifdef STRETTO_HAS_TILES
-        bytes.heads = heads;
+        bytes.cells = cells;
         if constexpr (integers(From)) read_chunk<true, kStored, T>(bytes, ahead);
 #endif
         for (size_t row = 0, n_rows; row < a.rows; row += n_rows > 0 ? n_rows : 1) {
@@ -320,7 +303,6 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
                 });
             }
         }
-        heads += kChunk;
     }
 }
 

@@ -51,9 +51,9 @@ float widen_query(const float* query, size_t size, int8_t* high, int8_t* low) {
 // cells, for V four numbers with those of the four cells side by side. Tiles are stored only where several rows of queries
 // share them.
 struct Bytes {
-    const uint8_t* const* heads;  // [kChunk]: the cache's blocks
-    uint8_t* tiles;               // [8 quads of cells][blocks][8][16]
-    float* scales;                // [blocks][kChunk]
+    Cells cells;     // [kChunk]: the cache's blocks
+    uint8_t* tiles;  // [8 quads of cells][blocks][8][16]
+    float* scales;   // [blocks][kChunk]
     size_t blocks;
 };
 
@@ -104,18 +104,18 @@ ALWAYS float32x4_t four_scales(const uint8_t* const* heads, size_t b) {
 }
 
 // Asks for the `line`th lines of four cells. Where cells lie in a row these are all lines but a few.
-ALWAYS void fetch_four(const uint8_t* const* heads, size_t line) {
-    each<4>([&](auto c) ALWAYS_LAMBDA { __builtin_prefetch(heads[c] + 64 * line); });
+ALWAYS void fetch_four(Cells cells, size_t line) {
+    each<4>([&](auto c) ALWAYS_LAMBDA { __builtin_prefetch(cells[c] + 64 * line); });
 }
 constexpr size_t lines_of(size_t blocks) { return (34 * blocks + 32) / 64; }
 
 // Stores a chunk's scales, and its tiles too if several rows share them. Then it also asks for the cells `ahead`; otherwise
 // that is done among the products, as a burst of misses would be waited for.
 template <bool Values, bool Stored, int T>
-void read_chunk(const Bytes& chunk, const uint8_t* const* ahead) {
+void read_chunk(const Bytes& chunk, Cells ahead) {
     const size_t blocks = T > 0 ? T / 2 : chunk.blocks;
     for (size_t q = 0; q < kChunk / 4; ++q) {
-        const uint8_t* const* of = chunk.heads + 4 * q;
+        const Cells of = chunk.cells + 4 * q;
         const uint8_t* const heads[4] = {of[0], of[1], of[2], of[3]};  // copies: bytes stored may be anything's
         uint8_t* tiles = chunk.tiles + q * blocks * 128;
         for (size_t line = 0; Stored && line < lines_of(blocks); ++line) fetch_four(ahead + 4 * q, line);
@@ -167,13 +167,12 @@ void score_tiles(const Bytes& keys, const int8_t* queries, const float* by, floa
 
 // The scores of a chunk's cells with H queries.
 template <int H, int T, bool Stored>
-void score_bytes(Bytes keys, const uint8_t* const* ahead, const int8_t* queries, const float* query_scales, float scale, float cap,
-                 float* scores) {
+void score_bytes(Bytes keys, Cells ahead, const int8_t* queries, const float* query_scales, float scale, float cap, float* scores) {
     if constexpr (T > 0) keys.blocks = T / 2;
     alignas(16) float by[4];  // a query's scale is a power of two
     each<H>([&](auto h) ALWAYS_LAMBDA { by[h] = query_scales[h] * scale; });
     if constexpr (Stored) score_tiles<H>(keys, queries, by, scores);
-    else score_block<H, T>(keys.heads, ahead, queries, by, scores);
+    else score_block<H, T>(keys.cells, ahead, queries, by, scores);
     if (cap <= 0.0f) return;
     for (int h = 0; h < H; ++h) {
         float* of = scores + static_cast<size_t>(h) * kSpan;
@@ -243,7 +242,7 @@ ALWAYS void mix_tiles(const Bytes& values, size_t at, const int8_t (*planes)[H][
 
 // Adds a chunk's values, cells [lo, hi) of it, with the weights of H heads.
 template <int H, int T, bool Stored>
-void mix_bytes(Bytes values, const uint8_t* const* ahead, size_t vectors, const float* weights, size_t lo, size_t hi, float* out) {
+void mix_bytes(Bytes values, Cells ahead, size_t vectors, const float* weights, size_t lo, size_t hi, float* out) {
     if constexpr (T > 0) vectors = T, values.blocks = T / 2;
     const size_t size = 16 * vectors;
     constexpr size_t kBlocks = T > 0 ? T / 2 : 1;  // whose weights are made at a time
@@ -261,7 +260,7 @@ void mix_bytes(Bytes values, const uint8_t* const* ahead, size_t vectors, const 
         for (size_t i = 0; i < kBlocks; ++i) {
             const size_t b = first + i;
             if constexpr (!Stored) {
-                mix_block<H>(values.heads, 34 * b + 2, planes[i][0][0], ahead + b % 2 * 16, b / 2, by[i], out + 32 * b, 4 * size);
+                mix_block<H>(values.cells, 34 * b + 2, planes[i][0][0], ahead + b % 2 * 16, b / 2, by[i], out + 32 * b, 4 * size);
             } else {
                 for (size_t at = 32 * b; at < 32 * b + 32 && at < size; at += 8) {
                     mix_tiles<H>(values, 4 * at, planes[i], by[i], out + at, size);

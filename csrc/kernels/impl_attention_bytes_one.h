@@ -18,11 +18,13 @@
 //     v8 … v11     scores                         v24 … v31    rows of a tile, of these 16 numbers and the next
 //     v12 … v15    numbers of four cells
 template <int H, int T>
-void score_block(const uint8_t* const* keys, const uint8_t* const* ahead, const int8_t* queries, const float* by, float* scores) {
+void score_block(Cells keys, Cells ahead, const int8_t* queries, const float* by, float* scores) {
     size_t quads = kChunk / 4, scales, next;
     const int8_t* q;
 #define ZIP(op, to, a, b) op " v" to ".4s, v" a ".4s, v" b ".4s\n\t"
-#define PLACES "ldp x9, x10, [%[keys]], #16\n\t" "ldp x11, x12, [%[keys]], #16\n\t"
+#define PLACES                                                                                       \
+    "ldp x9, x10, [%[keys]], #16\n\t" "ldp x11, x12, [%[keys]], #16\n\t"                            \
+    "add x9, x9, %[base]\n\t" "add x10, x10, %[base]\n\t" "add x11, x11, %[base]\n\t" "add x12, x12, %[base]\n\t"
 #define LOAD(to, at, step) "ldr q" to ", [" at ", #" step "]!\n\t"
 #define SCALE(to, at, step) "ldrh " to ", [" at ", #" step " - 2]\n\t"
 #define TOGETHER \
@@ -50,7 +52,7 @@ void score_block(const uint8_t* const* keys, const uint8_t* const* ahead, const 
     ADD(op, "8", "0", "4") IF_HEADS(1, ADD(op, "9", "1", "5")) IF_HEADS(2, ADD(op, "10", "2", "6"))                \
     IF_HEADS(3, ADD(op, "11", "3", "7"))
 #define FETCH                                                \
-    "ldr x13, [%[ahead]], #8\n\t" "prfm pldl1keep, [x13]\n\t" \
+    "ldr x13, [%[ahead]], #8\n\t" "add x13, x13, %[next_base]\n\t" "prfm pldl1keep, [x13]\n\t" \
     ".if %c[blocks] > 2\n\t" "prfm pldl1keep, [x13, #64]\n\t" ".endif\n\t"
 #define STORE(found, h)                                       \
     "fmul v" found ".4s, v" found ".4s, v12.s[" #h "]\n\t"    \
@@ -84,9 +86,10 @@ void score_block(const uint8_t* const* keys, const uint8_t* const* ahead, const 
         "add %[scores], %[scores], #16\n\t"
         "subs %[quads], %[quads], #1\n\t"
         "b.ne 1b\n\t"
-        : [keys] "+r"(keys), [ahead] "+r"(ahead), [q] "=&r"(q), [scores] "+r"(scores), [quads] "+r"(quads), [scales] "=&r"(scales),
+        : [keys] "+r"(keys.places), [ahead] "+r"(ahead.places), [q] "=&r"(q), [scores] "+r"(scores), [quads] "+r"(quads), [scales] "=&r"(scales),
           [next] "=&r"(next)
-        : [queries] "r"(queries), [by] "r"(by), [starts] "r"(kStarts), [heads] "i"(H), [blocks] "i"(T / 2), [span] "i"(kSpan)
+        : [base] "r"(keys.base), [next_base] "r"(ahead.base), [queries] "r"(queries), [by] "r"(by), [starts] "r"(kStarts),
+          [heads] "i"(H), [blocks] "i"(T / 2), [span] "i"(kSpan)
         : "memory", "cc", "x9", "x10", "x11", "x12", "x13", "x14", "x15", "x16", ALL_VECTORS);
 #undef ZIP
 #undef PLACES
@@ -114,8 +117,8 @@ void score_block(const uint8_t* const* keys, const uint8_t* const* ahead, const 
 //     v8 … v15     sums of low bytes                     v28, v29     the next but one after its first step
 //     v16 … v23    weights, [high, low][heads]
 template <int H>
-void mix_block(const uint8_t* const* heads, size_t from, const int8_t* planes, const uint8_t* const* ahead, size_t line,
-               const float* by, float* out, size_t stride) {
+void mix_block(Cells cells, size_t from, const int8_t* planes, Cells ahead, size_t line, const float* by, float* out, size_t stride) {
+    const uint8_t* first = cells.base + from;
     size_t step = 16;
     float *to, *row;
 #define BEGIN(y, a, b, zip)                                                      \
@@ -169,8 +172,8 @@ void mix_block(const uint8_t* const* heads, size_t from, const int8_t* planes, c
         EIGHT("zip2", "zip1", "add %[from], %[from], %[step]\n\t")  // behind the second 16 bytes the first again: they are there
         "neg %[step], %[step]\n\t"
         "tbnz %[step], #63, 1b\n\t"
-        : [from] "+r"(from), [ahead] "+r"(ahead), [step] "+r"(step), [to] "=&r"(to), [row] "=&r"(row)
-        : [places] "r"(heads), [planes] "r"(planes), [line] "r"(64 * line), [by] "r"(by), [out] "r"(out), [stride] "r"(stride),
+        : [from] "+r"(first), [ahead] "+r"(ahead.places), [step] "+r"(step), [to] "=&r"(to), [row] "=&r"(row)
+        : [places] "r"(cells.places), [planes] "r"(planes), [line] "r"(ahead.base + 64 * line), [by] "r"(by), [out] "r"(out), [stride] "r"(stride),
           [starts] "r"(kStarts), [heads] "i"(H)
         : "memory", "cc", "x9", "x10", "x11", "x12", "x13", ALL_VECTORS);
 #undef BEGIN

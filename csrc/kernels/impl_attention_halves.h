@@ -39,7 +39,7 @@ inline bool shift_queries(const float* queries, size_t heads, size_t size, float
 //     v0 … v15     sums, [heads][cells]            v24 … v31    numbers of a cell, [cells][low, high]
 //     v16 … v19    queries, the first four         v20 … v23    the other four
 template <int H, int T>
-void score_halves(const uint8_t* const* keys, std::ptrdiff_t to_values, const float* queries, size_t quads, const float* scale,
+void score_halves(Cells keys, std::ptrdiff_t to_values, const float* queries, size_t quads, const float* scale,
                   float* scores) {
     const float* q;
 #define LOAD(k, low, high) "ldr q" high ", [" k "], #16\n\t" CONVERT(low, high)
@@ -61,7 +61,7 @@ void score_halves(const uint8_t* const* keys, std::ptrdiff_t to_values, const fl
     CELL(op, "2", "6", "10", "14", "28", "29", LOAD("x9", "24", "25"), CLEAR("25")) \
     CELL(op, "3", "7", "11", "15", "30", "31", LOAD("x10", "26", "27"), CLEAR("27"))
 #define FETCH(at)                                                                      \
-    "ldr x13, [%[keys], #8 * %c[ahead] + " at "]\n\t"                                 \
+    "ldr x13, [%[keys], #8 * %c[ahead] + " at "]\n\t" "add x13, x13, %[base]\n\t"       \
     "prfm pldl1keep, [x13]\n\t" "prfm pldl1keep, [x13, #64]\n\t"                     \
     ".if %c[vectors] > 4\n\t"                                                          \
     "prfm pldl1keep, [x13, #128]\n\t" "prfm pldl1keep, [x13, #192]\n\t"              \
@@ -80,6 +80,7 @@ void score_halves(const uint8_t* const* keys, std::ptrdiff_t to_values, const fl
         "1:\n\t"
         "ldp x9, x10, [%[keys]]\n\t"
         "ldp x11, x12, [%[keys], #16]\n\t"
+        "add x9, x9, %[base]\n\t" "add x10, x10, %[base]\n\t" "add x11, x11, %[base]\n\t" "add x12, x12, %[base]\n\t"
         FETCH_VALUES("x9") FETCH_VALUES("x10") FETCH_VALUES("x11") FETCH_VALUES("x12")
         LOAD("x9", "24", "25") LOAD("x10", "26", "27")
         CLEAR("25") CLEAR("27")
@@ -100,8 +101,8 @@ void score_halves(const uint8_t* const* keys, std::ptrdiff_t to_values, const fl
         "add %[scores], %[scores], #16\n\t"
         "subs %[quads], %[quads], #1\n\t"
         "b.ne 1b\n\t"
-        : [keys] "+r"(keys), [q] "=&r"(q), [quads] "+r"(quads), [scores] "+r"(scores)
-        : [queries] "r"(queries), [scale] "r"(scale), [v0] "r"(to_values), [v1] "r"(to_values + 64), [v2] "r"(to_values + 128),
+        : [keys] "+r"(keys.places), [q] "=&r"(q), [quads] "+r"(quads), [scores] "+r"(scores)
+        : [base] "r"(keys.base), [queries] "r"(queries), [scale] "r"(scale), [v0] "r"(to_values), [v1] "r"(to_values + 64), [v2] "r"(to_values + 128),
           [v3] "r"(to_values + 192), [heads] "i"(H), [vectors] "i"(T), [span] "i"(kSpan), [ahead] "i"(kAhead)
         : "memory", "cc", "x9", "x10", "x11", "x12", "x13", ALL_VECTORS);
 #undef LOAD
@@ -114,22 +115,21 @@ void score_halves(const uint8_t* const* keys, std::ptrdiff_t to_values, const fl
 #undef SCORES
 }
 
-// Adds 16 numbers, `offset` bytes behind their keys, of 4 × quads cells with the weights of H heads, which are there as they are
-// and × 2^112. The next cell is converted meanwhile, and some of what is at `next` asked for, 128 bytes a quad.
+// Adds 16 numbers of 4 × quads cells, beginning at `values`, with the weights of H heads, which are there as they are and
+// × 2^112. The next cell is converted meanwhile, and some of what is at `next` asked for, 128 bytes a quad.
 //
 //     v0 … v15     sums, [heads][4]                v24 … v27    a cell's numbers
 //     v16 … v19    weights of four cells           v28 … v31    the next one's
 //     v20 … v23    the same × 2^112
 template <int H, int T>
-void mix_halves(const uint8_t* const* keys, std::ptrdiff_t offset, const float* weights, const float* shifted, size_t quads,
-                const uint8_t* next, float* out) {
+void mix_halves(Cells values, const float* weights, const float* shifted, size_t quads, const uint8_t* next, float* out) {
 #define LOAD(a, b)                            \
-    "ldr x9, [%[keys]], #8\n\t"             \
-    "add x9, x9, %[offset]\n\t"             \
+    "ldr x9, [%[places]], #8\n\t"           \
+    "add x9, x9, %[base]\n\t"               \
     "ldp q" a ", q" b ", [x9]\n\t"
 #define FETCH                                                   \
-    "ldr x10, [%[keys], #8 * %c[ahead] - 16]\n\t"               \
-    "prfm pldl1keep, [x10, %[offset]]\n\t"
+    "ldr x10, [%[places], #8 * %c[ahead] - 16]\n\t"             \
+    "prfm pldl1keep, [x10, %[base]]\n\t"
 #define WEIGHTS(plain, times, h)                                        \
     "ldr q" plain ", [%[weights], #" h " * 4 * %c[span]]\n\t"         \
     "ldr q" times ", [%[shifted], #" h " * 4 * %c[span]]\n\t"
@@ -170,8 +170,8 @@ void mix_halves(const uint8_t* const* keys, std::ptrdiff_t offset, const float* 
         CELL("3", "28", "29", "30", "31", "24", "25", "26", "27")
         "b.ne 1b\n\t"
         ALL_SUMS("stp")
-        : [keys] "+r"(keys), [weights] "+r"(weights), [shifted] "+r"(shifted), [next] "+r"(next), [quads] "+r"(quads)
-        : [offset] "r"(offset), [out] "r"(out), [stride] "i"(64 * T), [heads] "i"(H), [span] "i"(kSpan),
+        : [places] "+r"(values.places), [weights] "+r"(weights), [shifted] "+r"(shifted), [next] "+r"(next), [quads] "+r"(quads)
+        : [base] "r"(values.base), [out] "r"(out), [stride] "i"(64 * T), [heads] "i"(H), [span] "i"(kSpan),
           [ahead] "i"(kAhead)
         : "memory", "cc", "x9", "x10", ALL_VECTORS);
 #undef LOAD
@@ -191,9 +191,9 @@ void mix_halves(const uint8_t* const* keys, std::ptrdiff_t offset, const float* 
 
 // The values of cells [from, to), each with its weight: what mix_halves leaves over.
 template <int H, int T>
-void mix_rest(const uint8_t* const* keys, std::ptrdiff_t offset, const float* weights, size_t from, size_t to, float* out) {
+void mix_rest(Cells values, const float* weights, size_t from, size_t to, float* out) {
     for (size_t j = from; j < to; ++j) {
-        const uint16_t* value = reinterpret_cast<const uint16_t*>(keys[j] + offset);
+        const uint16_t* value = reinterpret_cast<const uint16_t*>(values[j]);
         for (size_t i = 0; i < 16 * T; i += 4) {
             const float32x4_t four = half_four(value + i);
             each<H>([&](auto h) ALWAYS_LAMBDA {
@@ -220,12 +220,10 @@ bool attend_halves(const Attention& a, size_t first, size_t last, const Partial&
     const size_t hi = (end < last ? end : last) > start ? (end < last ? end : last) - start : 0;
     if (lo >= hi) return true;
 
-    // Where K are, from cell lo on in whole quads, and what to fetch behind them: V's are as far from K's everywhere.
     const size_t quads = (hi - lo + 3) / 4;
-    const uint8_t* keys[kSpan + 4 + kAhead];
-    locate(a, a.keys, start + lo, start + hi, 4 * quads + kAhead, keys);
+    const Cells keys{a.keys, a.places + start + lo}, values{a.values, keys.places};
     const std::ptrdiff_t to_values = a.values - a.keys;
-    const uint8_t* next = start + hi < end ? a.keys + cell_offset(a, a.view[start + hi]) : keys[0];  // probably read next
+    const uint8_t* next = keys[start + hi < end ? hi - lo : 0];  // probably read next
 
     // Chunks that the row sees nothing of have no scores; they stay out.
     const size_t skipped = lo / kChunk * kChunk, n = (hi - skipped + kChunk - 1) / kChunk * kChunk;
@@ -235,7 +233,7 @@ bool attend_halves(const Attention& a, size_t first, size_t last, const Partial&
         with_heads(a.group - h, [&](auto heads) {
             constexpr int H = decltype(heads)::value;
             score_halves<H, T>(keys, to_values, queries + h * kSize, quads, &a.scale, weights + lo);
-            for (size_t j = 0; j < kAhead; ++j) fetch<T, Source::kHalf>(keys[j] + to_values);
+            for (size_t j = 0; j < kAhead; ++j) fetch<T, Source::kHalf>(values[j]);
             for (size_t i = h; i < h + H; ++i) {
                 float* of = scores + i * kSpan + skipped;
                 for (size_t j = 0; a.cap > 0.0f && j < n; j += 16) store(of + j, capped(load(of + j), a.cap));
@@ -244,11 +242,11 @@ bool attend_halves(const Attention& a, size_t first, size_t last, const Partial&
             }
             const size_t whole = (hi - lo) / 4;
             for (size_t t = 0; whole > 0 && t < T; ++t) {
-                const std::ptrdiff_t offset = to_values + static_cast<std::ptrdiff_t>(32 * t);
+                const Cells part{values.base + 32 * t, values.places};
                 float* to = out.out + h * kSize + 16 * t;
-                mix_halves<H, T>(keys, offset, weights + lo, shifted[0], whole, next + 128 * t * whole, to);
+                mix_halves<H, T>(part, weights + lo, shifted[0], whole, next + 128 * t * whole, to);
             }
-            mix_rest<H, T>(keys, to_values, weights + lo, 4 * whole, hi - lo, out.out + h * kSize);
+            mix_rest<H, T>(values, weights + lo, 4 * whole, hi - lo, out.out + h * kSize);
         });
     }
     return true;

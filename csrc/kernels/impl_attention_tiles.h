@@ -34,8 +34,7 @@ ALWAYS void make_weights(float* scores, Floats top) {
 
 // The scores of a chunk's cells with one row's H heads of T vectors (0: `vectors` says how many).
 template <int H, int T, Source From>
-void score_chunk(const uint8_t* const* keys, const uint8_t* const*, size_t vectors, const float* queries, float scale,
-                 float cap, float* scores) {
+void score_chunk(Cells keys, Cells, size_t vectors, const float* queries, float scale, float cap, float* scores) {
     static_assert(From == Source::kFloats, "half floats and bytes have loops of their own");
     if constexpr (T > 0) vectors = T;
     const size_t size = 16 * vectors;
@@ -70,8 +69,7 @@ void score_chunk(const uint8_t* const* keys, const uint8_t* const*, size_t vecto
 
 // Adds a chunk's values, cells [lo, hi) of it, with their weights.
 template <int H, int T, Source From>
-void mix_chunk(const uint8_t* const* values, const uint8_t* const*, size_t vectors, const float* weights, size_t lo,
-               size_t hi, float* out) {
+void mix_chunk(Cells values, Cells, size_t vectors, const float* weights, size_t lo, size_t hi, float* out) {
     static_assert(From == Source::kFloats, "half floats and bytes have loops of their own");
     if constexpr (T > 0) vectors = T;
     const size_t size = 16 * vectors;

@@ -56,9 +56,7 @@ struct Attention {
     bool finite = false;      // half floats, and none of the cache is infinite or NaN
     const uint8_t* keys;      // of the first cell, this head
     const uint8_t* values;
-    size_t cell_stride;       // bytes from one cell to the next, within a block
-    size_t block_stride;      // bytes from one block of cells to the next
-    const int32_t* view;      // indices of cells
+    const size_t* places;     // of the view's cells, as place_cells finds them
     size_t head_size;
     size_t group;             // heads that share K and V
     float scale;
@@ -70,13 +68,20 @@ struct Attention {
     size_t rows;
     float* scratch;           // attention_scratch() floats
     const float* slopes = nullptr;       // [group]: what scores fall by with each position of distance; null: nothing
+    const int32_t* view = nullptr;       // indices of cells, if there are slopes
     const int32_t* positions = nullptr;  // [rows], if there are slopes
     const int32_t* table = nullptr;      // the position of every cell
 };
 
-inline size_t cell_offset(const Attention& a, int32_t cell) {
-    const auto index = static_cast<size_t>(cell);
-    return index / kCellBlock * a.block_stride + index % kCellBlock * a.cell_stride;
+// How many bytes the n cells of a view are behind the first cell, the same for all heads of a layer; kPlacesBehind more entries
+// repeat the last. `cell_stride` bytes are from one cell to the next within a block, `block_stride` from one block to the next.
+constexpr size_t kPlacesBehind = 2 * kChunk;  // that kernels may read, of whole chunks and of what is asked for ahead
+inline void place_cells(const int32_t* view, size_t n, size_t cell_stride, size_t block_stride, size_t* out) {
+    for (size_t i = 0; i < n; ++i) {
+        const auto cell = static_cast<size_t>(view[i]);
+        out[i] = cell / kCellBlock * block_stride + cell % kCellBlock * cell_stride;
+    }
+    for (size_t i = n; i < n + kPlacesBehind; ++i) out[i] = n ? out[n - 1] : 0;
 }
 
 // A partial result: for each row and head the largest score, the sum of weights and the weighted values.
