@@ -148,6 +148,7 @@ private:
     template <typename Move>
     void each_head(const int32_t* cells, size_t n, Move move) const;
 
+    void make_blocks_present(const Input& input);
     void make_plan(Plan& plan, const Input& input, float* out, bool hidden, float* peaks);
     void place_rows(Plan& plan) const;
     void group_slots(Plan& plan) const;
@@ -183,6 +184,7 @@ private:
     std::vector<Plane> planes_;
     std::vector<size_t> first_plane_;  // of each layer
     size_t cell_bytes_ = 0, block_bytes_ = 0;
+    size_t blocks_present_ = 0;  // the first ones, whose pages need not be waited for
     Buffer states_;     // [slot][layer]: what is not used yet is not touched
     size_t n_slots_ = 0, slot_floats_ = 0;
     std::vector<size_t> state_begin_;  // of each layer, in a slot

@@ -17,8 +17,6 @@ namespace stretto {
 
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
-
 // Zeroed pages straight from the system, or null.
 void* take_pages(size_t bytes) {
 #if defined(_WIN32)
@@ -112,6 +110,13 @@ bool is_resident(const uint8_t* at) {
 
 }  // namespace
 
+// Systems before Linux 5.14 refuse it, and nothing depends on it.
+void make_present(uint8_t* at, size_t bytes) {
+    constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
+    const Pages pages(at, bytes);
+    madvise(pages.first, pages.bytes, kPopulateWrite);
+}
+
 void read_at_random(const uint8_t* at, size_t bytes) {
     const Pages pages(at, bytes);
     madvise(pages.first, pages.bytes, MADV_RANDOM);
@@ -124,6 +129,7 @@ void read_soon(const uint8_t* at, size_t bytes) {
     madvise(pages.first, pages.bytes, MADV_WILLNEED);
 }
 #else
+void make_present(uint8_t*, size_t) {}
 void read_at_random(const uint8_t*, size_t) {}
 void read_soon(const uint8_t*, size_t) {}
 #endif
