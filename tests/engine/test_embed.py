@@ -1,14 +1,17 @@
 """`llm.embed`: the model's final hidden states, pooled."""
 
 import asyncio
+from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from stretto import LLM, Limits
+from stretto import LLM, Limits, Token
 from stretto.backends.batch import Batch
 from stretto.backends.native import NativeBackend
 from stretto.cache.cells import Cells
+from stretto.engine.many import AsyncTexts
 from stretto.errors import ContextOverflow, InvalidRequest, Unsupported
 from stretto.testing import byte_tokenizer, mock_llm
 from tiny_models import tiny_backend, tiny_file, tiny_spec
@@ -88,6 +91,30 @@ def test_many_texts_come_as_they_would_alone(llm):
     alone = [result for prompt in prompts for result in llm.generate(prompt, n=2, **options)]
     assert [result.tokens for result in results] == [result.tokens for result in alone]
     assert [found[index] for index in range(4)] == [result.tokens for result in alone]
+
+
+@pytest.mark.parametrize(
+    ("last", "comes_early"),
+    [
+        (Token(8, "!", finish_reason="length"), True),
+        (Token(8, "", finish_reason="length"), False),  # it shows nothing
+        (Token(8, "!", -0.5, finish_reason="length"), False),  # its log-probability belongs to it
+        (Token(8, "!", finish_reason="stop"), False),
+    ],
+)
+def test_a_last_token_need_not_wait_for_the_end(last, comes_early):
+    request = SimpleNamespace(
+        output=SimpleNamespace(events=deque([Token(7, "a"), last])), finished=False, error=None
+    )
+    texts = AsyncTexts(None, None, [])
+    texts._requests = [request]
+    request.abandon = lambda: None
+    texts.splits_ends = True
+    found = texts._take()
+    assert found == [(0, Token(7, "a"))] + [(0, Token(8, "!"))] * comes_early
+    assert texts._take() == []  # not before it has ended
+    request.finished = True
+    assert texts._take() == [(0, Token(None, "", finish_reason="length") if comes_early else last)]
 
 
 def test_texts_that_are_left_free_their_cells(llm):

@@ -88,6 +88,7 @@ class Generation:
         options["cache_salt"] = self.caller.salt or None
         self.texts = self.lease.llm.astream_many(prompts, **options)
         self.texts.follows_prompts = follow
+        self.texts.splits_ends = True  # a reader waits for a token, not for what is done behind it
         await self.texts.start()
 
     async def results(self) -> list[Result]:
