@@ -153,11 +153,6 @@ float weigh(const float* x, size_t n, float top, float factor) {
     const auto scaled = [&](const float* p) { return mul(sub(load(p), splat(top)), splat(factor)); };
     Floats sum = splat(0.0f);
     size_t i = 0;
-    for (; i + 32 <= n; i += 32) {  // two at a time: one waits for its own results
-        Floats two[2] = {scaled(x + i), scaled(x + i + 16)};
-        exponentials(two);
-        sum = add(add(sum, two[0]), two[1]);
-    }
     for (; i + 16 <= n; i += 16) sum = add(sum, exponential(scaled(x + i)));
     if (i < n) {
         float filled[16];
