@@ -2,8 +2,16 @@
 
 #include "bind_sampler.h"
 
-#include <string>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "decoder.h"
 #include "hook.h"
 
 namespace stretto {
@@ -33,6 +41,56 @@ double log_probability_of(Input1<float> logits, size_t token) {
     if (token >= logits.shape(0)) fail("the token has no logit");
     Unlocked unlocked;
     return log_probability(logits.data(), logits.shape(0), token);
+}
+
+using Numbers = std::tuple<float, size_t, double, double>;  // temperature, top-k, top-p, min-p
+using Token = std::pair<int, double>;
+
+SamplerParams params_of(const Numbers& numbers) {
+    SamplerParams params;
+    std::tie(params.temperature, params.top_k, params.top_p, params.min_p) = numbers;
+    check_params(params);
+    return params;
+}
+
+Pool* pool_of(Decoder* decoder) { return decoder ? &decoder->pool() : nullptr; }
+
+void check_length(size_t n) {
+    if (n < 1 || n > kMost) fail("logits must have at least one entry");
+}
+
+std::vector<Token> draw_rows(const std::vector<Input1<float>>& rows, const Numbers& numbers,
+                             const std::vector<double>& uniforms, Decoder* decoder) {
+    const size_t n = rows.empty() ? 1 : rows[0].shape(0);
+    check_length(n);
+    if (uniforms.size() != rows.size()) fail("a random number is needed for each row");
+    std::vector<const float*> logits;
+    for (const auto& row : rows) {
+        if (row.shape(0) != n) fail("all rows must have the same length");
+        logits.push_back(row.data());
+    }
+    const SamplerParams params = params_of(numbers);
+    std::vector<Token> tokens;
+    Unlocked unlocked;
+    for (const Drawn& one : draw_each(logits, n, params, uniforms, pool_of(decoder))) {
+        tokens.emplace_back(one.token, one.log_probability);
+    }
+    return tokens;
+}
+
+std::vector<int> sample_rows(Input2<float> rows, const std::vector<Numbers>& numbers,
+                             const std::vector<double>& uniforms, Decoder* decoder) {
+    const size_t count = rows.shape(0), n = rows.shape(1);
+    check_length(n);
+    if (numbers.size() != count || uniforms.size() != count) fail("parameters and a random number are needed for each row");
+    std::vector<const float*> logits;
+    std::vector<SamplerParams> params;
+    for (size_t i = 0; i < count; ++i) {
+        logits.push_back(rows.data() + i * n);
+        params.push_back(params_of(numbers[i]));
+    }
+    Unlocked unlocked;
+    return sample_each(logits, n, params, uniforms, pool_of(decoder));
 }
 
 void call_hook(uintptr_t function, uintptr_t state, Row logits, Input1<int32_t> tokens) {
@@ -92,6 +150,13 @@ void bind_sampler(nb::module_& m) {
           "excluded), -3 (infinity).");
     m.def("log_probability", &log_probability_of, nb::arg("logits").noconvert(), nb::arg("token"),
           "The log-probability of a token in the distribution of a row of logits.");
+    m.def("draw_rows", &draw_rows, nb::arg("rows").noconvert(), nb::arg("numbers"), nb::arg("uniforms"),
+          nb::arg("decoder").none() = nb::none(),
+          "Of each row a token, as `sample` draws it, and its log-probability. A decoder lends its threads; no pass may "
+          "run meanwhile.");
+    m.def("sample_rows", &sample_rows, nb::arg("rows").noconvert(), nb::arg("numbers"), nb::arg("uniforms"),
+          nb::arg("decoder").none() = nb::none(),
+          "Of each row a token, as `sample` draws it, with parameters of its own. A decoder lends its threads.");
     m.def("call_hook", &call_hook, nb::arg("function"), nb::arg("state"), nb::arg("logits").noconvert(),
           nb::arg("tokens").noconvert(), "Call a native hook by its address, without the GIL.");
 }

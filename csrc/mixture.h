@@ -26,6 +26,7 @@ public:
     size_t n_vocab() const { return n_; }
     // 0, or what is wrong with the first row that is no distribution (sampler.h).
     int error() const { return error_; }
+    const std::vector<float>& peaks(size_t member) const { return rows_[member].peaks; }
     double probability(size_t member, size_t token) const;
     double log_probability(size_t member, size_t token) const;
     // The tokens that are at least as probable as `threshold` in the mixture with these weights, at most `most`; the

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "logits_row.h"
+#include "mixture.h"
 
 namespace stretto {
 
@@ -184,7 +185,22 @@ int draw_from_all(const LogitsRow& row, double uniform) {
     return token;
 }
 
-// The same of some, which are in order of ids.
+// Calls f(i) for all i below n, by the threads of a pool if there is one and it is worth waking them.
+template <typename F>
+void for_each(size_t n, Pool* pool, F f) {
+    if (!pool || n < 2) {
+        for (size_t i = 0; i < n; ++i) f(i);
+        return;
+    }
+    pool->run(
+        [&](int thread) {
+            const auto threads = static_cast<size_t>(pool->active());
+            for (size_t i = static_cast<size_t>(thread); i < n; i += threads) f(i);
+        },
+        Measured::kNo);
+}
+
+// The token at `uniform` on the line of the weights of some, which are in order of ids.
 int draw(const std::vector<Candidate>& some, double uniform) {
     double total = 0.0;
     for (const Candidate& c : some) total += c.weight;
@@ -253,6 +269,24 @@ double log_probability(const float* logits, size_t n, size_t token) {
     row.n = n;
     row.find_peaks(nullptr);
     return double{logits[token]} - double{row.best} - std::log(row.total());
+}
+
+std::vector<Drawn> draw_each(const std::vector<const float*>& rows, size_t n, const SamplerParams& params,
+                             const std::vector<double>& uniforms, Pool* pool) {
+    const Mixture all(rows, n, 1.0f, pool);
+    std::vector<Drawn> drawn(rows.size());
+    for_each(rows.size(), pool, [&](size_t i) {
+        const int token = sample(rows[i], n, params, {}, uniforms[i], &all.peaks(i));
+        drawn[i] = {token, token < 0 ? 0.0 : all.log_probability(i, static_cast<size_t>(token))};
+    });
+    return drawn;
+}
+
+std::vector<int> sample_each(const std::vector<const float*>& rows, size_t n, const std::vector<SamplerParams>& params,
+                             const std::vector<double>& uniforms, Pool* pool) {
+    std::vector<int> tokens(rows.size());
+    for_each(rows.size(), pool, [&](size_t i) { tokens[i] = sample(rows[i], n, params[i], {}, uniforms[i]); });
+    return tokens;
 }
 
 }  // namespace stretto

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "threads.h"
+
 namespace stretto {
 
 struct SamplerParams {
@@ -38,5 +40,20 @@ int sample(const float* logits, size_t n, const SamplerParams& params, const Sam
 
 // The log-probability of a token in the distribution of a row.
 double log_probability(const float* logits, size_t n, size_t token);
+
+// What was drawn from a row: a token and its log-probability, or one of the codes above.
+struct Drawn {
+    int token = 0;
+    double log_probability = 0.0;
+};
+
+// `sample` and `log_probability` of rows of n logits, with a number of each. A pool shares the work; the results are the same
+// without one.
+std::vector<Drawn> draw_each(const std::vector<const float*>& rows, size_t n, const SamplerParams& params,
+                             const std::vector<double>& uniforms, Pool* pool);
+
+// `sample` of rows with parameters of their own.
+std::vector<int> sample_each(const std::vector<const float*>& rows, size_t n, const std::vector<SamplerParams>& params,
+                             const std::vector<double>& uniforms, Pool* pool);
 
 }  // namespace stretto

@@ -42,6 +42,18 @@ def sample(
     mask: NDArray[np.uint32] | None = None,
 ) -> int: ...
 def log_probability(logits: NDArray[np.float32], token: int) -> float: ...
+def draw_rows(
+    rows: list[NDArray[np.float32]],
+    numbers: tuple[float, int, float, float],
+    uniforms: list[float],
+    decoder: Decoder | None = None,
+) -> list[tuple[int, float]]: ...
+def sample_rows(
+    rows: NDArray[np.float32],
+    numbers: list[tuple[float, int, float, float]],
+    uniforms: list[float],
+    decoder: Decoder | None = None,
+) -> list[int]: ...
 
 class OnnxMatrix:
     number: int

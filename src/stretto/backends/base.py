@@ -29,6 +29,7 @@ __all__ = [
     "Decoding",
     "DeviceRow",
     "Draw",
+    "DrawsRows",
     "Follow",
     "FusedRun",
     "Head",
@@ -261,6 +262,20 @@ class Mixes(Protocol):
 
     def mixture(self, rows: Floats, order: list[int]) -> Mixture:
         """The distributions of rows in this order; no pass may run meanwhile."""
+        ...
+
+
+@runtime_checkable
+class DrawsRows(Protocol):
+    """The part of a backend that samples rows in main memory with the threads of its passes."""
+
+    def draw_rows(
+        self, rows: list[Floats], params: SamplingParams, uniforms: list[float]
+    ) -> list[tuple[int, float]]:
+        """Of each row a token, without penalties, bias and mask, and its log-probability.
+
+        The token may be a code of `sampling.sampler.WRONG`. No pass may run meanwhile.
+        """
         ...
 
 

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from stretto import _native, kernels
 from stretto.backends.adapters import changes_of, scales_of
-from stretto.backends.base import Batch, Capabilities, Decoding, FusedRun, LoRA
+from stretto.backends.base import Batch, Capabilities, Decoding, DeviceRow, FusedRun, LoRA
 from stretto.backends.native_spec import check_spec, plain_spec
 from stretto.backends.native_weights import FLOATS, as_bytes, load_weights, narrowest
 from stretto.errors import InvalidRequest
 from stretto.models.spec import ModelSpec
+from stretto.sampling.params import SamplingParams
 from stretto.sampling.sampler import WRONG, bias_arrays, history
 from stretto.weights.gguf import GGUF
 from stretto.weights.placement import Placement
@@ -68,6 +69,8 @@ class NativeBackend:
         self.n_slots, self.slot_bytes = self._decoder.n_slots, self._decoder.slot_bytes
         self.slot_layout = f"native f32, {spec.state_layout}"
         self._adapters: dict[str, int] = {}  # their numbers in the decoder
+        self._sampled_with: list[SamplingParams] = []  # of the last rows, and the numbers of the chain
+        self._numbers: list[tuple[float, int, float, float]] = []
         self.cell_bytes = self._decoder.cell_bytes
         layout = f"native {kv}" if precision == "standard" else f"native {kv}, {precision} precision"
         self.cell_layout = f"{layout}, {spec.kv_layout}"
@@ -196,6 +199,26 @@ class NativeBackend:
     def mixture(self, rows: Floats, order: list[int]) -> _native.Mixture:
         """The distributions of rows in this order, by the threads of the passes."""
         return _native.Mixture(rows, order, 1.0, self._open)
+
+    def draw_rows(
+        self, rows: list[Floats], params: SamplingParams, uniforms: list[float]
+    ) -> list[tuple[int, float]]:
+        """Of each row a token and its log-probability, by the threads of the passes."""
+        return _native.draw_rows(rows, params.numbers[:4], uniforms, self._open)
+
+    @property
+    def samples_rows(self) -> bool:
+        """Whether the rows of a pass are sampled together."""
+        return True
+
+    def sample_rows(
+        self, rows: Sequence[DeviceRow] | Floats, params: list[SamplingParams], uniforms: list[float]
+    ) -> list[int]:
+        """A token of each row of a pass, or a code of `sampler.WRONG`, by the threads of the passes."""
+        assert isinstance(rows, np.ndarray)
+        if params is not self._sampled_with:
+            self._sampled_with, self._numbers = params, [one.numbers[:4] for one in params]
+        return _native.sample_rows(rows, self._numbers, uniforms, self._open)
 
     def copy_cells(self, source: Ints, target: Ints) -> None:
         """Copy K and V of cells `source` to cells `target`."""

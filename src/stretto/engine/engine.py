@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from stretto import forking
-from stretto.backends.base import Backend, Draw, Prepares, SamplesRows
+from stretto.backends.base import Backend, Draw, GoesAhead, Prepares, SamplesRows
 from stretto.cache.cells import Cells
 from stretto.engine.arrivals import Arrivals
 from stretto.engine.decoders.fused import Ahead
@@ -72,6 +72,8 @@ class Engine:
         self._gains_ahead = backend.capabilities.ahead
         self._device = backend if isinstance(backend, Prepares) else None  # samples many rows at once
         self._samples = backend if isinstance(backend, SamplesRows) and backend.samples_rows else None
+        loops = backend.capabilities.fused and not isinstance(backend, GoesAhead)
+        self._n_batch = 2 if loops else 1  # requests, at least; a lone one may run in the backend's own loop
         self._batch: PersistentBatch | None = None  # of all running requests, while they just sample
         self._in_step = False
         self._n_steps = self._n_waiting = 0
@@ -190,11 +192,15 @@ class Engine:
         if not is_same or scheduler.waiting or self.encoding.is_busy or len(running) > room:
             if batch is not None:
                 batch.settle()
-            can_be = not scheduler.waiting and not self.encoding.is_busy
+            can_be = len(running) >= self._n_batch and not scheduler.waiting and not self.encoding.is_busy
             self._batch = batch = PersistentBatch.of(running, room) if can_be else None
         if batch is None:
             return 0
+        forward, n = self.metrics.forward, batch.n
         batch.step(self.runner, device)
+        if self._device is None:  # the pass is over
+            scheduler.pace.learn(n, self.metrics.forward - forward)
+            scheduler.row_costs.learn(n, self.metrics.forward - forward)
         self.metrics.count_pass(batch.n, batch.n)
         return batch.n
 

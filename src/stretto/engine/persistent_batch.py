@@ -1,8 +1,8 @@
-"""The persistent batch: plain requests on a device, where nothing but sampling decides how each goes on.
+"""The persistent batch: plain requests, where nothing but sampling decides how each goes on.
 
 While the same requests decode, a step is one pass over all of them, one call that samples all rows, and one
 loop that appends the tokens: what is the same in each step is kept here. Where nobody reads the events of a
-text before its end, its tokens become text while the device computes the next ones.
+text before its end, its tokens become text while a device computes the next ones.
 
 A device that can (`GoesAhead`) does not wait for the host at all: the next pass is queued behind the sampling
 of its tokens, before the host has seen them, and every step takes the tokens of a pass that the last one has

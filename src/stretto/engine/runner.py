@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto import forking
-from stretto.backends.base import Activates, Backend, Batch, Decoding
+from stretto.backends.base import Activates, Backend, Batch, Decoding, DrawsRows
 from stretto.cache.items import Images, Pixels
 from stretto.engine.adapters import Adapters
 from stretto.engine.history import History
@@ -43,6 +43,7 @@ class Runner(CellPool):
     ) -> None:
         super().__init__(backend, prefix_cache, checkpoint_bytes)
         self.backend = backend
+        self.draws = backend if isinstance(backend, DrawsRows) else None  # many rows with its threads
         self.spec = backend.spec
         self.states = None if self.slots is None else States(backend, self.slots, self.prefixes)
         self.chunk = chunk  # tokens in one pass, at most

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from stretto.backends.base import DeviceRow
 from stretto.engine import editing
 from stretto.engine.adapters import Parts
+from stretto.engine.draws import draw_each
 from stretto.engine.engine import Engine
 from stretto.engine.params import sampling_params
 from stretto.engine.rows import Row
@@ -170,26 +171,28 @@ class Sequence:
         return self._step(sampling_params(options))
 
     def _draw(self, params: SamplingParams) -> tuple[int, float]:
-        """A token and its log-probability: on the device, unless the logits have been looked at."""
-        if not isinstance(self._track.logits, np.ndarray):
-            with self._engine.lock:  # a device samples for one thread at a time
-                row = self._compute_row()
-                if not isinstance(row, np.ndarray):
-                    token = self._track.sample(row, params)
-                    return token, row.measure(token, 0, None)[0]
-        row = self.logits
-        token = self._track.sample(row, params)
+        """A token and its log-probability, from where the logits are; under the engine's lock."""
+        row, track = self._compute_row(), self._track
+        if not isinstance(row, np.ndarray):
+            token = track.sample(row, params)
+            return token, row.measure(token, 0, None)[0]
+        if drawn := draw_each(self._runner.draws, [track], params):
+            return drawn[0]
+        token = track.sample(row, params)
         return token, log_probability(row, token)
 
     def _step(self, params: SamplingParams) -> Step:
-        token, logprob = self._draw(params)
+        with self._engine.lock:
+            return self._take(*self._draw(params))
+
+    def _take(self, token: int, logprob: float) -> Step:
+        """Append what was drawn, unless it is an end token; under the engine's lock."""
         track = self._track
         if token in self._engine.tokenizer.end_ids:
             return Step(token, "", True, logprob)
-        with self._engine.lock:
-            self._check_usable()
-            track.check_room(1)
-            track.append_sampled(token)
+        self._check_usable()
+        track.check_room(1)
+        track.append_sampled(token)
         return Step(token, self._text_state().push(token), False, logprob)
 
     def append(self, what: int | str | Iterable[int] | Pixels) -> None:
@@ -345,8 +348,10 @@ def prepare(sequence: Sequence) -> None:
 
 
 def step_all(engine: Engine, sequences: list[Sequence], params: SamplingParams) -> list[Step]:
-    """A step of each sequence, whose logits are there; a device samples for all of them at once."""
+    """A step of each sequence, whose logits are there: all are sampled at once if the backend can do that."""
     rows = [(one._track, one._track.logits) for one in sequences]
+    if drawn := draw_each(engine.runner.draws, [track for track, _ in rows], params):
+        return [sequence._take(*one) for sequence, one in zip(sequences, drawn, strict=True)]
     draws = [
         track.draw(row, params, n_top=0)
         for track, row in rows
