@@ -50,10 +50,10 @@ inline void exponentials(Floats (&x)[N]) {
     UNROLL for (size_t i = 0; i < N; ++i) x[i] = fma(n[i], splat(2.12194440e-4f), x[i]);
     UNROLL for (size_t i = 0; i < N; ++i) square[i] = mul(x[i], x[i]);
     UNROLL for (size_t i = 0; i < N; ++i) high[i] = fma(x[i], splat(kC5), splat(kC4));
-    UNROLL for (size_t i = 0; i < N; ++i) low[i] = fma(x[i], splat(kC3), splat(kC2));
     UNROLL for (size_t i = 0; i < N; ++i) high[i] = fma(square[i], splat(kC6), high[i]);
-    UNROLL for (size_t i = 0; i < N; ++i) x[i] = add(x[i], splat(1.0f));
+    UNROLL for (size_t i = 0; i < N; ++i) low[i] = fma(x[i], splat(kC3), splat(kC2));
     UNROLL for (size_t i = 0; i < N; ++i) low[i] = fma(square[i], high[i], low[i]);
+    UNROLL for (size_t i = 0; i < N; ++i) x[i] = add(x[i], splat(1.0f));
     UNROLL for (size_t i = 0; i < N; ++i) x[i] = fma(square[i], low[i], x[i]);
     UNROLL for (size_t i = 0; i < N; ++i) x[i] = mul(x[i], pow2(whole[i]));
 }
