@@ -318,4 +318,6 @@ def test_only_some_tokens_may_be_sampled(web, path, asked):
     assert set(text_of(posted(web, path, asked, allowed_token_ids=[ord("l"), ord("o")]))) <= set("lo")
     assert text_of(posted(web, path, asked, allowed_token_ids=[ord("x")])) == "xxxx"
     assert refused(web, path, asked, allowed_token_ids=[]) == "allowed_token_ids"
-    assert web.post(path, json={**asked, "allowed_token_ids": [10**6]}).status_code == 400
+    for stream in (False, True):
+        fields = {"allowed_token_ids": [ord("x"), 10**6], "stream": stream}
+        assert refused(web, path, asked, **fields) == "allowed_token_ids"

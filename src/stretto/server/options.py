@@ -89,6 +89,18 @@ def _choose_logprobs(body: CompletionRequest | ChatRequest, options: dict[str, A
     options["logprob_tokens"] = body.logprob_token_ids
 
 
+def check_allowed(body: Sampling, n_vocab: int) -> None:
+    """Raise if a token that may be sampled is none of the model's."""
+    highest = max(body.allowed_token_ids or [0])
+    if highest >= n_vocab:
+        raise ApiError(
+            400,
+            f"allowed_token_ids has {highest}; the vocabulary ends at {n_vocab - 1}: leave it out",
+            param="allowed_token_ids",
+            code="invalid_value",
+        )
+
+
 def n_tops(body: CompletionRequest | ChatRequest) -> int | None:
     """How many tokens beside the chosen one have log-probabilities; None if there are none at all."""
     if isinstance(body, CompletionRequest):

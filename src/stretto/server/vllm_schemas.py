@@ -59,7 +59,7 @@ class VllmSampling(ForModel):
         description="Tokens whose log-probabilities are given in place of the most probable ones'; "
         "with logprobs.",
     )
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1 << 16)] | None = Field(
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1 << 20)] | None = Field(
         None, description="Tokens that may be sampled; all others are excluded."
     )
     return_tokens_as_token_ids: bool | None = Field(
