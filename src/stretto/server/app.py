@@ -15,6 +15,7 @@ from stretto import __version__
 from stretto.server import (
     anthropic,
     cells,
+    cohere,
     docs,
     hosting,
     live,
@@ -34,6 +35,7 @@ from stretto.server import (
     slot_files,
     speech,
     tasks,
+    tokenizer_info,
 )
 from stretto.server.descriptions import described
 from stretto.server.errors import install
@@ -54,6 +56,7 @@ ROUTERS = (
     anthropic.router,
     speech.router,
     tasks.router,
+    cohere.router,
     ollama.router,
     ollama_models.router,
     llama_server.router,
@@ -61,6 +64,7 @@ ROUTERS = (
     llama_embedding.router,
     llama_models.router,
     llama_props.router,
+    tokenizer_info.router,
     slot_files.router,
     hosting.router,
     own.router,
