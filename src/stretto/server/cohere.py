@@ -25,7 +25,6 @@ from stretto.tasks import TaskModel
 from stretto.text.tokenizer import Tokenizer
 
 MAX_TEXTS = 96  # of Cohere's own endpoint, which clients fill
-DEFAULT = "float"
 
 router = APIRouter(tags=["Cohere"])
 
@@ -83,7 +82,7 @@ async def embed(body: CohereEmbedRequest, request: Request) -> Response:
         raise ApiError(400, "give texts, or inputs", param="texts", code="missing_field")
     field = "texts" if body.texts is not None else "inputs"
     texts = body.texts or ["\n".join(part.text for part in one.content) for one in body.inputs or ()]
-    forms = list(dict.fromkeys(body.embedding_types or [DEFAULT]))
+    forms: list[str] = list(dict.fromkeys(body.embedding_types or ("float",)))
     if unclear := {"int8", "uint8"}.intersection(forms):
         raise unsupported(
             f"embedding_types: the scale of Cohere's {min(unclear)} is not published; ask for float, and "
@@ -162,4 +161,5 @@ def _written(vectors: Floats, form: str) -> list[Any]:
             code="invalid_value",
         )
     packed = np.packbits(vectors > 0, axis=1).astype(np.int16)  # uint8[n, size / 8], the first number on top
-    return (packed if form == "ubinary" else packed - 128).tolist()
+    rows = packed if form == "ubinary" else packed - 128
+    return [row.tolist() for row in rows]

@@ -10,6 +10,7 @@ from fastapi import Request
 
 from stretto.engine.progress import Progress
 from stretto.server.answer_history import AnswerHistory
+from stretto.server.blobs import Blobs
 from stretto.server.callers import Caller, Callers
 from stretto.server.llama_metrics import Scrapes
 from stretto.server.ollama_names import MadeModels
@@ -76,6 +77,7 @@ class State:
         self.callers = Callers(settings)
         self.registry = Registry(settings, opener)
         self.made = MadeModels()  # by Ollama's /api/create
+        self.blobs = Blobs()  # for it
         self.responses = ResponseStore(settings.limits)
         self.generations: set[Running] = set()
         self.pull: Download | None = None  # the download under way; there is at most one
