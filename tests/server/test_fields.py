@@ -83,7 +83,7 @@ def test_what_is_accepted_changes_nothing(web):
         ("/v1/chat/completions", "tools", "honoured"),
         ("/v1/chat/completions", "user", "accepted"),
         ("/v1/chat/completions", "modalities", "only `text`"),
-        ("/v1/responses", "background", "only `false`"),
+        ("/v1/responses", "background", "honoured"),
         ("/v1/responses", "conversation", "refused"),
         ("/v1/messages", "cache_control", "accepted"),
     ],

@@ -76,6 +76,7 @@ ROUTERS = (
     live.router,
 )
 PULL_SECONDS = 5.0  # for a download to end at shutdown
+JOB_SECONDS = 5.0  # for responses in the background
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A field is wrong; `error.param` names it."},
     401: {"description": "The API key is missing or wrong."},
@@ -115,6 +116,7 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
         if watch is not None:
             watch.cancel()
         state.cancel_all()
+        await state.jobs_ended(JOB_SECONDS)
         if state.pull is not None:
             await state.pull.ended(PULL_SECONDS)
         await state.registry.close()

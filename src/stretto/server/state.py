@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fastapi import Request
 
@@ -69,6 +70,13 @@ class Download(Protocol):
         """Wait until it has ended, that long at most."""
 
 
+class Job(NamedTuple):
+    """A response that is made while its client does not wait."""
+
+    generation: Running
+    task: asyncio.Task[None]
+
+
 class State:
     """Settings, models, and running generations."""
 
@@ -80,6 +88,7 @@ class State:
         self.blobs = Blobs()  # for it
         self.responses = ResponseStore(settings.limits)
         self.generations: set[Running] = set()
+        self.jobs: dict[tuple[str, str], Job] = {}  # by caller and id of the response
         self.pull: Download | None = None  # the download under way; there is at most one
         self.traffic = Traffic()
         self.scrapes = Scrapes()  # of /metrics
@@ -96,6 +105,11 @@ class State:
             self.pull.stop()
         for generation in list(self.generations):
             generation.stop()
+
+    async def jobs_ended(self, seconds: float) -> None:
+        """Wait until no response is made any more, that long at most."""
+        if tasks := [job.task for job in self.jobs.values()]:
+            await asyncio.wait(tasks, timeout=seconds)
 
 
 def state_of(request: Request) -> State:
