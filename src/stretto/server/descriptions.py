@@ -167,7 +167,6 @@ PARAMETERS = {
     "since": "The version of the cells that the client has from an earlier connection.",
 }
 PATH_PARAMETERS = {
-    "/api/blobs/{digest}": "sha256: and the SHA-256 of the file in hexadecimal digits.",
     "/v1/responses/{response_id}": "Id of the response.",
     "/v1/responses/{response_id}/cancel": "Id of the response.",
     "/v1/responses/{response_id}/input_items": "Id of the response.",

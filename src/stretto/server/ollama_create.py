@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
+from fastapi import Path as PathParameter
 from starlette.responses import Response
 
 from stretto.errors import InvalidRequest, StrettoError
@@ -44,13 +45,19 @@ MAX_UPLOADS = 4  # at once
 PIECE_BYTES = 1 << 20  # that are written at a time
 CREATED = "created from "  # begins the source of a stored model that was made here
 
+Digest = Annotated[
+    str,
+    PathParameter(
+        pattern="^sha256[:-][0-9a-f]{64}$", description="sha256: and the SHA-256 of the file, in 64 digits."
+    ),
+]
 Report = Callable[[int, int, str], None]
 
 router = APIRouter(tags=["Ollama"])
 
 
 @router.head("/api/blobs/{digest}")
-async def has_blob(digest: str, request: Request) -> Response:
+async def has_blob(digest: Digest, request: Request) -> Response:
     """Whether a file is here: 200 or 404."""
     require_admin(request)
     if await asyncio.to_thread(state_of(request).blobs.find, digest) is None:
@@ -68,7 +75,7 @@ async def has_blob(digest: str, request: Request) -> Response:
         }
     },
 )
-async def send_blob(digest: str, request: Request) -> Response:
+async def send_blob(digest: Digest, request: Request) -> Response:
     """Take a file for `files` of /api/create; its digest is compared."""
     require_admin(request)
     state, hash_of_it = state_of(request), hash_of(digest)
