@@ -105,6 +105,7 @@ ALLOWED = {
         "load",
         "models",
         "parallel",
+        "quantize",  # of /api/create
         "router",
         "routing.images",  # encoders by their names
         "tasks",

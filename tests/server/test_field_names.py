@@ -14,7 +14,7 @@ COMPLETION = {"model": "m", "prompt": "Hi"}
     ("field", "right"),
     [
         ("max_new_tokens", "it is max_tokens here"),
-        ("repeat_penalty", "it is repetition_penalty here"),
+        ("penalty_repeat", "it is repetition_penalty here"),
         ("eos_token_id", "it is stop_tokens here"),
         ("lora_request", "it is lora here"),
         ("guided_decoding", "it is grammar here"),

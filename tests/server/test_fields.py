@@ -20,7 +20,8 @@ ASKED = {
 }
 OFF = ("dynatemp_range", "dry_multiplier", "mirostat", "xtc_probability", "top_n_sigma")
 NUMBERS = (
-    *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold", "typical_p", "dry_base"),
+    *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold", "typical_p", "typ_p"),
+    "dry_base",
     *("dry_allowed_length", "dry_penalty_last_n", "n_keep", "n_discard", "n_indent", "min_keep"),
     *("t_max_prompt_ms", "id_slot", "adaptive_decay"),
 )
@@ -83,7 +84,7 @@ def test_what_is_accepted_changes_nothing(web):
         ("/v1/chat/completions", "tools", "honoured"),
         ("/v1/chat/completions", "user", "accepted"),
         ("/v1/chat/completions", "modalities", "only `text`"),
-        ("/v1/responses", "background", "only `false`"),
+        ("/v1/responses", "background", "honoured"),
         ("/v1/responses", "conversation", "refused"),
         ("/v1/messages", "cache_control", "accepted"),
     ],

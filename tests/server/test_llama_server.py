@@ -9,6 +9,9 @@ import pytest
 
 from serving import serving
 from stretto.llm import LLM
+from stretto.server.options import engine_options
+from stretto.server.schemas import ChatRequest
+from stretto.server.settings import RequestLimits
 from stretto.testing import MockBackend, mock_llm
 from stretto.text.loading import load_tokenizer
 from vocabularies import bpe, metadata
@@ -229,15 +232,55 @@ def test_grammars_are_gbnf_and_schemas_have_a_field(native, path):
 
 @pytest.mark.parametrize(
     "field",
-    [{"mirostat": 2}, {"dry_multiplier": 0.8}, {"xtc_probability": 0.5}],
+    [{"mirostat": 2}, {"dry_multiplier": 0.8}, {"xtc_probability": 0.5}, {"typical_p": 0.9}],
 )
-def test_samplers_that_are_missing_are_refused_unless_they_are_off(native, field):
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
+def test_samplers_that_are_missing_are_refused_unless_they_are_off(native, path, field):
     ((name, _),) = field.items()
-    off = {"mirostat": 0, "mirostat_tau": 5.0, "dry_multiplier": 0.0, "dry_base": 1.75, "xtc_probability": 0}
-    assert native.post("/completion", json={"prompt": "x", "n_predict": 1, **off}).status_code == 200
-    answer = native.post("/completion", json={"prompt": "x", **field})
+    asked = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+    asked["n_predict"] = 1
+    off = {
+        "mirostat": 0,
+        "mirostat_tau": 5.0,
+        "mirostat_eta": 0.1,
+        "dry_multiplier": 0.0,
+        "dry_base": 1.75,
+        "xtc_probability": 0,
+        "typical_p": 1.0,
+        "typ_p": 1.0,
+        "top_n_sigma": -1,
+        "dynatemp_range": 0,
+        "samplers": ["top_k", "temperature"],
+        "min_keep": 0,
+        "repeat_last_n": 64,
+        "repeat_penalty": 1.0,
+    }
+    plain = native.post(path, json=asked).json()["choices" if "v1" in path else "content"]
+    taken = native.post(path, json={**asked, **off})
+    assert taken.status_code == 200, taken.text
+    assert taken.json()["choices" if "v1" in path else "content"] == plain
+    answer = native.post(path, json={**asked, **field})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == name
+    assert "leave it out, or give" in answer.json()["error"]["message"]
+
+
+def test_llama_servers_penalty_is_that_of_the_library(native):
+    chat = {"messages": [{"role": "user", "content": "x"}], "n_predict": 1}
+    wrong = {
+        "repeat_last_n": {"repeat_penalty": 1.1, "repeat_last_n": 64},
+        "repeat_penalty": {"repeat_penalty": 1.1, "repetition_penalty": 1.2},
+    }
+    for param, fields in wrong.items():
+        answer = native.post("/v1/chat/completions", json={**chat, **fields})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    for fields in ({"repeat_penalty": 1.1, "repeat_last_n": -1}, {"repeat_penalty": 1.1, "repeat_last_n": 0}):
+        assert native.post("/v1/chat/completions", json={**chat, **fields}).status_code == 200
+    limits = RequestLimits()
+    body = ChatRequest.model_validate({**chat, "repeat_penalty": 1.1})
+    assert engine_options(body, limits)["repetition_penalty"] == 1.1
+    body = ChatRequest.model_validate({**chat, "repeat_penalty": 1.1, "repeat_last_n": 0})
+    assert "repetition_penalty" not in engine_options(body, limits)
 
 
 def test_a_request_without_a_model_means_the_first_one(native):

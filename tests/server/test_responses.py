@@ -245,7 +245,7 @@ def test_the_oldest_make_room_and_keys_do_not_share():
     ("wrong", "param"),
     [
         ({"bogus": 1}, "bogus"),
-        ({"background": True}, "background"),
+        ({"background": 1}, "background"),
         ({"truncation": "auto"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),

@@ -36,6 +36,7 @@ def streamed(client, **asked):
         for chunk in stream:
             for choice in chunk.choices:
                 new = getattr(choice.delta, "reasoning_content", None) or ""
+                assert new == (getattr(choice.delta, "reasoning", None) or "")  # vLLM's and OpenRouter's name
                 assert not (new and content), "reasoning after the answer has begun"
                 thoughts += new
                 content += choice.delta.content or ""
@@ -50,6 +51,7 @@ def test_openai_clients_get_reasoning_content(name):
         whole = client.chat.completions.create(**ASKED)
         message = whole.choices[0].message
         assert (message.reasoning_content, message.content) == (kind.reasoning, kind.text)
+        assert message.reasoning == kind.reasoning
         details = whole.usage.completion_tokens_details
         assert 0 < details.reasoning_tokens < whole.usage.completion_tokens
         assert streamed(client, **ASKED) == (kind.reasoning, kind.text, [])
@@ -64,7 +66,7 @@ def test_reasoning_is_left_out_where_nobody_wants_it():
     with serving(lambda entry: make(NAMES[0])) as server, client_of(server) as client:
         asked = {**ASKED, "extra_body": {"include_reasoning": False}}
         whole = client.chat.completions.create(**asked)
-        assert "reasoning_content" not in whole.choices[0].message.model_dump()
+        assert not {"reasoning_content", "reasoning"} & whole.choices[0].message.model_dump().keys()
         assert whole.choices[0].message.content == kind.text
         assert whole.usage.completion_tokens_details.reasoning_tokens > 0
         assert streamed(client, **asked) == ("", kind.text, [])

@@ -318,4 +318,17 @@ def test_only_some_tokens_may_be_sampled(web, path, asked):
     assert set(text_of(posted(web, path, asked, allowed_token_ids=[ord("l"), ord("o")]))) <= set("lo")
     assert text_of(posted(web, path, asked, allowed_token_ids=[ord("x")])) == "xxxx"
     assert refused(web, path, asked, allowed_token_ids=[]) == "allowed_token_ids"
-    assert web.post(path, json={**asked, "allowed_token_ids": [10**6]}).status_code == 400
+    for stream in (False, True):
+        fields = {"allowed_token_ids": [ord("x"), 10**6], "stream": stream}
+        assert refused(web, path, asked, **fields) == "allowed_token_ids"
+
+
+def test_the_tokenizer_is_described(web):
+    found = web.get("/tokenizer_info").json()
+    tokenizer = byte_tokenizer()
+    assert (found["eos_token"], found["bos_token"]) == (END, None)
+    assert found["added_tokens_decoder"][str(END_ID)] == {"content": END, "special": True}
+    assert END in found["additional_special_tokens"]
+    assert (found["vocab_size"], found["tokenizer_class"]) == (tokenizer.n_vocab, type(tokenizer).__name__)
+    assert found["model_max_length"] == web.post("/tokenize", json={"prompt": "a"}).json()["max_model_len"]
+    assert web.get("/tokenizer_info", params={"model": "none"}).status_code == 404

@@ -15,6 +15,7 @@ from stretto import __version__
 from stretto.server import (
     anthropic,
     cells,
+    cohere,
     docs,
     hosting,
     live,
@@ -25,6 +26,7 @@ from stretto.server import (
     llama_server,
     model_admin,
     ollama,
+    ollama_create,
     ollama_models,
     openai,
     own,
@@ -34,6 +36,7 @@ from stretto.server import (
     slot_files,
     speech,
     tasks,
+    tokenizer_info,
 )
 from stretto.server.descriptions import described
 from stretto.server.errors import install
@@ -54,13 +57,16 @@ ROUTERS = (
     anthropic.router,
     speech.router,
     tasks.router,
+    cohere.router,
     ollama.router,
     ollama_models.router,
+    ollama_create.router,
     llama_server.router,
     llama_chat.router,
     llama_embedding.router,
     llama_models.router,
     llama_props.router,
+    tokenizer_info.router,
     slot_files.router,
     hosting.router,
     own.router,
@@ -70,6 +76,7 @@ ROUTERS = (
     live.router,
 )
 PULL_SECONDS = 5.0  # for a download to end at shutdown
+JOB_SECONDS = 5.0  # for responses in the background
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A field is wrong; `error.param` names it."},
     401: {"description": "The API key is missing or wrong."},
@@ -109,6 +116,7 @@ def create_app(settings: Settings, opener: Opener | None = None) -> Guard:
         if watch is not None:
             watch.cancel()
         state.cancel_all()
+        await state.jobs_ended(JOB_SECONDS)
         if state.pull is not None:
             await state.pull.ended(PULL_SECONDS)
         await state.registry.close()

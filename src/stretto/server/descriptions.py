@@ -144,7 +144,6 @@ OF_SCHEMAS = {
     "ReasoningConfig.mode": FROM_CLIENTS,
     "ReasoningItem.summary": "What the model thought, in earlier responses.",
     "RedactedBlock.data": "Thoughts that cannot be read; left out of the prompt.",
-    "ResponseRequest.background": "Only false: responses are made while the client waits.",
     "ResponseRequest.include": "More that the response should have.",
     "ResponseRequest.max_output_tokens": "Generate at most so many tokens.",
     "ResultItem.output": "The result of the call.",
@@ -169,6 +168,7 @@ PARAMETERS = {
 }
 PATH_PARAMETERS = {
     "/v1/responses/{response_id}": "Id of the response.",
+    "/v1/responses/{response_id}/cancel": "Id of the response.",
     "/v1/responses/{response_id}/input_items": "Id of the response.",
     "/slots/{number}": "Number of the slot, as id_slot of a request.",
     "/stretto/pins/{name}": "Name of the pin.",

@@ -1,8 +1,9 @@
 """The guard: admission checks before the app, and request ids and logging after it.
 
 Checked in this order: the server is not shutting down and not full; the API key is right; the Host and Origin
-headers are allowed; the body is within its limits. The app gets every body in one piece, as JSON. An answer
-that is sent before all of the body has come closes the connection: nobody waits for the rest of it.
+headers are allowed; the body is within its limits. The app gets every body in one piece, as JSON, but for
+files of `/api/blobs`, which it reads as they come. An answer that is sent before all of the body has come
+closes the connection: nobody waits for the rest of it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ OPEN_PATHS = (HEALTH, "/ping", "/docs", "/openapi.json")  # without a key
 BODIES = ("POST", "PUT", "PATCH", "DELETE")  # methods whose requests have bodies
 KNOWN_METHODS = ("GET", "HEAD", "POST", "DELETE", "OPTIONS")
 FORM_PATHS = ("/v1/audio/transcriptions",)  # whose bodies are forms with a file, as OpenAI has them
+UPLOADS = "/api/blobs/"  # paths below read their bodies themselves, piece by piece
 PAGE, PAGE_FILES = "/", "/page/"  # of the page: the path of itself, and of its files
 CLOSE = (b"connection", b"close")
 JSON_TYPE = (b"content-type", b"application/json")
@@ -79,7 +81,7 @@ class Guard:
             is_allowed = self._admit(scope, headers)
             if self._settings.origins and await self._preflight(scope, headers, visit, is_allowed):
                 return
-            if scope["method"] in BODIES:
+            if scope["method"] in BODIES and not scope["path"].startswith(UPLOADS):
                 body = await self._body(headers, receive)
                 held, complete = len(body), True
                 if scope["path"] not in FORM_PATHS:

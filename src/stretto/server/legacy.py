@@ -8,7 +8,7 @@ from stretto import Result, Token
 from stretto.server.calls import openai_calls
 from stretto.server.errors import ApiError, dumps
 from stretto.server.schemas import ChatRequest, Message, NamedFunction, NamedTool, Tool, ToolCall
-from stretto.server.shapes import ChatShape, Shape, quoted
+from stretto.server.shapes import ChatShape, Shape, quoted, text_fields
 
 
 def with_tools(body: ChatRequest) -> ChatRequest:
@@ -76,8 +76,8 @@ class FunctionShape(ChatShape):
         if not token.text or (token.is_reasoning and self.hides_reasoning):
             return ""
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
-        kind = "reasoning_content" if token.is_reasoning else "content"
-        return f'"delta":{{"{kind}":{quoted(token.text)}}},"logprobs":{logprobs}{self.piece_ids(token)}'
+        said = text_fields(quoted(token.text), token.is_reasoning)
+        return f'"delta":{{{said}}},"logprobs":{logprobs}{self.piece_ids(token)}'
 
     def ending(self, index: int, result: Result) -> list[str]:
         """The text that was held back, the call, and the last chunk."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stretto.server.errors import ApiError, unsupported
+from stretto.server.errors import ApiError
 from stretto.server.llama_schemas import NativeSampling
+from stretto.server.options import repeat_penalty
 from stretto.server.settings import RequestLimits
 from stretto.server.structured import named_grammar
 from stretto.text.tokenizer import Tokenizer
@@ -19,13 +20,8 @@ def native_options(body: NativeSampling, limits: RequestLimits) -> dict[str, Any
     options = {"n": 1, **{name: value for name, value in options.items() if value is not None}}
     if body.top_k is not None:
         options["top_k"] = max(0, body.top_k)  # -1: all
-    if body.repeat_penalty not in (None, 1) and body.repeat_last_n != 0:
-        if body.repeat_last_n not in (None, -1):
-            raise unsupported(
-                "repeat_last_n: the penalty looks at the whole text here; leave it out, or give -1 or 0",
-                "repeat_last_n",
-            )
-        options["repetition_penalty"] = body.repeat_penalty
+    if (penalty := repeat_penalty(body)) is not None:
+        options["repetition_penalty"] = penalty
     if body.seed is not None and body.seed >= 0:
         options["seed"] = body.seed
     if body.n_predict is not None and body.n_predict >= 0:

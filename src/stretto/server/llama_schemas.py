@@ -1,7 +1,4 @@
-"""Schemas of llama-server's own endpoints.
-
-Its clients send every field they know: those of samplers that Stretto lacks are taken while they are off.
-"""
+"""Schemas of llama-server's own endpoints."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from stretto.server.sampler_schemas import LlamaSamplers, Words
 from stretto.server.schema_base import (
     NEUTRAL,
     Body,
@@ -21,11 +19,6 @@ from stretto.server.schema_base import (
 )
 from stretto.server.schemas import Message, Tool
 
-OFF = "Accepted while it is off."
-Words = Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=64)]
-Zero = Annotated[Number, Field(ge=0, le=0, description=OFF)]
-One = Annotated[Number, Field(ge=1, le=1, description=OFF)]
-Any_ = Annotated[Number, Field(description=f"{NEUTRAL} Its sampler is off.")]
 Bias = Annotated[Number, Field(ge=-1e9, le=1e9)] | Literal[False]
 
 
@@ -60,7 +53,7 @@ class DetokenizeTokens(ForModel):
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 20)]
 
 
-class NativeSampling(ForModel):
+class NativeSampling(LlamaSamplers):
     """The fields that `/completion` and `/infill` share."""
 
     n_predict: Annotated[int, Field(ge=-2, lt=1 << 31)] | None = Field(
@@ -70,12 +63,6 @@ class NativeSampling(ForModel):
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[Number, Field(gt=0, le=100)] | None = Field(
-        None, description="As repetition_penalty."
-    )
-    repeat_last_n: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = Field(
-        None, description="-1 with a repeat_penalty, which looks at the whole text; 0 turns it off."
-    )
     presence_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-100, le=100)] | None = None
     logit_bias: (
@@ -109,10 +96,7 @@ class NativeSampling(ForModel):
     n_indent: Annotated[int, Field(ge=0, description=NEUTRAL)] | None = None
     n_keep: Annotated[int, Field(ge=-1, description=NEUTRAL)] | None = None
     n_discard: Annotated[int, Field(ge=0, description=NEUTRAL)] | None = None
-    min_keep: Annotated[int, Field(ge=0, description=NEUTRAL)] | None = None
-    samplers: Annotated[Words | Text, Field(description=NEUTRAL)] | None = None
     cache_prompt: Annotated[bool, Field(description=NEUTRAL)] | None = None
-    backend_sampling: Annotated[bool, Field(description=NEUTRAL)] | None = None
     id_slot: Annotated[int, Field(ge=-1)] | None = Field(
         None, description="The text is remembered by this number, for POST /slots/ID."
     )
@@ -122,22 +106,6 @@ class NativeSampling(ForModel):
     return_progress: bool | None = Field(
         None, description="In streams: events that say how much of the prompt has been computed."
     )
-    typical_p: One | None = None
-    mirostat: Zero | None = None
-    mirostat_tau: Any_ | None = None
-    mirostat_eta: Any_ | None = None
-    dynatemp_range: Zero | None = None
-    dynatemp_exponent: Any_ | None = None
-    xtc_probability: Zero | None = None
-    xtc_threshold: Any_ | None = None
-    dry_multiplier: Zero | None = None
-    dry_base: Any_ | None = None
-    dry_allowed_length: Any_ | None = None
-    dry_penalty_last_n: Any_ | None = None
-    dry_sequence_breakers: Annotated[Words, Field(description=NEUTRAL)] | None = None
-    adaptive_target: Annotated[Number, Field(lt=0, description=OFF)] | None = None
-    adaptive_decay: Any_ | None = None
-    top_n_sigma: Annotated[Number, Field(le=0, description=OFF)] | None = None
 
 
 class TextPrompt(Body):

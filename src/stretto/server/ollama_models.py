@@ -1,4 +1,4 @@
-"""`/api/tags`, `show`, `ps`, `pull`, `copy`, `delete`, `create`, `version`: models for Ollama's clients."""
+"""`/api/tags`, `show`, `ps`, `pull`, `copy`, `delete`, `version`: models for Ollama's clients."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stretto import __version__
-from stretto.server.bodies import validated
 from stretto.server.callers import require_admin
 from stretto.server.errors import ApiError, Json
 from stretto.server.line_stream import LineStream
-from stretto.server.modelfile import parse_modelfile
 from stretto.server.ollama_names import Made, plain, rebased, tagged
 from stretto.server.ollama_schemas import (
-    CreateRequest,
     DeleteRequest,
     OllamaCopyRequest,
     OllamaPullRequest,
@@ -91,12 +88,10 @@ async def pull(body: OllamaPullRequest, request: Request) -> Response:
     require_admin(request)
     state, name = state_of(request), plain(body.wanted)
     if name in state.registry.slots or name in state.made.all():
-        return await _told(_statuses("pulling manifest", "success"), body.stream)
+        return await told(statuses("pulling manifest", "success"), body.stream)
     source = source_of(re.sub(r"^(https?://)?(hf\.co|huggingface\.co)/", "", name))
     started = Pull(state, ModelEntry(name, source))
-    if body.stream is not False:
-        return LineStream(_progress(started), started.stop)
-    return await _told(_progress(started), False)
+    return await told(_progress(started), body.stream, started)
 
 
 @router.post("/api/copy")
@@ -105,37 +100,10 @@ async def copy(body: OllamaCopyRequest, request: Request) -> Response:
     require_admin(request)
     state = state_of(request)
     _, base = state.made.resolve(body.source, state.registry)
-    _require_new(state, plain(body.destination))
+    require_new(state, plain(body.destination))
     name = plain(body.destination)
     await asyncio.to_thread(state.made.add, rebased(Made(name, base.base), name, base))
     return Response(status_code=200)
-
-
-@router.post("/api/create")
-async def create(body: CreateRequest, request: Request) -> Response:
-    """Make a model from one that is here, with a system message and parameters of its own."""
-    require_admin(request)
-    state, name = state_of(request), plain(body.wanted)
-    if body.modelfile is not None:
-        fields = await asyncio.to_thread(parse_modelfile, body.modelfile)
-        given = body.model_dump(exclude_unset=True, by_alias=True, exclude={"modelfile"})
-        body = validated(CreateRequest, {**fields, **given})
-    if body.from_ is None:
-        raise ApiError(400, "from is missing: a model that is here", param="from", code="missing_field")
-    _, base = state.made.resolve(body.from_, state.registry)
-    _require_new(state, name)
-    texts = [body.license] if isinstance(body.license, str) else body.license or []
-    made = Made(
-        name,
-        base.base,
-        system=body.system or "",
-        template=body.template or "",
-        license="\n".join(texts),
-        parameters=body.parameters.model_dump(exclude_none=True) if body.parameters else {},
-        messages=[message.model_dump(exclude_none=True) for message in body.messages or []],
-    )
-    await asyncio.to_thread(state.made.add, rebased(made, name, base))
-    return await _told(_statuses("reading model metadata", "writing manifest", "success"), body.stream)
 
 
 @router.delete("/api/delete")
@@ -143,11 +111,12 @@ async def delete(body: DeleteRequest, request: Request) -> Response:
     """Delete a model that was made here, or fetched by the server; its file goes too."""
     require_admin(request)
     state, name = state_of(request), plain(body.wanted)
-    if await asyncio.to_thread(state.made.remove, name):
+    if name not in state.registry.slots and await asyncio.to_thread(state.made.remove, name):
         return Response(status_code=200)
     slot = state.registry.find(name)
     if not await state.registry.remove(name):
         raise ApiError(409, f"{name} is in use; wait for its requests", param="model", code="in_use")
+    await asyncio.to_thread(state.made.remove, name)
     if any(model.name == slot.entry.source for model in await asyncio.to_thread(hub.models)):
         await asyncio.to_thread(hub.remove, slot.entry.source)
     return Response(status_code=200)
@@ -188,9 +157,9 @@ def time_of(seconds: float) -> str:
 
 
 def _all(state: State) -> list[tuple[Made, Slot]]:
-    slots = state.registry.slots
-    served = [(Made(name, name), slot) for name, slot in slots.items()]
-    return served + [(made, slots[made.base]) for made in state.made.all().values() if made.base in slots]
+    slots, made_here = state.registry.slots, state.made.all()
+    served = [(Made(name, name), slot) for name, slot in slots.items() if name not in made_here]
+    return served + [(made, slots[made.base]) for made in made_here.values() if made.base in slots]
 
 
 def _listed(made: Made, slot: Slot, digests: dict[str, str]) -> dict[str, Any]:
@@ -256,7 +225,8 @@ def _parameters(made: Made) -> str:
     return "\n".join(lines)
 
 
-def _require_new(state: State, name: str) -> None:
+def require_new(state: State, name: str) -> None:
+    """Raise if a served model has this name."""
     if name in state.registry.slots:
         raise ApiError(
             409, f"{name} is the name of a served model; give another", param="model", code="name_taken"
@@ -278,18 +248,22 @@ async def _progress(started: Pull) -> AsyncIterator[dict[str, Any]]:
             }
 
 
-async def _statuses(*texts: str) -> AsyncIterator[dict[str, Any]]:
+async def statuses(*texts: str) -> AsyncIterator[dict[str, Any]]:
+    """Progress of work that is done at once."""
     for text in texts:
         yield {"status": text}
 
 
-async def _told(values: AsyncIterator[dict[str, Any]], stream: bool | None) -> Response:
-    """Progress as lines, or its last value."""
+async def told(
+    values: AsyncIterator[dict[str, Any]], stream: bool | None, started: Pull | None = None
+) -> Response:
+    """Progress as lines, or its last value; `started` is the work that it is about."""
     if stream is not False:
-        return LineStream(values)
+        return LineStream(values) if started is None else LineStream(values, started.stop)
     last = [value async for value in values][-1]
     if "error" in last:
-        raise ApiError(503, last["error"], code="model_unavailable")
+        known = None if started is None else started.error
+        raise known or ApiError(503, last["error"], code="model_unavailable")
     return Json(last)
 
 

@@ -55,18 +55,7 @@ class MadeModels:
 
     def add(self, made: Made) -> None:
         """Keep a model; one of the same name is replaced."""
-        if not _NAME.fullmatch(made.name):
-            raise ApiError(
-                400,
-                f"{made.name[:100]!r} is no name for a model: letters, digits, . _ - and a tag",
-                param="model",
-            )
-        text = json.dumps(asdict(made))
-        known = self.all()
-        if len(text) > MAX_BYTES or (len(known) >= MAX_MADE and made.name not in known):
-            raise ApiError(
-                400, "the model is too large, or there are too many", param="model", code="over_limit"
-            )
+        text = self.check(made)
         with self._lock:
             folder = self._folder()
             folder.mkdir(parents=True, exist_ok=True)
@@ -75,6 +64,17 @@ class MadeModels:
             staged.write_text(text, "utf-8")
             staged.replace(path)
             self._made = {**(self._made or {}), made.name: made}
+
+    def check(self, made: Made) -> str:
+        """The text of a model's file; raises for a model that cannot be kept."""
+        check_name(made.name)
+        text = json.dumps(asdict(made))
+        known = self.all()
+        if len(text) > MAX_BYTES or (len(known) >= MAX_MADE and made.name not in known):
+            raise ApiError(
+                400, "the model is too large, or there are too many", param="model", code="over_limit"
+            )
+        return text
 
     def remove(self, name: str) -> bool:
         """Forget a model; False if there is none of that name."""
@@ -98,6 +98,14 @@ class MadeModels:
         if self._home is None:
             self._home = Store.default().home
         return self._home / "made"
+
+
+def check_name(name: str) -> None:
+    """Raise for a name that no model can be given."""
+    if not _NAME.fullmatch(name):
+        raise ApiError(
+            400, f"{name[:100]!r} is no name for a model: letters, digits, . _ - and a tag", param="model"
+        )
 
 
 def plain(model: str) -> str:

@@ -175,9 +175,15 @@ class OllamaCopyRequest(Body):
 
 
 class CreateRequest(Named):
-    """`POST /api/create`: a model from one that is here."""
+    """`POST /api/create`: a model from one that is here, or from a file."""
 
     from_: Name | None = Field(None, alias="from", description="A model that is here.")
+    files: Annotated[dict[Name, Name], Field(min_length=1, max_length=64)] | None = Field(
+        None, description="The name of a GGUF file and its digest, once /api/blobs has it."
+    )
+    quantize: Annotated[str, Field(min_length=1, max_length=32)] | None = Field(
+        None, description="Formats for the weights: q4_K_M, q8_0, …"
+    )
     modelfile: Text | None = Field(None, description="The same in Ollama's older form, in place of the rest.")
     system: Text | None = None
     template: Text | None = None

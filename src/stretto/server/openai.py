@@ -24,7 +24,7 @@ from stretto.server.generation import Generation, begin, started, unless_gone
 from stretto.server.legacy import FunctionShape, with_tools
 from stretto.server.ollama_models import capabilities
 from stretto.server.open_response import EVENTS
-from stretto.server.options import check_at_most, check_prompts, completion_options, n_tops
+from stretto.server.options import check_allowed, check_at_most, check_prompts, completion_options, n_tops
 from stretto.server.pins import check_pin, pin
 from stretto.server.prompt_ids import ids_of, is_mixed
 from stretto.server.prompts import check_suffix, is_made, made_prompts, plain_ids, truncated
@@ -174,6 +174,7 @@ async def _start(
     body: CompletionRequest | ChatRequest, generation: Generation, prompts: list[Any], options: dict[str, Any]
 ) -> None:
     """Queue the texts, and the pin for when they are done."""
+    check_allowed(body, generation.lease.llm.spec.n_vocab)
     if (name := body.cache_pin) is not None:
         (prompt,) = check_one(prompts, "cache_pin")
         ids = await asyncio.to_thread(ids_of, generation.lease.llm, prompt)

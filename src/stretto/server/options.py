@@ -6,6 +6,7 @@ from typing import Any
 
 from stretto.hooks import Only
 from stretto.server.errors import ApiError, unsupported
+from stretto.server.sampler_schemas import LlamaSamplers
 from stretto.server.schemas import ChatRequest, CompletionRequest, Sampling
 from stretto.server.settings import RequestLimits
 
@@ -35,6 +36,12 @@ def engine_options(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
         options.update({"max_tokens": max(1, body.n_predict)} if body.n_predict >= 0 else {})
     if body.top_k == -1:
         options["top_k"] = 0
+    if (penalty := repeat_penalty(body)) is not None:
+        if options.get("repetition_penalty", penalty) != penalty:
+            raise ApiError(
+                400, "repetition_penalty and repeat_penalty differ; give one", param="repeat_penalty"
+            )
+        options["repetition_penalty"] = penalty
     if body.logit_bias:
         options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
     if stop_tokens := [*(body.stop_tokens or ()), *(body.stop_token_ids or ())]:
@@ -65,6 +72,18 @@ def engine_options(body: Sampling, limits: RequestLimits) -> dict[str, Any]:
     return options
 
 
+def repeat_penalty(body: LlamaSamplers) -> float | None:
+    """llama-server's penalty, where it is given and not off."""
+    if body.repeat_penalty in (None, 1) or body.repeat_last_n == 0:
+        return None
+    if body.repeat_last_n not in (None, -1):
+        raise unsupported(
+            "repeat_last_n: the penalty looks at the whole text here; leave it out, or give -1 or 0",
+            "repeat_last_n",
+        )
+    return body.repeat_penalty
+
+
 def completion_options(body: CompletionRequest, limits: RequestLimits) -> dict[str, Any]:
     """The options of `/v1/completions`."""
     options = engine_options(body, limits)
@@ -87,6 +106,18 @@ def _choose_logprobs(body: CompletionRequest | ChatRequest, options: dict[str, A
     if "logprobs" not in options:
         raise ApiError(400, "logprob_token_ids needs logprobs", param="logprob_token_ids")
     options["logprob_tokens"] = body.logprob_token_ids
+
+
+def check_allowed(body: Sampling, n_vocab: int) -> None:
+    """Raise if a token that may be sampled is none of the model's."""
+    highest = max(body.allowed_token_ids or [0])
+    if highest >= n_vocab:
+        raise ApiError(
+            400,
+            f"allowed_token_ids has {highest}; the vocabulary ends at {n_vocab - 1}: leave it out",
+            param="allowed_token_ids",
+            code="invalid_value",
+        )
 
 
 def n_tops(body: CompletionRequest | ChatRequest) -> int | None:

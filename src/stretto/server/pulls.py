@@ -1,14 +1,14 @@
 """Downloads of models while the server runs: one at a time, with progress, cancelled when the client leaves.
 
-The download itself is `hub.pull` in a thread. What it reports is kept as the latest progress; the client gets
-it a few times a second.
+The download itself is `hub.pull` in a thread; a model that is made here (`ollama_create.py`) is other work of
+the same kind. What it reports is kept as the latest progress; the client gets it a few times a second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from stretto import router
@@ -43,13 +43,22 @@ def source_of(text: str) -> str:
 
 
 class Pull:
-    """A download for a registry, begun at once; `stop` ends it, and nothing of the model is left then."""
+    """A download for a registry, begun at once; `stop` ends it, and nothing of the model is left then.
 
-    def __init__(self, state: State, entry: ModelEntry) -> None:
+    `work` does something else in place of it, and `undo` removes its model if that cannot be served.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        entry: ModelEntry,
+        work: Callable[[hub.Progress], Any] | None = None,
+        undo: Callable[[], Any] | None = None,
+    ) -> None:
         if state.pull is not None:
             raise ApiError(
                 429,
-                "another model is being fetched; wait for it",
+                "another model is being fetched or made; wait for it",
                 param="source",
                 code="busy",
                 retry_after=10,
@@ -60,14 +69,17 @@ class Pull:
         self._entry = entry
         self._progress: tuple[int, int, str] = (0, 0, "starting")
         self._stopped = threading.Event()
-        self._work = asyncio.ensure_future(
-            asyncio.to_thread(hub.pull, entry.source, progress=self._report, check=router.check_download)
-        )
+        self._undo = undo
+        self.error: ApiError | None = None  # that ended it
+        self._work = asyncio.ensure_future(asyncio.to_thread(work or self._pull, self._report))
         self._work.add_done_callback(self._forget)  # not before the thread is done, whoever has gone
 
     def stop(self) -> None:
         """End the download at its next report."""
         self._stopped.set()
+
+    def _pull(self, report: hub.Progress) -> None:
+        hub.pull(self._entry.source, progress=report, check=router.check_download)
 
     def _report(self, done: int, total: int, what: str) -> None:
         """Keep the progress; called in the thread."""
@@ -87,9 +99,19 @@ class Pull:
                     done, total, what = shown
                     yield {"status": what, "completed": done, "total": total}
             self._work.result()
-            yield {"done": (await self._state.registry.add(self._entry)).name}
+            yield {"done": await self._serve()}
         except Exception as error:
-            yield body_of(translate(error, "source"), "/stretto/")
+            self.error = translate(error, "source")
+            yield body_of(self.error, "/stretto/")
+
+    async def _serve(self) -> str:
+        """Serve the model; returns its name."""
+        try:
+            return (await self._state.registry.add(self._entry)).name
+        except Exception:
+            if self._undo is not None:
+                await asyncio.to_thread(self._undo)
+            raise
 
     async def ended(self, seconds: float) -> None:
         """Wait for the thread after `stop`."""

@@ -10,9 +10,10 @@ from fastapi import APIRouter, Query, Request
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
+from stretto.server.background import as_it_is, check_background, ended, forget, in_background
 from stretto.server.callers import caller_of
 from stretto.server.conversation import converse, options_of, planned, renamed
-from stretto.server.errors import Json, dumps, unsupported
+from stretto.server.errors import ApiError, Json, dumps, unsupported
 from stretto.server.generation import Generation, begin, started, unless_gone
 from stretto.server.open_response import EVENTS
 from stretto.server.prompt_ids import ids_of
@@ -34,6 +35,7 @@ router = APIRouter(tags=["OpenAI"])
 async def create(body: ResponseRequest, request: Request) -> Response:
     """Answer a conversation, or go on with an earlier response."""
     settings = state_of(request).settings
+    check_background(body)
     before = _before(body, request)
     items = (*(before.items if before is not None else ()), *items_of(body))
     try:
@@ -56,6 +58,8 @@ async def create(body: ResponseRequest, request: Request) -> Response:
     generation, plan = await started(request, body.model, start, *FIELDS)
     try:
         shape = ResponseShape(body, generation, plan, keep)
+        if body.background:
+            return Json(in_background(state_of(request), shape))
         if body.stream:
             return Streamed(generation, generation.texts, ResponseEvents(shape), EVENTS)
         (result,) = await unless_gone(request, generation.results())
@@ -88,9 +92,23 @@ async def input_tokens(body: InputTokensRequest, request: Request) -> Response:
 async def retrieve(
     response_id: str, request: Request, stream: Annotated[bool | None, Query()] = None
 ) -> Response:
-    """A response that was kept."""
+    """A response that was kept, or is being made."""
     if stream:
         raise unsupported("stream: a response that was kept is not streamed again", "stream")
+    return Json(as_it_is(state_of(request), caller_of(request), _find(request, response_id).response))
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel(response_id: str, request: Request) -> Response:
+    """End a response that is made in the background; one that has ended stays as it is."""
+    if not _find(request, response_id).response["background"]:
+        raise ApiError(
+            400,
+            f"response_id: {response_id[:64]} is not made in the background; disconnect to end a request",
+            param="response_id",
+            code="invalid_value",
+        )
+    await ended(state_of(request), caller_of(request), response_id)
     return Json(_find(request, response_id).response)
 
 
@@ -104,7 +122,8 @@ async def input_items(response_id: str, request: Request) -> Response:
 
 @router.delete("/v1/responses/{response_id}")
 async def delete(response_id: str, request: Request) -> Response:
-    """Forget a response that was kept."""
+    """Forget a response that was kept; one that is being made ends."""
+    forget(state_of(request), caller_of(request), response_id)
     state_of(request).responses.remove(caller_of(request).name, response_id)
     return Json({"id": response_id, "object": "response", "deleted": True})
 
@@ -116,7 +135,17 @@ def _find(request: Request, response_id: str, param: str = "response_id") -> Kep
 def _before(body: InputTokensRequest, request: Request) -> Kept | None:
     """The response that a request goes on with."""
     name = body.previous_response_id
-    return None if name is None else _find(request, name, "previous_response_id")
+    if name is None:
+        return None
+    found = _find(request, name, "previous_response_id")
+    if (status := found.response["status"]) not in ("completed", "incomplete"):
+        raise ApiError(
+            400,
+            f"previous_response_id: {name[:64]} is {status}; a response can be continued when it is complete",
+            param="previous_response_id",
+            code="invalid_value",
+        )
+    return found
 
 
 def _keep(

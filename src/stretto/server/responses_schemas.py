@@ -211,7 +211,9 @@ class ResponseRequest(InputTokensRequest):
     max_tool_calls: Annotated[int, Field(ge=1, description=f"{NEUTRAL} It is for built-in tools.")] | None = (
         None
     )
-    background: Literal[False] | None = None
+    background: bool | None = Field(
+        None, description="Answer at once, and make the response meanwhile; it is stored, and not streamed."
+    )
     # Not among OpenAI's fields
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None

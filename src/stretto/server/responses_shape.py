@@ -107,7 +107,7 @@ class ResponseShape:
         self.keep = keep
         self.has_timings = body.timings_per_token is True  # in events of text, and in the last one
         self._body = body
-        self._id = f"resp_{token_hex(16)}"
+        self.id = f"resp_{token_hex(16)}"
         self._created = int(time.time())
         tops = (body.top_logprobs or 0) if has_logprobs(body) else None
         self._chat = ChatShape(generation, body.model, tops, plan, [])
@@ -124,7 +124,7 @@ class ResponseShape:
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
         choice: Any = body.tool_choice or "auto"
         return {
-            "id": self._id,
+            "id": self.id,
             "object": "response",
             "created_at": self._created,
             "status": status,
@@ -132,7 +132,7 @@ class ResponseShape:
             "incomplete_details": None,
             "output": [],
             **{name: getattr(body, name) for name in SAME},
-            "background": False,
+            "background": body.background is True,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
             "service_tier": "default",

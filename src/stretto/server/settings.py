@@ -88,6 +88,7 @@ class RequestLimits:
 
     body: int = 16 << 20
     bodies: int = 256 << 20  # of all requests together
+    blob: int = 1 << 38  # a file for /api/create, which goes to the disk
     head: int = 32 << 10  # request line and headers
     head_seconds: float = 10.0  # until they have come
     body_seconds: float = 60.0  # until the rest has come

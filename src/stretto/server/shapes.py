@@ -17,6 +17,8 @@ FINGERPRINT = f"stretto-{__version__}"
 LOWEST = -9999.0  # stands for −∞, which JSON does not have
 REASONS = {"stop": "stop", "length": "length", "timeout": "length", "cancelled": "length"}
 
+REASONING = ("reasoning_content", "reasoning")  # DeepSeek's and llama-server's name; vLLM's and OpenRouter's
+
 TAIL = ',"finish_reason":null}]}\n\n'  # of a chunk
 
 quoted = json.encoder.encode_basestring_ascii  # a text as JSON
@@ -309,9 +311,9 @@ class ChatShape(Shape):
         if is_hidden or (not token.text and not calls and not self.is_sent(token)):
             return ""
         logprobs = "null" if self.tops is None else dumps(self.logprobs([token]))
-        kind = "reasoning_content" if token.is_reasoning else "content"
         text = "null" if calls and not token.text else quoted(token.text)
-        return f'"delta":{{"{kind}":{text}{calls}}},"logprobs":{logprobs}{self.piece_ids(token)}'
+        said = text_fields(text, token.is_reasoning)
+        return f'"delta":{{{said}{calls}}},"logprobs":{logprobs}{self.piece_ids(token)}'
 
     def choice(self, index: int, result: Result) -> dict[str, Any]:
         """A whole message."""
@@ -319,7 +321,7 @@ class ChatShape(Shape):
         text = (self.before[index] if self.before else "") + result.text
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if result.reasoning and not self.hides_reasoning:
-            message["reasoning_content"] = result.reasoning
+            message |= dict.fromkeys(REASONING, result.reasoning)
         if result.tool_calls:
             message["content"] = text or None
             message["tool_calls"] = openai_calls(result)
@@ -365,6 +367,12 @@ class ChatShape(Shape):
         data = self.tokenizer.token_bytes(token) or self.tokenizer.spelled(token).encode()
         entry = {"token": self.shown(token), "logprob": lowest(logprob), "bytes": list(data)}
         return entry if self.prompts is None else {**entry, "token_id": token}
+
+
+def text_fields(text: str, is_reasoning: bool) -> str:
+    """The fields of a delta that have a text, which is JSON; reasoning has both of its names."""
+    names = REASONING if is_reasoning else ("content",)
+    return ",".join(f'"{name}":{text}' for name in names)
 
 
 def lowest(logprob: float | None) -> float:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fastapi import Request
 
 from stretto.engine.progress import Progress
 from stretto.server.answer_history import AnswerHistory
+from stretto.server.blobs import Blobs
 from stretto.server.callers import Caller, Callers
 from stretto.server.llama_metrics import Scrapes
 from stretto.server.ollama_names import MadeModels
@@ -68,6 +70,13 @@ class Download(Protocol):
         """Wait until it has ended, that long at most."""
 
 
+class Job(NamedTuple):
+    """A response that is made while its client does not wait."""
+
+    generation: Running
+    task: asyncio.Task[None]
+
+
 class State:
     """Settings, models, and running generations."""
 
@@ -76,8 +85,10 @@ class State:
         self.callers = Callers(settings)
         self.registry = Registry(settings, opener)
         self.made = MadeModels()  # by Ollama's /api/create
+        self.blobs = Blobs()  # for it
         self.responses = ResponseStore(settings.limits)
         self.generations: set[Running] = set()
+        self.jobs: dict[tuple[str, str], Job] = {}  # by caller and id of the response
         self.pull: Download | None = None  # the download under way; there is at most one
         self.traffic = Traffic()
         self.scrapes = Scrapes()  # of /metrics
@@ -94,6 +105,11 @@ class State:
             self.pull.stop()
         for generation in list(self.generations):
             generation.stop()
+
+    async def jobs_ended(self, seconds: float) -> None:
+        """Wait until no response is made any more, that long at most."""
+        if tasks := [job.task for job in self.jobs.values()]:
+            await asyncio.wait(tasks, timeout=seconds)
 
 
 def state_of(request: Request) -> State:

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from stretto.server.schema_base import NEUTRAL, Body, ForModel, Text, TokenId
+from stretto.server.sampler_schemas import LlamaSamplers
+from stretto.server.schema_base import NEUTRAL, Body, Text, TokenId
 
 Choices = Annotated[list[Text], Field(min_length=1, max_length=10_000)]
 SchemaOrText = dict[str, Any] | Text
@@ -29,7 +30,7 @@ class StructuredOutputs(Body):
     )
 
 
-class VllmSampling(ForModel):
+class VllmSampling(LlamaSamplers):
     """The fields that both kinds of completion have."""
 
     min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
@@ -59,7 +60,7 @@ class VllmSampling(ForModel):
         description="Tokens whose log-probabilities are given in place of the most probable ones'; "
         "with logprobs.",
     )
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1 << 16)] | None = Field(
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1 << 20)] | None = Field(
         None, description="Tokens that may be sampled; all others are excluded."
     )
     return_tokens_as_token_ids: bool | None = Field(
