@@ -95,7 +95,7 @@ class _Rewriter:
         if members:
             beside = both([given, rest])
             lowered = [self.rewrite(member, place, depth + 1, beside) for member in members]
-            out["allOf"] = [*out.get("allOf", []), *lowered]
+            out["allOf"] = [*out.get("allOf", []), *_in_order(rest), *lowered]
         return out
 
     def _within(
@@ -253,6 +253,18 @@ class _Rewriter:
                 )
             members += replaced or []
         return members
+
+
+def _in_order(schema: dict[str, Any]) -> list[Schema]:
+    """A schema that allows everything and names properties in their order.
+
+    The parser takes the order from what it merges first; without it, properties that a condition names would
+    come before all others.
+    """
+    listed = schema.get("properties")
+    return (
+        [{"properties": dict.fromkeys(listed, True)}] if isinstance(listed, dict) and len(listed) > 1 else []
+    )
 
 
 def _asks_nothing(schema: Any) -> bool:
