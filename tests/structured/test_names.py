@@ -25,6 +25,81 @@ def accepted(schema, values):
     return found
 
 
+CLOSED = {"properties": {"id": {}, "size": {"type": "integer"}}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        # A property that matches, and does not fit.
+        ({"not": {"patternProperties": {"^x": {"type": "null"}}}}, [{"xa": 1}], [{}, {"xa": None}, {"a": 1}]),
+        (
+            {"properties": {"xa": {}, "b": {}}, "not": {"patternProperties": {"^x": False}}},
+            [{"xa": 1, "b": 2, "c": 3}, {"xb": 1}],
+            [{"b": 1}, {"c": 1}, {}],
+        ),
+        (
+            {**CLOSED, "not": {"patternProperties": {"e$": {"minimum": 3}}}},
+            [{"id": 1, "size": 2}, {"size": 0}],
+            [{"id": 1}, {"size": 3}],
+        ),
+        # What is required stands beside it.
+        (
+            {"required": ["id"], "not": {"patternProperties": {"^x": {}, "^y": False}}},
+            [{"id": 1, "ya": 2}],
+            [{"ya": 2}, {"id": 1}, {"id": 1, "xa": 2}],
+        ),
+        # A name that a closed object lacks.
+        ({"type": "object", "not": CLOSED}, [{"a": 1}, {"size": "x"}], [{"id": 1}, {"size": 1}, {}]),
+        (
+            {"type": "object", "not": {"patternProperties": {"^x": {}}, "additionalProperties": False}},
+            [{"a": 1}],
+            [{"xa": 1}, {}],
+        ),
+        # Names that do not fit.
+        ({"propertyNames": {"not": {"pattern": "^x"}}}, [{}, {"a": 1}, 3], [{"xa": 1}]),
+        (
+            {"propertyNames": {"not": {"minLength": 3, "pattern": "^x"}}},
+            [{"xa": 1}, {"abc": 1}],
+            [{"xab": 1}],
+        ),
+        ({"propertyNames": {"not": {}}}, [{}], [{"a": 1}]),
+        ({"type": "object", "not": {"propertyNames": {"pattern": "^x"}}}, [{"a": 1}], [{"xa": 1}, {}]),
+        (
+            {"type": "object", "not": {"propertyNames": {"not": {"enum": ["a", "b"]}}}},
+            [{"a": 1, "c": 2}, {"b": 1}],
+            [{"c": 1}, {}],
+        ),
+    ],
+    ids=lambda value: json.dumps(value)[:60],
+)
+def test_names_of_properties_can_be_negated(schema, right, wrong):
+    assert accepted(schema, right + wrong) == right
+
+
+def test_branches_are_closed_by_what_they_choose_from():
+    one = {"oneOf": [{**CLOSED, "required": ["id"]}]}
+    two = {"anyOf": [{"properties": {"id": {}, "kind": {}}, "additionalProperties": False}, CLOSED]}
+    schema = {"type": "object", "oneOf": [one, two]}
+    right = [{"id": 1, "kind": 2}, {"size": 3}, {}]
+    assert accepted(schema, [*right, {"id": 1}, {"id": 1, "size": 2}, {"a": 1}]) == right
+
+
+def test_patterns_of_properties_keep_branches_apart():
+    mail = {
+        "required": ["mail"],
+        "properties": {"mail": {"pattern": "^[a-z]{50}$", "type": "string"}},
+        "patternProperties": {"^(phone|page)$": {"type": "null"}},
+    }
+    phone = {
+        "required": ["phone"],
+        "patternProperties": {"^(mail|page)$": {"type": "null"}, "^ph": {"minimum": 1}},
+    }
+    schema = {"type": "object", "oneOf": [mail, phone]}
+    right = [{"mail": "a" * 50}, {"phone": 3}, {"phone": 3, "mail": None}]
+    assert accepted(schema, [*right, {"mail": "a" * 50, "phone": 3}, {"phone": 0}, {}]) == right
+
+
 NUMBERED = {"properties": {"a": {}, "kind": {"type": "integer"}, "b": {}}}
 
 
