@@ -1,4 +1,4 @@
-"""JSON schemas: names of properties in conditions."""
+"""JSON schemas: names of properties in conditions, patterns of several schemas."""
 
 import json
 
@@ -6,6 +6,7 @@ import pytest
 
 from stretto import Grammar
 from stretto.structured import Compiler
+from stretto.structured.atoms import taken_apart
 from stretto.text.loading import load_tokenizer
 from vocabularies import bpe, metadata
 
@@ -58,6 +59,7 @@ CLOSED = {"properties": {"id": {}, "size": {"type": "integer"}}, "additionalProp
         ),
         # Names that do not fit.
         ({"propertyNames": {"not": {"pattern": "^x"}}}, [{}, {"a": 1}, 3], [{"xa": 1}]),
+        ({"propertyNames": {"minLength": 2, "not": {"const": "xa"}}}, [{"xb": 1}], [{"xa": 1}, {"b": 1}]),
         (
             {"propertyNames": {"not": {"minLength": 3, "pattern": "^x"}}},
             [{"xa": 1}, {"abc": 1}],
@@ -98,6 +100,26 @@ def test_patterns_of_properties_keep_branches_apart():
     schema = {"type": "object", "oneOf": [mail, phone]}
     right = [{"mail": "a" * 50}, {"phone": 3}, {"phone": 3, "mail": None}]
     assert accepted(schema, [*right, {"mail": "a" * 50, "phone": 3}, {"phone": 0}, {}]) == right
+
+
+def test_patterns_of_schemas_that_apply_at_once_may_overlap():
+    schema = {
+        "allOf": [
+            {"patternProperties": {"^x": {"type": "integer"}}},
+            {"anyOf": [{"patternProperties": {"y$": {"minimum": 3}}}, {"required": ["z"]}]},
+        ],
+        "type": "object",
+    }
+    right = [{"xy": 3}, {"y": 4.5, "x": 1}, {"z": 1, "xy": 2}]
+    assert accepted(schema, [*right, {"xy": 2}, {"xy": 3.5}, {"z": 1, "xy": "a"}]) == right
+
+
+def test_patterns_that_do_not_overlap_are_left_alone():
+    assert taken_apart({"patternProperties": {"^a": {}, "^b": {}}}) is None
+    assert (
+        taken_apart({"allOf": [{"patternProperties": {r"\ba": {}}}, {"patternProperties": {"a": {}}}]})
+        is None
+    )
 
 
 NUMBERED = {"properties": {"a": {}, "kind": {"type": "integer"}, "b": {}}}
