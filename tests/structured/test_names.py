@@ -1,12 +1,13 @@
-"""JSON schemas: names of properties in conditions, patterns of several schemas."""
+"""JSON schemas: names of properties in conditions, patterns of several schemas, references to any place."""
 
 import json
 
 import pytest
 
-from stretto import Grammar
+from stretto import Grammar, InvalidGrammar
 from stretto.structured import Compiler
 from stretto.structured.atoms import taken_apart
+from stretto.structured.strays import gathered
 from stretto.text.loading import load_tokenizer
 from vocabularies import bpe, metadata
 
@@ -139,3 +140,35 @@ def test_a_condition_leaves_properties_in_their_order(condition):
     value = {"a": 0, "kind": 1, "b": "x"}
     moved = {"kind": 1, "a": 0, "b": "x"}
     assert accepted({**NUMBERED, **condition}, [value, moved]) == [value]
+
+
+def test_a_reference_may_lead_to_any_place():
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/kinds/name"}, "b": {"$ref": "#/kinds/list"}},
+        "kinds": {
+            "name": {"type": "string", "not": {"const": "x"}},
+            "list": {"items": {"$ref": "#/kinds/name"}, "uniqueItems": True, "type": "array"},
+        },
+    }
+    right = [{"a": "y"}, {"b": ["y", "z"]}]
+    assert accepted(schema, [*right, {"a": "x"}, {"b": ["x"]}, {"b": ["y", "y"]}]) == right
+
+
+def test_a_place_may_have_characters_that_references_escape():
+    schema = {"$ref": "#/my%20kinds/a<b>", "my kinds": {"a<b>": {"not": {"type": "string"}}}}
+    assert accepted(schema, [1, "x"]) == [1]
+
+
+def test_values_that_look_like_references_stay():
+    value = {"$ref": "#/kinds/a"}
+    schema = {"const": value, "anyOf": [{"$ref": "#/kinds/a"}, True], "kinds": {"a": {"not": {}}}}
+    assert gathered(schema)["const"] == value
+    assert gathered(schema)["anyOf"][0] == {"$ref": "#/$defs/kinds~1a"}
+    assert accepted(schema, [value, {}]) == [value]
+
+
+def test_a_refusal_at_another_place_names_it():
+    schema = {"$ref": "#/kinds/a", "kinds": {"a": {"not": {"multipleOf": 2}}}}
+    with pytest.raises(InvalidGrammar, match=r"#/\$defs/kinds~1a/not/multipleOf"):
+        Grammar.json(schema)
