@@ -14,6 +14,7 @@ from typing import Any
 from stretto.errors import InvalidGrammar
 from stretto.structured.normalised import NEEDED, normalised
 from stretto.structured.rewrite import SPECIAL, rewritten
+from stretto.structured.strays import gathered
 
 MAX_CHARACTERS = 256 << 10  # of a grammar
 MAX_LARK_CHARACTERS = 64 << 10  # of a Lark grammar, whose rules may be combined more freely
@@ -97,7 +98,7 @@ def parser_schema(text: str, *, closed: bool = False, checks: bool = False) -> s
     if not closed and not _SPECIAL.search(text):
         return text
     schema = json.loads(text)
-    made = written(rewritten(schema, closed=closed, checks=checks))
+    made = written(rewritten(gathered(schema), closed=closed, checks=checks))
     if made == "false":
         raise InvalidGrammar("no value fits the JSON schema", param="schema", value=schema)
     return made

@@ -19,6 +19,7 @@ import numpy as np
 
 from stretto import forking
 from stretto.errors import InvalidGrammar, InvalidRequest
+from stretto.structured.atoms import taken_apart
 from stretto.structured.checks import find_key, find_mentioned
 from stretto.structured.grammar import Grammar, ascii_classes, choice_pattern
 from stretto.structured.guide import Guide, brief
@@ -54,7 +55,8 @@ NAMES = {
     "tools": "the description of the tools",
 }
 
-CIRCULAR = "circular references with sibling keys"  # an error of the library
+# Another form of a schema that may help, by a part of the library's error.
+REMADE = {"circular references with sibling keys": inlined, "are not disjoint": taken_apart}
 
 Value = TypeVar("Value")
 
@@ -229,12 +231,13 @@ def _matcher(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
         if not matcher.is_error():
             return matcher
     reason = matcher.get_error()
-    if grammar.kind == "json" and CIRCULAR in reason:
-        made = inlined(json.loads(grammar.text))
-        text = json.dumps(made, ensure_ascii=False)
-        if made is not None and text != grammar.text:
-            with suppress(InvalidGrammar):
-                return _matcher(replace(grammar, text=text), tokenizer)
+    for sign, remade in REMADE.items():
+        if grammar.kind == "json" and sign in reason:
+            made = remade(json.loads(grammar.text))
+            text = json.dumps(made, ensure_ascii=False)
+            if made is not None and text != grammar.text:
+                with suppress(InvalidGrammar):
+                    return _matcher(replace(grammar, text=text), tokenizer)
     raise _wrong(grammar, brief(reason))
 
 

@@ -13,10 +13,11 @@ from itertools import combinations, pairwise
 from typing import Any
 
 from stretto.structured.formats import CHECKED
-from stretto.structured.overlap import TYPES, Overlap, same, type_of
+from stretto.structured.names import only_matching, property_names, with_property
+from stretto.structured.overlap import TYPES, Overlap, same, type_of, values_of
 from stretto.structured.places import NotExpressible, Schema, dereferenced, escaped, is_old, modern_items
-from stretto.structured.regular import complement
-from stretto.structured.texts import other_texts
+from stretto.structured.regular import complement, matches, region
+from stretto.structured.texts import only, other_texts
 
 MAX_DEPTH = 8
 MAX_VALUES = 200  # of an enum whose opposite is wanted
@@ -38,10 +39,7 @@ _BOUNDS = {
     "exclusiveMinimum": "maximum",
     "exclusiveMaximum": "minimum",
 }
-_NO_OPPOSITE_WORDS = (
-    "multipleOf patternProperties propertyNames uniqueItems unevaluatedItems unevaluatedProperties "
-    "$dynamicRef $recursiveRef"
-)
+_NO_OPPOSITE_WORDS = "multipleOf uniqueItems unevaluatedItems unevaluatedProperties $dynamicRef $recursiveRef"
 _NO_OPPOSITE = frozenset(_NO_OPPOSITE_WORDS.split())
 
 # The type whose values a keyword looks at. Other keywords look at all of them.
@@ -64,6 +62,8 @@ class Known:
     names: frozenset[str] | None = None  # the only properties that an object may have; None: any
     # The properties that are described: names and schemas, as JSON; None: any.
     parts: frozenset[tuple[str, str]] | None = None
+    listed: frozenset[str] = frozenset()  # properties that are described somewhere
+    required: frozenset[str] = frozenset()  # properties that all objects have
     is_brief: bool = False  # leave out what is unlikely, so that few cases remain
 
     def has_not(self, name: str) -> bool:
@@ -171,6 +171,13 @@ class Negation:
             return self._other_names(value, schema, place, known, depth)
         if key == "properties":
             return self._other_properties(value, schema, place, known, depth)
+        if key == "patternProperties":
+            return self._other_patterns(value, place, known, depth)
+        if key == "propertyNames":
+            if (unwanted := _unwanted_names(value)) is not None:
+                return [with_property(name, True) for name in unwanted]
+            names = property_names(value, self._root, place)
+            return [self.negate(part, place, known, depth) for part in names]
         found: list[Schema] = []
         for name, needed in value.items():  # of a dependency
             present: Schema = {"type": "object", "required": [name]}
@@ -199,7 +206,7 @@ class Negation:
                 if not is_unlikely:
                     raise
                 continue
-            found += [] if opposite is False else [_with_property(name, opposite)]
+            found += [] if opposite is False else [with_property(name, opposite)]
         return found
 
     def _other_names(
@@ -208,11 +215,24 @@ class Negation:
         """Objects with a property that `additionalProperties` is about and that does not fit."""
         if value is True or value == {}:
             return []
-        if known.names is None or schema.get("patternProperties"):
-            raise NotExpressible(place, "the opposite of this keyword is not supported")
-        others = sorted(known.names - schema.get("properties", {}).keys())
-        opposite = self.negate(value, place, ANY, depth) if others else False
-        return [] if opposite is False else [_with_property(name, opposite) for name in others]
+        opposite = self.negate(value, place, ANY, depth)
+        if opposite is False:
+            return []
+        listed, patterns = schema.get("properties", {}), list(schema.get("patternProperties", {}))
+        if known.names is not None:
+            others = sorted(known.names - listed.keys())
+            left = [name for name in others if not any(matches(one, name, place) for one in patterns)]
+            return [with_property(name, opposite) for name in left]
+        others_pattern = region([], [*patterns, *map(only, listed)], place)
+        return [] if others_pattern is None else _with_match(others_pattern, opposite, known, place)
+
+    def _other_patterns(self, parts: dict[str, Schema], place: str, known: Known, depth: int) -> list[Schema]:
+        """Objects with a property that matches a pattern and does not fit its schema."""
+        found: list[Schema] = []
+        for pattern, part in parts.items():
+            opposite = self.negate(part, f"{place}/{escaped(pattern)}", ANY, depth)
+            found += [] if opposite is False else _with_match(pattern, opposite, known, place)
+        return found
 
     def _other_arrays(
         self, key: str, value: Any, schema: dict[str, Any], place: str, depth: int
@@ -279,8 +299,25 @@ def both(parts: list[Schema]) -> Schema:
     return useful[0] if len(useful) == 1 else {"allOf": useful}
 
 
-def _with_property(name: str, part: Schema) -> Schema:
-    return {"type": "object", "required": [name], "properties": {name: part}}
+def _with_match(pattern: str, part: Schema, known: Known, place: str) -> list[Schema]:
+    """Objects with a property whose name matches a pattern and that fits a schema.
+
+    Where an object may have any names, it is one that is known, or all others match, and fit.
+    """
+    names = known.listed | known.required if known.names is None else known.names
+    found = [with_property(name, part) for name in sorted(names) if matches(pattern, name, place)]
+    if known.names is None:
+        found += only_matching(pattern, part, names, known.required, place)
+    return found
+
+
+def _unwanted_names(schema: Schema) -> list[str] | None:
+    """The names that a schema of names refuses, if they are listed."""
+    inner = schema.get("not") if isinstance(schema, dict) and len(schema) == 1 else None
+    if not isinstance(inner, dict) or not inner.keys() <= {"const", "enum"}:
+        return None
+    values = values_of(inner)
+    return None if values is None else [value for value in values if isinstance(value, str)]
 
 
 def _with_item(index: int, part: Schema) -> Schema:

@@ -1,4 +1,4 @@
-"""Keywords of objects in terms that the parser can follow: names and numbers of properties, dependencies."""
+"""Keywords of objects in terms that the parser can follow: numbers of properties, dependencies."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from math import comb
 from typing import Any
 
 from stretto.structured.negation import both, either
-from stretto.structured.overlap import TYPES, types_of
-from stretto.structured.places import NotExpressible, Schema, dereferenced
+from stretto.structured.overlap import TYPES
+from stretto.structured.places import NotExpressible, Schema
 from stretto.structured.texts import other_texts
 
 MAX_BRANCHES = 200
 NO_OBJECT: Schema = {"type": [name for name in TYPES if name != "object"]}
-_NAME_KEYWORDS_WORDS = "type pattern minLength maxLength enum const format title description"
-_NAME_KEYWORDS = frozenset(_NAME_KEYWORDS_WORDS.split())
 
 
 def dependencies(given: dict[str, Any]) -> list[Schema]:
@@ -27,48 +25,6 @@ def dependencies(given: dict[str, Any]) -> list[Schema]:
         else:
             members.append(either([absent, both([{"required": [name]}, needed])]))
     return members
-
-
-def property_names(schema: Schema, root: Schema, place: str) -> list[Schema]:
-    """What `propertyNames` asks for: a closed object that has only some names."""
-    schema = dereferenced(root, schema, place)
-    if isinstance(schema, bool):
-        return [] if schema else [{"additionalProperties": False}]
-    for key in ("allOf",):
-        if key in schema:
-            rest = {k: v for k, v in schema.items() if k != key}
-            parts = [rest, *schema[key]]
-            return [member for part in parts for member in property_names(part, root, place)]
-    if "anyOf" in schema and len(schema) == 1:
-        parts = [property_names(part, root, place) for part in schema["anyOf"]]
-        if all(len(part) == 1 for part in parts):
-            return _any_names([part[0] for part in parts], place)
-    if unknown := schema.keys() - _NAME_KEYWORDS - {"$comment", "default", "examples"}:
-        raise NotExpressible(f"{place}/{sorted(unknown)[0]}", "this keyword is not supported for names")
-    if "string" not in types_of(schema):
-        return [{"additionalProperties": False}]
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    patterns = [f"^[\\s\\S]{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}$"]
-    patterns = patterns if schema.keys() & {"minLength", "maxLength"} else []
-    patterns += [schema["pattern"]] if "pattern" in schema else []
-    members: list[Schema] = [
-        {"patternProperties": {pattern: True}, "additionalProperties": False} for pattern in patterns
-    ]
-    if values is not None:
-        names = {value: True for value in values if isinstance(value, str)}
-        members.append({"properties": names, "additionalProperties": False})
-    return members
-
-
-def _any_names(members: list[Schema], place: str) -> list[Schema]:
-    """The names that one of several closed objects has."""
-    joined: dict[str, Any] = {"properties": {}, "patternProperties": {}, "additionalProperties": False}
-    for member in members:
-        if not isinstance(member, dict):
-            raise NotExpressible(place, "this choice of names is not supported")
-        for key in ("properties", "patternProperties"):
-            joined[key].update(member.get(key, {}))
-    return [{key: value for key, value in joined.items() if value != {}}]
 
 
 def counts(schema: dict[str, Any], place: str) -> list[Schema] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from stretto.structured.formats import APART
 from stretto.structured.places import NotExpressible, Schema, dereferenced
-from stretto.structured.regular import disjoint
+from stretto.structured.regular import disjoint, matches
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 MAX_DEPTH = 6
@@ -98,21 +98,45 @@ class Overlap:
             if one is False:
                 return None
             if isinstance(one, dict):
-                members.append({key: value for key, value in one.items() if key != "allOf"})
+                single = [key for key in _CHOICES if isinstance(one.get(key), list) and len(one[key]) == 1]
+                members.append({key: value for key, value in one.items() if key not in ("allOf", *single)})
                 stack += one.get("allOf", [])
+                stack += [one[key][0] for key in single]  # a choice of one is none
             if len(members) > MAX_MEMBERS:
                 raise NotExpressible("#", "too many schemas apply at once")
         return members
 
-    def names(self, parts: list[Schema]) -> frozenset[str] | None:
+    def names(self, parts: list[Schema], depth: int = MAX_DEPTH) -> frozenset[str] | None:
         """The only properties of objects that fit all of some schemas; None if there may be others."""
+        self._n_steps += 1
+        if self._n_steps > MAX_STEPS or depth == 0:
+            return None
         try:
             members = self.members(parts) or []
         except NotExpressible:
             return None
         closed = [one for one in members if one.get("additionalProperties") is False]
         named = [frozenset(one.get("properties", {})) for one in closed if not one.get("patternProperties")]
+        for branches in [one[key] for one in members for key in _CHOICES if isinstance(one.get(key), list)]:
+            found = [self.names([part], depth - 1) for part in branches if "object" in self._own(part)]
+            if None not in found:
+                named.append(frozenset().union(*(names for names in found if names is not None)))
         return frozenset.intersection(*named) if named else None
+
+    def required(self, parts: list[Schema]) -> frozenset[str]:
+        """Properties that all objects have that fit all of some schemas."""
+        try:
+            members = self.members(parts) or []
+        except NotExpressible:
+            return frozenset()
+        return frozenset(name for one in members for name in one.get("required", []) if isinstance(name, str))
+
+    def _own(self, schema: Schema) -> frozenset[str]:
+        """The types that a schema's own keywords allow."""
+        try:
+            return types_of(dereferenced(self._root, schema))
+        except NotExpressible:
+            return frozenset(TYPES)
 
     def parts(self, parts: list[Schema]) -> frozenset[tuple[str, str]]:
         """The schemas, as JSON, that properties of objects fit, with the names of these."""
@@ -156,20 +180,21 @@ class Overlap:
         """By a key that one of the schemas requires."""
         required = {key for one in members for key in one.get("required", []) if isinstance(key, str)}
         return any(
-            not self.types([_property(one, key) for one in members], depth - 1) for key in sorted(required)
+            not self.types([part for one in members for part in _property(one, key)], depth - 1)
+            for key in sorted(required)
         )
 
 
-def _property(schema: dict[str, Any], key: str) -> Schema:
-    """The schema of a property, or one that allows more."""
-    listed = schema.get("properties", {})
-    if key in listed:
-        found: Schema = listed[key]
-        return found
-    if "patternProperties" in schema or not isinstance(schema.get("additionalProperties"), (dict, bool)):
-        return True
-    rest: Schema = schema["additionalProperties"]
-    return rest
+def _property(schema: dict[str, Any], key: str) -> list[Schema]:
+    """The schemas that a property fits, or fewer of them."""
+    found = [schema["properties"][key]] if key in schema.get("properties", {}) else []
+    for pattern, part in schema.get("patternProperties", {}).items():
+        try:
+            found += [part] if matches(pattern, key, "#") else []
+        except NotExpressible:
+            return found
+    rest = schema.get("additionalProperties", True)
+    return found or ([rest] if isinstance(rest, (dict, bool)) else [])
 
 
 def _item(schema: dict[str, Any], index: int) -> Schema:

@@ -32,6 +32,7 @@ from stretto.structured.automata import (
 )
 from stretto.structured.normalised import SPACES
 from stretto.structured.places import NotExpressible, Schema
+from stretto.structured.texts import only
 
 MAX_REPEATS = 64
 MAX_PATTERN = 1_000  # characters
@@ -60,6 +61,11 @@ def region(inside: list[str], outside: list[str], place: str) -> str | None:
         return None if is_empty(node) else f"^(?:{expression(node)})$"
 
     return _limited(make, place)
+
+
+def matches(pattern: str, text: str, place: str) -> bool:
+    """Whether a pattern finds something in a text."""
+    return _limited(lambda: not is_empty(all_of([_node(pattern), _node(only(text))])), place)
 
 
 def without_looking(pattern: str, place: str) -> str:

@@ -7,6 +7,7 @@ its place. A schema that needs nothing is left as it is.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from math import prod
 from typing import Any
@@ -14,12 +15,9 @@ from typing import Any
 from stretto.structured.array_rules import contains, unique
 from stretto.structured.closed import closed_objects
 from stretto.structured.formats import FORMATS, PATTERNS, STRICTER
+from stretto.structured.names import property_names
 from stretto.structured.negation import Known, Negation, both, either
-from stretto.structured.object_rules import (
-    counts,
-    dependencies,
-    property_names,
-)
+from stretto.structured.object_rules import counts, dependencies
 from stretto.structured.overlap import TYPES, Overlap
 from stretto.structured.places import (
     LISTS,
@@ -95,7 +93,7 @@ class _Rewriter:
         if members:
             beside = both([given, rest])
             lowered = [self.rewrite(member, place, depth + 1, beside) for member in members]
-            out["allOf"] = [*out.get("allOf", []), *lowered]
+            out["allOf"] = [*out.get("allOf", []), *_in_order(rest), *lowered]
         return out
 
     def _within(
@@ -170,18 +168,26 @@ class _Rewriter:
     def _choices(self, rest: dict[str, Any], place: str, given: Schema) -> list[Schema]:
         members: list[Schema] = []
         if "not" in rest:
-            members.append(self._negation.negate(rest.pop("not"), f"{place}/not"))
+            unwanted = rest.pop("not")
+            known = self._known([given, rest])
+            members.append(self._negation.negate(unwanted, f"{place}/not", known))
         if "if" in rest:
             condition = rest.pop("if")
             then, other = rest.pop("then", True), rest.pop("else", True)
             if then is not True or other is not True:
-                opposite = self._negation.negate(condition, f"{place}/if")
+                known = self._known([given, rest])
+                opposite = self._negation.negate(condition, f"{place}/if", known)
                 members.append(either([both([condition, then]), both([opposite, other])]))
         rest.pop("then", None), rest.pop("else", None)
         if isinstance(rest.get("oneOf"), list):
             branches = rest.pop("oneOf")
             members.append(self._one_of(branches, f"{place}/oneOf", both([given, rest])))
         return members
+
+    def _known(self, fits: list[Schema]) -> Known:
+        """What is known of the names of properties where some schemas fit."""
+        listed = frozenset(name for name, _ in self._overlap.parts(fits))
+        return Known(names=self._overlap.names(fits), listed=listed, required=self._overlap.required(fits))
 
     def _one_of(self, branches: list[Schema], place: str, given: Schema) -> Schema:
         """The choice as `anyOf`: branches that may overlap exclude each other explicitly."""
@@ -210,7 +216,9 @@ class _Rewriter:
     ) -> Schema:
         """What does not fit a branch of a `oneOf`, for values that fit another; only these types fit both."""
         try:
-            known = Known(types, self._overlap.names(fits), self._overlap.parts(fits), is_brief)
+            known = replace(
+                self._known(fits), types=types, parts=self._overlap.parts(fits), is_brief=is_brief
+            )
             opposite = self._negation.negate(branch, place, known)
         except NotExpressible as error:
             raise NotExpressible(
@@ -253,6 +261,18 @@ class _Rewriter:
                 )
             members += replaced or []
         return members
+
+
+def _in_order(schema: dict[str, Any]) -> list[Schema]:
+    """A schema that allows everything and names properties in their order.
+
+    The parser takes the order from what it merges first; without it, properties that a condition names would
+    come before all others.
+    """
+    listed = schema.get("properties")
+    return (
+        [{"properties": dict.fromkeys(listed, True)}] if isinstance(listed, dict) and len(listed) > 1 else []
+    )
 
 
 def _asks_nothing(schema: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Regular expressions for every text but some."""
+"""Regular expressions for one text, and for every text but some."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ def other_texts(texts: Iterable[str]) -> str:
     '(?:|[^a][\\\\s\\\\S]*|a[\\\\s\\\\S]+)'
     """
     return _beside(sorted(set(texts)), 0)
+
+
+def only(text: str) -> str:
+    """A regular expression for one text and no other."""
+    return f"^{''.join(map(_literal, text))}$"
 
 
 def _beside(texts: list[str], at: int) -> str:
