@@ -43,7 +43,7 @@ class NativeBackend:
     """Runs a model on the CPU."""
 
     name = "native"
-    capabilities = Capabilities(attention=True, fused=True)
+    capabilities = Capabilities(attention=True, fused=True, ahead=True)
 
     def __init__(
         self,
