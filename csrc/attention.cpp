@@ -302,6 +302,12 @@ void Decoder::Walk::attend(size_t layer, bool prepared, bool quantizes) {
     };
 
     const size_t n_tasks = plan_.blocks.size() * heads;
+    // Another task probably comes after this one, and its cells are in no cache yet.
+    auto expect = [&](Attention& this_one, size_t other) {
+        const RowBlock& block = plan_.blocks[other / heads];
+        this_one.next_keys = d_.head_of(layer, 0, false, other % heads);
+        this_one.next_places = plan_.places[plan_.places_of[layer] + input_.view_of[block.row]] + first_span(block) * kSpan;
+    };
     if (!split) {
         Share share(plan_.cursors, attend_task, n_tasks, thread_, n_threads_);
         for (size_t task_at; share.next(&task_at);) {
@@ -314,8 +320,9 @@ void Decoder::Walk::attend(size_t layer, bool prepared, bool quantizes) {
                 turn_queries(layer, 0, kv, queries);
                 store_heads(layer, 0, kv);
             }
-            const Attention part = task(block, kv, queries);
+            Attention part = task(block, kv, queries);
             const size_t from = first_span(block), last = last_of(block);
+            if (which > 0) expect(part, which - 1);
             kernel_.attend(part, from * kSpan, std::min((from + 1) * kSpan, last), mine_.total);
             for (size_t at = (from + 1) * kSpan; at < last; at += kSpan) {
                 kernel_.attend(part, at, std::min(at + kSpan, last), mine_.partial);
@@ -339,7 +346,8 @@ void Decoder::Walk::attend(size_t layer, bool prepared, bool quantizes) {
             turned = kv;
             if (span == plan_.own_span) store_heads(layer, 0, kv);
         }
-        const Attention each = task(block, kv, itself ? mine_.queries : queries_of(layer, block.row, kv));
+        Attention each = task(block, kv, itself ? mine_.queries : queries_of(layer, block.row, kv));
+        if (which + 1 < n_tasks) expect(each, which + 1);
         kernel_.attend(each, span * kSpan, std::min((span + 1) * kSpan, last), part_of(at, kv, span));
         // Who is the last merges them all, in order.
         if (done[which].fetch_add(1, std::memory_order_acq_rel) + 1 < end - from) continue;

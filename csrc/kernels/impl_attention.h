@@ -29,6 +29,11 @@ struct Cells {
     Cells operator+(size_t n) const { return {base, places + n}; }
 };
 
+// The cells of the next task, or these if it is unknown.
+inline Cells next_cells(const Attention& a, Cells these) {
+    return a.next_keys ? Cells{a.next_keys, a.next_places} : these;
+}
+
 // Asks for a head that will be read soon.
 template <int T, Source From>
 inline void fetch(const uint8_t* head) {
@@ -207,9 +212,10 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
         for (size_t j = 0; j < kChunk; ++j) steps[j] = j * size * sizeof(float);
     }
     // A chunk asks for the next one, as nothing else in the machine foresees where its cells are: behind K comes V, and behind
-    // that K of the next span, which probably is read next.
+    // that K of the next span or of another task, which probably is read next.
     const Cells keys{a.keys, a.places + start}, values{a.values, a.places + start};
     const size_t n_cells = (last - start + kChunk - 1) / kChunk * kChunk;
+    const Cells behind = static_cast<size_t>(a.ends[a.rows - 1]) > last ? keys + n_cells : next_cells(a, keys);
     // What a row sees of [begin, begin + m), counted from there.
     auto seen = [&](size_t row, size_t begin, size_t m, size_t* lo, size_t* hi) {
         const size_t from = static_cast<size_t>(a.begins[row]), to = static_cast<size_t>(a.ends[row]);
@@ -279,7 +285,7 @@ void attend_rows(const Attention& a, size_t first, size_t last, const Partial& o
     for (size_t chunk = start; chunk < last; chunk += kChunk) {
         const size_t m = last - chunk < kChunk ? last - chunk : kChunk;
         const Cells cells = values + (chunk - start), of = convert<From>(a, floats, cells, steps);
-        const Cells ahead = chunk + kChunk < last ? cells + kChunk : keys + n_cells;
+        const Cells ahead = chunk + kChunk < last ? cells + kChunk : behind;
 #ifdef STRETTO_HAS_TILES
         bytes.cells = cells;
         if constexpr (integers(From)) read_chunk<true, kStored, T>(bytes, ahead);

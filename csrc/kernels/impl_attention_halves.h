@@ -223,7 +223,7 @@ bool attend_halves(const Attention& a, size_t first, size_t last, const Partial&
     const size_t quads = (hi - lo + 3) / 4;
     const Cells keys{a.keys, a.places + start + lo}, values{a.values, keys.places};
     const std::ptrdiff_t to_values = a.values - a.keys;
-    const uint8_t* next = keys[start + hi < end ? hi - lo : 0];  // probably read next
+    const uint8_t* next = start + hi < end ? keys[hi - lo] : next_cells(a, keys)[0];  // probably read next
 
     // Chunks that the row sees nothing of have no scores; they stay out.
     const size_t skipped = lo / kChunk * kChunk, n = (hi - skipped + kChunk - 1) / kChunk * kChunk;

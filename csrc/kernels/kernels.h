@@ -67,6 +67,8 @@ struct Attention {
     const int32_t* ends;      // [rows]: behind the last
     size_t rows;
     float* scratch;           // attention_scratch() floats
+    const uint8_t* next_keys = nullptr;  // what is probably read after this, which may be asked for; null: unknown
+    const size_t* next_places = nullptr;
     const float* slopes = nullptr;       // [group]: what scores fall by with each position of distance; null: nothing
     const int32_t* view = nullptr;       // indices of cells, if there are slopes
     const int32_t* positions = nullptr;  // [rows], if there are slopes
