@@ -123,6 +123,7 @@ def _clocked(llm: LLM) -> Iterator[dict[str, float]]:
     calls: list[tuple[str, Any, str]] = [
         ("forward", type(llm.backend), "forward"),
         ("sampling", Track, "sample"),
+        *(("sampling", owner, "draw_rows") for owner in (type(llm.backend),) if "draw_rows" in vars(owner)),
         ("detokenizing", type(llm.tokenizer.detokenizer()), "push"),
         *(("cells and batch", Batch, name) for name in ("extend", "check", "place")),
         ("cells and batch", Decoding, "__init__"),

@@ -136,9 +136,10 @@ class Engine:
                     if request.prompt_steps is not None:
                         request.note_prompt(run_begun)
             ready, hooked = scheduler.ready()
-            alone = len(ready) == 1 and len(scheduler.running) == 1
+            alone, n_before = len(ready) == 1 and len(scheduler.running) == 1, metrics.decoded_tokens
             if not (alone and self._run_ahead(ready[0])):
                 self._take(ready, hooked)
+            n_tokens += metrics.decoded_tokens - n_before
             if plan.waiting_for_images or self.encoding.is_busy:
                 self._encode(plan)
         if scheduler.changes.pending:

@@ -21,6 +21,8 @@ from stretto.engine.runner import Runner
 from stretto.engine.track import Track
 
 FUSED_TOKENS = 32  # in one call of the loop; then the engine looks after its queue
+FUSED_SECONDS = 0.15  # that a call should take at most: other threads wait for the engine's lock meanwhile
+FIRST_TOKENS = 4  # in a call while nobody knows how long a token takes
 
 
 class Ahead:
@@ -29,13 +31,15 @@ class Ahead:
     def __init__(self, runner: Runner, interrupt: NDArray[np.uint8]) -> None:
         self._runner = runner
         self._interrupt = interrupt  # uint8[1]: not 0 when another request arrives
+        self._token_seconds = FUSED_SECONDS / FIRST_TOKENS  # of the last call
 
     def run(self, decoder: PlainDecoder, deadline: float | None) -> bool:
-        """Run up to `FUSED_TOKENS` tokens ahead; False if there is no room for more than one."""
+        """Run up to `FUSED_TOKENS` tokens ahead, each a step; False if there is no room for more than one."""
         track, runner = decoder.track, self._runner
         most = decoder.params.max_tokens
-        left = FUSED_TOKENS if most is None else most - len(decoder.output.tokens)
-        n = min(FUSED_TOKENS, left, runner.cells.n_free, runner.context_length - track.position)
+        limit = min(FUSED_TOKENS, max(2, int(FUSED_SECONDS / self._token_seconds)))
+        left = limit if most is None else most - len(decoder.output.tokens)
+        n = min(limit, left, runner.cells.n_free, runner.context_length - track.position)
         if n < 2 or not decoder.is_sampling or track.n_pending:
             return False
         if runner.states is not None and runner.states.n_missing([(track.id,)]):
@@ -87,7 +91,9 @@ class Ahead:
                 edits=view.edits,
                 mix=track.mix,
             )
+            begun = time.perf_counter()
             found, last_row = self._loop(run, lambda: python)
+            self._token_seconds = max(1e-6, (time.perf_counter() - begun) / len(found))
             runner.check_maps()
             self._settle(track, placed, found, run.n_run, start, last_row)
         except BaseException:  # wherever it came: the tokens are computed again
@@ -95,6 +101,9 @@ class Ahead:
             track.logits = None
             raise
         runner.metrics.decoded_tokens += run.n_run
+        runner.metrics.steps += run.n_run
+        for _ in range(run.n_run):
+            runner.metrics.count_pass(1, 1)
         if found[-1] in decoder.end_ids and decoder.output.ending is None:
             decoder.accept(found[-1])
         return True
