@@ -164,11 +164,23 @@ def test_an_arriving_request_waits_for_one_token(llm):
         engine.step()
         assert (len(tokens), engine.cells.count(stream._request.decoder.track.id)) == (1, 3)
     assert not engine.arrivals.interrupt[0]
+    engine._ahead._token_seconds = 1e-3  # a fast model: as many tokens as a call has at most
     engine.step()
     assert len(tokens) == 33
     alone = llm.generate("The sea", max_tokens=40, temperature=0, ignore_eos=True)
     assert stream.result.tokens == alone.tokens
     llm.cells.check()
+
+
+def test_a_slow_model_hands_the_engine_over_after_two_tokens(llm):
+    engine = llm._engine
+    stream = llm.stream("The sea", loop="fused", max_tokens=40, temperature=0, ignore_eos=True)
+    engine._ahead._token_seconds = 10.0
+    steps = engine.metrics.steps
+    engine.step()
+    assert len(stream._request.output.tokens) == 2
+    assert engine.metrics.steps - steps == 3  # the prompt's, and one for each token
+    assert len(stream.result.tokens) == 40
 
 
 def test_each_token_is_given_out_when_it_is_made(llm):
