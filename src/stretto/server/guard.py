@@ -81,7 +81,9 @@ class Guard:
             is_allowed = self._admit(scope, headers)
             if self._settings.origins and await self._preflight(scope, headers, visit, is_allowed):
                 return
-            if scope["method"] in BODIES and not scope["path"].startswith(UPLOADS):
+            if scope["path"].startswith(UPLOADS):
+                visit.extra.append(CLOSE)  # its answer may come before all of the body
+            elif scope["method"] in BODIES:
                 body = await self._body(headers, receive)
                 held, complete = len(body), True
                 if scope["path"] not in FORM_PATHS:
