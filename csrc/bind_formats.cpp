@@ -1,5 +1,6 @@
 // Dequantising whole arrays.
 
+#include <optional>
 #include <string>
 
 #include "bindings.h"
@@ -22,12 +23,16 @@ size_t whole_blocks(size_t length, size_t block, const char* what) {
     return length / block;
 }
 
+constexpr size_t kLongBytes = 1 << 16;
+
 Array1<float> dequantize(int code, Input1<uint8_t> data) {
     const Format& format = format_of(code);
     const size_t blocks = whole_blocks(data.shape(0), format.size, "bytes");
     std::unique_ptr<float[]> out(new float[blocks * format.block]);
     {
-        Unlocked unlocked;
+        // To get the interpreter back from a busy thread takes milliseconds, which a vector does not.
+        std::optional<Unlocked> unlocked;
+        if (data.shape(0) > kLongBytes) unlocked.emplace();
         const uint8_t* bytes = data.data();
         for (size_t i = 0; i < blocks; ++i) {
             format.dequantize(bytes + i * format.size, out.get() + i * format.block);

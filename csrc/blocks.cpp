@@ -45,7 +45,13 @@ void read_q4_k(const uint8_t* row, size_t index, Block* out) {
     row += index / 8 * 144;
     const size_t g = index % 8;
     k_scale_min(row, g, out);
-    for (size_t j = 0; j < kBlock; ++j) out->q[j] = row[16 + g / 2 * 32 + j] >> (g % 2 * 4) & 15;
+    // Shifts that are constants become vector operations on bytes.
+    const uint8_t* from = row + 16 + g / 2 * 32;
+    if (g % 2) {
+        for (size_t j = 0; j < kBlock; ++j) out->q[j] = from[j] >> 4;
+    } else {
+        for (size_t j = 0; j < kBlock; ++j) out->q[j] = from[j] & 15;
+    }
 }
 
 void read_q5_k(const uint8_t* row, size_t index, Block* out) {
@@ -58,6 +64,13 @@ void read_q5_k(const uint8_t* row, size_t index, Block* out) {
     }
 }
 
+template <int Run>
+static void sixes(const uint8_t* low, const uint8_t* high, uint8_t* out) {
+    for (size_t j = 0; j < kBlock; ++j) {
+        out[j] = static_cast<uint8_t>((low[j] >> (Run / 2 * 4) & 15) | (high[j] >> (Run * 2) & 3) << 4);
+    }
+}
+
 void read_q6_k(const uint8_t* row, size_t index, Block* out) {
     row += index / 8 * 210;
     const size_t half = index % 8 / 4, run = index % 4;
@@ -65,8 +78,11 @@ void read_q6_k(const uint8_t* row, size_t index, Block* out) {
     for (size_t i = 0; i < 2; ++i) out->code[i] = static_cast<int8_t>(row[192 + index % 8 * 2 + i]);
     const uint8_t* low = row + half * 64 + run % 2 * 32;
     const uint8_t* high = row + 128 + half * 32;
-    for (size_t j = 0; j < kBlock; ++j) {
-        out->q[j] = static_cast<uint8_t>((low[j] >> (run / 2 * 4) & 15) | (high[j] >> (run * 2) & 3) << 4);
+    switch (run) {
+        case 0: return sixes<0>(low, high, out->q);
+        case 1: return sixes<1>(low, high, out->q);
+        case 2: return sixes<2>(low, high, out->q);
+        default: return sixes<3>(low, high, out->q);
     }
 }
 

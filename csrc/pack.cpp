@@ -109,19 +109,30 @@ size_t fifth_at(size_t k, size_t lane) { return 256 + lane * 4 + k % 4; }
 // Of six bits: column k of a row, or the first of the three bytes that share the fourth.
 size_t six_at(size_t k, size_t lane) { return (k / 16 * 3 + (is_fourth(k) ? 0 : k / 4 % 4)) * 64 + lane * 4 + k % 4; }
 
+// Fours of a row's bytes, one behind the other, to where they stand among those of the other rows.
+void put_fours(const uint8_t* bytes, size_t fours, size_t lane, uint8_t* out) {
+    for (size_t i = 0; i < fours; ++i) std::memcpy(out + 64 * i + 4 * lane, bytes + 4 * i, 4);
+}
+
+// A row's quants as low_at, fifth_at and six_at find them.
 void put_quants(const uint8_t* q, int bits, size_t lane, uint8_t* out) {
-    for (size_t k = 0; k < kBlock; ++k) {
-        if (bits == 8) {
-            out[low_at(k, lane, bits)] = q[k];
-        } else if (bits == 6 && is_fourth(k)) {
-            for (size_t i = 0; i < 3; ++i) out[six_at(k, lane) + 64 * i] |= static_cast<uint8_t>(q[k] >> 2 * i << 6);
-        } else if (bits == 6) {
-            out[six_at(k, lane)] |= q[k];
-        } else {
-            out[low_at(k, lane, bits)] |= static_cast<uint8_t>((q[k] & 15) << (k / 16 * 4));
-            if (bits == 5) out[fifth_at(k, lane)] |= static_cast<uint8_t>(q[k] >> 4 << k / 4);
+    if (bits == 8) return put_fours(q, 8, lane, out);
+    uint8_t bytes[kBlock];
+    if (bits == 6) {
+        for (size_t half = 0; half < 2; ++half) for (size_t i = 0; i < 3; ++i) for (size_t j = 0; j < 4; ++j) {
+            const uint8_t* from = q + half * 16 + j;
+            bytes[(half * 3 + i) * 4 + j] = static_cast<uint8_t>(from[4 * i] | from[12] >> 2 * i << 6);
+        }
+        return put_fours(bytes, 6, lane, out);
+    }
+    for (size_t i = 0; i < 16; ++i) bytes[i] = static_cast<uint8_t>((q[i] & 15) | q[i + 16] << 4);
+    if (bits == 5) {
+        for (size_t j = 0; j < 4; ++j) {
+            bytes[16 + j] = 0;
+            for (size_t i = 0; i < 8; ++i) bytes[16 + j] |= static_cast<uint8_t>(q[4 * i + j] >> 4 << i);
         }
     }
+    put_fours(bytes, bits == 5 ? 5 : 4, lane, out);
 }
 
 // A panel of floats, column after column, so that what is written lies in a row.
@@ -180,10 +191,10 @@ void pack_panels(int format_code, const uint8_t* source, const Matrix& matrix, s
                  uint8_t* out) {
     const Row& reader = *reader_of(format_code);
     const size_t row_bytes = file_row_bytes(format_code, matrix.columns);
-    std::memset(out, 0, (end - begin) * matrix.panel_bytes);
     if (matrix.layout == Layout::kRows) {
         const size_t first = begin * kPanelRows, last = std::min(end * kPanelRows, matrix.rows);
         std::memcpy(out, source + first * row_bytes, (last - first) * row_bytes);
+        std::memset(out + (last - first) * row_bytes, 0, ((end - begin) * kPanelRows - (last - first)) * row_bytes);
         return;
     }
     for (size_t panel = begin; panel < end; ++panel, out += matrix.panel_bytes) {
@@ -197,15 +208,20 @@ void pack_panels(int format_code, const uint8_t* source, const Matrix& matrix, s
             }
             continue;
         }
+        std::memset(out, 0, matrix.panel_bytes);  // rows that are not there
         for (size_t lane = 0; lane < kPanelRows && panel * kPanelRows + lane < matrix.rows; ++lane) {
             const uint8_t* row = source + (panel * kPanelRows + lane) * row_bytes;
             const Shape shape = shape_of(matrix.layout);
             Block block;
-            for (size_t index = 0; index < matrix.columns / kBlock; ++index) {
+            uint8_t* unit = out;
+            for (size_t index = 0, in_unit = 0; index < matrix.columns / kBlock; ++index) {
                 reader.read(row, index, &block);
-                uint8_t* unit = out + index / shape.blocks() * shape.unit_bytes();
-                put_scales(block, shape, index % shape.blocks(), lane, unit);
-                put_quants(block.q, shape.bits, lane, unit + shape.quants_at(index % shape.blocks()));
+                put_scales(block, shape, in_unit, lane, unit);
+                put_quants(block.q, shape.bits, lane, unit + shape.quants_at(in_unit));
+                if (++in_unit == shape.blocks()) {
+                    in_unit = 0;
+                    unit += shape.unit_bytes();
+                }
             }
         }
     }
