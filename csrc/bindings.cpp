@@ -9,6 +9,7 @@ NB_MODULE(_native, m) {
     m.doc() = "The native core of Stretto.";
     stretto::bind_formats(m);
     stretto::bind_quantize(m);
+    stretto::bind_strings(m);
     stretto::bind_guard(m);
     stretto::bind_outline(m);
     stretto::bind_decoder(m);

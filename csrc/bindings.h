@@ -65,6 +65,7 @@ void check_matrix(int code, size_t rows, size_t columns, size_t count, size_t by
 
 void bind_formats(nb::module_& m);
 void bind_quantize(nb::module_& m);
+void bind_strings(nb::module_& m);
 void bind_guard(nb::module_& m);
 void bind_outline(nb::module_& m);
 void bind_decoder(nb::module_& m);

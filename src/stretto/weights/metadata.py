@@ -10,6 +10,7 @@ from typing import Any, TypeVar, Union, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto import _native
 from stretto.errors import ModelError
 
 T = TypeVar("T")
@@ -87,18 +88,25 @@ class Strings(Sequence[str]):
     def decoded(self) -> list[str]:
         """All of them as a list, made once."""
         if self._buffer is not None:
-            buffer, offset, strings = self._buffer, self._offset, []
-            unpack = LENGTH.unpack_from
-            try:
-                for _ in range(self._count):
-                    start = offset + 8
-                    offset = start + unpack(buffer, offset)[0]
-                    strings.append(str(buffer[start:offset], "utf-8"))
-            except UnicodeDecodeError as error:
-                field = f"{self._field}[{len(strings)}]"
-                raise ModelError(f"not UTF-8: {error}", offset=start, field=field) from None
+            data = np.frombuffer(self._buffer, np.uint8)
+            strings = _native.read_strings(data, self._offset, self._count)
+            if len(strings) < self._count:
+                raise self._undecodable(self._buffer, len(strings))
             self._decoded, self._buffer = strings, None
         return self._decoded
+
+    def _undecodable(self, buffer: memoryview, index: int) -> ModelError:
+        """The error for a string that is not UTF-8."""
+        offset = self._offset
+        for _ in range(index):
+            offset += LENGTH.size + LENGTH.unpack_from(buffer, offset)[0]
+        start = offset + LENGTH.size
+        field, text = f"{self._field}[{index}]", buffer[start : start + LENGTH.unpack_from(buffer, offset)[0]]
+        try:
+            str(text, "utf-8")
+        except UnicodeDecodeError as error:
+            return ModelError(f"not UTF-8: {error}", offset=start, field=field)
+        return ModelError("the string is cut off", offset=start, field=field)
 
 
 Value = Union[int, float, bool, str, Strings, "NDArray[Any]", "list[Any]"]

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from stretto import _native
 from stretto.errors import ModelError
 from stretto.weights.formats import Format
 from stretto.weights.metadata import LENGTH, SCALARS, Metadata, Strings, Value, ValueType
@@ -179,18 +180,21 @@ class Parser:
     def _string_array(self, count: int) -> Strings:
         start = self.offset
         self.strings_left -= self._count(count, self.strings_left, LENGTH.size, "strings")
-        # The hot loop of opening a file: a vocabulary has up to a quarter of a million entries.
-        buffer, offset, last, unpack = self.buffer, start, self.size - LENGTH.size, LENGTH.unpack_from
+        end = _native.strings_end(np.frombuffer(self.buffer, np.uint8), start, count)
+        if end is None:
+            raise self._cut_string(start, count)
+        self.offset = end
+        return Strings(self.buffer, start, count, f"{self.path} {self.field}", end)
+
+    def _cut_string(self, offset: int, count: int) -> ModelError:
+        """The error for the first string of an array that is not all there."""
         for index in range(count):
-            if offset > last:
+            if offset > self.size - LENGTH.size:
                 self.field += f"[{index}]"
-                raise self._error("the array is cut off", min(offset, self.size))
-            offset += LENGTH.size + unpack(buffer, offset)[0]
-        if offset > self.size:
-            self.field += f"[{count - 1}]"
-            raise self._error(f"the string ends {offset - self.size} bytes behind the end of the file")
-        self.offset = offset
-        return Strings(buffer, start, count, f"{self.path} {self.field}", offset)
+                return self._error("the array is cut off", min(offset, self.size))
+            offset += LENGTH.size + LENGTH.unpack_from(self.buffer, offset)[0]
+        self.field += f"[{count - 1}]"
+        return self._error(f"the string ends {offset - self.size} bytes behind the end of the file")
 
     def _read_alignment(self) -> int:
         self.field = "metadata 'general.alignment'"
