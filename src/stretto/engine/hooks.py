@@ -14,6 +14,7 @@ import numpy as np
 
 from stretto.engine.request import Request
 from stretto.engine.rows import Row, fetch_rows
+from stretto.errors import InvalidRequest
 from stretto.sampling.hooks import HookRow
 
 Call = tuple[Request[Any], Row, list[int]]  # a request, a row of logits, the tokens before it
@@ -44,7 +45,8 @@ def _run_turn(requests: Sequence[Request[Any]], turn: int) -> None:
                 together.setdefault(id(hook), []).append((request, row, tokens))
             elif not request.finished:
                 try:
-                    hook(row, tokens)
+                    _check_returned(hook(row, tokens), row)
+                    _check_written(request)
                 except Exception as error:
                     request.fail(error)
     for calls in together.values():
@@ -59,7 +61,10 @@ def _call_batch(hook: Any, calls: list[Call]) -> None:
     rows = [row for _, row, _ in calls]
     together = np.stack(rows) if len(rows) > 1 else rows[0][np.newaxis]
     try:
-        hook.batch(together, [HookRow(tokens, request.number) for request, _, tokens in calls])
+        called = [HookRow(tokens, request.number) for request, _, tokens in calls]
+        _check_returned(hook.batch(together, called), together)
+        for request, _, _ in calls:
+            _check_written(request)
     except Exception as error:
         for request, _, _ in calls:
             request.fail(error)
@@ -67,3 +72,22 @@ def _call_batch(hook: Any, calls: list[Call]) -> None:
     if len(rows) > 1:
         for row, changed in zip(rows, together, strict=True):
             row[:] = changed
+
+
+def _check_written(request: Request[Any]) -> None:
+    """Raise if a hook wrote to its second argument, as one does that expects the logits there."""
+    if request.decoder.hooks_wrote():
+        raise InvalidRequest(
+            "a hook wrote to the tokens, which are for reading; it is called as hook(logits, tokens), "
+            "logits first",
+            param="hooks",
+        )
+
+
+def _check_returned(returned: object, logits: object) -> None:
+    """Raise if a hook returned logits of its own, which nobody would use."""
+    if returned is not None and returned is not logits and hasattr(returned, "shape"):
+        raise InvalidRequest(
+            "a hook returned logits, which are not used; change its first argument instead (logits[:] = …)",
+            param="hooks",
+        )

@@ -70,8 +70,8 @@ class Sequence:
 
     @property
     def history(self) -> list[int]:
-        """Its tokens without a copy: read it, do not change it."""
-        return self._track.tokens
+        """Its tokens, always in the same list, by which hooks know it; writing to that changes nothing."""
+        return self._track.shown.show(self._track.tokens)
 
     @property
     def text(self) -> str:

@@ -19,6 +19,7 @@ from stretto.drafts.tree import NO_DRAFT, ROOT, DraftTree
 from stretto.engine import images
 from stretto.engine.checkpoints import Checkpoints
 from stretto.engine.rows import Row, Rows
+from stretto.engine.shown import Shown
 from stretto.engine.tree_cells import add_draft, keep_accepted, open_lanes
 from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.sampling.params import SamplingParams
@@ -102,6 +103,7 @@ class Track:
         "random",
         "resume",
         "running",
+        "shown",
         "step_tokens",
         "tokens",
         "unowned",
@@ -115,6 +117,7 @@ class Track:
         self.context_length = context_length
         self.random = random
         self.tokens: list[int] = []
+        self.shown = Shown()
         self.n_prompt = 0  # how many of them are the prompt
         self.n_cached = 0  # how many were found in the prefix cache
         self.has_images = False

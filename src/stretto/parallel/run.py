@@ -13,6 +13,7 @@ from stretto.engine.request import Request
 from stretto.engine.rows import Row
 from stretto.engine.runner import Runner
 from stretto.engine.sequence import Sequence, track_in
+from stretto.engine.shown import Shown
 from stretto.engine.track import Track
 from stretto.engine.types import Usage
 from stretto.errors import InvalidRequest
@@ -62,6 +63,7 @@ class SetDecoder(OneTrack):
         self._n_prompt = len(track)
         self._pruner = None if run.prune is None else Pruner(run.prune, run.prune_after)
         self._n_freed = 0
+        self._shown = Shown()
         left = runner.context_length - track.position + 1  # the last step needs no cell
         self._most = left if params.max_tokens is None else min(left, params.max_tokens)
 
@@ -72,7 +74,11 @@ class SetDecoder(OneTrack):
 
     def hook_rows(self) -> list[tuple[Row, list[int]]]:
         """The logits that the next set is taken from, with the best path."""
-        return [(self.source.logits, self.output.tokens)]
+        return [(self.source.logits, self._shown.show(self.output.tokens))]
+
+    def hooks_wrote(self) -> bool:
+        """Whether the best path is not what hooks have."""
+        return self._shown.differs(self.output.tokens)
 
     # -- a step --
 

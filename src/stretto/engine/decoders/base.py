@@ -46,6 +46,10 @@ class Decoder(Protocol):
         """The rows that its hooks see, each with the tokens before it."""
         ...
 
+    def hooks_wrote(self) -> bool:
+        """Whether a hook wrote to the tokens that it was shown."""
+        ...
+
     def advance(self, n_running: int) -> None:
         """Take the next tokens from the logits; `n_running` requests share the passes."""
         ...
@@ -94,7 +98,11 @@ class OneTrack:
 
     def hook_rows(self) -> list[tuple[Row, list[int]]]:
         """The logits of the track."""
-        return [(self.track.host_logits(), self.track.tokens)]
+        return [(self.track.host_logits(), self.track.shown.show(self.track.tokens))]
+
+    def hooks_wrote(self) -> bool:
+        """Whether the track's tokens are not those that hooks have."""
+        return self.track.shown.differs(self.track.tokens)
 
     def forget_logits(self) -> None:
         """Drop the logits; they are computed again."""

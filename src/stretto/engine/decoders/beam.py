@@ -133,7 +133,13 @@ class BeamDecoder:
 
     def hook_rows(self) -> list[tuple[Row, list[int]]]:
         """The logits of all hypotheses."""
-        return [(self._logits(hypothesis), hypothesis.track.tokens) for hypothesis in self._open]
+        tracks = [hypothesis.track for hypothesis in self._open]
+        rows = [self._logits(hypothesis) for hypothesis in self._open]
+        return [(row, track.shown.show(track.tokens)) for row, track in zip(rows, tracks, strict=True)]
+
+    def hooks_wrote(self) -> bool:
+        """Whether the tokens of a hypothesis are not those that hooks have."""
+        return any(one.track.shown.differs(one.track.tokens) for one in self._open)
 
     # -- a step --
 

@@ -51,6 +51,10 @@ class Pass:
         """None: hooks are for texts."""
         return []
 
+    def hooks_wrote(self) -> bool:
+        """False: there are none."""
+        return False
+
     def advance(self, n_running: int) -> None:
         """All of it has been computed."""
         self.output.end(Ending("stop"))

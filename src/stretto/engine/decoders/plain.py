@@ -144,7 +144,7 @@ class PlainDecoder(OneTrack):
             if node and self.hooks:  # those of the first row have been called with other requests'
                 row = host_row(row)
                 for hook in self.hooks:
-                    call_hook(hook, row, self.track.tokens, self.number)
+                    call_hook(hook, row, self.track.shown.show(self.track.tokens), self.number)
             token, logprob, top = self._sample(row)
             forced = [] if self.guide is None or token in self.end_ids else self.guide.push(token)
             done = self.guide is not None and self.guide.done
