@@ -180,6 +180,24 @@ def is_empty(node: Node) -> bool:
     return not any(map(has_empty, automaton(node)))
 
 
+def texts(node: Node, most: int) -> list[str] | None:
+    """All texts of a set; None if there are more than `most`."""
+    states = automaton(node)
+    _minimal(states)  # only those from which a text can end are left
+    found: list[str] = []
+    waiting = [("", node)] if node in states else []
+    while waiting:
+        text, state = waiting.pop()
+        if len(text) >= len(states):
+            return None  # round in a circle
+        found += [text] if has_empty(state) else []
+        for target, given in states[state].items():
+            if len(waiting) + len(found) + sum(high - low + 1 for low, high in given) > most:
+                return None
+            waiting += [(text + chr(at), target) for low, high in given for at in range(low, high + 1)]
+    return sorted(found)
+
+
 def expression(node: Node) -> str:
     """A regular expression, without anchors, for a set that is not empty: states are taken out one by one."""
     states = automaton(node)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any
 
 from stretto.structured.formats import CHECKED
-from stretto.structured.names import only_matching, property_names, with_property
+from stretto.structured.known import ANY, TYPE_OF_KEYWORD, Known
+from stretto.structured.names import property_names, with_match, with_property
 from stretto.structured.overlap import TYPES, Overlap, same, type_of, values_of
 from stretto.structured.places import NotExpressible, Schema, dereferenced, escaped, is_old, modern_items
 from stretto.structured.regular import complement, matches, region
@@ -41,49 +41,6 @@ _BOUNDS = {
 }
 _NO_OPPOSITE_WORDS = "multipleOf uniqueItems unevaluatedItems unevaluatedProperties $dynamicRef $recursiveRef"
 _NO_OPPOSITE = frozenset(_NO_OPPOSITE_WORDS.split())
-
-# The type whose values a keyword looks at. Other keywords look at all of them.
-_TYPE_WORDS = {
-    "number": "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf",
-    "string": "minLength maxLength pattern format",
-    "array": "items prefixItems minItems maxItems uniqueItems contains minContains maxContains "
-    "unevaluatedItems",
-    "object": "properties patternProperties additionalProperties propertyNames required minProperties "
-    "maxProperties dependentRequired dependentSchemas dependencies unevaluatedProperties",
-}
-_TYPE_OF_KEYWORD = {word: name for name, words in _TYPE_WORDS.items() for word in words.split()}
-
-
-@dataclass(frozen=True)
-class Known:
-    """What is known of the values for which an opposite is used: it may say anything of all others."""
-
-    types: frozenset[str] = frozenset(TYPES)
-    names: frozenset[str] | None = None  # the only properties that an object may have; None: any
-    # The properties that are described: names and schemas, as JSON; None: any.
-    parts: frozenset[tuple[str, str]] | None = None
-    listed: frozenset[str] = frozenset()  # properties that are described somewhere
-    required: frozenset[str] = frozenset()  # properties that all objects have
-    is_brief: bool = False  # leave out what is unlikely, so that few cases remain
-
-    def has_not(self, name: str) -> bool:
-        """Whether objects cannot have a property."""
-        return self.names is not None and name not in self.names
-
-    def fits(self, name: str, part: Schema) -> bool:
-        """Whether a property is known to fit a schema."""
-        return self.parts is not None and (name, json.dumps(part)) in self.parts
-
-    def describes(self, name: str) -> bool:
-        """Whether something is known of a property."""
-        return self.parts is None or any(name == other for other, _ in self.parts)
-
-    def looks(self, keyword: str) -> bool:
-        """Whether a keyword can refuse one of these values."""
-        return _TYPE_OF_KEYWORD.get(keyword) in (None, *self.types)
-
-
-ANY = Known()
 
 
 class Negation:
@@ -128,9 +85,9 @@ class Negation:
             if isinstance(value, bool):
                 raise NotExpressible(place, "a bound that is true or false is that of an older draft")
             return [{"type": "number", _BOUNDS[key]: value}]
-        if _TYPE_OF_KEYWORD.get(key) == "object":
+        if TYPE_OF_KEYWORD.get(key) == "object":
             return self._other_objects(key, value, schema, place, known, depth)
-        if _TYPE_OF_KEYWORD.get(key) == "array":
+        if TYPE_OF_KEYWORD.get(key) == "array":
             return self._other_arrays(key, value, schema, place, depth)
         return self._other_choices(key, value, schema, place, known, depth)
 
@@ -167,12 +124,12 @@ class Negation:
             raise NotExpressible(
                 place, "newer drafts do not know this keyword; give $schema, or dependentSchemas"
             )
-        if key == "additionalProperties":
-            return self._other_names(value, schema, place, known, depth)
+        if key in ("patternProperties", "additionalProperties"):
+            if key == "additionalProperties" and "patternProperties" in schema:
+                return []  # it is looked at with the patterns
+            return self._other_names(schema, place, known, depth)
         if key == "properties":
             return self._other_properties(value, schema, place, known, depth)
-        if key == "patternProperties":
-            return self._other_patterns(value, place, known, depth)
         if key == "propertyNames":
             if (unwanted := _unwanted_names(value)) is not None:
                 return [with_property(name, True) for name in unwanted]
@@ -209,30 +166,38 @@ class Negation:
             found += [] if opposite is False else [with_property(name, opposite)]
         return found
 
-    def _other_names(
-        self, value: Schema, schema: dict[str, Any], place: str, known: Known, depth: int
-    ) -> list[Schema]:
-        """Objects with a property that `additionalProperties` is about and that does not fit."""
-        if value is True or value == {}:
-            return []
-        opposite = self.negate(value, place, ANY, depth)
-        if opposite is False:
-            return []
-        listed, patterns = schema.get("properties", {}), list(schema.get("patternProperties", {}))
-        if known.names is not None:
-            others = sorted(known.names - listed.keys())
-            left = [name for name in others if not any(matches(one, name, place) for one in patterns)]
-            return [with_property(name, opposite) for name in left]
-        others_pattern = region([], [*patterns, *map(only, listed)], place)
-        return [] if others_pattern is None else _with_match(others_pattern, opposite, known, place)
-
-    def _other_patterns(self, parts: dict[str, Schema], place: str, known: Known, depth: int) -> list[Schema]:
-        """Objects with a property that matches a pattern and does not fit its schema."""
-        found: list[Schema] = []
+    def _other_names(self, schema: dict[str, Any], place: str, known: Known, depth: int) -> list[Schema]:
+        """Objects with a property that fits neither its pattern's schema nor `additionalProperties`."""
+        listed, parts = schema.get("properties", {}), schema.get("patternProperties", {})
+        patterns: dict[str, list[str]] = {}  # of the names for which the same values are wrong
+        opposites: dict[str, Schema] = {}
         for pattern, part in parts.items():
             opposite = self.negate(part, f"{place}/{escaped(pattern)}", ANY, depth)
-            found += [] if opposite is False else _with_match(pattern, opposite, known, place)
-        return found
+            opposites[key := json.dumps(opposite)] = opposite
+            patterns.setdefault(key, []).append(pattern)
+        rest = schema.get("additionalProperties", True)
+        opposite = self.negate(rest, f"{place.rpartition('/')[0]}/additionalProperties", ANY, depth)
+        if opposite is not False and known.names is not None:
+            others = sorted(known.names - listed.keys())
+            left = [name for name in others if not any(matches(one, name, place) for one in parts)]
+            return self._matching(patterns, opposites, known, place) + [
+                with_property(name, opposite) for name in left
+            ]
+        if opposite is not False and (found := region([], [*parts, *map(only, listed)], place)) is not None:
+            opposites[key := json.dumps(opposite)] = opposite
+            patterns.setdefault(key, []).append(found)
+        return self._matching(patterns, opposites, known, place)
+
+    def _matching(
+        self, patterns: dict[str, list[str]], opposites: dict[str, Schema], known: Known, place: str
+    ) -> list[Schema]:
+        """Objects with a property that matches one of some patterns and is wrong there."""
+        return [
+            case
+            for key, found in patterns.items()
+            if opposites[key] is not False
+            for case in with_match("|".join(found), opposites[key], known, place)
+        ]
 
     def _other_arrays(
         self, key: str, value: Any, schema: dict[str, Any], place: str, depth: int
@@ -297,18 +262,6 @@ def both(parts: list[Schema]) -> Schema:
     if not useful:
         return True
     return useful[0] if len(useful) == 1 else {"allOf": useful}
-
-
-def _with_match(pattern: str, part: Schema, known: Known, place: str) -> list[Schema]:
-    """Objects with a property whose name matches a pattern and that fits a schema.
-
-    Where an object may have any names, it is one that is known, or all others match, and fit.
-    """
-    names = known.listed | known.required if known.names is None else known.names
-    found = [with_property(name, part) for name in sorted(names) if matches(pattern, name, place)]
-    if known.names is None:
-        found += only_matching(pattern, part, names, known.required, place)
-    return found
 
 
 def _unwanted_names(schema: Schema) -> list[str] | None:

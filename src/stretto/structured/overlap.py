@@ -117,6 +117,7 @@ class Overlap:
             return None
         closed = [one for one in members if one.get("additionalProperties") is False]
         named = [frozenset(one.get("properties", {})) for one in closed if not one.get("patternProperties")]
+        named += [frozenset().union(*keys) for one in members if (keys := _keys_of(one)) is not None]
         for branches in [one[key] for one in members for key in _CHOICES if isinstance(one.get(key), list)]:
             found = [self.names([part], depth - 1) for part in branches if "object" in self._own(part)]
             if None not in found:
@@ -129,7 +130,18 @@ class Overlap:
             members = self.members(parts) or []
         except NotExpressible:
             return frozenset()
-        return frozenset(name for one in members for name in one.get("required", []) if isinstance(name, str))
+        asked = {name for one in members for name in one.get("required", []) if isinstance(name, str)}
+        given = [keys for one in members if (keys := _keys_of(one))]
+        return frozenset(asked).union(*(frozenset.intersection(*keys) for keys in given))
+
+    def most_properties(self, parts: list[Schema]) -> int | None:
+        """How many properties an object may have that fits all of some schemas; None if any number."""
+        try:
+            members = self.members(parts) or []
+        except NotExpressible:
+            return None
+        given = [one["maxProperties"] for one in members if isinstance(one.get("maxProperties"), int)]
+        return min(given, default=None)
 
     def _own(self, schema: Schema) -> frozenset[str]:
         """The types that a schema's own keywords allow."""
@@ -183,6 +195,12 @@ class Overlap:
             not self.types([part for one in members for part in _property(one, key)], depth - 1)
             for key in sorted(required)
         )
+
+
+def _keys_of(schema: dict[str, Any]) -> list[frozenset[str]] | None:
+    """The names of the objects among the values of a `const` or `enum`; None without."""
+    values = values_of(schema)
+    return None if values is None else [frozenset(value) for value in values if isinstance(value, dict)]
 
 
 def _property(schema: dict[str, Any], key: str) -> list[Schema]:

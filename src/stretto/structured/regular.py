@@ -28,6 +28,7 @@ from stretto.structured.automata import (
     other,
     ranges,
     star,
+    texts,
     then,
 )
 from stretto.structured.normalised import SPACES
@@ -59,6 +60,17 @@ def region(inside: list[str], outside: list[str], place: str) -> str | None:
     def make() -> str | None:
         node = all_of([*map(_node, inside), *(opposite(_node(pattern)) for pattern in outside)])
         return None if is_empty(node) else f"^(?:{expression(node)})$"
+
+    return _limited(make, place)
+
+
+def texts_of(inside: list[str], outside: list[str], most: int, place: str) -> list[str] | None:
+    """The texts that some patterns match and others do not; None if there are more than `most`."""
+
+    def make() -> list[str] | None:
+        found = texts(all_of([*map(_node, inside), *(opposite(_node(one)) for one in outside)]), most)
+        # Half a character is none.
+        return found if found is None else [text for text in found if _SURROGATE.search(text) is None]
 
     return _limited(make, place)
 
@@ -300,6 +312,7 @@ class _Parser:
         return ord(character)
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _BRACES = re.compile(r"\{(\d+)(,(\d*))?\}")
 _CODES = re.compile(r"x\{([0-9A-Fa-f]{1,6})\}|x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})")
 _CLASSES: dict[str, Ranges] = {"d": _DIGITS, "D": other(_DIGITS), "w": _WORD, "W": other(_WORD)}

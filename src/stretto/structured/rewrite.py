@@ -15,8 +15,9 @@ from typing import Any
 from stretto.structured.array_rules import contains, unique
 from stretto.structured.closed import closed_objects
 from stretto.structured.formats import FORMATS, PATTERNS, STRICTER
+from stretto.structured.known import Known
 from stretto.structured.names import property_names
-from stretto.structured.negation import Known, Negation, both, either
+from stretto.structured.negation import Negation, both, either
 from stretto.structured.object_rules import counts, dependencies
 from stretto.structured.overlap import TYPES, Overlap
 from stretto.structured.places import (
@@ -187,7 +188,9 @@ class _Rewriter:
     def _known(self, fits: list[Schema]) -> Known:
         """What is known of the names of properties where some schemas fit."""
         listed = frozenset(name for name, _ in self._overlap.parts(fits))
-        return Known(names=self._overlap.names(fits), listed=listed, required=self._overlap.required(fits))
+        overlap = self._overlap
+        names, required, most = overlap.names(fits), overlap.required(fits), overlap.most_properties(fits)
+        return Known(names=names, listed=listed, required=required, most=most)
 
     def _one_of(self, branches: list[Schema], place: str, given: Schema) -> Schema:
         """The choice as `anyOf`: branches that may overlap exclude each other explicitly."""
