@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stretto.errors import InvalidGrammar
+from stretto.structured.ecma import with_ecma_patterns
 from stretto.structured.normalised import NEEDED, normalised
 from stretto.structured.rewrite import SPECIAL, rewritten
 from stretto.structured.strays import gathered
@@ -22,6 +23,7 @@ MAX_DEPTH = 100  # of brackets in a JSON schema
 OPTIONS_KEY = "x-guidance"  # settings of the library, hidden in a schema
 
 _SPECIAL = re.compile(rf'"({"|".join(sorted(SPECIAL))})"|\(\?[!=]')
+_PATTERN = re.compile(r'"pattern(Properties)?": ')
 _TEMPERATURE = re.compile(r"^[ \t]*[?!]?[\w-]+(\.\d+)?[ \t]*\[[^\]]*\btemperature\b", re.MULTILINE)
 
 
@@ -82,6 +84,9 @@ def check_schema(schema: Any) -> str:
     text = written(schema)
     if NEEDED.search(text):
         schema = normalised(json.loads(text))
+        text = written(schema)
+    if _PATTERN.search(text):
+        schema = with_ecma_patterns(json.loads(text))
         text = written(schema)
     for path, value in walk(schema):
         if isinstance(value, Mapping):

@@ -31,7 +31,7 @@ from stretto.structured.automata import (
     texts,
     then,
 )
-from stretto.structured.normalised import SPACES
+from stretto.structured.ecma import SPACES
 from stretto.structured.places import NotExpressible, Schema
 from stretto.structured.texts import only
 
@@ -314,7 +314,7 @@ class _Parser:
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BRACES = re.compile(r"\{(\d+)(,(\d*))?\}")
-_CODES = re.compile(r"x\{([0-9A-Fa-f]{1,6})\}|x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})")
+_CODES = re.compile(r"[xu]\{([0-9A-Fa-f]{1,6})\}|x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})")
 _CLASSES: dict[str, Ranges] = {"d": _DIGITS, "D": other(_DIGITS), "w": _WORD, "W": other(_WORD)}
 _SPACE = _Parser(f"{SPACES}]").read_class()  # single characters and ranges of them
 _CLASSES |= {"s": _SPACE, "S": other(_SPACE)}
