@@ -1,6 +1,8 @@
 """Patterns of JSON schemas are read as ECMA 262 says, not as Rust's `regex` does."""
 
 import json
+import re
+from itertools import product
 
 import pytest
 
@@ -83,3 +85,44 @@ def test_values_and_properties_may_be_called_patterns():
     made = json.loads(check_schema(schema))
     assert made["properties"]["pattern"] == schema["properties"]["pattern"]
     assert made["properties"]["enum"] == {"pattern": "^<$"}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r'^[^"]*$',
+        r"^[^\\]*$",
+        r'^[^\\/:*?"<>|]+$',
+        r"^[\x00-\x1f!#a]*$",
+        r"^(?:[\x00-\x1e!#-~]|\x1f|\u001F)*$",
+        r'^[^\n"]*$',
+        r'^(?:[^"\\]|\\.)*$',
+        r'^[^\p{L}"]*$',
+        r"^\p{Cc}*$",
+        r'^(?!a)[^"]*$',
+    ],
+)
+def test_a_quote_or_a_backslash_that_is_excluded_is_not_let_through(pattern):
+    text = pattern.replace("$", r"\Z").replace(r"\p{L}", "a-zA-Z").replace(r"\p{Cc}", r"[\x00-\x1f\x7f]")
+    python = re.compile(text)
+    texts = ["".join(found) for n in range(4) for found in product('"\\a!\n\x01', repeat=n)]
+    assert [one for one in texts if accepts(pattern, one)] == [one for one in texts if python.search(one)]
+    # The same as a name of properties.
+    schema = {"patternProperties": {pattern: {}}, "additionalProperties": False}
+    guide = COMPILER.compile(Grammar.json(schema)).guide()
+    for one in texts:
+        ids = [*TOKENIZER.encode(json.dumps({one: 1})), END]
+        assert (guide.fork().n_valid(ids) == len(ids)) == (python.search(one) is not None), one
+
+
+def test_other_names_and_values_have_no_excluded_quotes():
+    schema = {"not": {"enum": ['a"b', "\\"]}, "type": "string"}
+    guide = COMPILER.compile(Grammar.json(schema)).guide()
+    for text in ['a"b', "\\", "a", 'a"', "a\\b", '"']:
+        ids = [*TOKENIZER.encode(json.dumps(text)), END]
+        assert (guide.fork().n_valid(ids) == len(ids)) == (text not in schema["not"]["enum"]), text
+    schema = {"properties": {'"': {"type": "null"}}, "additionalProperties": {"type": "integer"}}
+    guide = COMPILER.compile(Grammar.json(schema)).guide()
+    for value, fits in [({'"': None}, True), ({'"': 1}, False), ({'""': 1}, True), ({"a": None}, False)]:
+        ids = [*TOKENIZER.encode(json.dumps(value)), END]
+        assert (guide.fork().n_valid(ids) == len(ids)) == fits, value

@@ -7,6 +7,7 @@ and brackets within brackets are characters. What only other dialects know (`\\A
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from stretto.structured.places import MAPS, NotExpressible, escaped, refused
@@ -19,7 +20,7 @@ _OTHERS = (  # all but these
 _ANY = r"[\x00-\u{10FFFF}]"
 _VALUES = frozenset(("const", "enum", "default", "examples"))  # keywords whose values are no schemas
 
-_TOKEN = re.compile(
+TOKEN = re.compile(
     r"\\u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}|\\u\{[0-9A-Fa-f]+\}|\\u[0-9A-Fa-f]{4}"
     r"|\\x[0-9A-Fa-f]{2}|\\c[A-Za-z]|\\[pP]\{\w+(?:=\w+)?\}|\\[0-9]+|\\[\s\S]?|\[\^|[\s\S]"
 )
@@ -36,7 +37,7 @@ def ecma_pattern(pattern: str, place: str = "#") -> str:
     """
     pieces: list[str] = []
     at = 0
-    while match := _TOKEN.match(pattern, at):
+    while match := TOKEN.match(pattern, at):
         piece, at = match[0], match.end()
         if piece in ("[", "[^"):
             inside, at = _class(pattern, at, place)
@@ -54,7 +55,7 @@ def _class(pattern: str, at: int, place: str) -> tuple[str, int]:
     pieces: list[str] = []
     # What stands before: nothing that begins a range, a character, a class, or a range without its end.
     before = "none"
-    while match := _TOKEN.match(pattern, at):
+    while match := TOKEN.match(pattern, at):
         at = match.end()
         piece = match[0]
         if piece == "[^":
@@ -99,35 +100,37 @@ def _escape(piece: str, is_class: bool, place: str) -> str:
 def with_ecma_patterns(schema: Any) -> Any:
     """A schema whose patterns are for Rust; raises `InvalidGrammar` at one that cannot be read."""
     try:
-        return _replaced(schema, "#")
+        return with_patterns(schema, ecma_pattern)
     except NotExpressible as error:
         raise refused(error.place, error.reason) from None
 
 
-def _replaced(schema: Any, place: str) -> Any:
-    """References may lead anywhere, so that all objects are looked at which are not surely values."""
+def with_patterns(schema: Any, change: Callable[[str, str], str], place: str = "#") -> Any:
+    """A schema with other patterns, made from them and their places.
+
+    References may lead anywhere, so that all objects are looked at which are not surely values.
+    """
     if isinstance(schema, list):
-        return [_replaced(part, f"{place}/{i}") for i, part in enumerate(schema)]
+        return [with_patterns(part, change, f"{place}/{i}") for i, part in enumerate(schema)]
     if not isinstance(schema, dict):
         return schema
     out: dict[str, Any] = {}
     for key, value in schema.items():
         here = f"{place}/{escaped(key)}"
         if key == "pattern" and isinstance(value, str):
-            out[key] = ecma_pattern(value, here)
-        elif key == "patternProperties" and isinstance(value, dict):
-            out[key] = _patterns(value, here)
+            out[key] = change(value, here)
         elif key in MAPS and isinstance(value, dict):
-            out[key] = {name: _replaced(part, f"{here}/{escaped(name)}") for name, part in value.items()}
+            out[key] = _with_names(key, value, change, here)
         else:
-            out[key] = value if key in _VALUES else _replaced(value, here)
+            out[key] = value if key in _VALUES else with_patterns(value, change, here)
     return out
 
 
-def _patterns(parts: dict[str, Any], place: str) -> dict[str, Any]:
+def _with_names(key: str, parts: dict[str, Any], change: Callable[[str, str], str], place: str) -> Any:
     found: dict[str, Any] = {}
-    for pattern, part in parts.items():
-        here = f"{place}/{escaped(pattern)}"
-        name, made = ecma_pattern(pattern, here), _replaced(part, here)
+    for name, part in parts.items():
+        here = f"{place}/{escaped(name)}"
+        made = with_patterns(part, change, here)
+        name = change(name, here) if key == "patternProperties" else name
         found[name] = {"allOf": [found[name], made]} if name in found else made
     return found

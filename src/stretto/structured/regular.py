@@ -36,7 +36,7 @@ from stretto.structured.places import NotExpressible, Schema
 from stretto.structured.texts import only
 
 MAX_REPEATS = 64
-MAX_PATTERN = 1_000  # characters
+MAX_PATTERN = 2_500  # characters
 MAX_OVERLAPPING = 4  # patterns that may match the same name
 
 Value = TypeVar("Value")
@@ -49,7 +49,7 @@ def complement(pattern: str, place: str) -> str | None:
     """A pattern for the texts that another does not match; None if it matches all.
 
     >>> complement("^a", "#")
-    '^(?:(?:|[^\\\\x{61}](?:[\\\\s\\\\S])*))$'
+    '^(?:|[^a](?:[\\\\s\\\\S])*)$'
     """
     return region([], [pattern], place)
 
@@ -78,6 +78,14 @@ def texts_of(inside: list[str], outside: list[str], most: int, place: str) -> li
 def matches(pattern: str, text: str, place: str) -> bool:
     """Whether a pattern finds something in a text."""
     return _limited(lambda: not is_empty(all_of([_node(pattern), _node(only(text))])), place)
+
+
+def class_ranges(text: str) -> Ranges | None:
+    """The characters of a class, which is written with its brackets; None if it cannot be read."""
+    try:
+        return _Parser(text[1:]).read_class()
+    except _Unknown:
+        return None
 
 
 def without_looking(pattern: str, place: str) -> str:
