@@ -1,6 +1,8 @@
 """Opposites of JSON schemas, compared with the jsonschema package over many small values."""
 
 import json
+import random
+from collections import Counter
 from itertools import combinations, permutations, product
 
 import jsonschema
@@ -103,3 +105,77 @@ def test_one_of_endlessly_many_names_cannot_be_asked_for(schema, place):
     with pytest.raises(InvalidGrammar, match="matches a pattern") as caught:
         COMPILER.compile(Grammar.json({"type": "object", **schema}))
     assert place in str(caught.value)
+
+
+FORMATTED = {
+    "date": ["2024-02-29", "2023-02-28", "1999-12-31", "2000-02-29"],
+    "time": ["10:20:30Z", "23:59:59.25+02:30"],
+    "date-time": ["2024-02-29T10:20:30Z", "1999-11-30t00:00:00.5-01:00"],
+    "duration": ["P1Y2M3DT4H5M6S", "PT5M", "P3W", "P10D"],
+    "email": ["joe.b@example.org", "a+b@c"],
+    "idn-email": ["joé@exämple.org"],
+    "hostname": ["www.example-1.org", "localhost"],
+    "ipv4": ["127.0.0.1", "255.249.19.100"],
+    "uuid": ["123e4567-e89b-12d3-a456-42661417400F"],
+    "uri": ["http://joe@example.org:80/a/%20?q=1#f", "urn:a:b", "http://[::1]/"],
+    "uri-reference": ["//example.org/a", "../a?b#c", ""],
+    "iri": ["http://exämple.org/ü"],
+    "iri-reference": ["/ü/a", "#é"],
+    "uri-template": ["http://a/{b}{?c,d*}"],
+    "json-pointer": ["/a/~0b", ""],
+    "relative-json-pointer": ["0#", "12/a"],
+}
+
+
+def edited(rng, text):
+    """A text with up to three characters replaced, left out or added."""
+    for _ in range(rng.randint(0, 3)):
+        at = rng.randint(0, len(text))
+        text = text[:at] + rng.choice(["", *"09aZ:/.-@ %[é~{TP\n"]) + text[at + rng.randint(0, 1) :]
+    return text
+
+
+@pytest.mark.parametrize("name", FORMATTED)
+def test_a_text_has_a_format_or_has_it_not(name):
+    rng = random.Random(name)
+    has = COMPILER.compile(Grammar.json({"type": "string", "format": name})).guide()
+    lacks = COMPILER.compile(Grammar.json({"type": "string", "not": {"format": name}})).guide()
+    texts = [edited(rng, text) for text in FORMATTED[name] for _ in range(100)] + [
+        "",
+        "a b",
+        ".",
+        "invalid url",
+    ]
+    counts = Counter()
+    for text in [*FORMATTED[name], *dict.fromkeys(texts)]:
+        shown = json.dumps(text, ensure_ascii=False)
+        found = (accepts(has, shown), accepts(lacks, shown))
+        assert sum(found) == 1 or (found == (False, False) and "[" in text), (text, found)
+        counts[found] += 1
+    assert min(counts[True, False], counts[False, True]) > 2, counts
+
+
+def test_what_looks_like_a_format_in_part_has_no_opposite():
+    lacks = COMPILER.compile(Grammar.json({"type": "string", "not": {"format": "email"}})).guide()
+    assert not accepts(lacks, json.dumps('"a b"@c'))
+    lacks = COMPILER.compile(Grammar.json({"type": "string", "not": {"format": "time"}})).guide()
+    assert not accepts(lacks, '"10:20:60Z"')
+    with pytest.raises(InvalidGrammar, match="#/not/format"):
+        Grammar.json({"not": {"format": "ipv6"}})
+
+
+def test_a_format_that_is_an_annotation_holds_for_every_text():
+    guide = COMPILER.compile(Grammar.json({"not": {"type": "string", "format": "colour"}})).guide()
+    assert [text for text in ('"a"', "1", "null") if accepts(guide, text)] == ["1", "null"]
+
+
+def test_formats_and_patterns_keep_branches_apart():
+    schema = {"oneOf": [{"type": "string", "format": "uri"}, {"type": "string", "pattern": r"^\./.+$"}]}
+    assert json.loads(Grammar.json(schema).text)["allOf"][0]["anyOf"] == schema["oneOf"]
+    guide = COMPILER.compile(Grammar.json(schema)).guide()
+    texts = ["http://a", "./a", "./http://a", "./", "a b"]
+    assert [text for text in texts if accepts(guide, json.dumps(text))] == ["http://a", "./a", "./http://a"]
+    schema = {"type": "string", "oneOf": [{"format": "hostname"}, {"format": "ipv4"}]}
+    guide = COMPILER.compile(Grammar.json(schema)).guide()
+    texts = ["a.org", "1.2.3.4", "1.2.3.400", "1.2.3", "a_b"]
+    assert [text for text in texts if accepts(guide, json.dumps(text))] == ["a.org", "1.2.3.400", "1.2.3"]

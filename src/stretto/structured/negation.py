@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import combinations, pairwise
 from typing import Any
 
-from stretto.structured.formats import CHECKED
+from stretto.structured.formats import TOO_WIDE, WIDE
 from stretto.structured.known import ANY, TYPE_OF_KEYWORD, Known
 from stretto.structured.names import property_names, with_match, with_property
 from stretto.structured.overlap import TYPES, Overlap, same, type_of, values_of
@@ -69,10 +69,10 @@ class Negation:
         self, key: str, value: Any, schema: dict[str, Any], place: str, known: Known, depth: int
     ) -> list[Schema]:
         """Schemas for the values that one keyword refuses."""
-        if key in _NO_OPPOSITE or (key == "format" and value in CHECKED):
+        if key in _NO_OPPOSITE or (key == "format" and value in TOO_WIDE):
             raise NotExpressible(place, "the opposite of this keyword is not supported")
-        if key == "pattern":
-            found = complement(value, place)
+        if key == "pattern" or (key == "format" and value in WIDE):
+            found = complement(WIDE[value] if key == "format" else value, place)
             return [] if found is None else [{"type": "string", "pattern": found}]
         if key == "type":
             return _other_types([value] if isinstance(value, str) else value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stretto.structured.formats import APART
+from stretto.structured.formats import APART, WIDE
 from stretto.structured.places import NotExpressible, Schema, dereferenced
 from stretto.structured.regular import disjoint, matches
 
@@ -234,8 +234,9 @@ def _formats_apart(members: list[dict[str, Any]]) -> bool:
 
 
 def _patterns_apart(members: list[dict[str, Any]]) -> bool:
-    patterns = sorted({one["pattern"] for one in members if isinstance(one.get("pattern"), str)})
-    return len(patterns) > 1 and disjoint(patterns)
+    patterns = {one["pattern"] for one in members if isinstance(one.get("pattern"), str)}
+    patterns |= {WIDE[name] for one in members if isinstance(name := one.get("format"), str) and name in WIDE}
+    return len(patterns) > 1 and disjoint(sorted(patterns))
 
 
 def _ranges_apart(members: list[dict[str, Any]]) -> bool:
