@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from collections import Counter
 from itertools import combinations, permutations, product
 
@@ -179,3 +180,51 @@ def test_formats_and_patterns_keep_branches_apart():
     guide = COMPILER.compile(Grammar.json(schema)).guide()
     texts = ["a.org", "1.2.3.4", "1.2.3.400", "1.2.3", "a_b"]
     assert [text for text in texts if accepts(guide, json.dumps(text))] == ["a.org", "1.2.3.400", "1.2.3"]
+
+
+def nested(depth, leaf=1):
+    for _ in range(depth):
+        leaf = {"a": leaf}
+    return leaf
+
+
+@pytest.mark.parametrize("depth", [3, 12, 24, 30])
+def test_a_deep_value_has_an_opposite(depth):
+    schema = {"type": "object", "not": {"const": nested(depth)}}
+    values = [nested(n, leaf) for n in range(1, depth + 2) for leaf in (1, 2, {}, {"b": 1}, {"a": 1, "b": 1})]
+    check(schema, values)
+
+
+def test_values_of_arrays_and_objects_have_opposites():
+    schema = {"not": {"enum": [[], [1, "x"], {}, {"a": [1]}, {"a": 1, "b": 2}, 1, "x"]}}
+    values = [
+        [],
+        [1],
+        [1, "x"],
+        [1, "x", 2],
+        ["x", 1],
+        {},
+        {"a": 1},
+        {"a": [1]},
+        {"a": [1, 1]},
+        1,
+        2,
+        "x",
+        "y",
+    ]
+    check(schema, [*values, {"a": 1, "b": 2}, {"a": 1, "b": 3}, {"a": 1, "b": 2, "c": 3}, None, 1.5])
+
+
+def test_opposites_that_are_large_or_circular_are_refused_in_time():
+    doubling = {
+        f"d{i}": {"properties": {key: {"$ref": f"#/$defs/d{i + 1}"} for key in "ab"}} for i in range(40)
+    }
+    start = time.monotonic()
+    with pytest.raises(InvalidGrammar, match="this large is not supported"):
+        Grammar.json({"not": {"$ref": "#/$defs/d0"}, "$defs": {**doubling, "d40": {"type": "null"}}})
+    tree = {"type": "object", "properties": {"a": {"$ref": "#/$defs/tree"}}}
+    with pytest.raises(InvalidGrammar, match="refers to itself"):
+        Grammar.json({"not": {"$ref": "#/$defs/tree"}, "$defs": {"tree": tree}})
+    with pytest.raises(InvalidGrammar, match="this large is not supported"):
+        Grammar.json({"not": {"const": nested(60)}})
+    assert time.monotonic() - start < 5

@@ -15,6 +15,7 @@ from stretto.errors import InvalidGrammar
 from stretto.structured.ecma import with_ecma_patterns
 from stretto.structured.normalised import NEEDED, normalised
 from stretto.structured.rewrite import SPECIAL, rewritten
+from stretto.structured.shallow import shallow
 from stretto.structured.strays import gathered
 
 MAX_CHARACTERS = 256 << 10  # of a grammar
@@ -103,7 +104,7 @@ def parser_schema(text: str, *, closed: bool = False, checks: bool = False) -> s
     if not closed and not _SPECIAL.search(text):
         return text
     schema = json.loads(text)
-    made = written(rewritten(gathered(schema), closed=closed, checks=checks))
+    made = written(shallow(rewritten(gathered(schema), closed=closed, checks=checks)))
     if made == "false":
         raise InvalidGrammar("no value fits the JSON schema", param="schema", value=schema)
     return made

@@ -19,7 +19,8 @@ from stretto.structured.places import NotExpressible, Schema, dereferenced, esca
 from stretto.structured.regular import complement, matches, region
 from stretto.structured.texts import only, other_texts
 
-MAX_DEPTH = 8
+MAX_DEPTH = 80
+MAX_SCHEMAS = 2_000  # of one opposite
 MAX_VALUES = 200  # of an enum whose opposite is wanted
 MAX_PAIRS = 100  # of the branches of a oneOf whose opposite is wanted
 MAX_POSITIONS = 16  # among which an item stands that does not fit
@@ -49,14 +50,28 @@ class Negation:
     def __init__(self, root: Schema, overlap: Overlap) -> None:
         self._root, self._overlap = root, overlap
         self._is_old = is_old(root)
+        self._n_schemas = 0  # of the opposite that is being made
+        self._references: list[Any] = []  # that lead to the schema whose opposite is being made
 
     def negate(self, schema: Schema, place: str, known: Known = ANY, depth: int = MAX_DEPTH) -> Schema:
         """A schema for the values that do not fit `schema`, which stands at `place`."""
-        schema = dereferenced(self._root, schema, place)
+        if depth == MAX_DEPTH:
+            self._n_schemas = 0
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        if reference is not None and reference in self._references:
+            raise NotExpressible(place, "the opposite of a schema that refers to itself is not supported")
+        self._references.append(reference)
+        try:
+            return self._negated(dereferenced(self._root, schema, place), place, known, depth)
+        finally:
+            self._references.pop()
+
+    def _negated(self, schema: Schema, place: str, known: Known, depth: int) -> Schema:
         if isinstance(schema, bool):
             return not schema
-        if depth == 0:
-            raise NotExpressible(place, "the opposite of a schema this deep is not supported")
+        self._n_schemas += 1
+        if depth == 0 or self._n_schemas > MAX_SCHEMAS:
+            raise NotExpressible(place, "the opposite of a schema this large is not supported")
         schema = modern_items(schema)
         branches: list[Schema] = []
         for key, value in schema.items():
@@ -240,7 +255,7 @@ class Negation:
             if name in kinds:
                 apart = [_spelled_out(value) for value in values if type_of(value) == name]
                 opposites = [self.negate(part, place, ANY, depth) for part in apart]
-                found.append(both([{"type": name}, *opposites]))
+                found += cases(both(opposites))
         return found
 
 
@@ -252,6 +267,12 @@ def either(branches: list[Schema]) -> Schema:
     if not useful:
         return False
     return useful[0] if len(useful) == 1 else {"anyOf": useful}
+
+
+def cases(schema: Schema) -> list[Schema]:
+    """The branches of a schema that is a choice and nothing else."""
+    is_choice = isinstance(schema, dict) and list(schema) == ["anyOf"]
+    return schema["anyOf"] if is_choice else [schema]  # type: ignore[index]  # it is a dict
 
 
 def both(parts: list[Schema]) -> Schema:
@@ -295,16 +316,14 @@ def _other_numbers(values: Iterable[float]) -> list[Schema]:
 
 
 def _spelled_out(value: Any) -> Schema:
-    """An array or object as a schema by its parts."""
+    """An array or object as a schema by its parts; the opposites of these are of its type."""
     if isinstance(value, list):
         return {
-            "type": "array",
             "prefixItems": [{"const": item} for item in value],
             "minItems": len(value),
             "maxItems": len(value),
         }
     return {
-        "type": "object",
         "properties": {key: {"const": item} for key, item in value.items()},
         "required": list(value),
         "maxProperties": len(value),
