@@ -228,3 +228,38 @@ def test_opposites_that_are_large_or_circular_are_refused_in_time():
     with pytest.raises(InvalidGrammar, match="this large is not supported"):
         Grammar.json({"not": {"const": nested(60)}})
     assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": -7, "maximum": 20, "not": {"multipleOf": 3}},
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 12, "not": {"multipleOf": 4}},
+        {"type": "number", "minimum": 1, "maximum": 9, "not": {"multipleOf": 1}},
+        {"multipleOf": 2, "minimum": 0, "maximum": 30, "not": {"multipleOf": 4}},
+        {"minimum": 0, "maximum": 20, "not": {"type": "integer", "multipleOf": 5, "minimum": 10}},
+        {"minimum": 0, "maximum": 9, "if": {"multipleOf": 2}, "then": {"maximum": 4}, "else": {"minimum": 3}},
+        {"allOf": [{"minimum": 0}, {"maximum": 20}], "oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]},
+    ],
+    ids=lambda schema: json.dumps(schema)[:80],
+)
+def test_numbers_that_are_no_multiples(schema):
+    numbers = [*range(-10, 33), 0.5, 1.5, 2.25, 9.25, 11.75]
+    if "type" in schema.get("not", {}):  # numbers that are no integers are left out there
+        numbers = [number for number in numbers if isinstance(number, int)]
+    check({"type": "number", **schema}, numbers)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "not": {"multipleOf": 2}},
+        {"type": "integer", "minimum": 0, "not": {"multipleOf": 2}},
+        {"minimum": 0, "maximum": 9, "not": {"multipleOf": 2.5}},
+        {"minimum": 0, "maximum": 9.5, "not": {"multipleOf": 2}},
+        {"minimum": 0, "maximum": 1e9, "not": {"multipleOf": 2}},
+    ],
+)
+def test_multiples_without_bounds_have_no_opposite(schema):
+    with pytest.raises(InvalidGrammar, match="#/not/multipleOf"):
+        Grammar.json(schema)

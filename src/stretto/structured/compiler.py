@@ -290,6 +290,7 @@ def _explained(grammar: Grammar, reason: str) -> str:
         return f"the JSON schema uses keywords that are not supported: {', '.join(places)}; leave them out"
     place = None
     if grammar.kind == "json":
-        place = find_mentioned(with_quotable_patterns(grammar.text), reason)
+        with suppress(InvalidGrammar):  # what was made of the schema is too deep to be searched
+            place = find_mentioned(with_quotable_patterns(grammar.text), reason)
     where = f" at {place}" if place else ""
     return f"{NAMES[grammar.kind]}{where} cannot be used: {reason}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import inf
 
 from stretto.structured.overlap import TYPES
 from stretto.structured.places import Schema
@@ -31,6 +32,7 @@ class Known:
     listed: frozenset[str] = frozenset()  # properties that are described somewhere
     required: frozenset[str] = frozenset()  # properties that all objects have
     most: int | None = None  # properties that an object may have
+    bounds: tuple[float, float] = (-inf, inf)  # of numbers
     is_brief: bool = False  # leave out what is unlikely, so that few cases remain
 
     @property

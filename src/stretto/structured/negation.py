@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from fractions import Fraction
 from itertools import combinations, pairwise
+from math import ceil, floor, isinf
 from typing import Any
 
 from stretto.structured.formats import TOO_WIDE, WIDE
@@ -40,7 +42,7 @@ _BOUNDS = {
     "exclusiveMinimum": "maximum",
     "exclusiveMaximum": "minimum",
 }
-_NO_OPPOSITE_WORDS = "multipleOf uniqueItems unevaluatedItems unevaluatedProperties $dynamicRef $recursiveRef"
+_NO_OPPOSITE_WORDS = "uniqueItems unevaluatedItems unevaluatedProperties $dynamicRef $recursiveRef"
 _NO_OPPOSITE = frozenset(_NO_OPPOSITE_WORDS.split())
 
 
@@ -100,6 +102,8 @@ class Negation:
             if isinstance(value, bool):
                 raise NotExpressible(place, "a bound that is true or false is that of an older draft")
             return [{"type": "number", _BOUNDS[key]: value}]
+        if key == "multipleOf":
+            return _between_multiples(value, known, place)
         if TYPE_OF_KEYWORD.get(key) == "object":
             return self._other_objects(key, value, schema, place, known, depth)
         if TYPE_OF_KEYWORD.get(key) == "array":
@@ -313,6 +317,24 @@ def _other_numbers(values: Iterable[float]) -> list[Schema]:
         for low, high in pairwise(ordered)
     ]
     return [*below, *between, {"type": "number", "exclusiveMinimum": ordered[-1]}]
+
+
+def _between_multiples(step: float, known: Known, place: str) -> list[Schema]:
+    """Numbers between each two multiples of an integer that are next to each other, within known bounds."""
+    low, high = known.bounds
+    if isinf(low) or isinf(high) or step <= 0 or any(number % 1 for number in (step, low, high)):
+        raise NotExpressible(
+            place,
+            "its opposite needs an integer, and integers as minimum and maximum beside the condition",
+        )
+    first, last = floor(Fraction(low) / int(step)), ceil(Fraction(high) / int(step))
+    if last - first > MAX_VALUES:
+        raise NotExpressible(place, f"more than {MAX_VALUES} multiples are between minimum and maximum")
+    multiples = [k * int(step) for k in range(first, last + 1)]
+    return [
+        {"type": "number", "exclusiveMinimum": below, "exclusiveMaximum": above}
+        for below, above in pairwise(multiples)
+    ]
 
 
 def _spelled_out(value: Any) -> Schema:

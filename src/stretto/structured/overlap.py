@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from typing import Any
 
 from stretto.structured.formats import APART, WIDE
@@ -142,6 +143,16 @@ class Overlap:
             return None
         given = [one["maxProperties"] for one in members if isinstance(one.get("maxProperties"), int)]
         return min(given, default=None)
+
+    def bounds(self, parts: list[Schema]) -> tuple[float, float]:
+        """Numbers between which all numbers are that fit all of some schemas."""
+        try:
+            members = self.members(parts) or []
+        except NotExpressible:
+            members = []
+        lows = [_bound(one, "minimum", "exclusiveMinimum", 1)[0] for one in members]
+        highs = [_bound(one, "maximum", "exclusiveMaximum", -1)[0] for one in members]
+        return max(lows, default=-inf), min(highs, default=inf)
 
     def _own(self, schema: Schema) -> frozenset[str]:
         """The types that a schema's own keywords allow."""

@@ -190,7 +190,8 @@ class _Rewriter:
         listed = frozenset(name for name, _ in self._overlap.parts(fits))
         overlap = self._overlap
         names, required, most = overlap.names(fits), overlap.required(fits), overlap.most_properties(fits)
-        return Known(names=names, listed=listed, required=required, most=most)
+        bounds = overlap.bounds(fits)
+        return Known(names=names, listed=listed, required=required, most=most, bounds=bounds)
 
     def _one_of(self, branches: list[Schema], place: str, given: Schema) -> Schema:
         """The choice as `anyOf`: branches that may overlap exclude each other explicitly."""
