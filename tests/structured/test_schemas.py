@@ -61,7 +61,7 @@ def test_nearly_all_values_that_fit_are_accepted_and_no_schema_is_refused():
 
 REFUSED = [
     ({"properties": {"a": {"not": {"pattern": r"(x)\1"}}}}, "#/properties/a/not/pattern"),
-    ({"not": {"pattern": "^(a|b|c){60}d"}}, "#/not/pattern"),
+    ({"not": {"pattern": "(a|b).{9}c"}}, "#/not/pattern"),
     ({"oneOf": [{"pattern": r"\ba"}, {"pattern": "b"}]}, "#/oneOf/0/pattern"),
     ({"not": {"patternProperties": {r"\bx": False}}}, "#/not/patternProperties"),
     ({"not": {"dependencies": {"a": ["b"]}}}, "#/not/dependencies"),
@@ -107,8 +107,10 @@ def test_formats_that_no_text_shares_keep_branches_apart():
     assert accepts(grammar, "2024-02-29")
     assert accepts(grammar, "2024-02-29T12:00:00Z")
     assert not accepts(grammar, "x")
-    with pytest.raises(InvalidGrammar, match="#/oneOf/1/format"):
-        Grammar.json({"oneOf": [{"format": "date"}, {"format": "hostname"}], "type": "string"})
+    # A date is a host name too.
+    grammar = Grammar.json({"oneOf": [{"format": "date"}, {"format": "hostname"}], "type": "string"})
+    assert accepts(grammar, "example.org")
+    assert not accepts(grammar, "2024-02-29")
 
 
 NODE = {
@@ -354,5 +356,8 @@ def test_formats_that_are_patterns_here(name, right, wrong):
         assert accepts_text(schema, json.dumps(text, ensure_ascii=False)), text
     for text in wrong:
         assert not accepts_text(schema, json.dumps(text, ensure_ascii=False)), text
-    with pytest.raises(InvalidGrammar, match="#/not/format"):
-        Grammar.json({"not": {"format": name}})
+    schema = {"type": ["string", "null"], "not": {"format": name, "type": "string"}}
+    for text in (*wrong, None):
+        assert accepts_text(schema, json.dumps(text, ensure_ascii=False)), text
+    for text in right:
+        assert not accepts_text(schema, json.dumps(text, ensure_ascii=False)), text

@@ -14,8 +14,8 @@ LAST = 0x10FFFF
 MAX_STATES = 300  # of an automaton that is looked through
 MAX_STEPS = 20_000  # between them
 MAX_SIZE = 1_000  # parts of the expression that is a state
-MAX_WRITTEN = 24  # states of one that becomes an expression
-MAX_LENGTH = 8_000  # of the expression
+MAX_WRITTEN = 64  # states of one that becomes an expression
+MAX_LENGTH = 16_000  # of the expression
 
 Ranges = tuple[tuple[int, int], ...]  # of characters: sorted, and apart
 # ("none",), ("empty",), ("set", Ranges), ("then", a, b), ("star", a), ("not", a), ("any" | "all", {…})
@@ -180,6 +180,24 @@ def is_empty(node: Node) -> bool:
     return not any(map(has_empty, automaton(node)))
 
 
+def texts(node: Node, most: int) -> list[str] | None:
+    """All texts of a set; None if there are more than `most`."""
+    states = automaton(node)
+    _minimal(states)  # only those from which a text can end are left
+    found: list[str] = []
+    waiting = [("", node)] if node in states else []
+    while waiting:
+        text, state = waiting.pop()
+        if len(text) >= len(states):
+            return None  # round in a circle
+        found += [text] if has_empty(state) else []
+        for target, given in states[state].items():
+            if len(waiting) + len(found) + sum(high - low + 1 for low, high in given) > most:
+                return None
+            waiting += [(text + chr(at), target) for low, high in given for at in range(low, high + 1)]
+    return sorted(found)
+
+
 def expression(node: Node) -> str:
     """A regular expression, without anchors, for a set that is not empty: states are taken out one by one."""
     states = automaton(node)
@@ -191,20 +209,23 @@ def expression(node: Node) -> str:
         for target, found in steps.items():
             pairs.setdefault((names[state], names[target]), []).extend(found)
     # -1 is before the first state, -2 behind the last.
-    edges = {key: _class(ranges(found)) for key, found in pairs.items()}
+    edges = {key: class_of(ranges(found)) for key, found in pairs.items()}
     edges[-1, names[node]] = ""
     edges |= {(names[state], -2): "" for state in states if has_empty(state)}
     left = set(names.values())
     while left:
-        # The state with the fewest ways through it.
-        chosen = min(left, key=lambda name: (_n_through(edges, name), name))
+        chosen = min(left, key=lambda name: (_n_added(edges, name), name))
         left.remove(chosen)
         _take_out(edges, chosen)
     return edges[-1, -2]
 
 
-def _n_through(edges: dict[tuple[int, int], str], name: int) -> int:
-    return sum(b == name != a for a, b in edges) * sum(a == name != b for a, b in edges)
+def _n_added(edges: dict[tuple[int, int], str], name: int) -> int:
+    """The characters that the expressions grow by without a state."""
+    into = [len(text) for (a, b), text in edges.items() if b == name != a]
+    out = [len(text) for (a, b), text in edges.items() if a == name != b]
+    loop = len(edges.get((name, name), ""))
+    return sum(into) * (len(out) - 1) + sum(out) * (len(into) - 1) + loop * (len(into) * len(out) - 1)
 
 
 def _take_out(edges: dict[tuple[int, int], str], name: int) -> None:
@@ -251,12 +272,26 @@ def _minimal(states: dict[Node, dict[Node, Ranges]]) -> dict[Node, int]:
         names = {state: numbers[key] for state, key in keys.items()}
 
 
-def _class(given: Ranges) -> str:
+def class_of(given: Ranges) -> str:
+    """A regular expression for one of some characters."""
     if given == ((0, LAST),):
         return r"[\s\S]"
     inverse = other(given)
     sign, shown = (
         ("^", inverse) if len(inverse) < len(given) or (given[-1][1] == LAST and inverse) else ("", given)
     )
-    pieces = [f"\\x{{{low:X}}}" if low == high else f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in shown]
-    return f"[{sign}{''.join(pieces)}]"
+    pieces = [
+        _character(low) if low == high else f"{_character(low)}-{_character(high)}" for low, high in shown
+    ]
+    return _character(shown[0][0]) if _is_one(given) else f"[{sign}{''.join(pieces)}]"
+
+
+def _is_one(given: Ranges) -> bool:
+    return len(given) == 1 and given[0][0] == given[0][1]
+
+
+def _character(code: int) -> str:
+    """A character, in a class or outside, as short as it can be in any dialect."""
+    if chr(code).isascii() and chr(code).isalnum():
+        return chr(code)
+    return f"\\x{code:02X}" if code < 256 else f"\\x{{{code:X}}}"

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stretto.errors import InvalidGrammar
+from stretto.structured.ecma import with_ecma_patterns
 from stretto.structured.normalised import NEEDED, normalised
 from stretto.structured.rewrite import SPECIAL, rewritten
+from stretto.structured.shallow import shallow
 from stretto.structured.strays import gathered
 
 MAX_CHARACTERS = 256 << 10  # of a grammar
@@ -22,6 +24,7 @@ MAX_DEPTH = 100  # of brackets in a JSON schema
 OPTIONS_KEY = "x-guidance"  # settings of the library, hidden in a schema
 
 _SPECIAL = re.compile(rf'"({"|".join(sorted(SPECIAL))})"|\(\?[!=]')
+_PATTERN = re.compile(r'"pattern(Properties)?": ')
 _TEMPERATURE = re.compile(r"^[ \t]*[?!]?[\w-]+(\.\d+)?[ \t]*\[[^\]]*\btemperature\b", re.MULTILINE)
 
 
@@ -83,6 +86,9 @@ def check_schema(schema: Any) -> str:
     if NEEDED.search(text):
         schema = normalised(json.loads(text))
         text = written(schema)
+    if _PATTERN.search(text):
+        schema = with_ecma_patterns(json.loads(text))
+        text = written(schema)
     for path, value in walk(schema):
         if isinstance(value, Mapping):
             _check_reference(path, value)
@@ -98,7 +104,7 @@ def parser_schema(text: str, *, closed: bool = False, checks: bool = False) -> s
     if not closed and not _SPECIAL.search(text):
         return text
     schema = json.loads(text)
-    made = written(rewritten(gathered(schema), closed=closed, checks=checks))
+    made = written(shallow(rewritten(gathered(schema), closed=closed, checks=checks)))
     if made == "false":
         raise InvalidGrammar("no value fits the JSON schema", param="schema", value=schema)
     return made

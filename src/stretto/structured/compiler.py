@@ -25,6 +25,7 @@ from stretto.structured.grammar import Grammar, ascii_classes, choice_pattern
 from stretto.structured.guide import Guide, brief
 from stretto.structured.inlined import inlined
 from stretto.structured.keys import with_plain_keys
+from stretto.structured.quoting import with_quotable_patterns
 from stretto.structured.scanner import UNIQUE_KEY
 from stretto.structured.unique import TokenTable, UniqueItems
 from stretto.text.tokenizer import Tokenizer
@@ -254,7 +255,8 @@ def _sources(grammar: Grammar) -> Iterator[str]:
 
 def _json_source(grammar: Grammar) -> str:
     # The options go into the text of the schema by hand: it stays as it is, also where numbers are long.
-    return f'{{"grammars": [{{"json_schema": {_with_options(grammar)}}}]}}'
+    quotable = replace(grammar, text=with_quotable_patterns(grammar.text))
+    return f'{{"grammars": [{{"json_schema": {_with_options(quotable)}}}]}}'
 
 
 def _source(grammar: Grammar) -> str:
@@ -286,6 +288,9 @@ def _explained(grammar: Grammar, reason: str) -> str:
         keys: list[str] = json.loads(reason[reason.index("[") : reason.rindex("]") + 1])
         places = [find_key(grammar.text, key) or key for key in keys]
         return f"the JSON schema uses keywords that are not supported: {', '.join(places)}; leave them out"
-    place = find_mentioned(grammar.text, reason) if grammar.kind == "json" else None
+    place = None
+    if grammar.kind == "json":
+        with suppress(InvalidGrammar):  # what was made of the schema is too deep to be searched
+            place = find_mentioned(with_quotable_patterns(grammar.text), reason)
     where = f" at {place}" if place else ""
     return f"{NAMES[grammar.kind]}{where} cannot be used: {reason}"

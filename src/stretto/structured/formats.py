@@ -21,11 +21,15 @@ _WIDE = r"\x{A0}-\x{D7FF}\x{F900}-\x{FDCF}\x{FDF0}-\x{FFEF}\x{10000}-\x{EFFFD}"
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
 
 
-def _reference(more: str, *, is_absolute: bool) -> str:
-    """A URI (RFC 3986), or a reference to one; `more` characters make it an IRI."""
+def _reference(more: str, *, is_absolute: bool, is_wide: bool = False) -> str:
+    """A URI (RFC 3986), or a reference to one; `more` characters make it an IRI.
+
+    A wide one may have anything in brackets that looks like an address.
+    """
     plain = f"A-Za-z0-9._~!$&'()*+,;={more}-"
     char, first = f"(?:[:@{plain}]|{_HEX})", f"(?:[@{plain}]|{_HEX})"
-    host = f"(?:(?:[:{plain}]|{_HEX})*@)?(?:[{plain}]|{_HEX})*(?::[0-9]*)?"
+    name = f"(?:[{plain}]|{_HEX})*" + (rf"|\[[:{plain}]*\]" if is_wide else "")
+    host = f"(?:(?:[:{plain}]|{_HEX})*@)?(?:{name})(?::[0-9]*)?"
     rooted = f"//{host}(?:/{char}*)*|/(?:{char}+(?:/{char}*)*)?"
     ways = [f"[A-Za-z][A-Za-z0-9+.-]*:(?:{rooted}|{char}+(?:/{char}*)*|)"]
     if not is_absolute:
@@ -41,11 +45,21 @@ def _template() -> str:
     return rf"^(?:{literal}|{_HEX}|\{{[+#./;?&=,!@|]?{variable}(?:,{variable})*\}})*$"
 
 
-def _email() -> str:
-    """An e-mail address with any letters (RFC 6531), without quotes."""
-    word, letter = rf"[A-Za-z0-9!#$%&'*+/=?^_`{{|}}~{_WIDE}-]+", f"[A-Za-z0-9{_WIDE}]"
+def _email(more: str, *, is_wide: bool = False) -> str:
+    """An e-mail address (RFC 5321), with `more` letters as RFC 6531 has them; only a wide one has quotes."""
+    word, letter = rf"[A-Za-z0-9!#$%&'*+/=?^_`{{|}}~{more}-]+", f"[A-Za-z0-9{more}]"
     label = f"{letter}(?:(?:{letter}|-)*{letter})?"
-    return rf"^{word}(?:\.{word})*@{label}(?:\.{label})*$"
+    local, domain = rf"{word}(?:\.{word})*", rf"{label}(?:\.{label})*"
+    if is_wide:
+        local, domain = rf'(?:{local}|"[\s\S]*")', rf"(?:{domain}|\[[\s\S]*\])"
+    return f"^{local}@{domain}$"
+
+
+def _duration() -> str:
+    """A duration (RFC 3339, appendix A)."""
+    time = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
+    date = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
+    return f"^P(?:{date}(?:{time})?|{time}|[0-9]+W)$"
 
 
 PATTERNS = {
@@ -55,9 +69,37 @@ PATTERNS = {
     "uri-template": _template(),
     "json-pointer": f"^{_POINTER}$",
     "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",
-    "idn-email": _email(),
+    "idn-email": _email(_WIDE),
 }
 CHECKED = FORMATS | PATTERNS.keys()
+
+# Patterns that all texts of a format match, and no others but these: leap seconds at any time, quotes and
+# brackets in addresses, host names that are too long, and most of ipv6.
+_30_DAYS, _31_DAYS = "(?:0[1-9]|[12][0-9]|30)", "(?:0[1-9]|[12][0-9]|3[01])"
+_MONTHS = f"(?:0[13578]|1[02])-{_31_DAYS}|(?:0[469]|11)-{_30_DAYS}|02-(?:0[1-9]|1[0-9]|2[0-8])"
+_ANY_DATE = f"(?:[0-9]{{4}}-(?:{_MONTHS})|{_LEAP})"
+_CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_ANY_TIME = rf"{_CLOCK}:(?:[0-5][0-9]|60)(?:\.[0-9]+)?(?:[Zz]|[+-]{_CLOCK})"
+_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_BYTE = "(?:[0-9]|[1-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])"
+_DIGIT = "[0-9A-Fa-f]"
+WIDE = PATTERNS | {
+    "date": f"^{_ANY_DATE}$",
+    "time": f"^{_ANY_TIME}$",
+    "date-time": f"^{_ANY_DATE}[Tt]{_ANY_TIME}$",
+    "duration": _duration(),
+    "email": _email("", is_wide=True),
+    "idn-email": _email(_WIDE, is_wide=True),
+    "hostname": rf"^{_LABEL}(?:\.{_LABEL})*$",
+    "ipv4": rf"^{_BYTE}(?:\.{_BYTE}){{3}}$",
+    "ipv6": "^[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*$",
+    "uuid": f"^{_DIGIT}{{8}}(?:-{_DIGIT}{{4}}){{3}}-{_DIGIT}{{12}}$",
+    "uri": _reference("", is_absolute=True, is_wide=True),
+    "uri-reference": _reference("", is_absolute=False, is_wide=True),
+    "iri": _reference(_WIDE, is_absolute=True, is_wide=True),
+    "iri-reference": _reference(_WIDE, is_absolute=False, is_wide=True),
+}
+TOO_WIDE = frozenset(["ipv6"])  # for opposites
 
 # Pairs of formats that no text has both: they differ in length, or in a character that one of them must have.
 # A host name may look like a date, an IPv6 address and an e-mail address like a URI.

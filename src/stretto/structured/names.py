@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import chain, combinations
 from typing import Any
 
+from stretto.structured.known import Known
 from stretto.structured.overlap import types_of
 from stretto.structured.places import NotExpressible, Schema, dereferenced
-from stretto.structured.regular import region
+from stretto.structured.regular import matches, region, texts_of
 from stretto.structured.texts import only
 
+MAX_NAMES = 64  # that match a pattern, each of which is a case
+MAX_OPTIONAL = 6  # names that do not match, each subset of which is a case
 _NAME_KEYWORDS_WORDS = "type pattern minLength maxLength enum const format title description"
 _NAME_KEYWORDS = frozenset(_NAME_KEYWORDS_WORDS.split())
 
@@ -77,24 +81,58 @@ def with_property(name: str, part: Schema) -> Schema:
     return {"type": "object", "required": [name], "properties": {name: part}}
 
 
-def only_matching(
-    pattern: str, part: Schema, known: frozenset[str], required: frozenset[str], place: str
-) -> list[Schema]:
-    """An object whose properties are those that are required and others, at least one, that match a pattern.
+def with_match(pattern: str, part: Schema, known: Known, place: str) -> list[Schema]:
+    """Objects with a property whose name matches a pattern and that fits a schema.
 
-    The others are none of those that are known, and fit `part`.
+    The parser can ask for a name that it is told, not for one of endlessly many among others. So all names
+    are known, or few match, or few do not and any value will do, or an object has one name at most.
+    Branches of a `oneOf` are told apart by less: all other names match, and fit.
     """
-    others = region([pattern], [only(name) for name in sorted(known | required)], place)
+    told = known.listed | known.required if known.names is None else known.names
+    found = [with_property(name, part) for name in sorted(told) if matches(pattern, name, place)]
+    if known.names is not None:
+        return found
+    if part is True and any(matches(pattern, name, place) for name in known.required):
+        return [{"type": "object"}]
+    names = texts_of([pattern], [only(name) for name in sorted(told)], MAX_NAMES, place)
+    if names is not None:
+        return [*found, *(with_property(name, part) for name in names)]
+    if known.most is not None and known.most <= len(known.required) + 1:
+        return found + _with_others(pattern, part, [], known, place)
+    unmatched = texts_of([], [pattern], MAX_OPTIONAL, place) if part is True else None
+    optional = [name for name in unmatched or () if name not in known.required]
+    if unmatched is not None and (len(optional) <= 2 or not known.is_choice):
+        return found + _with_others(pattern, part, optional, known, place)
+    if known.is_choice:
+        return found + _with_others(pattern, part, [], known, place)
+    raise NotExpressible(
+        place,
+        "an object of any names cannot be asked for one that matches a pattern; list the names, and close it "
+        "(additionalProperties: false)",
+    )
+
+
+def _with_others(pattern: str, part: Schema, optional: list[str], known: Known, place: str) -> list[Schema]:
+    """Objects of names that match a pattern and are not told, at least one, beside those that are required.
+
+    They fit `part`. Of the names that are optional, each subset is a case of its own.
+    """
+    told = known.listed | known.required
+    others = region([pattern], [only(name) for name in sorted(told)], place)
     if others is None:
         return []
-    needed = sorted(required)
-    return [
-        {
-            "type": "object",
-            "properties": dict.fromkeys(needed, True),
-            "required": needed,
-            "patternProperties": {others: part},
-            "additionalProperties": False,
-            "minProperties": len(needed) + 1,
-        }
-    ]
+    found: list[Schema] = []
+    for chosen in chain.from_iterable(combinations(optional, n) for n in range(len(optional) + 1)):
+        present = [*sorted(known.required), *chosen]
+        absent = sorted({*told, *optional}.difference(present))
+        found.append(
+            {
+                "type": "object",
+                "properties": {**dict.fromkeys(present, True), **dict.fromkeys(absent, False)},
+                "required": present,
+                "patternProperties": {others: part},
+                "additionalProperties": False,
+                "minProperties": len(present) + 1,
+            }
+        )
+    return found

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from fractions import Fraction
 from itertools import combinations, pairwise
+from math import ceil, floor, isinf
 from typing import Any
 
-from stretto.structured.formats import CHECKED
-from stretto.structured.names import only_matching, property_names, with_property
+from stretto.structured.formats import TOO_WIDE, WIDE
+from stretto.structured.known import ANY, TYPE_OF_KEYWORD, Known
+from stretto.structured.names import property_names, with_match, with_property
 from stretto.structured.overlap import TYPES, Overlap, same, type_of, values_of
 from stretto.structured.places import NotExpressible, Schema, dereferenced, escaped, is_old, modern_items
 from stretto.structured.regular import complement, matches, region
 from stretto.structured.texts import only, other_texts
 
-MAX_DEPTH = 8
+MAX_DEPTH = 80
+MAX_SCHEMAS = 2_000  # of one opposite
 MAX_VALUES = 200  # of an enum whose opposite is wanted
 MAX_PAIRS = 100  # of the branches of a oneOf whose opposite is wanted
 MAX_POSITIONS = 16  # among which an item stands that does not fit
@@ -39,51 +42,8 @@ _BOUNDS = {
     "exclusiveMinimum": "maximum",
     "exclusiveMaximum": "minimum",
 }
-_NO_OPPOSITE_WORDS = "multipleOf uniqueItems unevaluatedItems unevaluatedProperties $dynamicRef $recursiveRef"
+_NO_OPPOSITE_WORDS = "uniqueItems unevaluatedItems unevaluatedProperties $dynamicRef $recursiveRef"
 _NO_OPPOSITE = frozenset(_NO_OPPOSITE_WORDS.split())
-
-# The type whose values a keyword looks at. Other keywords look at all of them.
-_TYPE_WORDS = {
-    "number": "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf",
-    "string": "minLength maxLength pattern format",
-    "array": "items prefixItems minItems maxItems uniqueItems contains minContains maxContains "
-    "unevaluatedItems",
-    "object": "properties patternProperties additionalProperties propertyNames required minProperties "
-    "maxProperties dependentRequired dependentSchemas dependencies unevaluatedProperties",
-}
-_TYPE_OF_KEYWORD = {word: name for name, words in _TYPE_WORDS.items() for word in words.split()}
-
-
-@dataclass(frozen=True)
-class Known:
-    """What is known of the values for which an opposite is used: it may say anything of all others."""
-
-    types: frozenset[str] = frozenset(TYPES)
-    names: frozenset[str] | None = None  # the only properties that an object may have; None: any
-    # The properties that are described: names and schemas, as JSON; None: any.
-    parts: frozenset[tuple[str, str]] | None = None
-    listed: frozenset[str] = frozenset()  # properties that are described somewhere
-    required: frozenset[str] = frozenset()  # properties that all objects have
-    is_brief: bool = False  # leave out what is unlikely, so that few cases remain
-
-    def has_not(self, name: str) -> bool:
-        """Whether objects cannot have a property."""
-        return self.names is not None and name not in self.names
-
-    def fits(self, name: str, part: Schema) -> bool:
-        """Whether a property is known to fit a schema."""
-        return self.parts is not None and (name, json.dumps(part)) in self.parts
-
-    def describes(self, name: str) -> bool:
-        """Whether something is known of a property."""
-        return self.parts is None or any(name == other for other, _ in self.parts)
-
-    def looks(self, keyword: str) -> bool:
-        """Whether a keyword can refuse one of these values."""
-        return _TYPE_OF_KEYWORD.get(keyword) in (None, *self.types)
-
-
-ANY = Known()
 
 
 class Negation:
@@ -92,14 +52,28 @@ class Negation:
     def __init__(self, root: Schema, overlap: Overlap) -> None:
         self._root, self._overlap = root, overlap
         self._is_old = is_old(root)
+        self._n_schemas = 0  # of the opposite that is being made
+        self._references: list[Any] = []  # that lead to the schema whose opposite is being made
 
     def negate(self, schema: Schema, place: str, known: Known = ANY, depth: int = MAX_DEPTH) -> Schema:
         """A schema for the values that do not fit `schema`, which stands at `place`."""
-        schema = dereferenced(self._root, schema, place)
+        if depth == MAX_DEPTH:
+            self._n_schemas = 0
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        if reference is not None and reference in self._references:
+            raise NotExpressible(place, "the opposite of a schema that refers to itself is not supported")
+        self._references.append(reference)
+        try:
+            return self._negated(dereferenced(self._root, schema, place), place, known, depth)
+        finally:
+            self._references.pop()
+
+    def _negated(self, schema: Schema, place: str, known: Known, depth: int) -> Schema:
         if isinstance(schema, bool):
             return not schema
-        if depth == 0:
-            raise NotExpressible(place, "the opposite of a schema this deep is not supported")
+        self._n_schemas += 1
+        if depth == 0 or self._n_schemas > MAX_SCHEMAS:
+            raise NotExpressible(place, "the opposite of a schema this large is not supported")
         schema = modern_items(schema)
         branches: list[Schema] = []
         for key, value in schema.items():
@@ -112,10 +86,10 @@ class Negation:
         self, key: str, value: Any, schema: dict[str, Any], place: str, known: Known, depth: int
     ) -> list[Schema]:
         """Schemas for the values that one keyword refuses."""
-        if key in _NO_OPPOSITE or (key == "format" and value in CHECKED):
+        if key in _NO_OPPOSITE or (key == "format" and value in TOO_WIDE):
             raise NotExpressible(place, "the opposite of this keyword is not supported")
-        if key == "pattern":
-            found = complement(value, place)
+        if key == "pattern" or (key == "format" and value in WIDE):
+            found = complement(WIDE[value] if key == "format" else value, place)
             return [] if found is None else [{"type": "string", "pattern": found}]
         if key == "type":
             return _other_types([value] if isinstance(value, str) else value)
@@ -128,9 +102,11 @@ class Negation:
             if isinstance(value, bool):
                 raise NotExpressible(place, "a bound that is true or false is that of an older draft")
             return [{"type": "number", _BOUNDS[key]: value}]
-        if _TYPE_OF_KEYWORD.get(key) == "object":
+        if key == "multipleOf":
+            return _between_multiples(value, known, place)
+        if TYPE_OF_KEYWORD.get(key) == "object":
             return self._other_objects(key, value, schema, place, known, depth)
-        if _TYPE_OF_KEYWORD.get(key) == "array":
+        if TYPE_OF_KEYWORD.get(key) == "array":
             return self._other_arrays(key, value, schema, place, depth)
         return self._other_choices(key, value, schema, place, known, depth)
 
@@ -167,12 +143,12 @@ class Negation:
             raise NotExpressible(
                 place, "newer drafts do not know this keyword; give $schema, or dependentSchemas"
             )
-        if key == "additionalProperties":
-            return self._other_names(value, schema, place, known, depth)
+        if key in ("patternProperties", "additionalProperties"):
+            if key == "additionalProperties" and "patternProperties" in schema:
+                return []  # it is looked at with the patterns
+            return self._other_names(schema, place, known, depth)
         if key == "properties":
             return self._other_properties(value, schema, place, known, depth)
-        if key == "patternProperties":
-            return self._other_patterns(value, place, known, depth)
         if key == "propertyNames":
             if (unwanted := _unwanted_names(value)) is not None:
                 return [with_property(name, True) for name in unwanted]
@@ -209,30 +185,38 @@ class Negation:
             found += [] if opposite is False else [with_property(name, opposite)]
         return found
 
-    def _other_names(
-        self, value: Schema, schema: dict[str, Any], place: str, known: Known, depth: int
-    ) -> list[Schema]:
-        """Objects with a property that `additionalProperties` is about and that does not fit."""
-        if value is True or value == {}:
-            return []
-        opposite = self.negate(value, place, ANY, depth)
-        if opposite is False:
-            return []
-        listed, patterns = schema.get("properties", {}), list(schema.get("patternProperties", {}))
-        if known.names is not None:
-            others = sorted(known.names - listed.keys())
-            left = [name for name in others if not any(matches(one, name, place) for one in patterns)]
-            return [with_property(name, opposite) for name in left]
-        others_pattern = region([], [*patterns, *map(only, listed)], place)
-        return [] if others_pattern is None else _with_match(others_pattern, opposite, known, place)
-
-    def _other_patterns(self, parts: dict[str, Schema], place: str, known: Known, depth: int) -> list[Schema]:
-        """Objects with a property that matches a pattern and does not fit its schema."""
-        found: list[Schema] = []
+    def _other_names(self, schema: dict[str, Any], place: str, known: Known, depth: int) -> list[Schema]:
+        """Objects with a property that fits neither its pattern's schema nor `additionalProperties`."""
+        listed, parts = schema.get("properties", {}), schema.get("patternProperties", {})
+        patterns: dict[str, list[str]] = {}  # of the names for which the same values are wrong
+        opposites: dict[str, Schema] = {}
         for pattern, part in parts.items():
             opposite = self.negate(part, f"{place}/{escaped(pattern)}", ANY, depth)
-            found += [] if opposite is False else _with_match(pattern, opposite, known, place)
-        return found
+            opposites[key := json.dumps(opposite)] = opposite
+            patterns.setdefault(key, []).append(pattern)
+        rest = schema.get("additionalProperties", True)
+        opposite = self.negate(rest, f"{place.rpartition('/')[0]}/additionalProperties", ANY, depth)
+        if opposite is not False and known.names is not None:
+            others = sorted(known.names - listed.keys())
+            left = [name for name in others if not any(matches(one, name, place) for one in parts)]
+            return self._matching(patterns, opposites, known, place) + [
+                with_property(name, opposite) for name in left
+            ]
+        if opposite is not False and (found := region([], [*parts, *map(only, listed)], place)) is not None:
+            opposites[key := json.dumps(opposite)] = opposite
+            patterns.setdefault(key, []).append(found)
+        return self._matching(patterns, opposites, known, place)
+
+    def _matching(
+        self, patterns: dict[str, list[str]], opposites: dict[str, Schema], known: Known, place: str
+    ) -> list[Schema]:
+        """Objects with a property that matches one of some patterns and is wrong there."""
+        return [
+            case
+            for key, found in patterns.items()
+            if opposites[key] is not False
+            for case in with_match("|".join(found), opposites[key], known, place)
+        ]
 
     def _other_arrays(
         self, key: str, value: Any, schema: dict[str, Any], place: str, depth: int
@@ -275,7 +259,7 @@ class Negation:
             if name in kinds:
                 apart = [_spelled_out(value) for value in values if type_of(value) == name]
                 opposites = [self.negate(part, place, ANY, depth) for part in apart]
-                found.append(both([{"type": name}, *opposites]))
+                found += cases(both(opposites))
         return found
 
 
@@ -289,6 +273,12 @@ def either(branches: list[Schema]) -> Schema:
     return useful[0] if len(useful) == 1 else {"anyOf": useful}
 
 
+def cases(schema: Schema) -> list[Schema]:
+    """The branches of a schema that is a choice and nothing else."""
+    is_choice = isinstance(schema, dict) and list(schema) == ["anyOf"]
+    return schema["anyOf"] if is_choice else [schema]  # type: ignore[index]  # it is a dict
+
+
 def both(parts: list[Schema]) -> Schema:
     """A schema for what fits all of several."""
     useful = [part for part in parts if part is not True and part != {}]
@@ -297,18 +287,6 @@ def both(parts: list[Schema]) -> Schema:
     if not useful:
         return True
     return useful[0] if len(useful) == 1 else {"allOf": useful}
-
-
-def _with_match(pattern: str, part: Schema, known: Known, place: str) -> list[Schema]:
-    """Objects with a property whose name matches a pattern and that fits a schema.
-
-    Where an object may have any names, it is one that is known, or all others match, and fit.
-    """
-    names = known.listed | known.required if known.names is None else known.names
-    found = [with_property(name, part) for name in sorted(names) if matches(pattern, name, place)]
-    if known.names is None:
-        found += only_matching(pattern, part, names, known.required, place)
-    return found
 
 
 def _unwanted_names(schema: Schema) -> list[str] | None:
@@ -341,17 +319,33 @@ def _other_numbers(values: Iterable[float]) -> list[Schema]:
     return [*below, *between, {"type": "number", "exclusiveMinimum": ordered[-1]}]
 
 
+def _between_multiples(step: float, known: Known, place: str) -> list[Schema]:
+    """Numbers between each two multiples of an integer that are next to each other, within known bounds."""
+    low, high = known.bounds
+    if isinf(low) or isinf(high) or step <= 0 or any(number % 1 for number in (step, low, high)):
+        raise NotExpressible(
+            place,
+            "its opposite needs an integer, and integers as minimum and maximum beside the condition",
+        )
+    first, last = floor(Fraction(low) / int(step)), ceil(Fraction(high) / int(step))
+    if last - first > MAX_VALUES:
+        raise NotExpressible(place, f"more than {MAX_VALUES} multiples are between minimum and maximum")
+    multiples = [k * int(step) for k in range(first, last + 1)]
+    return [
+        {"type": "number", "exclusiveMinimum": below, "exclusiveMaximum": above}
+        for below, above in pairwise(multiples)
+    ]
+
+
 def _spelled_out(value: Any) -> Schema:
-    """An array or object as a schema by its parts."""
+    """An array or object as a schema by its parts; the opposites of these are of its type."""
     if isinstance(value, list):
         return {
-            "type": "array",
             "prefixItems": [{"const": item} for item in value],
             "minItems": len(value),
             "maxItems": len(value),
         }
     return {
-        "type": "object",
         "properties": {key: {"const": item} for key, item in value.items()},
         "required": list(value),
         "maxProperties": len(value),

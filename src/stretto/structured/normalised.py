@@ -1,7 +1,7 @@
 """JSON schemas without the forms that the parser reads in another way, or not at all.
 
 References become pointers into the schema, also those by `$id`, by anchors, and dynamic ones; counts such as
-2.0 become integers; white space in patterns is what ECMA 262 calls so.
+2.0 become integers.
 
 Nothing is fetched. A schema with an `$id` is a resource of its own, and references in it are relative to it;
 the parser knows one resource only, so all references become `#/…` from the root, and the names go. Schemas
@@ -32,10 +32,9 @@ _MOVED = "if|then|else|not|contains|propertyNames|dependentSchemas"  # keywords 
 _LEGAL = r"\w\-.~!$&'()*+,;=:@/?%#"  # characters of references, in a class
 NEEDED = re.compile(
     r'"\$(id|anchor|dynamicAnchor|dynamicRef)"|"\$ref": "[^#]|"(min|max)\w+": \d+\.0*[,}]'
-    rf'|"\$ref": "#[^"]*(/({_MOVED})["/]|[^{_LEGAL}"])|\\\\[sS]|"prefixItems"'
+    rf'|"\$ref": "#[^"]*(/({_MOVED})["/]|[^{_LEGAL}"])|"prefixItems"'
 )
 
-SPACES = r"\t\n\x0B\x0C\r \xA0\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}"
 _NAMES = ("$id", "$anchor", "$dynamicAnchor")
 _VALUES = frozenset(("const", "enum", "default", "examples"))
 _COUNTED = ("Length", "Items", "Properties", "Contains")
@@ -121,10 +120,6 @@ class _Resources:
                 raise NotExpressible(
                     f"#{place}/{escaped(key)}", "a reference under a keyword that is unknown"
                 )
-        if isinstance(pattern := schema.get("pattern"), str):
-            out["pattern"] = ecma_spaces(pattern)
-        if isinstance(patterns := schema.get("patternProperties"), dict):
-            out["patternProperties"] = {ecma_spaces(key): value for key, value in patterns.items()}
         if isinstance(schema.get("$ref"), str):
             out["$ref"] = _legal(self._pointer(schema["$ref"], base, place))
         if isinstance(schema.get("$dynamicRef"), str):
@@ -187,24 +182,6 @@ class _Resources:
         if pointer != "#" and not pointer.startswith("#/"):
             raise NotExpressible(f"#{place}/$dynamicRef", f"{reference!r:.100} leads to no schema here")
         return pointer
-
-
-def ecma_spaces(pattern: str) -> str:
-    r"""A pattern with the white space of ECMA 262 for \s and \S, which has U+FEFF and no U+0085.
-
-    >>> ecma_spaces(r"[\s.]") == f"[{SPACES}.]"
-    True
-    """
-    pieces, brackets = [], 0
-    for match in re.finditer(r"\\.?|\[|\]|[^\\\[\]]+", pattern, re.DOTALL):
-        piece = match[0]
-        brackets = max(0, brackets + (piece == "[") - (piece == "]"))
-        if piece == r"\s":
-            piece = SPACES if brackets else f"[{SPACES}]"
-        elif piece == r"\S":
-            piece = f"[^{SPACES}]"
-        pieces.append(piece)
-    return "".join(pieces)
 
 
 def _within(schema: dict[str, Any], place: str) -> Iterator[tuple[str, Any, Any, str]]:

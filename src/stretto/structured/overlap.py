@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from typing import Any
 
-from stretto.structured.formats import APART
+from stretto.structured.formats import APART, WIDE
 from stretto.structured.places import NotExpressible, Schema, dereferenced
 from stretto.structured.regular import disjoint, matches
 
@@ -117,6 +118,7 @@ class Overlap:
             return None
         closed = [one for one in members if one.get("additionalProperties") is False]
         named = [frozenset(one.get("properties", {})) for one in closed if not one.get("patternProperties")]
+        named += [frozenset().union(*keys) for one in members if (keys := _keys_of(one)) is not None]
         for branches in [one[key] for one in members for key in _CHOICES if isinstance(one.get(key), list)]:
             found = [self.names([part], depth - 1) for part in branches if "object" in self._own(part)]
             if None not in found:
@@ -129,7 +131,28 @@ class Overlap:
             members = self.members(parts) or []
         except NotExpressible:
             return frozenset()
-        return frozenset(name for one in members for name in one.get("required", []) if isinstance(name, str))
+        asked = {name for one in members for name in one.get("required", []) if isinstance(name, str)}
+        given = [keys for one in members if (keys := _keys_of(one))]
+        return frozenset(asked).union(*(frozenset.intersection(*keys) for keys in given))
+
+    def most_properties(self, parts: list[Schema]) -> int | None:
+        """How many properties an object may have that fits all of some schemas; None if any number."""
+        try:
+            members = self.members(parts) or []
+        except NotExpressible:
+            return None
+        given = [one["maxProperties"] for one in members if isinstance(one.get("maxProperties"), int)]
+        return min(given, default=None)
+
+    def bounds(self, parts: list[Schema]) -> tuple[float, float]:
+        """Numbers between which all numbers are that fit all of some schemas."""
+        try:
+            members = self.members(parts) or []
+        except NotExpressible:
+            members = []
+        lows = [_bound(one, "minimum", "exclusiveMinimum", 1)[0] for one in members]
+        highs = [_bound(one, "maximum", "exclusiveMaximum", -1)[0] for one in members]
+        return max(lows, default=-inf), min(highs, default=inf)
 
     def _own(self, schema: Schema) -> frozenset[str]:
         """The types that a schema's own keywords allow."""
@@ -185,6 +208,12 @@ class Overlap:
         )
 
 
+def _keys_of(schema: dict[str, Any]) -> list[frozenset[str]] | None:
+    """The names of the objects among the values of a `const` or `enum`; None without."""
+    values = values_of(schema)
+    return None if values is None else [frozenset(value) for value in values if isinstance(value, dict)]
+
+
 def _property(schema: dict[str, Any], key: str) -> list[Schema]:
     """The schemas that a property fits, or fewer of them."""
     found = [schema["properties"][key]] if key in schema.get("properties", {}) else []
@@ -216,8 +245,9 @@ def _formats_apart(members: list[dict[str, Any]]) -> bool:
 
 
 def _patterns_apart(members: list[dict[str, Any]]) -> bool:
-    patterns = sorted({one["pattern"] for one in members if isinstance(one.get("pattern"), str)})
-    return len(patterns) > 1 and disjoint(patterns)
+    patterns = {one["pattern"] for one in members if isinstance(one.get("pattern"), str)}
+    patterns |= {WIDE[name] for one in members if isinstance(name := one.get("format"), str) and name in WIDE}
+    return len(patterns) > 1 and disjoint(sorted(patterns))
 
 
 def _ranges_apart(members: list[dict[str, Any]]) -> bool:

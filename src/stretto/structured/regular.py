@@ -28,14 +28,15 @@ from stretto.structured.automata import (
     other,
     ranges,
     star,
+    texts,
     then,
 )
-from stretto.structured.normalised import SPACES
+from stretto.structured.ecma import SPACES
 from stretto.structured.places import NotExpressible, Schema
 from stretto.structured.texts import only
 
 MAX_REPEATS = 64
-MAX_PATTERN = 1_000  # characters
+MAX_PATTERN = 2_500  # characters
 MAX_OVERLAPPING = 4  # patterns that may match the same name
 
 Value = TypeVar("Value")
@@ -48,7 +49,7 @@ def complement(pattern: str, place: str) -> str | None:
     """A pattern for the texts that another does not match; None if it matches all.
 
     >>> complement("^a", "#")
-    '^(?:(?:|[^\\\\x{61}](?:[\\\\s\\\\S])*))$'
+    '^(?:|[^a](?:[\\\\s\\\\S])*)$'
     """
     return region([], [pattern], place)
 
@@ -63,9 +64,28 @@ def region(inside: list[str], outside: list[str], place: str) -> str | None:
     return _limited(make, place)
 
 
+def texts_of(inside: list[str], outside: list[str], most: int, place: str) -> list[str] | None:
+    """The texts that some patterns match and others do not; None if there are more than `most`."""
+
+    def make() -> list[str] | None:
+        found = texts(all_of([*map(_node, inside), *(opposite(_node(one)) for one in outside)]), most)
+        # Half a character is none.
+        return found if found is None else [text for text in found if _SURROGATE.search(text) is None]
+
+    return _limited(make, place)
+
+
 def matches(pattern: str, text: str, place: str) -> bool:
     """Whether a pattern finds something in a text."""
     return _limited(lambda: not is_empty(all_of([_node(pattern), _node(only(text))])), place)
+
+
+def class_ranges(text: str) -> Ranges | None:
+    """The characters of a class, which is written with its brackets; None if it cannot be read."""
+    try:
+        return _Parser(text[1:]).read_class()
+    except _Unknown:
+        return None
 
 
 def without_looking(pattern: str, place: str) -> str:
@@ -300,8 +320,9 @@ class _Parser:
         return ord(character)
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _BRACES = re.compile(r"\{(\d+)(,(\d*))?\}")
-_CODES = re.compile(r"x\{([0-9A-Fa-f]{1,6})\}|x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})")
+_CODES = re.compile(r"[xu]\{([0-9A-Fa-f]{1,6})\}|x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})")
 _CLASSES: dict[str, Ranges] = {"d": _DIGITS, "D": other(_DIGITS), "w": _WORD, "W": other(_WORD)}
 _SPACE = _Parser(f"{SPACES}]").read_class()  # single characters and ranges of them
 _CLASSES |= {"s": _SPACE, "S": other(_SPACE)}

@@ -15,8 +15,9 @@ from typing import Any
 from stretto.structured.array_rules import contains, unique
 from stretto.structured.closed import closed_objects
 from stretto.structured.formats import FORMATS, PATTERNS, STRICTER
+from stretto.structured.known import Known
 from stretto.structured.names import property_names
-from stretto.structured.negation import Known, Negation, both, either
+from stretto.structured.negation import Negation, both, cases, either
 from stretto.structured.object_rules import counts, dependencies
 from stretto.structured.overlap import TYPES, Overlap
 from stretto.structured.places import (
@@ -187,7 +188,10 @@ class _Rewriter:
     def _known(self, fits: list[Schema]) -> Known:
         """What is known of the names of properties where some schemas fit."""
         listed = frozenset(name for name, _ in self._overlap.parts(fits))
-        return Known(names=self._overlap.names(fits), listed=listed, required=self._overlap.required(fits))
+        overlap = self._overlap
+        names, required, most = overlap.names(fits), overlap.required(fits), overlap.most_properties(fits)
+        bounds = overlap.bounds(fits)
+        return Known(names=names, listed=listed, required=required, most=most, bounds=bounds)
 
     def _one_of(self, branches: list[Schema], place: str, given: Schema) -> Schema:
         """The choice as `anyOf`: branches that may overlap exclude each other explicitly."""
@@ -206,7 +210,7 @@ class _Rewriter:
                     self._unless(branches[j], f"{place}/{j}", types, fits, is_brief)
                     for j, types in against.get(i, {}).items()
                 ]
-                if prod(len(_cases(other)) for other in others) <= MAX_CASES:
+                if prod(len(cases(other)) for other in others) <= MAX_CASES:
                     break
             made.append(both([branch, *others]))
         return either(made)
@@ -226,9 +230,9 @@ class _Rewriter:
                 f"a branch of oneOf may overlap with another, and {error.reason}; use anyOf, or a property "
                 "with a different const in each branch that all require",
             ) from None
-        cases = [case for case in _cases(opposite) if self._overlap.types([case, *fits])]
+        useful = [case for case in cases(opposite) if self._overlap.types([case, *fits])]
         left = self._overlap.types(fits) - types
-        return either([{"type": [name for name in TYPES if name in left]} if left else False, *cases])
+        return either([{"type": [name for name in TYPES if name in left]} if left else False, *useful])
 
     def _object_members(self, rest: dict[str, Any], place: str) -> list[Schema]:
         members: list[Schema] = []
@@ -280,9 +284,3 @@ def _asks_nothing(schema: Any) -> bool:
     if isinstance(schema, dict):
         return "oneOf" not in schema and all(map(_asks_nothing, schema.values()))
     return not isinstance(schema, list) or all(map(_asks_nothing, schema))
-
-
-def _cases(schema: Schema) -> list[Schema]:
-    """The branches of a schema that is a choice and nothing else."""
-    is_choice = isinstance(schema, dict) and list(schema) == ["anyOf"]
-    return schema["anyOf"] if is_choice else [schema]  # type: ignore[index]  # it is a dict

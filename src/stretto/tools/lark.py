@@ -10,6 +10,7 @@ from typing import Any
 from stretto.structured.checks import parser_schema
 from stretto.structured.grammar import WHITESPACE
 from stretto.structured.keys import with_surely_plain_keys
+from stretto.structured.quoting import with_quotable_patterns
 from stretto.tools.format import ID, LAST_MARK, MARKS, is_mark
 
 ANY = "(?s:.*)"
@@ -37,7 +38,8 @@ def escaped(text: str) -> str:
 def json_value(schema: str) -> str:
     """A value by a JSON schema."""
     options = json.dumps(WHITESPACE["spaced"])
-    rest = with_surely_plain_keys(parser_schema(schema)).removeprefix("{") if schema != "true" else "}"
+    made = with_quotable_patterns(with_surely_plain_keys(parser_schema(schema)))
+    rest = made.removeprefix("{") if schema != "true" else "}"
     return f'%json {{"x-guidance": {options}{"" if rest.strip() == "}" else ", "}{rest}'
 
 
