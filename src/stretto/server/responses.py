@@ -138,7 +138,8 @@ def _before(body: InputTokensRequest, request: Request) -> Kept | None:
     if name is None:
         return None
     found = _find(request, name, "previous_response_id")
-    if (status := found.response["status"]) not in ("completed", "incomplete"):
+    status = as_it_is(state_of(request), caller_of(request), found.response)["status"]
+    if status not in ("completed", "incomplete"):
         raise ApiError(
             400,
             f"previous_response_id: {name[:64]} is {status}; a response can be continued when it is complete",
