@@ -117,8 +117,11 @@ async def delete(body: DeleteRequest, request: Request) -> Response:
     if not await state.registry.remove(name):
         raise ApiError(409, f"{name} is in use; wait for its requests", param="model", code="in_use")
     await asyncio.to_thread(state.made.remove, name)
-    if any(model.name == slot.entry.source for model in await asyncio.to_thread(hub.models)):
-        await asyncio.to_thread(hub.remove, slot.entry.source)
+    source = slot.entry.source
+    if any(other.entry.source == source for other in state.registry.slots.values()):
+        return Response(status_code=200)  # another served model has the same file
+    if any(model.name == source for model in await asyncio.to_thread(hub.models)):
+        await asyncio.to_thread(hub.remove, source)
     return Response(status_code=200)
 
 
