@@ -29,7 +29,7 @@ from stretto.server.bodies import validated
 from stretto.server.callers import require_admin
 from stretto.server.errors import ApiError, ClientGone, translate
 from stretto.server.modelfile import parse_modelfile
-from stretto.server.ollama_models import require_new, statuses, told
+from stretto.server.ollama_models import progress_response, require_new, statuses
 from stretto.server.ollama_names import Made, check_name, plain, rebased
 from stretto.server.ollama_schemas import CreateRequest
 from stretto.server.pulls import Pull
@@ -167,7 +167,9 @@ async def create(body: CreateRequest, request: Request) -> Response:
     made = rebased(own, name, base)
     if weights is None:
         await asyncio.to_thread(state.made.add, made)
-        return await told(statuses("reading model metadata", "writing manifest", "success"), body.stream)
+        return await progress_response(
+            statuses("reading model metadata", "writing manifest", "success"), body.stream
+        )
     made = replace(made, base=name)
     state.made.check(made)
     store = Store.default()
@@ -177,7 +179,7 @@ async def create(body: CreateRequest, request: Request) -> Response:
         partial(_store, store, weights, state.settings.threads),
         undo=partial(store.remove, weights.entry.source),
     )
-    return await told(_making(started, made, state), body.stream, started)
+    return await progress_response(_making(started, made, state), body.stream, started)
 
 
 async def _basis(body: CreateRequest, name: str, state: State) -> tuple[_Weights | None, Made]:

@@ -88,10 +88,10 @@ async def pull(body: OllamaPullRequest, request: Request) -> Response:
     require_admin(request)
     state, name = state_of(request), plain(body.wanted)
     if name in state.registry.slots or name in state.made.all():
-        return await told(statuses("pulling manifest", "success"), body.stream)
+        return await progress_response(statuses("pulling manifest", "success"), body.stream)
     source = source_of(re.sub(r"^(https?://)?(hf\.co|huggingface\.co)/", "", name))
     started = Pull(state, ModelEntry(name, source))
-    return await told(_progress(started), body.stream, started)
+    return await progress_response(_progress(started), body.stream, started)
 
 
 @router.post("/api/copy")
@@ -257,7 +257,7 @@ async def statuses(*texts: str) -> AsyncIterator[dict[str, Any]]:
         yield {"status": text}
 
 
-async def told(
+async def progress_response(
     values: AsyncIterator[dict[str, Any]], stream: bool | None, started: Pull | None = None
 ) -> Response:
     """Progress as lines, or its last value; `started` is the work that it is about."""
