@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import socket
+import threading
 import time
 
 import httpx
@@ -11,6 +12,7 @@ import ollama
 import pytest
 
 from serving import HELLO, TINY, mock, serving, until, visiting
+from stretto.server import ollama_create
 from stretto.server.settings import RequestLimits
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
@@ -106,6 +108,20 @@ def test_a_deleted_model_leaves_the_file_that_another_one_has(web):
     assert [model.name for model in hub.models()] == ["one"]
     assert web.request("DELETE", "/api/delete", json={"model": "one"}).status_code == 200
     assert hub.models() == []
+
+
+def test_a_client_that_leaves_while_a_model_is_made_leaves_none(web, monkeypatch):
+    goes_on, link = threading.Event(), ollama_create._link
+    monkeypatch.setattr(ollama_create, "_link", lambda *paths: (goes_on.wait(30), link(*paths)))
+    assert web.post(BLOB, content=DATA).status_code == 201
+    with web.stream("POST", "/api/create", json={"model": "new", **FILES, "stream": True}) as answer:
+        assert json.loads(next(answer.iter_lines())) == {"status": "parsing GGUF"}
+    pull = web.server.state.pull
+    until(pull._stopped.is_set)
+    goes_on.set()
+    until(lambda: web.server.state.pull is None)
+    assert hub.models() == []
+    assert list(web.server.state.registry.slots) == ["mock"]
 
 
 def test_a_modelfile_may_name_a_file(web):

@@ -299,6 +299,7 @@ def _store(store: Store, weights: _Weights, threads: int | None, report: Report)
             sha256 = _sha256(target)
         source = f"{CREATED}{weights.origin}"
         made = Model(name, target, source, target.stat().st_size, sha256, verified=True)
+        report(0, 0, "storing the file")  # raises if the client has gone
         return store.publish(made, staged)
 
 
