@@ -16,6 +16,9 @@ void check_range(const int32_t* values, size_t n, int64_t end, const char* what)
 void check_causal(const Decoder& decoder);
 void check_complete(Decoder& decoder);
 
+// The threads that a decoder lends, if there is one.
+inline Pool* pool_of(Decoder* decoder) { return decoder ? &decoder->pool() : nullptr; }
+
 // The slots of a batch's rows, if the model has recurrent layers.
 const int32_t* slots_of(const Decoder& decoder, const int32_t* slots, size_t n, size_t rows);
 

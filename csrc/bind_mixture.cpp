@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bind_decoder.h"
+#include "bind_sampler.h"
 #include "mixture.h"
 
 namespace stretto {
@@ -22,7 +23,8 @@ public:
     BoundMixture(Input2<float> rows, const std::vector<size_t>& order, float temperature, Decoder* decoder)
         : rows_(std::move(rows)) {
         const size_t n = rows_.shape(1);
-        if (order.empty() || n < 1 || n > kMostTokens) fail("a mixture needs rows with logits");
+        if (order.empty()) fail("a mixture needs at least one row");
+        check_row_length(n);
         if (!(temperature > 0.0f)) fail("the temperature must be above 0");
         std::vector<const float*> members;
         for (const size_t row : order) {
@@ -30,7 +32,7 @@ public:
             members.push_back(rows_.data() + row * n);
         }
         Unlocked unlocked;
-        mixture_ = std::make_unique<Mixture>(members, n, temperature, decoder ? &decoder->pool() : nullptr);
+        mixture_ = std::make_unique<Mixture>(members, n, temperature, pool_of(decoder));
     }
 
     int error() const { return mixture_->error(); }
@@ -58,8 +60,6 @@ public:
     }
 
 private:
-    static constexpr size_t kMostTokens = (size_t{1} << 31) - 1;  // an id fits into an int32_t
-
     // What f says of each member and each token, as a float.
     template <typename F>
     Table table(const std::vector<size_t>& tokens, F f) const {

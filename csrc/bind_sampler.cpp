@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "decoder.h"
+#include "bind_decoder.h"
 #include "hook.h"
 
 namespace stretto {
@@ -22,13 +22,12 @@ using Row = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;  // 
 
 // Rows so short keep the interpreter's lock: they take less time than it takes to get it back from another thread.
 constexpr size_t kShortRow = 2048;
-constexpr size_t kMost = (size_t{1} << 31) - 1;  // fits into an int32_t
 
 int sample_row(Input1<float> logits, double uniform, float temperature, size_t top_k, double top_p, double min_p,
                float repetition, float presence, float frequency, const Maybe<int32_t>& tokens, size_t n_prompt,
                const Maybe<int32_t>& biased, const Maybe<float>& bias, const Maybe<uint32_t>& mask) {
     const size_t n = logits.shape(0);
-    if (n < 1 || n > kMost) fail("logits must have at least one entry");
+    check_row_length(n);
     const SamplerParams params{temperature, top_k, top_p, min_p, repetition, presence, frequency};
     check_params(params);
     const SamplerHistory history = history_of(n, tokens, n_prompt, biased, bias, mask);
@@ -53,16 +52,10 @@ SamplerParams params_of(const Numbers& numbers) {
     return params;
 }
 
-Pool* pool_of(Decoder* decoder) { return decoder ? &decoder->pool() : nullptr; }
-
-void check_length(size_t n) {
-    if (n < 1 || n > kMost) fail("logits must have at least one entry");
-}
-
 std::vector<Token> draw_rows(const std::vector<Input1<float>>& rows, const Numbers& numbers,
                              const std::vector<double>& uniforms, Decoder* decoder) {
     const size_t n = rows.empty() ? 1 : rows[0].shape(0);
-    check_length(n);
+    check_row_length(n);
     if (uniforms.size() != rows.size()) fail("a random number is needed for each row");
     std::vector<const float*> logits;
     for (const auto& row : rows) {
@@ -81,7 +74,7 @@ std::vector<Token> draw_rows(const std::vector<Input1<float>>& rows, const Numbe
 std::vector<int> sample_rows(Input2<float> rows, const std::vector<Numbers>& numbers,
                              const std::vector<double>& uniforms, Decoder* decoder) {
     const size_t count = rows.shape(0), n = rows.shape(1);
-    check_length(n);
+    check_row_length(n);
     if (numbers.size() != count || uniforms.size() != count) fail("parameters and a random number are needed for each row");
     std::vector<const float*> logits;
     std::vector<SamplerParams> params;
@@ -95,12 +88,17 @@ std::vector<int> sample_rows(Input2<float> rows, const std::vector<Numbers>& num
 
 void call_hook(uintptr_t function, uintptr_t state, Row logits, Input1<int32_t> tokens) {
     if (!function) fail("a hook has no address");
-    if (logits.shape(0) > kMost || tokens.shape(0) > kMost) fail("a row or a history is too long");
+    if (logits.shape(0) > kMostTokens || tokens.shape(0) > kMostTokens) fail("a row or a history is too long");
     Unlocked unlocked;
     Hook::at(function, state)(logits.data(), logits.shape(0), tokens.data(), tokens.shape(0));
 }
 
 }  // namespace
+
+void check_row_length(size_t n) {
+    if (n < 1) fail("logits must have at least one entry");
+    if (n > kMostTokens) fail("logits must have at most 2^31 - 1 entries");
+}
 
 void check_params(const SamplerParams& params) {
     if (!(params.temperature >= 0.0f) || !(params.top_p > 0.0) || !(params.min_p >= 0.0) ||
@@ -156,7 +154,8 @@ void bind_sampler(nb::module_& m) {
           "run meanwhile.");
     m.def("sample_rows", &sample_rows, nb::arg("rows").noconvert(), nb::arg("numbers"), nb::arg("uniforms"),
           nb::arg("decoder").none() = nb::none(),
-          "Of each row a token, as `sample` draws it, with parameters of its own. A decoder lends its threads.");
+          "Of each row a token, as `sample` draws it, with parameters of its own. A decoder lends its threads; no "
+          "pass may run meanwhile.");
     m.def("call_hook", &call_hook, nb::arg("function"), nb::arg("state"), nb::arg("logits").noconvert(),
           nb::arg("tokens").noconvert(), "Call a native hook by its address, without the GIL.");
 }

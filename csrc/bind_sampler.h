@@ -11,6 +11,9 @@ namespace stretto {
 template <typename T>
 using Maybe = std::optional<Input1<T>>;
 
+constexpr size_t kMostTokens = (size_t{1} << 31) - 1;  // ids fit into an int32_t
+
+void check_row_length(size_t n);  // of logits
 void check_params(const SamplerParams& params);
 
 SamplerHistory history_of(size_t n_vocab, const Maybe<int32_t>& tokens, size_t n_prompt, const Maybe<int32_t>& biased,

@@ -10,6 +10,7 @@
 #include "formats.h"
 #include "recurrent_layer.h"
 #include "rope.h"
+#include "share.h"
 #include "sums.h"
 
 namespace stretto {
@@ -191,6 +192,27 @@ uint8_t* Decoder::head_of(size_t layer, size_t cell, bool value, size_t head) co
     const LayerConfig& c = config_.layers[source];
     const size_t at = first_plane_[source] + (value && c.values_apart() ? c.attention.n_kv_head : 0) + head;
     return plane_of(planes_[at], cell);
+}
+
+// Cells lie in blocks, of which all layers have a part: whoever is the first to write to one waits for all of its pages, longer
+// than a token takes. So all threads make them present, and where there is more than one row, mostly a prompt, those of the next
+// block too, for the tokens that follow.
+void Decoder::make_blocks_present(const Input& input) {
+    const size_t last = static_cast<size_t>(*std::max_element(input.cells, input.cells + input.n));
+    const size_t blocks = std::min(last / kCellBlock + (input.n > 1 ? 2 : 1), pieces_of(n_cells_, kCellBlock));
+    if (blocks <= blocks_present_ || !block_bytes_) return;
+    uint8_t* const first = cache_.data() + blocks_present_ * block_bytes_;
+    const size_t bytes = (blocks - blocks_present_) * block_bytes_, n_pieces = pieces_of(bytes, kHugePage);
+    blocks_present_ = blocks;
+    const size_t n_threads = pool_.active();
+    Cursors cursors(1, n_threads);
+    const auto job = [&](int thread) {
+        Share share(cursors, 0, n_pieces, thread, n_threads);
+        for (size_t piece; share.next(&piece);) {
+            make_present(first + piece * kHugePage, std::min(kHugePage, bytes - piece * kHugePage));
+        }
+    };
+    pool_.run(job, Measured::kNo);
 }
 
 void Decoder::copy_cells(const int32_t* source, const int32_t* target, size_t n) {

@@ -7,7 +7,7 @@ import pytest
 
 from stretto import LLM, _native
 from stretto.backends.native import NativeBackend
-from stretto.errors import InvalidRequest
+from stretto.errors import ContextOverflow, InvalidRequest
 from stretto.sampling import SamplingParams
 from stretto.sampling.sampler import log_probability
 from stretto.testing import byte_tokenizer
@@ -118,6 +118,19 @@ def test_a_row_of_nan_changes_no_sequence_of_the_step():
         with pytest.raises(InvalidRequest, match="NaN"):
             llm.step([fine, broken], temperature=1.0)
         assert (fine.tokens, fine.random.draws, broken.tokens, broken.random.draws) == before
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_a_sequence_without_room_changes_no_sequence_of_the_step(temperature):
+    with tiny_llm() as llm:
+        full = llm.sequence([3] * llm.context_length, seed=2)
+        several = [llm.sequence([3, 7], seed=1), full, llm.sequence([4], seed=3)]
+        expected = llm.sequence([4], seed=3).step(temperature=temperature)
+        before = [(one.tokens, one.random.draws) for one in several]
+        with pytest.raises(ContextOverflow, match="do not fit into a context of"):
+            llm.step(several, temperature=temperature)
+        assert [(one.tokens, one.random.draws) for one in several] == before
+        assert several[2].step(temperature=temperature) == expected
 
 
 def test_sequences_that_share_random_numbers_use_one_after_the_other():

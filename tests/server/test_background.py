@@ -42,6 +42,7 @@ def test_a_response_is_cancelled():
         until(lambda: web.get(path).json()["status"] == "in_progress")
         early = web.post("/v1/responses", json={**ASKED, "previous_response_id": made["id"]})
         assert (early.status_code, early.json()["error"]["param"]) == (400, "previous_response_id")
+        assert "is in_progress" in early.json()["error"]["message"]
         assert web.post(f"{path}/cancel").json()["status"] == "cancelled"
         assert web.get(path).json()["status"] == "cancelled"
         assert web.post(f"{path}/cancel").json()["status"] == "cancelled"

@@ -1,11 +1,13 @@
 """`/v2/embed`, as Cohere's clients ask for vectors."""
 
 import base64
+import time
 
+import httpx
 import numpy as np
 import pytest
 
-from serving import TINY, visiting
+from serving import TINY, until, visiting
 from stretto import LLM
 from stretto.backends.native import NativeBackend
 from stretto.llm.encoder import load_encoder
@@ -121,7 +123,7 @@ def test_models_that_are_no_language_models(web):
         ({"embedding_types": []}, "embedding_types"),
         ({"texts": None}, "texts"),
         ({"texts": []}, "texts"),
-        ({"inputs": [{"content": [{"type": "text", "text": "a"}]}]}, "texts"),
+        ({"inputs": [{"content": [{"type": "text", "text": "a"}]}]}, "inputs"),
         ({"texts": ["a"] * 97}, "texts"),
         ({"images": ["data:image/png;base64,AA=="]}, "images"),
         ({"input_type": "image"}, "input_type"),
@@ -132,3 +134,27 @@ def test_models_that_are_no_language_models(web):
 )
 def test_what_cannot_be_done_is_refused_by_name(web, fields, param):
     assert refused(web, **fields) == param
+
+
+class Slow(Lengths):
+    """Takes a while."""
+
+    def embed(self, texts, normalize=True):
+        time.sleep(0.5)
+        return super().embed(texts, normalize)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v2/embed", {"texts": TEXTS}),
+        ("/v1/embeddings", {"input": TEXTS}),
+        ("/api/embed", {"input": TEXTS}),
+    ],
+)
+def test_a_client_that_leaves_is_no_bug_of_the_server(path, fields):
+    with visiting(lambda entry: Slow(), models=(f"slow={TINY}",)) as (server, client):
+        with pytest.raises(httpx.ReadTimeout):
+            client.post(path, json={"model": "slow", **fields}, timeout=0.2)
+        until(lambda: server.state.traffic.answered)
+        assert list(server.state.traffic.answered) == [(path, 499)]

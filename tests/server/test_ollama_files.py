@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import socket
+import threading
 import time
 
 import httpx
@@ -11,6 +12,7 @@ import ollama
 import pytest
 
 from serving import HELLO, TINY, mock, serving, until, visiting
+from stretto.server import ollama_create
 from stretto.server.settings import RequestLimits
 from stretto.weights import hub
 from stretto.weights.gguf import GGUF
@@ -70,8 +72,56 @@ def test_weights_are_quantised(web):
     twice = web.post("/api/create", json={"model": "x", "from": "small", "quantize": "q4_0", "stream": False})
     assert twice.status_code == 400
     assert "lose twice" in twice.json()["error"]
+    assert "allow_requantize" not in twice.json()["error"]  # no field of this endpoint
     assert {model.name for model in hub.models()} == {"small", "other"}
     assert list(web.server.state.registry.slots) == ["mock", "small", "other"]
+
+
+def test_weights_replace_an_older_model_of_their_name(web):
+    older = {"model": "new", "from": "mock", "system": "OLD", "stream": False}
+    assert web.post("/api/create", json=older).json() == {"status": "success"}
+    assert web.post(BLOB, content=DATA).status_code == 201
+    assert web.post("/api/create", json={"model": "new", **FILES}).json() == {"status": "success"}
+    shown = web.post("/api/show", json={"model": "new"}).json()
+    assert "OLD" not in shown["modelfile"]
+    assert shown["details"]["parent_model"] == ""
+    assert web.server.state.made.all() == {}
+
+
+@pytest.mark.parametrize("quantize", [None, "q8_0"])
+def test_two_models_never_share_a_stored_name(web, quantize):
+    assert web.post(BLOB, content=DATA).status_code == 201
+    assert web.post("/api/create", json={"model": "A:b", **FILES}).json() == {"status": "success"}
+    answer = web.post("/api/create", json={"model": "a-b", **FILES, "quantize": quantize})
+    assert answer.status_code == 409, answer.text
+    assert "A:b" in answer.json()["error"]
+    assert [model.name for model in hub.models()] == ["a-b"]
+    assert web.post("/api/create", json={"model": "A:b", **FILES}).status_code == 409
+
+
+def test_a_deleted_model_leaves_the_file_that_another_one_has(web):
+    assert web.post(BLOB, content=DATA).status_code == 201
+    assert web.post("/api/create", json={"model": "one", **FILES}).json() == {"status": "success"}
+    asked = {"model": "one", "name": "two", "backend": "native"}
+    assert web.post("/stretto/models/copy", json=asked).status_code == 200
+    assert web.request("DELETE", "/api/delete", json={"model": "two"}).status_code == 200
+    assert [model.name for model in hub.models()] == ["one"]
+    assert web.request("DELETE", "/api/delete", json={"model": "one"}).status_code == 200
+    assert hub.models() == []
+
+
+def test_a_client_that_leaves_while_a_model_is_made_leaves_none(web, monkeypatch):
+    goes_on, link = threading.Event(), ollama_create._link
+    monkeypatch.setattr(ollama_create, "_link", lambda *paths: (goes_on.wait(30), link(*paths)))
+    assert web.post(BLOB, content=DATA).status_code == 201
+    with web.stream("POST", "/api/create", json={"model": "new", **FILES, "stream": True}) as answer:
+        assert json.loads(next(answer.iter_lines())) == {"status": "parsing GGUF"}
+    pull = web.server.state.pull
+    until(pull._stopped.is_set)
+    goes_on.set()
+    until(lambda: web.server.state.pull is None)
+    assert hub.models() == []
+    assert list(web.server.state.registry.slots) == ["mock"]
 
 
 def test_a_modelfile_may_name_a_file(web):
@@ -142,7 +192,10 @@ def test_files_that_no_model_uses_are_removed_after_some_days(web):
     ("fields", "status", "words"),
     [
         ({"files": {}}, 400, "files"),
-        ({"files": {"a": "x"}}, 400, "digest"),
+        ({"files": {"a": "x"}}, 400, "files: 'x' is no digest"),
+        ({"files": None, "from": "@sha256:x"}, 400, "from: 'sha256:x' is no digest"),
+        ({"files": None, "from": f"@sha256:{'0' * 64}"}, 400, "from: there is no file"),
+        ({"from": "mock", "files": None, "system": "x" * (1 << 20)}, 400, "at most 1,048,576"),
         ({"files": {"a": f"sha256:{'0' * 64}"}}, 400, "POST /api/blobs/"),
         ({"files": {"a": DIGEST, "b": DIGEST}}, 400, "--vision"),
         ({"from": "mock"}, 400, "give one"),

@@ -14,7 +14,7 @@ from functools import wraps
 from statistics import median
 from typing import Any, Literal
 
-from stretto.backends.base import Batch, Decoding
+from stretto.backends.base import Batch, Decoding, DrawsRows
 from stretto.bench.speed import TEMPERATURES, Sampling
 from stretto.engine.track import Track
 from stretto.llm import LLM
@@ -123,11 +123,12 @@ def _clocked(llm: LLM) -> Iterator[dict[str, float]]:
     calls: list[tuple[str, Any, str]] = [
         ("forward", type(llm.backend), "forward"),
         ("sampling", Track, "sample"),
-        *(("sampling", owner, "draw_rows") for owner in (type(llm.backend),) if "draw_rows" in vars(owner)),
         ("detokenizing", type(llm.tokenizer.detokenizer()), "push"),
         *(("cells and batch", Batch, name) for name in ("extend", "check", "place")),
         ("cells and batch", Decoding, "__init__"),
     ]
+    if isinstance(llm.backend, DrawsRows):
+        calls.append(("sampling", type(llm.backend), "draw_rows"))
     with ExitStack() as stack:
         for part, owner, name in calls:
             stack.callback(setattr, owner, name, vars(owner)[name])

@@ -33,7 +33,7 @@ from stretto.engine.request import Request
 from stretto.engine.runner import Runner
 from stretto.engine.scheduler import Scheduler
 from stretto.engine.track import Track
-from stretto.errors import CacheFull, InvalidRequest
+from stretto.errors import InvalidRequest
 from stretto.structured import Compiler
 from stretto.text.reasoning import Reasoning
 from stretto.text.tokenizer import Tokenizer
@@ -136,10 +136,10 @@ class Engine:
                     if request.prompt_steps is not None:
                         request.note_prompt(run_begun)
             ready, hooked = scheduler.ready()
-            alone, n_before = len(ready) == 1 and len(scheduler.running) == 1, metrics.decoded_tokens
-            if not (alone and self._run_ahead(ready[0])):
+            n_decoded = metrics.decoded_tokens
+            if not self._run_ahead(ready):
                 self._take(ready, hooked)
-            n_tokens += metrics.decoded_tokens - n_before
+            n_tokens += metrics.decoded_tokens - n_decoded  # those of the backend's own loop
             if plan.waiting_for_images or self.encoding.is_busy:
                 self._encode(plan)
         if scheduler.changes.pending:
@@ -174,9 +174,7 @@ class Engine:
         if plan.hidden:
             n_tokens += runner.run(plan.hidden, hidden=True)
         if n_tokens:
-            scheduler.pace.learn(n_tokens, metrics.forward - forward)
-            if plan.only_decodes:
-                scheduler.row_costs.learn(n_tokens, metrics.forward - forward)
+            scheduler.learn(n_tokens, metrics.forward - forward, plan.only_decodes)
             metrics.count_pass(n_tokens, len(plan.work) + len(plan.hidden))
         return n_tokens
 
@@ -200,8 +198,7 @@ class Engine:
         forward, n = self.metrics.forward, batch.n
         batch.step(self.runner, device)
         if self._device is None:  # the pass is over
-            scheduler.pace.learn(n, self.metrics.forward - forward)
-            scheduler.row_costs.learn(n, self.metrics.forward - forward)
+            scheduler.learn(n, self.metrics.forward - forward, only_decodes=True)
         self.metrics.count_pass(batch.n, batch.n)
         return batch.n
 
@@ -235,12 +232,14 @@ class Engine:
             self._device.prepare(draws)
             self.metrics.sampling += time.perf_counter() - begun
 
-    def _run_ahead(self, request: AnyRequest) -> bool:
+    def _run_ahead(self, ready: list[AnyRequest]) -> bool:
         """Let the only request run in the backend's own loop, if it asked for that and there is room.
 
         Or unasked, where the backend gains by it: but not if its reader takes one token after the other.
         """
-        decoder = request.decoder
+        if len(ready) != 1 or len(self.scheduler.running) != 1:
+            return False
+        request, decoder = ready[0], ready[0].decoder
         if not isinstance(decoder, PlainDecoder) or request.is_expired:
             return False
         gains = self._gains_ahead and decoder.gains_ahead and not request.single_steps
@@ -275,14 +274,8 @@ class Engine:
         elif victim.output.has_tokens:
             victim.finish("length", "cache full")
         else:
-            victim.fail(self._cache_full(plan))
+            victim.fail(self.runner.cache_full(plan.missing_cells, plan.claimed, plan.missing_slots))
         scheduler.sweep()
-
-    def _cache_full(self, plan: Plan) -> CacheFull:
-        if plan.missing_slots and self.runner.slots is not None:
-            slots = self.runner.slots
-            return slots.full(plan.missing_slots, slots.n_free + len(slots.checkpoints()))
-        return self.runner.cache_full(plan.missing_cells, plan.claimed)
 
     # -- stepping from any thread --
 
@@ -380,12 +373,11 @@ class Engine:
                 raise request.error
 
     def _compute_now(self, tracks: list[Track]) -> None:
-        for track in tracks:
-            if track.has_images:
-                with self.encoding.of(tracks):
-                    self.runner.compute(tracks)
-                return
-        self.runner.compute(tracks)
+        if not any(track.has_images for track in tracks):
+            self.runner.compute(tracks)
+            return
+        with self.encoding.of(tracks):
+            self.runner.compute(tracks)
 
     @contextmanager
     def computed(self, track: Track, everything: bool = False) -> Iterator[None]:

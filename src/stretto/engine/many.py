@@ -36,9 +36,7 @@ class AsyncTexts:
         self._requests: list[Request[Any]] = []
         self._news: News | None = None
         self.follows_prompts = False  # lists may be empty then: `prompt_steps` has something new
-        self.splits_ends = (
-            False  # a last token may come before its request has ended, then the end without one
-        )
+        self.splits_ends = False  # a last token may come before its request has ended, the end behind it
 
     async def start(self) -> None:
         """Make the requests and queue them, all or none. Iterating does it too."""
@@ -89,11 +87,9 @@ class AsyncTexts:
             # The last one is handed out when the request has really ended, and its result is there.
             while events and (events[0].finish_reason is None or request.finished):
                 found.append((index, events.popleft()))
-            if self.splits_ends and events and events[0].finish_reason == "length":
-                last = events[0]
-                if last.text and last.logprob is None:
-                    events[0] = Token(None, "", finish_reason="length")
-                    found.append((index, last._replace(finish_reason=None)))
+            if self.splits_ends and events and _can_split(events[0]):
+                found.append((index, events[0]._replace(finish_reason=None)))
+                events[0] = Token(None, "", finish_reason="length")
         return found
 
     def prompt_steps(self) -> list[tuple[int, PromptStep]]:
@@ -133,3 +129,8 @@ class AsyncTexts:
 
     def __del__(self) -> None:
         self.cancel()
+
+
+def _can_split(last: Token) -> bool:
+    """Whether all of a text's last token but its end is known before the request has ended."""
+    return last.finish_reason == "length" and bool(last.text) and last.logprob is None

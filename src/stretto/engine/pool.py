@@ -246,8 +246,10 @@ class CellPool:
         """Undo what an exception interrupted, if any did."""
         recover(self.cells, self.prefixes)
 
-    def cache_full(self, wanted: int, claimed: Iterable[Match] = ()) -> CacheFull:
-        """The error that says what holds the cells, and what to do."""
+    def cache_full(self, wanted: int, claimed: Iterable[Match] = (), wanted_slots: int = 0) -> CacheFull:
+        """The error that says what holds the cells, or the slots if those are wanted, and what to do."""
+        if wanted_slots and self.slots is not None:
+            return self.slots.full(wanted_slots, self.slots.n_free + len(self.slots.checkpoints()))
         cells, free = self.cells, self.n_available(claimed)
         held = sorted(((cells.count(i), i) for i in cells.sequences), reverse=True)
         largest = ", ".join(f"sequence {i} with {n}" for n, i in held[:3])

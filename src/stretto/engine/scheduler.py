@@ -52,6 +52,12 @@ class Scheduler:
         """Whether there is nothing to do."""
         return not self.running and not self.waiting
 
+    def learn(self, n_tokens: int, seconds: float, only_decodes: bool) -> None:
+        """Note how long a pass took."""
+        self.pace.learn(n_tokens, seconds)
+        if only_decodes:
+            self.row_costs.learn(n_tokens, seconds)
+
     # -- the queue --
 
     def add(self, requests: tuple[AnyRequest, ...]) -> None:

@@ -176,7 +176,7 @@ class Sequence:
         if not isinstance(row, np.ndarray):
             token = track.sample(row, params)
             return token, row.measure(token, 0, None)[0]
-        if drawn := draw_each(self._runner.draws, [track], params):
+        if drawn := draw_each(self._runner.draws, [track], params, self._engine.tokenizer.end_ids):
             return drawn[0]
         token = track.sample(row, params)
         return token, log_probability(row, token)
@@ -350,7 +350,8 @@ def prepare(sequence: Sequence) -> None:
 def step_all(engine: Engine, sequences: list[Sequence], params: SamplingParams) -> list[Step]:
     """A step of each sequence, whose logits are there: all are sampled at once if the backend can do that."""
     rows = [(one._track, one._track.logits) for one in sequences]
-    if drawn := draw_each(engine.runner.draws, [track for track, _ in rows], params):
+    tracks = [track for track, _ in rows]
+    if drawn := draw_each(engine.runner.draws, tracks, params, engine.tokenizer.end_ids):
         return [sequence._take(*one) for sequence, one in zip(sequences, drawn, strict=True)]
     draws = [
         track.draw(row, params, n_top=0)

@@ -24,14 +24,13 @@ from numpy.typing import NDArray
 from stretto.export.blocks import Blocks, concatenated, rounded
 from stretto.export.graph import MICROSOFT, Graph
 from stretto.export.weights import Matrix
+from stretto.weights.onnx.nbits import ACCURACY_LEVEL, BLOCK
 from stretto.weights.tensor import Tensor
 
 Floats = NDArray[np.float32]
 Encoded = Blocks | Floats
 
-BLOCK = 32
 FEW_BITS = 7  # fewer are what a file chooses that is quantised already
-ACCURACY_LEVEL = 4  # of MatMulNBits: activations in 8 bits, as the kernels are fast for
 
 
 class Products:

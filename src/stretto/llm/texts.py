@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from stretto.tools.check import Choice, Tools
 
 Prompts = list[str] | list[list[int]] | list[Parts] | list[Sequence]
+Prepared = tuple[list[int] | Sequence, ToolPlan, dict[str, Any]]  # the prompt of a chat, and its options
 
 
 class Texts:
@@ -275,10 +276,8 @@ class Texts:
 
         >>> llm.chat([{"role": "user", "content": "Hi"}], template={"enable_thinking": False}).text
         """
-        arguments, chosen = _chat_options(self._chosen(options, keywords), template)
-        plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
-        prompt = self._conversation(messages, plan, arguments, chosen.get("cache_salt"))
-        plan, chosen = plan.salted(_tokens(prompt)), plan.options(chosen)
+        chosen = self._chosen(options, keywords)
+        prompt, plan, chosen = self._prepare(messages, chosen, tools, tool_choice, template)
         if stream:
             return ToolStream(self._engine, new_text(self._engine, prompt, chosen), plan)
         (found,) = self._run([new_branches(self._engine, prompt, chosen)])
@@ -326,11 +325,8 @@ class Texts:
         ...     print(token.text, end="", flush=True)
         """
 
-        def prepare() -> tuple[list[int] | Sequence, ToolPlan, dict[str, Any]]:
-            arguments, chosen = _chat_options(self._chosen(options, keywords), template)
-            plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
-            prompt = self._conversation(messages, plan, arguments, chosen.get("cache_salt"))
-            return prompt, plan.salted(_tokens(prompt)), plan.options(chosen)
+        def prepare() -> Prepared:
+            return self._prepare(messages, self._chosen(options, keywords), tools, tool_choice, template)
 
         if not stream:
             return self._answered(prepare)
@@ -342,30 +338,37 @@ class Texts:
 
         return AsyncToolStream(self._worker, make)
 
-    async def _answered(
-        self, prepare: Callable[[], tuple[list[int] | Sequence, ToolPlan, dict[str, Any]]]
-    ) -> Result:
+    async def _answered(self, prepare: Callable[[], Prepared]) -> Result:
         """The answer to a conversation that is rendered in a thread."""
         from asyncio import to_thread
 
         prompt, plan, chosen = await to_thread(prepare)
         return cast(Result, plan.read_all(await self.agenerate(cast(Any, prompt), **chosen)))
 
-    def _conversation(
+    def _prepare(
         self,
         messages: Seq[Message] | Sequence,
-        plan: ToolPlan,
-        arguments: Mapping[str, Any] | None,
-        salt: str | None,
-    ) -> list[int] | Sequence:
+        options: Mapping[str, Any],
+        tools: Tools | None,
+        tool_choice: Choice | None,
+        template: Mapping[str, Any] | None,
+    ) -> Prepared:
+        """The prompt of a conversation, the plan for its tools, and the options of its request."""
+        arguments, chosen = _chat_options(options, template)
+        plan = plan_tools(self._template, self.tokenizer, tools, tool_choice)
+        prompt: list[int] | Sequence
         if not isinstance(messages, Sequence):
-            return self.chat_prompt(messages, tools=plan.shown, template=arguments, cache_salt=salt)
-        if arguments:
+            salt = chosen.get("cache_salt")
+            prompt = self.chat_prompt(messages, tools=plan.shown, template=arguments, cache_salt=salt)
+        elif not arguments:
+            prompt = messages
+        else:
             raise InvalidRequest(
                 "template: a sequence is continued as it is; give the arguments to chat_prompt",
                 param="template",
             )
-        return messages
+        ids = list(prompt.tokens) if isinstance(prompt, Sequence) else prompt
+        return prompt, plan.salted(ids), plan.options(chosen)
 
     def tool_plan(
         self, tools: Tools | None, tool_choice: Choice | None = None, parallel: bool = True
@@ -390,10 +393,6 @@ def _chat_options(
     rest = {"reasoning": True, **options}
     known = rest.pop("template", None)
     return known if arguments is None else arguments, rest
-
-
-def _tokens(prompt: list[int] | Sequence) -> list[int]:
-    return list(prompt.tokens) if isinstance(prompt, Sequence) else prompt
 
 
 def is_list(prompt: Any) -> bool:

@@ -7,8 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from stretto.engine.history import HISTORY_SECONDS
-
-CLIENT_GONE = 499  # a status that no client gets, and no error
+from stretto.server.errors import CLIENT_GONE
 
 
 @dataclass

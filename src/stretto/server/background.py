@@ -35,7 +35,7 @@ def check_background(body: ResponseRequest) -> None:
         )
 
 
-def in_background(state: State, shape: ResponseShape) -> dict[str, Any]:
+def run_in_background(state: State, shape: ResponseShape) -> dict[str, Any]:
     """Make a response of a generation that has started; returns what is known of it now."""
     key = shape.generation.caller.name, shape.id
     queued = shape.response("queued")
@@ -68,7 +68,7 @@ async def _finish(state: State, key: tuple[str, str], shape: ResponseShape) -> N
         state.jobs.pop(key, None)
 
 
-def as_it_is(state: State, caller: Caller, response: dict[str, Any]) -> dict[str, Any]:
+def with_status(state: State, caller: Caller, response: dict[str, Any]) -> dict[str, Any]:
     """A stored response; one that is being made is in progress once it has left the queue."""
     job = state.jobs.get((caller.name, response["id"]))
     if job is None or job.generation.progress.state == "waiting":
@@ -76,14 +76,14 @@ def as_it_is(state: State, caller: Caller, response: dict[str, Any]) -> dict[str
     return {**response, "status": "in_progress"}
 
 
-async def ended(state: State, caller: Caller, name: str) -> None:
+async def cancel_job(state: State, caller: Caller, name: str) -> None:
     """Cancel a response, and wait until it has ended; nothing, if it is not being made."""
     if (job := state.jobs.get((caller.name, name))) is not None:
         job.generation.cancel()
         await asyncio.wait([job.task], timeout=CANCEL_SECONDS)
 
 
-def forget(state: State, caller: Caller, name: str) -> None:
+def forget_job(state: State, caller: Caller, name: str) -> None:
     """Cancel a response that is not wanted any more: it is not stored when it ends."""
     if (job := state.jobs.pop((caller.name, name), None)) is not None:
         job.generation.cancel()

@@ -23,14 +23,14 @@ SPARE_BYTES = 64 << 20  # that must be free while a file of unknown size is writ
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 
 
-def hash_of(digest: str) -> str:
-    """The hexadecimal digits of `sha256:…`; raises for anything else."""
+def hash_of(digest: str, field: str = "digest") -> str:
+    """The hexadecimal digits of `sha256:…`, which a field has; raises for anything else."""
     found = _DIGEST.fullmatch(digest)
     if found is None:
         raise ApiError(
             400,
-            f"{digest[:100]!r} is no digest: sha256: and 64 digits of 0-9 and a-f",
-            param="digest",
+            f"{field}: {digest[:100]!r} is no digest: sha256: and 64 digits of 0-9 and a-f",
+            param=field,
             code="invalid_value",
         )
     return found[1]

@@ -78,8 +78,12 @@ class CohereEmbedRequest(ForModel):
 async def embed(body: CohereEmbedRequest, request: Request) -> Response:
     """A vector for each text, in the forms that are asked for."""
     state = state_of(request)
-    if (body.texts is None) == (body.inputs is None):
-        raise ApiError(400, "give texts, or inputs", param="texts", code="missing_field")
+    if body.texts is not None and body.inputs is not None:
+        raise ApiError(400, "texts and inputs both hold the texts; give one", param="inputs")
+    if body.texts is None and body.inputs is None:
+        raise ApiError(
+            400, "texts is missing: a list of texts; or inputs", param="texts", code="missing_field"
+        )
     field = "texts" if body.texts is not None else "inputs"
     texts = body.texts or ["\n".join(part.text for part in one.content) for one in body.inputs or ()]
     forms: list[str] = list(dict.fromkeys(body.embedding_types or ("float",)))
@@ -151,7 +155,7 @@ def _written(vectors: Floats, form: str) -> list[Any]:
     if form == "base64":
         return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
     if form == "float":
-        return [[float(number) for number in vector] for vector in vectors]
+        return list(vectors.tolist())
     if vectors.shape[1] % 8:
         raise ApiError(
             400,

@@ -41,6 +41,7 @@ LLAMA_TYPES: dict[int | str, str] = {  # by code, or by status
     503: "unavailable_error",
 }
 
+CLIENT_GONE = 499  # a status that no client gets, and no error
 MAX_QUOTED = 300  # characters of a message that come from a request
 
 
@@ -66,8 +67,11 @@ class ApiError(Exception):
         self.facts = facts or {}  # numbers for programs, beside the message
 
 
-class ClientGone(Exception):
-    """The client has disconnected."""
+class ClientGone(ApiError):
+    """The client has disconnected, and reads no answer; the log says so."""
+
+    def __init__(self) -> None:
+        super().__init__(CLIENT_GONE, "the client has disconnected", code="client_closed_request")
 
 
 class Json(Response):
@@ -214,7 +218,8 @@ def install(app: FastAPI) -> None:
         return answer(ApiError(error.status_code, str(error.detail)), path)
 
     async def gone(request: Request, error: Exception) -> Response:
-        return Response(status_code=499)  # client closed request
+        assert isinstance(error, ClientGone)
+        return Response(status_code=error.status)
 
     for kind in (ApiError, errors.StrettoError):
         app.add_exception_handler(kind, known)

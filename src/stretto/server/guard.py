@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stretto.errors import InvalidRequest
 from stretto.server.callers import CALLER
-from stretto.server.errors import ApiError, answer, translate
+from stretto.server.errors import CLIENT_GONE, ApiError, answer, translate
 from stretto.server.generation import REQUEST_ID
 from stretto.server.hosts import host_of, is_literal, is_loopback
 from stretto.server.origins import answer_headers, check_origin, is_wide, preflight_headers
@@ -258,7 +258,7 @@ class _Visit:
         self.method = method if method in KNOWN_METHODS else "other"
         self.path: str = scope["path"]
         self.client = (scope.get("client") or ("", 0))[0]
-        self.status = 499  # client closed request, until an answer is sent
+        self.status = CLIENT_GONE  # until an answer is sent
         self.begun = False
         self.extra: list[tuple[bytes, bytes]] = []
         self.notes: dict[str, Any] = scope.setdefault("stretto", {})

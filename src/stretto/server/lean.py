@@ -47,8 +47,8 @@ class Lean:
             body.model = self._app.state.stretto.registry.first(body.verb)
         try:
             response = await endpoint(body, Request(scope, receive))
-        except ClientGone:
-            response = Response(status_code=499)  # client closed request
+        except ClientGone as error:
+            response = Response(status_code=error.status)
         await response(scope, receive, send)
 
 

@@ -29,7 +29,7 @@ from stretto.server.bodies import validated
 from stretto.server.callers import require_admin
 from stretto.server.errors import ApiError, ClientGone, translate
 from stretto.server.modelfile import parse_modelfile
-from stretto.server.ollama_models import require_new, statuses, told
+from stretto.server.ollama_models import progress_response, require_new, statuses
 from stretto.server.ollama_names import Made, check_name, plain, rebased
 from stretto.server.ollama_schemas import CreateRequest
 from stretto.server.pulls import Pull
@@ -89,7 +89,9 @@ async def send_blob(digest: Digest, request: Request) -> Response:
             pass
         return Response(status_code=200)
     if blobs.n_uploads >= MAX_UPLOADS:
-        raise ApiError(429, f"{MAX_UPLOADS} files are being sent already", code="busy", retry_after=10)
+        raise ApiError(
+            429, f"{MAX_UPLOADS} files are being sent already; wait for one", code="busy", retry_after=10
+        )
     blobs.n_uploads += 1
     try:
         upload = await asyncio.to_thread(blobs.begin, digest, length)
@@ -150,8 +152,8 @@ async def create(body: CreateRequest, request: Request) -> Response:
         given = body.model_dump(exclude_unset=True, by_alias=True, exclude={"modelfile"})
         body = validated(CreateRequest, {**fields, **given})
     check_name(name)
-    weights, base = await _basis(body, name, state)
     require_new(state, name)
+    weights, base = await _basis(body, name, state)
     texts = [body.license] if isinstance(body.license, str) else body.license or []
     own = Made(
         name,
@@ -165,7 +167,9 @@ async def create(body: CreateRequest, request: Request) -> Response:
     made = rebased(own, name, base)
     if weights is None:
         await asyncio.to_thread(state.made.add, made)
-        return await told(statuses("reading model metadata", "writing manifest", "success"), body.stream)
+        return await progress_response(
+            statuses("reading model metadata", "writing manifest", "success"), body.stream
+        )
     made = replace(made, base=name)
     state.made.check(made)
     store = Store.default()
@@ -175,8 +179,7 @@ async def create(body: CreateRequest, request: Request) -> Response:
         partial(_store, store, weights, state.settings.threads),
         undo=partial(store.remove, weights.entry.source),
     )
-    lines = _making(started, None if made == Made(name, name) else made, state)
-    return await told(lines, body.stream, started)
+    return await progress_response(_making(started, made, state), body.stream, started)
 
 
 async def _basis(body: CreateRequest, name: str, state: State) -> tuple[_Weights | None, Made]:
@@ -184,16 +187,17 @@ async def _basis(body: CreateRequest, name: str, state: State) -> tuple[_Weights
     if body.quantize is not None:
         _check_mix(body.quantize)
     if (digest := _digest(body)) is not None:
+        field = "from" if body.files is None else "files"
         path = await asyncio.to_thread(state.blobs.find, digest)
         if path is None:
             raise ApiError(
                 400,
-                f"files: there is no file {digest} here; send it to POST /api/blobs/{digest} first",
-                param="files",
+                f"{field}: there is no file {digest} here; send it to POST /api/blobs/{digest} first",
+                param=field,
                 code="invalid_value",
             )
-        await asyncio.to_thread(_check_file, path)
-        entry = ModelEntry(name, stored_name(name))
+        await asyncio.to_thread(_check_file, path, field)
+        entry = ModelEntry(name, stored_name(name, state))
         return _Weights(path, entry, digest, body.quantize), Made(name, name)
     if body.from_ is None:
         raise ApiError(
@@ -207,7 +211,7 @@ async def _basis(body: CreateRequest, name: str, state: State) -> tuple[_Weights
         return None, base
     if slot.is_task or not slot.path.is_file():
         raise ApiError(400, f"quantize needs a GGUF file, which {slot.name} is not", param="quantize")
-    entry = replace(slot.entry, name=name, source=stored_name(name), adapters=())
+    entry = replace(slot.entry, name=name, source=stored_name(name, state), adapters=())
     return _Weights(slot.path, entry, slot.name, body.quantize), base
 
 
@@ -215,7 +219,7 @@ def _digest(body: CreateRequest) -> str | None:
     """The digest of the file that a model is made from; in modelfiles it is FROM @sha256:…"""
     begins = (body.from_ or "").removeprefix("@")
     if body.files is None:
-        return f"sha256:{hash_of(begins)}" if begins.startswith("sha256:") else None
+        return f"sha256:{hash_of(begins, 'from')}" if begins.startswith("sha256:") else None
     if body.from_ is not None:
         raise ApiError(400, "from and files both say what the model is made from; give one", param="files")
     if len(body.files) != 1:
@@ -226,7 +230,7 @@ def _digest(body: CreateRequest) -> str | None:
             param="files",
             code="unsupported",
         )
-    return f"sha256:{hash_of(next(iter(body.files.values())))}"
+    return f"sha256:{hash_of(next(iter(body.files.values())), 'files')}"
 
 
 def _check_mix(name: str) -> None:
@@ -236,7 +240,7 @@ def _check_mix(name: str) -> None:
         raise ApiError(400, f"quantize: {error}", param="quantize", code="invalid_value") from None
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path, field: str) -> None:
     """Raise for a file that is no model."""
     try:
         with GGUF(path) as file:
@@ -244,13 +248,13 @@ def _check_file(path: Path) -> None:
     except StrettoError as error:
         raise ApiError(
             400,
-            f"files: this is no GGUF file of a model that can be run: {error}",
-            param="files",
+            f"{field}: this is no GGUF file of a model that can be run: {error}",
+            param=field,
             code="invalid_value",
         ) from None
 
 
-def stored_name(name: str) -> str:
+def stored_name(name: str, state: State) -> str:
     """The name in the store of a model that is made here; raises for one that means another model there."""
     stored = name.lower().replace(":", "-")
     if not is_name(stored) or stored.endswith((".gguf", ".onnx")):
@@ -266,6 +270,14 @@ def stored_name(name: str) -> str:
             param="model",
             code="name_taken",
         )
+    for slot in state.registry.slots.values():
+        if slot.entry.source == stored:  # A:b and a-b would be one file
+            raise ApiError(
+                409,
+                f"{name} would be stored as {stored}, as {slot.name} is; give another name",
+                param="model",
+                code="name_taken",
+            )
     return stored
 
 
@@ -282,14 +294,26 @@ def _store(store: Store, weights: _Weights, threads: int | None, report: Report)
             _link(weights.path, target)
         else:
             words = f"quantizing to {mix}"
-            quantize_model(
-                weights.path, target, mix, threads=threads, progress=lambda done, n: report(done, n, words)
-            )
+            _quantize(weights.path, target, mix, threads, lambda done, n: report(done, n, words))
             report(0, 0, "verifying the file")
             sha256 = _sha256(target)
         source = f"{CREATED}{weights.origin}"
         made = Model(name, target, source, target.stat().st_size, sha256, verified=True)
+        report(0, 0, "storing the file")  # raises if the client has gone
         return store.publish(made, staged)
+
+
+def _quantize(
+    path: Path, target: Path, mix: str, threads: int | None, progress: Callable[[int, int], None]
+) -> None:
+    try:
+        quantize_model(path, target, mix, threads=threads, progress=progress)
+    except InvalidRequest as error:
+        if error.param != "allow_requantize":
+            raise
+        message = f"quantize: the weights are quantised already, and {mix} of them would lose twice; "
+        message += "make the model from an F16, BF16 or F32 file, or leave quantize out"
+        raise ApiError(400, message, param="quantize", code="invalid_value") from None
 
 
 def _sha256(path: Path) -> str:
@@ -307,8 +331,8 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-async def _making(started: Pull, made: Made | None, state: State) -> AsyncIterator[dict[str, Any]]:
-    """The progress of a model with weights of its own; `made` is what it has besides."""
+async def _making(started: Pull, made: Made, state: State) -> AsyncIterator[dict[str, Any]]:
+    """The progress of a model with weights of its own; `made` is what it has besides, if that is anything."""
     yield {"status": "parsing GGUF"}
     async for event in started.events():
         if "error" in event:
@@ -318,7 +342,9 @@ async def _making(started: Pull, made: Made | None, state: State) -> AsyncIterat
         else:
             yield {"status": "writing manifest"}
             try:
-                if made is not None:
+                if made == Made(made.name, made.name):  # an older model of this name is replaced all the same
+                    await asyncio.to_thread(state.made.remove, made.name)
+                else:
                     await asyncio.to_thread(state.made.add, made)
                 yield {"status": "success"}
             except Exception as error:

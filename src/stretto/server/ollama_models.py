@@ -88,10 +88,10 @@ async def pull(body: OllamaPullRequest, request: Request) -> Response:
     require_admin(request)
     state, name = state_of(request), plain(body.wanted)
     if name in state.registry.slots or name in state.made.all():
-        return await told(statuses("pulling manifest", "success"), body.stream)
+        return await progress_response(statuses("pulling manifest", "success"), body.stream)
     source = source_of(re.sub(r"^(https?://)?(hf\.co|huggingface\.co)/", "", name))
     started = Pull(state, ModelEntry(name, source))
-    return await told(_progress(started), body.stream, started)
+    return await progress_response(_progress(started), body.stream, started)
 
 
 @router.post("/api/copy")
@@ -117,8 +117,11 @@ async def delete(body: DeleteRequest, request: Request) -> Response:
     if not await state.registry.remove(name):
         raise ApiError(409, f"{name} is in use; wait for its requests", param="model", code="in_use")
     await asyncio.to_thread(state.made.remove, name)
-    if any(model.name == slot.entry.source for model in await asyncio.to_thread(hub.models)):
-        await asyncio.to_thread(hub.remove, slot.entry.source)
+    source = slot.entry.source
+    if any(other.entry.source == source for other in state.registry.slots.values()):
+        return Response(status_code=200)  # another served model has the same file
+    if any(model.name == source for model in await asyncio.to_thread(hub.models)):
+        await asyncio.to_thread(hub.remove, source)
     return Response(status_code=200)
 
 
@@ -254,7 +257,7 @@ async def statuses(*texts: str) -> AsyncIterator[dict[str, Any]]:
         yield {"status": text}
 
 
-async def told(
+async def progress_response(
     values: AsyncIterator[dict[str, Any]], stream: bool | None, started: Pull | None = None
 ) -> Response:
     """Progress as lines, or its last value; `started` is the work that it is about."""

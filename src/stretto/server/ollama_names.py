@@ -70,10 +70,12 @@ class MadeModels:
         check_name(made.name)
         text = json.dumps(asdict(made))
         known = self.all()
-        if len(text) > MAX_BYTES or (len(known) >= MAX_MADE and made.name not in known):
-            raise ApiError(
-                400, "the model is too large, or there are too many", param="model", code="over_limit"
-            )
+        if len(text) > MAX_BYTES:
+            message = f"the model's texts have {len(text):,} bytes as JSON; at most {MAX_BYTES:,} are kept"
+            raise ApiError(400, message, param="model", code="over_limit")
+        if len(known) >= MAX_MADE and made.name not in known:
+            message = f"{MAX_MADE} models have been made already; delete one with /api/delete"
+            raise ApiError(400, message, param="model", code="over_limit")
         return text
 
     def remove(self, name: str) -> bool:

@@ -10,7 +10,13 @@ from fastapi import APIRouter, Query, Request
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
-from stretto.server.background import as_it_is, check_background, ended, forget, in_background
+from stretto.server.background import (
+    cancel_job,
+    check_background,
+    forget_job,
+    run_in_background,
+    with_status,
+)
 from stretto.server.callers import caller_of
 from stretto.server.conversation import converse, options_of, planned, renamed
 from stretto.server.errors import ApiError, Json, dumps, unsupported
@@ -59,7 +65,7 @@ async def create(body: ResponseRequest, request: Request) -> Response:
     try:
         shape = ResponseShape(body, generation, plan, keep)
         if body.background:
-            return Json(in_background(state_of(request), shape))
+            return Json(run_in_background(state_of(request), shape))
         if body.stream:
             return Streamed(generation, generation.texts, ResponseEvents(shape), EVENTS)
         (result,) = await unless_gone(request, generation.results())
@@ -95,7 +101,7 @@ async def retrieve(
     """A response that was kept, or is being made."""
     if stream:
         raise unsupported("stream: a response that was kept is not streamed again", "stream")
-    return Json(as_it_is(state_of(request), caller_of(request), _find(request, response_id).response))
+    return Json(with_status(state_of(request), caller_of(request), _find(request, response_id).response))
 
 
 @router.post("/v1/responses/{response_id}/cancel")
@@ -108,7 +114,7 @@ async def cancel(response_id: str, request: Request) -> Response:
             param="response_id",
             code="invalid_value",
         )
-    await ended(state_of(request), caller_of(request), response_id)
+    await cancel_job(state_of(request), caller_of(request), response_id)
     return Json(_find(request, response_id).response)
 
 
@@ -123,7 +129,7 @@ async def input_items(response_id: str, request: Request) -> Response:
 @router.delete("/v1/responses/{response_id}")
 async def delete(response_id: str, request: Request) -> Response:
     """Forget a response that was kept; one that is being made ends."""
-    forget(state_of(request), caller_of(request), response_id)
+    forget_job(state_of(request), caller_of(request), response_id)
     state_of(request).responses.remove(caller_of(request).name, response_id)
     return Json({"id": response_id, "object": "response", "deleted": True})
 
@@ -138,7 +144,8 @@ def _before(body: InputTokensRequest, request: Request) -> Kept | None:
     if name is None:
         return None
     found = _find(request, name, "previous_response_id")
-    if (status := found.response["status"]) not in ("completed", "incomplete"):
+    status = with_status(state_of(request), caller_of(request), found.response)["status"]
+    if status not in ("completed", "incomplete"):
         raise ApiError(
             400,
             f"previous_response_id: {name[:64]} is {status}; a response can be continued when it is complete",

@@ -26,13 +26,13 @@ def _only(off: float) -> Callable[[float], float]:
     return check
 
 
-Zero = Annotated[
+OffAtZero = Annotated[
     Number, AfterValidator(_only(0)), Field(description=OFF, json_schema_extra={"minimum": 0, "maximum": 0})
 ]
-One = Annotated[
+OffAtOne = Annotated[
     Number, AfterValidator(_only(1)), Field(description=OFF, json_schema_extra={"minimum": 1, "maximum": 1})
 ]
-Any_ = Annotated[Number, Field(description=f"{NEUTRAL} Its sampler is off.")]
+Unused = Annotated[Number, Field(description=f"{NEUTRAL} Its sampler is off.")]
 Words = Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=64)]
 
 
@@ -48,20 +48,20 @@ class LlamaSamplers(ForModel):
     samplers: Annotated[Words | Text, Field(description=NEUTRAL)] | None = None
     min_keep: Annotated[int, Field(ge=0, description=NEUTRAL)] | None = None
     backend_sampling: Annotated[bool, Field(description=NEUTRAL)] | None = None
-    typical_p: One | None = None
-    typ_p: One | None = None
-    mirostat: Zero | None = None
-    mirostat_tau: Any_ | None = None
-    mirostat_eta: Any_ | None = None
-    dynatemp_range: Zero | None = None
-    dynatemp_exponent: Any_ | None = None
-    xtc_probability: Zero | None = None
-    xtc_threshold: Any_ | None = None
-    dry_multiplier: Zero | None = None
-    dry_base: Any_ | None = None
-    dry_allowed_length: Any_ | None = None
-    dry_penalty_last_n: Any_ | None = None
+    typical_p: OffAtOne | None = None
+    typ_p: OffAtOne | None = None
+    mirostat: OffAtZero | None = None
+    mirostat_tau: Unused | None = None
+    mirostat_eta: Unused | None = None
+    dynatemp_range: OffAtZero | None = None
+    dynatemp_exponent: Unused | None = None
+    xtc_probability: OffAtZero | None = None
+    xtc_threshold: Unused | None = None
+    dry_multiplier: OffAtZero | None = None
+    dry_base: Unused | None = None
+    dry_allowed_length: Unused | None = None
+    dry_penalty_last_n: Unused | None = None
     dry_sequence_breakers: Annotated[Words, Field(description=NEUTRAL)] | None = None
     adaptive_target: Annotated[Number, Field(lt=0, description=OFF)] | None = None
-    adaptive_decay: Any_ | None = None
+    adaptive_decay: Unused | None = None
     top_n_sigma: Annotated[Number, Field(le=0, description=OFF)] | None = None

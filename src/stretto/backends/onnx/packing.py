@@ -24,12 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto import _native, kernels
-from stretto.backends.onnx.products import BLOCK, Product, count_uses, find_products
+from stretto.backends.onnx.products import Product, count_uses, find_products
 from stretto.backends.onnx_session import OnnxSession, Replacement, open_session
 from stretto.errors import ModelError, RouteWarning, Unsupported
 from stretto.weights.formats import Format
 from stretto.weights.onnx import OnnxFile, TensorInfo, files_stamp
 from stretto.weights.onnx.limits import OWN_DOMAIN
+from stretto.weights.onnx.nbits import BLOCK
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 
 from stretto.weights.onnx import Node, OnnxFile
 from stretto.weights.onnx.model import Attribute
+from stretto.weights.onnx.nbits import ACCURACY_LEVEL, BLOCK
 
-BLOCK = 32
-ACCURACY_LEVEL = 4  # activations in 8 bits
 ATTRIBUTES = {"K", "N", "bits", "block_size", "accuracy_level"}
 POOL: Mapping[str, Attribute] = {"kernel_shape": (BLOCK,), "strides": (BLOCK,)}  # means of blocks
 

@@ -248,8 +248,7 @@ class PlainDecoder(OneTrack):
     @property
     def n_unchecked(self) -> int:
         """How many tokens can be accepted before something but an end token may end the text."""
-        output = self.output
-        return self._check_at - len(output.tokens)
+        return self._check_at - len(self.output.tokens)
 
     def accept_sampled(self, token: int) -> None:
         """Accept a token that was sampled without `advance`."""
