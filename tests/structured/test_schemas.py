@@ -61,7 +61,7 @@ def test_nearly_all_values_that_fit_are_accepted_and_no_schema_is_refused():
 
 REFUSED = [
     ({"properties": {"a": {"not": {"pattern": r"(x)\1"}}}}, "#/properties/a/not/pattern"),
-    ({"not": {"pattern": "^(a|b|c){60}d"}}, "#/not/pattern"),
+    ({"not": {"pattern": "^(a|b|c){200}d"}}, "#/not/pattern"),
     ({"oneOf": [{"pattern": r"\ba"}, {"pattern": "b"}]}, "#/oneOf/0/pattern"),
     ({"not": {"patternProperties": {r"\bx": False}}}, "#/not/patternProperties"),
     ({"not": {"dependencies": {"a": ["b"]}}}, "#/not/dependencies"),

@@ -23,19 +23,19 @@ from stretto.structured.automata import (
     any_of,
     characters,
     expression,
+    has_text,
     is_empty,
     opposite,
     other,
     ranges,
-    star,
+    repeat,
     then,
 )
 from stretto.structured.normalised import SPACES
 from stretto.structured.places import NotExpressible, Schema
-from stretto.structured.texts import only
 
-MAX_REPEATS = 64
-MAX_PATTERN = 1_000  # characters
+MAX_REPEATS = 10_000
+MAX_PATTERN = 8_000  # characters
 MAX_OVERLAPPING = 4  # patterns that may match the same name
 
 Value = TypeVar("Value")
@@ -48,7 +48,7 @@ def complement(pattern: str, place: str) -> str | None:
     """A pattern for the texts that another does not match; None if it matches all.
 
     >>> complement("^a", "#")
-    '^(?:(?:|[^\\\\x{61}](?:[\\\\s\\\\S])*))$'
+    '^(?:(?:|[^a](?:[\\\\s\\\\S])*))$'
     """
     return region([], [pattern], place)
 
@@ -65,7 +65,7 @@ def region(inside: list[str], outside: list[str], place: str) -> str | None:
 
 def matches(pattern: str, text: str, place: str) -> bool:
     """Whether a pattern finds something in a text."""
-    return _limited(lambda: not is_empty(all_of([_node(pattern), _node(only(text))])), place)
+    return _limited(lambda: has_text(_node(pattern), text), place)
 
 
 def without_looking(pattern: str, place: str) -> str:
@@ -96,8 +96,13 @@ def apart(parts: dict[str, Schema], place: str) -> dict[str, list[Schema]]:
 
 def disjoint(patterns: list[str]) -> bool:
     """Whether it is proved that no text matches all of some patterns."""
+    return nothing_common([[pattern] for pattern in patterns])
+
+
+def nothing_common(groups: list[list[str]]) -> bool:
+    """Whether it is proved that no text matches one pattern of each group."""
     try:
-        return _limited(lambda: is_empty(all_of(map(_node, patterns))), "#")
+        return _limited(lambda: is_empty(all_of(any_of(map(_node, group)) for group in groups)), "#")
     except NotExpressible:
         return False
 
@@ -134,7 +139,7 @@ class _Parser:
         if self._at < len(self._text):
             raise _Unknown("a bracket that is not opened")
         return any_of(
-            then(EMPTY if starts else ALL, then(node, EMPTY if ends else ALL))
+            then(EMPTY if starts else ALL, node, EMPTY if ends else ALL)
             for starts, node, ends in alternatives
         )
 
@@ -180,9 +185,7 @@ class _Parser:
                     nodes.append(node)
         if anchored is not None:
             return anchored
-        whole = EMPTY
-        for node in reversed(nodes):
-            whole = then(node, whole)
+        whole = then(*nodes)
         if ahead:
             whole, ends = all_of([*ahead, whole if ends else then(whole, ALL)]), True
         return [(starts, whole, ends)]
@@ -240,12 +243,7 @@ class _Parser:
             raise _Unknown("a repetition of a repetition")
         if max(low, high or 0) > MAX_REPEATS:
             raise TooLarge
-        whole = star(node) if high is None else EMPTY
-        for _ in range((high or low) - low):
-            whole = any_of([EMPTY, then(node, whole)])
-        for _ in range(low):
-            whole = then(node, whole)
-        return whole
+        return repeat(node, low, high)
 
     def read_class(self) -> Ranges:
         """The rest of a class of characters, behind its bracket."""
