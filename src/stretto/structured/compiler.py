@@ -25,6 +25,7 @@ from stretto.structured.grammar import Grammar, ascii_classes, choice_pattern
 from stretto.structured.guide import Guide, brief
 from stretto.structured.inlined import inlined
 from stretto.structured.keys import with_plain_keys
+from stretto.structured.merged import merged
 from stretto.structured.scanner import UNIQUE_KEY
 from stretto.structured.unique import TokenTable, UniqueItems
 from stretto.text.tokenizer import Tokenizer
@@ -55,8 +56,13 @@ NAMES = {
     "tools": "the description of the tools",
 }
 
-# Another form of a schema that may help, by a part of the library's error.
-REMADE = {"circular references with sibling keys": inlined, "are not disjoint": taken_apart}
+# Other forms of a schema that may help, each with a part of the library's error.
+REMADE: list[tuple[str, Callable[[Any], Any]]] = [
+    ("circular references with sibling keys", inlined),
+    ("circular references with sibling keys", merged),
+    ("are not disjoint", taken_apart),
+]
+MAX_REMADE = 3  # times, one after the other
 
 Value = TypeVar("Value")
 
@@ -221,7 +227,7 @@ class _Vocabulary:
             return self.greedy(text) if self.greedy else []
 
 
-def _matcher(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+def _matcher(grammar: Grammar, tokenizer: LLTokenizer, n_remade: int = 0) -> LLMatcher:
     """The library's matcher of a grammar; raises `InvalidGrammar` if it takes none of the forms."""
     import llguidance
 
@@ -231,13 +237,13 @@ def _matcher(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
         if not matcher.is_error():
             return matcher
     reason = matcher.get_error()
-    for sign, remade in REMADE.items():
-        if grammar.kind == "json" and sign in reason:
+    for sign, remade in REMADE:
+        if grammar.kind == "json" and sign in reason and n_remade < MAX_REMADE:
             made = remade(json.loads(grammar.text))
             text = json.dumps(made, ensure_ascii=False)
             if made is not None and text != grammar.text:
                 with suppress(InvalidGrammar):
-                    return _matcher(replace(grammar, text=text), tokenizer)
+                    return _matcher(replace(grammar, text=text), tokenizer, n_remade + 1)
     raise _wrong(grammar, brief(reason))
 
 
