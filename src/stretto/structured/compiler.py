@@ -21,6 +21,7 @@ from stretto import forking
 from stretto.errors import InvalidGrammar, InvalidRequest
 from stretto.structured.atoms import taken_apart
 from stretto.structured.checks import find_key, find_mentioned
+from stretto.structured.decided import decided
 from stretto.structured.grammar import Grammar, ascii_classes, choice_pattern
 from stretto.structured.guide import Guide, brief
 from stretto.structured.inlined import inlined
@@ -61,6 +62,8 @@ REMADE: list[tuple[str, Callable[[Any], Any]]] = [
     ("circular references with sibling keys", inlined),
     ("circular references with sibling keys", merged),
     ("are not disjoint", taken_apart),
+    ("Unable to determine if regex is empty", decided),
+    ("Unable to determine if regex is empty", merged),
 ]
 MAX_REMADE = 3  # times, one after the other
 
@@ -239,12 +242,21 @@ def _matcher(grammar: Grammar, tokenizer: LLTokenizer, n_remade: int = 0) -> LLM
     reason = matcher.get_error()
     for sign, remade in REMADE:
         if grammar.kind == "json" and sign in reason and n_remade < MAX_REMADE:
-            made = remade(json.loads(grammar.text))
+            if (made := _remade(remade, grammar.text)) is False:
+                raise _wrong(grammar, "no text fits it")
             text = json.dumps(made, ensure_ascii=False)
             if made is not None and text != grammar.text:
                 with suppress(InvalidGrammar):
                     return _matcher(replace(grammar, text=text), tokenizer, n_remade + 1)
     raise _wrong(grammar, brief(reason))
+
+
+def _remade(function: Callable[[Any], Any], text: str) -> Any:
+    """Another form of a schema; None where there is none, or it is no schema after all."""
+    try:
+        return function(json.loads(text))
+    except (AttributeError, TypeError, KeyError, ValueError, IndexError, RecursionError):
+        return None
 
 
 def _sources(grammar: Grammar) -> Iterator[str]:

@@ -15,16 +15,13 @@ from typing import Any
 
 from stretto.structured.automata import limited_work
 from stretto.structured.overlap import Overlap
-from stretto.structured.places import NotExpressible, Schema, resolve
+from stretto.structured.places import ANNOTATIONS, NotExpressible, Schema, resolve
 from stretto.structured.regular import apart, matches, region
 from stretto.structured.texts import only
 
 MAX_DEFINITIONS = 1_000
 MAX_BRANCHES = 256  # of one definition
 MAX_BRANCHES_IN_ALL = 5_000
-_HIDDEN = frozenset(
-    ("$defs", "definitions", "title", "description", "default", "examples", "$comment", "$schema")
-)
 _OBJECT = ("properties", "patternProperties", "additionalProperties")
 _ARRAY = ("prefixItems", "items")
 
@@ -107,7 +104,7 @@ class _Merger:
     def _ways(self, schema: Schema, path: tuple[str, ...]) -> list[Flat]:
         if isinstance(schema, bool):
             return [[]] if schema else []
-        own = {key: value for key, value in schema.items() if key not in _HIDDEN}
+        own = {key: value for key, value in schema.items() if key not in ANNOTATIONS}
         if isinstance(own.get("items"), list):
             raise NotExpressible("#", "items of an older draft")
         parts: list[Schema] = []
