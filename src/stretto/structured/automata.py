@@ -139,7 +139,7 @@ def has_empty(node: Node) -> bool:
     if kind in ("empty", "star"):
         return True
     if kind == "repeat":
-        return node[2] == 0  # a part that may be empty is repeated from 0 on
+        return bool(node[2] == 0)  # a part that may be empty is repeated from 0 on
     if kind == "not":
         return not has_empty(node[1])
     return (any if kind == "any" else all)(has_empty(part) for part in node[1])
@@ -173,7 +173,7 @@ def longest(node: Node) -> float:
     if kind == "then":
         return sum(map(longest, node[1]))
     if kind == "repeat":
-        return longest(node[1]) * node[3]
+        return longest(node[1]) * int(node[3])
     if kind in ("any", "all"):
         return (max if kind == "any" else min)(map(longest, node[1]))
     return float("inf")

@@ -20,7 +20,7 @@ import numpy as np
 from stretto import forking
 from stretto.errors import InvalidGrammar, InvalidRequest
 from stretto.structured.atoms import taken_apart
-from stretto.structured.checks import find_key, find_mentioned
+from stretto.structured.checks import find_key, find_mentioned, with_options
 from stretto.structured.decided import decided
 from stretto.structured.grammar import Grammar, ascii_classes, choice_pattern
 from stretto.structured.guide import Guide, brief
@@ -272,7 +272,7 @@ def _sources(grammar: Grammar) -> Iterator[str]:
 
 def _json_source(grammar: Grammar) -> str:
     # The options go into the text of the schema by hand: it stays as it is, also where numbers are long.
-    return f'{{"grammars": [{{"json_schema": {_with_options(grammar)}}}]}}'
+    return f'{{"grammars": [{{"json_schema": {with_options(grammar.text, grammar.options)}}}]}}'
 
 
 def _source(grammar: Grammar) -> str:
@@ -282,14 +282,6 @@ def _source(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_lark(grammar.text)
     pattern = ascii_classes(grammar.text) if grammar.kind == "regex" else choice_pattern(grammar.text)
     return LLMatcher.grammar_from_regex(pattern)
-
-
-def _with_options(grammar: Grammar) -> str:
-    if grammar.text == "true":
-        return f'{{"x-guidance": {grammar.options}}}'
-    rest = grammar.text.removeprefix("{").lstrip()
-    comma = "" if rest == "}" else ", "
-    return f'{{"x-guidance": {grammar.options}{comma}{rest}'
 
 
 def _wrong(grammar: Grammar, reason: str) -> InvalidGrammar:

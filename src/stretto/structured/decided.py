@@ -56,7 +56,7 @@ class _Decider:
             try:
                 hidden = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
                 found = _written(self._cases(schema, ()))
-                if found is False or not hidden:
+                if isinstance(found, bool) or not hidden:
                     return found
                 return {**found, **{key: self._within(key, value) for key, value in hidden.items()}}
             except NotExpressible:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from stretto.structured.checks import parser_schema
+from stretto.structured.checks import parser_schema, with_options
 from stretto.structured.grammar import WHITESPACE
 from stretto.structured.keys import with_surely_plain_keys
 from stretto.tools.format import ID, LAST_MARK, MARKS, is_mark
@@ -36,9 +36,8 @@ def escaped(text: str) -> str:
 
 def json_value(schema: str) -> str:
     """A value by a JSON schema."""
-    options = json.dumps(WHITESPACE["spaced"])
-    rest = with_surely_plain_keys(parser_schema(schema)).removeprefix("{") if schema != "true" else "}"
-    return f'%json {{"x-guidance": {options}{"" if rest.strip() == "}" else ", "}{rest}'
+    text = with_surely_plain_keys(parser_schema(schema)) if schema != "true" else schema
+    return f"%json {with_options(text, json.dumps(WHITESPACE['spaced']))}"
 
 
 def text_until(
