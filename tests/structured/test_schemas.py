@@ -155,7 +155,7 @@ def test_a_schema_that_is_only_itself_is_refused():
 def test_a_reference_into_a_member_sees_it_as_it_stands():
     branches = [{"properties": {"foo": {"const": 1}}}, {"properties": {"foo": {"const": 2}}}]
     schema = {"allOf": [{"type": "object", "oneOf": branches}], "required": ["foo"]}
-    values = [{"bar": {}, "foo": 1}, {"bar": {"foo": 2}, "foo": 1}, {"foo": 2}, {"foo": 3}, {}]
+    values = [{"foo": 1, "bar": {}}, {"foo": 1, "bar": {"foo": 2}}, {"foo": 2}, {"foo": 3}, {}]
     assert set(outcomes({**schema, "properties": {"bar": {"$ref": "#/allOf/0"}}}, values)) == {"right"}
 
 
